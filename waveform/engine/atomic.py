@@ -1,0 +1,51 @@
+"""Writing files so that a reader, or a process killed half-way, sees the old content or the new, never a part."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from waveform.engine.errors import UserError
+
+
+def sync(path: Path) -> None:
+    """Ask the operating system to put a file, or a folder's entries, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Replace `path` by `content` in one step. Raises UserError where the disk is full or the folder read-only."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with explain_write_errors(path):
+        try:
+            partial.write_bytes(content)
+            sync(partial)
+            os.replace(partial, path)
+            sync(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals to write into one line that names the file and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        reasons = {
+            errno.ENOSPC: "the disk is full; free some space and run the same command again",
+            errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+            errno.EACCES: "no permission to write there; choose another folder",
+            errno.EROFS: "the file system is read-only; choose another folder",
+            errno.EFBIG: "the file would exceed the size limit of this system",
+            errno.ENOTDIR: "a part of that path is a file, not a folder; choose another folder",
+            errno.EEXIST: "a file of that name is in the way; choose another folder",
+        }
+        if error.errno not in reasons:
+            raise
+        raise UserError(f"cannot write {path}: {reasons[error.errno]}") from error

@@ -1,0 +1,110 @@
+"""The contract between models and the engine: tokens and state in, hidden vectors and state out.
+
+Shape letters: B rows (independent streams), T steps, D model width, V classes.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+# A (possibly nested) NamedTuple or tuple of tensors, every one batch first. Counters live on the CPU, so that
+# deciding where a window ends never waits for an accelerator.
+State = Any
+S = TypeVar("S")
+
+
+class Step(NamedTuple):
+    """What one call of a model returns."""
+
+    hidden: Tensor  # [B, T, D], input of the head
+    state: State  # the same shapes and dtypes as the state that came in
+    aux_losses: dict[str, Tensor]  # each [B]: one value a row, a mean over everything else
+
+
+@runtime_checkable
+class Head(Protocol):
+    """Maps hidden vectors to distributions over V classes."""
+
+    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """hidden [B, T, D], targets [B, T] -> NLL in nats [B, T]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [B, T, D] -> logits [B, T, V]."""
+        ...
+
+
+@runtime_checkable
+class SequenceModel(Protocol):
+    """A causal model of token streams. Input ids are 0..V, where V itself is the begin-of-utterance id."""
+
+    head: Head
+    # True: the returned state keeps its graph, for BPTT over several calls. False (default): it is detached.
+    carry_gradient: bool
+
+    def init_state(self, batch_size: int, *, device: torch.device | str, dtype: torch.dtype) -> State:
+        """State of `batch_size` streams of which nothing has been read."""
+        ...
+
+    def forward(self, tokens: Tensor, state: State) -> Step:
+        """tokens [B, T], any T >= 1. Cutting a stream elsewhere never changes an output."""
+        ...
+
+
+class Decoder(Protocol):
+    """One token in, the next token's logits out; keeps static buffers and belongs to one sampling loop."""
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """tokens [B] (the inputs at this step) -> logits [B, V]."""
+        ...
+
+
+class ForwardDecoder:
+    """The decoder of any model that brings none: one `forward` a token."""
+
+    def __init__(self, model: SequenceModel, state: State) -> None:
+        self._model, self._state = model, state
+
+    def step(self, tokens: Tensor) -> Tensor:
+        hidden, self._state, _ = self._model.forward(tokens[:, None], self._state)
+        return self._model.head.logits(hidden)[:, 0]
+
+
+def decoder(model: SequenceModel, state: State) -> Decoder:
+    """The fastest decoder that `model` has, continuing from `state` (which it may consume)."""
+    own = getattr(model, "decoder", None)
+    return own(state) if own is not None else ForwardDecoder(model, state)
+
+
+def map_state(function: Callable[..., Tensor], state: S, *others: S) -> S:
+    """Apply `function` to the tensors that stand at each place of one or more states of the same structure."""
+    if isinstance(state, Tensor):
+        return function(state, *others)
+    fields = [map_state(function, *parts) for parts in zip(state, *others, strict=True)]  # type: ignore[call-overload]
+    return type(state)(*fields) if hasattr(state, "_fields") else type(state)(fields)  # type: ignore[call-arg]
+
+
+def state_tensors(state: State) -> list[Tensor]:
+    """Every tensor of a state, in a fixed order."""
+    return [state] if isinstance(state, Tensor) else [tensor for part in state for tensor in state_tensors(part)]
+
+
+def detach(state: S) -> S:
+    """The same state, cut from the graph that made it."""
+    return map_state(torch.Tensor.detach, state)
+
+
+def reset_rows(state: S, fresh: S, rows: Tensor) -> S:
+    """`state` with the rows where `rows` [B] (bool, on the CPU) is true taken from `fresh`."""
+    if not rows.any():
+        return state
+    if rows.all():
+        return fresh
+
+    def pick(old: Tensor, new: Tensor) -> Tensor:
+        mask = rows.to(old.device, non_blocking=True).view(-1, *[1] * (old.dim() - 1))
+        return torch.where(mask, new, old)
+
+    return map_state(pick, state, fresh)

@@ -1,0 +1,69 @@
+"""Progress of long work: a bar on a terminal, a plain line every few seconds elsewhere (logs, CI, notebooks)."""
+
+import sys
+import time
+from types import TracebackType
+
+from tqdm import tqdm
+
+_PLAIN_INTERVAL_S = 10.0
+
+
+class Progress:
+    """Shows done/total, rate and ETA of one task; use as a context manager.
+
+    `total` and `update(amount)` are in `unit`; `note` is free text behind the rate (loss, speed in x real time).
+    Nothing is shown when `enabled` is false (every rank but the first, or a quiet Python caller).
+    """
+
+    def __init__(self, label: str, *, total: float | None, unit: str, enabled: bool = True) -> None:
+        self._label, self._total, self._unit, self._enabled = label, total, unit, enabled
+        self._start_s = self._last_line_s = time.monotonic()
+        self._done = 0.0
+        self._note = ""
+        self._bar: tqdm | None = None
+        if enabled and sys.stderr.isatty():
+            self._bar = tqdm(total=total, desc=label, unit=unit, unit_scale=True, dynamic_ncols=True)
+
+    def update(self, amount: float = 1, *, note: str = "") -> None:
+        """Count `amount` more units as done."""
+        self._done += amount
+        self._note = note or self._note
+        if self._bar is not None:
+            if note:
+                self._bar.set_postfix_str(note, refresh=False)
+            self._bar.update(amount)
+        elif self._enabled and time.monotonic() - self._last_line_s >= _PLAIN_INTERVAL_S:
+            self._last_line_s = time.monotonic()
+            self._print_line()
+
+    def write(self, line: str) -> None:
+        """Print a line without breaking the bar."""
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stderr)
+        elif self._enabled:
+            print(line, file=sys.stderr, flush=True)
+
+    def _print_line(self) -> None:
+        elapsed_s = max(time.monotonic() - self._start_s, 1e-9)
+        rate = self._done / elapsed_s
+        parts = [f"{self._label}: {self._done:,.0f}"]
+        if self._total:
+            parts[0] += f"/{self._total:,.0f} {self._unit} ({100 * self._done / self._total:.0f}%)"
+            if rate > 0:
+                parts.append(f"ETA {max(self._total - self._done, 0) / rate:.0f} s")
+        else:
+            parts[0] += f" {self._unit}"
+        parts.insert(1, f"{rate:,.1f} {self._unit}/s")
+        print(", ".join([*parts, *([self._note] if self._note else [])]), file=sys.stderr, flush=True)
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        elif self._enabled and self._last_line_s > self._start_s:
+            self._print_line()

@@ -1,0 +1,42 @@
+"""Finds models by the entry-point group `waveform.models`, so that any installed package can add one."""
+
+import dataclasses
+import difflib
+from importlib.metadata import entry_points
+from typing import Any
+
+from waveform.engine.errors import UserError
+from waveform.engine.interface import SequenceModel
+
+_GROUP = "waveform.models"
+
+
+def model_names() -> list[str]:
+    """Names of every registered model, sorted."""
+    return sorted(entry_points(group=_GROUP).names)
+
+
+def model_class(name: str) -> Any:
+    """The class registered as `name`; it has a dataclass `Config` with `vocab_size` first.
+
+    Raises UserError for an unknown name.
+    """
+    found = entry_points(group=_GROUP, name=name)
+    if not found:
+        raise UserError(f"unknown model {name!r}; the registered models are {', '.join(model_names())}")
+    return next(iter(found)).load()
+
+
+def build(name: str, *, vocab_size: int, **fields: Any) -> SequenceModel:
+    """Build the model registered as `name` with the given config fields (its `Config` documents them).
+
+    Raises UserError for an unknown model, an unknown field, or a value that its Config refuses.
+    """
+    cls = model_class(name)
+    known = [field.name for field in dataclasses.fields(cls.Config)]
+    for field in fields:
+        if field not in known:
+            close = difflib.get_close_matches(field, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(known[1:])}"
+            raise UserError(f"model {name!r} has no field {field!r}{hint}")
+    return cls(cls.Config(vocab_size=vocab_size, **fields))
