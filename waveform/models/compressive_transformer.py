@@ -273,9 +273,7 @@ class CompressiveTransformer(nn.Module):
         aux_losses = {"compression": torch.stack(losses).sum(dim=0)} if losses else {}
         return Step(self.final_norm(hidden), state, aux_losses)
 
-    def _within_window(
-        self, tokens: Tensor, state: CompressiveState
-    ) -> tuple[Tensor, CompressiveState, Tensor | None]:
+    def _within_window(self, tokens: Tensor, state: CompressiveState) -> tuple[Tensor, CompressiveState, Tensor | None]:
         config = self.config
         num_new = tokens.shape[1]
         fill = self._fill(state.steps)
@@ -308,7 +306,9 @@ class CompressiveTransformer(nn.Module):
         done = fill.phase + num_new == config.window
         new_state = state._replace(
             steps=state.steps + num_new,
-            window=state.window if done.all() else tuple(
+            window=state.window
+            if done.all()
+            else tuple(
                 torch.cat([window.to(old.dtype), old[:, end:]], dim=1)
                 for window, old in zip(windows, state.window, strict=True)
             ),
@@ -321,7 +321,6 @@ class CompressiveTransformer(nn.Module):
 
     def _slots(self, fill: _Fill, *, num_new: int, end: int, num_memory: int, num_compressed: int) -> Slots:
         """Times and visibility of [compressed; memory; window], for all rows at once where they agree."""
-        config = self.config
         if all(bool((field == field[0]).all()) for field in (fill.phase, fill.memory, fill.compressed, fill.pending)):
             fill = _Fill(*(field[:1] for field in fill))
         query_times = fill.phase[:, None] + torch.arange(num_new)
@@ -603,7 +602,9 @@ class CachedDecoder:
 
     def _count_usage(self, i: int, attention_weights: Tensor) -> None:
         received = attention_weights.view(self._batch, self._heads, -1).mean(dim=1)
-        in_memory = received[:, max(0, self._config.compressed - self._first_used) : received.shape[1] - self._phase - 1]
+        in_memory = received[
+            :, max(0, self._config.compressed - self._first_used) : received.shape[1] - self._phase - 1
+        ]
         if in_memory.shape[1]:
             self._usage[i][:, -in_memory.shape[1] :] += in_memory
 
@@ -613,14 +614,14 @@ class CachedDecoder:
         phase = steps % config.window
         state = state._replace(steps=steps + config.window - phase, usage=tuple(self._usage))
         none = torch.empty(0)
-        boundaries = [
-            _Boundary(layer, state.window[i], None, none, none) for i, layer in enumerate(self._layers)
-        ]
+        boundaries = [_Boundary(layer, state.window[i], None, none, none) for i, layer in enumerate(self._layers)]
         window = state.window
         # `_end_window` asks how full memories were during the window, which is so at any step inside it.
         state, _ = self._model._end_window(state, steps, boundaries, torch.ones(self._batch, dtype=torch.bool))
         before, after = self._model._fill(steps[:1]), self._model._fill(state.steps[:1])
-        num_new = min(int(before.pending + after.evicted - before.evicted) // config.compression_rate, config.compressed)
+        num_new = min(
+            int(before.pending + after.evicted - before.evicted) // config.compression_rate, config.compressed
+        )
         for i, layer in enumerate(self._layers):
             new_slots = state.compressed[i][:, config.compressed - num_new :]
             for cache, projection in (
