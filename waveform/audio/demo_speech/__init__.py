@@ -5,4 +5,4 @@ from pathlib import Path
 
 def demo_speech_dir() -> Path:
     """The folder of the bundled recordings, to be given to `prepare`."""
-    return Path(__file__).parent
+    return Path(__file__).parent / "recordings"
