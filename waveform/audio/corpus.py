@@ -32,6 +32,7 @@ from waveform.audio.groups import (
     GroupResult,
     cut_into_groups,
     finished_result,
+    one_torch_thread,
     prepare_group,
     start_worker,
 )
@@ -283,8 +284,9 @@ def _run(
             progress.update(group.size / 1e6, note=f"{audio_s / (time.monotonic() - start_s):,.0f}x real time")
 
         if num_workers == 1 or total_bytes < _MIN_POOL_BYTES:
-            for group in groups:
-                finish(group, prepare_group(group, audio_dir=audio_dir, data_dir=data_dir))
+            with one_torch_thread():
+                for group in groups:
+                    finish(group, prepare_group(group, audio_dir=audio_dir, data_dir=data_dir))
         else:
             _run_pool(groups, finish, audio_dir=audio_dir, data_dir=data_dir, num_workers=num_workers)
     return results

@@ -10,7 +10,8 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,17 @@ def finished_result(group: Group, data_dir: Path) -> GroupResult | None:
         return GroupResult(content["shard"], content["records"], 0.0)
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Keep torch to one thread in this process: its small steps here cost more to share out than to do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def start_worker() -> None:
