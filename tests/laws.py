@@ -31,7 +31,11 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "conv": _COMPRESSIVE,
         "conv-ragged": _RAGGED,
         "conv-post-reference": {**_RAGGED, "norm": "post", "attention": "reference"},
-        "conv-autoencode-contiguous": {**_RAGGED, "compression_loss": "autoencode", "compressed_position": "contiguous"},
+        "conv-autoencode-contiguous": {
+            **_RAGGED,
+            "compression_loss": "autoencode",
+            "compressed_position": "contiguous",
+        },
         "conv-zeros-reference": {**_COMPRESSIVE, "empty_memory": "zeros", "attention": "reference"},
         "conv-no-loss": {**_COMPRESSIVE, "compression_loss": "none"},
         "conv-no-memory": {**_RAGGED, "memory": 0},

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-
 from baselines.transformer_xl import TransformerXL
+from waveform.models.compressive_transformer import CompressiveTransformer
+
 from tests import laws
 from tests.references import transformer_xl as reference
-from waveform.models.compressive_transformer import CompressiveTransformer
 
 SIZES: dict[str, Any] = {
     "vocab_size": laws.VOCAB_SIZE,
@@ -18,7 +18,6 @@ SIZES: dict[str, Any] = {
     "d_feedforward": 20,
     "num_position_features": 8,
 }
-
 
 
 def build(cls: Any, **fields: Any) -> Any:
@@ -104,8 +103,6 @@ def test_temporal_range(num_layers: int, window: int, memory: int, attention: st
     for row, position in ((1, edge), (2, edge - 1)):
         tokens[row, position] = (tokens[row, position] + 1) % laws.VOCAB_SIZE
     with torch.no_grad():
-        original, inside, outside = (
-            model(row[None], laws.fresh_state(model, 1)).hidden[0, last] for row in tokens
-        )
+        original, inside, outside = (model(row[None], laws.fresh_state(model, 1)).hidden[0, last] for row in tokens)
     assert (inside - original).abs().max() > 1e-13
     assert torch.equal(outside, original)

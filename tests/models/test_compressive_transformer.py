@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from waveform.models.compressive_transformer import CompressiveTransformer
 
 from tests import laws
 from tests.references import compressive_transformer as reference
-from waveform.models.compressive_transformer import CompressiveTransformer
 
 Config = CompressiveTransformer.Config
 
@@ -122,9 +122,7 @@ def test_equals_reference_at_random(data: st.DataObject) -> None:
 def assert_gradients(parameters: dict[str, Tensor], expected: tuple[Tensor | None, ...]) -> None:
     for (name, parameter), gradient in zip(parameters.items(), expected, strict=True):
         assert gradient is not None and parameter.grad is not None, name
-        torch.testing.assert_close(
-            parameter.grad, gradient, atol=1e-10, rtol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-10, rtol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -256,7 +254,7 @@ def test_temporal_range(num_layers: int, sizes: dict[str, int], attention: str) 
     bound = num_layers * (config.window + span)
     last = (bound // config.window + 1) * config.window + config.window - 1  # the last position of its window
     edge = oldest_input(config, last)
-    assert 1 <= edge and last - edge < bound
+    assert edge >= 1 and last - edge < bound
     if sizes["window"] == sizes["memory"] == 4:
         assert last - edge == num_layers * span + config.window - 1
 
