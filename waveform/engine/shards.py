@@ -60,7 +60,7 @@ class ShardWriter:
 
     def __enter__(self) -> "ShardWriter":
         with explain_write_errors(self.path):
-            self._file = open(self._partial, "wb")  # noqa: SIM115 (closed in __exit__)
+            self._file = open(self._partial, "wb")
             self._file.write(bytes(_HEADER.size))
         return self
 

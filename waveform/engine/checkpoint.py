@@ -1,0 +1,214 @@
+"""Atomic checkpoints: weights, optimiser, random numbers, stream cursor and model state of every rank.
+
+    checkpoints/step_00001200/
+        model.safetensors  optimiser.safetensors  rank_0.safetensors ...  progress.json
+        complete.json      digest of each file; written last. A folder without it does not count.
+
+All tensors are safetensors and all else is JSON: nothing that is read here can run code.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from waveform.engine.atomic import explain_write_errors, sync, write_file
+from waveform.engine.distributed import World
+from waveform.engine.errors import UserError
+from waveform.engine.interface import State, map_state, state_tensors
+
+CHECKPOINTS_DIR = "checkpoints"
+_COMPLETE = "complete.json"
+_MODEL, _OPTIMISER, _PROGRESS = "model.safetensors", "optimiser.safetensors", "progress.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint folder that is whole."""
+
+    folder: Path
+    step: int
+    progress: dict[str, Any]
+
+    def model_weights(self) -> dict[str, Tensor]:
+        """The model's state dict, on the CPU."""
+        return _read_tensors(self.folder / _MODEL)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    try:
+        save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:  # hides the operating system's reason; a plain write brings it out
+        with explain_write_errors(path), open(path, "ab") as file:
+            file.write(bytes(1 << 16))
+            file.flush()
+            os.fsync(file.fileno())
+        raise UserError(f"cannot write {path}: {error}") from error
+    sync(path)
+
+
+def _optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    state = optimiser.state_dict()["state"]
+    return {f"{index}/{name}": value for index, values in state.items() for name, value in values.items()}
+
+
+def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    content = optimiser.state_dict()
+    content["state"] = {}
+    for key, value in tensors.items():
+        index, name = key.split("/")
+        content["state"].setdefault(int(index), {})[name] = value
+    optimiser.load_state_dict(content)
+
+
+def save(
+    run_dir: Path,
+    *,
+    step: int,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    state: State,
+    progress: dict[str, Any],
+    world: World,
+    keep: int,
+) -> None:
+    """Write checkpoints/step_N under a temporary name, sync, rename; then drop all but the newest `keep`.
+
+    Every rank calls this at the same step; rank r writes its random numbers and its rows' state. `progress` is plain
+    JSON. Raises UserError where the disk is full; older checkpoints stay as they are.
+    """
+    parent = run_dir / CHECKPOINTS_DIR
+    final, partial = parent / f"step_{step:08d}", parent / f".step_{step:08d}.partial"
+    with explain_write_errors(partial):
+        if world.is_first:
+            parent.mkdir(parents=True, exist_ok=True)
+            for leftover in parent.glob(".step_*.partial"):
+                shutil.rmtree(leftover)
+            if final.exists():  # the same step, incomplete or being saved again
+                shutil.rmtree(final)
+            partial.mkdir()
+        world.barrier()
+        rank_tensors = {f"state/{i:05d}": tensor for i, tensor in enumerate(state_tensors(state))}
+        rank_tensors["random/cpu"] = torch.get_rng_state()
+        if world.device.type == "cuda":
+            rank_tensors["random/cuda"] = torch.cuda.get_rng_state(world.device)
+        _write_tensors(partial / f"rank_{world.rank}.safetensors", rank_tensors)
+        if world.is_first:
+            _write_tensors(partial / _MODEL, model.state_dict())
+            _write_tensors(partial / _OPTIMISER, _optimiser_tensors(optimiser))
+            write_file(partial / _PROGRESS, json.dumps({**progress, "step": step, "num_ranks": world.size}).encode())
+        world.barrier()
+        if world.is_first:
+            digests = {path.name: _digest(path) for path in sorted(partial.iterdir())}
+            write_file(partial / _COMPLETE, json.dumps(digests).encode())
+            sync(partial)
+            os.replace(partial, final)
+            sync(parent)
+            for old in _folders(run_dir)[keep:]:
+                shutil.rmtree(old)
+    world.barrier()
+
+
+def _folders(run_dir: Path) -> list[Path]:
+    """Complete checkpoint folders, newest first."""
+    found = [
+        path
+        for path in (run_dir / CHECKPOINTS_DIR).glob("step_*")
+        if path.name.removeprefix("step_").isdigit() and (path / _COMPLETE).is_file()
+    ]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")), reverse=True)
+
+
+def _open(folder: Path) -> Checkpoint:
+    try:
+        digests = json.loads((folder / _COMPLETE).read_bytes())
+        for name, digest in digests.items():
+            if Path(name).name != name:
+                raise UserError(f"{folder / _COMPLETE} is damaged")
+            if _digest(folder / name) != digest:
+                raise UserError(f"{folder / name} is damaged or cut short")
+        progress = json.loads((folder / _PROGRESS).read_bytes())
+        return Checkpoint(folder, int(progress["step"]), progress)
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename} is missing") from error
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"{folder} holds a damaged file ({error})") from error
+
+
+def newest(run_dir: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole, or None where no checkpoint was finished yet.
+
+    A damaged one is passed over with a warning. Raises UserError where all that exist are damaged.
+    """
+    problems = []
+    for folder in _folders(run_dir):
+        try:
+            return _open(folder)
+        except UserError as error:
+            problems.append(str(error))
+            print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
+    if problems:
+        raise UserError(f"no usable checkpoint in {run_dir}: {problems[0]}; restore it from a copy, or train anew")
+    return None
+
+
+def restore(
+    checkpoint: Checkpoint, *, model: nn.Module, optimiser: torch.optim.Optimizer, fresh: State, world: World
+) -> State:
+    """Load weights, optimiser and random numbers in place; returns the state of this rank's rows.
+
+    `fresh` is a state of this rank's rows, for structure, dtype and device. With the same number of ranks all is
+    bitwise as saved. With another, rows are dealt anew and the random numbers of dropout start from the seed.
+    """
+    model.load_state_dict(checkpoint.model_weights())
+    _restore_optimiser(optimiser, _read_tensors(checkpoint.folder / _OPTIMISER))
+    num_ranks = int(checkpoint.progress["num_ranks"])
+    same = num_ranks == world.size
+    ranks = [world.rank] if same else list(range(num_ranks))
+    parts = [_read_tensors(checkpoint.folder / f"rank_{rank}.safetensors") for rank in ranks]
+    names = sorted(name for name in parts[0] if name.startswith("state/"))
+    joined = [torch.cat([part[name] for part in parts]) for name in names]
+    remaining = iter(joined)
+
+    def own_rows(like: Tensor) -> Tensor:
+        rows = next(remaining)
+        if not same:
+            rows = rows[world.rank * len(like) :][: len(like)]
+        return rows.to(device=like.device, dtype=like.dtype)
+
+    state = map_state(own_rows, fresh)
+    if same:
+        torch.set_rng_state(parts[0]["random/cpu"])
+        if "random/cuda" in parts[0] and world.device.type == "cuda":
+            torch.cuda.set_rng_state(parts[0]["random/cuda"], world.device)
+    elif world.is_first:
+        print(
+            f"note: saved by {num_ranks} processes, resumed by {world.size}: weights and optimiser continue exactly, "
+            "rows are dealt anew",
+            file=sys.stderr,
+        )
+    return state

@@ -1,0 +1,104 @@
+"""Data parallelism under torchrun: each rank owns rows of the batch; gradients and metrics are summed over ranks.
+
+Gradients are summed once a step, in flat buckets, rather than by DistributedDataParallel's hooks: a step is several
+backward passes (one a window), and parameters such as a compressor's get no gradient in some of them, in which case
+DDP leaves what accumulated before without reducing it.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from waveform.engine.errors import UserError
+
+_BUCKET_ELEMENTS = 1 << 24
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among those of the job; a job of one needs no torchrun."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank prints, writes and decides."""
+        return self.rank == 0
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Replace `tensor` on every rank by the sum over ranks."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Sum the gradients of all ranks in place; a parameter without gradient on every rank keeps none."""
+        if self.size == 1:
+            return
+        parameters = list(parameters)
+        has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=self.device)
+        dist.all_reduce(has)
+        grads: list[Tensor] = []
+        for parameter, count in zip(parameters, has.tolist(), strict=True):
+            if count:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                grads.append(parameter.grad)
+        while grads:
+            bucket: list[Tensor] = []
+            while grads and (not bucket or sum(g.numel() for g in bucket) + grads[0].numel() <= _BUCKET_ELEMENTS):
+                bucket.append(grads.pop(0))
+            flat = torch.cat([grad.flatten() for grad in bucket])
+            dist.all_reduce(flat)
+            for grad, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+                grad.copy_(part.view_as(grad))
+
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
+        """Give every rank the first rank's values."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
+
+    def any(self, flag: bool) -> bool:
+        """Whether `flag` is true on any rank."""
+        if self.size == 1:
+            return flag
+        value = torch.tensor([int(flag)], device=self.device)
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+        return bool(value.item())
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def join(*, device: str | None = None) -> World:
+    """Join the job that torchrun's environment describes, or be a job of one process.
+
+    `device` is `cpu`, `cuda`, or None for a GPU where there is one. Raises UserError when CUDA is asked for in vain.
+    """
+    cuda = torch.cuda.is_available() if device is None else device.startswith("cuda")
+    if cuda and not torch.cuda.is_available():
+        raise UserError("device=cuda: this machine has no usable CUDA device; leave `device` out or set device=cpu")
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+    where = torch.device(f"cuda:{local_rank}") if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(where)
+    if size > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=10))
+    return World(rank, size, where)
+
+
+def leave() -> None:
+    """Leave the job, so that the other ranks are not told of a lost connection."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

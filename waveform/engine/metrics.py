@@ -1,0 +1,73 @@
+"""Metrics: sums and counts divided once, in nats and bits; written to metrics.jsonl and TensorBoard."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from waveform.engine.atomic import explain_write_errors
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def bits(nats: float) -> float:
+    """Nats to bits."""
+    return nats / math.log(2)
+
+
+def perplexity(nats: float) -> float:
+    """Nats per token to perplexity."""
+    return math.exp(nats)
+
+
+def unigram_nll(train_counts: np.ndarray, test_counts: np.ndarray) -> float:
+    """NLL in nats per token of the add-one-smoothed histogram of the training tokens: what a good model must beat.
+
+    Both arguments are counts of each class, [V].
+    """
+    log_p = np.log((train_counts + 1) / (train_counts.sum() + len(train_counts)))
+    return float(-(test_counts * log_p).sum() / test_counts.sum())
+
+
+class MetricsLog:
+    """Appends one JSON object a line to metrics.jsonl, and the same scalars to TensorBoard."""
+
+    def __init__(self, run_dir: Path, *, resume_step: int | None = None) -> None:
+        """`resume_step`: drop lines of later steps, which a resumed run writes again."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._path = run_dir / METRICS_FILE
+        if self._path.exists():
+            kept = [] if resume_step is None else [r for r in read_metrics(run_dir) if r["step"] <= resume_step]
+            with explain_write_errors(self._path):
+                self._path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        purge = None if resume_step is None else resume_step + 1
+        self.tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge)
+
+    def write(self, kind: str, *, step: int, **values: Any) -> None:
+        """Write one record: `kind` is train or evaluate; values are JSON scalars."""
+        with explain_write_errors(self._path), open(self._path, "a") as file:
+            file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self.tensorboard.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Flush everything to disk."""
+        self.tensorboard.close()
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Every whole record of metrics.jsonl; a line cut by a killed process is passed over."""
+    records = []
+    path = run_dir / METRICS_FILE
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and "step" in record:
+            records.append(record)
+    return records

@@ -1,0 +1,21 @@
+"""Learning rate and update period as functions of training progress."""
+
+import math
+
+_FLOOR_LR = 1e-6  # where warm-up begins and the cosine ends (Rae et al. 2019, section 4)
+
+
+def learning_rate(step: int, *, peak: float, warmup_steps: int, decayed: float) -> float:
+    """Linear warm-up from 1e-6 to `peak`, then a cosine to 1e-6.
+
+    `step` counts from 0; `decayed` in [0, 1] is the share of the decay that has passed. A peak below 1e-6 is kept.
+    """
+    floor = min(_FLOOR_LR, peak)
+    warm = floor + (peak - floor) * min(1.0, (step + 1) / max(warmup_steps, 1))
+    cosine = floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * min(max(decayed, 0.0), 1.0)))
+    return min(warm, cosine)
+
+
+def update_period(step: int, *, late_period: int, change_at: int) -> int:
+    """Chunks whose gradients make one update: 1, then `late_period` from step `change_at` on (section 5.5.1)."""
+    return late_period if step >= change_at else 1

@@ -1,0 +1,219 @@
+"""Cuts a token set into B parallel streams of windows, with resets and an exact, resumable cursor.
+
+Every rank walks the cursor of all rows (a few integers each) and reads tokens for its own rows only. So the order
+of data depends on the seed alone, each rank knows the global number of scored tokens without asking the others,
+and a run may resume on another number of ranks.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from waveform.engine.errors import UserError
+from waveform.engine.shards import TokenSet
+
+MODES = ("utterance", "chunk", "carry")
+
+
+@dataclass(frozen=True)
+class Window:
+    """One window of this rank's rows."""
+
+    inputs: Tensor  # [B, W] int64: the token before each target, or the begin-of-utterance id
+    targets: Tensor  # [B, W] int64; 0 where not scored
+    scored: Tensor  # [B, W] bool: false in padding
+    reset: Tensor  # [B] bool on the CPU: the row's state starts afresh before this window
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The windows of one optimiser step (or of one part of it, where gradients accumulate)."""
+
+    windows: list[Window]
+    num_scored: int  # tokens, over all rows of all ranks
+
+
+def fill_row(
+    tokens: TokenSet, index: int, *, start: int, window: int, bos: bool, inputs: np.ndarray, targets: np.ndarray
+) -> int:
+    """Write one window of utterance `index` from `start` on into a row of zeros; returns how many tokens it has.
+
+    The input before the first target is the utterance's previous token, or begin-of-utterance if `bos`.
+    """
+    part = tokens.read(index, start=start, stop=start + window)
+    n = len(part)
+    targets[:n] = part
+    inputs[1:n] = part[:-1]
+    inputs[0] = tokens.vocab_size if bos else tokens.read(index, start=start - 1, stop=start)[0]
+    return n
+
+
+class TokenStream:
+    """Endless chunks from a token set.
+
+    `utterance`: each row plays whole utterances, shuffled every epoch; state resets at the start of each, which falls
+    on the start of a window (the last window of an utterance is padded, and the padding is not scored).
+    `chunk`: each row plays single chunks, shuffled every epoch; state resets at each, and each begins with the
+    begin-of-utterance input, as if it were an utterance of its own.
+    `carry`: the utterances are joined in the order of their names and cut into one contiguous part a row; state never
+    resets. The usual choice for text.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenSet,
+        *,
+        batch_size: int,
+        window: int,
+        chunk: int,
+        mode: str,
+        seed: int,
+        rank: int = 0,
+        num_ranks: int = 1,
+    ) -> None:
+        """`batch_size` counts the rows of all ranks. Raises UserError where the sizes do not fit one another."""
+        if mode not in MODES:
+            raise UserError(f"train.state is {mode!r}; choose one of {', '.join(MODES)}")
+        if chunk % window:
+            raise UserError(f"train.chunk {chunk} is no multiple of the window, {window} tokens")
+        if batch_size % num_ranks:
+            raise UserError(f"train.batch_size {batch_size} is no multiple of the number of processes, {num_ranks}")
+        if mode == "carry" and tokens.num_tokens < batch_size:
+            raise UserError(f"{tokens.num_tokens} tokens are too few for {batch_size} rows; lower train.batch_size")
+        self._tokens, self._batch_size, self._window, self._chunk = tokens, batch_size, window, chunk
+        self._mode, self._seed = mode, seed
+        rows_each = batch_size // num_ranks
+        self._own_rows = range(rank * rows_each, (rank + 1) * rows_each)
+        self._epoch = 0
+        self._taken = 0  # items dealt in this epoch
+        self._item = [-1] * batch_size  # utterance that each row plays; -1: none
+        self._start = [0] * batch_size  # where in it the next window begins
+        if mode == "utterance":
+            self._num_items = len(tokens)
+        elif mode == "chunk":
+            self._first_chunk = np.concatenate([[0], np.cumsum([-(-n // chunk) for n in tokens.lengths])])
+            self._num_items = int(self._first_chunk[-1])
+        else:
+            self._first_token = np.concatenate([[0], np.cumsum(tokens.lengths)])
+            self._part = [row * tokens.num_tokens // batch_size for row in range(batch_size + 1)]
+            self._part_length = max(b - a for a, b in zip(self._part, self._part[1:], strict=False))
+        self._order = self._shuffle()
+
+    def _shuffle(self) -> np.ndarray | None:
+        if self._mode == "carry":
+            return None
+        return np.random.default_rng([self._seed, self._epoch]).permutation(self._num_items)
+
+    def cursor(self) -> dict[str, Any]:
+        """Where the stream stands, as plain JSON values; the same for every rank."""
+        return {
+            "mode": self._mode,
+            "epoch": self._epoch,
+            "taken": self._taken,
+            "item": list(self._item),
+            "start": list(self._start),
+        }
+
+    def seek(self, cursor: dict[str, Any]) -> None:
+        """Continue exactly where `cursor()` was taken."""
+        assert cursor["mode"] == self._mode and len(cursor["item"]) == self._batch_size
+        self._epoch, self._taken = cursor["epoch"], cursor["taken"]
+        self._item, self._start = list(cursor["item"]), list(cursor["start"])
+        self._order = self._shuffle()
+
+    @property
+    def epoch(self) -> int:
+        """Passes over the data that were begun, from 0."""
+        return self._epoch
+
+    def _take(self) -> int:
+        assert self._order is not None
+        if self._taken == self._num_items:
+            self._epoch, self._taken = self._epoch + 1, 0
+            self._order = self._shuffle()
+            assert self._order is not None
+        self._taken += 1
+        return int(self._order[self._taken - 1])
+
+    def next_chunk(self) -> Chunk:
+        """The next `chunk` tokens of every row."""
+        if self._mode == "chunk":
+            self._item = [-1] * self._batch_size
+        windows, num_scored = [], 0
+        for _ in range(self._chunk // self._window):
+            window, n = self._next_window()
+            windows.append(window)
+            num_scored += n
+        return Chunk(windows, num_scored)
+
+    def _next_window(self) -> tuple[Window, int]:
+        rows = len(self._own_rows)
+        inputs = np.zeros((rows, self._window), dtype=np.int64)
+        targets = np.zeros((rows, self._window), dtype=np.int64)
+        lengths = np.zeros(rows, dtype=np.int64)
+        reset = np.zeros(rows, dtype=bool)
+        num_scored = 0
+        advance = self._play_part if self._mode == "carry" else self._play_item
+        for row in range(self._batch_size):
+            own = row - self._own_rows.start if row in self._own_rows else None
+            into = None if own is None else (inputs[own], targets[own])
+            length, fresh = advance(row, into)
+            num_scored += length
+            if own is not None:
+                lengths[own], reset[own] = length, fresh
+        if self._mode == "carry":
+            self._advance_parts()
+        scored = np.arange(self._window) < lengths[:, None]
+        return Window(*(torch.from_numpy(a) for a in (inputs, targets, scored, reset))), num_scored
+
+    def _play_item(self, row: int, into: tuple[np.ndarray, np.ndarray] | None) -> tuple[int, bool]:
+        """One window of a row in the modes `utterance` and `chunk`: its length, and whether state resets."""
+        tokens = self._tokens
+        # A chunk that ends with its utterance leaves the row idle until the next chunk.
+        fresh = self._item[row] < 0
+        if fresh:
+            item = self._take()
+            if self._mode == "chunk":
+                index = int(np.searchsorted(self._first_chunk, item, side="right")) - 1
+                self._item[row], self._start[row] = index, (item - int(self._first_chunk[index])) * self._chunk
+            else:
+                self._item[row], self._start[row] = item, 0
+        index, start = self._item[row], self._start[row]
+        length = min(self._window, tokens.lengths[index] - start)
+        if length <= 0:
+            return 0, False
+        if into is not None:
+            fill_row(tokens, index, start=start, window=self._window, bos=fresh, inputs=into[0], targets=into[1])
+        self._start[row] += self._window
+        if self._mode == "utterance" and self._start[row] >= tokens.lengths[index]:
+            self._item[row] = -1
+        return length, fresh
+
+    def _play_part(self, row: int, into: tuple[np.ndarray, np.ndarray] | None) -> tuple[int, bool]:
+        """One window of a row in the mode `carry`."""
+        begin = self._part[row] + self._start[row]
+        length = max(0, min(self._window, self._part[row + 1] - begin))
+        if into is not None:
+            done = 0
+            while done < length:
+                index = int(np.searchsorted(self._first_token, begin + done, side="right")) - 1
+                start = begin + done - int(self._first_token[index])
+                done += fill_row(
+                    self._tokens,
+                    index,
+                    start=start,
+                    window=length - done,
+                    bos=start == 0,
+                    inputs=into[0][done:],
+                    targets=into[1][done:],
+                )
+        return length, False
+
+    def _advance_parts(self) -> None:
+        self._start = [start + self._window for start in self._start]
+        if self._start[0] >= self._part_length:
+            self._epoch += 1
+            self._start = [0] * self._batch_size

@@ -1,0 +1,408 @@
+"""The training loop, for every model and modality.
+
+One update: for `period` chunks, for each window: forward, NLL and auxiliary losses, backward; then sum gradients over
+ranks, clip trunk and compressor apart, Adam. Losses are sums over tokens divided by the number of scored tokens of
+the whole update on all ranks, so the gradient does not depend on how rows are dealt.
+"""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import Tensor, nn
+
+from waveform.engine import checkpoint
+from waveform.engine.distributed import World
+from waveform.engine.errors import UserError
+from waveform.engine.evaluator import evaluate
+from waveform.engine.interface import SequenceModel, State, detach, reset_rows
+from waveform.engine.metrics import MetricsLog, bits
+from waveform.engine.progress import Progress
+from waveform.engine.schedule import learning_rate, update_period
+from waveform.engine.shards import TokenSet
+from waveform.engine.streams import Chunk, TokenStream, Window
+
+
+@dataclass
+class TrainConfig:
+    """Fields of `train`. A step is one chunk of every row; tokens of audio are samples."""
+
+    max_steps: int | None = 100_000  # stop after so many steps; null: no limit
+    max_seconds: float | None = None  # stop after so much time spent on training itself; null: no limit
+    batch_size: int = 32  # rows (streams) over all processes
+    chunk: int = 3840  # tokens of each row in one step
+    window: int | None = None  # tokens of one forward and backward; null: the model's window, or the chunk
+    unroll: int = 1  # windows through which gradients flow (BPTT)
+    state: str = "utterance"  # carry | utterance | chunk: when a row's state starts afresh
+    lr: float = 3e-4  # peak learning rate of Adam
+    beta2: float = 0.999  # decay of Adam's second moment
+    warmup_steps: int = 4000
+    decay_steps: int | None = None  # cosine length; null: what max_steps leaves, or with max_seconds alone that time
+    clip_norm: float = 0.1  # gradient norm of the trunk, and apart from it of the compressor
+    aux_weight: float = 1.0  # factor of auxiliary losses; Adam makes the compressor's own nearly indifferent to it
+    update_period: int = 4  # chunks per update late in training
+    update_period_from: int = 60_000  # step at which that begins
+    checkpoint_every: int = 1000  # steps
+    keep_checkpoints: int = 2
+    evaluate_every: int = 1000  # steps
+    evaluate_tokens: int | None = 2_000_000  # about how much of the validation split; null: all
+    evaluate_batch_size: int = 16  # rows of an evaluation on each process
+    log_every: int = 20  # steps
+    sample_seconds: float = 1.0  # length of the TensorBoard sample at each evaluation, for audio; 0: none
+    precision: str = "auto"  # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
+    device: str | None = None  # cpu | cuda; null: a GPU where there is one
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "chunk", "unroll", "update_period", "checkpoint_every", "keep_checkpoints",
+                     "evaluate_every", "evaluate_batch_size", "log_every"):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise UserError(f"train.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("lr", "clip_norm"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"train.{name} is {getattr(self, name)}; it must be above 0")
+        if self.precision not in ("auto", "fp32", "bf16"):
+            raise UserError(f"train.precision is {self.precision!r}; choose one of auto, fp32, bf16")
+        if self.max_steps is None and self.max_seconds is None:
+            raise UserError("train.max_steps and train.max_seconds are both null; set one, or training never ends")
+        if self.window is not None and (self.window < 1 or self.chunk % self.window):
+            raise UserError(f"train.chunk {self.chunk} is no multiple of train.window {self.window}")
+
+    def autocast(self, device: torch.device) -> torch.dtype | None:
+        """dtype of matrix products, None for the parameters' own."""
+        wants = self.precision == "bf16" or (self.precision == "auto" and device.type == "cuda")
+        return torch.bfloat16 if wants else None
+
+    def decayed(self, step: int, seconds: float) -> float:
+        """Share of the cosine that has passed, from 0 to 1."""
+        if self.decay_steps is not None:
+            return (step - self.warmup_steps) / max(self.decay_steps, 1)
+        by_steps = by_time = 0.0
+        if self.max_steps is not None:
+            by_steps = (step - self.warmup_steps) / max(self.max_steps - self.warmup_steps, 1)
+        if self.max_seconds is not None:
+            by_time = seconds / self.max_seconds
+        return max(by_steps, by_time)
+
+
+class Diverged(UserError):
+    """The loss is not a finite number any more."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended."""
+
+    step: int
+    seconds: float  # spent on training steps
+    tokens_seen: int
+    interrupted: bool  # by a signal; the state is saved
+
+
+class Trainer:
+    """Trains one model on one token set; resumes from the newest checkpoint of `run_dir`, if any."""
+
+    def __init__(
+        self,
+        model: SequenceModel,
+        config: TrainConfig,
+        *,
+        train: TokenSet,
+        valid: TokenSet,
+        run_dir: Path,
+        window: int,
+        seed: int,
+        world: World | None = None,
+        units_per_second: float | None = None,
+        on_evaluate: Callable[[SequenceModel, int, MetricsLog], None] | None = None,
+        show_progress: bool = True,
+    ) -> None:
+        """window: tokens of one forward; units_per_second: tokens of one second of audio, to print x real time."""
+        assert isinstance(model, nn.Module)
+        self.model, self.module, self.config = model, model, config
+        self.world = world or World()
+        self._valid, self._run_dir, self._window = valid, run_dir, window
+        self._units_per_second, self._on_evaluate = units_per_second, on_evaluate
+        self._show_progress = show_progress and self.world.is_first
+        if config.batch_size % self.world.size:
+            raise UserError(
+                f"train.batch_size {config.batch_size} is no multiple of the number of processes, {self.world.size}"
+            )
+        self.module.to(self.world.device)
+        self.world.broadcast_([*self.module.parameters(), *self.module.buffers()])
+        self.stream = TokenStream(
+            train,
+            batch_size=config.batch_size,
+            window=window,
+            chunk=config.chunk,
+            mode=config.state,
+            seed=seed,
+            rank=self.world.rank,
+            num_ranks=self.world.size,
+        )
+        compressor: list[nn.Parameter] = getattr(model, "compressor_parameters", list)()
+        apart = {id(parameter) for parameter in compressor}
+        trunk = [parameter for parameter in self.module.parameters() if id(parameter) not in apart]
+        self.groups = {"trunk": trunk, **({"compressor": compressor} if compressor else {})}
+        self.optimiser = torch.optim.Adam([*trunk, *compressor], lr=config.lr, betas=(0.9, config.beta2), fused=True)
+        dtype = next(iter(self.module.parameters())).dtype
+        self._fresh = model.init_state(config.batch_size // self.world.size, device=self.world.device, dtype=dtype)
+        self.state: State = self._fresh
+        self.step, self.seconds, self.tokens_seen = 0, 0.0, 0
+        self._unchecked: list[tuple[int, Tensor]] = []
+        self._resume()
+
+    def _resume(self) -> None:
+        found = checkpoint.newest(self._run_dir)
+        if found is None:
+            return
+        self.state = checkpoint.restore(
+            found, model=self.module, optimiser=self.optimiser, fresh=self._fresh, world=self.world
+        )
+        self.step = found.step
+        self.seconds = float(found.progress["seconds"])
+        self.tokens_seen = int(found.progress["tokens_seen"])
+        self.stream.seek(found.progress["cursor"])
+
+    def save(self) -> None:
+        """Write a checkpoint of this moment, unless the loss has stopped being finite."""
+        self._check_finite()
+        checkpoint.save(
+            self._run_dir,
+            step=self.step,
+            model=self.module,
+            optimiser=self.optimiser,
+            state=self.state,
+            progress={
+                "seconds": self.seconds,
+                "tokens_seen": self.tokens_seen,
+                "cursor": self.stream.cursor(),
+                "torch": torch.__version__,
+                "num_threads": torch.get_num_threads(),
+            },
+            world=self.world,
+            keep=self.config.keep_checkpoints,
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget of steps or seconds is used up (on this rank's clock)."""
+        config = self.config
+        return (config.max_steps is not None and self.step >= config.max_steps) or (
+            config.max_seconds is not None and self.seconds >= config.max_seconds
+        )
+
+    def run(self) -> TrainResult:
+        """Train until the budget is used up or a signal asks to stop; either way the last state is saved."""
+        config, world = self.config, self.world
+        log = MetricsLog(self._run_dir, resume_step=self.step) if world.is_first else None
+        resumed_at = self.step
+        interrupted = False
+        since = (self.seconds, self.tokens_seen)
+        since_log = torch.zeros(4, dtype=torch.float64, device=world.device)
+        by_steps = config.max_steps is not None
+        total = config.max_steps if by_steps else config.max_seconds
+        with (
+            _signals() as asked_to_stop,
+            Progress("train", total=total, unit="step" if by_steps else "s", enabled=self._show_progress) as progress,
+        ):
+            if self.step:
+                progress.update(self.step if by_steps else self.seconds)
+                progress.write(f"resumed at step {self.step}")
+            while not interrupted:
+                # Ranks must agree on stopping; asking costs a synchronisation, so several ask only now and then.
+                if world.size == 1 or self.step % config.log_every == 0 or by_steps:
+                    if world.any(self.finished):
+                        break
+                    interrupted = world.any(asked_to_stop.is_set())
+                    if interrupted:
+                        break
+                before = self.step, self.seconds
+                sums, norms = self.update()
+                crossed = _crossed(before[0], self.step)
+                self._unchecked.append((self.step, sums))
+                if crossed(config.log_every) or world.device.type == "cpu":
+                    self._check_finite()
+                since_log = since_log + sums
+                if crossed(config.log_every):
+                    seconds, tokens = self.seconds - since[0], self.tokens_seen - since[1]
+                    since = self.seconds, self.tokens_seen
+                    nats, num_tokens, aux, num_rows = world.sum_(since_log).tolist()
+                    since_log = torch.zeros_like(since_log)
+                    train_nats, train_aux = nats / max(num_tokens, 1), aux / max(num_rows, 1)
+                    rate = tokens / max(seconds, 1e-9)
+                    note = f"{train_nats:.3f} nats, {rate:,.0f} tokens/s"
+                    if self._units_per_second:
+                        note += f", {rate / self._units_per_second:.2f} x real time"
+                    if log is not None:
+                        log.write(
+                            "train",
+                            step=self.step,
+                            seconds=round(self.seconds, 3),
+                            nll_nats=train_nats,
+                            nll_bits=bits(train_nats),
+                            aux_loss=train_aux,
+                            tokens_seen=self.tokens_seen,
+                            tokens_per_second=rate,
+                            lr=self.optimiser.param_groups[0]["lr"],
+                            epoch=self.stream.epoch,
+                            **{f"grad_norm_{name}": float(norm) for name, norm in norms.items()},
+                        )
+                else:
+                    note = ""
+                progress.update(self.step - before[0] if by_steps else self.seconds - before[1], note=note)
+                if crossed(config.evaluate_every):
+                    self._validate(log, progress)
+                if crossed(config.checkpoint_every):
+                    self.save()
+            if interrupted:
+                progress.write(f"asked to stop: saving step {self.step}")
+            if self.step > resumed_at:
+                self.save()
+                if not interrupted and not _crossed(before[0], self.step)(config.evaluate_every):
+                    self._validate(log, progress)
+        if log is not None:
+            log.close()
+        return TrainResult(self.step, self.seconds, self.tokens_seen, interrupted)
+
+    def update(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """One update. Returns this rank's [sum of nats, tokens, sum of auxiliary losses, rows x windows] and norms."""
+        began = time.perf_counter()
+        config = self.config
+        period = update_period(self.step, late_period=config.update_period, change_at=config.update_period_from)
+        lr = learning_rate(
+            self.step,
+            peak=config.lr,
+            warmup_steps=config.warmup_steps,
+            decayed=config.decayed(self.step, self.seconds),
+        )
+        for group in self.optimiser.param_groups:
+            group["lr"] = lr
+        chunks = [self.stream.next_chunk() for _ in range(period)]
+        sums = self.accumulate_gradients(chunks)
+        self.world.sum_gradients(self.module.parameters())
+        norms = {
+            name: nn.utils.clip_grad_norm_(parameters, config.clip_norm) for name, parameters in self.groups.items()
+        }
+        # A loss or gradient that is not finite must not reach the weights; CPUs can tell at once, GPUs check later.
+        sums = sums + 0 * torch.stack(list(norms.values())).sum().to(sums.dtype)
+        if self.world.device.type == "cpu" and not bool(torch.isfinite(sums).all()):
+            self._unchecked.append((self.step, sums))
+            self._check_finite()
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.step += period
+        self.tokens_seen += sum(chunk.num_scored for chunk in chunks)
+        self.seconds += time.perf_counter() - began
+        return sums, norms
+
+    def accumulate_gradients(self, chunks: list[Chunk]) -> Tensor:
+        """Forward and backward of `chunks`; gradients are of the mean over all ranks' tokens.
+
+        Returns the sums that `update` returns.
+        """
+        config, device = self.config, self.world.device
+        num_scored = max(sum(chunk.num_scored for chunk in chunks), 1)
+        windows = [window for chunk in chunks for window in chunk.windows]
+        num_row_windows = config.batch_size * len(windows)
+        sums = torch.zeros(4, dtype=torch.float64, device=device)
+        self.module.train()
+        for begin in range(0, len(windows), config.unroll):
+            group = windows[begin : begin + config.unroll]
+            loss = torch.zeros((), device=device)
+            for i, window in enumerate(group):
+                self.model.carry_gradient = i + 1 < len(group)
+                nats, aux, count = self._forward(window)
+                loss = loss + nats / num_scored + aux * (config.aux_weight / num_row_windows)
+                sums += torch.stack(
+                    [t.detach().double() for t in (nats, count, aux)] + [sums.new_tensor(len(window.reset))]
+                )
+            loss.backward()
+            self.state = detach(self.state)
+        self.model.carry_gradient = False
+        return sums
+
+    def _forward(self, window: Window) -> tuple[Tensor, Tensor, Tensor]:
+        """Sum of nats over scored tokens, sum of auxiliary losses over rows, number of scored tokens."""
+        device = self.world.device
+        autocast = self.config.autocast(device)
+        self.state = reset_rows(self.state, self._fresh, window.reset)
+        inputs, targets, scored = (
+            t.to(device, non_blocking=True) for t in (window.inputs, window.targets, window.scored)
+        )
+        with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+            step = self.model.forward(inputs, self.state)
+            nll = self.model.head.nll(step.hidden, targets)
+        self.state = step.state
+        nats = torch.where(scored, nll, 0).sum()
+        aux = sum((loss.sum() for loss in step.aux_losses.values()), torch.zeros((), device=device))
+        return nats, aux, scored.sum()
+
+    def _check_finite(self) -> None:
+        """Raises Diverged where a loss or gradient since the last check was not finite."""
+        for step, sums in self._unchecked:
+            if not bool(torch.isfinite(sums).all()):
+                kept = checkpoint.newest(self._run_dir)
+                where = f"step {kept.step} in {kept.folder}" if kept else "none was saved yet"
+                raise Diverged(
+                    f"the loss is not finite at step {step}; training stopped. Last good checkpoint: {where}. "
+                    "Lower train.lr or train.clip_norm, or raise train.warmup_steps, in a new run"
+                )
+        self._unchecked.clear()
+
+    def _validate(self, log: MetricsLog | None, progress: Progress) -> None:
+        self.module.eval()
+        result = evaluate(
+            self.model,
+            self._valid,
+            window=self._window,
+            batch_size=self.config.evaluate_batch_size,
+            protocol="chunk" if self.config.state == "chunk" else "utterance",
+            chunk=self.config.chunk,
+            world=self.world,
+            autocast=self.config.autocast(self.world.device),
+            max_tokens=self.config.evaluate_tokens,
+        )
+        if log is None:
+            return
+        nats = result.nats_per_token
+        progress.write(f"step {self.step}: validation {nats:.4f} nats = {bits(nats):.4f} bits per token")
+        log.write("evaluate", step=self.step, seconds=round(self.seconds, 3), nll_nats=nats, nll_bits=bits(nats))
+        if self._on_evaluate is not None:
+            random_numbers = torch.get_rng_state()
+            self._on_evaluate(self.model, self.step, log)
+            torch.set_rng_state(random_numbers)
+
+
+def _crossed(before: int, after: int) -> Callable[[int], bool]:
+    """Whether a multiple of the argument lies in (before, after]: steps may advance by more than one."""
+    return lambda every: after // every > before // every
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """SIGTERM and Ctrl-C set the event; a second one takes its usual effect at once."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        event.set()
+        for each, handler in usual.items():
+            signal.signal(each, handler)
+
+    for number in usual:
+        signal.signal(number, handle)
+    try:
+        yield event
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)

@@ -1,0 +1,136 @@
+"""Relative attention of a window's queries over slots: [compressed memory; memory; window].
+
+Shape letters: B rows, T queries, K slots, D model width, H heads, d = D / H head width, P position features.
+
+Times are real numbers relative to the start of the current window, so that angles stay small and exact in fp32
+however long the stream is: window slot s stands at s, the newest memory slot at -1.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+IMPLEMENTATIONS = ("fused", "reference")
+
+
+class Slots(NamedTuple):
+    """Where the attended slots stand in time and which of them a query sees."""
+
+    query_times: Tensor  # [1 or B, T]
+    slot_times: Tensor  # [1 or B, K]
+    visible: Tensor  # [1 or B, 1, T, K], bool
+
+    @property
+    def num_slots(self) -> int:
+        return self.slot_times.shape[-1]
+
+
+def frequencies(num_position_features: int, *, device: torch.device | str | None = None) -> Tensor:
+    """Angular frequencies w of the sinusoidal encoding, [P / 2] in fp64 (Vaswani et al. 2017, section 3.5)."""
+    half = torch.arange(num_position_features // 2, dtype=torch.float64, device=device)
+    return 10000.0 ** (-2.0 * half / num_position_features)
+
+
+def _angles(times: Tensor, num_position_features: int, *, dtype: torch.dtype) -> Tensor:
+    """times [...] -> w t [..., P / 2], never below fp32: bf16 angles would be noise."""
+    precise = torch.promote_types(dtype, torch.float32)
+    w = frequencies(num_position_features, device=times.device).to(precise)
+    return times.to(precise)[..., None] * w
+
+
+def position_keys(slot_times: Tensor, *, num_position_features: int, dtype: torch.dtype) -> Tensor:
+    """slot_times [..., K] -> [sin(w t); cos(w t)] [..., K, P]: the part of a fused key that tells its time."""
+    angles = _angles(slot_times, num_position_features, dtype=dtype)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
+
+
+def rotate_to_time(a: Tensor, query_times: Tensor) -> Tensor:
+    """a [..., T, P], times broadcasting to [..., T] -> the part of a fused query that meets `position_keys`.
+
+    With a = [a_s; a_c], the inner product of the result with [sin(w t_j); cos(w t_j)] is a . R(t_i - t_j).
+    """
+    angles = _angles(query_times, a.shape[-1], dtype=a.dtype)
+    sin, cos = angles.sin().to(a.dtype), angles.cos().to(a.dtype)
+    a_s, a_c = a.chunk(2, dim=-1)
+    return torch.cat([a_c * sin - a_s * cos, a_s * sin + a_c * cos], dim=-1)
+
+
+class AttentionOutput(NamedTuple):
+    """What a call computed; queries, keys and values serve the compression loss, so that nothing is done twice."""
+
+    mixed: Tensor  # [B, T, D]
+    queries: Tensor  # [B, H, T, d], without biases
+    keys: Tensor  # [B, H, K, d], content only
+    values: Tensor  # [B, H, K, d]
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head attention with Transformer-XL's relative positions (Dai et al. 2019, section 3.3 and appendix B).
+
+    logit_ij = ((q_i + u) . k_j + (q_i + v) . W_R R(t_i - t_j)) / sqrt(d). `fused` folds the second term into longer
+    queries and keys, exact because R is sinusoidal; `reference` evaluates it for each distance and gathers.
+    """
+
+    def __init__(self, d_model: int, *, num_heads: int, num_position_features: int, implementation: str) -> None:
+        super().__init__()
+        self.num_heads, self.num_position_features = num_heads, num_position_features
+        self.implementation = implementation
+        self.query = nn.Linear(d_model, d_model, bias=False)
+        self.key = nn.Linear(d_model, d_model, bias=False)
+        self.value = nn.Linear(d_model, d_model, bias=False)
+        self.output = nn.Linear(d_model, d_model, bias=False)
+        self.position = nn.Linear(num_position_features, d_model, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, d_model // num_heads))  # u
+        self.position_bias = nn.Parameter(torch.zeros(num_heads, d_model // num_heads))  # v
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """[B, T, D] -> [B, H, T, d]."""
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def position_queries(self, q_BHTd: Tensor) -> Tensor:
+        """(q + v)^T W_R of each head: [B, H, T, d] -> [B, H, T, P]."""
+        weight_HdP = self.position.weight.view(self.num_heads, -1, self.num_position_features)
+        return (q_BHTd + self.position_bias[:, None].to(q_BHTd.dtype)) @ weight_HdP.to(q_BHTd.dtype)
+
+    def forward(self, x: Tensor, context: Tensor, slots: Slots) -> AttentionOutput:
+        """x [B, T, D] queries; context [B, K, D] what the slots hold."""
+        q = self.split_heads(self.query(x))
+        k = self.split_heads(self.key(context))
+        v = self.split_heads(self.value(context))
+        attend = self._fused if self.implementation == "fused" else self._reference
+        mixed = attend(q, k, v, slots)
+        return AttentionOutput(self.output(mixed.transpose(1, 2).flatten(2)), q, k, v)
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, slots: Slots) -> Tensor:
+        scale = q.shape[-1] ** -0.5
+        rotated = rotate_to_time(self.position_queries(q), slots.query_times[:, None])
+        keys = position_keys(slots.slot_times, num_position_features=self.num_position_features, dtype=k.dtype)
+        long_q = torch.cat([q + self.content_bias[:, None].to(q.dtype), rotated], dim=-1)
+        long_k = torch.cat([k, keys[:, None].expand(*k.shape[:3], -1)], dim=-1)
+        return F.scaled_dot_product_attention(long_q, long_k, v, attn_mask=slots.visible, scale=scale)
+
+    def _reference(self, q: Tensor, k: Tensor, v: Tensor, slots: Slots) -> Tensor:
+        return self._weights(q, k, slots) @ v
+
+    def _weights(self, q: Tensor, k: Tensor, slots: Slots) -> Tensor:
+        """Attention weights [B, H, T, K] by the textbook: R of every distance, projected, gathered to its pairs."""
+        distances = slots.query_times[..., :, None] - slots.slot_times[..., None, :]
+        unique, place = torch.unique(distances, return_inverse=True)
+        encoding = position_keys(unique, num_position_features=self.num_position_features, dtype=q.dtype)
+        by_distance = self.position_queries(q) @ encoding.t()  # [B, H, T, number of distances]
+        place = place.view(distances.shape)[:, None].expand(*q.shape[:3], -1)
+        content = (q + self.content_bias[:, None].to(q.dtype)) @ k.transpose(-1, -2)
+        logits = (content + by_distance.gather(-1, place)) * q.shape[-1] ** -0.5
+        return logits.masked_fill(~slots.visible, float("-inf")).softmax(dim=-1)
+
+    @torch.no_grad()
+    def received_attention(self, attended: AttentionOutput, slots: Slots) -> Tensor:
+        """Weight that each slot received, summed over the queries and averaged over the heads: [B, K]."""
+        return self._weights(attended.queries, attended.keys, slots).mean(dim=1).sum(dim=1)
+
+
+def content_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention by content alone, with no positions and no biases: [B, H, T, d] of each head (Rae et al., Alg. 2)."""
+    return F.scaled_dot_product_attention(q, k, v)

@@ -1,0 +1,641 @@
+"""The Compressive Transformer (Rae et al. 2019): Transformer-XL whose evicted memories are compressed, not dropped.
+
+Shape letters: B rows, T steps of a call, W window, M memory slots, C compressed slots, D model width, L layers,
+c compression rate.
+
+Windows lie at multiples of W in each row's stream, however the stream is cut into calls:
+
+    slots that window w attends to          [ compressed, c steps each | memory | window w up to the query ]
+    at its end                               evict the oldest W of [memory; window], compress, append
+
+Everything that the state's masks need follows from one counter a row, the number of tokens read.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from waveform.engine.errors import UserError
+from waveform.engine.interface import Decoder, ForwardDecoder, Step, detach, map_state
+from waveform.models import attention, compression
+from waveform.models.attention import AttentionOutput, RelativeAttention, Slots, content_attention
+from waveform.models.compression import Compressor, mean_square_by_row
+from waveform.models.heads import SoftmaxHead
+
+_INIT_STD = 0.02
+
+
+@dataclass
+class CompressiveTransformerConfig:
+    """Fields of `model=compressive_transformer`; the defaults are the 40M-parameter speech model."""
+
+    vocab_size: int
+    num_layers: int = 20
+    d_model: int = 384
+    num_heads: int = 6
+    d_feedforward: int = 1024
+    window: int = 768  # steps that attend to each other directly
+    memory: int = 768  # slots, one step each
+    compressed: int = 768  # slots, compression_rate steps each; 0 makes this a Transformer-XL
+    compression: str = "conv"  # conv | max | mean | most_used | dilated
+    compression_rate: int = 4
+    compression_loss: str = "attention"  # attention | autoencode | none
+    norm: str = "pre"  # pre: more stable when deep; post: Algorithm 1
+    attention: str = "fused"  # fused | reference
+    num_position_features: int = 64  # P, width of the sinusoidal encoding
+    empty_memory: str = "mask"  # mask: empty slots are not attended; zeros: they are zero vectors (Algorithm 1)
+    compressed_position: str = "time"  # time: centre of the steps covered; contiguous: unit steps behind memory
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "num_layers", "d_model", "num_heads", "d_feedforward", "window", "compression_rate"):
+            if getattr(self, name) < 1:
+                raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("memory", "compressed"):
+            if getattr(self, name) < 0:
+                raise UserError(f"model.{name} is {getattr(self, name)}; it must be 0 or more")
+        choices = {
+            "compression": compression.FUNCTIONS,
+            "compression_loss": compression.LOSSES,
+            "norm": ("pre", "post"),
+            "attention": attention.IMPLEMENTATIONS,
+            "empty_memory": ("mask", "zeros"),
+            "compressed_position": ("time", "contiguous"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise UserError(f"model.{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}")
+        if self.d_model % self.num_heads:
+            raise UserError(f"model.d_model {self.d_model} is no multiple of model.num_heads {self.num_heads}")
+        if self.num_position_features < 2 or self.num_position_features % 2:
+            raise UserError(f"model.num_position_features is {self.num_position_features}; it must be even, 2 or more")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"model.dropout is {self.dropout}; it must be in [0, 1)")
+        if self.compressed and self.compression == "most_used" and self.memory < self.window:
+            raise UserError(
+                f"model.compression=most_used ranks slots by their use while in memory, so model.memory "
+                f"({self.memory}) must be at least model.window ({self.window})"
+            )
+
+    @property
+    def compressor_has_parameters(self) -> bool:
+        return self.compressed > 0 and self.compression in ("conv", "dilated")
+
+    @property
+    def temporal_range(self) -> int:
+        """Steps back that the last layer of a stack reaches: L (M + c C) beyond the window itself."""
+        return self.num_layers * (self.memory + self.compression_rate * self.compressed)
+
+
+class CompressiveState(NamedTuple):
+    """Memories of B streams. Slots are right-aligned: the newest is last, empty ones are first."""
+
+    steps: Tensor  # [B] int64 on the CPU: tokens read since the row's reset
+    window: tuple[Tensor, ...]  # L x [B, W, D]: inputs of each layer in the unfinished window, from slot 0
+    memory: tuple[Tensor, ...]  # L x [B, M, D]: inputs of each layer
+    compressed: tuple[Tensor, ...]  # L x [B, C, D]
+    pending: tuple[Tensor, ...]  # L x [B, c - 1, D]: evicted, waiting for their group to fill
+    usage: tuple[Tensor, ...]  # L x [B, c - 1 + M]: attention received by [pending; memory]; most_used only
+
+
+class _Fill(NamedTuple):
+    """How full the memories are, a function of the number of steps; each [B] int64 on the CPU."""
+
+    phase: Tensor  # steps into the window
+    memory: Tensor  # slots in use
+    evicted: Tensor  # steps that ever left memory
+    compressed: Tensor  # slots in use
+    pending: Tensor  # evicted, not yet compressed
+
+
+class Layer(nn.Module):
+    """One layer: attention over [compressed; memory; window], then the feed-forward network."""
+
+    def __init__(self, config: CompressiveTransformerConfig) -> None:
+        super().__init__()
+        self.pre_norm = config.norm == "pre"
+        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.attention = RelativeAttention(
+            config.d_model,
+            num_heads=config.num_heads,
+            num_position_features=config.num_position_features,
+            implementation=config.attention,
+        )
+        self.feedforward_norm = nn.LayerNorm(config.d_model)
+        self.feedforward_in = nn.Linear(config.d_model, config.d_feedforward)
+        self.feedforward_out = nn.Linear(config.d_feedforward, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        if config.compressed:
+            autoencode = config.compression_loss == "autoencode" and config.compressor_has_parameters
+            self.compressor = Compressor(
+                config.d_model, function=config.compression, rate=config.compression_rate, autoencode=autoencode
+            )
+
+    def forward(self, h: Tensor, context: Tensor, slots: Slots) -> tuple[Tensor, AttentionOutput]:
+        """h [B, T, D], context [B, K, D] -> output [B, T, D] and what the attention computed."""
+        if self.pre_norm:
+            attended = self.attention(self.attention_norm(h), self.attention_norm(context), slots)
+            h = h + self.dropout(attended.mixed)
+            return h + self._feedforward(self.feedforward_norm(h)), attended
+        attended = self.attention(h, context, slots)
+        h = self.attention_norm(h + self.dropout(attended.mixed))
+        return self.feedforward_norm(h + self._feedforward(h)), attended
+
+    def _feedforward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.feedforward_out(self.dropout(F.gelu(self.feedforward_in(x)))))
+
+    def frozen_projection(self, slots: Tensor, projection: nn.Linear) -> Tensor:
+        """Per-head projection of raw slots [B, K, D] -> [B, H, K, d] with detached weights: gradient flows to slots."""
+        if self.pre_norm:
+            norm = self.attention_norm
+            slots = F.layer_norm(slots, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps)
+        return self.attention.split_heads(F.linear(slots, projection.weight.detach()))
+
+
+class _Boundary(NamedTuple):
+    """What one layer hands to compression at the end of a window."""
+
+    layer: Layer
+    window: Tensor  # [B, W, D] the finished window's inputs
+    queries: Tensor | None  # [B, H, W, d] of the whole window, where the call covered it
+    keys: Tensor  # [B, H, K, d] of the attended slots; the last M' + W of them are memory and window
+    values: Tensor
+
+
+class CompressiveTransformer(nn.Module):
+    """Compressive Transformer over tokens 0..V - 1, with V as the begin-of-utterance input."""
+
+    Config = CompressiveTransformerConfig
+
+    def __init__(self, config: CompressiveTransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.carry_gradient = False
+        self.embedding = nn.Embedding(config.vocab_size + 1, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
+        self.head = SoftmaxHead(config.d_model, vocab_size=config.vocab_size)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        residual_std = _INIT_STD / math.sqrt(2 * self.config.num_layers) if self.config.norm == "pre" else _INIT_STD
+        nn.init.normal_(self.embedding.weight, std=_INIT_STD if self.config.norm == "pre" else 1.0)
+        for layer in self._layers():
+            for linear in (layer.attention.query, layer.attention.key, layer.attention.value, layer.attention.position):
+                nn.init.xavier_uniform_(linear.weight)
+            for linear in (layer.attention.output, layer.feedforward_out):
+                nn.init.normal_(linear.weight, std=residual_std)
+            nn.init.xavier_uniform_(layer.feedforward_in.weight)
+            nn.init.zeros_(layer.feedforward_in.bias)
+            nn.init.zeros_(layer.feedforward_out.bias)
+            if self.config.compressor_has_parameters and self.config.compression == "conv":
+                # Starts as mean pooling (the papers name no initialisation): compressed slots lie where memory's do.
+                convolution = layer.compressor.convolution
+                nn.init.normal_(convolution.weight, std=1e-3)
+                nn.init.zeros_(convolution.bias)
+                with torch.no_grad():
+                    convolution.weight += torch.eye(self.config.d_model)[..., None] / self.config.compression_rate
+
+    def _layers(self) -> Iterator[Layer]:
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            yield layer
+
+    def compressor_parameters(self) -> list[nn.Parameter]:
+        """Parameters that the compression loss trains and the task loss never reaches; clipped apart."""
+        if self.config.compression_loss == "none" or not self.config.compressed:
+            return []
+        return [parameter for layer in self._layers() for parameter in layer.compressor.parameters()]
+
+    def init_state(
+        self, batch_size: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> CompressiveState:
+        """State of `batch_size` streams of which nothing has been read; slots are [B, n, D] of `dtype`."""
+        config = self.config
+
+        def zeros(*shape: int) -> tuple[Tensor, ...]:
+            return tuple(torch.zeros(batch_size, *shape, device=device, dtype=dtype) for _ in range(config.num_layers))
+
+        waiting = config.compression_rate - 1 if config.compressed else 0
+        tracked = waiting + config.memory if config.compressed and config.compression == "most_used" else 0
+        return CompressiveState(
+            steps=torch.full((batch_size,), self._first_step, dtype=torch.int64),
+            window=zeros(config.window, config.d_model),
+            memory=zeros(config.memory, config.d_model),
+            compressed=zeros(config.compressed, config.d_model),
+            pending=zeros(waiting, config.d_model),
+            usage=zeros(tracked),
+        )
+
+    @property
+    def _first_step(self) -> int:
+        """0; or, where empty memory counts as zeros, so many steps that every slot holds one."""
+        if self.config.empty_memory == "mask":
+            return 0
+        config = self.config
+        return config.window * -(-(config.memory + config.compression_rate * (config.compressed + 1)) // config.window)
+
+    def _fill(self, steps: Tensor) -> _Fill:
+        config = self.config
+        finished = steps // config.window * config.window
+        evicted = (finished - config.memory).clamp(min=0)
+        groups = evicted // config.compression_rate
+        return _Fill(
+            phase=steps % config.window,
+            memory=finished.clamp(max=config.memory),
+            evicted=evicted,
+            compressed=groups.clamp(max=config.compressed),
+            pending=evicted % config.compression_rate,
+        )
+
+    def forward(self, tokens: Tensor, state: CompressiveState) -> Step:
+        """tokens [B, T], any T >= 1 -> hidden [B, T, D], the new state, and the compression loss of each row.
+
+        The loss ("compression", [B]) is a mean over layers, summed over the windows that end in this call; it is
+        computed only where gradients are enabled.
+        """
+        pieces, losses = [], []
+        start = 0
+        while start < tokens.shape[1]:
+            # No row's window may end inside a piece.
+            length = self.config.window - int((state.steps % self.config.window).max())
+            piece, state, loss = self._within_window(tokens[:, start : start + length], state)
+            pieces.append(piece)
+            losses += [loss] if loss is not None else []
+            start += length
+        hidden = torch.cat(pieces, dim=1) if len(pieces) > 1 else pieces[0]
+        aux_losses = {"compression": torch.stack(losses).sum(dim=0)} if losses else {}
+        return Step(self.final_norm(hidden), state, aux_losses)
+
+    def _within_window(self, tokens: Tensor, state: CompressiveState) -> tuple[Tensor, CompressiveState, Tensor | None]:
+        config = self.config
+        num_new = tokens.shape[1]
+        fill = self._fill(state.steps)
+        end = int(fill.phase.max()) + num_new  # window slots in use after this piece
+        num_memory, num_compressed = int(fill.memory.max()), int(fill.compressed.max())
+        slots = self._slots(fill, num_new=num_new, end=end, num_memory=num_memory, num_compressed=num_compressed)
+        slots = map_state(lambda t: t.to(tokens.device, non_blocking=True), slots)
+        tracks_usage = state.usage[0].shape[1] > 0
+
+        h = self.dropout(self.embedding(tokens))
+        boundaries, windows, usages = [], [], []
+        for i, layer in enumerate(self._layers()):
+            window = self._write_window(state.window[i], h, fill.phase, end=end)
+            context = torch.cat(
+                [
+                    state.compressed[i][:, config.compressed - num_compressed :],
+                    state.memory[i][:, config.memory - num_memory :],
+                    window,
+                ],
+                dim=1,
+            )
+            h, attended = layer(h, context, slots)
+            windows.append(window)
+            queries = attended.queries if num_new == config.window else None
+            boundaries.append(_Boundary(layer, window, queries, attended.keys, attended.values))
+            if tracks_usage:
+                received = layer.attention.received_attention(attended, slots)
+                usages.append(self._add_usage(state.usage[i], received, num_compressed, num_memory))
+
+        done = fill.phase + num_new == config.window
+        new_state = state._replace(
+            steps=state.steps + num_new,
+            window=state.window
+            if done.all()
+            else tuple(
+                torch.cat([window.to(old.dtype), old[:, end:]], dim=1)
+                for window, old in zip(windows, state.window, strict=True)
+            ),
+            usage=tuple(usages) if tracks_usage else state.usage,
+        )
+        loss = None
+        if done.any():
+            new_state, loss = self._end_window(new_state, state.steps, boundaries, done)
+        return h, new_state if self.carry_gradient else detach(new_state), loss
+
+    def _slots(self, fill: _Fill, *, num_new: int, end: int, num_memory: int, num_compressed: int) -> Slots:
+        """Times and visibility of [compressed; memory; window], for all rows at once where they agree."""
+        if all(bool((field == field[0]).all()) for field in (fill.phase, fill.memory, fill.compressed, fill.pending)):
+            fill = _Fill(*(field[:1] for field in fill))
+        query_times = fill.phase[:, None] + torch.arange(num_new)
+        times = self._slot_times(fill.pending, num_compressed=num_compressed, num_memory=num_memory, end=end)
+        in_use = torch.cat(
+            [
+                torch.arange(num_compressed) >= num_compressed - fill.compressed[:, None],
+                torch.arange(num_memory) >= num_memory - fill.memory[:, None],
+                torch.ones(len(fill.phase), end, dtype=torch.bool),
+            ],
+            dim=1,
+        )
+        visible = in_use[:, None] & (times[:, None, :] <= query_times[:, :, None])
+        return Slots(query_times, times, visible[:, None])
+
+    def _slot_times(self, pending: Tensor, *, num_compressed: int, num_memory: int, end: int) -> Tensor:
+        """Times of slots relative to the window's start, [rows of `pending`, K] in fp64."""
+        config = self.config
+        age = torch.arange(num_compressed - 1, -1, -1, dtype=torch.float64)  # 0 is the newest
+        if config.compressed_position == "time":
+            rate = config.compression_rate
+            newest = -(config.memory + pending.to(torch.float64)) - (rate + 1) / 2
+            compressed_times = newest[:, None] - rate * age
+        else:
+            compressed_times = (-config.memory - 1 - age).expand(len(pending), -1)
+        unit_steps = torch.arange(-num_memory, end, dtype=torch.float64).expand(len(pending), -1)
+        return torch.cat([compressed_times, unit_steps], dim=1)
+
+    @staticmethod
+    def _write_window(old: Tensor, new: Tensor, phase: Tensor, *, end: int) -> Tensor:
+        """The first `end` slots of the window with `new` [B, T, D] written at each row's phase."""
+        first = int(phase[0])
+        if bool((phase == first).all()):
+            return torch.cat([old[:, :first].to(new.dtype), new], dim=1) if first else new
+        index = (phase[:, None] + torch.arange(new.shape[1])).to(new.device, non_blocking=True)
+        return old[:, :end].to(new.dtype).scatter(1, index[..., None].expand_as(new), new)
+
+    def _add_usage(self, usage: Tensor, received: Tensor, num_compressed: int, num_memory: int) -> Tensor:
+        """Add attention received [B, K] to the memory slots that took part."""
+        added = received[:, num_compressed : num_compressed + num_memory]
+        return usage + F.pad(added, (usage.shape[1] - num_memory, 0))
+
+    def _end_window(
+        self, state: CompressiveState, steps: Tensor, boundaries: list[_Boundary], done: Tensor
+    ) -> tuple[CompressiveState, Tensor | None]:
+        """Evict, compress and shift in the rows whose window is `done`; `steps` counts before this piece."""
+        config = self.config
+        before, after = self._fill(steps), self._fill(state.steps)
+        # Slots that wait or are evicted now; complete groups among them, from the oldest on, are compressed.
+        available = torch.where(done, before.pending + after.evicted - before.evicted, 0)
+        memory, compressed, pending, usage = [], [], [], []
+        total_loss: Tensor | None = None
+        for i, boundary in enumerate(boundaries):
+            joined = torch.cat([state.memory[i].to(boundary.window.dtype), boundary.window], dim=1)
+            memory.append(_where_rows(done, joined[:, config.window :], state.memory[i]))
+            new_compressed, new_pending, new_usage = state.compressed[i], state.pending[i], state.usage[i]
+            if config.compressed and bool(available.any()):
+                source = torch.cat([state.pending[i].to(joined.dtype), joined[:, : config.window]], dim=1)
+                source_usage, kept_usage = self._split_usage(state.usage[i])
+                new_compressed, loss = self._compress(
+                    boundary, source, source_usage, state.compressed[i], available, before
+                )
+                if loss is not None:
+                    total_loss = loss if total_loss is None else total_loss + loss
+                new_pending = _where_rows(done, source[:, config.window :], state.pending[i])
+                new_usage = _where_rows(done, kept_usage, state.usage[i])
+            elif config.compressed:
+                new_usage = _where_rows(done, self._split_usage(state.usage[i])[1], state.usage[i])
+            compressed.append(new_compressed)
+            pending.append(new_pending)
+            usage.append(new_usage)
+        new_state = state._replace(
+            memory=tuple(memory), compressed=tuple(compressed), pending=tuple(pending), usage=tuple(usage)
+        )
+        return new_state, None if total_loss is None else total_loss / config.num_layers
+
+    def _split_usage(self, usage: Tensor) -> tuple[Tensor, Tensor]:
+        """usage of [pending; memory] -> average use of [pending; evicted], and the usage to keep after the shift."""
+        config = self.config
+        if not usage.shape[1]:
+            return usage, usage
+        waiting = config.compression_rate - 1
+        evicted = torch.arange(config.window, device=usage.device)
+        windows_seen = -((evicted - config.memory) // config.window)  # each slot's windows in memory
+        average = usage[:, waiting : waiting + config.window] / (windows_seen * config.window)
+        source = torch.cat([usage[:, :waiting], average], dim=1)
+        kept = F.pad(usage[:, waiting + config.window :], (0, config.window))
+        return source, torch.cat([source[:, config.window :], kept], dim=1)
+
+    def _compress(
+        self,
+        boundary: _Boundary,
+        source: Tensor,
+        usage: Tensor,
+        compressed: Tensor,
+        available: Tensor,
+        before: _Fill,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compress the complete groups at the end of source [B, c - 1 + W, D]; rows with equal counts go together."""
+        config = self.config
+        total_loss: Tensor | None = None
+        for count in sorted({int(n) for n in available if n >= config.compression_rate}):
+            chosen = available == count
+            everyone = bool(chosen.all())
+            rows = slice(None) if everyone else chosen.nonzero()[:, 0].to(source.device)
+            num_groups = count // config.compression_rate
+            start = source.shape[1] - count
+            consumed = source[rows, start : start + num_groups * config.compression_rate]
+            use = usage[rows, start : start + consumed.shape[1]] if usage.shape[1] else None
+            through_time = self.carry_gradient and not self.compressor_parameters()
+            groups = boundary.layer.compressor(consumed if through_time else consumed.detach(), use)
+            if torch.is_grad_enabled() and config.compression_loss != "none" and config.compressor_has_parameters:
+                shared = start - (config.compression_rate - 1) if not bool(before.pending[chosen].any()) else None
+                loss = self._compression_loss(boundary, rows, consumed.detach(), groups, shared)
+                if not everyone:
+                    loss = loss.new_zeros(len(available)).index_put((rows,), loss)
+                total_loss = loss if total_loss is None else total_loss + loss
+            kept = groups if through_time else groups.detach()
+            newest = torch.cat([compressed[rows], kept.to(compressed.dtype)], dim=1)[:, -config.compressed :]
+            compressed = newest if everyone else compressed.index_put((rows,), newest)
+        return compressed, total_loss
+
+    def _compression_loss(
+        self, boundary: _Boundary, rows: slice | Tensor, consumed: Tensor, groups: Tensor, shared: int | None
+    ) -> Tensor:
+        """Loss of each of `rows` (Algorithm 2, or auto-encoding): only the compressor gets gradient.
+
+        `shared`: place of the consumed slots in [memory; window], where the keys and values of the main attention
+        serve again; None where some of them left memory earlier.
+        """
+        layer, config = boundary.layer, self.config
+        if config.compression_loss == "autoencode":
+            return mean_square_by_row(layer.compressor.reconstruct(groups), consumed)
+        with torch.no_grad():
+            if boundary.queries is not None:
+                queries = boundary.queries[rows]
+            else:
+                queries = layer.frozen_projection(boundary.window[rows], layer.attention.query)
+            if shared is not None:
+                # The attended slots end with [memory in use; window], so count from their end.
+                first = boundary.keys.shape[2] - config.window - config.memory + shared
+                keys = boundary.keys[rows, :, first : first + consumed.shape[1]]
+                values = boundary.values[rows, :, first : first + consumed.shape[1]]
+            else:
+                keys = layer.frozen_projection(consumed, layer.attention.key)
+                values = layer.frozen_projection(consumed, layer.attention.value)
+            target = content_attention(queries, keys, values)
+        keys = layer.frozen_projection(groups, layer.attention.key)
+        values = layer.frozen_projection(groups, layer.attention.value)
+        return mean_square_by_row(content_attention(queries.detach(), keys, values), target)
+
+    def decoder(self, state: CompressiveState) -> Decoder:
+        """A decoder with cached keys and values; rows must be equally far (else a slower general one is given)."""
+        if bool((state.steps != state.steps[0]).any()):
+            return ForwardDecoder(self, state)
+        return CachedDecoder(self, state)
+
+
+def _where_rows(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """`new` in the rows where `rows` [B] is true, `old` elsewhere; always of `old`'s dtype."""
+    new = new.to(old.dtype)
+    if bool(rows.all()):
+        return new
+    return torch.where(rows.to(old.device, non_blocking=True).view(-1, *[1] * (old.dim() - 1)), new, old)
+
+
+class _FusedWeights(NamedTuple):
+    """One layer's weights, laid out for one query at a time."""
+
+    projection: Tensor  # [D, 3 D + H P]: q, k, v and (q + v)^T W_R as (cosine, -sine) pairs
+    projection_bias: Tensor
+    output: Tensor  # [D, D]
+
+
+class CachedDecoder:
+    """Steps a CompressiveTransformer with the keys and values of every slot kept (equal to `forward`; law 2).
+
+    Inside a window keys only append; at its end they shift, and only compressed slots are projected anew. Positions
+    cost one complex product a layer: (a_c - i a_s) e^{i w t} = (cosine part) + i (sine part) of the rotated query.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, model: CompressiveTransformer, state: CompressiveState) -> None:
+        self._model, self._config = model, model.config
+        config = model.config
+        self._batch = len(state.steps)
+        self._heads, self._d_head = config.num_heads, config.d_model // config.num_heads
+        self._scale = self._d_head**-0.5
+        self._first_window_slot = config.compressed + config.memory
+        self._state = state._replace(window=tuple(window.clone() for window in state.window))
+        self._layers = list(model._layers())
+        self._weights = [self._fuse(layer) for layer in self._layers]
+        reference = model.embedding.weight
+        self._complex = torch.complex128 if reference.dtype == torch.float64 else torch.complex64
+        self._rotations = self._unit_circle(torch.arange(config.window, dtype=torch.float64)).to(reference.device)
+        self._keys: list[Tensor] = []  # [B H, C + M + W, d]
+        self._values: list[Tensor] = []
+        for i, layer in enumerate(self._layers):
+            slots = torch.cat([state.compressed[i], state.memory[i], state.window[i]], dim=1).to(reference.dtype)
+            self._keys.append(self._project(layer, slots, layer.attention.key))
+            self._values.append(self._project(layer, slots, layer.attention.value))
+        self._usage = [usage.clone() for usage in state.usage]
+        self._refresh(state.steps)
+
+    def _unit_circle(self, times: Tensor) -> Tensor:
+        """times [n] -> e^{i w t} [n, P / 2], complex."""
+        w = attention.frequencies(self._config.num_position_features)
+        # fp32 models round w and w t to fp32 in `forward`; here they are exact and rounded once.
+        return torch.polar(torch.ones(1, dtype=torch.float64), times[:, None] * w).to(self._complex)
+
+    def _fuse(self, layer: Layer) -> _FusedWeights:
+        a = layer.attention
+        heads, features = self._heads, self._config.num_position_features
+        w_r = a.position.weight.view(heads, self._d_head, features)
+        w_q = a.query.weight.view(heads, self._d_head, -1)
+        by_position = torch.einsum("hdp,hdm->hpm", w_r, w_q)
+        constant = torch.einsum("hdp,hd->hp", w_r, a.position_bias)
+
+        def pairs(x: Tensor) -> Tensor:  # [sines; cosines] -> (cosine, -sine) pairs
+            sine, cosine = x.chunk(2, dim=1)
+            return torch.stack([cosine, -sine], dim=2).flatten(0, 2)
+
+        weight = torch.cat([a.query.weight, a.key.weight, a.value.weight, pairs(by_position)])
+        bias = torch.cat([a.content_bias.flatten(), weight.new_zeros(2 * self._config.d_model), pairs(constant)])
+        return _FusedWeights(weight.t().contiguous(), bias, a.output.weight.t().contiguous())
+
+    def _project(self, layer: Layer, slots: Tensor, projection: nn.Linear) -> Tensor:
+        """Raw slots [B, n, D] -> [B H, n, d], contiguous."""
+        return layer.frozen_projection(slots, projection).flatten(0, 1).contiguous()
+
+    def _refresh(self, steps: Tensor) -> None:
+        """Counters and slot times for the window in which `steps` lies."""
+        config = self._config
+        fill = self._model._fill(steps[:1])
+        self._phase = int(fill.phase)
+        self._first_used = self._first_window_slot - int(fill.memory) - int(fill.compressed)
+        times = self._model._slot_times(
+            fill.pending, num_compressed=config.compressed, num_memory=config.memory, end=config.window
+        )
+        keys = torch.view_as_real(self._unit_circle(times[0])).flatten(1)  # [K, P] as (cosine, sine) pairs
+        self._position_keys = keys.t().contiguous().to(self._keys[0].device)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """tokens [B] -> logits [B, V] of the token that follows."""
+        config, model = self._config, self._model
+        d_model, batch_heads = config.d_model, self._batch * self._heads
+        slot = self._first_window_slot + self._phase
+        used = slice(self._first_used, slot + 1)
+        rotation, position_keys = self._rotations[self._phase], self._position_keys[:, used]
+        x = F.embedding(tokens, model.embedding.weight)
+        for i, layer in enumerate(self._layers):
+            keys, values, weights = self._keys[i], self._values[i], self._weights[i]
+            self._state.window[i][:, self._phase] = x
+            normed = layer.attention_norm(x) if layer.pre_norm else x
+            projected = torch.addmm(weights.projection_bias, normed, weights.projection)
+            query = projected[:, :d_model].reshape(batch_heads, 1, self._d_head)
+            keys[:, slot] = projected[:, d_model : 2 * d_model].reshape(batch_heads, self._d_head)
+            values[:, slot] = projected[:, 2 * d_model : 3 * d_model].reshape(batch_heads, self._d_head)
+            pairs = projected[:, 3 * d_model :].reshape(batch_heads, -1, 2)
+            rotated = torch.view_as_real(torch.view_as_complex(pairs) * rotation).flatten(1)
+            by_position = torch.mm(rotated, position_keys)
+            logits = torch.baddbmm(
+                by_position[:, None], query, keys[:, used].transpose(1, 2), beta=self._scale, alpha=self._scale
+            )
+            attention_weights = logits.softmax(dim=-1)
+            if self._usage[i].shape[1]:
+                self._count_usage(i, attention_weights)
+            mixed = torch.bmm(attention_weights, values[:, used]).view(self._batch, d_model)
+            x = torch.addmm(x, mixed, weights.output)
+            x = layer.attention_norm(x) if not layer.pre_norm else x
+            normed = layer.feedforward_norm(x) if layer.pre_norm else x
+            x = x + layer.feedforward_out(F.gelu(layer.feedforward_in(normed)))
+            x = layer.feedforward_norm(x) if not layer.pre_norm else x
+        self._phase += 1
+        if self._phase == config.window:
+            self._end_window()
+        return model.head.logits(model.final_norm(x)[:, None])[:, 0]
+
+    def _count_usage(self, i: int, attention_weights: Tensor) -> None:
+        received = attention_weights.view(self._batch, self._heads, -1).mean(dim=1)
+        in_memory = received[
+            :, max(0, self._config.compressed - self._first_used) : received.shape[1] - self._phase - 1
+        ]
+        if in_memory.shape[1]:
+            self._usage[i][:, -in_memory.shape[1] :] += in_memory
+
+    def _end_window(self) -> None:
+        config, state = self._config, self._state
+        steps = state.steps
+        phase = steps % config.window
+        state = state._replace(steps=steps + config.window - phase, usage=tuple(self._usage))
+        none = torch.empty(0)
+        boundaries = [_Boundary(layer, state.window[i], None, none, none) for i, layer in enumerate(self._layers)]
+        window = state.window
+        # `_end_window` asks how full memories were during the window, which is so at any step inside it.
+        state, _ = self._model._end_window(state, steps, boundaries, torch.ones(self._batch, dtype=torch.bool))
+        before, after = self._model._fill(steps[:1]), self._model._fill(state.steps[:1])
+        num_new = min(
+            int(before.pending + after.evicted - before.evicted) // config.compression_rate, config.compressed
+        )
+        for i, layer in enumerate(self._layers):
+            new_slots = state.compressed[i][:, config.compressed - num_new :]
+            for cache, projection in (
+                (self._keys[i], layer.attention.key),
+                (self._values[i], layer.attention.value),
+            ):
+                kept = cache[:, num_new : config.compressed].clone()
+                moved = cache[:, config.compressed + config.window :].clone()
+                if num_new:
+                    cache[:, : config.compressed - num_new] = kept
+                    cache[:, config.compressed - num_new : config.compressed] = self._project(
+                        layer, new_slots, projection
+                    )
+                cache[:, config.compressed : config.compressed + config.memory] = moved
+        self._usage = [usage.clone() for usage in state.usage]
+        self._state = state._replace(window=window)
+        self._refresh(state.steps)
