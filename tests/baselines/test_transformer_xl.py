@@ -1,0 +1,108 @@
+"""Transformer-XL against the published formula, and against the Compressive Transformer that it is a case of."""
+
+from typing import Any
+
+import pytest
+import torch
+from baselines.transformer_xl import TransformerXL
+from waveform.models.compressive_transformer import CompressiveTransformer
+
+from tests import laws
+from tests.references import transformer_xl as reference
+
+SIZES: dict[str, Any] = {
+    "vocab_size": laws.VOCAB_SIZE,
+    "num_layers": 2,
+    "d_model": 12,
+    "num_heads": 3,
+    "d_feedforward": 20,
+    "num_position_features": 8,
+}
+
+
+def build(cls: Any, **fields: Any) -> Any:
+    torch.manual_seed(0)
+    return laws.randomise(cls(cls.Config(**SIZES, **fields)))
+
+
+def outputs(model: Any, tokens: torch.Tensor, cuts: list[int]) -> torch.Tensor:
+    return laws.run(model, tokens, laws.fresh_state(model, len(tokens)), cuts)[0]
+
+
+@pytest.mark.parametrize("attention", ["fused", "reference"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("memory", [0, 3, 5, 12])
+def test_equals_published_formula(memory: int, norm: str, attention: str) -> None:
+    fields = {"window": 5, "memory": memory, "norm": norm, "attention": attention}
+    model = build(TransformerXL, **fields)
+    tokens = laws.random_tokens(33)
+    expected = reference.run(model, TransformerXL.Config(**SIZES, **fields), tokens)
+    with torch.no_grad():
+        laws.assert_same(outputs(model, tokens, laws.ragged_cuts(33, longest=9)), expected)
+
+
+@pytest.mark.parametrize("attention", ["fused", "reference"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_gradient_equals_published_formula(norm: str, attention: str) -> None:
+    fields = {"window": 5, "memory": 7, "norm": norm, "attention": attention}
+    model = build(TransformerXL, **fields)
+    tokens = laws.random_tokens(30)
+    weights = torch.randn(len(tokens), 30, SIZES["d_model"], dtype=torch.float64)
+    parameters = {name: p for name, p in model.named_parameters() if not name.startswith("head.")}
+    expected = reference.run(model, TransformerXL.Config(**SIZES, **fields), tokens)
+    gradients = torch.autograd.grad((weights * expected).sum(), list(parameters.values()))
+    (weights * outputs(model, tokens, [5] * 6)).sum().backward()
+    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+        assert parameter.grad is not None, name
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("empty_memory", ["mask", "zeros"])
+@pytest.mark.parametrize("attention", ["fused", "reference"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_is_the_compressive_transformer_without_compressed_memory(norm: str, attention: str, empty_memory: str) -> None:
+    fields = {"window": 4, "memory": 6, "norm": norm, "attention": attention, "empty_memory": empty_memory}
+    model = build(TransformerXL, **fields)
+    compressive = build(CompressiveTransformer, compressed=0, compression_rate=2, **fields)
+    compressive.load_state_dict(model.state_dict(), strict=False)  # a compressor that nothing uses may be left over
+    tokens = laws.random_tokens(29)
+    with torch.no_grad():
+        cuts = laws.ragged_cuts(29, longest=9)
+        laws.assert_same(outputs(compressive, tokens, cuts), outputs(model, tokens, cuts))
+
+
+@pytest.mark.parametrize("attention", ["fused", "reference"])
+@pytest.mark.parametrize("compression", ["max", "mean"])
+def test_pooling_at_rate_one_is_a_longer_memory(compression: str, attention: str) -> None:
+    fields = {"window": 4, "attention": attention}
+    model = build(TransformerXL, memory=9, **fields)
+    compressive = build(
+        CompressiveTransformer, memory=4, compressed=5, compression=compression, compression_rate=1, **fields
+    )
+    compressive.load_state_dict(model.state_dict(), strict=False)
+    tokens = laws.random_tokens(33)
+    with torch.no_grad():
+        cuts = laws.ragged_cuts(33, longest=9)
+        laws.assert_same(outputs(compressive, tokens, cuts), outputs(model, tokens, cuts))
+
+
+@pytest.mark.parametrize("attention", ["fused", "reference"])
+@pytest.mark.parametrize(("window", "memory"), [(4, 4), (5, 3), (3, 7)])
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+def test_temporal_range(num_layers: int, window: int, memory: int, attention: str) -> None:
+    """The oldest input in reach changes the last output of a window, and the one before it changes nothing."""
+    fields = SIZES | {"num_layers": num_layers, "window": window, "memory": memory, "attention": attention}
+    torch.manual_seed(0)
+    model = laws.randomise(TransformerXL(TransformerXL.Config(**fields)))
+    last = (num_layers * (window + memory) // window + 1) * window + window - 1
+    edge = last
+    for _ in range(num_layers):
+        edge = edge // window * window - memory  # what one layer sees: its window, and the memory before it
+    assert edge >= 1 and last - edge < num_layers * (window + memory)
+    tokens = laws.random_tokens(last + 1, batch_size=1).repeat(3, 1)
+    for row, position in ((1, edge), (2, edge - 1)):
+        tokens[row, position] = (tokens[row, position] + 1) % laws.VOCAB_SIZE
+    with torch.no_grad():
+        original, inside, outside = (model(row[None], laws.fresh_state(model, 1)).hidden[0, last] for row in tokens)
+    assert (inside - original).abs().max() > 1e-13
+    assert torch.equal(outside, original)

@@ -1,0 +1,409 @@
+"""The laws that every registered model obeys, and the small models that they are tried on.
+
+A law is a function of one case. To bring a model of your own under the laws, add its small configurations to
+`CONFIGS`: `tests/test_laws.py` fails for a registered model that has none.
+
+Shape letters: B rows, T steps, D model width.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from waveform.engine import interface
+from waveform.engine.interface import State
+from waveform.models import registry
+
+VOCAB_SIZE = 11  # ids 0..10, and 11 begins an utterance
+_BATCH = 3
+
+_ATTENTION = {"num_layers": 2, "d_model": 16, "num_heads": 2, "d_feedforward": 24, "num_position_features": 8}
+_COMPRESSIVE = {**_ATTENTION, "window": 4, "memory": 4, "compressed": 4, "compression_rate": 2}
+_RAGGED = {**_ATTENTION, "window": 5, "memory": 7, "compressed": 3, "compression_rate": 3}
+
+CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
+    "compressive_transformer": {
+        "conv": _COMPRESSIVE,
+        "conv-ragged": _RAGGED,
+        "conv-post-reference": {**_RAGGED, "norm": "post", "attention": "reference"},
+        "conv-autoencode-contiguous": {
+            **_RAGGED,
+            "compression_loss": "autoencode",
+            "compressed_position": "contiguous",
+        },
+        "conv-zeros-reference": {**_COMPRESSIVE, "empty_memory": "zeros", "attention": "reference"},
+        "conv-no-loss": {**_COMPRESSIVE, "compression_loss": "none"},
+        "conv-no-memory": {**_RAGGED, "memory": 0},
+        "conv-short-memory": {**_RAGGED, "memory": 2, "norm": "post"},
+        "max": {**_RAGGED, "compression": "max"},
+        "mean-zeros-post": {**_COMPRESSIVE, "compression": "mean", "empty_memory": "zeros", "norm": "post"},
+        "most-used": {**_RAGGED, "compression": "most_used"},
+        "most-used-post-reference": {
+            **_COMPRESSIVE,
+            "compression": "most_used",
+            "norm": "post",
+            "attention": "reference",
+        },
+        "dilated": {**_RAGGED, "compression": "dilated"},
+        "dilated-autoencode-post": {
+            **_RAGGED,
+            "compression": "dilated",
+            "compression_loss": "autoencode",
+            "norm": "post",
+        },
+        "no-compressed": {**_RAGGED, "compressed": 0},
+    },
+    "transformer_xl": {
+        "pre": {**_ATTENTION, "window": 4, "memory": 6},
+        "post-reference": {**_ATTENTION, "window": 5, "memory": 3, "norm": "post", "attention": "reference"},
+        "zeros": {**_ATTENTION, "window": 4, "memory": 8, "empty_memory": "zeros"},
+        "no-memory": {**_ATTENTION, "window": 5, "memory": 0},
+    },
+    "wavenet": {
+        "strong": {
+            "num_stacks": 2,
+            "layers_per_stack": 3,
+            "kernel_size": 3,
+            "residual_channels": 12,
+            "gate_channels": 12,
+            "skip_channels": 8,
+        },
+        "classic": {
+            "num_stacks": 1,
+            "layers_per_stack": 3,
+            "kernel_size": 2,
+            "residual_channels": 12,
+            "gate_channels": 10,
+            "skip_channels": 8,
+        },
+    },
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One small configuration of a registered model."""
+
+    model: str
+    variant: str
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return CONFIGS[self.model][self.variant]
+
+    @property
+    def window(self) -> int:
+        """The model's window; for a model without one, just a length."""
+        return self.fields.get("window", 5)
+
+    def build(self) -> Any:
+        """The model at fp64, with parameters far enough from their initial values for each of them to matter."""
+        torch.manual_seed(0)
+        return randomise(registry.build(self.model, vocab_size=VOCAB_SIZE, **self.fields))
+
+    def __str__(self) -> str:
+        return f"{self.model}-{self.variant}"
+
+
+CASES = [Case(model, variant) for model, variants in CONFIGS.items() for variant in variants]
+
+
+def randomise(model: Any, *, std: float = 0.3) -> Any:
+    """Add noise to every parameter, so that no bias is zero and no two layers are alike; returns it at fp64."""
+    model = model.double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=std)
+    return model
+
+
+def random_tokens(num_steps: int, *, batch_size: int = _BATCH, seed: int = 1) -> Tensor:
+    """Input ids [B, num_steps], the begin-of-utterance id among them."""
+    return torch.randint(0, VOCAB_SIZE + 1, (batch_size, num_steps), generator=torch.Generator().manual_seed(seed))
+
+
+def fresh_state(model: Any, batch_size: int = _BATCH) -> State:
+    return model.init_state(batch_size, device="cpu", dtype=torch.float64)
+
+
+def ragged_cuts(num_steps: int, *, longest: int, seed: int = 2) -> list[int]:
+    """Random lengths from 1 to `longest` that add up to `num_steps`."""
+    generator = torch.Generator().manual_seed(seed)
+    cuts: list[int] = []
+    while (left := num_steps - sum(cuts)) > 0:
+        cuts.append(min(left, int(torch.randint(1, longest + 1, (), generator=generator))))
+    return cuts
+
+
+def even_cuts(num_steps: int, length: int) -> list[int]:
+    return [min(length, num_steps - start) for start in range(0, num_steps, length)]
+
+
+def run(model: Any, tokens: Tensor, state: State, cuts: Sequence[int]) -> tuple[Tensor, dict[str, Tensor], State]:
+    """Feed `tokens` in calls of the lengths `cuts`; returns all hidden vectors, summed losses and the last state."""
+    assert sum(cuts) == tokens.shape[1]
+    hiddens: list[Tensor] = []
+    losses: dict[str, Tensor] = {}
+    for part in tokens.split(list(cuts), dim=1):
+        hidden, state, aux = model(part, state)
+        hiddens.append(hidden)
+        for name, value in aux.items():
+            losses[name] = losses[name] + value if name in losses else value
+    return torch.cat(hiddens, 1), losses, state
+
+
+def mid_stream_state(model: Any, window: int) -> State:
+    """A state of three rows, each with another history and at another place within its window."""
+    state = fresh_state(model)
+    for num_steps, row in ((4 * window + 1, 1), (2 * window + 2, 2), (window - 1, None)):
+        _, _, state = run(model, random_tokens(num_steps, seed=num_steps), state, [num_steps])
+        if row is not None:
+            state = interface.reset_rows(state, fresh_state(model), torch.arange(_BATCH) == row)
+    return state
+
+
+@contextmanager
+def traced_embeddings(model: nn.Module) -> Iterator[list[Tensor]]:
+    """The outputs of the embedding of each call inside the `with`, in order, with their gradients kept."""
+    outputs: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        output.retain_grad()
+        outputs.append(output)
+
+    handles = [module.register_forward_hook(keep) for module in model.modules() if isinstance(module, nn.Embedding)]
+    assert handles, "the laws find a model's inputs by its nn.Embedding"
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def clone(state: State) -> State:
+    return interface.map_state(torch.clone, state)
+
+
+def assert_same(actual: Tensor, expected: Tensor, *, atol: float = 1e-10) -> None:
+    torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
+
+
+# 1. Causality
+
+
+def check_causality(case: Case) -> None:
+    """The gradient of the output at t with respect to the inputs after t is exactly zero."""
+    model = case.build()
+    model.carry_gradient = True  # the most paths that there can be
+    tokens = random_tokens(2 * case.window + 3)
+    for state in (fresh_state(model), interface.detach(mid_stream_state(model, case.window))):
+        with traced_embeddings(model) as embeddings:
+            hidden = model(tokens, state).hidden
+        assert sum(part.shape[1] for part in embeddings) == tokens.shape[1]
+        weights = torch.randn_like(hidden)
+        for t in range(tokens.shape[1]):
+            output = (hidden[:, t] * weights[:, t]).sum()
+            found = torch.autograd.grad(output, embeddings, retain_graph=True, materialize_grads=True)
+            gradient = torch.cat(found, 1)
+            assert not gradient[:, t + 1 :].any(), f"the output at {t} depends on a later input"
+            assert gradient[:, t].any(-1).all(), f"the output at {t} does not depend on its own input"
+
+
+# 2. Chunks
+
+
+def check_chunks(case: Case) -> None:
+    """However a stream is cut, its outputs are the same."""
+    model, window = case.build(), case.window
+    num_steps = 6 * window + window // 2 + 1
+    tokens = random_tokens(num_steps)
+    cuts = {
+        "ones": [1] * num_steps,
+        "ragged": ragged_cuts(num_steps, longest=2 * window + 1),
+        "short": ragged_cuts(num_steps, longest=3),
+        "windows": even_cuts(num_steps, window),
+        "all but one": [1, num_steps - 1],
+    }
+    with torch.no_grad():
+        for start in (fresh_state(model), mid_stream_state(model, window)):
+            expected, _, _ = run(model, tokens, clone(start), [num_steps])
+            assert expected.shape[:2] == tokens.shape
+            for name, lengths in cuts.items():
+                actual, _, _ = run(model, tokens, clone(start), lengths)
+                torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def check_decoder(case: Case) -> None:
+    """Stepping the model's own decoder equals teacher forcing, from a fresh and from a mid-window state."""
+    model, window = case.build(), case.window
+    tokens = random_tokens(6 * window + 2)
+    with torch.no_grad():
+        for start in (fresh_state(model), mid_stream_state(model, window)):
+            expected = model.head.logits(model(tokens, clone(start)).hidden)
+            decoder = interface.decoder(model, clone(start))
+            actual = torch.stack([decoder.step(tokens[:, t]).clone() for t in range(tokens.shape[1])], 1)
+            assert_same(actual, expected)
+
+
+# 3. State
+
+
+def check_state(case: Case) -> None:
+    """State keeps its shapes and dtypes whatever T is, and a call leaves the state that it was given as it was."""
+    model, window = case.build(), case.window
+    state = fresh_state(model)
+    described = [(tensor.shape, tensor.dtype) for tensor in interface.state_tensors(state)]
+    assert all(shape[0] == _BATCH for shape, _ in described), "state is batch first"
+    with torch.no_grad():
+        for num_steps in (1, 2, window - 1, window, window + 1, 5 * window + 2, 1):
+            before = clone(state)
+            new = model(random_tokens(num_steps, seed=num_steps), state).state
+            assert type(new) is type(state)
+            assert [(tensor.shape, tensor.dtype) for tensor in interface.state_tensors(new)] == described
+            for kept, original in zip(interface.state_tensors(state), interface.state_tensors(before), strict=True):
+                assert torch.equal(kept, original), "forward changed the state that came in"
+            state = new
+
+
+# 4. Gradient in state
+
+
+def check_gradient_in_state(case: Case) -> None:
+    """Returned state carries gradient if, and only if, BPTT is asked for."""
+    model, window = case.build(), case.window
+    assert model.carry_gradient is False
+    for carry in (False, True):
+        model.carry_gradient = carry
+        # The first call ends inside a window, so that there is something to remember even without a memory.
+        for num_steps in (window - 1, 3 * window + 2):
+            with traced_embeddings(model) as embeddings:
+                first = model(random_tokens(num_steps), fresh_state(model))
+                num_first = len(embeddings)
+                second = model(random_tokens(window + 1, seed=5), first.state)
+            assert any(tensor.requires_grad for tensor in interface.state_tensors(first.state)) == carry
+            (second.hidden * torch.randn_like(second.hidden)).sum().backward()
+            reached = [part.grad is not None and bool(part.grad.any()) for part in embeddings]
+            assert any(reached[:num_first]) == carry
+            assert all(reached[num_first:])
+
+
+# 5. Rows
+
+
+def check_rows_are_independent(case: Case) -> None:
+    """What the other rows hold changes nothing in a row."""
+    model, window = case.build(), case.window
+    first, second = random_tokens(5 * window + 2), random_tokens(5 * window + 2, seed=7)
+    second[1] = first[1]
+    with torch.no_grad():
+        cuts = ragged_cuts(first.shape[1], longest=2 * window)
+        expected, losses, _ = run(model, first, mid_stream_state(model, window), cuts)
+        actual, other_losses, _ = run(model, second, mid_stream_state(model, window), cuts)
+    assert not torch.equal(actual[0], expected[0])
+    assert_same(actual[1], expected[1], atol=1e-12)
+    for name, value in losses.items():
+        assert_same(other_losses[name][1], value[1], atol=1e-12)
+
+
+def check_reset_rows(case: Case) -> None:
+    """Rows that are reset at different moments equal fresh rows, wherever in their windows the others stand."""
+    model, window = case.build(), case.window
+    tokens = random_tokens(12 * window)
+    cuts = ragged_cuts(tokens.shape[1], longest=2 * window, seed=3)
+    starts = [0, *itertools.accumulate(cuts)]
+    # Never the same call for two rows, and once right after another reset.
+    resets = {2: [0], 4: [1], 5: [1], 6: [2], 8: [0]}
+    assert len(cuts) > max(resets)
+    begins: dict[int, list[int]] = {row: [0] for row in range(_BATCH)}
+    state, hiddens, losses = fresh_state(model), [], []
+    with torch.no_grad():
+        for call, part in enumerate(tokens.split(cuts, dim=1)):
+            if call in resets:
+                rows = torch.zeros(_BATCH, dtype=torch.bool)
+                rows[resets[call]] = True
+                state = interface.reset_rows(state, fresh_state(model), rows)
+                for row in resets[call]:
+                    begins[row].append(starts[call])
+            hidden, state, aux = model(part, state)
+            hiddens.append(hidden)
+            losses.append(aux)
+        actual = torch.cat(hiddens, 1)
+        assert len({(tokens.shape[1] - begins[row][-1]) % window for row in begins}) > 1, "all rows in one phase"
+        for row, marks in begins.items():
+            for begin, end in itertools.pairwise([*marks, tokens.shape[1]]):
+                expected, aux, _ = run(model, tokens[row : row + 1, begin:end], fresh_state(model, 1), [end - begin])
+                assert_same(actual[row, begin:end], expected[0])
+                for name, value in aux.items():
+                    calls = range(starts.index(begin), starts.index(end))
+                    assert_same(torch.stack([losses[call][name][row] for call in calls]).sum(), value[0])
+
+
+# 6. Gradient of parameters
+
+
+def _split_parameters(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The named parameters of the trunk (head included), and those of the compressor."""
+    ids = {id(parameter) for parameter in model.compressor_parameters()}
+    named = dict(model.named_parameters())
+    assert ids <= {id(parameter) for parameter in named.values()}
+    trunk = {name: parameter for name, parameter in named.items() if id(parameter) not in ids}
+    return trunk, {name: parameter for name, parameter in named.items() if id(parameter) in ids}
+
+
+def _assert_reached(parameters: dict[str, Tensor], what: str) -> None:
+    missed = [name for name, p in parameters.items() if p.grad is None or not p.grad.any()]
+    assert not missed, f"{what} does not reach {missed}"
+
+
+def _assert_not_reached(parameters: dict[str, Tensor], what: str) -> None:
+    reached = [name for name, p in parameters.items() if p.grad is not None and bool(p.grad.any())]
+    assert not reached, f"{what} reaches {reached}"
+
+
+def check_gradients_of_parameters(case: Case) -> None:
+    """The task loss reaches all and only the trunk, the compression loss all and only the compressor, for good."""
+    model, window = case.build(), case.window
+    trunk, compressor = _split_parameters(model)
+    state = fresh_state(model)
+    num_compressions = 0
+    for num_windows in (1, 1, 1, 1, 1, 1, 1, 3):
+        tokens = random_tokens(num_windows * window, seed=num_compressions)
+        step = model(tokens, state)
+        state = step.state
+        targets = random_tokens(tokens.shape[1], seed=11).clamp(max=VOCAB_SIZE - 1)
+        model.zero_grad()
+        model.head.nll(step.hidden, targets).mean().backward(retain_graph=True)
+        _assert_reached(trunk, "the task loss")
+        _assert_not_reached(compressor, "the task loss")
+        for name, loss in step.aux_losses.items():
+            assert loss.shape == (_BATCH,)
+            if loss.requires_grad:
+                model.zero_grad()
+                loss.mean().backward(retain_graph=True)
+                _assert_not_reached(trunk, f"the {name} loss")
+                if bool(loss.detach().any()):
+                    _assert_reached(compressor, f"the {name} loss")
+                    num_compressions += num_windows
+        assert all(parameter.requires_grad for parameter in model.parameters())
+    if compressor and case.fields.get("compression_loss") != "none":
+        assert num_compressions > 3
+
+
+def check_task_loss_alone(case: Case) -> None:
+    """With BPTT and no compression loss, the task loss trains the compressor too."""
+    model, window = case.build(), case.window
+    model.carry_gradient = True
+    trunk, compressor = _split_parameters(model)
+    assert compressor
+    tokens = random_tokens(6 * window)
+    for cuts in (even_cuts(6 * window, window), [6 * window]):
+        model.zero_grad()
+        hidden, losses, _ = run(model, tokens, fresh_state(model), cuts)
+        assert not any(loss.requires_grad for loss in losses.values())
+        model.head.nll(hidden, tokens.clamp(max=VOCAB_SIZE - 1)).mean().backward()
+        _assert_reached(trunk | compressor, "the task loss")

@@ -1,0 +1,293 @@
+"""The Compressive Transformer against its naive reference (`tests.references.compressive_transformer`), at fp64."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from waveform.models.compressive_transformer import CompressiveTransformer
+
+from tests import laws
+from tests.references import compressive_transformer as reference
+
+Config = CompressiveTransformer.Config
+
+COMPRESSIONS = ("conv", "max", "mean", "most_used", "dilated")
+
+
+def small(**fields: Any) -> Any:
+    """A config with every size different, window and memory indivisible by the rate."""
+    sizes = {"num_layers": 2, "d_model": 12, "num_heads": 3, "d_feedforward": 20, "num_position_features": 8}
+    memories = {"window": 5, "memory": 7, "compressed": 4, "compression_rate": 2}
+    return Config(vocab_size=laws.VOCAB_SIZE, **(sizes | memories | fields))
+
+
+def build(config: Any) -> Any:
+    torch.manual_seed(0)
+    return laws.randomise(CompressiveTransformer(config))
+
+
+def assert_equals_reference(config: Any, *, num_windows: int = 7) -> None:
+    """Hidden vectors, logits and compression loss of a ragged run equal the reference's."""
+    model = build(config)
+    # The last window stays open, so that it does not matter in which call a boundary is dealt with.
+    num_steps = num_windows * config.window + 1
+    tokens = laws.random_tokens(num_steps, batch_size=2)
+    with torch.no_grad():
+        expected = reference.run(model, config, tokens)
+        cuts = laws.ragged_cuts(num_steps, longest=2 * config.window + 1)
+        actual, losses, _ = laws.run(model, tokens, laws.fresh_state(model, 2), cuts)
+        laws.assert_same(actual, expected.hidden)
+        laws.assert_same(
+            model.head.logits(actual),
+            expected.hidden @ model.head.projection.weight.T + model.head.projection.bias,
+        )
+    if "compression" in losses:
+        laws.assert_same(losses["compression"], expected.aux.sum(1))
+    else:
+        assert not expected.aux.any()
+
+
+@pytest.mark.parametrize("attention", ["fused", "reference"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_equals_reference(compression: str, norm: str, attention: str) -> None:
+    assert_equals_reference(small(compression=compression, norm=norm, attention=attention))
+
+
+GEOMETRIES = {
+    "all equal": {"window": 4, "memory": 4, "compressed": 4, "compression_rate": 2},
+    "memory of several windows": {"window": 3, "memory": 9, "compressed": 2, "compression_rate": 3},
+    "memory shorter than window": {"window": 6, "memory": 2, "compressed": 5, "compression_rate": 4},
+    "rate above window": {"window": 3, "memory": 4, "compressed": 3, "compression_rate": 5},
+    "window evicts more groups than fit": {"window": 6, "memory": 6, "compressed": 1, "compression_rate": 2},
+    "no memory": {"memory": 0},
+    "no compressed memory": {"compressed": 0},
+    "window alone": {"memory": 0, "compressed": 0},
+    "window of one": {"window": 1, "memory": 3, "compressed": 2},
+}
+
+
+@pytest.mark.parametrize("attention", ["fused", "reference"])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_equals_reference_in_every_geometry(geometry: str, attention: str) -> None:
+    config = small(**GEOMETRIES[geometry], attention=attention)
+    assert_equals_reference(config, num_windows=max(7, 14 // config.window))
+
+
+@pytest.mark.parametrize("attention", ["fused", "reference"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_contiguous_positions(compression: str, attention: str) -> None:
+    assert_equals_reference(small(compression=compression, compressed_position="contiguous", attention=attention))
+
+
+@pytest.mark.parametrize("position", ["time", "contiguous"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_empty_memory_of_zeros(compression: str, position: str) -> None:
+    sizes = {"window": 4, "memory": 6, "compressed": 5, "empty_memory": "zeros"}
+    for norm, attention in (("pre", "fused"), ("post", "reference")):
+        assert_equals_reference(
+            small(compression=compression, compressed_position=position, norm=norm, attention=attention, **sizes)
+        )
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_equals_reference_at_random(data: st.DataObject) -> None:
+    draw = data.draw
+    compression = draw(st.sampled_from(COMPRESSIONS))
+    window = draw(st.integers(1, 6))
+    config = small(
+        num_layers=draw(st.integers(1, 2)),
+        num_position_features=2 * draw(st.integers(1, 5)),
+        window=window,
+        memory=draw(st.integers(window if compression == "most_used" else 0, 9)),
+        compressed=draw(st.integers(0, 5)),
+        compression=compression,
+        compression_rate=draw(st.integers(1, 4)),
+        compression_loss=draw(st.sampled_from(["attention", "autoencode", "none"])),
+        norm=draw(st.sampled_from(["pre", "post"])),
+        attention=draw(st.sampled_from(["fused", "reference"])),
+        compressed_position=draw(st.sampled_from(["time", "contiguous"])),
+    )
+    assert_equals_reference(config, num_windows=max(4, 20 // window))
+
+
+# Gradients
+
+
+def assert_gradients(parameters: dict[str, Tensor], expected: tuple[Tensor | None, ...]) -> None:
+    for (name, parameter), gradient in zip(parameters.items(), expected, strict=True):
+        assert gradient is not None and parameter.grad is not None, name
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-10, rtol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("loss", ["attention", "autoencode"])
+@pytest.mark.parametrize("compression", ["conv", "dilated", "mean"])
+def test_compression_loss_equals_reference(compression: str, loss: str, norm: str) -> None:
+    config = small(compression=compression, compression_loss=loss, norm=norm)
+    model = build(config)
+    tokens = laws.random_tokens(6 * config.window + 2, batch_size=2)
+    expected = reference.run(model, config, tokens)
+    assert (expected.aux[:, 2:] > 1e-3).all()
+    weights = torch.tensor([1.0, 3.0], dtype=torch.float64)  # a row's loss must be its own
+    compressor = set(model.compressor_parameters())
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter in compressor}
+    assert bool(named) == (compression != "mean" or loss == "autoencode")
+    if named:
+        gradients = torch.autograd.grad((weights * expected.aux.sum(1)).sum(), list(named.values()))
+    for cuts in ([tokens.shape[1]], laws.ragged_cuts(tokens.shape[1], longest=7)):
+        model.zero_grad()
+        _, losses, _ = laws.run(model, tokens, laws.fresh_state(model, 2), cuts)
+        laws.assert_same(losses["compression"], expected.aux.sum(1))
+        if named:
+            (weights * losses["compression"]).sum().backward()
+            assert_gradients(named, gradients)
+
+
+def test_loss_of_a_call_is_the_sum_over_its_boundaries() -> None:
+    config = small()
+    model = build(config)
+    tokens = laws.random_tokens(6 * config.window, batch_size=2)
+    expected = reference.run(model, config, tokens).aux
+    state = laws.fresh_state(model, 2)
+    for i, part in enumerate(tokens.split(2 * config.window, 1)):
+        _, state, aux = model(part, state)
+        laws.assert_same(aux["compression"], expected[:, 2 * i : 2 * i + 2].sum(1))
+
+
+@pytest.mark.parametrize("attention", ["fused", "reference"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_gradient_of_the_task_equals_reference(norm: str, attention: str) -> None:
+    config = small(norm=norm, attention=attention)
+    model = build(config)
+    tokens = laws.random_tokens(6 * config.window, batch_size=2)
+    weights = torch.randn(2, tokens.shape[1], config.d_model, dtype=torch.float64)
+    compressor = set(model.compressor_parameters())
+    trunk = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter not in compressor and not name.startswith("head.")
+    }
+    expected = reference.run(model, config, tokens).hidden
+    gradients = torch.autograd.grad((weights * expected).sum(), list(trunk.values()))
+    cuts = laws.even_cuts(tokens.shape[1], config.window)
+    actual, _, _ = laws.run(model, tokens, laws.fresh_state(model, 2), cuts)
+    (weights * actual).sum().backward()
+    assert_gradients(trunk, gradients)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_gradient_through_time_equals_reference(compression: str) -> None:
+    config = small(compression=compression, compression_loss="none")
+    model = build(config)
+    model.carry_gradient = True
+    tokens = laws.random_tokens(5 * config.window + 2, batch_size=2)
+    weights = torch.randn(2, tokens.shape[1], config.d_model, dtype=torch.float64)
+    parameters = {name: p for name, p in model.named_parameters() if not name.startswith("head.")}
+    if compression == "dilated":
+        assert any("convolutions" in name for name in parameters)
+    expected = reference.run(model, config, tokens, cut_gradient=False).hidden
+    # The last compression's output is never attended to in this stream, yet earlier ones reach every parameter.
+    gradients = torch.autograd.grad((weights * expected).sum(), list(parameters.values()))
+    for cuts in ([tokens.shape[1]], laws.ragged_cuts(tokens.shape[1], longest=8)):
+        model.zero_grad()
+        actual, _, _ = laws.run(model, tokens, laws.fresh_state(model, 2), cuts)
+        (weights * actual).sum().backward()
+        assert_gradients(parameters, gradients)
+
+
+@pytest.mark.parametrize("position", ["time", "contiguous"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_fused_and_reference_attention_have_one_gradient(norm: str, position: str) -> None:
+    gradients = []
+    for attention in ("fused", "reference"):
+        model = build(small(norm=norm, attention=attention, compressed_position=position))
+        tokens = laws.random_tokens(40)
+        hidden = model(tokens, laws.fresh_state(model)).hidden
+        model.head.nll(hidden, tokens.clamp(max=laws.VOCAB_SIZE - 1)).sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    fused, textbook = gradients
+    assert fused.keys() == textbook.keys()
+    for name, gradient in fused.items():
+        laws.assert_same(gradient, textbook[name])
+
+
+# Temporal range
+
+
+def oldest_input(config: Any, position: int) -> int:
+    """The oldest position whose token reaches the output at `position`.
+
+    A query sees from the start of its window, s, back over the memory and `compressed` whole groups:
+    c * (floor((s - n_m) / c) - n_cm). What it sees there saw as far back again, one layer below. So a layer adds
+    n_m + c * n_cm, rounded out to windows and groups, and only the first the place within the window: less than
+    l * (window + n_m + c * n_cm) in all.
+    """
+    for _ in range(config.num_layers):
+        start = position // config.window * config.window
+        evicted = start - config.memory
+        position = (evicted // config.compression_rate - config.compressed) * config.compression_rate
+    return position
+
+
+@pytest.mark.parametrize("attention", ["fused", "reference"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"window": 4, "memory": 4, "compressed": 2, "compression_rate": 2},
+        {"window": 5, "memory": 3, "compressed": 2, "compression_rate": 3},
+        {"window": 3, "memory": 6, "compressed": 3, "compression_rate": 2},
+        {"window": 3, "memory": 0, "compressed": 1, "compression_rate": 4},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+def test_temporal_range(num_layers: int, sizes: dict[str, int], attention: str) -> None:
+    config = small(num_layers=num_layers, attention=attention, **sizes)
+    model = build(config)
+    span = config.memory + config.compression_rate * config.compressed
+    bound = num_layers * (config.window + span)
+    last = (bound // config.window + 1) * config.window + config.window - 1  # the last position of its window
+    edge = oldest_input(config, last)
+    assert edge >= 1 and last - edge < bound
+    if sizes["window"] == sizes["memory"] == 4:
+        assert last - edge == num_layers * span + config.window - 1
+
+    def output(position: int, *, change: bool) -> Tensor:
+        tokens = laws.random_tokens(last + 1, batch_size=1)
+        if change:
+            tokens[0, position] = (tokens[0, position] + 1) % laws.VOCAB_SIZE
+        with torch.no_grad():
+            return model(tokens, laws.fresh_state(model, 1)).hidden[0, last]
+
+    original = output(edge, change=False)
+    assert (output(edge, change=True) - original).abs().max() > 1e-13, "the oldest input in reach has no effect"
+    assert torch.equal(output(edge - 1, change=True), original), "an input out of reach has an effect"
+
+
+def test_rows_at_different_phases_compress_apart() -> None:
+    """Rows that compress in different calls, and different numbers of slots, equal the reference row by row."""
+    for compression in COMPRESSIONS:
+        config = small(compression=compression, compression_rate=3)
+        model = build(config)
+        tokens = laws.random_tokens(40)
+        starts = (0, 3, 11)
+        with torch.no_grad():
+            state, hiddens, losses = laws.fresh_state(model), [], []
+            for begin, end in itertools.pairwise((0, 3, 11, 12, 25, 26, 33, 40)):
+                reset = torch.tensor([begin > 0 and begin == start for start in starts])
+                state = laws.interface.reset_rows(state, laws.fresh_state(model), reset)
+                hidden, state, aux = model(tokens[:, begin:end], state)
+                hiddens.append(hidden)
+                losses.append((begin, aux["compression"]))
+            for row, start in enumerate(starts):
+                expected = reference.run(model, config, tokens[row : row + 1, start:])
+                laws.assert_same(torch.cat(hiddens, 1)[row, start:], expected.hidden[0])
+                total = sum(float(loss[row]) for begin, loss in losses if begin >= start)
+                boundaries = (40 - start) // config.window
+                assert total == pytest.approx(float(expected.aux[0, :boundaries].sum()), abs=1e-10)

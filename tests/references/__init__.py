@@ -1,0 +1,1 @@
+"""Naive implementations, written from the papers, that the models are compared with."""

@@ -1,0 +1,273 @@
+"""The Compressive Transformer (Rae et al. 2019) as slow, plain loops: the oracle of the real model.
+
+One row at a time, one query at a time; memories are Python lists of slots that know their own time, so there are no
+masks, no counters, no shifts and no batch. Every query computes R(t_i - t_j) afresh for every slot that it sees. Only
+parameters are taken from the model under test; not one of its methods is called.
+
+Shape letters: D model width, H heads, d = D / H, P position features, N slots, c compression rate.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass
+class Slot:
+    """One vector to attend to."""
+
+    vector: Tensor  # [D]
+    time: float
+    received: list[Tensor] = field(default_factory=list)  # attention, mean over heads, of each query while in memory
+
+
+@dataclass
+class LayerMemory:
+    """What one layer of one row remembers; every list is oldest first."""
+
+    memory: list[Slot]
+    compressed: list[Slot]
+    leftovers: list[Slot]  # evicted, too few to compress yet, attended by nobody
+    num_evicted: int  # positions before this one have left the memory
+    num_groups: int  # number (position // c) of the next group to compress
+
+
+@dataclass
+class Reference:
+    """What the naive model computes for a whole stream."""
+
+    hidden: Tensor  # [B, T, D]
+    aux: Tensor  # [B, whole windows]: the compression loss of each boundary, zero where nothing is compressed
+    rows: list[list[LayerMemory]]  # [B][layers], after the last whole window
+
+
+def run(model: Any, config: Any, tokens: Tensor, *, cut_gradient: bool = True) -> Reference:
+    """Run every row of `tokens` [B, T] from a fresh state.
+
+    cut_gradient: no gradient crosses a window boundary, as when every call is one window; otherwise the whole stream
+    is one graph (of which the compressor is a part only where it has no loss of its own).
+    """
+    hiddens, losses, rows = [], [], []
+    for row in tokens:
+        hidden, aux, memories = _run_row(model, config, row, cut_gradient=cut_gradient)
+        hiddens.append(torch.stack(hidden))
+        losses.append(torch.stack(aux) if aux else hidden[0].new_zeros(0))
+        rows.append(memories)
+    return Reference(torch.stack(hiddens), torch.stack(losses), rows)
+
+
+def _run_row(
+    model: Any, config: Any, tokens: Tensor, *, cut_gradient: bool
+) -> tuple[list[Tensor], list[Tensor], list[LayerMemory]]:
+    memories = [_initial_memory(model, config) for _ in model.layers]
+    hidden: list[Tensor] = []
+    aux: list[Tensor] = []
+    for start in range(0, len(tokens), config.window):
+        window = tokens[start : start + config.window]
+        vectors = [model.embedding.weight[token] for token in window]
+        inputs = []
+        for layer, memory in zip(model.layers, memories, strict=True):
+            inputs.append([Slot(vector, float(start + i)) for i, vector in enumerate(vectors)])
+            vectors = _layer(layer, config, inputs[-1], memory)
+        hidden += [_normalise(model.final_norm, vector) if config.norm == "pre" else vector for vector in vectors]
+        if len(window) == config.window:
+            losses = [
+                _end_window(layer, config, slots, memory, cut_gradient=cut_gradient)
+                for layer, slots, memory in zip(model.layers, inputs, memories, strict=True)
+            ]
+            aux.append(sum(losses, torch.zeros_like(losses[0])) / len(losses))
+    return hidden, aux, memories
+
+
+def _initial_memory(model: Any, config: Any) -> LayerMemory:
+    if config.empty_memory == "mask":
+        return LayerMemory([], [], [], num_evicted=0, num_groups=0)
+    # A stream of zero vectors that began long ago: negative times, and negative group numbers.
+    assert config.window % config.compression_rate == 0 and config.memory % config.compression_rate == 0
+    c, zero = config.compression_rate, torch.zeros_like(model.embedding.weight[0])
+    num_groups = -config.memory // c
+    compressed = [Slot(zero, group * c + (c - 1) / 2) for group in range(num_groups - config.compressed, num_groups)]
+    memory = [Slot(zero, float(time)) for time in range(-config.memory, 0)]
+    return LayerMemory(memory, compressed, [], num_evicted=-config.memory, num_groups=num_groups)
+
+
+# The layer
+
+
+def _layer(layer: Any, config: Any, window: list[Slot], memory: LayerMemory) -> list[Tensor]:
+    if config.compressed_position == "contiguous":
+        for age, slot in enumerate(reversed(memory.compressed)):
+            slot.time = float(memory.num_evicted - 1 - age)
+    outputs = []
+    for i, query in enumerate(window):
+        h = query.vector
+        attended = _attend(layer, config, query, memory, window[: i + 1])
+        if config.norm == "pre":
+            a = h + attended
+            outputs.append(a + _feedforward(layer, _normalise(layer.feedforward_norm, a)))
+        else:
+            a = _normalise(layer.attention_norm, h + attended)
+            outputs.append(_normalise(layer.feedforward_norm, a + _feedforward(layer, a)))
+    return outputs
+
+
+def _attend(layer: Any, config: Any, query: Slot, memory: LayerMemory, window: list[Slot]) -> Tensor:
+    attention, num_heads = layer.attention, config.num_heads
+    seen = memory.compressed + memory.memory + window
+    q = (attention.query.weight @ _attention_input(layer, config, query.vector)).view(num_heads, -1)
+    k = torch.stack([attention.key.weight @ _attention_input(layer, config, slot.vector) for slot in seen])
+    v = torch.stack([attention.value.weight @ _attention_input(layer, config, slot.vector) for slot in seen])
+    r = torch.stack([attention.position.weight @ _r(query.time - slot.time, config, like=q) for slot in seen])
+    heads, received = [], []
+    for head in range(num_heads):
+        part = slice(head * q.shape[1], (head + 1) * q.shape[1])
+        content = k[:, part] @ (q[head] + attention.content_bias[head])
+        position = r[:, part] @ (q[head] + attention.position_bias[head])
+        weights = torch.softmax((content + position) / math.sqrt(q.shape[1]), 0)
+        heads.append(weights @ v[:, part])
+        received.append(weights.detach())
+    for slot, weight in zip(seen, sum(received) / num_heads, strict=True):  # type: ignore[arg-type]
+        slot.received.append(weight)
+    return attention.output.weight @ torch.cat(heads)
+
+
+def _r(distance: float, config: Any, *, like: Tensor) -> Tensor:
+    """The sinusoids of one distance [P]: sines, then cosines."""
+    features = config.num_position_features
+    angles = [distance * 10000 ** (-2 * m / features) for m in range(features // 2)]
+    return like.new_tensor([math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles])
+
+
+def _attention_input(layer: Any, config: Any, vector: Tensor) -> Tensor:
+    return _normalise(layer.attention_norm, vector) if config.norm == "pre" else vector
+
+
+def _feedforward(layer: Any, vector: Tensor) -> Tensor:
+    inner = layer.feedforward_in.weight @ vector + layer.feedforward_in.bias
+    gelu = inner * (1 + torch.erf(inner / math.sqrt(2))) / 2
+    return layer.feedforward_out.weight @ gelu + layer.feedforward_out.bias
+
+
+def _normalise(norm: nn.LayerNorm, vector: Tensor, *, cut_parameters: bool = False) -> Tensor:
+    weight, bias = (norm.weight.detach(), norm.bias.detach()) if cut_parameters else (norm.weight, norm.bias)
+    centred = vector - vector.mean()
+    return centred / torch.sqrt((centred**2).mean() + norm.eps) * weight + bias
+
+
+# The end of a window
+
+
+def _end_window(layer: Any, config: Any, window: list[Slot], memory: LayerMemory, *, cut_gradient: bool) -> Tensor:
+    """Shift the window into the memory and compress what falls out; returns this layer's compression loss."""
+    # A most-used slot's attention counts while it is in memory, not while it is in the window.
+    entering = [Slot(slot.vector.detach() if cut_gradient else slot.vector, slot.time) for slot in window]
+    kept = memory.memory + entering
+    num_leaving = max(0, len(kept) - config.memory)
+    leaving, memory.memory = kept[:num_leaving], kept[num_leaving:]
+    memory.num_evicted += num_leaving
+    no_loss = window[0].vector.new_zeros(())
+    if config.compressed == 0:
+        return no_loss
+
+    waiting = memory.leftovers + leaving
+    num_groups = len(waiting) // config.compression_rate
+    num_consumed = num_groups * config.compression_rate
+    consumed, memory.leftovers = waiting[:num_consumed], waiting[num_consumed:]
+    if num_groups == 0:
+        return no_loss
+    # A compressor with a loss of its own learns from that alone: neither way does another gradient pass it.
+    apart = cut_gradient or config.compression_loss != "none"
+    old = [slot.vector.detach() if apart else slot.vector for slot in consumed]
+    new = _compress(layer, config, consumed, old)
+    assert len(new) == num_groups
+    c = config.compression_rate
+    for i, vector in enumerate(new):
+        centre = (memory.num_groups + i) * c + (c - 1) / 2
+        memory.compressed.append(Slot(vector.detach() if apart else vector, centre))
+    memory.num_groups += num_groups
+    memory.compressed = memory.compressed[-config.compressed :]
+    if config.compression_loss == "attention":
+        return _attention_loss(layer, config, window, old, new)
+    if config.compression_loss == "autoencode":
+        return _autoencode_loss(layer, config, old, new)
+    return no_loss
+
+
+def _compress(layer: Any, config: Any, slots: list[Slot], vectors: list[Tensor]) -> list[Tensor]:
+    c = config.compression_rate
+    groups = [vectors[i : i + c] for i in range(0, len(vectors), c)]
+    match config.compression:
+        case "max":
+            return [torch.stack(group).max(0).values for group in groups]
+        case "mean":
+            return [torch.stack(group).mean(0) for group in groups]
+        case "most_used":
+            average = [float(sum(slot.received) / len(slot.received)) for slot in slots]  # type: ignore[arg-type]
+            most_used = sorted(range(len(slots)), key=lambda i: average[i], reverse=True)[: len(groups)]
+            return [vectors[i] for i in sorted(most_used)]
+        case "conv":
+            return [_strided(layer.compressor.convolution, group) for group in groups]
+        case "dilated":
+            for convolution in layer.compressor.convolutions:
+                vectors = [torch.relu(vector) for vector in _same(convolution, vectors)]
+            groups = [vectors[i : i + c] for i in range(0, len(vectors), c)]
+            return [_strided(layer.compressor.convolution, group) for group in groups]
+    raise AssertionError(config.compression)
+
+
+def _strided(convolution: nn.Conv1d, group: list[Tensor]) -> Tensor:
+    """One output of a convolution whose kernel and stride are the length of `group`."""
+    total = convolution.bias
+    for j, vector in enumerate(group):
+        total = total + convolution.weight[:, :, j] @ vector
+    return total
+
+
+def _same(convolution: nn.Conv1d, vectors: list[Tensor]) -> list[Tensor]:
+    """A dilated convolution with kernel 3, centred, with zeros on both sides."""
+    (dilation,) = convolution.dilation
+    outputs = []
+    for i in range(len(vectors)):
+        total = convolution.bias
+        for j, place in enumerate((i - dilation, i, i + dilation)):
+            if 0 <= place < len(vectors):
+                total = total + convolution.weight[:, :, j] @ vectors[place]
+        outputs.append(total)
+    return outputs
+
+
+# Compression losses: gradient reaches the compressor through `new`, and nothing else
+
+
+def _attention_loss(layer: Any, config: Any, window: list[Slot], old: list[Tensor], new: list[Tensor]) -> Tensor:
+    """Algorithm 2's attention reconstruction: content-only attention over exactly the slots just compressed."""
+
+    def attention_input(vector: Tensor) -> Tensor:
+        return _normalise(layer.attention_norm, vector, cut_parameters=True) if config.norm == "pre" else vector
+
+    def outputs(vectors: list[Tensor]) -> Tensor:
+        results = []
+        for slot in window:
+            q = layer.attention.query.weight.detach() @ attention_input(slot.vector.detach())
+            k = torch.stack([layer.attention.key.weight.detach() @ attention_input(vector) for vector in vectors])
+            v = torch.stack([layer.attention.value.weight.detach() @ attention_input(vector) for vector in vectors])
+            d = len(q) // config.num_heads
+            for head in range(config.num_heads):
+                part = slice(head * d, (head + 1) * d)
+                weights = torch.softmax(k[:, part] @ q[part] / math.sqrt(d), 0)
+                results.append(weights @ v[:, part])
+        return torch.stack(results)
+
+    return F.mse_loss(outputs(new), outputs([vector.detach() for vector in old]))
+
+
+def _autoencode_loss(layer: Any, config: Any, old: list[Tensor], new: list[Tensor]) -> Tensor:
+    decoder = layer.compressor.decoder
+    decoded = [
+        decoder.bias + vector @ decoder.weight[:, :, j] for vector in new for j in range(config.compression_rate)
+    ]
+    return F.mse_loss(torch.stack(decoded), torch.stack([vector.detach() for vector in old]))

@@ -1,0 +1,59 @@
+"""Every law on every registered model."""
+
+import pytest
+
+from tests import laws
+from waveform.models import registry
+
+every_case = pytest.mark.parametrize("case", laws.CASES, ids=str)
+
+
+def test_every_registered_model_has_cases() -> None:
+    assert set(registry.model_names()) == set(laws.CONFIGS), "add small configurations to tests/laws.py"
+
+
+@every_case
+def test_causality(case: laws.Case) -> None:
+    laws.check_causality(case)
+
+
+@every_case
+def test_chunks(case: laws.Case) -> None:
+    laws.check_chunks(case)
+
+
+@every_case
+def test_decoder_equals_teacher_forcing(case: laws.Case) -> None:
+    laws.check_decoder(case)
+
+
+@every_case
+def test_state_is_fixed(case: laws.Case) -> None:
+    laws.check_state(case)
+
+
+@every_case
+def test_state_carries_gradient_only_when_asked(case: laws.Case) -> None:
+    laws.check_gradient_in_state(case)
+
+
+@every_case
+def test_rows_are_independent(case: laws.Case) -> None:
+    laws.check_rows_are_independent(case)
+
+
+@every_case
+def test_a_reset_row_equals_a_fresh_one(case: laws.Case) -> None:
+    laws.check_reset_rows(case)
+
+
+@every_case
+def test_each_loss_reaches_its_own_parameters(case: laws.Case) -> None:
+    laws.check_gradients_of_parameters(case)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in laws.CASES if case.fields.get("compression_loss") == "none"], ids=str
+)
+def test_task_loss_alone_trains_the_compressor(case: laws.Case) -> None:
+    laws.check_task_loss_alone(case)
