@@ -100,7 +100,10 @@ def _nearest(key: str) -> str:
         config = compose_config()
     except UserError:  # the defaults always compose; a broken plug-in may spoil that
         return ""
-    known = [*config, *(f"{group}.{name}" for group, value in config.items() if isinstance(value, dict) for name in value)]
+    known = [
+        *config,
+        *(f"{group}.{name}" for group, value in config.items() if isinstance(value, dict) for name in value),
+    ]
     for name in model_names():
         known += [f"model.{field.name}" for field in dataclasses.fields(model_class(name).Config)]
     close = difflib.get_close_matches(key, sorted(set(known)), n=1)
