@@ -1,0 +1,218 @@
+"""WaveNet (van den Oord et al. 2016, arXiv 1609.03499), the baseline: tokens and state in, sums of skips out.
+
+    tokens -> embedding -> x -+-> causal dilated convolution -> tanh * sigmoid -+-> 1x1 residual -> + x -> next layer
+                                                                                +-> 1x1 skip, summed over the layers
+    sum of skips -> ReLU -> 1x1 -> ReLU -> 1x1 -> softmax        (the head)
+
+The papers leave channels, loss of the biases and initial values open; what is chosen here is said where it is done.
+
+Shape letters: B rows, T steps, L layers, K taps of a kernel, D dilation, H = (K - 1) * D steps of a layer's history,
+C residual channels, G gate channels, S skip channels, V classes. The trunk runs time first ([T, B, C], not [B, T, C]):
+a tap's input is then one block of memory, and every convolution one matrix product over the taps side by side.
+Measured on two CPU cores at 32 to 416 channels, that equals or beats `conv1d`, which is bound by the same products.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from waveform.engine.errors import UserError
+from waveform.engine.interface import Step
+from waveform.models.heads import SoftmaxHead
+
+_MAX_LAYERS_PER_STACK = 20  # a dilation of 2^19 steps is 22 s at 24 kHz; more is a slip of the pen
+
+
+@dataclass(frozen=True)
+class WaveNetConfig:
+    """Sizes of a WaveNet; the defaults are the strong baseline (39.6M parameters at 256 classes)."""
+
+    vocab_size: int  # V; the input has one id more, the begin of an utterance
+    num_stacks: int = 3  # how often the dilations are gone through
+    layers_per_stack: int = 10  # dilations 1, 2, 4, ... 2^(layers_per_stack - 1)
+    kernel_size: int = 3  # taps of a dilated convolution; 2 in the paper
+    residual_channels: int = 416  # C, width of the stream from layer to layer
+    gate_channels: int = 416  # G, width of tanh * sigmoid
+    skip_channels: int = 256  # S, width of the sum of skips and of the head
+
+    def __post_init__(self) -> None:
+        least = {"kernel_size": 2}
+        most = {"layers_per_stack": _MAX_LAYERS_PER_STACK}
+        for field, value in vars(self).items():
+            low, high = least.get(field, 1), most.get(field)
+            if type(value) is not int or value < low or (high is not None and value > high):
+                allowed = f"of at least {low}" if high is None else f"from {low} to {high}"
+                raise UserError(f"{field} is {value!r}; set it to a whole number {allowed}")
+
+    @property
+    def dilations(self) -> list[int]:
+        """Of every layer, first to last, in steps."""
+        return [2**layer for layer in range(self.layers_per_stack)] * self.num_stacks
+
+    @property
+    def histories(self) -> list[int]:
+        """H of every layer, first to last, in steps."""
+        return [(self.kernel_size - 1) * dilation for dilation in self.dilations]
+
+
+class WaveNetState(NamedTuple):
+    """The last inputs of every layer's convolution, zeros (the paper's padding) before the stream's first."""
+
+    fifos: tuple[Tensor, ...]  # L of [B, H, C], oldest first; H differs from layer to layer
+
+
+class WaveNetHead(nn.Module):
+    """ReLU -> 1x1 -> ReLU -> 1x1 -> softmax (section 2.4)."""
+
+    def __init__(self, skip_channels: int, *, vocab_size: int) -> None:
+        super().__init__()
+        self.mix = nn.Linear(skip_channels, skip_channels)
+        self.softmax = SoftmaxHead(skip_channels, vocab_size=vocab_size)
+        nn.init.normal_(self.mix.weight, std=math.sqrt(2 / skip_channels))
+        nn.init.zeros_(self.mix.bias)
+
+    def _features(self, hidden: Tensor) -> Tensor:
+        return self.mix(hidden.relu()).relu()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [B, T, S] -> logits [B, T, V]."""
+        return self.softmax.logits(self._features(hidden))
+
+    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """hidden [B, T, S], targets [B, T] -> NLL in nats [B, T], computed in at least fp32."""
+        return self.softmax.nll(self._features(hidden), targets)
+
+
+class WaveNet(nn.Module):
+    """The trunk and the head; see the module's docstring and `WaveNetConfig`."""
+
+    Config = WaveNetConfig
+
+    def __init__(self, config: WaveNetConfig) -> None:
+        super().__init__()
+        self.config, self.carry_gradient = config, False
+        taps, c, g = config.kernel_size, config.residual_channels, config.gate_channels
+        num_layers = len(config.dilations)
+        self.embedding = nn.Embedding(config.vocab_size + 1, c)
+        # Inputs: the taps side by side, oldest first. Outputs: tanh's half, then sigmoid's.
+        self.convolutions = nn.ModuleList(nn.Linear(taps * c, 2 * g) for _ in range(num_layers))
+        # The last layer has none: nothing reads its residual stream, so it would never train. No biases, because
+        # the next convolution's adds the same constant.
+        self.residuals = nn.ModuleList(nn.Linear(g, c, bias=False) for _ in range(num_layers - 1))
+        # The sum over layers of 1x1 projections, as one product with the gates of all layers side by side.
+        self.skip = nn.Linear(num_layers * g, config.skip_channels)
+        self.head = WaveNetHead(config.skip_channels, vocab_size=config.vocab_size)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Keep every sum near unit variance, however many layers there are: tanh * sigmoid of it has RMS 1/3."""
+        for convolution in self.convolutions:
+            nn.init.normal_(convolution.weight, std=convolution.in_features**-0.5)
+            nn.init.zeros_(convolution.bias)
+        for residual in self.residuals:
+            nn.init.normal_(residual.weight, std=3 * (residual.in_features * len(self.convolutions)) ** -0.5)
+        nn.init.normal_(self.skip.weight, std=3 * self.skip.in_features**-0.5)
+        nn.init.zeros_(self.skip.bias)
+
+    @property
+    def receptive_field(self) -> int:
+        """How many inputs, the newest included, an output depends on."""
+        return 1 + sum(self.config.histories)
+
+    def init_state(self, batch_size: int, *, device: torch.device | str, dtype: torch.dtype) -> WaveNetState:
+        """State of `batch_size` streams of which nothing has been read."""
+        c = self.config.residual_channels
+        return WaveNetState(
+            tuple(torch.zeros(batch_size, steps, c, device=device, dtype=dtype) for steps in self.config.histories)
+        )
+
+    def forward(self, tokens: Tensor, state: WaveNetState) -> Step:
+        """tokens [B, T] -> sums of skips [B, T, S] and the state after them, detached unless `carry_gradient`."""
+        num_steps = tokens.shape[1]
+        x_TBC = self.embedding(tokens.t())
+        gates, fifos = [], []
+        for layer, dilation in enumerate(self.config.dilations):
+            fifo_BHC = state.fifos[layer]
+            past_TBC = torch.cat([fifo_BHC.transpose(0, 1), x_TBC])  # [H + T, B, C]
+            # A copy: a view would keep all of `past` alive, and bloat a checkpoint.
+            last_BHC = past_TBC[num_steps:].transpose(0, 1).to(fifo_BHC.dtype).contiguous()
+            fifos.append(last_BHC if self.carry_gradient else last_BHC.detach())
+            starts = range(0, past_TBC.shape[0] - num_steps + 1, dilation)
+            z_TBG = self.convolutions[layer](torch.cat([past_TBC[s : s + num_steps] for s in starts], dim=-1))
+            tanh_half, sigmoid_half = z_TBG.chunk(2, dim=-1)
+            gates.append(tanh_half.tanh() * sigmoid_half.sigmoid())
+            if layer < len(self.residuals):
+                x_TBC = x_TBC + self.residuals[layer](gates[-1])
+        hidden_TBS = self.skip(torch.cat(gates, dim=-1))
+        return Step(hidden_TBS.transpose(0, 1), WaveNetState(tuple(fifos)), {})
+
+    def decoder(self, state: WaveNetState) -> "WaveNetDecoder":
+        """A decoder that continues from `state` with the weights as they are now."""
+        return WaveNetDecoder(self, state)
+
+
+class WaveNetDecoder:
+    """One token in, the next token's logits out. Ring buffers in place of FIFOs; few operations, as they cost the time.
+
+    What the older taps add is known before a step begins (Paine et al. 2016, "Fast WaveNet"), so one gather and one
+    batched product per tap serve all layers at once; only the newest tap waits for the layer below.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, model: WaveNet, state: WaveNetState) -> None:
+        config, self._head = model.config, model.head
+        c, g, older = config.residual_channels, config.gate_channels, config.kernel_size - 1
+        num_layers, num_rows = len(config.dilations), state.fifos[0].shape[0]
+        self._embedding = model.embedding.weight
+        # [L, K, C, 2G]
+        kernels = torch.stack([conv.weight.t().unflatten(0, (-1, c)) for conv in model.convolutions])
+        self._older_kernels = [kernels[:, tap].contiguous() for tap in range(older)]
+        self._newest_kernels = kernels[:, older].contiguous().unbind()
+        self._biases = torch.stack([conv.bias for conv in model.convolutions])[:, None]
+        self._residuals = [residual.weight.t().contiguous() for residual in model.residuals]
+        self._skip_weight, self._skip_bias = model.skip.weight.t().contiguous(), model.skip.bias
+
+        # All rings in one buffer [sum of H, B, C]. Step n stands at n mod H, so tap k (0 the oldest) of step n, which
+        # reads step n - (K - 1 - k) * D, stands at (n + k * D) mod H, and step n replaces what tap 0 read.
+        self._rings = torch.cat([fifo.transpose(0, 1) for fifo in state.fifos]).to(self._embedding.dtype)
+        lengths = torch.tensor(config.histories, device=self._rings.device)
+        dilations = torch.tensor(config.dilations, device=self._rings.device)
+        self._starts, self._lengths = lengths.cumsum(0) - lengths, lengths
+        self._lags = torch.arange(older, device=self._rings.device)[:, None] * dilations  # [K - 1, L]
+        self._slots = torch.empty_like(self._lags)
+        self._num_steps = 0
+
+        self._taps = self._rings.new_empty(older * num_layers, num_rows, c)
+        self._inputs = self._rings.new_empty(num_layers, num_rows, c)
+        self._z = self._rings.new_empty(num_layers, num_rows, 2 * g)
+        self._gates = self._rings.new_empty(num_rows, num_layers * g)
+        # Views are made once: making one costs as much as a small product.
+        self._flat_slots, self._oldest_slots = self._slots.view(-1), self._slots[0]
+        self._taps_of = self._taps.view(older, num_layers, num_rows, c).unbind()
+        self._input_of = self._inputs.unbind()
+        self._z_of = [(z, z[:, :g], z[:, g:]) for z in self._z]
+        self._gate_of = self._gates.split(g, dim=1)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """tokens [B] -> logits [B, V]."""
+        torch.add(self._lags, self._num_steps, out=self._slots)
+        self._slots.remainder_(self._lengths).add_(self._starts)
+        self._num_steps += 1
+        torch.index_select(self._rings, 0, self._flat_slots, out=self._taps)
+        z: Tensor = self._biases
+        for taps, kernels in zip(self._taps_of, self._older_kernels, strict=True):
+            z = torch.baddbmm(z, taps, kernels, out=self._z)
+
+        x = torch.index_select(self._embedding, 0, tokens, out=self._input_of[0])
+        for layer, (z, tanh_half, sigmoid_half) in enumerate(self._z_of):
+            z.addmm_(x, self._newest_kernels[layer])
+            gate = torch.mul(tanh_half.tanh_(), sigmoid_half.sigmoid_(), out=self._gate_of[layer])
+            if layer < len(self._residuals):
+                x = torch.addmm(x, gate, self._residuals[layer], out=self._input_of[layer + 1])
+        self._rings.index_copy_(0, self._oldest_slots, self._inputs)
+        hidden = torch.addmm(self._skip_bias, self._gates, self._skip_weight)
+        return self._head.logits(hidden)
