@@ -22,7 +22,7 @@ several GPUs:  torchrun --nproc-per-node=8 -m waveform train AUDIO_DIR --run RUN
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="waveform",
-        description="Model raw audio waveforms with the Compressive Transformer; compare with WaveNet and Transformer-XL.",
+        description="Model raw audio waveforms: Compressive Transformer, Transformer-XL and WaveNet.",
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
 

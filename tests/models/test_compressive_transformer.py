@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from waveform.models.compressive_transformer import CompressiveTransformer
 
 from tests import laws
 from tests.references import compressive_transformer as reference
+from waveform.models.compressive_transformer import CompressiveTransformer
 
 Config = CompressiveTransformer.Config
 
