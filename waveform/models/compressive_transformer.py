@@ -214,6 +214,11 @@ class CompressiveTransformer(nn.Module):
             return []
         return [parameter for layer in self._layers() for parameter in layer.compressor.parameters()]
 
+    @property
+    def trains_through_time(self) -> bool:
+        """Whether the compressor learns only from the task loss of later windows (train.unroll above 1)."""
+        return self.config.compression_loss == "none" and self.config.compressor_has_parameters
+
     def init_state(
         self, batch_size: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> CompressiveState:
