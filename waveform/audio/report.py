@@ -72,10 +72,7 @@ def format_report(report: dict[str, Any], *, title: str) -> str:
         f"  total       {_hours(report['hours'])} in {report['files']} files"
         + (f"; {len(report['refused'])} refused" if report["refused"] else "")
         + _others(report["other_files"]),
-        *(
-            f"  {name:<11} {_hours(part['hours'])} in {part['files']} files"
-            for name, part in report["splits"].items()
-        ),
+        *(f"  {name:<11} {_hours(part['hours'])} in {part['files']} files" for name, part in report["splits"].items()),
         f"  split       {report['split']}",
         f"  rates       {_list_counts(report['sample_rates_hz'], 'Hz')}",
         f"  channels    {_list_counts(report['channels'], '')}",
