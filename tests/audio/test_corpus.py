@@ -466,7 +466,7 @@ def test_a_full_disk_is_explained_and_survived(corpus_dir: Path, tmp_path: Path,
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     try:
-        with pytest.raises(UserError, match="cannot write .*: the file would exceed the size limit"):
+        with pytest.raises(UserError, match=r"cannot write .*: the file would exceed the size limit"):
             _prepare(corpus_dir, tmp_path / "data")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
