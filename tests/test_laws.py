@@ -47,13 +47,11 @@ def test_a_reset_row_equals_a_fresh_one(case: laws.Case) -> None:
     laws.check_reset_rows(case)
 
 
-@every_case
+@pytest.mark.parametrize("case", [case for case in laws.CASES if laws.trains_without_bptt(case)], ids=str)
 def test_each_loss_reaches_its_own_parameters(case: laws.Case) -> None:
     laws.check_gradients_of_parameters(case)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in laws.CASES if case.fields.get("compression_loss") == "none"], ids=str
-)
+@pytest.mark.parametrize("case", [case for case in laws.CASES if not laws.trains_without_bptt(case)], ids=str)
 def test_task_loss_alone_trains_the_compressor(case: laws.Case) -> None:
     laws.check_task_loss_alone(case)

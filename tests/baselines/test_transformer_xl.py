@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from baselines.transformer_xl import TransformerXL
-from waveform.models.compressive_transformer import CompressiveTransformer
 
+from baselines.transformer_xl import TransformerXL
 from tests import laws
 from tests.references import transformer_xl as reference
+from waveform.models.compressive_transformer import CompressiveTransformer
 
 SIZES: dict[str, Any] = {
     "vocab_size": laws.VOCAB_SIZE,
