@@ -1,0 +1,37 @@
+"""Compressive Transformer for raw audio waveforms, compared with WaveNet and Transformer-XL.
+
+`build` makes any registered model, `load` opens a trained run; `prepare`, `train`, `evaluate`, `sample` and `compare`
+are the functions behind the verbs of the `waveform` command. All are imported on first use, so that `import waveform`
+is instant and loads neither torch nor an audio library.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from waveform.audio.corpus import prepare as prepare
+    from waveform.compare import compare as compare
+    from waveform.engine.errors import UserError as UserError
+    from waveform.models.registry import build as build
+    from waveform.run import evaluate as evaluate
+    from waveform.run import load as load
+    from waveform.run import sample as sample
+    from waveform.run import train as train
+
+_HOMES = {
+    "UserError": "waveform.engine.errors",
+    "build": "waveform.models.registry",
+    "compare": "waveform.compare",
+    "evaluate": "waveform.run",
+    "load": "waveform.run",
+    "prepare": "waveform.audio.corpus",
+    "sample": "waveform.run",
+    "train": "waveform.run",
+}
+__all__ = list(_HOMES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'waveform' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -202,7 +202,8 @@ class TokenSet:
         """Hex digest of names and tokens; two sets with the same digest give comparable NLL."""
         digest = hashlib.blake2b(digest_size=16)
         for utterance, _ in self._entries:
-            digest.update(f"{utterance.name}\0{utterance.length}\0{utterance.digest}\n".encode())
+            entry = f"{utterance.name}\0{utterance.length}\0{utterance.digest}\n"
+            digest.update(entry.encode(errors="surrogateescape"))  # a file's name need not be valid UTF-8
         return digest.hexdigest()
 
     def read(self, index: int, *, start: int, stop: int) -> np.ndarray:

@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+import torch
+import torchaudio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from waveform.audio.mulaw import NUM_CLASSES, SILENCE, decode, encode
+
+_UNIT = st.floats(min_value=-1, max_value=1, width=32)
+
+
+def _naive_encode(samples: np.ndarray) -> np.ndarray:
+    """The textbook formula in fp64."""
+    companded = np.sign(samples) * np.log1p(255 * np.abs(samples)) / np.log1p(255)
+    return np.floor((companded + 1) / 2 * 255 + 0.5).astype(int)
+
+
+def test_every_class_survives_a_round_trip() -> None:
+    classes = torch.arange(NUM_CLASSES, dtype=torch.uint8)
+    assert torch.equal(encode(decode(classes)), classes)
+
+
+def test_silence_is_class_128() -> None:
+    assert SILENCE == 128
+    assert encode(torch.tensor([0.0, -0.0])).tolist() == [128, 128]
+
+
+def test_values_outside_the_range_are_clipped() -> None:
+    assert encode(torch.tensor([-7.0, -1.0, 1.0, 1.0001, 3e38])).tolist() == [0, 0, 255, 255, 255]
+
+
+def test_agrees_with_the_formula_in_fp64() -> None:
+    samples = np.linspace(-1, 1, 1_000_003).astype(np.float32)
+    exact = _naive_encode(samples.astype(np.float64))
+    distance = np.abs(encode(torch.from_numpy(samples)).numpy().astype(int) - exact)
+    assert distance.max() <= 1 and distance.sum() <= 3  # a sample may fall within fp32 rounding of a boundary
+
+
+def test_agrees_with_torchaudio() -> None:
+    samples = torch.linspace(-1, 1, 100_001, dtype=torch.float64).float()
+    theirs = torchaudio.functional.mu_law_encoding(samples.double(), NUM_CLASSES)
+    assert (encode(samples) != theirs).sum() <= 1
+    classes = torch.arange(NUM_CLASSES)
+    torch.testing.assert_close(decode(classes), torchaudio.functional.mu_law_decoding(classes, NUM_CLASSES))
+
+
+def test_the_neighbourhood_of_every_boundary_is_exact() -> None:
+    companded = (2 * np.arange(1, 256) - 1) / 255 - 1
+    boundaries = (np.sign(companded) * np.expm1(np.abs(companded) * np.log1p(255)) / 255).astype(np.float32)
+    classes = np.arange(1, 256)
+    assert np.array_equal(encode(torch.from_numpy(boundaries)).numpy(), classes)
+    below = np.nextafter(boundaries, np.float32(-2))
+    assert np.array_equal(encode(torch.from_numpy(below)).numpy(), classes - 1)
+
+
+@given(st.lists(_UNIT, min_size=1, max_size=50), st.integers(0, 50))
+def test_a_sample_gets_its_class_wherever_the_stream_is_cut(values: list[float], cut: int) -> None:
+    samples = torch.tensor(values, dtype=torch.float32)
+    assert torch.equal(encode(samples), torch.cat([encode(samples[:cut]), encode(samples[cut:])]))
+
+
+@given(_UNIT, _UNIT)
+def test_order_is_kept(a: float, b: float) -> None:
+    low, high = encode(torch.tensor([min(a, b), max(a, b)])).tolist()
+    assert low <= high
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_shapes_and_dtypes(dtype: torch.dtype) -> None:
+    tokens = torch.randint(0, 256, (2, 3, 5)).to(dtype)
+    samples = decode(tokens)
+    assert samples.shape == (2, 3, 5) and samples.dtype == torch.float32
+    assert encode(samples.double()).dtype == torch.uint8
+    assert torch.equal(encode(samples).to(dtype), tokens)
