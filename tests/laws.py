@@ -239,11 +239,14 @@ def check_chunks(case: Case) -> None:
 
 
 def check_decoder(case: Case) -> None:
-    """Stepping the model's own decoder equals teacher forcing, from a fresh and from a mid-window state."""
+    """Stepping the model's own decoder equals teacher forcing, from fresh and from mid-window states."""
     model, window = case.build(), case.window
     tokens = random_tokens(6 * window + 2)
     with torch.no_grad():
-        for start in (fresh_state(model), mid_stream_state(model, window)):
+        starts = [fresh_state(model), mid_stream_state(model, window)]
+        for num_steps in (2, 4 * window, 5 * window - 1):  # all rows in step: a model may have a faster decoder
+            starts.append(model(random_tokens(num_steps, seed=9), fresh_state(model)).state)
+        for start in starts:
             expected = model.head.logits(model(tokens, clone(start)).hidden)
             decoder = interface.decoder(model, clone(start))
             actual = torch.stack([decoder.step(tokens[:, t]).clone() for t in range(tokens.shape[1])], 1)
@@ -268,6 +271,19 @@ def check_state(case: Case) -> None:
             for kept, original in zip(interface.state_tensors(state), interface.state_tensors(before), strict=True):
                 assert torch.equal(kept, original), "forward changed the state that came in"
             state = new
+
+
+def check_state_dtype(case: Case) -> None:
+    """State keeps its dtype where it is not the model's."""
+    model = case.build().float()
+    state = model.init_state(_BATCH, device="cpu", dtype=torch.bfloat16)
+    dtypes = [tensor.dtype for tensor in interface.state_tensors(state)]
+    assert torch.bfloat16 in dtypes
+    with torch.no_grad():
+        for num_steps in (1, case.window, 2 * case.window + 1, 3 * case.window):
+            hidden, state, _ = model(random_tokens(num_steps), state)
+            assert hidden.dtype == torch.float32
+            assert [tensor.dtype for tensor in interface.state_tensors(state)] == dtypes
 
 
 # 4. Gradient in state

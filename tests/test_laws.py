@@ -33,6 +33,11 @@ def test_state_is_fixed(case: laws.Case) -> None:
 
 
 @every_case
+def test_state_keeps_its_dtype(case: laws.Case) -> None:
+    laws.check_state_dtype(case)
+
+
+@every_case
 def test_state_carries_gradient_only_when_asked(case: laws.Case) -> None:
     laws.check_gradient_in_state(case)
 
