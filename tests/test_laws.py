@@ -33,6 +33,11 @@ def test_state_is_fixed(case: laws.Case) -> None:
 
 
 @every_case
+def test_state_keeps_its_dtype(case: laws.Case) -> None:
+    laws.check_state_dtype(case)
+
+
+@every_case
 def test_state_carries_gradient_only_when_asked(case: laws.Case) -> None:
     laws.check_gradient_in_state(case)
 
@@ -47,13 +52,11 @@ def test_a_reset_row_equals_a_fresh_one(case: laws.Case) -> None:
     laws.check_reset_rows(case)
 
 
-@every_case
+@pytest.mark.parametrize("case", [case for case in laws.CASES if laws.trains_without_bptt(case)], ids=str)
 def test_each_loss_reaches_its_own_parameters(case: laws.Case) -> None:
     laws.check_gradients_of_parameters(case)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in laws.CASES if case.fields.get("compression_loss") == "none"], ids=str
-)
+@pytest.mark.parametrize("case", [case for case in laws.CASES if not laws.trains_without_bptt(case)], ids=str)
 def test_task_loss_alone_trains_the_compressor(case: laws.Case) -> None:
     laws.check_task_loss_alone(case)

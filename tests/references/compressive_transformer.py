@@ -119,9 +119,9 @@ def _attend(layer: Any, config: Any, query: Slot, memory: LayerMemory, window: l
     attention, num_heads = layer.attention, config.num_heads
     seen = memory.compressed + memory.memory + window
     q = (attention.query.weight @ _attention_input(layer, config, query.vector)).view(num_heads, -1)
-    k = torch.stack([attention.key.weight @ _attention_input(layer, config, slot.vector) for slot in seen])
-    v = torch.stack([attention.value.weight @ _attention_input(layer, config, slot.vector) for slot in seen])
-    r = torch.stack([attention.position.weight @ _r(query.time - slot.time, config, like=q) for slot in seen])
+    vectors = _attention_input(layer, config, torch.stack([slot.vector for slot in seen]))
+    k, v = vectors @ attention.key.weight.T, vectors @ attention.value.weight.T
+    r = q.new_tensor([_r(query.time - slot.time, config) for slot in seen]) @ attention.position.weight.T
     heads, received = [], []
     for head in range(num_heads):
         part = slice(head * q.shape[1], (head + 1) * q.shape[1])
@@ -135,11 +135,11 @@ def _attend(layer: Any, config: Any, query: Slot, memory: LayerMemory, window: l
     return attention.output.weight @ torch.cat(heads)
 
 
-def _r(distance: float, config: Any, *, like: Tensor) -> Tensor:
-    """The sinusoids of one distance [P]: sines, then cosines."""
+def _r(distance: float, config: Any) -> list[float]:
+    """The P sinusoids of one distance: sines, then cosines."""
     features = config.num_position_features
     angles = [distance * 10000 ** (-2 * m / features) for m in range(features // 2)]
-    return like.new_tensor([math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles])
+    return [math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles]
 
 
 def _attention_input(layer: Any, config: Any, vector: Tensor) -> Tensor:
@@ -154,8 +154,8 @@ def _feedforward(layer: Any, vector: Tensor) -> Tensor:
 
 def _normalise(norm: nn.LayerNorm, vector: Tensor, *, cut_parameters: bool = False) -> Tensor:
     weight, bias = (norm.weight.detach(), norm.bias.detach()) if cut_parameters else (norm.weight, norm.bias)
-    centred = vector - vector.mean()
-    return centred / torch.sqrt((centred**2).mean() + norm.eps) * weight + bias
+    centred = vector - vector.mean(-1, keepdim=True)
+    return centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + norm.eps) * weight + bias
 
 
 # The end of a window
@@ -190,6 +190,8 @@ def _end_window(layer: Any, config: Any, window: list[Slot], memory: LayerMemory
         memory.compressed.append(Slot(vector.detach() if apart else vector, centre))
     memory.num_groups += num_groups
     memory.compressed = memory.compressed[-config.compressed :]
+    if config.compression not in ("conv", "dilated"):
+        return no_loss  # a compressor without parameters has nothing to learn
     if config.compression_loss == "attention":
         return _attention_loss(layer, config, window, old, new)
     if config.compression_loss == "autoencode":
@@ -249,13 +251,15 @@ def _attention_loss(layer: Any, config: Any, window: list[Slot], old: list[Tenso
     def attention_input(vector: Tensor) -> Tensor:
         return _normalise(layer.attention_norm, vector, cut_parameters=True) if config.norm == "pre" else vector
 
+    attention = layer.attention
+    queries = [attention.query.weight.detach() @ attention_input(slot.vector.detach()) for slot in window]
+
     def outputs(vectors: list[Tensor]) -> Tensor:
+        inputs = attention_input(torch.stack(vectors))
+        k, v = inputs @ attention.key.weight.detach().T, inputs @ attention.value.weight.detach().T
+        d = config.d_model // config.num_heads
         results = []
-        for slot in window:
-            q = layer.attention.query.weight.detach() @ attention_input(slot.vector.detach())
-            k = torch.stack([layer.attention.key.weight.detach() @ attention_input(vector) for vector in vectors])
-            v = torch.stack([layer.attention.value.weight.detach() @ attention_input(vector) for vector in vectors])
-            d = len(q) // config.num_heads
+        for q in queries:
             for head in range(config.num_heads):
                 part = slice(head * d, (head + 1) * d)
                 weights = torch.softmax(k[:, part] @ q[part] / math.sqrt(d), 0)
