@@ -23,7 +23,7 @@ from waveform.audio.mulaw import encode
 from waveform.audio.scan import scan_folder
 from waveform.audio.splits import SPLITS, SplitConfig
 from waveform.engine.errors import UserError
-from waveform.engine.shards import Dataset
+from waveform.engine.shards import Dataset, Shard
 
 Write = Callable[..., np.ndarray]
 
@@ -150,6 +150,15 @@ def test_changed_and_removed_files(
         assert fresh.checksum == second.open_split(split).checksum
 
 
+def test_a_change_of_the_same_size_is_seen(corpus_dir: Path, tmp_path: Path, write_audio: Write) -> None:
+    path = corpus_dir / "test" / "clip10.wav"
+    size = path.stat().st_size
+    first = _prepare(corpus_dir, tmp_path / "data").open_split("test").checksum
+    write_audio(path, seed=99, duration_s=0.3, sample_rate_hz=44_100)
+    assert path.stat().st_size == size
+    assert _prepare(corpus_dir, tmp_path / "data").open_split("test").checksum != first
+
+
 def test_a_file_moved_to_another_split_moves(corpus_dir: Path, tmp_path: Path) -> None:
     _prepare(corpus_dir, tmp_path / "data")
     os.rename(corpus_dir / "train" / "clip1.wav", corpus_dir / "test" / "clip1.wav")
@@ -258,7 +267,12 @@ def test_finished_groups_are_not_decoded_again(
     with pytest.raises(KeyboardInterrupt):
         _prepare(corpus_dir, tmp_path / "data")
     monkeypatch.setattr(corpus, "prepare_group", real)
+    shards = sorted((tmp_path / "data" / "shards").iterdir())
+    assert len(shards) == 3
+    os.rename(shards[0], tmp_path / "lost")  # a record whose shard is gone counts for nothing
     finished = set(decoded)
+    lost = {Path(utterance.name).name for utterance in Shard(tmp_path / "lost").utterances}
+    finished -= lost
     decoded.clear()
     prepare(corpus_dir, tmp_path / "data")
     assert finished and not finished & set(decoded) and len(finished) + len(decoded) == 12
@@ -374,7 +388,8 @@ def test_scan_finds_what_it_should(tmp_path: Path, write_audio: Write) -> None:
     write_audio(tmp_path / "elsewhere" / "linked.wav")
     (folder / "z").symlink_to(tmp_path / "elsewhere")
     (folder / "b c" / "loop").symlink_to(folder)
-    (folder / "b c" / "up").symlink_to(tmp_path)
+    (folder / "b c" / "up").symlink_to(tmp_path)  # would pull in what stands beside the corpus
+    write_audio(tmp_path / "beside" / "other.wav")
     (folder / "aaa").symlink_to(folder / "b c")  # reached by its real path already
     (folder / "self.wav").symlink_to("self.wav")
     (folder / "notes.txt").touch()
