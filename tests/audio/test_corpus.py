@@ -221,7 +221,7 @@ while status(run(root / f"step{steps}", killer(steps))) == -signal.SIGKILL:
     assert status(run(root / f"step{steps}")) == 0
     steps += 1
 rng = random.Random(int(sys.argv[3]))
-for index in range(6):
+for index in range(4):
     for _ in range(3):  # several kills in a row
         child = run(root / f"time{index}")
         time.sleep(rng.uniform(0, took))

@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,12 +81,22 @@ def test_every_refusal_is_listed(corpus_dir: Path, tmp_path: Path, capsys: pytes
     assert "below 24 kHz: 4 files; their upper band is empty" in out and "train/clip2.wav (16000 Hz)" in out
 
 
+def test_copies_in_two_splits_are_named(corpus_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(corpus_dir / "train" / "clip0.wav", corpus_dir / "test" / "copy.wav")
+    shutil.copy(corpus_dir / "train" / "clip1.wav", corpus_dir / "train" / "copy.wav")  # within a split: no leak
+    prepare(corpus_dir, tmp_path / "data")
+    report = json.loads((tmp_path / "data" / "report.json").read_bytes())
+    assert report["shared_by_splits"] == [["test/copy.wav", "train/clip0.wav"]]
+    out = capsys.readouterr().out
+    assert "copies: 1 recordings are in more than one split" in out and "test/copy.wav = train/clip0.wav" in out
+
+
 def test_odd_names_are_printed_escaped() -> None:
     assert printable("größe 日本.wav") == "größe 日本.wav"
     assert printable("a\nb\x1b[31m\udce9.wav") == "a\\nb\\x1b[31m\\udce9.wav"
     record = {
         "split": "train", "duration_s": 1.0, "sample_rate_hz": 8000, "channels": 1,
-        "samples": 8000, "clipped": 0, "frames": 50, "silent": 0,
+        "samples": 8000, "clipped": 0, "frames": 50, "silent": 0, "digest": "00",
     }  # fmt: skip
     report = build_report({"\udce9\n.wav": record}, scan=Scan(), split="by hash")
     text = format_report(report, title="data")

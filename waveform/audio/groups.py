@@ -24,7 +24,7 @@ from waveform.audio.files import SAMPLE_RATE_HZ, AudioFile, RefusedFile
 from waveform.audio.scan import FoundFile
 from waveform.engine.atomic import explain_write_errors, write_file
 from waveform.engine.errors import UserError
-from waveform.engine.shards import Shard, ShardWriter
+from waveform.engine.shards import Shard, ShardWriter, Utterance
 
 FORMAT = 1  # raise it whenever the same audio would give other tokens or records
 SHARDS, UNFINISHED = "shards", "unfinished"  # folders inside the data set
@@ -99,10 +99,10 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> GroupResu
                 writer.discard()
                 record["refused"] = refusal.reason
             records[file.path] = record
-    shard = _name_by_content(partial, group.split, data_dir)
-    for record in records.values():
-        if "refused" not in record:
-            record["shard"] = shard
+    utterances = Shard(partial).utterances
+    shard = _name_by_content(partial, utterances, group.split, data_dir)
+    for utterance in utterances:
+        records[utterance.name] |= {"shard": shard, "digest": utterance.digest}
     result = GroupResult(shard, records, sum(record.get("duration_s", 0) for record in records.values()))
     write_file(_record_path(group, data_dir), json.dumps({"shard": shard, "records": records}).encode())
     return result
@@ -168,9 +168,8 @@ def _append_file(writer: ShardWriter, path: Path) -> dict[str, Any]:
         }
 
 
-def _name_by_content(partial: Path, split: str, data_dir: Path) -> str | None:
+def _name_by_content(partial: Path, utterances: list[Utterance], split: str, data_dir: Path) -> str | None:
     """Move a written shard to its final name and return that, relative to the data set; drop a shard with nothing."""
-    utterances = Shard(partial).utterances
     if not utterances:
         partial.unlink()
         return None

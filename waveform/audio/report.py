@@ -3,7 +3,8 @@
 Definitions. A file's *duration* is its number of 24 kHz samples / 24000. The *clipped share* is the share of decoded
 samples, over all channels and before mixing and resampling, with |x| >= 0.999. The *silent share* is the share of
 whole 20-ms frames of the mono 24 kHz signal whose RMS is below -60 dBFS (0.001). *Quantiles* are of the durations of
-the used files, interpolated linearly.
+the used files, interpolated linearly. *Shared audio* are files of different splits with the same tokens, sample for
+sample: copies, which make a test look better than it is.
 """
 
 from collections import Counter, defaultdict
@@ -45,9 +46,18 @@ def build_report(files: dict[str, dict[str, Any]], *, scan: Scan, split: str) ->
         "clipped_share": _share(used, "clipped", "samples"),
         "silent_share": _share(used, "silent", "frames"),
         "below_24khz": low,
+        "shared_by_splits": _shared_by_splits(used),
         "refused": dict(sorted(refused.items())),
         "other_files": dict(sorted(scan.other.items())),
     }
+
+
+def _shared_by_splits(used: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """Paths of the same audio, for audio that is in more than one split."""
+    paths = defaultdict(list)
+    for path, record in used.items():
+        paths[record["digest"]].append(path)
+    return sorted(sorted(same) for same in paths.values() if len({used[path]["split"] for path in same}) > 1)
 
 
 def _counts(values: Any) -> dict[str, int]:
@@ -88,6 +98,11 @@ def format_report(report: dict[str, Any], *, title: str) -> str:
             by_rate[rate].append(path)
         entries = [f"{printable(path)} ({rate} Hz)" for rate in sorted(by_rate) for path in by_rate[rate]]
         lines += _first(entries)
+    if report["shared_by_splits"]:
+        lines.append(
+            f"  copies: {len(report['shared_by_splits'])} recordings are in more than one split; remove copies"
+        )
+        lines += _first([" = ".join(map(printable, same)) for same in report["shared_by_splits"]])
     if report["refused"]:
         lines.append(f"  refused: {len(report['refused'])} files")
         lines += _first([f"{printable(path)}: {reason}" for path, reason in report["refused"].items()])
