@@ -14,7 +14,7 @@ Measured on two CPU cores at 32 to 416 channels, that equals or beats `conv1d`, 
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -64,15 +64,22 @@ class WaveNetState(NamedTuple):
     fifos: tuple[Tensor, ...]  # L of [B, H, C], oldest first; H differs from layer to layer
 
 
+def _linear(num_in: int, num_out: int, *, gain: float, bias: bool = True) -> nn.Linear:
+    """A linear layer that turns unit variance into `gain` squared."""
+    linear = nn.Linear(num_in, num_out, bias=bias)
+    nn.init.normal_(linear.weight, std=gain * num_in**-0.5)
+    if bias:
+        nn.init.zeros_(linear.bias)
+    return linear
+
+
 class WaveNetHead(nn.Module):
     """ReLU -> 1x1 -> ReLU -> 1x1 -> softmax (section 2.4)."""
 
     def __init__(self, skip_channels: int, *, vocab_size: int) -> None:
         super().__init__()
-        self.mix = nn.Linear(skip_channels, skip_channels)
+        self.mix = _linear(skip_channels, skip_channels, gain=math.sqrt(2))
         self.softmax = SoftmaxHead(skip_channels, vocab_size=vocab_size)
-        nn.init.normal_(self.mix.weight, std=math.sqrt(2 / skip_channels))
-        nn.init.zeros_(self.mix.bias)
 
     def _features(self, hidden: Tensor) -> Tensor:
         return self.mix(hidden.relu()).relu()
@@ -96,26 +103,18 @@ class WaveNet(nn.Module):
         self.config, self.carry_gradient = config, False
         taps, c, g = config.kernel_size, config.residual_channels, config.gate_channels
         num_layers = len(config.dilations)
+        # Initial values keep every sum near unit variance, however many layers there are; RMS(tanh * sigmoid) is 1/3.
         self.embedding = nn.Embedding(config.vocab_size + 1, c)
         # Inputs: the taps side by side, oldest first. Outputs: tanh's half, then sigmoid's.
-        self.convolutions = nn.ModuleList(nn.Linear(taps * c, 2 * g) for _ in range(num_layers))
+        self.convolutions = nn.ModuleList(_linear(taps * c, 2 * g, gain=1) for _ in range(num_layers))
         # The last layer has none: nothing reads its residual stream, so it would never train. No biases, because
         # the next convolution's adds the same constant.
-        self.residuals = nn.ModuleList(nn.Linear(g, c, bias=False) for _ in range(num_layers - 1))
+        self.residuals = nn.ModuleList(
+            _linear(g, c, gain=3 * num_layers**-0.5, bias=False) for _ in range(num_layers - 1)
+        )
         # The sum over layers of 1x1 projections, as one product with the gates of all layers side by side.
-        self.skip = nn.Linear(num_layers * g, config.skip_channels)
+        self.skip = _linear(num_layers * g, config.skip_channels, gain=3)
         self.head = WaveNetHead(config.skip_channels, vocab_size=config.vocab_size)
-        self._initialise()
-
-    def _initialise(self) -> None:
-        """Keep every sum near unit variance, however many layers there are: tanh * sigmoid of it has RMS 1/3."""
-        for convolution in self.convolutions:
-            nn.init.normal_(convolution.weight, std=convolution.in_features**-0.5)
-            nn.init.zeros_(convolution.bias)
-        for residual in self.residuals:
-            nn.init.normal_(residual.weight, std=3 * (residual.in_features * len(self.convolutions)) ** -0.5)
-        nn.init.normal_(self.skip.weight, std=3 * self.skip.in_features**-0.5)
-        nn.init.zeros_(self.skip.bias)
 
     @property
     def receptive_field(self) -> int:
@@ -166,13 +165,14 @@ class WaveNetDecoder:
         config, self._head = model.config, model.head
         c, g, older = config.residual_channels, config.gate_channels, config.kernel_size - 1
         num_layers, num_rows = len(config.dilations), state.fifos[0].shape[0]
+        convolutions, residuals = cast(list[nn.Linear], model.convolutions), cast(list[nn.Linear], model.residuals)
         self._embedding = model.embedding.weight
         # [L, K, C, 2G]
-        kernels = torch.stack([conv.weight.t().unflatten(0, (-1, c)) for conv in model.convolutions])
+        kernels = torch.stack([conv.weight.t().unflatten(0, (-1, c)) for conv in convolutions])
         self._older_kernels = [kernels[:, tap].contiguous() for tap in range(older)]
         self._newest_kernels = kernels[:, older].contiguous().unbind()
-        self._biases = torch.stack([conv.bias for conv in model.convolutions])[:, None]
-        self._residuals = [residual.weight.t().contiguous() for residual in model.residuals]
+        self._biases = torch.stack([conv.bias for conv in convolutions])[:, None]
+        self._residuals = [residual.weight.t().contiguous() for residual in residuals]
         self._skip_weight, self._skip_bias = model.skip.weight.t().contiguous(), model.skip.bias
 
         # All rings in one buffer [sum of H, B, C]. Step n stands at n mod H, so tap k (0 the oldest) of step n, which

@@ -15,14 +15,15 @@ settings (Hydra overrides), any number, after the paths:
   model.num_layers=4 model.compression=max seed=1        see --print-config for all of them
 A run folder that exists with the same settings is resumed.
 
-several GPUs:  torchrun --nproc-per-node=8 -m waveform train AUDIO_DIR --run RUN_DIR
+several GPUs (the lone -- keeps torchrun from taking --run for its own option):
+  torchrun --nproc-per-node=8 -m waveform -- train AUDIO_DIR --run RUN_DIR
 """
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="waveform",
-        description="Model raw audio waveforms with the Compressive Transformer; compare with WaveNet and Transformer-XL.",
+        description="Model raw audio waveforms: Compressive Transformer, Transformer-XL and WaveNet.",
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
 
@@ -165,7 +166,13 @@ def _run(args: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, or 2 with one line on stderr for a user's mistake."""
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args, rest = parser.parse_known_args(arguments)
+    # argparse lets `key=value` stand before the options or behind them, but not both; what it leaves is taken here.
+    if rest and (not hasattr(args, "overrides") or any(argument.startswith("-") for argument in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.overrides += rest
     try:
         return _run(args)
     except UserError as error:

@@ -26,7 +26,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: tuple[str, ...] = 
     things.
     """
     out_dir = Path(out_dir)
-    if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir()) and not (out_dir / "data").is_dir()):
+    if out_dir.exists() and (not out_dir.is_dir() or (any(out_dir.iterdir()) and not (out_dir / "data").is_dir())):
         raise UserError(f"--out {out_dir} holds other things; give a new folder")
     began = time.perf_counter()
     print(f"1/5 preparing 2.5 minutes of bundled speech into {out_dir / 'data'}", flush=True)

@@ -126,6 +126,17 @@ def test_a_file_cut_short_is_refused(
     assert "cut short" in refusal.value.reason or "not readable as audio" in refusal.value.reason
 
 
+@pytest.mark.parametrize("suffix", ["ogg", "opus"])
+def test_an_ogg_cut_between_pages_is_refused(tmp_path: Path, write_audio: Write, suffix: str) -> None:
+    path = tmp_path / f"clip.{suffix}"
+    write_audio(path, duration_s=5)
+    content = path.read_bytes()
+    path.write_bytes(content[: content.rindex(b"OggS")])
+    assert soundfile.info(path).frames > 0  # libsndfile takes it for whole
+    with pytest.raises(RefusedFile, match="cut short: its Ogg stream has no end"):
+        read_audio(path)
+
+
 def test_a_flac_damaged_in_the_middle_is_refused(tmp_path: Path, write_audio: Write) -> None:
     path = tmp_path / "clip.flac"
     write_audio(path, duration_s=3)
@@ -242,13 +253,26 @@ def test_wav_clips_and_takes_tensors(tmp_path: Path) -> None:
 
 def test_a_header_is_never_ahead_of_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed between its two writes, `append` leaves the WAV of before."""
+
+    class Killed(BaseException):
+        pass
+
     writer = WavWriter(tmp_path / "x.wav")
     writer.append(np.zeros(100, dtype=np.float32))
-    write = writer._write
-    monkeypatch.setattr(writer, "_write", lambda content, offset: write(content, offset=offset) if offset else None)
-    writer.append(np.zeros(100, dtype=np.float32))
+    write, calls = writer._write, []
+
+    def once(content: bytes, *, offset: int) -> None:
+        if calls:
+            raise Killed
+        calls.append(offset)
+        write(content, offset=offset)
+
+    monkeypatch.setattr(writer, "_write", once)
+    with pytest.raises(Killed):
+        writer.append(np.zeros(100, dtype=np.float32))
     writer.close()
-    assert len(soundfile.read(tmp_path / "x.wav")[0]) == 100
+    assert (tmp_path / "x.wav").stat().st_size == 44 + 400
+    assert len(read_audio(tmp_path / "x.wav")) == 100  # and not refused as cut short
 
 
 def test_a_full_disk_is_a_user_error(tmp_path: Path) -> None:

@@ -46,8 +46,9 @@ from waveform.engine.shards import DATASET_FILE, Dataset, Shard, is_dataset, rea
 
 REPORT_FILE = "report.json"
 _LOCK_FILE = ".prepare.lock"
-# Starting a process costs 2-3 s of imports, in which one core prepares this much.
+# Starting a process costs 2-3 s of imports, in which one core prepares this much FLAC.
 _MIN_POOL_BYTES = 128 << 20
+_LOSSY_SUFFIXES, _LOSSY_WEIGHT = (".mp3", ".ogg", ".opus"), 8  # as much audio in an eighth of the bytes
 _MODALITY = {
     "kind": "audio",
     "sample_rate_hz": SAMPLE_RATE_HZ,
@@ -272,8 +273,12 @@ def _run(
     groups: list[Group], *, audio_dir: Path, data_dir: Path, num_workers: int | None, show: bool
 ) -> dict[str, GroupResult]:
     """Prepare `groups`, in a pool of processes where that pays. Returns results by group key."""
-    num_workers = min(num_workers or len(os.sched_getaffinity(0)), len(groups))
+    num_workers = min(num_workers or _num_cores(), len(groups))
     total_bytes = sum(group.size for group in groups)
+    lossy_bytes = sum(
+        file.size for group in groups for file in group.files if file.path.lower().endswith(_LOSSY_SUFFIXES)
+    )
+    work_bytes = total_bytes + (_LOSSY_WEIGHT - 1) * lossy_bytes
     results: dict[str, GroupResult] = {}
     start_s = time.monotonic()
     with Progress("prepare", total=total_bytes / 1e6, unit="MB", enabled=show) as progress:
@@ -283,13 +288,18 @@ def _run(
             audio_s = sum(done.duration_s for done in results.values())
             progress.update(group.size / 1e6, note=f"{audio_s / (time.monotonic() - start_s):,.0f}x real time")
 
-        if num_workers == 1 or total_bytes < _MIN_POOL_BYTES:
+        if num_workers == 1 or work_bytes < _MIN_POOL_BYTES:
             with one_torch_thread():
                 for group in groups:
                     finish(group, prepare_group(group, audio_dir=audio_dir, data_dir=data_dir))
         else:
             _run_pool(groups, finish, audio_dir=audio_dir, data_dir=data_dir, num_workers=num_workers)
     return results
+
+
+def _num_cores() -> int:
+    """Cores that this process may use, which the system may hold below what the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _run_pool(

@@ -197,7 +197,9 @@ class _TorchaudioKernel:
         unit_in, self._unit_out = sample_rate_hz // divisor, SAMPLE_RATE_HZ // divisor
         self._units = -(-_half_width(sample_rate_hz) // unit_in)
         self.context = self._units * unit_in
-        self._resample = import_torchaudio().transforms.Resample(sample_rate_hz, SAMPLE_RATE_HZ, dtype=torch.float64).float()
+        self._resample = (
+            import_torchaudio().transforms.Resample(sample_rate_hz, SAMPLE_RATE_HZ, dtype=torch.float64).float()
+        )
 
     def __call__(self, samples: np.ndarray, *, num_out: int) -> np.ndarray:
         skip = self._units * self._unit_out

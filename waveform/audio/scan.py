@@ -35,7 +35,8 @@ def scan_folder(audio_dir: Path, *, skip: Path) -> Scan:
     # A link to a folder above would pull in whatever stands beside the corpus.
     above = audio_dir.resolve().parents
     visited = {_identity(folder) for folder in (skip, audio_dir, *above) if folder.is_dir()}
-    folders, links = [""], []
+    folders = [""]
+    links: list[str] = []  # to folders, taken up once the real folders are done
     while folders or links:
         if folders:
             folder = folders.pop()

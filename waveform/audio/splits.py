@@ -107,9 +107,10 @@ def require_all_splits(plan: SplitPlan, paths: Iterable[str]) -> None:
         return
     remedy = "sort the files into folders train/, valid/ and test/"
     if plan.layout:
-        folders = [split for split in empty if split in plan.layout.split("/")]
-        if folders:
-            raise UserError(f"no usable audio in {' and '.join(f'{split}/' for split in folders)}; put some there")
+        folders = {path.split("/", 1)[0] for path in paths}
+        bare = [f"{split}/" for split in plan.layout.split("/") if split not in folders]
+        if bare:
+            raise UserError(f"no usable audio in {' and '.join(bare)}; put some there")
         remedy = "put some files into valid/"
     hashed = [path for path in paths if not plan.layout or path.startswith("train/")]
     positions = sorted({plan.position(path) for path in hashed})

@@ -167,10 +167,13 @@ def newest(run_dir: Path) -> Checkpoint | None:
     problems = []
     for folder in _folders(run_dir):
         try:
-            return _open(folder)
+            found = _open(folder)
         except UserError as error:
             problems.append(str(error))
-            print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
+            continue
+        for problem in problems:
+            print(f"warning: {problem}; using the checkpoint of step {found.step} instead", file=sys.stderr)
+        return found
     if problems:
         raise UserError(f"no usable checkpoint in {run_dir}: {problems[0]}; restore it from a copy, or train anew")
     return None

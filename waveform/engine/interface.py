@@ -40,7 +40,11 @@ class Head(Protocol):
 class SequenceModel(Protocol):
     """A causal model of token streams. Input ids are 0..V, where V itself is the begin-of-utterance id."""
 
-    head: Head
+    @property
+    def head(self) -> Head:
+        """Maps `Step.hidden` to distributions."""
+        ...
+
     # True: the returned state keeps its graph, for BPTT over several calls. False (default): it is detached.
     carry_gradient: bool
 
@@ -81,7 +85,7 @@ def decoder(model: SequenceModel, state: State) -> Decoder:
 def map_state(function: Callable[..., Tensor], state: S, *others: S) -> S:
     """Apply `function` to the tensors that stand at each place of one or more states of the same structure."""
     if isinstance(state, Tensor):
-        return function(state, *others)
+        return function(state, *others)  # type: ignore[return-value]
     fields = [map_state(function, *parts) for parts in zip(state, *others, strict=True)]  # type: ignore[call-overload]
     return type(state)(*fields) if hasattr(state, "_fields") else type(state)(fields)  # type: ignore[call-arg]
 

@@ -134,6 +134,11 @@ class Trainer:
             raise UserError(
                 f"train.batch_size {config.batch_size} is no multiple of the number of processes, {self.world.size}"
             )
+        if config.unroll == 1 and getattr(model, "trains_through_time", False):
+            raise UserError(
+                "model.compression_loss=none leaves the compressor to backpropagation through time, which "
+                "train.unroll=1 does not do, so it would never train; set train.unroll=2 or more, or another loss"
+            )
         self.module.to(self.world.device)
         self.world.broadcast_([*self.module.parameters(), *self.module.buffers()])
         self.stream = TokenStream(

@@ -198,6 +198,7 @@ class CompressiveTransformer(nn.Module):
                 # Starts as mean pooling (the papers name no initialisation): compressed slots lie where memory's do.
                 convolution = layer.compressor.convolution
                 nn.init.normal_(convolution.weight, std=1e-3)
+                assert convolution.bias is not None
                 nn.init.zeros_(convolution.bias)
                 with torch.no_grad():
                     convolution.weight += torch.eye(self.config.d_model)[..., None] / self.config.compression_rate
@@ -212,6 +213,11 @@ class CompressiveTransformer(nn.Module):
         if self.config.compression_loss == "none" or not self.config.compressed:
             return []
         return [parameter for layer in self._layers() for parameter in layer.compressor.parameters()]
+
+    @property
+    def trains_through_time(self) -> bool:
+        """Whether the compressor learns only from the task loss of later windows (train.unroll above 1)."""
+        return self.config.compression_loss == "none" and self.config.compressor_has_parameters
 
     def init_state(
         self, batch_size: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
@@ -424,8 +430,9 @@ class CompressiveTransformer(nn.Module):
         total_loss: Tensor | None = None
         for count in sorted({int(n) for n in available if n >= config.compression_rate}):
             chosen = available == count
-            everyone = bool(chosen.all())
-            rows = slice(None) if everyone else chosen.nonzero()[:, 0].to(source.device)
+            # A slice where all rows go together, for views instead of copies.
+            index = None if bool(chosen.all()) else chosen.nonzero()[:, 0].to(source.device)
+            rows = slice(None) if index is None else index
             num_groups = count // config.compression_rate
             start = source.shape[1] - count
             consumed = source[rows, start : start + num_groups * config.compression_rate]
@@ -435,12 +442,12 @@ class CompressiveTransformer(nn.Module):
             if torch.is_grad_enabled() and config.compression_loss != "none" and config.compressor_has_parameters:
                 shared = start - (config.compression_rate - 1) if not bool(before.pending[chosen].any()) else None
                 loss = self._compression_loss(boundary, rows, consumed.detach(), groups, shared)
-                if not everyone:
-                    loss = loss.new_zeros(len(available)).index_put((rows,), loss)
+                if index is not None:
+                    loss = loss.new_zeros(len(available)).index_put((index,), loss)
                 total_loss = loss if total_loss is None else total_loss + loss
             kept = groups if through_time else groups.detach()
             newest = torch.cat([compressed[rows], kept.to(compressed.dtype)], dim=1)[:, -config.compressed :]
-            compressed = newest if everyone else compressed.index_put((rows,), newest)
+            compressed = newest if index is None else compressed.index_put((index,), newest)
         return compressed, total_loss
 
     def _compression_loss(

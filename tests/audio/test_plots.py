@@ -1,0 +1,61 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from waveform.audio.plots import mel_decibels, mel_image, save_demo_panel
+from waveform.engine.errors import UserError
+
+
+def _sine(hz: float, *, amplitude: float = 1.0, num: int = 24_000) -> np.ndarray:
+    return (amplitude * np.sin(2 * np.pi * hz * np.arange(num) / 24_000)).astype(np.float32)
+
+
+@pytest.mark.parametrize("amplitude", [1.0, 0.01])
+def test_a_sine_stands_at_its_level_and_pitch(amplitude: float) -> None:
+    low, high = mel_decibels(_sine(500, amplitude=amplitude)), mel_decibels(_sine(6000, amplitude=amplitude))
+    middle = low.shape[1] // 2
+    assert low.shape[0] == 80 and low[:, middle].argmax() < high[:, middle].argmax()
+    assert high[:, middle].max() == pytest.approx(20 * np.log10(amplitude), abs=4)
+
+
+def test_the_image_has_high_frequencies_on_top() -> None:
+    image = mel_image(_sine(8000, amplitude=0.5))
+    assert image.dtype == np.uint8 and image.shape[0] == 160 and image.shape[2] == 3 and image.flags["C_CONTIGUOUS"]
+    brightness = image.astype(float).sum(axis=2).mean(axis=1)
+    assert brightness.argmax() < 40
+    assert mel_image(_sine(300)).astype(float).sum(axis=2).mean(axis=1).argmax() > 120
+
+
+@pytest.mark.parametrize("num", [0, 1, 500, 1024])
+def test_clips_shorter_than_a_frame(num: int) -> None:
+    assert mel_image(np.zeros(num, dtype=np.float32)).shape[0] == 160
+
+
+def test_the_panel_is_a_png_of_1600_pixels(tmp_path: Path) -> None:
+    clips = {"real": _sine(440), "sample of größe": _sine(3000, num=12_000), "none": np.zeros(0, np.float32)}
+    curves = {"wavenet": [(1.0, 5.5), (10.0, 3.0)], "empty": []}
+    path = tmp_path / "new" / "panel.png"
+    save_demo_panel(path, clips, curves)
+    with_all = imread(path)
+    assert with_all.shape[1] == 1600 and with_all.shape[0] > 600 and with_all.std() > 0.05
+    save_demo_panel(path, {"real": _sine(440)}, {})
+    assert imread(path).shape[0] < with_all.shape[0]
+    save_demo_panel(path, {}, curves)
+    assert imread(path).shape[1] == 1600
+
+
+def test_a_panel_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "panel.png").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="disk is full"):
+        save_demo_panel(tmp_path / "panel.png", {}, {"a": [(0.0, 1.0)]})
+
+
+def test_importing_plots_loads_neither_pyplot_nor_librosa() -> None:
+    code = "import sys, waveform.audio.plots, waveform.audio.corpus; print([m for m in sys.modules if m in %r])"
+    names = ("matplotlib", "matplotlib.pyplot", "librosa", "numba")
+    done = subprocess.run([sys.executable, "-c", code % (names,)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

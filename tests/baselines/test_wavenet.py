@@ -1,0 +1,253 @@
+"""WaveNet against a naive one, its laws at small sizes, and the sizes that the comparison uses."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from baselines.wavenet import WaveNet, WaveNetState
+from waveform.engine.errors import UserError
+from waveform.engine.interface import ForwardDecoder, decoder, map_state, reset_rows, state_tensors
+
+_SIZES = [
+    WaveNet.Config(11, num_stacks=2, layers_per_stack=3, kernel_size=2, residual_channels=5, gate_channels=4),
+    WaveNet.Config(7, num_stacks=1, layers_per_stack=3, kernel_size=3, residual_channels=4, gate_channels=6),
+    WaveNet.Config(5, num_stacks=2, layers_per_stack=1, kernel_size=4, residual_channels=3, gate_channels=3),
+]
+
+
+@pytest.fixture(params=_SIZES, ids=["paper kernel", "kernel 3", "kernel 4"])
+def model(request: pytest.FixtureRequest) -> WaveNet:
+    """A small WaveNet in fp64, with every parameter moved off its initial value (biases start at zero)."""
+    torch.manual_seed(0)
+    model = WaveNet(dataclasses.replace(request.param, skip_channels=6)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+def _tokens(model: WaveNet, *, num_rows: int, num_steps: int) -> Tensor:
+    """Random inputs, the begin of an utterance among them."""
+    torch.manual_seed(1)
+    return torch.randint(0, model.config.vocab_size + 1, (num_rows, num_steps))
+
+
+def _fresh(model: WaveNet, num_rows: int) -> WaveNetState:
+    return model.init_state(num_rows, device="cpu", dtype=torch.float64)
+
+
+def _logits(model: WaveNet, tokens: Tensor) -> Tensor:
+    return model.head.logits(model(tokens, _fresh(model, len(tokens))).hidden)
+
+
+@torch.no_grad()
+def _naive_logits(model: WaveNet, tokens: list[int]) -> Tensor:
+    """One utterance, sample by sample, layer by layer, tap by tap, as the paper's figures 3 and 4 draw it."""
+    config = model.config
+    c, g, num_layers = config.residual_channels, config.gate_channels, config.num_stacks * config.layers_per_stack
+    inputs: list[list[Tensor]] = [[] for _ in range(num_layers)]  # layer, then time
+    logits = []
+    for t, token in enumerate(tokens):
+        x, skips = model.embedding.weight[token], model.skip.bias.clone()
+        for layer in range(num_layers):
+            inputs[layer].append(x)
+            kernel, z = model.convolutions[layer].weight, model.convolutions[layer].bias.clone()
+            for tap in range(config.kernel_size):  # tap 0 is the newest here
+                source = t - tap * 2 ** (layer % config.layers_per_stack)
+                if source >= 0:
+                    first = (config.kernel_size - 1 - tap) * c
+                    z += kernel[:, first : first + c] @ inputs[layer][source]
+            gate = torch.tanh(z[:g]) * torch.sigmoid(z[g:])
+            skips += model.skip.weight[:, layer * g : (layer + 1) * g] @ gate
+            if layer < num_layers - 1:
+                x = x + model.residuals[layer].weight @ gate
+        head = model.head
+        mixed = head.mix.weight @ skips.clamp(min=0) + head.mix.bias
+        logits.append(head.softmax.projection.weight @ mixed.clamp(min=0) + head.softmax.projection.bias)
+    return torch.stack(logits)
+
+
+def test_equals_the_naive_wavenet(model: WaveNet) -> None:
+    tokens = _tokens(model, num_rows=2, num_steps=3 * model.receptive_field)
+    expected = torch.stack([_naive_logits(model, row) for row in tokens.tolist()])
+    assert expected.std() > 0.1  # else agreement would mean little
+    torch.testing.assert_close(_logits(model, tokens), expected, rtol=0, atol=1e-10)
+
+
+def test_nll_is_that_of_the_logits(model: WaveNet) -> None:
+    tokens = _tokens(model, num_rows=2, num_steps=9)
+    targets = tokens % model.config.vocab_size
+    hidden = model(tokens, _fresh(model, 2)).hidden
+    expected = -model.head.logits(hidden).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(model.head.nll(hidden, targets), expected, rtol=0, atol=1e-10)
+    assert model.head.nll(hidden, targets).dtype == torch.float64
+    half = model.bfloat16()
+    assert half.head.nll(hidden.bfloat16(), targets).dtype == torch.float32
+
+
+def test_output_depends_on_no_later_input(model: WaveNet) -> None:
+    num_steps = 2 * model.receptive_field
+    tokens, at = _tokens(model, num_rows=1, num_steps=num_steps), num_steps // 2
+    seen: list[Tensor] = []
+
+    def keep(_module: object, _inputs: object, output: Tensor) -> None:
+        output.retain_grad()
+        seen.append(output)
+
+    with model.embedding.register_forward_hook(keep):
+        model(tokens, _fresh(model, 1)).hidden[0, at].sum().backward()
+    gradient_TC = seen[0].grad.reshape(num_steps, -1)  # one row, so time first or batch first is one order
+    assert (gradient_TC[at + 1 :] == 0).all()
+    assert (gradient_TC[at] != 0).any()
+
+
+def test_receptive_field_is_exact(model: WaveNet) -> None:
+    field = model.receptive_field
+    tokens = _tokens(model, num_rows=1, num_steps=field + 1)
+    for changed, reaches in [(0, False), (1, True)]:  # field and field - 1 steps before the last
+        other = tokens.clone()
+        other[0, changed] = (other[0, changed] + 1) % model.config.vocab_size
+        outputs = [model(ids, _fresh(model, 1)).hidden[0, -1] for ids in (tokens, other)]
+        assert torch.equal(*outputs) != reaches
+
+
+@pytest.mark.parametrize("cuts", [[1] * 40, [7, 1, 2, 13, 1, 16], [40], [39, 1]], ids=str)
+def test_cutting_a_stream_changes_nothing(model: WaveNet, cuts: list[int]) -> None:
+    tokens = _tokens(model, num_rows=3, num_steps=sum(cuts))
+    state, hidden = _fresh(model, 3), []
+    for chunk in tokens.split(cuts, dim=1):
+        step = model(chunk, state)
+        assert [(t.shape, t.dtype) for t in state_tensors(step.state)] == [
+            (t.shape, t.dtype) for t in state_tensors(state)
+        ]
+        state = step.state
+        hidden.append(step.hidden)
+    whole = model(tokens, _fresh(model, 3))
+    torch.testing.assert_close(torch.cat(hidden, 1), whole.hidden, rtol=0, atol=1e-10)
+    torch.testing.assert_close(state_tensors(state), state_tensors(whole.state), rtol=0, atol=1e-10)
+
+
+def test_rows_are_independent_and_reset_alone(model: WaveNet) -> None:
+    tokens = _tokens(model, num_rows=3, num_steps=20)
+    _, state, _ = model(tokens[:, :9], _fresh(model, 3))
+    state = reset_rows(state, _fresh(model, 3), torch.tensor([False, True, False]))
+    hidden = model(tokens[:, 9:], state).hidden
+    torch.testing.assert_close(hidden[1:2], model(tokens[1:2, 9:], _fresh(model, 1)).hidden, rtol=0, atol=1e-10)
+    for row in (0, 2):
+        alone = model(tokens[row : row + 1], _fresh(model, 1)).hidden[:, 9:]
+        torch.testing.assert_close(hidden[row : row + 1], alone, rtol=0, atol=1e-10)
+
+
+def test_state_carries_gradient_only_when_asked(model: WaveNet) -> None:
+    tokens = _tokens(model, num_rows=1, num_steps=12)
+    _, state, _ = model(tokens, _fresh(model, 1))
+    assert not any(tensor.requires_grad for tensor in state_tensors(state))
+
+    def gradient(*cuts: int) -> Tensor:
+        model.zero_grad()
+        state, total = _fresh(model, 1), torch.zeros((), dtype=torch.float64)
+        for chunk in tokens.split(cuts, dim=1):
+            hidden, state, _ = model(chunk, state)
+            total = total + hidden.square().sum()
+        total.backward()
+        return model.embedding.weight.grad.clone()
+
+    model.carry_gradient = True
+    torch.testing.assert_close(gradient(5, 1, 6), gradient(12), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("num_read", [0, 1, 17])
+def test_decoder_equals_forward(model: WaveNet, num_rows: int, num_read: int) -> None:
+    num_steps = num_read + 5 * max(model.config.histories)  # every ring goes round at least five times
+    tokens = _tokens(model, num_rows=num_rows, num_steps=num_steps)
+    state = _fresh(model, num_rows)
+    if num_read:
+        _, state, _ = model(tokens[:, :num_read], state)
+    before = map_state(torch.clone, state)
+    own = decoder(model, state)
+    assert not isinstance(own, ForwardDecoder)
+    logits = torch.stack([own.step(tokens[:, t]) for t in range(num_read, num_steps)], 1)
+    torch.testing.assert_close(logits, _logits(model, tokens)[:, num_read:], rtol=0, atol=1e-10)
+    assert all(map(torch.equal, state_tensors(before), state_tensors(state)))  # so one prime serves several samplers
+
+
+def test_every_parameter_gets_gradient_after_the_first_chunk_too(model: WaveNet) -> None:
+    tokens = _tokens(model, num_rows=4, num_steps=40)
+    state = _fresh(model, 4)
+    for chunk in tokens.split(20, dim=1):
+        model.zero_grad()
+        hidden, state, _ = model(chunk, state)
+        model.head.nll(hidden, chunk % model.config.vocab_size).mean().backward()
+        silent = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+        assert silent == []
+
+
+def test_initial_nll_is_near_that_of_guessing() -> None:
+    torch.manual_seed(0)
+    for num_stacks in (1, 3):
+        config = WaveNet.Config(256, num_stacks, residual_channels=32, gate_channels=32, skip_channels=64)
+        model = WaveNet(config)
+        tokens = torch.randint(0, 256, (2, 200))
+        hidden = model(tokens, model.init_state(2, device="cpu", dtype=torch.float32)).hidden
+        assert 0.5 < hidden.std() < 2
+        assert model.head.nll(hidden, tokens).mean().item() == pytest.approx(math.log(256), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_parameters", "receptive_field"),
+    [
+        ({}, 39_627_296, 6139),
+        ({"kernel_size": 2, "residual_channels": 512, "gate_channels": 512}, 43_285_760, 3070),
+    ],
+    ids=["strong", "classic"],
+)
+def test_sizes_of_the_comparison(fields: dict[str, int], num_parameters: int, receptive_field: int) -> None:
+    with torch.device("meta"):
+        model = WaveNet(WaveNet.Config(256, **fields))
+    assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters
+    assert model.receptive_field == receptive_field
+    if not fields:
+        assert num_parameters == pytest.approx(40e6, rel=0.01)
+
+
+def test_layers_dilate_as_configured() -> None:
+    """A plain causal `conv1d` of each layer's weights, so that the order of taps and dilations is pinned down."""
+    torch.manual_seed(0)
+    config = WaveNet.Config(9, 2, 2, 3, 4, 4, 5)
+    assert config.dilations == [1, 2, 1, 2]
+    model = WaveNet(config).double()
+    tokens = _tokens(model, num_rows=2, num_steps=30)
+    x_BCT, skips = model.embedding(tokens).transpose(1, 2), 0
+    for layer, dilation in enumerate(config.dilations):
+        convolution = model.convolutions[layer]
+        kernel = convolution.weight.unflatten(1, (3, 4)).transpose(1, 2)
+        z = F.conv1d(F.pad(x_BCT, (2 * dilation, 0)), kernel, convolution.bias, dilation=dilation)
+        gate = z[:, :4].tanh() * z[:, 4:].sigmoid()
+        skips = skips + F.conv1d(gate, model.skip.weight[:, layer * 4 : layer * 4 + 4, None])
+        if layer < 3:
+            x_BCT = x_BCT + F.conv1d(gate, model.residuals[layer].weight[..., None])
+    expected = (skips + model.skip.bias[:, None]).transpose(1, 2)
+    torch.testing.assert_close(model(tokens, _fresh(model, 2)).hidden, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "remedy"),
+    [
+        ("vocab_size", 0, "at least 1"),
+        ("num_stacks", 0, "at least 1"),
+        ("layers_per_stack", 0, "from 1 to 20"),
+        ("layers_per_stack", 21, "from 1 to 20"),
+        ("kernel_size", 1, "at least 2"),
+        ("residual_channels", -3, "at least 1"),
+        ("gate_channels", 2.5, "at least 1"),
+        ("skip_channels", True, "at least 1"),
+    ],
+)
+def test_config_names_the_field_the_value_and_the_remedy(field: str, value: object, remedy: str) -> None:
+    with pytest.raises(UserError, match=rf"^{field} is {value!r}; set it to a whole number .*{remedy}$"):
+        WaveNet.Config(**{"vocab_size": 256, field: value})

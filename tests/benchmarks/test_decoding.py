@@ -1,0 +1,7 @@
+"""The cached decoder is worth its code."""
+
+from tests.benchmarks.decoding import measure
+
+
+def test_a_step_is_20_times_faster_than_recomputing_its_window() -> None:
+    assert measure(repeats=3)["ratio"] >= 20

@@ -1,0 +1,107 @@
+"""Checkpoints: whole or nothing; damage is noticed; the previous one serves; nothing runs code."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine.training import small_trainer
+from waveform.engine import checkpoint
+from waveform.engine.errors import UserError
+from waveform.engine.shards import TokenSet
+from waveform.engine.trainer import Trainer
+
+
+@pytest.fixture
+def trainer(token_set: Callable[..., TokenSet], tmp_path: Path) -> Trainer:
+    """A run with checkpoints at the steps 4 and 6."""
+    trainer = small_trainer("compressive_transformer", token_set([60, 45]), tmp_path, max_steps=6, checkpoint_every=2)
+    trainer.run()
+    return trainer
+
+
+def test_only_the_newest_are_kept(trainer: Trainer, tmp_path: Path) -> None:
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step_00000004", "step_00000006"]
+
+
+FILES = ["model.safetensors", "optimiser.safetensors", "rank_0.safetensors", "progress.json"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+def test_damage_falls_back_to_the_checkpoint_before(
+    trainer: Trainer, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: str
+) -> None:
+    path = tmp_path / "checkpoints" / "step_00000006" / name
+    content = path.read_bytes()
+    middle = len(content) // 2
+    if damage == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(
+            content[:middle] + (b"" if damage == "cut" else bytes([content[middle] ^ 1]) + content[middle + 1 :])
+        )
+    found = checkpoint.newest(tmp_path)
+    assert found is not None and found.step == 4
+    assert str(path) in capsys.readouterr().err
+    (tmp_path / "checkpoints" / "step_00000004" / name).write_bytes(b"")
+    with pytest.raises(UserError, match="no usable checkpoint"):
+        checkpoint.newest(tmp_path)
+
+
+def test_folder_without_marker_does_not_count(trainer: Trainer, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step_00000006" / "complete.json").unlink()
+    found = checkpoint.newest(tmp_path)
+    assert found is not None and found.step == 4
+
+
+def test_leftover_of_a_killed_save_is_cleared(trainer: Trainer, tmp_path: Path) -> None:
+    leftover = tmp_path / "checkpoints" / ".step_00000008.partial"
+    leftover.mkdir()
+    (leftover / "model.safetensors").write_bytes(b"half")
+    trainer.step = 8
+    trainer.save()
+    found = checkpoint.newest(tmp_path)
+    assert found is not None and found.step == 8 and not leftover.exists()
+
+
+def test_failed_save_keeps_the_others(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    trainer.step = 8
+    with pytest.raises(UserError, match="disk is full"):
+        trainer.save()
+    found = checkpoint.newest(tmp_path)
+    assert found is not None and found.step == 6
+
+
+class _Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (exec, ("raise SystemExit('code of a checkpoint ran')",))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_pickle_is_never_run(trainer: Trainer, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "checkpoints" / "step_00000006"
+    (folder / name).write_bytes(pickle.dumps(_Bomb()))
+    digests = {path.name: checkpoint._digest(path) for path in folder.iterdir() if path.name != "complete.json"}
+    import json
+
+    (folder / "complete.json").write_text(json.dumps(digests))
+    with pytest.raises(UserError):
+        found = checkpoint.newest(tmp_path)
+        assert found is not None
+        if found.step == 4:
+            raise UserError("passed over")
+        checkpoint.restore(
+            found,
+            model=trainer.module,
+            optimiser=trainer.optimiser,
+            fresh=trainer.model.init_state(4, device="cpu", dtype=torch.float32),
+            world=trainer.world,
+        )

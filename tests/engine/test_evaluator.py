@@ -1,0 +1,59 @@
+"""Evaluation: every token once, equal to scoring each utterance alone; the two protocols; long memories."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from tests import laws
+from waveform.engine.errors import UserError
+from waveform.engine.evaluator import evaluate
+from waveform.engine.metrics import bits, unigram_nll
+from waveform.engine.shards import TokenSet
+from waveform.models.registry import build
+
+LENGTHS = [13, 4, 40, 1, 22, 8, 17]
+
+
+@pytest.mark.parametrize("name", sorted(laws.CONFIGS))
+@pytest.mark.parametrize("protocol", ["utterance", "chunk"])
+def test_equals_scoring_each_utterance_alone(name: str, protocol: str, token_set: Callable[..., TokenSet]) -> None:
+    torch.manual_seed(0)
+    fields = next(iter(laws.CONFIGS[name].values()))
+    model = build(name, vocab_size=laws.VOCAB_SIZE, **fields).double()  # type: ignore[attr-defined]
+    tokens = token_set(LENGTHS)
+    window = fields.get("window", 4)
+    chunk = 3 * window
+    expected = []
+    for i in range(len(tokens)):
+        whole = torch.from_numpy(tokens.read(i, start=0, stop=10**6).astype(np.int64))
+        total = 0.0
+        for part in whole.split(chunk) if protocol == "chunk" else [whole]:
+            inputs = torch.cat([torch.tensor([laws.VOCAB_SIZE]), part[:-1]])
+            state = model.init_state(1, device="cpu", dtype=torch.float64)
+            with torch.no_grad():
+                hidden = model(inputs[None], state).hidden
+                logits = model.head.logits(hidden)[0].log_softmax(-1)
+            total -= float(logits[torch.arange(len(part)), part].sum())
+        expected.append(total)
+    result = evaluate(model, tokens, window=window, batch_size=3, protocol=protocol, chunk=chunk)
+    # The head's cross-entropy may be fp32 or better; sums are fp64.
+    np.testing.assert_allclose(result.nats, expected, rtol=1e-6)
+    assert result.counts.tolist() == LENGTHS
+    assert result.nats_per_token == pytest.approx(sum(expected) / sum(LENGTHS), rel=1e-6)
+    assert result.bits_per_token == bits(result.nats_per_token)
+
+
+def test_unigram_is_the_smoothed_histogram() -> None:
+    train, test = np.array([2, 0]), np.array([1, 1])
+    assert unigram_nll(train, test) == pytest.approx(-(np.log(3 / 4) + np.log(1 / 4)) / 2)
+
+
+def test_protocols_are_checked(token_set: Callable[..., TokenSet]) -> None:
+    model = build("wavenet", vocab_size=laws.VOCAB_SIZE, **laws.CONFIGS["wavenet"]["classic"])
+    tokens = token_set(LENGTHS)
+    with pytest.raises(UserError, match="protocol"):
+        evaluate(model, tokens, window=4, batch_size=2, protocol="never")
+    with pytest.raises(UserError, match="multiple of the window"):
+        evaluate(model, tokens, window=4, batch_size=2, protocol="chunk", chunk=6)

@@ -1,0 +1,83 @@
+"""Shards: what is written is read; damage is found and named; an interrupted write leaves nothing."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from waveform.engine.errors import UserError
+from waveform.engine.shards import Dataset, Shard, ShardWriter, TokenSet, is_dataset, read_dataset, write_dataset
+
+
+def write(path: Path, utterances: dict[str, list[int]], *, dtype: str = "uint8") -> Path:
+    with ShardWriter(path, vocab_size=300 if dtype != "uint8" else 256, dtype=dtype) as writer:
+        for name, tokens in utterances.items():
+            writer.begin(name)
+            for part in np.array_split(np.array(tokens), 2):
+                writer.append(part)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32"])
+def test_round_trip(tmp_path: Path, dtype: str) -> None:
+    shard = Shard(write(tmp_path / "a.shard", {"b": [1, 2, 3], "a": [250, 0], "empty": []}, dtype=dtype))
+    shard.verify()
+    tokens = TokenSet([shard], vocab_size=shard.vocab_size)
+    assert tokens.names == ["a", "b"] and tokens.lengths == [2, 3]
+    assert tokens.read(0, start=0, stop=99).tolist() == [250, 0]
+    assert tokens.read(1, start=1, stop=2).tolist() == [2]
+    assert tokens.counts[[0, 1, 2, 3, 250]].tolist() == [1, 1, 1, 1, 1] and tokens.num_tokens == 5
+
+
+def test_checksum_depends_on_content_not_on_shards(tmp_path: Path) -> None:
+    one = TokenSet([Shard(write(tmp_path / "1", {"a": [1], "b": [2]}))], vocab_size=256)
+    two = TokenSet([Shard(write(tmp_path / "2", {"b": [2]})), Shard(write(tmp_path / "3", {"a": [1]}))], vocab_size=256)
+    other = TokenSet([Shard(write(tmp_path / "4", {"a": [1], "b": [3]}))], vocab_size=256)
+    assert one.checksum == two.checksum != other.checksum
+
+
+def test_discard_takes_an_utterance_back(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "a", vocab_size=256) as writer:
+        for name, keep in (("a", True), ("bad", False), ("c", True)):
+            writer.begin(name)
+            writer.append(np.full(5, 7))
+            if not keep:
+                writer.discard()
+    shard = Shard(tmp_path / "a")
+    shard.verify()
+    assert [u.name for u in shard.utterances] == ["a", "c"] and shard.counts[7] == 10
+
+
+def test_exception_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), ShardWriter(tmp_path / "a", vocab_size=256) as writer:
+        writer.begin("a")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_flipped_byte_and_every_cut_is_found(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", {"first": [1, 2, 3], "second": [4, 5]})
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        if 56 <= position < 64:  # reserved
+            continue
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x55]) + whole[position + 1 :])
+        with pytest.raises(UserError, match=str(path)):
+            Shard(path).verify()
+        path.write_bytes(whole[:position])
+        with pytest.raises(UserError, match=str(path)):
+            Shard(path)
+
+
+def test_dataset_file(tmp_path: Path) -> None:
+    assert not is_dataset(tmp_path)
+    with pytest.raises(UserError, match="no prepared data set"):
+        read_dataset(tmp_path)
+    write(tmp_path / "a", {"x": [1]})
+    write_dataset(Dataset(tmp_path, 256, {"kind": "text"}, {"train": ["a"]}, {}))
+    assert read_dataset(tmp_path).open_split("train").num_tokens == 1
+    with pytest.raises(UserError, match="no split 'test'"):
+        read_dataset(tmp_path).open_split("test")
+    (tmp_path / "dataset.json").write_text('{"format": 1, "vocab')
+    with pytest.raises(UserError, match="damaged"):
+        read_dataset(tmp_path)

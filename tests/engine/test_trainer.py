@@ -1,0 +1,282 @@
+"""The loop: law 7 (exact resume), law 8 (ranks), divergence, signals, clipping apart, update period, BPTT."""
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import laws
+from tests.engine.conftest import write_tokens
+from tests.engine.training import small_trainer
+from waveform.engine import checkpoint
+from waveform.engine.distributed import join, leave
+from waveform.engine.errors import UserError
+from waveform.engine.interface import state_tensors
+from waveform.engine.metrics import read_metrics
+from waveform.engine.shards import TokenSet
+from waveform.engine.trainer import Diverged, TrainConfig, Trainer
+
+LENGTHS = [60, 45, 33, 80, 21, 52, 70]
+CASES = [(name, case) for name, cases in laws.CONFIGS.items() for case in cases]
+
+
+def everything(trainer: Trainer) -> dict[str, Any]:
+    """All that decides how training goes on."""
+    return {
+        "weights": {name: value.clone() for name, value in trainer.module.state_dict().items()},
+        "optimiser": trainer.optimiser.state_dict()["state"],
+        "state": [tensor.clone() for tensor in state_tensors(trainer.state)],
+        "cursor": trainer.stream.cursor(),
+        "random": torch.get_rng_state(),
+        "step": (trainer.step, trainer.tokens_seen),
+    }
+
+
+def assert_bitwise_equal(a: Any, b: Any, where: str = "") -> None:
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_bitwise_equal(a[key], b[key], f"{where}/{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_bitwise_equal(x, y, f"{where}/{i}")
+    else:
+        assert a == b, where
+
+
+@pytest.mark.parametrize(("name", "mode"), [(name, mode) for name in laws.CONFIGS for mode in ("utterance", "carry")])
+def test_law_7_resume_is_bitwise(name: str, mode: str, token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    tokens = token_set(LENGTHS)
+    fields = dict(next(iter(laws.CONFIGS[name].values())))
+    if name != "wavenet":
+        fields["dropout"] = 0.1  # so that random numbers matter
+    options = {"state": mode, "fields": fields, "decay_steps": 8}
+    whole = small_trainer(name, tokens, tmp_path / "whole", **options)
+    whole.run()
+    expected = everything(whole)
+    first = small_trainer(name, tokens, tmp_path / "parts", **options, max_steps=3)
+    first.run()
+    torch.manual_seed(99)
+    second = small_trainer(name, tokens, tmp_path / "parts", **options)
+    assert second.step == 3
+    second.run()
+    assert_bitwise_equal(everything(second), expected)
+
+
+def _rank(rank: int, port: int, folder: Path, cases: list[tuple[str, str]]) -> None:
+    os.environ.update(
+        {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+    )
+    torch.set_num_threads(1)
+    world = join(device="cpu")
+    tokens = write_tokens(folder / f"tokens_{rank}", LENGTHS)
+    for name, case in cases:
+        trainer = small_trainer(
+            name,
+            tokens,
+            folder / f"{name}-{case}-2",
+            world=world,
+            fields=laws.CONFIGS[name][case],
+            dtype=torch.float64,
+            **_unroll(case),
+        )
+        gradients = []
+        for _ in range(3):
+            trainer.accumulate_gradients([trainer.stream.next_chunk()])
+            world.sum_gradients(trainer.module.parameters())
+            gradients.append({n: p.grad.clone() for n, p in trainer.module.named_parameters() if p.grad is not None})
+            trainer.optimiser.zero_grad()
+        if world.is_first:
+            torch.save(gradients, folder / f"{name}-{case}.pt")
+    trainer.run()
+    if world.is_first:
+        torch.save(trainer.module.state_dict(), folder / "trained.pt")
+    leave()
+
+
+def _unroll(case: str) -> dict[str, Any]:
+    return {"unroll": 2} if case == "conv-no-loss" else {}
+
+
+def test_law_8_two_ranks_give_the_gradient_of_one_process(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=_rank, args=(rank, port, tmp_path, CASES)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(240)
+        assert process.exitcode == 0
+    tokens = write_tokens(tmp_path / "tokens", LENGTHS)
+    for name, case in CASES:
+        alone = small_trainer(
+            name,
+            tokens,
+            tmp_path / f"{name}-{case}-1",
+            fields=laws.CONFIGS[name][case],
+            dtype=torch.float64,
+            **_unroll(case),
+        )
+        for together in torch.load(tmp_path / f"{name}-{case}.pt", weights_only=True):
+            alone.accumulate_gradients([alone.stream.next_chunk()])
+            expected = {n: p.grad for n, p in alone.module.named_parameters() if p.grad is not None}
+            assert together.keys() == expected.keys()
+            for parameter, gradient in expected.items():
+                # NLL itself is computed in fp32 by some heads; sums differ by their order alone.
+                torch.testing.assert_close(together[parameter], gradient, rtol=1e-6, atol=1e-9)
+            alone.optimiser.zero_grad()
+    alone.run()
+    trained = torch.load(tmp_path / "trained.pt", weights_only=True)
+    for parameter, value in alone.module.state_dict().items():
+        torch.testing.assert_close(trained[parameter], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_run_resumes_on_another_number_of_ranks(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    tokens = token_set(LENGTHS)
+    trainer = small_trainer("compressive_transformer", tokens, tmp_path / "run", max_steps=3)
+    trainer.run()
+    found = checkpoint.newest(tmp_path / "run")
+    assert found is not None
+    fresh = trainer.model.init_state(2, device="cpu", dtype=torch.float32)
+    for rank in range(2):
+        world = type(trainer.world)(rank, 2)
+        state = checkpoint.restore(found, model=trainer.module, optimiser=trainer.optimiser, fresh=fresh, world=world)
+        for whole, part in zip(state_tensors(trainer.state), state_tensors(state), strict=True):
+            assert torch.equal(whole[2 * rank : 2 * rank + 2], part)
+
+
+@pytest.mark.parametrize("name", sorted(laws.CONFIGS))
+def test_training_learns(name: str, token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    tokens = token_set(LENGTHS)
+    trainer = small_trainer(name, tokens, tmp_path, max_steps=120, evaluate_every=120, clip_norm=1.0, log_every=10)
+    trainer.run()
+    records = read_metrics(tmp_path)
+    nll = [record["nll_nats"] for record in records if record["kind"] == "train"]
+    assert nll[0] > 2.0 and nll[-1] < 1.4  # uniform is ln 11 = 2.40
+    (evaluation,) = (record for record in records if record["kind"] == "evaluate")
+    assert evaluation["nll_nats"] < 1.4 and evaluation["nll_bits"] == evaluation["nll_nats"] / math.log(2)
+
+
+def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
+    token_set: Callable[..., TokenSet], tmp_path: Path
+) -> None:
+    trainer = small_trainer("compressive_transformer", token_set(LENGTHS), tmp_path, max_steps=20, checkpoint_every=2)
+    step = trainer.update
+
+    def poisoned() -> Any:
+        if trainer.step == 5:
+            next(iter(trainer.module.parameters())).data.fill_(math.nan)
+        return step()
+
+    trainer.update = poisoned  # type: ignore[method-assign]
+    with pytest.raises(Diverged, match=r"not finite at step 5.*step 4"):
+        trainer.run()
+    found = checkpoint.newest(tmp_path)
+    assert found is not None and found.step == 4
+    assert all(torch.isfinite(value).all() for value in found.model_weights().values())
+
+
+def test_signal_saves_and_resumes(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    tokens = token_set(LENGTHS)
+    trainer = small_trainer("wavenet", tokens, tmp_path, max_steps=100_000)
+
+    def interrupt() -> None:
+        while trainer.step < 5:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    result = trainer.run()
+    thread.join()
+    assert result.interrupted and result.step >= 5
+    assert small_trainer("wavenet", tokens, tmp_path).step == result.step
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_trunk_and_compressor_are_clipped_apart(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    trainer = small_trainer("compressive_transformer", token_set(LENGTHS), tmp_path, clip_norm=1e-3)
+    seen: list[dict[str, float]] = []
+
+    def look(*_: Any) -> None:
+        seen.append(
+            {
+                n: float(torch.stack([p.grad.norm() for p in ps if p.grad is not None]).norm())
+                for n, ps in trainer.groups.items()
+            }
+        )
+
+    trainer.optimiser.register_step_pre_hook(look)
+    for _ in range(4):
+        trainer.update()
+    assert seen[-1] == pytest.approx({"trunk": 1e-3, "compressor": 1e-3}, rel=1e-3)
+
+
+def test_update_period_accumulates_the_mean_over_tokens(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    tokens = token_set(LENGTHS)
+    slow = small_trainer("wavenet", tokens, tmp_path / "a", update_period=3, update_period_from=0, dtype=torch.float64)
+    alone = small_trainer("wavenet", tokens, tmp_path / "b", dtype=torch.float64)
+    chunks = [alone.stream.next_chunk() for _ in range(3)]
+    total = sum(chunk.num_scored for chunk in chunks)
+    expected: dict[str, torch.Tensor] = {}
+    for chunk in chunks:
+        alone.accumulate_gradients([chunk])
+        for name, parameter in alone.module.named_parameters():
+            assert parameter.grad is not None
+            expected[name] = expected.get(name, 0) + parameter.grad * (chunk.num_scored / total)
+        alone.optimiser.zero_grad()
+    seen: dict[str, torch.Tensor] = {}
+    slow.accumulate_gradients([slow.stream.next_chunk() for _ in range(3)])
+    seen = {name: p.grad for name, p in slow.module.named_parameters() if p.grad is not None}
+    for name, gradient in expected.items():
+        torch.testing.assert_close(seen[name], gradient, rtol=1e-6, atol=1e-9)
+    slow.optimiser.zero_grad()
+    slow.update()
+    assert slow.step == 3
+
+
+def test_bptt_reaches_the_window_before(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    tokens = token_set(LENGTHS)
+    fields = laws.CONFIGS["compressive_transformer"]["conv-no-loss"]
+    with pytest.raises(UserError, match=r"train\.unroll"):
+        small_trainer("compressive_transformer", tokens, tmp_path / "a", fields=fields)
+    trainer = small_trainer("compressive_transformer", tokens, tmp_path / "b", fields=fields, unroll=4, chunk=16)
+    for _ in range(3):
+        trainer.accumulate_gradients([trainer.stream.next_chunk()])
+    assert all(p.grad is not None for p in trainer.module.layers[0].compressor.parameters())  # type: ignore[union-attr,index]
+    assert not any(t.requires_grad for t in state_tensors(trainer.state))
+
+
+def test_time_budget_decays_by_time() -> None:
+    config = TrainConfig(max_steps=None, max_seconds=100.0, warmup_steps=10)
+    assert config.decayed(5, 0.0) == 0 and config.decayed(1000, 50.0) == 0.5
+    assert TrainConfig(max_steps=110, warmup_steps=10).decayed(60, 1e9) == 0.5
+    assert TrainConfig(max_steps=1, warmup_steps=10, decay_steps=100).decayed(60, 0) == 0.5
+
+
+def test_metrics_are_json_lines(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    small_trainer("transformer_xl", token_set(LENGTHS), tmp_path, evaluate_every=4).run()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "evaluate"] == [4, 8]
+    assert list((tmp_path / "tensorboard").iterdir())

@@ -1,0 +1,54 @@
+"""Builds the small trainers of the engine's tests."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.laws import CONFIGS, VOCAB_SIZE
+from waveform.engine.distributed import World
+from waveform.engine.shards import TokenSet
+from waveform.engine.trainer import TrainConfig, Trainer
+from waveform.models.registry import build
+
+
+def small_trainer(
+    name: str,
+    tokens: TokenSet,
+    run_dir: Path,
+    *,
+    world: World | None = None,
+    fields: dict[str, Any] | None = None,
+    dtype: torch.dtype = torch.float32,
+    **train: Any,
+) -> Trainer:
+    """A trainer of the first (or the given) configuration of `name` in `laws.CONFIGS`, of four rows."""
+    fields = next(iter(CONFIGS[name].values())) if fields is None else fields
+    torch.manual_seed(1)
+    model = build(name, vocab_size=VOCAB_SIZE, **fields).to(dtype)  # type: ignore[attr-defined]
+    window = fields.get("window", 4)
+    config = TrainConfig(
+        **{
+            "max_steps": 8,
+            "batch_size": 4,
+            "chunk": 2 * window,
+            "lr": 1e-2,
+            "warmup_steps": 2,
+            "log_every": 2,
+            "evaluate_every": 1000,
+            "checkpoint_every": 1000,
+            "device": "cpu",
+            **train,
+        }
+    )
+    return Trainer(
+        model,
+        config,
+        train=tokens,
+        valid=tokens,
+        run_dir=run_dir,
+        window=window,
+        seed=2,
+        world=world,
+        show_progress=False,
+    )

@@ -1,0 +1,348 @@
+"""The command as a user meets it: the whole job on synthesised audio, and every mistake in one line with exit code 2."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import wave
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+import waveform
+from waveform.audio.files import read_audio
+from waveform.cli import main
+
+MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
+SMALL = {
+    "compressive_transformer": "num_layers=1 d_model=16 num_heads=2 d_feedforward=16 window=64 memory=64 compressed=16",
+    "transformer_xl": "num_layers=1 d_model=16 num_heads=2 d_feedforward=16 window=64 memory=64",
+    "wavenet": "num_stacks=1 layers_per_stack=4 kernel_size=2 residual_channels=8 gate_channels=8 skip_channels=8",
+}
+TRAIN = [
+    "train.max_steps=6",
+    "train.batch_size=2",
+    "train.chunk=64",
+    "train.evaluate_every=6",
+    "train.checkpoint_every=3",
+    "train.log_every=2",
+    "train.sample_seconds=0.01",
+    "train.device=cpu",
+    "train.evaluate_tokens=4000",
+]
+
+
+def settings(model: str) -> list[str]:
+    return [f"model={model}", *(f"model.{field}" for field in SMALL[model].split()), *TRAIN]
+
+
+def write_tones(folder: Path, *, num: int, seconds: float = 0.4) -> None:
+    for i in range(num):
+        time_s = np.arange(round(24_000 * seconds)) / 24_000
+        tone = 0.4 * np.sin(2 * np.pi * (150 + 40 * i) * time_s) + 0.01 * np.random.default_rng(i).standard_normal(
+            len(time_s)
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        soundfile.write(folder / f"tone {i} ä.wav", tone, 24_000)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with odd characters in its name: audio, data and one finished run of each model."""
+    place = tmp_path_factory.mktemp("odd [name], a=b")
+    for split, num in (("train", 4), ("valid", 1), ("test", 2)):
+        write_tones(place / "audio" / split, num=num)
+    assert main(["prepare", str(place / "audio"), str(place / "data")]) == 0
+    for model in MODELS:
+        assert main(["train", str(place / "data"), "--run", str(place / model), *settings(model)]) == 0
+    return place
+
+
+def mistake(arguments: Sequence[str | Path], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a mistaken command prints."""
+    capsys.readouterr()
+    assert main([str(a) for a in arguments]) == 2
+    err = capsys.readouterr().err.strip()
+    assert err.startswith(f"waveform {arguments[0]}: ") and "Traceback" not in err
+    assert len(err.splitlines()) == 1
+    return err
+
+
+def test_prepare_twice_does_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (place / "data").rglob("*.shard")}
+    capsys.readouterr()
+    assert main(["prepare", str(place / "audio"), str(place / "data")]) == 0
+    assert "up to date" in capsys.readouterr().out
+    assert before == {path: path.stat().st_mtime_ns for path in (place / "data").rglob("*.shard")} and before
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_evaluate(place: Path, tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(place / model), "--json", str(tmp_path / "e.json")]) == 0
+    figures = json.loads((tmp_path / "e.json").read_text())
+    assert figures["model"] == model and figures["step"] == 6 and figures["protocol"] == "utterance"
+    assert figures["num_samples"] == 2 * 9600 and figures["num_utterances"] == 2
+    assert figures["nll_bits_per_sample"] == pytest.approx(figures["nll_nats_per_sample"] / math.log(2))
+    assert 1 < figures["unigram_nats_per_sample"] < 5.6 and 1 < figures["nll_nats_per_sample"] < 6
+    assert figures["num_parameters"] > 1000
+    assert f"{figures['nll_nats_per_sample']:.4f} nats" in capsys.readouterr().out
+
+
+def test_python_nll_equals_evaluate(place: Path) -> None:
+    run = waveform.load(place / "compressive_transformer")
+    files = sorted((place / "audio" / "test").iterdir())
+    nats = [run.nll(read_audio(path), sample_rate_hz=24_000) for path in files]
+    figures = waveform.evaluate(place / "compressive_transformer", show_progress=False)
+    assert np.concatenate(nats).mean(dtype=np.float64) == pytest.approx(figures["nll_nats_per_sample"], rel=1e-5)
+
+
+def test_evaluate_with_longer_memory(place: Path, tmp_path: Path) -> None:
+    arguments = ["evaluate", str(place / "compressive_transformer"), "--json", str(tmp_path / "e.json")]
+    assert main(arguments) == 0
+    trained = json.loads((tmp_path / "e.json").read_text())
+    assert main([*arguments, "--memory", "128", "--compressed", "64"]) == 0
+    longer = json.loads((tmp_path / "e.json").read_text())
+    assert longer["model_config"]["compressed"] == 64 and longer["num_parameters"] == trained["num_parameters"]
+    assert longer["nll_nats_per_sample"] != trained["nll_nats_per_sample"]
+
+
+def test_evaluate_on_other_audio(place: Path, tmp_path: Path) -> None:
+    for split in ("train", "valid", "test"):
+        write_tones(tmp_path / "others" / split, num=1)
+    figures = waveform.evaluate(place / "wavenet", data=tmp_path / "others", show_progress=False)
+    assert figures["num_utterances"] == 1 and figures["num_samples"] == 9600
+
+
+def test_compare(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *(str(place / model) for model in MODELS), "--json", str(tmp_path / "c.json")]) == 0
+    out = capsys.readouterr().out
+    entries = json.loads((tmp_path / "c.json").read_text())
+    assert [entry["model"] for entry in entries] == list(MODELS)
+    wavenet = entries[2]["nll_nats_per_sample"]
+    for entry in entries:
+        assert entry["difference_to_wavenet_nats"] == pytest.approx(entry["nll_nats_per_sample"] - wavenet)
+        low, high = entry["interval_95"]
+        assert low <= entry["difference_to_wavenet_nats"] <= high
+        assert entry["train_samples_per_second"] > 0 and entry["sampling_samples_per_second"] > 0
+        assert f"{entry['nll_nats_per_sample']:.4f}" in out and f"{entry['nll_bits_per_sample']:.4f}" in out
+    assert entries[2]["interval_95"] == [0, 0]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_sample(place: Path, tmp_path: Path, model: str) -> None:
+    arguments = ["sample", str(place / model), "--num", "2", "--seconds", "0.05", "--top-p", "0.98", "--seed", "3"]
+    for out in ("a", "b"):
+        assert main([*arguments, "--out", str(tmp_path / out)]) == 0
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert len(files) == 2
+    for name in files:
+        with wave.open(str(tmp_path / "a" / name)) as file:
+            assert (file.getframerate(), file.getnchannels(), file.getnframes()) == (24_000, 1, 1200)
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert (tmp_path / "a" / files[0]).read_bytes() != (tmp_path / "a" / files[1]).read_bytes()
+
+
+def test_sample_continues_real_audio(place: Path, tmp_path: Path) -> None:
+    primer = sorted((place / "audio" / "test").iterdir())[0]
+    assert (
+        main(["sample", str(place / "wavenet"), "--out", str(tmp_path), "--seconds", "0.05", "--prime", str(primer)])
+        == 0
+    )
+    (path,) = tmp_path.iterdir()
+    made, real = read_audio(path), read_audio(primer)
+    assert len(made) == len(real) + 1200
+    np.testing.assert_allclose(made[: len(real)], real, atol=1e-4)
+
+
+def test_python_sample_equals_wav(place: Path, tmp_path: Path) -> None:
+    waveform.sample(place / "transformer_xl", tmp_path, seconds=0.02, seed=1, show_progress=False)
+    (path,) = tmp_path.iterdir()
+    samples = waveform.load(place / "transformer_xl").sample(seconds=0.02, seed=1)
+    np.testing.assert_allclose(read_audio(path), samples[0], atol=2**-15)
+
+
+def test_train_prepares_raw_audio_once_and_resumes(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "runs" / "one"
+    command = ["train", str(place / "audio"), "--run", str(run), *settings("wavenet")]
+    assert main(command) == 0
+    first = capsys.readouterr()
+    assert "preparing" in first.out and "files" in first.out
+    assert [path.name for path in (tmp_path / "runs").iterdir() if path.name.endswith(".prepared")]
+    assert main([*command, "train.max_steps=8"]) == 0  # a longer budget goes on
+    second = capsys.readouterr()
+    assert "up to date" in second.out and "resumed at step 6" in second.err and "step 8" in second.out
+
+
+def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "x", "--run", "y", "preset=speech_paper", "--print-config"]) == 0
+    out = capsys.readouterr().out
+    assert "max_steps: 400000" in out and "num_layers: 20" in out and "chunk: 3840" in out
+
+
+def test_config_dir_adds_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "my, configs=[1] 'é'"
+    (folder / "preset").mkdir(parents=True)
+    (folder / "preset" / "mine.yaml").write_text("# @package _global_\npreset: mine\ntrain:\n  max_steps: 77\n")
+    arguments = ["train", "x", "--run", "y", "--print-config", "--config-dir", str(folder), "preset=mine"]
+    assert main(arguments) == 0
+    assert "max_steps: 77" in capsys.readouterr().out
+
+
+def corrupt_checkpoints(place: Path, run: Path) -> Path:
+    shutil.copytree(place / "wavenet", run)
+    for path in run.rglob("model.safetensors"):
+        path.write_bytes(path.read_bytes()[:100])
+    return run
+
+
+MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] = {
+    "no such audio folder": (lambda p, t: ["prepare", t / "none", t / "d"], ["no such folder", "none"]),
+    "no such folder to train on": (lambda p, t: ["train", t / "none", "--run", t / "r"], ["no such folder", "none"]),
+    "empty folder": (lambda p, t: ["train", t, "--run", t / "r"], ["is empty"]),
+    "no audio in the folder": (lambda p, t: ["prepare", Path(__file__).parent / "references", t / "d"], ["no audio"]),
+    "unknown key": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "train.max_step=3"],
+        ["train.max_step", "did you mean", "train.max_steps"],
+    ),
+    "unknown model field": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "model.heads=3"],
+        ["model.heads"],
+    ),
+    "wrong type": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "train.lr=fast"],
+        ["train.lr", "fast"],
+    ),
+    "no key=value": (lambda p, t: ["train", p / "data", "--run", t / "r", "steps"], ["steps", "key=value"]),
+    "broken override": (lambda p, t: ["train", p / "data", "--run", t / "r", "train.lr=[1,"], ["train.lr"]),
+    "unknown model": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "model=rnn"],
+        ["unknown model 'rnn'", "compressive_transformer, transformer_xl, wavenet"],
+    ),
+    "unknown preset": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "preset=huge"],
+        ["unknown preset 'huge'", "demo, small, speech_paper"],
+    ),
+    "value out of range": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "model.num_heads=5"],
+        ["num_heads", "multiple"],
+    ),
+    "chunk and window": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "train.chunk=1000"],
+        ["train.chunk", "multiple"],
+    ),
+    "another configuration": (
+        lambda p, t: ["train", p / "data", "--run", p / "wavenet", *settings("wavenet"), "train.lr=0.5"],
+        ["another configuration", "train.lr", "0.5"],
+    ),
+    "run folder with other files": (lambda p, t: ["train", p / "data", "--run", p / "audio"], ["holds other files"]),
+    "checkpoint cut short": (
+        lambda p, t: ["evaluate", corrupt_checkpoints(p, t / "r")],
+        ["no usable checkpoint", "model.safetensors", "cut short"],
+    ),
+    "sample from no run": (lambda p, t: ["sample", p / "audio", "--out", t / "o"], ["is no run"]),
+    "sample from nothing": (lambda p, t: ["sample", t / "none", "--out", t / "o"], ["no such run folder"]),
+    "evaluate an unknown split": (lambda p, t: ["evaluate", p / "wavenet", "--split", "dev"], ["no split 'dev'"]),
+    "memory for wavenet": (lambda p, t: ["evaluate", p / "wavenet", "--memory", "5"], ["no 'memory'"]),
+    "primer is no audio": (
+        lambda p, t: ["sample", p / "wavenet", "--out", t / "o", "--prime", Path(__file__)],
+        ["test_cli.py"],
+    ),
+    "temperature": (
+        lambda p, t: ["sample", p / "wavenet", "--out", t / "o", "--temperature", "-1"],
+        ["temperature"],
+    ),
+    "seconds": (lambda p, t: ["sample", p / "wavenet", "--out", t / "o", "--seconds", "0"], ["seconds"]),
+    "num": (lambda p, t: ["sample", p / "wavenet", "--out", t / "o", "--num", "0"], ["num"]),
+    "demo into a used folder": (lambda p, t: ["demo", "--out", p / "audio"], ["holds other things"]),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_get_one_line(place: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command, says = MISTAKES[name]
+    line = mistake(command(place, tmp_path), capsys)
+    for part in says:
+        assert part in line
+
+
+def test_compare_refuses_other_test_data(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split in ("train", "valid", "test"):
+        write_tones(tmp_path / "others" / split, num=1)
+    run = tmp_path / "run"
+    assert main(["train", str(tmp_path / "others"), "--run", str(run), *settings("wavenet")]) == 0
+    assert "cannot be compared" in mistake(["compare", place / "wavenet", run], capsys)
+
+
+def test_samples_are_never_overwritten(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sample", str(place / "wavenet"), "--out", str(tmp_path), "--seconds", "0.01"]
+    assert main(command) == 0
+    assert "exists" in mistake(command, capsys)
+
+
+def test_a_second_training_of_one_run_is_refused(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import fcntl
+
+    run = shutil.copytree(place / "wavenet", tmp_path / "run")
+    with open(run / ".train.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        command = ["train", place / "data", "--run", run, *settings("wavenet"), "train.max_steps=9"]
+        assert "another process is training" in mistake(command, capsys)
+
+
+def test_full_disk_is_one_line(place: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disk: the operating system refuses the write."""
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000));"
+        "from waveform.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    for command in (
+        ["train", place / "data", "--run", tmp_path / "r", *settings("compressive_transformer"), "model.d_model=64"],
+        ["sample", place / "wavenet", "--out", tmp_path / "o", "--seconds", "1"],
+        ["prepare", place / "audio", tmp_path / "d"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, command)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert done.returncode == 2, done.stderr
+        assert "Traceback" not in done.stderr and "cannot write" in done.stderr.splitlines()[-1]
+
+
+def test_torchrun_trains_one_run(place: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node=2",
+                "-m",
+                "waveform",
+                "--",
+            ),
+            *("train", str(place / "data"), "--run", str(tmp_path / "run"), *settings("compressive_transformer")),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    run = waveform.load(tmp_path / "run")
+    assert run.step == 6
+    alone = waveform.evaluate(place / "compressive_transformer", show_progress=False)
+    together = waveform.evaluate(tmp_path / "run", show_progress=False)
+    assert together["train_samples_seen"] == alone["train_samples_seen"]
+    assert together["nll_nats_per_sample"] == pytest.approx(alone["nll_nats_per_sample"], abs=1e-3)
