@@ -52,9 +52,10 @@ def test_a_reset_row_equals_a_fresh_one(case: laws.Case) -> None:
     laws.check_reset_rows(case)
 
 
+@pytest.mark.parametrize("carry_gradient", [False, True], ids=["no BPTT", "BPTT"])
 @pytest.mark.parametrize("case", [case for case in laws.CASES if laws.trains_without_bptt(case)], ids=str)
-def test_each_loss_reaches_its_own_parameters(case: laws.Case) -> None:
-    laws.check_gradients_of_parameters(case)
+def test_each_loss_reaches_its_own_parameters(case: laws.Case, carry_gradient: bool) -> None:
+    laws.check_gradients_of_parameters(case, carry_gradient=carry_gradient)
 
 
 @pytest.mark.parametrize("case", [case for case in laws.CASES if not laws.trains_without_bptt(case)], ids=str)
