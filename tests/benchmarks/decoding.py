@@ -1,6 +1,6 @@
 """How much a cached step saves: one decoder step against recomputing the window so far, at the paper's speech shape.
 
-    python -m tests.benchmarks.decoding [--json FILE]
+python -m tests.benchmarks.decoding [--json FILE]
 """
 
 import argparse
