@@ -51,6 +51,7 @@ class CompressiveTransformerConfig:
     empty_memory: str = "mask"  # mask: empty slots are not attended; zeros: they are zero vectors (Algorithm 1)
     compressed_position: str = "time"  # time: centre of the steps covered; contiguous: unit steps behind memory
     dropout: float = 0.0
+    local_heads: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "num_layers", "d_model", "num_heads", "d_feedforward", "window", "compression_rate"):
@@ -189,6 +190,8 @@ class CompressiveTransformer(nn.Module):
         for layer in self._layers():
             for linear in (layer.attention.query, layer.attention.key, layer.attention.value, layer.attention.position):
                 nn.init.xavier_uniform_(linear.weight)
+            if self.config.local_heads:
+                layer.attention.look_back(self.config.local_heads)
             for linear in (layer.attention.output, layer.feedforward_out):
                 nn.init.normal_(linear.weight, std=residual_std)
             nn.init.xavier_uniform_(layer.feedforward_in.weight)
