@@ -9,8 +9,7 @@ The paper leaves channels, biases and initial values open; each choice is explai
 Shape letters: B rows, T steps, L layers, K taps of a kernel, D dilation, H = (K - 1) * D steps of a layer's history,
 C residual channels, G gate channels, S skip channels, V classes. The trunk runs time first ([T, B, C], not [B, T, C]):
 a tap's input is then one block of memory, and every convolution one matrix product over the taps side by side.
-Measured on two CPU cores at 32 to 416 channels, that is within a tenth of `conv1d`, either way:
-both are bound by the same products.
+Training on two CPU cores at 32 to 416 channels takes 0.75 to 1.03 of the time that `conv1d` takes.
 """
 
 import math
