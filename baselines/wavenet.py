@@ -4,12 +4,12 @@
                                                                                 +-> 1x1 skip, summed over the layers
     sum of skips -> ReLU -> 1x1 -> ReLU -> 1x1 -> softmax        (the head)
 
-The papers leave channels, loss of the biases and initial values open; what is chosen here is said where it is done.
+The paper leaves channels, biases and initial values open; each choice is explained where it is made.
 
 Shape letters: B rows, T steps, L layers, K taps of a kernel, D dilation, H = (K - 1) * D steps of a layer's history,
 C residual channels, G gate channels, S skip channels, V classes. The trunk runs time first ([T, B, C], not [B, T, C]):
 a tap's input is then one block of memory, and every convolution one matrix product over the taps side by side.
-Measured on two CPU cores at 32 to 416 channels, that equals or beats `conv1d`, which is bound by the same products.
+Training on two CPU cores at 32 to 416 channels takes 0.75 to 1.03 of the time that `conv1d` takes.
 """
 
 import math
@@ -65,7 +65,7 @@ class WaveNetState(NamedTuple):
 
 
 def _linear(num_in: int, num_out: int, *, gain: float, bias: bool = True) -> nn.Linear:
-    """A linear layer that turns unit variance into `gain` squared."""
+    """A linear layer that turns inputs of RMS 1 into outputs of RMS `gain`; biases start at zero."""
     linear = nn.Linear(num_in, num_out, bias=bias)
     nn.init.normal_(linear.weight, std=gain * num_in**-0.5)
     if bias:
