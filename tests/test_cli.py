@@ -1,4 +1,4 @@
-"""The command as a user meets it: the whole job on synthesised audio, and every mistake in one line with exit code 2."""
+"""The command as a user meets it: the whole job on synthesised audio; every mistake in one line, exit code 2."""
 
 import json
 import math

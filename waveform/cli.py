@@ -109,9 +109,9 @@ def _run(args: argparse.Namespace) -> int:
         print(to_yaml(compose_config(args.overrides, config_dir=args.config_dir)), end="")
         return 0
 
-    from waveform.cpu import keep_freed_memory
+    from waveform.cpu import set_defaults
 
-    keep_freed_memory()
+    set_defaults()
     if args.verb == "train":
         from waveform.run import train
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from waveform.cpu import keep_freed_memory
+from waveform.cpu import set_defaults
 from waveform.engine.interface import decoder
 from waveform.models.registry import build
 
@@ -64,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    keep_freed_memory()
+    set_defaults()
     text = json.dumps(measure(), indent=1)
     print(text)
     if args.json:

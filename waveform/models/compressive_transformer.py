@@ -51,7 +51,6 @@ class CompressiveTransformerConfig:
     empty_memory: str = "mask"  # mask: empty slots are not attended; zeros: they are zero vectors (Algorithm 1)
     compressed_position: str = "time"  # time: centre of the steps covered; contiguous: unit steps behind memory
     dropout: float = 0.0
-    local_heads: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "num_layers", "d_model", "num_heads", "d_feedforward", "window", "compression_rate"):
@@ -89,7 +88,10 @@ class CompressiveTransformerConfig:
 
     @property
     def temporal_range(self) -> int:
-        """Steps back that the last layer of a stack reaches: L (M + c C) beyond the window itself."""
+        """Steps that a stack reaches back from the start of a window: L (M + c C).
+
+        Exact where c divides W and W divides M; else steps that wait for their group add up to c - 1 a layer.
+        """
         return self.num_layers * (self.memory + self.compression_rate * self.compressed)
 
 
@@ -190,8 +192,7 @@ class CompressiveTransformer(nn.Module):
         for layer in self._layers():
             for linear in (layer.attention.query, layer.attention.key, layer.attention.value, layer.attention.position):
                 nn.init.xavier_uniform_(linear.weight)
-            if self.config.local_heads:
-                layer.attention.look_back(self.config.local_heads)
+            layer.attention.look_back()
             for linear in (layer.attention.output, layer.feedforward_out):
                 nn.init.normal_(linear.weight, std=residual_std)
             nn.init.xavier_uniform_(layer.feedforward_in.weight)
@@ -228,7 +229,7 @@ class CompressiveTransformer(nn.Module):
         """State of `batch_size` streams of which nothing has been read; slots are [B, n, D] of `dtype`."""
         config = self.config
 
-        def zeros(*shape: int) -> tuple[Tensor, ...]:
+        def zeros(*shape: int, dtype: torch.dtype = dtype) -> tuple[Tensor, ...]:
             return tuple(torch.zeros(batch_size, *shape, device=device, dtype=dtype) for _ in range(config.num_layers))
 
         waiting = config.compression_rate - 1 if config.compressed else 0
@@ -239,7 +240,7 @@ class CompressiveTransformer(nn.Module):
             memory=zeros(config.memory, config.d_model),
             compressed=zeros(config.compressed, config.d_model),
             pending=zeros(waiting, config.d_model),
-            usage=zeros(tracked),
+            usage=zeros(tracked, dtype=torch.promote_types(dtype, torch.float32)),  # bf16 sums would lose small weights
         )
 
     @property
@@ -370,7 +371,7 @@ class CompressiveTransformer(nn.Module):
     def _add_usage(self, usage: Tensor, received: Tensor, num_compressed: int, num_memory: int) -> Tensor:
         """Add attention received [B, K] to the memory slots that took part."""
         added = received[:, num_compressed : num_compressed + num_memory]
-        return usage + F.pad(added, (usage.shape[1] - num_memory, 0))
+        return usage + F.pad(added, (usage.shape[1] - num_memory, 0)).to(usage.dtype)
 
     def _end_window(
         self, state: CompressiveState, steps: Tensor, boundaries: list[_Boundary], done: Tensor
