@@ -180,6 +180,22 @@ def test_train_prepares_raw_audio_once_and_resumes(
     assert "up to date" in second.out and "resumed at step 6" in second.err and "step 8" in second.out
 
 
+def test_tensorboard_holds_curves_and_a_sample(place: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(place / "transformer_xl" / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()
+    assert {"train/nll_nats", "train/lr", "evaluate/nll_bits"} <= set(tags["scalars"])
+    assert tags["audio"] == ["sample"] and tags["images"] == ["sample/mel"]
+
+
+def test_public_functions_stay_functions() -> None:
+    """A module of the same name would hide the function once it is imported."""
+    for name in waveform.__all__:
+        assert callable(getattr(waveform, name)) and callable(getattr(waveform, name))
+
+
 def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "x", "--run", "y", "preset=speech_paper", "--print-config"]) == 0
     out = capsys.readouterr().out
@@ -243,7 +259,7 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
     ),
     "run folder with other files": (lambda p, t: ["train", p / "data", "--run", p / "audio"], ["holds other files"]),
     "checkpoint cut short": (
-        lambda p, t: ["evaluate", corrupt_checkpoints(p, t / "r")],
+        lambda p, t: ["evaluate", corrupt_checkpoints(p, t / "damaged")],
         ["no usable checkpoint", "model.safetensors", "cut short"],
     ),
     "sample from no run": (lambda p, t: ["sample", p / "audio", "--out", t / "o"], ["is no run"]),
@@ -270,6 +286,8 @@ def test_mistakes_get_one_line(place: Path, tmp_path: Path, name: str, capsys: p
     line = mistake(command(place, tmp_path), capsys)
     for part in says:
         assert part in line
+    assert not (tmp_path / "o").exists()  # no empty samples
+    assert not (tmp_path / "r" / "config.yaml").exists()  # the corrected command may use the same folder
 
 
 def test_compare_refuses_other_test_data(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from waveform.audio.corpus import prepare as prepare
-    from waveform.compare import compare as compare
+    from waveform.comparison import compare as compare
     from waveform.engine.errors import UserError as UserError
+    from waveform.evaluation import evaluate as evaluate
     from waveform.models.registry import build as build
-    from waveform.run import evaluate as evaluate
     from waveform.run import load as load
-    from waveform.run import sample as sample
-    from waveform.run import train as train
+    from waveform.sampling import sample as sample
+    from waveform.training import train as train
 
 _HOMES = {
     "UserError": "waveform.engine.errors",
     "build": "waveform.models.registry",
-    "compare": "waveform.compare",
-    "evaluate": "waveform.run",
+    "compare": "waveform.comparison",
+    "evaluate": "waveform.evaluation",
     "load": "waveform.run",
     "prepare": "waveform.audio.corpus",
-    "sample": "waveform.run",
-    "train": "waveform.run",
+    "sample": "waveform.sampling",
+    "train": "waveform.training",
 }
 __all__ = list(_HOMES)
 

@@ -113,13 +113,13 @@ def _run(args: argparse.Namespace) -> int:
 
     set_defaults()
     if args.verb == "train":
-        from waveform.run import train
+        from waveform.training import train
 
         result = train(args.source, args.run, args.overrides, config_dir=args.config_dir)
         how = "stopped; the same command resumes" if result.interrupted else "finished"
         print(f"{how}: step {result.step}, {result.seconds:.0f} s of training, {result.tokens_seen:,} samples seen")
     elif args.verb == "evaluate":
-        from waveform.run import evaluate
+        from waveform.evaluation import evaluate
 
         longer = {name: getattr(args, name) for name in ("memory", "compressed") if getattr(args, name) is not None}
         evaluate(
@@ -132,7 +132,7 @@ def _run(args: argparse.Namespace) -> int:
             **longer,
         )
     elif args.verb == "sample":
-        from waveform.run import sample
+        from waveform.sampling import sample
 
         sample(
             args.run_dir,
@@ -147,7 +147,7 @@ def _run(args: argparse.Namespace) -> int:
             device=args.device,
         )
     elif args.verb == "compare":
-        from waveform.compare import compare
+        from waveform.comparison import compare
 
         compare(
             args.run_dirs,

@@ -8,10 +8,12 @@ from waveform.audio.corpus import prepare
 from waveform.audio.demo_speech import demo_speech_dir
 from waveform.audio.files import SAMPLE_RATE_HZ, read_audio, write_wav
 from waveform.audio.plots import save_demo_panel
-from waveform.compare import compare
+from waveform.comparison import compare
 from waveform.engine.errors import UserError
 from waveform.engine.metrics import read_metrics
-from waveform.run import load, sample, train
+from waveform.run import load
+from waveform.sampling import sample
+from waveform.training import train
 
 MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
 _SAMPLE_SECONDS = 1.2

@@ -268,6 +268,19 @@ def test_bptt_reaches_the_window_before(token_set: Callable[..., TokenSet], tmp_
     assert not any(t.requires_grad for t in state_tensors(trainer.state))
 
 
+@pytest.mark.parametrize("name", sorted(laws.CONFIGS))
+def test_bf16_products_train_too(name: str, token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    """What CUDA uses by default, tried on the CPU: close to fp32, parameters and state still fp32."""
+    tokens = token_set(LENGTHS)
+    sums = {}
+    for precision in ("fp32", "bf16"):
+        trainer = small_trainer(name, tokens, tmp_path / precision, precision=precision)
+        sums[precision] = [trainer.update()[0][0].item() for _ in range(6)]
+        assert all(p.dtype == torch.float32 for p in trainer.module.parameters())
+        assert all(t.dtype in (torch.float32, torch.int64) for t in state_tensors(trainer.state))
+    assert sums["bf16"] == pytest.approx(sums["fp32"], rel=0.02) and sums["bf16"] != sums["fp32"]
+
+
 def test_time_budget_decays_by_time() -> None:
     config = TrainConfig(max_steps=None, max_seconds=100.0, warmup_steps=10)
     assert config.decayed(5, 0.0) == 0 and config.decayed(1000, 50.0) == 0.5

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from waveform.engine.atomic import explain_write_errors
+from waveform.engine.atomic import explain_write_errors, write_file
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -41,8 +41,7 @@ class MetricsLog:
         self._path = run_dir / METRICS_FILE
         if self._path.exists():
             kept = [] if resume_step is None else [r for r in read_metrics(run_dir) if r["step"] <= resume_step]
-            with explain_write_errors(self._path):
-                self._path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+            write_file(self._path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         purge = None if resume_step is None else resume_step + 1
         self.tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge)
 

@@ -12,12 +12,15 @@ _PLAIN_INTERVAL_S = 10.0
 class Progress:
     """Shows done/total, rate and ETA of one task; use as a context manager.
 
-    `total` and `update(amount)` are in `unit`; `note` is free text behind the rate (loss, speed in x real time).
+    `total` and `update(amount)` are in `unit`; `note` is free text behind the rate. Where a unit stands for audio,
+    `unit_s` is its duration in seconds, and the speed is shown in x real time too.
     Nothing is shown when `enabled` is false (every rank but the first, or a quiet Python caller).
     """
 
-    def __init__(self, label: str, *, total: float | None, unit: str, enabled: bool = True) -> None:
-        self._label, self._total, self._unit, self._enabled = label, total, unit, enabled
+    def __init__(
+        self, label: str, *, total: float | None, unit: str, unit_s: float | None = None, enabled: bool = True
+    ) -> None:
+        self._label, self._total, self._unit, self._unit_s, self._enabled = label, total, unit, unit_s, enabled
         self._start_s = self._last_line_s = time.monotonic()
         self._done = 0.0
         self._note = ""
@@ -29,9 +32,12 @@ class Progress:
         """Count `amount` more units as done."""
         self._done += amount
         self._note = note or self._note
+        if self._unit_s is not None:
+            elapsed_s = max(time.monotonic() - self._start_s, 1e-9)
+            self._note = f"{self._done * self._unit_s / elapsed_s:.2f} x real time"
         if self._bar is not None:
-            if note:
-                self._bar.set_postfix_str(note, refresh=False)
+            if self._note:
+                self._bar.set_postfix_str(self._note, refresh=False)
             self._bar.update(amount)
         elif self._enabled and time.monotonic() - self._last_line_s >= _PLAIN_INTERVAL_S:
             self._last_line_s = time.monotonic()

@@ -15,7 +15,8 @@ from waveform.engine.evaluator import Evaluation
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
 from waveform.engine.sampler import SamplingConfig, draw, probabilities
-from waveform.run import Run, describe, load, score, test_tokens, unigram_nats, write_json
+from waveform.evaluation import describe, score, test_tokens, unigram_nats, write_json
+from waveform.run import Run, load
 
 _BASELINE = "wavenet"
 _RESAMPLES = 10_000

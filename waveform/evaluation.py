@@ -1,0 +1,137 @@
+"""`waveform evaluate`: NLL of a run on held-out audio."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from waveform.audio.corpus import DataConfig
+from waveform.config import typed
+from waveform.engine.atomic import write_file
+from waveform.engine.distributed import World
+from waveform.engine.errors import UserError
+from waveform.engine.evaluator import Evaluation
+from waveform.engine.evaluator import evaluate as evaluate_tokens
+from waveform.engine.metrics import bits, unigram_nll
+from waveform.engine.progress import Progress
+from waveform.engine.shards import TokenSet, is_dataset, read_dataset
+from waveform.run import Run, load, num_parameters, open_data
+
+
+def evaluate(
+    run_dir: Path | str,
+    *,
+    data: Path | None = None,
+    split: str = "test",
+    protocol: str | None = None,
+    json_file: Path | None = None,
+    device: str | None = None,
+    show_progress: bool = True,
+    **model_fields: int,
+) -> dict[str, Any]:
+    """NLL of a run on a split, in nats and bits per sample; prints it and returns (and writes) the figures.
+
+    protocol: `utterance` (state carried from each utterance's start), `chunk` (reset every train.chunk samples), or
+    None for what the run was trained with. model_fields: a longer `memory` or `compressed`. Raises UserError as `load`.
+    """
+    run = load(run_dir, device=device, **model_fields)
+    tokens = test_tokens(run, data=data, split=split)
+    result = score(run, tokens, protocol=_protocol(run, protocol), show_progress=show_progress)
+    figures = describe(run, result, split=split, checksum=tokens.checksum, unigram=unigram_nats(run, tokens))
+    if show_progress:
+        unigram = figures["unigram_nats_per_sample"]
+        print(
+            f"{run.name}, step {run.step}, {split} split, state by {result.protocol}: "
+            f"{result.nats_per_token:.4f} nats = {bits(result.nats_per_token):.4f} bits per sample "
+            f"({figures['num_samples']:,} samples of {figures['num_utterances']} utterances"
+            + (f"; unigram {unigram:.4f} nats)" if unigram is not None else ")")
+        )
+    write_json(json_file, figures)
+    return figures
+
+
+def test_tokens(run: Run, *, data: Path | None, split: str) -> TokenSet:
+    """The tokens of a split of the run's own data set, or of another (prepared first, where it is raw audio)."""
+    if data is None:
+        folder = Path(run.config["dataset"]["path"])
+        if not is_dataset(folder):
+            raise UserError(f"the data set of {run.folder}, {folder}, is gone; name one with --data")
+        tokens = read_dataset(folder).open_split(split)
+        known = run.config["dataset"]["checksums"].get(split)
+        if known != tokens.checksum:
+            print(
+                f"warning: the {split} data of {folder} changed since {run.folder} was trained; files that it trained "
+                "on may be among them",
+                file=sys.stderr,
+            )
+        return tokens
+    if not data.exists():
+        raise UserError(f"no such folder: --data {data}")
+    config: DataConfig = typed(DataConfig, run.config["data"], section="data")
+    dataset = open_data(data, beside=run.folder, config=config, world=World())
+    if (
+        dataset.vocab_size != run.config["dataset"]["vocab_size"]
+        or dataset.modality != run.config["dataset"]["modality"]
+    ):
+        raise UserError(f"--data {data} holds other tokens ({dataset.modality}) than {run.folder} was trained on")
+    return dataset.open_split(split)
+
+
+def _protocol(run: Run, asked: str | None) -> str:
+    return asked or ("chunk" if run.config["train"]["state"] == "chunk" else "utterance")
+
+
+def score(
+    run: Run, tokens: TokenSet, *, protocol: str, batch_size: int | None = None, show_progress: bool = True
+) -> Evaluation:
+    """NLL of each utterance of `tokens` under `run`."""
+    rate_hz = run.config["dataset"]["modality"]["sample_rate_hz"]
+    with Progress(
+        f"evaluate {run.name}", total=tokens.num_tokens, unit="sample", unit_s=1 / rate_hz, enabled=show_progress
+    ) as progress:
+        return evaluate_tokens(
+            run.model,
+            tokens,
+            window=run.window,
+            batch_size=batch_size or run.config["train"]["evaluate_batch_size"],
+            protocol=protocol,
+            chunk=run.config["train"]["chunk"],
+            world=World(device=run.device),
+            autocast=run.autocast,
+            progress=progress,
+        )
+
+
+def describe(run: Run, result: Evaluation, *, split: str, checksum: str, unigram: float | None) -> dict[str, Any]:
+    """What `evaluate --json` writes."""
+    return {
+        "model": run.name,
+        "run": str(run.folder),
+        "split": split,
+        "protocol": result.protocol,
+        "nll_nats_per_sample": result.nats_per_token,
+        "nll_bits_per_sample": result.bits_per_token,
+        "unigram_nats_per_sample": unigram,
+        "num_samples": int(result.counts.sum()),
+        "num_utterances": len(result.names),
+        "num_parameters": num_parameters(run.model),
+        "step": run.step,
+        "train_seconds": run.train_seconds,
+        "train_samples_seen": run.tokens_seen,
+        "data_checksum": checksum,
+        "model_config": dict(run.config["model"]),
+    }
+
+
+def unigram_nats(run: Run, tokens: TokenSet) -> float | None:
+    """NLL per token of the training histogram on `tokens`; None where the training data is gone."""
+    folder = Path(run.config["dataset"]["path"])
+    if not is_dataset(folder):
+        return None
+    return unigram_nll(read_dataset(folder).open_split("train").counts, tokens.counts)
+
+
+def write_json(path: Path | None, content: Any) -> None:
+    """Write `content` as indented JSON; does nothing for None."""
+    if path is not None:
+        write_file(path, (json.dumps(content, indent=1) + "\n").encode())

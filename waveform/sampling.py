@@ -1,0 +1,73 @@
+"""`waveform sample`: generated audio into WAV files that grow as they are made."""
+
+from pathlib import Path
+
+import numpy as np
+
+from waveform.audio.files import SAMPLE_RATE_HZ, WavWriter, read_audio
+from waveform.engine.atomic import explain_write_errors
+from waveform.engine.errors import UserError
+from waveform.engine.progress import Progress
+from waveform.engine.sampler import SamplingConfig
+from waveform.run import check_amount, load
+
+
+def sample(
+    run_dir: Path | str,
+    out_dir: Path | str,
+    *,
+    num: int = 1,
+    seconds: float = 1.0,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    prime: Path | None = None,
+    device: str | None = None,
+    show_progress: bool = True,
+) -> list[Path]:
+    """Write `num` WAV files of generated audio into `out_dir`, growing as they are made; returns their paths.
+
+    With `prime`, an audio file, each WAV begins with it and continues it for `seconds`. Files are named by model,
+    step, seed and number, and none that exists is overwritten. Raises UserError as `load` does, and for a full disk.
+    """
+    out_dir = Path(out_dir)
+    check_amount(num, seconds)  # settings out of range must leave no empty files behind
+    SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    run = load(run_dir, device=device)
+    primer = read_audio(prime) if prime is not None else None
+    paths = [out_dir / f"{run.name}_step{run.step}_seed{seed}_{i}.wav" for i in range(num)]
+    for path in paths:
+        if path.exists():
+            raise UserError(f"{path} exists; give another --out or --seed, or move it away")
+    with explain_write_errors(out_dir):
+        out_dir.mkdir(parents=True, exist_ok=True)
+    writers = [WavWriter(path) for path in paths]
+    try:
+        if primer is not None:
+            for writer in writers:
+                writer.append(primer)
+        with Progress("sample", total=num * seconds, unit="s", unit_s=1, enabled=show_progress) as progress:
+
+            def write(block: np.ndarray) -> None:
+                for writer, samples in zip(writers, block, strict=True):
+                    writer.append(samples)
+                progress.update(block.size / SAMPLE_RATE_HZ)
+
+            run.sample(
+                num=num,
+                seconds=seconds,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                seed=seed,
+                prime=primer,
+                on_block=write,
+            )
+    finally:
+        for writer in writers:
+            writer.close()
+    if show_progress:
+        for path in paths:
+            print(path)
+    return paths
