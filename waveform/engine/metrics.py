@@ -17,11 +17,6 @@ def bits(nats: float) -> float:
     return nats / math.log(2)
 
 
-def perplexity(nats: float) -> float:
-    """Nats per token to perplexity."""
-    return math.exp(nats)
-
-
 def unigram_nll(train_counts: np.ndarray, test_counts: np.ndarray) -> float:
     """NLL in nats per token of the add-one-smoothed histogram of the training tokens: what a good model must beat.
 

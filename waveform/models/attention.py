@@ -17,15 +17,13 @@ _LOOK_BACK_GAIN = 3.0
 
 
 class Slots(NamedTuple):
-    """Where the attended slots stand in time and which of them a query sees."""
+    """Where the attended slots stand in time and which of them a query sees; the same for every layer."""
 
     query_times: Tensor  # [1 or B, T]
     slot_times: Tensor  # [1 or B, K]
+    query_encoding: Tensor  # [1 or B, T, P], `encode_times` of the above, once for all layers
+    slot_encoding: Tensor  # [1 or B, K, P]
     visible: Tensor  # [1 or B, 1, T, K], bool
-
-    @property
-    def num_slots(self) -> int:
-        return self.slot_times.shape[-1]
 
 
 def frequencies(num_position_features: int, *, device: torch.device | str | None = None) -> Tensor:
@@ -34,26 +32,20 @@ def frequencies(num_position_features: int, *, device: torch.device | str | None
     return 10000.0 ** (-2.0 * half / num_position_features)
 
 
-def _angles(times: Tensor, num_position_features: int, *, dtype: torch.dtype) -> Tensor:
-    """times [...] -> w t [..., P / 2], never below fp32: bf16 angles would be noise."""
+def encode_times(times: Tensor, *, num_position_features: int, dtype: torch.dtype) -> Tensor:
+    """times [...] -> R(t) = [sin(w t); cos(w t)] [..., P] of `dtype`, from angles never below fp32."""
     precise = torch.promote_types(dtype, torch.float32)
     w = frequencies(num_position_features, device=times.device).to(precise)
-    return times.to(precise)[..., None] * w
-
-
-def position_keys(slot_times: Tensor, *, num_position_features: int, dtype: torch.dtype) -> Tensor:
-    """slot_times [..., K] -> [sin(w t); cos(w t)] [..., K, P]: the part of a fused key that tells its time."""
-    angles = _angles(slot_times, num_position_features, dtype=dtype)
+    angles = times.to(precise)[..., None] * w
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
 
 
-def rotate_to_time(a: Tensor, query_times: Tensor) -> Tensor:
-    """a [..., T, P], times broadcasting to [..., T] -> the part of a fused query that meets `position_keys`.
+def rotate_to_time(a: Tensor, encoding: Tensor) -> Tensor:
+    """a [..., T, P], encoding R(t_i) broadcasting to it -> the part of a fused query that meets a slot's R(t_j).
 
     With a = [a_s; a_c], the inner product of the result with [sin(w t_j); cos(w t_j)] is a . R(t_i - t_j).
     """
-    angles = _angles(query_times, a.shape[-1], dtype=a.dtype)
-    sin, cos = angles.sin().to(a.dtype), angles.cos().to(a.dtype)
+    sin, cos = encoding.to(a.dtype).chunk(2, dim=-1)
     a_s, a_c = a.chunk(2, dim=-1)
     return torch.cat([a_c * sin - a_s * cos, a_s * sin + a_c * cos], dim=-1)
 
@@ -104,7 +96,7 @@ class RelativeAttention(nn.Module):
         """
         distances = torch.tensor([0.0] + [2.0**h for h in range(self.num_heads - 1)])
         # a . R(x) is largest at x = k for a = R(k): it is the sum of cos(w (x - k)) over the frequencies.
-        wanted_HP = position_keys(distances, num_position_features=self.num_position_features, dtype=torch.float32)
+        wanted_HP = encode_times(distances, num_position_features=self.num_position_features, dtype=torch.float32)
         weight_HdP = self.position.weight.view(self.num_heads, -1, self.num_position_features)
         v_Hd = nn.init.normal_(self.position_bias)
         missing_HP = _LOOK_BACK_GAIN * wanted_HP * v_Hd.shape[1] ** 0.5 - torch.einsum("hd,hdp->hp", v_Hd, weight_HdP)
@@ -121,10 +113,9 @@ class RelativeAttention(nn.Module):
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, slots: Slots) -> Tensor:
         scale = q.shape[-1] ** -0.5
-        rotated = rotate_to_time(self.position_queries(q), slots.query_times[:, None])
-        keys = position_keys(slots.slot_times, num_position_features=self.num_position_features, dtype=k.dtype)
+        rotated = rotate_to_time(self.position_queries(q), slots.query_encoding[:, None])
         long_q = torch.cat([q + self.content_bias[:, None].to(q.dtype), rotated], dim=-1)
-        long_k = torch.cat([k, keys[:, None].expand(*k.shape[:3], -1)], dim=-1)
+        long_k = torch.cat([k, slots.slot_encoding.to(k.dtype)[:, None].expand(*k.shape[:3], -1)], dim=-1)
         return F.scaled_dot_product_attention(long_q, long_k, v, attn_mask=slots.visible, scale=scale)
 
     def _reference(self, q: Tensor, k: Tensor, v: Tensor, slots: Slots) -> Tensor:
@@ -134,7 +125,7 @@ class RelativeAttention(nn.Module):
         """Attention weights [B, H, T, K] by the textbook: R of every distance, projected, gathered to its pairs."""
         distances = slots.query_times[..., :, None] - slots.slot_times[..., None, :]
         unique, place = torch.unique(distances, return_inverse=True)
-        encoding = position_keys(unique, num_position_features=self.num_position_features, dtype=q.dtype)
+        encoding = encode_times(unique, num_position_features=self.num_position_features, dtype=q.dtype)
         by_distance = self.position_queries(q) @ encoding.t()  # [B, H, T, number of distances]
         place = place.view(distances.shape)[:, None].expand(*q.shape[:3], -1)
         content = (q + self.content_bias[:, None].to(q.dtype)) @ k.transpose(-1, -2)

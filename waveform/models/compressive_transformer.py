@@ -331,6 +331,7 @@ class CompressiveTransformer(nn.Module):
 
     def _slots(self, fill: _Fill, *, num_new: int, end: int, num_memory: int, num_compressed: int) -> Slots:
         """Times and visibility of [compressed; memory; window], for all rows at once where they agree."""
+        config = self.config
         if all(bool((field == field[0]).all()) for field in (fill.phase, fill.memory, fill.compressed, fill.pending)):
             fill = _Fill(*(field[:1] for field in fill))
         query_times = fill.phase[:, None] + torch.arange(num_new)
@@ -344,7 +345,13 @@ class CompressiveTransformer(nn.Module):
             dim=1,
         )
         visible = in_use[:, None] & (times[:, None, :] <= query_times[:, :, None])
-        return Slots(query_times, times, visible[:, None])
+        encodings = (
+            attention.encode_times(
+                t, num_position_features=config.num_position_features, dtype=self.embedding.weight.dtype
+            )
+            for t in (query_times, times)
+        )
+        return Slots(query_times, times, *encodings, visible=visible[:, None])
 
     def _slot_times(self, pending: Tensor, *, num_compressed: int, num_memory: int, end: int) -> Tensor:
         """Times of slots relative to the window's start, [rows of `pending`, K] in fp64."""
