@@ -196,6 +196,32 @@ def test_public_functions_stay_functions() -> None:
         assert callable(getattr(waveform, name)) and callable(getattr(waveform, name))
 
 
+def test_files_added_later_do_not_disturb_a_run(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audio = shutil.copytree(place / "audio", tmp_path / "audio")
+    command = ["train", str(audio), "--run", str(tmp_path / "run"), *settings("wavenet")]
+    assert main(command) == 0
+    before = waveform.evaluate(tmp_path / "run", show_progress=False)["data_checksum"]
+    write_tones(audio / "train", num=6)
+    write_tones(audio / "test", num=3)
+    capsys.readouterr()
+    assert main([*command, "train.max_steps=8", "train.log_every=1"]) == 0
+    assert "as prepared when this run began" in capsys.readouterr().out
+    assert waveform.evaluate(tmp_path / "run", show_progress=False)["data_checksum"] == before
+    assert main(["prepare", str(audio), str(next(tmp_path.glob("*.prepared")))]) == 0
+    assert "the audio changed" in mistake([*command, "train.max_steps=9"], capsys)
+
+
+def test_damaged_tokens_are_named(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = shutil.copytree(place / "data", tmp_path / "data")
+    for shard in data.rglob("*.shard"):
+        content = bytearray(shard.read_bytes())
+        content[100] ^= 1
+        shard.write_bytes(content)
+    assert "is damaged" in mistake(["evaluate", place / "wavenet", "--data", data], capsys)
+
+
 def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "x", "--run", "y", "preset=speech_paper", "--print-config"]) == 0
     out = capsys.readouterr().out
@@ -230,6 +256,15 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
     "unknown model field": (
         lambda p, t: ["train", p / "data", "--run", t / "r", "model.heads=3"],
         ["model.heads"],
+    ),
+    "seed of another type": (lambda p, t: ["train", p / "data", "--run", t / "r", "seed=abc"], ["seed", "abc"]),
+    "negative budget": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "train.max_steps=-1"],
+        ["train.max_steps", "above 0"],
+    ),
+    "unknown device": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "train.device=gpu"],
+        ["train.device", "cpu or cuda"],
     ),
     "wrong type": (
         lambda p, t: ["train", p / "data", "--run", t / "r", "train.lr=fast"],

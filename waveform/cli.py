@@ -1,6 +1,7 @@
 """The `waveform` command: parses, and calls one function a verb. Imports nothing heavy until a verb runs."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,7 +83,12 @@ def _parser() -> argparse.ArgumentParser:
 def _add_overrides(parser: argparse.ArgumentParser, example: str, *, config_dir: bool = True) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=f"settings, such as {example}")
     if config_dir:
-        parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own Hydra configs (DIR/preset/*.yaml)")
+        parser.add_argument(
+            "--config-dir",
+            type=Path,
+            metavar="DIR",
+            help="your own Hydra configs, such as DIR/preset/mine.yaml: see `waveform/conf/preset/small.yaml`",
+        )
 
 
 def _add_test_data(parser: argparse.ArgumentParser) -> None:
@@ -116,6 +122,8 @@ def _run(args: argparse.Namespace) -> int:
         from waveform.training import train
 
         result = train(args.source, args.run, args.overrides, config_dir=args.config_dir)
+        if os.environ.get("RANK", "0") != "0":
+            return 0
         how = "stopped; the same command resumes" if result.interrupted else "finished"
         print(f"{how}: step {result.step}, {result.seconds:.0f} s of training, {result.tokens_seen:,} samples seen")
     elif args.verb == "evaluate":

@@ -42,20 +42,20 @@ def bootstrap_interval(
 
 
 @torch.inference_mode()
-def sampling_speed(run: Run, *, num_streams: int = 1, seconds: float = _SPEED_SECONDS) -> float:
-    """Samples per second, of all streams together, that `run` generates on its device, memories filling from empty."""
+def sampling_speed(run: Run) -> float:
+    """Samples per second of one stream that `run` generates on its device, from empty memories."""
     vocab_size = int(run.config["dataset"]["vocab_size"])
-    stepper = decoder(run.model, run.model.init_state(num_streams, device=run.device, dtype=torch.float32))
-    tokens = torch.full((num_streams,), vocab_size, device=run.device)
-    uniform = torch.full((num_streams,), 0.5, device=run.device)
+    stepper = decoder(run.model, run.model.init_state(1, device=run.device, dtype=torch.float32))
+    tokens = torch.full((1,), vocab_size, device=run.device)
+    uniform = torch.full((1,), 0.5, device=run.device)
     config = SamplingConfig()
     steps, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
+    while time.perf_counter() - began < _SPEED_SECONDS:
         for _ in range(32):
             tokens = draw(probabilities(stepper.step(tokens), config), uniform)
         tokens.cpu()  # wait for the device
         steps += 32
-    return steps * num_streams / (time.perf_counter() - began)
+    return steps / (time.perf_counter() - began)
 
 
 def training_speed(run_dir: Path) -> float | None:
@@ -65,12 +65,12 @@ def training_speed(run_dir: Path) -> float | None:
 
 
 def compare(
-    run_dirs: Sequence[Path | str],
+    run_dirs: Sequence[Path | str] | Path | str,
     *,
-    data: Path | None = None,
+    data: Path | str | None = None,
     split: str = "test",
     protocol: str = "utterance",
-    json_file: Path | None = None,
+    json_file: Path | str | None = None,
     device: str | None = None,
     show_progress: bool = True,
 ) -> list[dict[str, Any]]:
@@ -80,10 +80,14 @@ def compare(
     WaveNet), `train_samples_per_second` and `sampling_samples_per_second`. Raises UserError as `load` does, and where
     the runs' test tokens differ.
     """
+    run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
     if not run_dirs:
         raise UserError("name at least one run folder")
     runs = [load(run_dir, device=device) for run_dir in run_dirs]
-    token_sets = [test_tokens(run, data=data, split=split) for run in runs]
+    chunks = {run.config["train"]["chunk"] for run in runs}
+    if protocol == "chunk" and len(chunks) > 1:
+        raise UserError(f"protocol chunk would reset these runs at different chunks, {sorted(chunks)}; use utterance")
+    token_sets = [test_tokens(run, data=data, split=split, show_progress=show_progress) for run in runs]
     for run, tokens in zip(runs, token_sets, strict=True):
         if tokens.checksum != token_sets[0].checksum:
             raise UserError(
@@ -125,9 +129,10 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
     header = ["model", "nats/sample", "bits/sample", "vs WaveNet, nats [95% interval]", "parameters",
               "trained on", "training", "sampling"]  # fmt: skip
     rows = []
+    names = [entry["model"] for entry in entries]
     for entry in sorted(entries, key=lambda e: e["nll_nats_per_sample"]):
         difference = entry["difference_to_wavenet_nats"]
-        if difference is None or entry["model"] == _BASELINE:
+        if difference is None or entry["interval_95"] == [0.0, 0.0]:
             against = "-"
         else:
             low, high = entry["interval_95"]
@@ -135,7 +140,7 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
         rate = entry["train_samples_per_second"]
         rows.append(
             [
-                entry["model"],
+                entry["model"] if names.count(entry["model"]) == 1 else f"{entry['model']} ({Path(entry['run']).name})",
                 f"{entry['nll_nats_per_sample']:.4f}",
                 f"{bits(entry['nll_nats_per_sample']):.4f}",
                 against,
@@ -158,6 +163,6 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
     lines.append(
         f"{first['split']} split: {first['num_samples']:,} samples of {first['num_utterances']} utterances, "
         f"state by {first['protocol']}; lower NLL is better; speeds on {first['device']} with "
-        f"{first['num_threads']} threads, one stream"
+        f"{first['num_threads']} threads; sampling: one stream, from empty memories"
     )
     return "\n".join(lines)

@@ -9,6 +9,7 @@ are found by the entry-point group `waveform.configs`.
 
 import dataclasses
 import difflib
+import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -29,7 +30,7 @@ from waveform.models.registry import model_class, model_names
 def _model_node(name: str) -> Any:
     """The typed config group of one model: its Config without `vocab_size`, which the data decides."""
     fields = [
-        (field.name, field.type, dataclasses.field(default=field.default))
+        (field.name, field.type, dataclasses.field(default=field.default, default_factory=field.default_factory))  # type: ignore[call-overload]
         for field in dataclasses.fields(model_class(name).Config)
         if field.name != "vocab_size"
     ]
@@ -39,7 +40,10 @@ def _model_node(name: str) -> Any:
 def _register_groups() -> None:
     store = ConfigStore.instance()
     for name in model_names():
-        store.store(group="model", name=name, node=_model_node(name))
+        try:
+            store.store(group="model", name=name, node=_model_node(name))
+        except Exception as error:  # whatever is wrong with another package must not spoil the other models
+            print(f"warning: the registered model {name!r} does not load: {error!r}", file=sys.stderr)
     store.store(group="data", name="audio", node=DataConfig)
     store.store(group="train", name="default", node=TrainConfig)
 
@@ -67,6 +71,10 @@ def compose_config(overrides: Sequence[str] = (), *, config_dir: Path | None = N
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(error, overrides)) from error
     assert isinstance(content, dict)
+    if type(content["seed"]) is not int or not 0 <= content["seed"] < 2**31:
+        raise UserError(f"seed is {content['seed']!r}; it must be a whole number, 0 or more")
+    if not isinstance(content.get("preset"), str):
+        raise UserError("the chosen preset's file needs the lines '# @package _global_' and 'preset: ITS_NAME'")
     return {str(key): value for key, value in content.items()}
 
 

@@ -1,6 +1,5 @@
 """`waveform demo`: the whole job on bundled speech in minutes; prepare, train three models, compare, sample, draw."""
 
-import shutil
 import time
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from waveform.audio.plots import save_demo_panel
 from waveform.comparison import compare
 from waveform.engine.errors import UserError
 from waveform.engine.metrics import read_metrics
+from waveform.engine.shards import is_dataset
 from waveform.run import load
 from waveform.sampling import sample
 from waveform.training import train
@@ -28,7 +28,8 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: tuple[str, ...] = 
     things.
     """
     out_dir = Path(out_dir)
-    if out_dir.exists() and (not out_dir.is_dir() or (any(out_dir.iterdir()) and not (out_dir / "data").is_dir())):
+    others = out_dir.exists() and (not out_dir.is_dir() or any(path.name != "data" for path in out_dir.iterdir()))
+    if others and not is_dataset(out_dir / "data"):
         raise UserError(f"--out {out_dir} holds other things; give a new folder")
     began = time.perf_counter()
     print(f"1/5 preparing 2.5 minutes of bundled speech into {out_dir / 'data'}", flush=True)
@@ -48,11 +49,12 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: tuple[str, ...] = 
 
     print(f"4/5 sampling {_SAMPLE_SECONDS} s from each", flush=True)
     samples_dir = out_dir / "samples"
-    shutil.rmtree(samples_dir, ignore_errors=True)
     clip = read_audio(sorted((demo_speech_dir() / "test").iterdir())[0])
     clips = {"real speech (held out)": clip[: int(_SAMPLE_SECONDS * SAMPLE_RATE_HZ)]}
     write_wav(samples_dir / "real_speech.wav", clip)
     for run_dir in run_dirs:
+        for old in samples_dir.glob(f"{run_dir.name}_step*_seed0_0.wav"):  # of an earlier demo in the same folder
+            old.unlink()
         (path,) = sample(
             run_dir, samples_dir, seconds=_SAMPLE_SECONDS, temperature=_TEMPERATURE, show_progress=show_progress
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from waveform.audio.corpus import DataConfig
 from waveform.config import typed
-from waveform.engine.atomic import write_file
+from waveform.engine.atomic import explain_write_errors, write_file
 from waveform.engine.distributed import World
 from waveform.engine.errors import UserError
 from waveform.engine.evaluator import Evaluation
@@ -21,10 +21,10 @@ from waveform.run import Run, load, num_parameters, open_data
 def evaluate(
     run_dir: Path | str,
     *,
-    data: Path | None = None,
+    data: Path | str | None = None,
     split: str = "test",
     protocol: str | None = None,
-    json_file: Path | None = None,
+    json_file: Path | str | None = None,
     device: str | None = None,
     show_progress: bool = True,
     **model_fields: int,
@@ -35,7 +35,7 @@ def evaluate(
     None for what the run was trained with. model_fields: a longer `memory` or `compressed`. Raises UserError as `load`.
     """
     run = load(run_dir, device=device, **model_fields)
-    tokens = test_tokens(run, data=data, split=split)
+    tokens = test_tokens(run, data=data, split=split, show_progress=show_progress)
     result = score(run, tokens, protocol=_protocol(run, protocol), show_progress=show_progress)
     figures = describe(run, result, split=split, checksum=tokens.checksum, unigram=unigram_nats(run, tokens))
     if show_progress:
@@ -50,8 +50,11 @@ def evaluate(
     return figures
 
 
-def test_tokens(run: Run, *, data: Path | None, split: str) -> TokenSet:
-    """The tokens of a split of the run's own data set, or of another (prepared first, where it is raw audio)."""
+def test_tokens(run: Run, *, data: Path | str | None, split: str, show_progress: bool = True) -> TokenSet:
+    """The tokens of a split of the run's own data set, or of another (prepared first, where it is raw audio).
+
+    Their digests are checked. Raises UserError for a damaged shard, named, and where the data is gone or of another kind.
+    """
     if data is None:
         folder = Path(run.config["dataset"]["path"])
         if not is_dataset(folder):
@@ -64,27 +67,29 @@ def test_tokens(run: Run, *, data: Path | None, split: str) -> TokenSet:
                 "on may be among them",
                 file=sys.stderr,
             )
+        tokens.verify()
         return tokens
+    data = Path(data)
     if not data.exists():
         raise UserError(f"no such folder: --data {data}")
     config: DataConfig = typed(DataConfig, run.config["data"], section="data")
-    dataset = open_data(data, beside=run.folder, config=config, world=World())
+    dataset = open_data(data, beside=run.folder, config=config, world=World(), show_progress=show_progress)
     if (
         dataset.vocab_size != run.config["dataset"]["vocab_size"]
         or dataset.modality != run.config["dataset"]["modality"]
     ):
         raise UserError(f"--data {data} holds other tokens ({dataset.modality}) than {run.folder} was trained on")
-    return dataset.open_split(split)
+    tokens = dataset.open_split(split)
+    tokens.verify()
+    return tokens
 
 
 def _protocol(run: Run, asked: str | None) -> str:
     return asked or ("chunk" if run.config["train"]["state"] == "chunk" else "utterance")
 
 
-def score(
-    run: Run, tokens: TokenSet, *, protocol: str, batch_size: int | None = None, show_progress: bool = True
-) -> Evaluation:
-    """NLL of each utterance of `tokens` under `run`."""
+def score(run: Run, tokens: TokenSet, *, protocol: str, show_progress: bool = True) -> Evaluation:
+    """NLL of each utterance of `tokens` under `run`, in fp32 on every device."""
     rate_hz = run.config["dataset"]["modality"]["sample_rate_hz"]
     with Progress(
         f"evaluate {run.name}", total=tokens.num_tokens, unit="sample", unit_s=1 / rate_hz, enabled=show_progress
@@ -93,11 +98,10 @@ def score(
             run.model,
             tokens,
             window=run.window,
-            batch_size=batch_size or run.config["train"]["evaluate_batch_size"],
+            batch_size=run.config["train"]["evaluate_batch_size"],
             protocol=protocol,
             chunk=run.config["train"]["chunk"],
             world=World(device=run.device),
-            autocast=run.autocast,
             progress=progress,
         )
 
@@ -109,6 +113,7 @@ def describe(run: Run, result: Evaluation, *, split: str, checksum: str, unigram
         "run": str(run.folder),
         "split": split,
         "protocol": result.protocol,
+        "chunk": run.config["train"]["chunk"] if result.protocol == "chunk" else None,
         "nll_nats_per_sample": result.nats_per_token,
         "nll_bits_per_sample": result.bits_per_token,
         "unigram_nats_per_sample": unigram,
@@ -131,7 +136,10 @@ def unigram_nats(run: Run, tokens: TokenSet) -> float | None:
     return unigram_nll(read_dataset(folder).open_split("train").counts, tokens.counts)
 
 
-def write_json(path: Path | None, content: Any) -> None:
-    """Write `content` as indented JSON; does nothing for None."""
+def write_json(path: Path | str | None, content: Any) -> None:
+    """Write `content` as indented JSON, making the folder where there is none; does nothing for None."""
     if path is not None:
+        path = Path(path)
+        with explain_write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, (json.dumps(content, indent=1) + "\n").encode())

@@ -17,15 +17,13 @@ from torch import Tensor, nn
 from waveform.audio.corpus import DataConfig, prepare
 from waveform.audio.files import SAMPLE_RATE_HZ, resample_blocks
 from waveform.audio.mulaw import decode, encode
-from waveform.config import typed
 from waveform.engine import checkpoint
-from waveform.engine.distributed import World
+from waveform.engine.distributed import World, choose_device
 from waveform.engine.errors import UserError
 from waveform.engine.interface import SequenceModel
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.shards import Dataset, is_dataset, read_dataset
-from waveform.engine.trainer import TrainConfig
 from waveform.models.registry import build
 
 CONFIG_FILE = "config.yaml"
@@ -48,6 +46,13 @@ def num_parameters(model: SequenceModel) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def cache_of(source: Path, *, beside: Path) -> Path:
+    """Where the data set of a folder of raw audio is kept: beside the run `beside`, by the folder's name and place."""
+    resolved = source.resolve()
+    name = f"{resolved.name}-{hashlib.blake2b(os.fsencode(resolved), digest_size=4).hexdigest()}.prepared"
+    return beside.absolute().parent / name
+
+
 def open_data(source: Path, *, beside: Path, config: DataConfig, world: World, show_progress: bool = True) -> Dataset:
     """The data set at `source`; raw audio is first prepared into a folder beside `beside` (the run), which it names.
 
@@ -55,9 +60,7 @@ def open_data(source: Path, *, beside: Path, config: DataConfig, world: World, s
     """
     if is_dataset(source):
         return read_dataset(source)
-    resolved = source.resolve()
-    name = f"{resolved.name}-{hashlib.blake2b(os.fsencode(resolved), digest_size=4).hexdigest()}.prepared"
-    cache = beside.absolute().parent / name
+    cache = cache_of(source, beside=beside)
     if world.is_first:
         if show_progress:
             print(f"preparing {source} into {cache} (once; later runs reuse it)")
@@ -111,12 +114,6 @@ class Run:
     @property
     def device(self) -> torch.device:
         return next(iter(self.model.parameters())).device  # type: ignore[attr-defined]
-
-    @property
-    def autocast(self) -> torch.dtype | None:
-        """dtype of matrix products on this device, as in training."""
-        config: TrainConfig = typed(TrainConfig, self.config["train"], section="train")
-        return config.autocast(self.device)
 
     def nll(self, audio: np.ndarray | Tensor, *, sample_rate_hz: int) -> np.ndarray:
         """NLL in nats of each 24 kHz sample of one utterance.
@@ -190,6 +187,7 @@ def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int)
     """
     run_dir = Path(run_dir)
     config = read_config(run_dir)
+    device = choose_device(device)
     for field, value in model_fields.items():
         if field not in config["model"]:
             raise UserError(f"model {config['model']['name']!r} of {run_dir} has no {field!r} to set to {value}")
@@ -205,8 +203,6 @@ def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int)
         raise UserError(f"the weights in {found.folder} do not fit {run_dir / CONFIG_FILE}; was it edited?")
     model.load_state_dict(weights)
     model.eval().requires_grad_(False)
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     return Run(
         folder=run_dir,
         config=config,

@@ -19,12 +19,19 @@ from waveform.engine.interface import SequenceModel
 from waveform.engine.metrics import MetricsLog
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
-from waveform.engine.shards import Dataset
+from waveform.engine.shards import Dataset, is_dataset, read_dataset
+from waveform.engine.streams import check_sizes
 from waveform.engine.trainer import TrainConfig, Trainer, TrainResult
-from waveform.run import CONFIG_FILE, model_from, num_parameters, open_data, read_config, window_of
+from waveform.run import CONFIG_FILE, cache_of, model_from, num_parameters, open_data, read_config, window_of
 
-# They end a run earlier or later but change no step of it (where the cosine does not depend on them).
-_BUDGET_KEYS = ("max_steps", "max_seconds")
+# Settings that may differ when a run is resumed: when it ends (which also moves the end of a cosine without
+# train.decay_steps), what it reports, and where things lie.
+_MAY_DIFFER = {
+    "train": ("max_steps", "max_seconds", "checkpoint_every", "keep_checkpoints", "log_every", "sample_seconds",
+              "evaluate_every", "evaluate_tokens", "evaluate_batch_size", "device"),
+    "data": ("num_workers",),
+    "dataset": ("path",),
+}  # fmt: skip
 
 
 def train(
@@ -32,7 +39,7 @@ def train(
     run_dir: Path | str,
     overrides: Sequence[str] = (),
     *,
-    config_dir: Path | None = None,
+    config_dir: Path | str | None = None,
     show_progress: bool = True,
 ) -> TrainResult:
     """Train on `source` (a folder of audio, or a prepared data set) into `run_dir`; resumes what is there.
@@ -41,7 +48,7 @@ def train(
     data, for a run folder of another configuration, and where the loss stops being finite.
     """
     source, run_dir = Path(source), Path(run_dir)
-    config = compose_config(overrides, config_dir=config_dir)
+    config = compose_config(overrides, config_dir=None if config_dir is None else Path(config_dir))
     train_config: TrainConfig = typed(TrainConfig, config["train"], section="train")
     world = join(device=train_config.device)
     try:
@@ -63,7 +70,19 @@ def _train(
             raise UserError(f"--run {run_dir} holds other files ({unknown[0]}, ...) and no run; give a new folder")
     model_from({**config, "dataset": {"vocab_size": 256}})  # refuses bad fields before any data is prepared
     data_config: DataConfig = typed(DataConfig, config["data"], section="data")
-    data = open_data(source, beside=run_dir, config=data_config, world=world, show_progress=show_progress)
+    check_sizes(
+        batch_size=train_config.batch_size,
+        window=window_of(config),
+        chunk=train_config.chunk,
+        mode=train_config.state,
+        num_ranks=world.size,
+    )
+    _refuse_other_config(run_dir, config)
+    data = _data_of_run(source, run_dir)
+    if data is None:
+        data = open_data(source, beside=run_dir, config=data_config, world=world, show_progress=show_progress)
+    elif show_progress and world.is_first:
+        print(f"resuming with {data.folder}, as prepared when this run began")
     splits = {split: data.open_split(split) for split in ("train", "valid", "test")}
     config["dataset"] = {
         "path": str(data.folder.resolve()),
@@ -109,7 +128,9 @@ def _locked(run_dir: Path, world: World) -> Iterator[None]:
         yield
         return
     path = run_dir / ".train.lock"
-    with explain_write_errors(path), open(path, "w") as file:
+    with explain_write_errors(path):
+        file = open(path, "w")  # noqa: SIM115 (the next line closes it)
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -117,20 +138,46 @@ def _locked(run_dir: Path, world: World) -> Iterator[None]:
         yield
 
 
+def _comparable(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without what may differ."""
+    return {
+        section: {key: value for key, value in content.items() if key not in _MAY_DIFFER.get(section, ())}
+        if isinstance(content, dict)
+        else content
+        for section, content in config.items()
+    }
+
+
 def _refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
     """Raises UserError, naming the settings, where `run_dir` holds a run of another configuration."""
     if not (run_dir / CONFIG_FILE).exists():
         return
-    here, asked = (
-        {**c, "train": {key: value for key, value in c["train"].items() if key not in _BUDGET_KEYS}}
-        for c in (read_config(run_dir), config)
-    )
+    here, asked = _comparable(read_config(run_dir)), _comparable(config)
+    if "dataset" not in config:  # not opened yet
+        here.pop("dataset")
     different = differing_keys(here, asked)
-    if different:
+    if not different:
+        return
+    if all(key.startswith("dataset.checksums") for key in different):
         raise UserError(
-            f"{run_dir} holds a run of another configuration: {'; '.join(different)}. "
-            "Give another --run, or the settings of that run to resume it"
+            f"the audio changed since the run in {run_dir} began, so it cannot go on exactly; train on the data set "
+            "that it began with, or give another --run"
         )
+    raise UserError(
+        f"{run_dir} holds a run of another configuration: {'; '.join(different)}. "
+        "Give another --run, or the settings of that run to resume it"
+    )
+
+
+def _data_of_run(source: Path, run_dir: Path) -> Dataset | None:
+    """The data set that the run in `run_dir` began with, if it was prepared from the raw audio in `source`.
+
+    It is left as it is: bringing it up to date with files added since would change what the run is trained on.
+    """
+    if not (run_dir / CONFIG_FILE).exists() or is_dataset(source):
+        return None
+    folder = Path(read_config(run_dir)["dataset"]["path"])
+    return read_dataset(folder) if folder == cache_of(source, beside=run_dir).resolve() and is_dataset(folder) else None
 
 
 def _audio_summary(config: TrainConfig, data: Dataset) -> Callable[[SequenceModel, int, MetricsLog], None] | None:

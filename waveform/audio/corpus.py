@@ -109,11 +109,6 @@ def prepare(
     return dataset
 
 
-def is_audio_folder(folder: Path) -> bool:
-    """Whether `folder` holds at least one file with a name of audio, at any depth."""
-    return folder.is_dir() and bool(scan_folder(folder, skip=folder).files)
-
-
 def _check_audio_dir(audio_dir: Path, data_dir: Path) -> None:
     if not audio_dir.exists():
         raise UserError(f"no such folder: {audio_dir}; give the folder that holds your audio files")

@@ -44,6 +44,8 @@ def explain_write_errors(path: Path) -> Iterator[None]:
             errno.EROFS: "the file system is read-only; choose another folder",
             errno.EFBIG: "the file would exceed the size limit of this system",
             errno.ENOTDIR: "a part of that path is a file, not a folder; choose another folder",
+            errno.ENOENT: "its folder does not exist; make it, or choose another",
+            errno.EISDIR: "a folder of that name is in the way; choose another name",
             errno.EEXIST: "a file of that name is in the way; choose another folder",
         }
         if error.errno not in reasons:

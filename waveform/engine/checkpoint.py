@@ -106,8 +106,6 @@ def save(
             parent.mkdir(parents=True, exist_ok=True)
             for leftover in parent.glob(".step_*.partial"):
                 shutil.rmtree(leftover)
-            if final.exists():  # the same step, incomplete or being saved again
-                shutil.rmtree(final)
             partial.mkdir()
         world.barrier()
         rank_tensors = {f"state/{i:05d}": tensor for i, tensor in enumerate(state_tensors(state))}
@@ -124,6 +122,10 @@ def save(
             digests = {path.name: _digest(path) for path in sorted(partial.iterdir())}
             write_file(partial / _COMPLETE, json.dumps(digests).encode())
             sync(partial)
+            # What has this step or a later one was damaged, or this run would not have come from before it.
+            for stale in parent.glob("step_*"):
+                if _step(stale) is not None and (_step(stale) or 0) >= step:
+                    shutil.rmtree(stale)
             os.replace(partial, final)
             sync(parent)
             for old in _folders(run_dir)[keep:]:
@@ -131,14 +133,16 @@ def save(
     world.barrier()
 
 
+def _step(folder: Path) -> int | None:
+    """The step in a checkpoint folder's name, or None for another folder."""
+    digits = folder.name.removeprefix("step_")
+    return int(digits) if digits.isdigit() else None
+
+
 def _folders(run_dir: Path) -> list[Path]:
     """Complete checkpoint folders, newest first."""
-    found = [
-        path
-        for path in (run_dir / CHECKPOINTS_DIR).glob("step_*")
-        if path.name.removeprefix("step_").isdigit() and (path / _COMPLETE).is_file()
-    ]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")), reverse=True)
+    found = [path for path in (run_dir / CHECKPOINTS_DIR).glob("step_*") if (path / _COMPLETE).is_file()]
+    return sorted((path for path in found if _step(path) is not None), key=lambda path: _step(path) or 0, reverse=True)
 
 
 def _open(folder: Path) -> Checkpoint:

@@ -17,6 +17,8 @@ from torch import Tensor
 from waveform.engine.errors import UserError
 
 _BUCKET_ELEMENTS = 1 << 24
+# Ranks wait for the first one while it prepares audio or draws a sample. One that dies is noticed at once all the same.
+_TIMEOUT = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
@@ -80,21 +82,26 @@ class World:
             dist.barrier()
 
 
+def choose_device(device: str | None) -> str:
+    """`cpu` or `cuda`; None takes a GPU where there is one. Raises UserError when CUDA is asked for in vain."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device cuda: this machine has no usable CUDA device; leave the device out, or name cpu")
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def join(*, device: str | None = None) -> World:
     """Join the job that torchrun's environment describes, or be a job of one process.
 
     `device` is `cpu`, `cuda`, or None for a GPU where there is one. Raises UserError when CUDA is asked for in vain.
     """
-    cuda = torch.cuda.is_available() if device is None else device.startswith("cuda")
-    if cuda and not torch.cuda.is_available():
-        raise UserError("device=cuda: this machine has no usable CUDA device; leave `device` out or set device=cpu")
+    cuda = choose_device(device) == "cuda"
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     where = torch.device(f"cuda:{local_rank}") if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(where)
     if size > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=10))
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=_TIMEOUT)
     return World(rank, size, where)
 
 

@@ -63,10 +63,11 @@ def evaluate(
     nats = torch.zeros(len(tokens), dtype=torch.float64)
     counts = torch.zeros(len(tokens), dtype=torch.int64)
     # Longest first, so that rows finish together.
-    queue = sorted(range(len(tokens)), key=lambda i: (-tokens.lengths[i], i))[world.rank :: world.size]
+    queue = sorted(range(len(tokens)), key=lambda i: (-tokens.lengths[i], i))
     if max_tokens is not None:
         total = np.cumsum([tokens.lengths[i] for i in queue])
         queue = queue[: int(np.searchsorted(total, max_tokens)) + 1]
+    queue = queue[world.rank :: world.size]
     rows = min(batch_size, max(len(queue), 1))
     device = world.device
     dtype = torch.float32 if autocast is not None else next(iter(model.parameters())).dtype  # type: ignore[attr-defined]

@@ -18,15 +18,23 @@ class Progress:
     """
 
     def __init__(
-        self, label: str, *, total: float | None, unit: str, unit_s: float | None = None, enabled: bool = True
+        self,
+        label: str,
+        *,
+        total: float | None,
+        unit: str,
+        unit_s: float | None = None,
+        initial: float = 0,
+        enabled: bool = True,
     ) -> None:
+        """`initial`: what an earlier process did, part of the total but not of the rate."""
         self._label, self._total, self._unit, self._unit_s, self._enabled = label, total, unit, unit_s, enabled
         self._start_s = self._last_line_s = time.monotonic()
-        self._done = 0.0
+        self._initial = self._done = float(initial)
         self._note = ""
         self._bar: tqdm | None = None
         if enabled and sys.stderr.isatty():
-            self._bar = tqdm(total=total, desc=label, unit=unit, unit_scale=True, dynamic_ncols=True)
+            self._bar = tqdm(total=total, initial=initial, desc=label, unit=unit, unit_scale=True, dynamic_ncols=True)
 
     def update(self, amount: float = 1, *, note: str = "") -> None:
         """Count `amount` more units as done."""
@@ -52,7 +60,7 @@ class Progress:
 
     def _print_line(self) -> None:
         elapsed_s = max(time.monotonic() - self._start_s, 1e-9)
-        rate = self._done / elapsed_s
+        rate = (self._done - self._initial) / elapsed_s
         parts = [f"{self._label}: {self._done:,.0f}"]
         if self._total:
             parts[0] += f"/{self._total:,.0f} {self._unit} ({100 * self._done / self._total:.0f}%)"

@@ -206,6 +206,11 @@ class TokenSet:
             digest.update(entry.encode(errors="surrogateescape"))  # a file's name need not be valid UTF-8
         return digest.hexdigest()
 
+    def verify(self) -> None:
+        """Read every token and compare the digests. Raises UserError naming the shard and the utterance."""
+        for shard in {id(shard): shard for _, shard in self._entries}.values():
+            shard.verify()
+
     def read(self, index: int, *, start: int, stop: int) -> np.ndarray:
         """Tokens start..stop - 1 (clipped at the end) of utterance `index`, as a view of the mapped file."""
         utterance, shard = self._entries[index]

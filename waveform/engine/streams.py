@@ -36,6 +36,16 @@ class Chunk:
     num_scored: int  # tokens, over all rows of all ranks
 
 
+def check_sizes(*, batch_size: int, window: int, chunk: int, mode: str, num_ranks: int) -> None:
+    """Raises UserError where a stream of these sizes cannot be."""
+    if mode not in MODES:
+        raise UserError(f"train.state is {mode!r}; choose one of {', '.join(MODES)}")
+    if chunk % window:
+        raise UserError(f"train.chunk {chunk} is no multiple of the window, {window} tokens")
+    if batch_size % num_ranks:
+        raise UserError(f"train.batch_size {batch_size} is no multiple of the number of processes, {num_ranks}")
+
+
 def fill_row(
     tokens: TokenSet, index: int, *, start: int, window: int, bos: bool, inputs: np.ndarray, targets: np.ndarray
 ) -> int:
@@ -75,12 +85,7 @@ class TokenStream:
         num_ranks: int = 1,
     ) -> None:
         """`batch_size` counts the rows of all ranks. Raises UserError where the sizes do not fit one another."""
-        if mode not in MODES:
-            raise UserError(f"train.state is {mode!r}; choose one of {', '.join(MODES)}")
-        if chunk % window:
-            raise UserError(f"train.chunk {chunk} is no multiple of the window, {window} tokens")
-        if batch_size % num_ranks:
-            raise UserError(f"train.batch_size {batch_size} is no multiple of the number of processes, {num_ranks}")
+        check_sizes(batch_size=batch_size, window=window, chunk=chunk, mode=mode, num_ranks=num_ranks)
         if mode == "carry" and tokens.num_tokens < batch_size:
             raise UserError(f"{tokens.num_tokens} tokens are too few for {batch_size} rows; lower train.batch_size")
         self._tokens, self._batch_size, self._window, self._chunk = tokens, batch_size, window, chunk

@@ -7,6 +7,7 @@ the whole update on all ranks, so the gradient does not depend on how rows are d
 
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.progress import Progress
 from waveform.engine.schedule import learning_rate, update_period
 from waveform.engine.shards import TokenSet
-from waveform.engine.streams import Chunk, TokenStream, Window
+from waveform.engine.streams import Chunk, TokenStream, Window, check_sizes
 
 
 @dataclass
@@ -52,7 +53,7 @@ class TrainConfig:
     checkpoint_every: int = 1000  # steps
     keep_checkpoints: int = 2
     evaluate_every: int = 1000  # steps
-    evaluate_tokens: int | None = 2_000_000  # about how much of the validation split; null: all
+    evaluate_tokens: int | None = 2_000_000  # about how much of the validation split; null: all; 0: no evaluation
     evaluate_batch_size: int = 16  # rows of an evaluation on each process
     log_every: int = 20  # steps
     sample_seconds: float = 1.0  # length of the TensorBoard sample at each evaluation, for audio; 0: none
@@ -67,6 +68,19 @@ class TrainConfig:
         for name in ("lr", "clip_norm"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be above 0")
+        if not 0 <= self.beta2 < 1:
+            raise UserError(f"train.beta2 is {self.beta2}; it must be at least 0 and below 1")
+        for name in ("max_steps", "max_seconds"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UserError(f"train.{name} is {value}; it must be above 0, or null for no limit")
+        for name in ("warmup_steps", "evaluate_tokens", "decay_steps"):
+            if (getattr(self, name) or 0) < 0:
+                raise UserError(f"train.{name} is {getattr(self, name)}; it must be 0 or more")
+        if self.device not in (None, "cpu", "cuda"):
+            raise UserError(
+                f"train.device is {self.device!r}; choose cpu or cuda, or null for a GPU where there is one"
+            )
         if self.precision not in ("auto", "fp32", "bf16"):
             raise UserError(f"train.precision is {self.precision!r}; choose one of auto, fp32, bf16")
         if self.max_steps is None and self.max_seconds is None:
@@ -130,14 +144,17 @@ class Trainer:
         self._valid, self._run_dir, self._window = valid, run_dir, window
         self._units_per_second, self._on_evaluate = units_per_second, on_evaluate
         self._show_progress = show_progress and self.world.is_first
-        if config.batch_size % self.world.size:
+        check_sizes(
+            batch_size=config.batch_size,
+            window=window,
+            chunk=config.chunk,
+            mode=config.state,
+            num_ranks=self.world.size,
+        )
+        if min(config.unroll, config.chunk // window) < 2 and getattr(model, "trains_through_time", False):
             raise UserError(
-                f"train.batch_size {config.batch_size} is no multiple of the number of processes, {self.world.size}"
-            )
-        if config.unroll == 1 and getattr(model, "trains_through_time", False):
-            raise UserError(
-                "model.compression_loss=none leaves the compressor to backpropagation through time, which "
-                "train.unroll=1 does not do, so it would never train; set train.unroll=2 or more, or another loss"
+                "model.compression_loss=none leaves the compressor to backpropagation through time, which this "
+                "training does not do; set train.unroll=2 or more and a train.chunk of as many windows, or another loss"
             )
         self.module.to(self.world.device)
         self.world.broadcast_([*self.module.parameters(), *self.module.buffers()])
@@ -161,6 +178,7 @@ class Trainer:
         self.state: State = self._fresh
         self.step, self.seconds, self.tokens_seen = 0, 0.0, 0
         self._unchecked: list[tuple[int, Tensor]] = []
+        self._saved_step: int | None = None
         self._resume()
 
     def _resume(self) -> None:
@@ -174,10 +192,24 @@ class Trainer:
         self.seconds = float(found.progress["seconds"])
         self.tokens_seen = int(found.progress["tokens_seen"])
         self.stream.seek(found.progress["cursor"])
+        self._saved_step = found.step
+        for what, now in self._bitwise_only_with().items():
+            then = found.progress.get(what)
+            if then != now and self._show_progress:
+                print(
+                    f"note: saved with {what} {then}, resumed with {now}: the same no more bit by bit", file=sys.stderr
+                )
+
+    @staticmethod
+    def _bitwise_only_with() -> dict[str, str | int]:
+        """What a resumed run must share with the one before it to give the same bits."""
+        return {"torch": torch.__version__, "num_threads": torch.get_num_threads()}
 
     def save(self) -> None:
-        """Write a checkpoint of this moment, unless the loss has stopped being finite."""
+        """Write a checkpoint of this moment, unless it is saved already. Raises Diverged for a loss gone wrong."""
         self._check_finite()
+        if self._saved_step == self.step:
+            return
         checkpoint.save(
             self._run_dir,
             step=self.step,
@@ -188,12 +220,12 @@ class Trainer:
                 "seconds": self.seconds,
                 "tokens_seen": self.tokens_seen,
                 "cursor": self.stream.cursor(),
-                "torch": torch.__version__,
-                "num_threads": torch.get_num_threads(),
+                **self._bitwise_only_with(),
             },
             world=self.world,
             keep=self.config.keep_checkpoints,
         )
+        self._saved_step = self.step
 
     @property
     def finished(self) -> bool:
@@ -215,14 +247,20 @@ class Trainer:
         total = config.max_steps if by_steps else config.max_seconds
         with (
             _signals() as asked_to_stop,
-            Progress("train", total=total, unit="step" if by_steps else "s", enabled=self._show_progress) as progress,
+            Progress(
+                "train",
+                total=total,
+                unit="step" if by_steps else "s",
+                initial=self.step if by_steps else self.seconds,
+                enabled=self._show_progress,
+            ) as progress,
         ):
             if self.step:
-                progress.update(self.step if by_steps else self.seconds)
                 progress.write(f"resumed at step {self.step}")
-            while not interrupted:
+            ask = True
+            while config.max_steps is None or self.step < config.max_steps:
                 # Ranks must agree on stopping; asking costs a synchronisation, so several ask only now and then.
-                if world.size == 1 or self.step % config.log_every == 0 or by_steps:
+                if ask:
                     if world.any(self.finished):
                         break
                     interrupted = world.any(asked_to_stop.is_set())
@@ -235,7 +273,9 @@ class Trainer:
                 if crossed(config.log_every) or world.device.type == "cpu":
                     self._check_finite()
                 since_log = since_log + sums
+                ask = world.size == 1 or crossed(config.log_every)
                 if crossed(config.log_every):
+                    self._wait_for_device()
                     seconds, tokens = self.seconds - since[0], self.tokens_seen - since[1]
                     since = self.seconds, self.tokens_seen
                     nats, num_tokens, aux, num_rows = world.sum_(since_log).tolist()
@@ -293,7 +333,9 @@ class Trainer:
         sums = self.accumulate_gradients(chunks)
         self.world.sum_gradients(self.module.parameters())
         norms = {
-            name: nn.utils.clip_grad_norm_(parameters, config.clip_norm) for name, parameters in self.groups.items()
+            # Without any gradient (nothing evicted yet) the norm is a zero on the CPU.
+            name: nn.utils.clip_grad_norm_(parameters, config.clip_norm).to(self.world.device)
+            for name, parameters in self.groups.items()
         }
         # A loss or gradient that is not finite must not reach the weights; CPUs can tell at once, GPUs check later.
         sums = sums + 0 * torch.stack(list(norms.values())).sum().to(sums.dtype)
@@ -349,6 +391,13 @@ class Trainer:
         aux = sum((loss.sum() for loss in step.aux_losses.values()), torch.zeros((), device=device))
         return nats, aux, scored.sum()
 
+    def _wait_for_device(self) -> None:
+        """Count the work that is still queued on a GPU as time of training, before a rate is computed."""
+        if self.world.device.type == "cuda":
+            began = time.perf_counter()
+            torch.cuda.synchronize(self.world.device)
+            self.seconds += time.perf_counter() - began
+
     def _check_finite(self) -> None:
         """Raises Diverged where a loss or gradient since the last check was not finite."""
         for step, sums in self._unchecked:
@@ -362,6 +411,8 @@ class Trainer:
         self._unchecked.clear()
 
     def _validate(self, log: MetricsLog | None, progress: Progress) -> None:
+        if self.config.evaluate_tokens == 0:
+            return
         self.module.eval()
         result = evaluate(
             self.model,
