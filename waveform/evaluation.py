@@ -53,7 +53,7 @@ def evaluate(
 def test_tokens(run: Run, *, data: Path | str | None, split: str, show_progress: bool = True) -> TokenSet:
     """The tokens of a split of the run's own data set, or of another (prepared first, where it is raw audio).
 
-    Their digests are checked. Raises UserError for a damaged shard, named, and where the data is gone or of another kind.
+    Raises UserError for a damaged shard, which it names, and where the data is gone or of another kind.
     """
     if data is None:
         folder = Path(run.config["dataset"]["path"])
