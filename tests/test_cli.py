@@ -177,7 +177,9 @@ def test_train_prepares_raw_audio_once_and_resumes(
     assert [path.name for path in (tmp_path / "runs").iterdir() if path.name.endswith(".prepared")]
     assert main([*command, "train.max_steps=8"]) == 0  # a longer budget goes on
     second = capsys.readouterr()
-    assert "up to date" in second.out and "resumed at step 6" in second.err and "step 8" in second.out
+    assert (
+        "as prepared when this run began" in second.out and "resumed at step 6" in second.err and "step 8" in second.out
+    )
 
 
 def test_tensorboard_holds_curves_and_a_sample(place: Path) -> None:

@@ -30,7 +30,7 @@ from waveform.models.registry import model_class, model_names
 def _model_node(name: str) -> Any:
     """The typed config group of one model: its Config without `vocab_size`, which the data decides."""
     fields = [
-        (field.name, field.type, dataclasses.field(default=field.default, default_factory=field.default_factory))  # type: ignore[call-overload]
+        (field.name, field.type, dataclasses.field(default=field.default, default_factory=field.default_factory))
         for field in dataclasses.fields(model_class(name).Config)
         if field.name != "vocab_size"
     ]

@@ -278,7 +278,7 @@ def test_bf16_products_train_too(name: str, token_set: Callable[..., TokenSet], 
         sums[precision] = [trainer.update()[0][0].item() for _ in range(6)]
         assert all(p.dtype == torch.float32 for p in trainer.module.parameters())
         assert all(t.dtype in (torch.float32, torch.int64) for t in state_tensors(trainer.state))
-    assert sums["bf16"] == pytest.approx(sums["fp32"], rel=0.02) and sums["bf16"] != sums["fp32"]
+    assert sums["bf16"] == pytest.approx(sums["fp32"], rel=0.05) and sums["bf16"] != sums["fp32"]
 
 
 def test_time_budget_decays_by_time() -> None:

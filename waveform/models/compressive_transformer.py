@@ -345,13 +345,13 @@ class CompressiveTransformer(nn.Module):
             dim=1,
         )
         visible = in_use[:, None] & (times[:, None, :] <= query_times[:, :, None])
-        encodings = (
+        query_encoding, slot_encoding = (
             attention.encode_times(
                 t, num_position_features=config.num_position_features, dtype=self.embedding.weight.dtype
             )
             for t in (query_times, times)
         )
-        return Slots(query_times, times, *encodings, visible=visible[:, None])
+        return Slots(query_times, times, query_encoding, slot_encoding, visible[:, None])
 
     def _slot_times(self, pending: Tensor, *, num_compressed: int, num_memory: int, end: int) -> Tensor:
         """Times of slots relative to the window's start, [rows of `pending`, K] in fp64."""
