@@ -42,7 +42,6 @@ def window_of(config: dict[str, Any]) -> int:
 
 def num_parameters(model: SequenceModel) -> int:
     """Trainable numbers in a model."""
-    assert isinstance(model, nn.Module)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -113,7 +112,7 @@ class Run:
 
     @property
     def device(self) -> torch.device:
-        return next(iter(self.model.parameters())).device  # type: ignore[attr-defined]
+        return next(iter(self.model.parameters())).device
 
     def nll(self, audio: np.ndarray | Tensor, *, sample_rate_hz: int) -> np.ndarray:
         """NLL in nats of each 24 kHz sample of one utterance.

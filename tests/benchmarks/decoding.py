@@ -36,7 +36,7 @@ def measure(*, repeats: int = 5, **fields: int) -> dict[str, Any]:
     """Time both in the middle of a window (a recomputation there costs about the mean over the window)."""
     torch.manual_seed(0)
     model = build("compressive_transformer", vocab_size=256, **fields)
-    window = model.config.window  # type: ignore[attr-defined]
+    window = model.config.window
     empty = model.init_state(1, device="cpu", dtype=torch.float32)
     at_start = empty._replace(steps=empty.steps + _FULL * window)
     tokens = torch.randint(256, (1, window // 2))
@@ -48,7 +48,7 @@ def measure(*, repeats: int = 5, **fields: int) -> dict[str, Any]:
         step_s.append(seconds(lambda: stepper.step(tokens[:, -1]), repeats=10))
     step, whole = statistics.median(step_s), statistics.median(window_s)
     return {
-        "num_parameters": sum(p.numel() for p in model.parameters()),  # type: ignore[attr-defined]
+        "num_parameters": sum(p.numel() for p in model.parameters()),
         "step_seconds": step,
         "recompute_seconds": whole,
         "ratio": whole / step,

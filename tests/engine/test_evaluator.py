@@ -21,7 +21,7 @@ LENGTHS = [13, 4, 40, 1, 22, 8, 17]
 def test_equals_scoring_each_utterance_alone(name: str, protocol: str, token_set: Callable[..., TokenSet]) -> None:
     torch.manual_seed(0)
     fields = next(iter(laws.CONFIGS[name].values()))
-    model = build(name, vocab_size=laws.VOCAB_SIZE, **fields).double()  # type: ignore[attr-defined]
+    model = build(name, vocab_size=laws.VOCAB_SIZE, **fields).double()
     tokens = token_set(LENGTHS)
     window = fields.get("window", 4)
     chunk = 3 * window

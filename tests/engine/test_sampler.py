@@ -41,14 +41,14 @@ def test_temperature_and_truncation() -> None:
 )
 def test_settings_out_of_range_are_refused(options: dict[str, float], says: str) -> None:
     with pytest.raises(UserError, match=says):
-        SamplingConfig(**options)  # type: ignore[arg-type]
+        SamplingConfig(**options)
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 def test_streams_depend_on_seed_and_index_alone(name: str) -> None:
     torch.manual_seed(0)
     model = build(name, vocab_size=laws.VOCAB_SIZE, **next(iter(laws.CONFIGS[name].values())))
-    model.double()  # type: ignore[attr-defined]
+    model.double()
 
     def run(num_streams: int, seed: int, prompt: torch.Tensor | None = None) -> torch.Tensor:
         return sample(

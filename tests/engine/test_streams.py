@@ -18,7 +18,7 @@ LENGTHS = [13, 4, 40, 1, 22, 8, 17]
 
 
 def stream(tokens: TokenSet, **options: object) -> TokenStream:
-    return TokenStream(tokens, **{"batch_size": 2, "window": 4, "chunk": 8, "mode": "utterance", "seed": 3, **options})  # type: ignore[arg-type]
+    return TokenStream(tokens, **{"batch_size": 2, "window": 4, "chunk": 8, "mode": "utterance", "seed": 3, **options})
 
 
 def equal(a: Chunk, b: Chunk) -> bool:

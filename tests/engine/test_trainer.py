@@ -189,7 +189,7 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
             next(iter(trainer.module.parameters())).data.fill_(math.nan)
         return step()
 
-    trainer.update = poisoned  # type: ignore[method-assign]
+    trainer.update = poisoned
     with pytest.raises(Diverged, match=r"not finite at step 5.*step 4"):
         trainer.run()
     found = checkpoint.newest(tmp_path)
@@ -264,7 +264,7 @@ def test_bptt_reaches_the_window_before(token_set: Callable[..., TokenSet], tmp_
     trainer = small_trainer("compressive_transformer", tokens, tmp_path / "b", fields=fields, unroll=4, chunk=16)
     for _ in range(3):
         trainer.accumulate_gradients([trainer.stream.next_chunk()])
-    assert all(p.grad is not None for p in trainer.module.layers[0].compressor.parameters())  # type: ignore[union-attr,index]
+    assert all(p.grad is not None for p in trainer.module.layers[0].compressor.parameters())
     assert not any(t.requires_grad for t in state_tensors(trainer.state))
 
 

@@ -25,7 +25,7 @@ def small_trainer(
     """A trainer of the first (or the given) configuration of `name` in `laws.CONFIGS`, of four rows."""
     fields = next(iter(CONFIGS[name].values())) if fields is None else fields
     torch.manual_seed(1)
-    model = build(name, vocab_size=VOCAB_SIZE, **fields).to(dtype)  # type: ignore[attr-defined]
+    model = build(name, vocab_size=VOCAB_SIZE, **fields).to(dtype)
     window = fields.get("window", 4)
     config = TrainConfig(
         **{

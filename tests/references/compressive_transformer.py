@@ -130,7 +130,7 @@ def _attend(layer: Any, config: Any, query: Slot, memory: LayerMemory, window: l
         weights = torch.softmax((content + position) / math.sqrt(q.shape[1]), 0)
         heads.append(weights @ v[:, part])
         received.append(weights.detach())
-    for slot, weight in zip(seen, sum(received) / num_heads, strict=True):  # type: ignore[arg-type]
+    for slot, weight in zip(seen, sum(received) / num_heads, strict=True):
         slot.received.append(weight)
     return attention.output.weight @ torch.cat(heads)
 
@@ -208,7 +208,7 @@ def _compress(layer: Any, config: Any, slots: list[Slot], vectors: list[Tensor])
         case "mean":
             return [torch.stack(group).mean(0) for group in groups]
         case "most_used":
-            average = [float(sum(slot.received) / len(slot.received)) for slot in slots]  # type: ignore[arg-type]
+            average = [float(sum(slot.received) / len(slot.received)) for slot in slots]
             most_used = sorted(range(len(slots)), key=lambda i: average[i], reverse=True)[: len(groups)]
             return [vectors[i] for i in sorted(most_used)]
         case "conv":

@@ -7,7 +7,7 @@ import torch
 
 from waveform.engine.distributed import World
 from waveform.engine.errors import UserError
-from waveform.engine.interface import SequenceModel, reset_rows
+from waveform.engine.interface import SequenceModel, reset_rows, take_rows
 from waveform.engine.metrics import bits
 from waveform.engine.progress import Progress
 from waveform.engine.shards import TokenSet
@@ -70,13 +70,17 @@ def evaluate(
     queue = queue[world.rank :: world.size]
     rows = min(batch_size, max(len(queue), 1))
     device = world.device
-    dtype = torch.float32 if autocast is not None else next(iter(model.parameters())).dtype  # type: ignore[attr-defined]
+    dtype = torch.float32 if autocast is not None else next(iter(model.parameters())).dtype
     fresh = model.init_state(rows, device=device, dtype=dtype)
     state = fresh
     playing = [-1] * rows
     start = [0] * rows
     pending = list(reversed(queue))
     while pending or any(item >= 0 for item in playing):
+        active = [row for row in range(rows) if playing[row] >= 0]
+        if not pending and 0 < len(active) <= rows // 2:  # long utterances outlast the others: drop the idle rows
+            state, fresh = take_rows(state, active), take_rows(fresh, active)
+            playing, start, rows = [playing[row] for row in active], [start[row] for row in active], len(active)
         inputs = np.zeros((rows, window), dtype=np.int64)
         targets = np.zeros((rows, window), dtype=np.int64)
         lengths = np.zeros(rows, dtype=np.int64)

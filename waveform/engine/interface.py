@@ -3,11 +3,11 @@
 Shape letters: B rows (independent streams), T steps, D model width, V classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # A (possibly nested) NamedTuple or tuple of tensors, every one batch first. Counters live on the CPU, so that
 # deciding where a window ends never waits for an accelerator.
@@ -50,6 +50,10 @@ class SequenceModel(Protocol):
 
     def init_state(self, batch_size: int, *, device: torch.device | str, dtype: torch.dtype) -> State:
         """State of `batch_size` streams of which nothing has been read."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All that is trained (`nn.Module` has it)."""
         ...
 
     def forward(self, tokens: Tensor, state: State) -> Step:
@@ -98,6 +102,11 @@ def state_tensors(state: State) -> list[Tensor]:
 def detach(state: S) -> S:
     """The same state, cut from the graph that made it."""
     return map_state(torch.Tensor.detach, state)
+
+
+def take_rows(state: S, rows: Sequence[int]) -> S:
+    """The state of some rows, in the order given."""
+    return map_state(lambda tensor: tensor[list(rows)], state)
 
 
 def reset_rows(state: S, fresh: S, rows: Tensor) -> S:

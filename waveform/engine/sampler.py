@@ -60,7 +60,7 @@ def draw(p: Tensor, uniform: Tensor) -> Tensor:
 @torch.inference_mode()
 def read_prompt(model: SequenceModel, prompt: Tensor, *, num_streams: int, vocab_size: int) -> tuple[State, Tensor]:
     """State after begin-of-utterance and all of `prompt` [n] but its last token, and the next input [B]."""
-    parameter = next(iter(model.parameters()))  # type: ignore[attr-defined]
+    parameter = next(iter(model.parameters()))
     device = parameter.device
     state = model.init_state(num_streams, device=device, dtype=parameter.dtype)
     begin = torch.full((1,), vocab_size, dtype=torch.int64, device=device)
