@@ -111,6 +111,7 @@ def _rank(rank: int, port: int, folder: Path, cases: list[tuple[str, str]]) -> N
     if world.is_first:
         torch.save(trainer.module.state_dict(), folder / "trained.pt")
     leave()
+    os._exit(0)  # all is written; how gloo's threads end is no matter of this law
 
 
 def _unroll(case: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ backward passes (one a window), and parameters such as a compressor's get no gra
 DDP leaves what accumulated before without reducing it.
 """
 
+import gc
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ class World:
         """Give every rank the first rank's values."""
         if self.size > 1:
             for tensor in tensors:
-                dist.broadcast(tensor, src=0)
+                dist.broadcast(tensor.detach(), src=0)  # outside autograd, which would keep the operation alive
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true on any rank."""
@@ -108,4 +109,6 @@ def join(*, device: str | None = None) -> World:
 def leave() -> None:
     """Leave the job, so that the other ranks are not told of a lost connection."""
     if dist.is_initialized():
+        gc.collect()  # what still refers to the group would outlive it, and gloo's threads abort a process at its end
         dist.destroy_process_group()
+        gc.collect()
