@@ -36,7 +36,7 @@ class TransformerXLConfig:
 class TransformerXL(CompressiveTransformer):
     """Transformer-XL over tokens 0..V - 1, with V as the begin-of-utterance input."""
 
-    Config = TransformerXLConfig  # type: ignore[assignment]
+    Config = TransformerXLConfig
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config.without_compression())

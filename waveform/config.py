@@ -80,9 +80,9 @@ def compose_config(overrides: Sequence[str] = (), *, config_dir: Path | None = N
 
 def _explain(error: Exception, overrides: Sequence[str]) -> str:
     """One line of Hydra's several: which setting is wrong, and the nearest right one."""
-    causes = [error]
-    while causes[-1].__cause__ is not None:
-        causes.append(causes[-1].__cause__)  # type: ignore[arg-type]
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
     text = " ".join(" ".join(str(cause) for cause in causes).split())
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")

@@ -129,8 +129,8 @@ def _locked(run_dir: Path, world: World) -> Iterator[None]:
         return
     path = run_dir / ".train.lock"
     with explain_write_errors(path):
-        file = open(path, "w")  # noqa: SIM115 (the next line closes it)
-    with file:
+        path.touch()  # alone, so that a full disk during training is not blamed on this file
+    with open(path, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

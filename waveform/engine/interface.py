@@ -88,10 +88,14 @@ def decoder(model: SequenceModel, state: State) -> Decoder:
 
 def map_state(function: Callable[..., Tensor], state: S, *others: S) -> S:
     """Apply `function` to the tensors that stand at each place of one or more states of the same structure."""
+    return _map(function, state, *others)
+
+
+def _map(function: Callable[..., Tensor], state: Any, *others: Any) -> Any:
     if isinstance(state, Tensor):
-        return function(state, *others)  # type: ignore[return-value]
-    fields = [map_state(function, *parts) for parts in zip(state, *others, strict=True)]  # type: ignore[call-overload]
-    return type(state)(*fields) if hasattr(state, "_fields") else type(state)(fields)  # type: ignore[call-arg]
+        return function(state, *others)
+    fields = [_map(function, *parts) for parts in zip(state, *others, strict=True)]
+    return type(state)(*fields) if hasattr(state, "_fields") else type(state)(fields)
 
 
 def state_tensors(state: State) -> list[Tensor]:

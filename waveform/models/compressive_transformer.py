@@ -173,7 +173,7 @@ class _Boundary(NamedTuple):
 class CompressiveTransformer(nn.Module):
     """Compressive Transformer over tokens 0..V - 1, with V as the begin-of-utterance input."""
 
-    Config = CompressiveTransformerConfig
+    Config: type = CompressiveTransformerConfig
 
     def __init__(self, config: CompressiveTransformerConfig) -> None:
         super().__init__()
