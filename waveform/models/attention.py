@@ -11,6 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
+
+from waveform.models.block_attention import block_attention, received_weight
 
 IMPLEMENTATIONS = ("fused", "reference")
 _LOOK_BACK_GAIN = 3.0
@@ -23,7 +26,7 @@ class Slots(NamedTuple):
     slot_times: Tensor  # [1 or B, K]
     query_encoding: Tensor  # [1 or B, T, P], `encode_times` of the above, once for all layers
     slot_encoding: Tensor  # [1 or B, K, P]
-    visible: Tensor  # [1 or B, 1, T, K], bool
+    visible: Tensor | None  # [1 or B, 1, T, K], bool; None: query i sees slots up to K - T + i
 
 
 def frequencies(num_position_features: int, *, device: torch.device | str | None = None) -> Tensor:
@@ -102,24 +105,58 @@ class RelativeAttention(nn.Module):
         missing_HP = _LOOK_BACK_GAIN * wanted_HP * v_Hd.shape[1] ** 0.5 - torch.einsum("hd,hdp->hp", v_Hd, weight_HdP)
         weight_HdP += v_Hd[..., None] * missing_HP[:, None] / v_Hd.square().sum(dim=1)[:, None, None]
 
-    def forward(self, x: Tensor, context: Tensor, slots: Slots) -> AttentionOutput:
-        """x [B, T, D] queries; context [B, K, D] what the slots hold."""
-        q = self.split_heads(self.query(x))
-        k = self.split_heads(self.key(context))
-        v = self.split_heads(self.value(context))
-        attend = self._fused if self.implementation == "fused" else self._reference
-        mixed = attend(q, k, v, slots)
+    def forward(
+        self, x: Tensor, past: Tensor | None, slots: Slots, *, affine: nn.LayerNorm | None = None
+    ) -> AttentionOutput:
+        """x [B, T, D] queries, and the last T slots; past [B, K - T, D] what the slots before them hold, None: nothing.
+
+        Where `past` holds all K slots (queries that stand at different places of their rows' windows), x is queries
+        only. affine: a norm whose weight and bias are still to be applied to x and past. They are folded into the
+        projections here, so that the gradient of a memory slot, which nothing needs, is never computed to get theirs.
+        """
+        weight = torch.cat([self.query.weight, self.key.weight, self.value.weight])
+        bias = None
+        if affine is not None:
+            bias, weight = weight @ affine.bias, weight * affine.weight
+        d_model, num_slots = x.shape[-1], slots.slot_times.shape[1]
+        apart = past is not None and past.shape[1] == num_slots
+        if apart:
+            q = F.linear(x, weight[:d_model], None if bias is None else bias[:d_model])
+            kv = F.linear(past, weight[d_model:], None if bias is None else bias[d_model:])
+        else:
+            q, kv = F.linear(x, weight, bias).split([d_model, 2 * d_model], dim=-1)
+            if past is not None:
+                kv_past = F.linear(past, weight[d_model:], None if bias is None else bias[d_model:])
+                kv = torch.cat([kv_past, kv], dim=1)
+        k, v = (self.split_heads(part) for part in kv.chunk(2, dim=-1))
+        q = self.split_heads(q)
+        mixed = self._fused(q, k, v, slots) if self.implementation == "fused" else self._weights(q, k, slots) @ v
         return AttentionOutput(self.output(mixed.transpose(1, 2).flatten(2)), q, k, v)
 
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor, slots: Slots) -> Tensor:
-        scale = q.shape[-1] ** -0.5
+    def _long_queries(self, q: Tensor, slots: Slots) -> Tensor:
+        """q [B, H, T, d] -> [B, H, T, d + P], whose products with [k; R(t)] are the logits but for the scale."""
         rotated = rotate_to_time(self.position_queries(q), slots.query_encoding[:, None])
-        long_q = torch.cat([q + self.content_bias[:, None].to(q.dtype), rotated], dim=-1)
-        long_k = torch.cat([k, slots.slot_encoding.to(k.dtype)[:, None].expand(*k.shape[:3], -1)], dim=-1)
-        return F.scaled_dot_product_attention(long_q, long_k, v, attn_mask=slots.visible, scale=scale)
+        return torch.cat([q + self.content_bias[:, None].to(q.dtype), rotated], dim=-1)
 
-    def _reference(self, q: Tensor, k: Tensor, v: Tensor, slots: Slots) -> Tensor:
-        return self._weights(q, k, slots) @ v
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, slots: Slots) -> Tensor:
+        scale, long_q = q.shape[-1] ** -0.5, self._long_queries(q, slots)
+        if q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64):
+            return block_attention(
+                long_q,
+                k,
+                v,
+                scale=scale,
+                causal=slots.visible is None,
+                visible=slots.visible,
+                encoding=slots.slot_encoding.to(q.dtype),
+            )
+        long_k = torch.cat([k, slots.slot_encoding.to(k.dtype)[:, None].expand(*k.shape[:3], -1)], dim=-1)
+        if slots.visible is not None:
+            return F.scaled_dot_product_attention(long_q, long_k, v, attn_mask=slots.visible, scale=scale)
+        # The flash kernel takes values of the keys' width only.
+        wide_v = F.pad(v, (0, long_k.shape[-1] - v.shape[-1]))
+        causal = causal_lower_right(long_q.shape[2], long_k.shape[2])
+        return F.scaled_dot_product_attention(long_q, long_k, wide_v, attn_mask=causal, scale=scale)[..., : v.shape[-1]]
 
     def _weights(self, q: Tensor, k: Tensor, slots: Slots) -> Tensor:
         """Attention weights [B, H, T, K] by the textbook: R of every distance, projected, gathered to its pairs."""
@@ -130,14 +167,27 @@ class RelativeAttention(nn.Module):
         place = place.view(distances.shape)[:, None].expand(*q.shape[:3], -1)
         content = (q + self.content_bias[:, None].to(q.dtype)) @ k.transpose(-1, -2)
         logits = (content + by_distance.gather(-1, place)) * q.shape[-1] ** -0.5
-        return logits.masked_fill(~slots.visible, float("-inf")).softmax(dim=-1)
+        visible = distances[:, None] >= 0 if slots.visible is None else slots.visible
+        return logits.masked_fill(~visible, float("-inf")).softmax(dim=-1)
 
     @torch.no_grad()
     def received_attention(self, attended: AttentionOutput, slots: Slots) -> Tensor:
         """Weight that each slot received, summed over the queries and averaged over the heads: [B, K]."""
-        return self._weights(attended.queries, attended.keys, slots).mean(dim=1).sum(dim=1)
+        q, k = attended.queries, attended.keys
+        if self.implementation == "reference":
+            return self._weights(q, k, slots).mean(dim=1).sum(dim=1)
+        return received_weight(
+            self._long_queries(q, slots),
+            k,
+            scale=q.shape[-1] ** -0.5,
+            causal=slots.visible is None,
+            visible=slots.visible,
+            encoding=slots.slot_encoding.to(k.dtype),
+        )
 
 
 def content_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention by content alone, with no positions and no biases: [B, H, T, d] of each head (Rae et al., Alg. 2)."""
+    if q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64):
+        return block_attention(q, k, v, scale=q.shape[-1] ** -0.5)
     return F.scaled_dot_product_attention(q, k, v)

@@ -106,6 +106,15 @@ class CompressiveState(NamedTuple):
     usage: tuple[Tensor, ...]  # L x [B, c - 1 + M]: attention received by [pending; memory]; most_used only
 
 
+class _LayerMemory(NamedTuple):
+    """One layer's part of the state, but for the window; each [B, n, D], usage [B, n]."""
+
+    memory: Tensor
+    compressed: Tensor
+    pending: Tensor
+    usage: Tensor
+
+
 class _Fill(NamedTuple):
     """How full the memories are, a function of the number of steps; each [B] int64 on the CPU."""
 
@@ -139,15 +148,20 @@ class Layer(nn.Module):
                 config.d_model, function=config.compression, rate=config.compression_rate, autoencode=autoencode
             )
 
-    def forward(self, h: Tensor, context: Tensor, slots: Slots) -> tuple[Tensor, AttentionOutput]:
-        """h [B, T, D], context [B, K, D] -> output [B, T, D] and what the attention computed."""
+    def forward(self, h: Tensor, past: Tensor | None, slots: Slots) -> tuple[Tensor, AttentionOutput]:
+        """h [B, T, D] -> output [B, T, D] and what the attention computed; `past`: see RelativeAttention."""
         if self.pre_norm:
-            attended = self.attention(self.attention_norm(h), self.attention_norm(context), slots)
+            past = None if past is None else self._standardise(past)
+            attended = self.attention(self._standardise(h), past, slots, affine=self.attention_norm)
             h = h + self.dropout(attended.mixed)
             return h + self._feedforward(self.feedforward_norm(h)), attended
-        attended = self.attention(h, context, slots)
+        attended = self.attention(h, past, slots)
         h = self.attention_norm(h + self.dropout(attended.mixed))
         return self.feedforward_norm(h + self._feedforward(h)), attended
+
+    def _standardise(self, x: Tensor) -> Tensor:
+        """The attention's norm without its weight and bias, which the attention folds into its projections."""
+        return F.layer_norm(x, self.attention_norm.normalized_shape, eps=self.attention_norm.eps)
 
     def _feedforward(self, x: Tensor) -> Tensor:
         return self.dropout(self.feedforward_out(self.dropout(F.gelu(self.feedforward_in(x)))))
@@ -284,74 +298,87 @@ class CompressiveTransformer(nn.Module):
         return Step(self.final_norm(hidden), state, aux_losses)
 
     def _within_window(self, tokens: Tensor, state: CompressiveState) -> tuple[Tensor, CompressiveState, Tensor | None]:
-        config = self.config
-        num_new = tokens.shape[1]
-        fill = self._fill(state.steps)
-        end = int(fill.phase.max()) + num_new  # window slots in use after this piece
-        num_memory, num_compressed = int(fill.memory.max()), int(fill.compressed.max())
-        slots = self._slots(fill, num_new=num_new, end=end, num_memory=num_memory, num_compressed=num_compressed)
-        slots = map_state(lambda t: t.to(tokens.device, non_blocking=True), slots)
-        tracks_usage = state.usage[0].shape[1] > 0
-
+        config, num_new = self.config, tokens.shape[1]
+        before, after = self._fill(state.steps), self._fill(state.steps + num_new)
+        done = before.phase + num_new == config.window
+        one_phase = bool((before.phase == before.phase[0]).all())
+        end = int(before.phase.max()) + num_new  # window slots in use after this piece
+        num_memory, num_compressed = int(before.memory.max()), int(before.compressed.max())
+        slots = self._slots(
+            before,
+            num_new=num_new,
+            end=end,
+            num_memory=num_memory,
+            num_compressed=num_compressed,
+            device=tokens.device,
+        )
         h = self.dropout(self.embedding(tokens))
-        boundaries, windows, usages = [], [], []
+        windows, memories = [], []
+        total_loss: Tensor | None = None
         for i, layer in enumerate(self._layers()):
-            window = self._write_window(state.window[i], h, fill.phase, end=end)
-            context = torch.cat(
+            memory = _LayerMemory(state.memory[i], state.compressed[i], state.pending[i], state.usage[i])
+            window = self._write_window(state.window[i], h, before.phase, end=end)
+            past = torch.cat(
                 [
-                    state.compressed[i][:, config.compressed - num_compressed :],
-                    state.memory[i][:, config.memory - num_memory :],
-                    window,
+                    memory.compressed[:, config.compressed - num_compressed :],
+                    memory.memory[:, config.memory - num_memory :],
+                    # Rows that are equally far go on where they stopped; others have their steps in between.
+                    state.window[i][:, : end - num_new].to(h.dtype) if one_phase else window,
                 ],
                 dim=1,
             )
-            h, attended = layer(h, context, slots)
-            windows.append(window)
-            queries = attended.queries if num_new == config.window else None
-            boundaries.append(_Boundary(layer, window, queries, attended.keys, attended.values))
-            if tracks_usage:
+            h, attended = layer(h, past if past.shape[1] else None, slots)
+            if memory.usage.shape[1]:
                 received = layer.attention.received_attention(attended, slots)
-                usages.append(self._add_usage(state.usage[i], received, num_compressed, num_memory))
+                memory = memory._replace(usage=self._add_usage(memory.usage, received, num_compressed, num_memory))
+            if done.any():
+                queries = attended.queries if num_new == config.window else None
+                boundary = _Boundary(layer, window, queries, attended.keys, attended.values)
+                memory, loss = self._end_window(memory, boundary, before, after, done)
+                if loss is not None:
+                    total_loss = loss if total_loss is None else total_loss + loss
+            if not done.all():
+                old = state.window[i]
+                window = torch.cat([window.to(old.dtype), old[:, end:]], dim=1)
+            windows.append(state.window[i] if done.all() else window)
+            memories.append(memory)
+        new_state = CompressiveState(state.steps + num_new, tuple(windows), *zip(*memories, strict=True))
+        if total_loss is not None:
+            total_loss = total_loss / config.num_layers
+        return h, new_state if self.carry_gradient else detach(new_state), total_loss
 
-        done = fill.phase + num_new == config.window
-        new_state = state._replace(
-            steps=state.steps + num_new,
-            window=state.window
-            if done.all()
-            else tuple(
-                torch.cat([window.to(old.dtype), old[:, end:]], dim=1)
-                for window, old in zip(windows, state.window, strict=True)
-            ),
-            usage=tuple(usages) if tracks_usage else state.usage,
-        )
-        loss = None
-        if done.any():
-            new_state, loss = self._end_window(new_state, state.steps, boundaries, done)
-        return h, new_state if self.carry_gradient else detach(new_state), loss
-
-    def _slots(self, fill: _Fill, *, num_new: int, end: int, num_memory: int, num_compressed: int) -> Slots:
+    def _slots(
+        self, fill: _Fill, *, num_new: int, end: int, num_memory: int, num_compressed: int, device: torch.device
+    ) -> Slots:
         """Times and visibility of [compressed; memory; window], for all rows at once where they agree."""
         config = self.config
-        if all(bool((field == field[0]).all()) for field in (fill.phase, fill.memory, fill.compressed, fill.pending)):
+        aligned = all(
+            bool((field == field[0]).all()) for field in (fill.phase, fill.memory, fill.compressed, fill.pending)
+        )
+        if aligned:
             fill = _Fill(*(field[:1] for field in fill))
         query_times = fill.phase[:, None] + torch.arange(num_new)
         times = self._slot_times(fill.pending, num_compressed=num_compressed, num_memory=num_memory, end=end)
-        in_use = torch.cat(
-            [
-                torch.arange(num_compressed) >= num_compressed - fill.compressed[:, None],
-                torch.arange(num_memory) >= num_memory - fill.memory[:, None],
-                torch.ones(len(fill.phase), end, dtype=torch.bool),
-            ],
-            dim=1,
-        )
-        visible = in_use[:, None] & (times[:, None, :] <= query_times[:, :, None])
+        # Vectors go to the device, and what is quadratic is made there.
+        query_times, times = (t.to(device, non_blocking=True) for t in (query_times, times))
+        visible = None
+        if not aligned:
+            in_use = torch.cat(
+                [
+                    torch.arange(num_compressed) >= num_compressed - fill.compressed[:, None],
+                    torch.arange(num_memory) >= num_memory - fill.memory[:, None],
+                    torch.ones(len(fill.phase), end, dtype=torch.bool),
+                ],
+                dim=1,
+            ).to(device, non_blocking=True)
+            visible = (in_use[:, None] & (times[:, None, :] <= query_times[:, :, None]))[:, None]
         query_encoding, slot_encoding = (
             attention.encode_times(
                 t, num_position_features=config.num_position_features, dtype=self.embedding.weight.dtype
             )
             for t in (query_times, times)
         )
-        return Slots(query_times, times, query_encoding, slot_encoding, visible[:, None])
+        return Slots(query_times, times, query_encoding, slot_encoding, visible)
 
     def _slot_times(self, pending: Tensor, *, num_compressed: int, num_memory: int, end: int) -> Tensor:
         """Times of slots relative to the window's start, [rows of `pending`, K] in fp64."""
@@ -381,38 +408,29 @@ class CompressiveTransformer(nn.Module):
         return usage + F.pad(added, (usage.shape[1] - num_memory, 0)).to(usage.dtype)
 
     def _end_window(
-        self, state: CompressiveState, steps: Tensor, boundaries: list[_Boundary], done: Tensor
-    ) -> tuple[CompressiveState, Tensor | None]:
-        """Evict, compress and shift in the rows whose window is `done`; `steps` counts before this piece."""
-        config = self.config
-        before, after = self._fill(steps), self._fill(state.steps)
+        self, memory: _LayerMemory, boundary: _Boundary, before: _Fill, after: _Fill, done: Tensor
+    ) -> tuple[_LayerMemory, Tensor | None]:
+        """Evict, compress and shift in the rows whose window is `done`; fills are of before and after this piece."""
+        config, window = self.config, boundary.window
         # Slots that wait or are evicted now; complete groups among them, from the oldest on, are compressed.
         available = torch.where(done, before.pending + after.evicted - before.evicted, 0)
-        memory, compressed, pending, usage = [], [], [], []
-        total_loss: Tensor | None = None
-        for i, boundary in enumerate(boundaries):
-            joined = torch.cat([state.memory[i].to(boundary.window.dtype), boundary.window], dim=1)
-            memory.append(_where_rows(done, joined[:, config.window :], state.memory[i]))
-            new_compressed, new_pending, new_usage = state.compressed[i], state.pending[i], state.usage[i]
-            if config.compressed and bool(available.any()):
-                source = torch.cat([state.pending[i].to(joined.dtype), joined[:, : config.window]], dim=1)
-                source_usage, kept_usage = self._split_usage(state.usage[i])
-                new_compressed, loss = self._compress(
-                    boundary, source, source_usage, state.compressed[i], available, before
+        old = memory.memory.to(window.dtype)
+        # Without going through [memory; window], which the new memory would keep alive as a whole.
+        evicted = torch.cat([old[:, : config.window], window[:, : max(config.window - config.memory, 0)]], dim=1)
+        kept = torch.cat([old[:, config.window :], window[:, max(config.window - config.memory, 0) :]], dim=1)
+        new_memory = _where_rows(done, kept, memory.memory)
+        compressed, pending, usage = memory.compressed, memory.pending, memory.usage
+        loss = None
+        if config.compressed:
+            source_usage, kept_usage = self._split_usage(memory.usage)
+            usage = _where_rows(done, kept_usage, memory.usage)
+            if bool(available.any()):
+                source = torch.cat([memory.pending.to(window.dtype), evicted], dim=1)
+                compressed, loss = self._compress(
+                    boundary, source, source_usage, memory.compressed, available, before
                 )
-                if loss is not None:
-                    total_loss = loss if total_loss is None else total_loss + loss
-                new_pending = _where_rows(done, source[:, config.window :], state.pending[i])
-                new_usage = _where_rows(done, kept_usage, state.usage[i])
-            elif config.compressed:
-                new_usage = _where_rows(done, self._split_usage(state.usage[i])[1], state.usage[i])
-            compressed.append(new_compressed)
-            pending.append(new_pending)
-            usage.append(new_usage)
-        new_state = state._replace(
-            memory=tuple(memory), compressed=tuple(compressed), pending=tuple(pending), usage=tuple(usage)
-        )
-        return new_state, None if total_loss is None else total_loss / config.num_layers
+                pending = _where_rows(done, source[:, config.window :], memory.pending)
+        return _LayerMemory(new_memory, compressed, pending, usage), loss
 
     def _split_usage(self, usage: Tensor) -> tuple[Tensor, Tensor]:
         """usage of [pending; memory] -> average use of [pending; evicted], and the usage to keep after the shift."""
@@ -630,15 +648,18 @@ class CachedDecoder:
         config, state = self._config, self._state
         steps = state.steps
         phase = steps % config.window
-        state = state._replace(steps=steps + config.window - phase, usage=tuple(self._usage))
-        none = torch.empty(0)
-        boundaries = [_Boundary(layer, state.window[i], None, none, none) for i, layer in enumerate(self._layers)]
+        # How full memories were during the window is the same at any step inside it.
+        before, after = self._model._fill(steps), self._model._fill(steps + config.window - phase)
+        none, done = torch.empty(0), torch.ones(self._batch, dtype=torch.bool)
+        memories = []
+        for i, layer in enumerate(self._layers):
+            memory = _LayerMemory(state.memory[i], state.compressed[i], state.pending[i], self._usage[i])
+            boundary = _Boundary(layer, state.window[i], None, none, none)
+            memories.append(self._model._end_window(memory, boundary, before, after, done)[0])
         window = state.window
-        # `_end_window` asks how full memories were during the window, which is so at any step inside it.
-        state, _ = self._model._end_window(state, steps, boundaries, torch.ones(self._batch, dtype=torch.bool))
-        before, after = self._model._fill(steps[:1]), self._model._fill(state.steps[:1])
+        state = CompressiveState(steps + config.window - phase, window, *zip(*memories, strict=True))
         num_new = min(
-            int(before.pending + after.evicted - before.evicted) // config.compression_rate, config.compressed
+            int((before.pending + after.evicted - before.evicted)[0]) // config.compression_rate, config.compressed
         )
         for i, layer in enumerate(self._layers):
             new_slots = state.compressed[i][:, config.compressed - num_new :]
@@ -655,5 +676,5 @@ class CachedDecoder:
                     )
                 cache[:, config.compressed : config.compressed + config.memory] = moved
         self._usage = [usage.clone() for usage in state.usage]
-        self._state = state._replace(window=window)
+        self._state = state
         self._refresh(state.steps)
