@@ -429,3 +429,29 @@ def check_task_loss_alone(case: Case) -> None:
 def _task_loss(model: Any, hidden: Tensor) -> Tensor:
     targets = random_tokens(hidden.shape[1], seed=11).clamp(max=VOCAB_SIZE - 1)
     return model.head.nll(hidden, targets).mean()
+
+
+# Training never waits for an accelerator
+
+
+def reads_no_values(case: Case) -> bool:
+    """Textbook attention, an oracle for tests, looks at distances to find which are equal."""
+    return case.fields.get("attention") != "reference"
+
+
+def check_never_waits(case: Case) -> None:
+    """Nothing on the device is read in a window's forward and backward: on a device without values, all still runs.
+
+    Rows at the same place and rows at different places, through boundaries, resets and the auxiliary losses.
+    """
+    device = torch.device("meta")
+    model = case.build().to(device)
+    fresh = model.init_state(_BATCH, device=device, dtype=torch.float64)
+    state = fresh
+    for i, length in enumerate([case.window] * 4 + [1, case.window, 2 * case.window + 1]):
+        if i in (2, 5):
+            state = interface.reset_rows(state, fresh, torch.arange(_BATCH) == 1)
+        tokens = interface.to_device(random_tokens(length), device)
+        hidden, state, aux = model(tokens, state)
+        (model.head.nll(hidden, tokens).sum() + sum(loss.sum() for loss in aux.values())).backward()
+    assert hidden.device == device

@@ -61,3 +61,8 @@ def test_each_loss_reaches_its_own_parameters(case: laws.Case, carry_gradient: b
 @pytest.mark.parametrize("case", [case for case in laws.CASES if not laws.trains_without_bptt(case)], ids=str)
 def test_task_loss_alone_trains_the_compressor(case: laws.Case) -> None:
     laws.check_task_loss_alone(case)
+
+
+@pytest.mark.parametrize("case", [case for case in laws.CASES if laws.reads_no_values(case)], ids=str)
+def test_training_never_waits_for_the_device(case: laws.Case) -> None:
+    laws.check_never_waits(case)

@@ -50,7 +50,7 @@ def peer() -> Callable[[], None]:
         gru_gated_residual=False,
         enhanced_recurrence=False,
     )
-    assert D_FEEDFORWARD == 4 * SHAPE["d_model"], "the peer's feed-forward is 4 d wide"
+    assert 4 * SHAPE["d_model"] == D_FEEDFORWARD, "the peer's feed-forward is 4 d wide"
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
     memories: list[Any] = [None]
 

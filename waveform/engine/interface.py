@@ -98,6 +98,13 @@ def _map(function: Callable[..., Tensor], state: Any, *others: Any) -> Any:
     return type(state)(*fields) if hasattr(state, "_fields") else type(state)(fields)
 
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor` on `device`, without waiting for what the device is doing."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()  # a copy from pageable memory is no asynchronous one
+    return tensor.to(device, non_blocking=True)
+
+
 def state_tensors(state: State) -> list[Tensor]:
     """Every tensor of a state, in a fixed order."""
     return [state] if isinstance(state, Tensor) else [tensor for part in state for tensor in state_tensors(part)]
@@ -121,7 +128,7 @@ def reset_rows(state: S, fresh: S, rows: Tensor) -> S:
         return fresh
 
     def pick(old: Tensor, new: Tensor) -> Tensor:
-        mask = rows.to(old.device, non_blocking=True).view(-1, *[1] * (old.dim() - 1))
+        mask = to_device(rows, old.device).view(-1, *[1] * (old.dim() - 1))
         return torch.where(mask, new, old)
 
     return map_state(pick, state, fresh)

@@ -23,7 +23,7 @@ from waveform.engine import checkpoint
 from waveform.engine.distributed import World
 from waveform.engine.errors import UserError
 from waveform.engine.evaluator import evaluate
-from waveform.engine.interface import SequenceModel, State, detach, reset_rows
+from waveform.engine.interface import SequenceModel, State, detach, reset_rows, to_device
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.progress import Progress
 from waveform.engine.schedule import learning_rate, update_period
@@ -367,11 +367,10 @@ class Trainer:
                 self.model.carry_gradient = i + 1 < len(group)
                 nats, aux, count = self._forward(window)
                 loss = loss + nats / num_scored + aux * (config.aux_weight / num_row_windows)
-                sums += torch.stack(
-                    [t.detach().double() for t in (nats, count, aux)] + [sums.new_tensor(len(window.reset))]
-                )
+                sums[:3] += torch.stack([t.detach().double() for t in (nats, count, aux)])
             loss.backward()
             self.state = detach(self.state)
+        sums[3] += len(windows) * len(windows[0].reset)
         self.model.carry_gradient = False
         return sums
 
@@ -380,9 +379,7 @@ class Trainer:
         device = self.world.device
         autocast = self.config.autocast(device)
         self.state = reset_rows(self.state, self._fresh, window.reset)
-        inputs, targets, scored = (
-            t.to(device, non_blocking=True) for t in (window.inputs, window.targets, window.scored)
-        )
+        inputs, targets, scored = (to_device(t, device) for t in (window.inputs, window.targets, window.scored))
         with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
             step = self.model.forward(inputs, self.state)
             nll = self.model.head.nll(step.hidden, targets)

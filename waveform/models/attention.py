@@ -119,8 +119,7 @@ class RelativeAttention(nn.Module):
         if affine is not None:
             bias, weight = weight @ affine.bias, weight * affine.weight
         d_model, num_slots = x.shape[-1], slots.slot_times.shape[1]
-        apart = past is not None and past.shape[1] == num_slots
-        if apart:
+        if past is not None and past.shape[1] == num_slots:
             q = F.linear(x, weight[:d_model], None if bias is None else bias[:d_model])
             kv = F.linear(past, weight[d_model:], None if bias is None else bias[d_model:])
         else:

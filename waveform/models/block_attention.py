@@ -9,6 +9,7 @@ that their queries see, so that a causal window costs half.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +58,12 @@ class _Sight(NamedTuple):
     visible: Tensor | None
 
 
+@lru_cache(maxsize=16)
+def _future(num_queries: int) -> Tensor:
+    """[T, T], true where the slot of the column comes after the query of the row."""
+    return torch.ones(num_queries, num_queries, dtype=torch.bool).triu(1)
+
+
 class _Block(NamedTuple):
     """Queries and rows whose scores are made together."""
 
@@ -77,7 +84,7 @@ class _Scores:
             self._num_queries = min(num_queries, _BLOCK_QUERIES)
         self._num_rows = max(1, min(num_rows, _BLOCK_SCORES // (self._num_queries * num_slots)))
         self._memory = self.memory()
-        self._future = torch.ones(self._num_queries, self._num_queries, dtype=torch.bool, device=q.device).triu(1)
+        self._future = _future(self._num_queries) if sight.causal else None
 
     def memory(self) -> Tensor:
         """Room for the scores of any block."""
@@ -88,7 +95,7 @@ class _Scores:
         for row in range(0, num_rows, self._num_rows):
             for first in range(0, num_queries, self._num_queries):
                 last = min(first + self._num_queries, num_queries)
-                end = num_slots - num_queries + last if self.sight.causal else num_slots
+                end = num_slots if self._future is None else num_slots - num_queries + last
                 yield _Block(slice(row, min(row + self._num_rows, num_rows)), slice(first, last), end)
 
     def shaped(self, memory: Tensor, block: _Block) -> Tensor:
@@ -101,7 +108,7 @@ class _Scores:
         scores = self.shaped(self._memory, block)
         q, k = self.q[block.rows, block.queries], self.k[block.rows, : block.end]
         torch.baddbmm(scores, q, k.transpose(1, 2), beta=0, alpha=self.scale, out=scores)
-        if self.sight.causal:
+        if self._future is not None:
             last = scores.shape[1]
             scores[..., -last:].masked_fill_(self._future[:last, :last], float("-inf"))
         elif self.sight.visible is not None:
@@ -135,7 +142,7 @@ class _BlockAttention(torch.autograd.Function):
         return out.unflatten(0, q.shape[:2])
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # of one output
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, visible, encoding = ctx.saved_tensors
         scores = _Scores(q, _long_keys(k, encoding), _Sight(ctx.causal, visible), ctx.scale)
         flat_v, grad_out = v.flatten(0, 1), grad_out.flatten(0, 1)
@@ -149,16 +156,12 @@ class _BlockAttention(torch.autograd.Function):
             grad_v[rows, :end].baddbmm_(weights.transpose(1, 2), grad_block)
             grad_scores = scores.shaped(memory, block)
             torch.bmm(grad_block, flat_v[rows, :end].transpose(1, 2), out=grad_scores)
-            torch.ops.aten._softmax_backward_data.out(
-                grad_scores, weights, -1, weights.dtype, grad_input=grad_scores
-            )
+            torch.ops.aten._softmax_backward_data.out(grad_scores, weights, -1, weights.dtype, grad_input=grad_scores)
             if grad_q is not None:
                 grad_q[rows, queries] = torch.baddbmm(
                     grad_q[rows, queries], grad_scores, scores.k[rows, :end], beta=0, alpha=ctx.scale
                 )
-            grad_k[rows, :end].baddbmm_(
-                grad_scores.transpose(1, 2), scores.q[rows, queries, :d], alpha=ctx.scale
-            )
+            grad_k[rows, :end].baddbmm_(grad_scores.transpose(1, 2), scores.q[rows, queries, :d], alpha=ctx.scale)
         shape = k.shape[:2]
         return (
             None if grad_q is None else grad_q.unflatten(0, shape),

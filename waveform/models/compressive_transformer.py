@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from waveform.engine.errors import UserError
-from waveform.engine.interface import Decoder, ForwardDecoder, Step, detach, map_state
+from waveform.engine.interface import Decoder, ForwardDecoder, Step, detach, to_device
 from waveform.models import attention, compression
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots, content_attention
 from waveform.models.compression import Compressor, mean_square_by_row
@@ -360,7 +360,7 @@ class CompressiveTransformer(nn.Module):
         query_times = fill.phase[:, None] + torch.arange(num_new)
         times = self._slot_times(fill.pending, num_compressed=num_compressed, num_memory=num_memory, end=end)
         # Vectors go to the device, and what is quadratic is made there.
-        query_times, times = (t.to(device, non_blocking=True) for t in (query_times, times))
+        query_times, times = to_device(query_times, device), to_device(times, device)
         visible = None
         if not aligned:
             in_use = torch.cat(
@@ -370,7 +370,8 @@ class CompressiveTransformer(nn.Module):
                     torch.ones(len(fill.phase), end, dtype=torch.bool),
                 ],
                 dim=1,
-            ).to(device, non_blocking=True)
+            )
+            in_use = to_device(in_use, device)
             visible = (in_use[:, None] & (times[:, None, :] <= query_times[:, :, None]))[:, None]
         query_encoding, slot_encoding = (
             attention.encode_times(
@@ -399,7 +400,7 @@ class CompressiveTransformer(nn.Module):
         first = int(phase[0])
         if bool((phase == first).all()):
             return torch.cat([old[:, :first].to(new.dtype), new], dim=1) if first else new
-        index = (phase[:, None] + torch.arange(new.shape[1])).to(new.device, non_blocking=True)
+        index = to_device(phase[:, None] + torch.arange(new.shape[1]), new.device)
         return old[:, :end].to(new.dtype).scatter(1, index[..., None].expand_as(new), new)
 
     def _add_usage(self, usage: Tensor, received: Tensor, num_compressed: int, num_memory: int) -> Tensor:
@@ -426,9 +427,7 @@ class CompressiveTransformer(nn.Module):
             usage = _where_rows(done, kept_usage, memory.usage)
             if bool(available.any()):
                 source = torch.cat([memory.pending.to(window.dtype), evicted], dim=1)
-                compressed, loss = self._compress(
-                    boundary, source, source_usage, memory.compressed, available, before
-                )
+                compressed, loss = self._compress(boundary, source, source_usage, memory.compressed, available, before)
                 pending = _where_rows(done, source[:, config.window :], memory.pending)
         return _LayerMemory(new_memory, compressed, pending, usage), loss
 
@@ -460,7 +459,7 @@ class CompressiveTransformer(nn.Module):
         for count in sorted({int(n) for n in available if n >= config.compression_rate}):
             chosen = available == count
             # A slice where all rows go together, for views instead of copies.
-            index = None if bool(chosen.all()) else chosen.nonzero()[:, 0].to(source.device)
+            index = None if bool(chosen.all()) else to_device(chosen.nonzero()[:, 0], source.device)
             rows = slice(None) if index is None else index
             num_groups = count // config.compression_rate
             start = source.shape[1] - count
@@ -520,7 +519,7 @@ def _where_rows(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
     new = new.to(old.dtype)
     if bool(rows.all()):
         return new
-    return torch.where(rows.to(old.device, non_blocking=True).view(-1, *[1] * (old.dim() - 1)), new, old)
+    return torch.where(to_device(rows, old.device).view(-1, *[1] * (old.dim() - 1)), new, old)
 
 
 class _FusedWeights(NamedTuple):

@@ -1,0 +1,119 @@
+"""Attention by blocks against softmax written out, at fp64: output and gradients, for every mask and block size."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from waveform.models import block_attention
+from waveform.models.attention import RelativeAttention, Slots, encode_times
+
+_B, _H, _T, _K, _d, _P = 3, 2, 7, 12, 4, 6
+_SCALE = 0.3
+
+MASKS: dict[str, Any] = {
+    "causal": {"causal": True},
+    "everything": {},
+    "one for all rows": {"visible": lambda: _random_mask(1)},
+    "of each row": {"visible": lambda: _random_mask(_B)},
+}
+# queries of a block, scores of a block: whole; one row of B x H at a time; ragged blocks; one query and row at a time.
+BLOCKS = {"whole": (128, 10**6), "rows": (128, _T * _K), "ragged": (3, 4 * 3 * _K), "single": (1, 1)}
+
+
+def _random_mask(num_rows: int) -> Tensor:
+    mask = torch.rand(num_rows, 1, _T, _K) < 0.5
+    mask[..., 0] = True  # every query sees something
+    return mask
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor, *, mask: dict[str, Any], encoding: Tensor | None) -> Tensor:
+    if encoding is not None:
+        k = torch.cat([k, encoding[:, None].expand(_B, _H, -1, -1)], dim=-1)
+    logits = _SCALE * q @ k.transpose(-1, -2)
+    visible = mask.get("visible", torch.ones(_T, _K, dtype=torch.bool))
+    if mask.get("causal"):
+        visible = torch.ones(_T, _K, dtype=torch.bool).tril(_K - _T)
+    return logits.masked_fill(~visible, float("-inf")).softmax(dim=-1) @ v
+
+
+def tensors(*, positions: bool, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    width = _d + (_P if positions else 0)
+    shapes = [(_B, _H, _T, width), (_B, _H, _K, _d), (_B, _H, _K, _d)]
+    return tuple(torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes)
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize("positions", [False, True], ids=["content", "positions"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_equals_softmax_written_out(mask: str, positions: bool, blocks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries, scores = BLOCKS[blocks]
+    monkeypatch.setattr(block_attention, "_BLOCK_QUERIES", queries)
+    monkeypatch.setattr(block_attention, "_BLOCK_SCORES", scores)
+    inputs = tensors(positions=positions)
+    given = {name: value() if callable(value) else value for name, value in MASKS[mask].items()}
+    encoding = torch.randn(1, _K, _P, dtype=torch.float64) if positions else None
+    out = block_attention.block_attention(*inputs, scale=_SCALE, encoding=encoding, **given)
+    expected = written_out(*inputs, mask=given, encoding=encoding)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-13)
+    grad_out = torch.randn_like(out)
+    for actual, wanted in zip(
+        torch.autograd.grad(out, inputs, grad_out), torch.autograd.grad(expected, inputs, grad_out), strict=True
+    ):
+        torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize("mask", ["causal", "of each row"])
+def test_received_weight_is_the_sum_over_queries(mask: str, blocks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries, scores = BLOCKS[blocks]
+    monkeypatch.setattr(block_attention, "_BLOCK_QUERIES", queries)
+    monkeypatch.setattr(block_attention, "_BLOCK_SCORES", scores)
+    q, k, _ = tensors(positions=True)
+    given = {"causal": False, "visible": None}
+    given |= {name: value() if callable(value) else value for name, value in MASKS[mask].items()}
+    encoding = torch.randn(1, _K, _P, dtype=torch.float64)
+    received = block_attention.received_weight(q, k, scale=_SCALE, encoding=encoding, **given)
+    weights = written_out(q, k, torch.eye(_K, dtype=torch.float64), mask=given, encoding=encoding)
+    torch.testing.assert_close(received, weights.mean(dim=1).sum(dim=1), rtol=0, atol=1e-13)
+
+
+def test_keeps_nothing_quadratic_for_backward() -> None:
+    kept: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    num_queries, num_slots = 64, 96
+    q = torch.randn(1, 1, num_queries, 8, requires_grad=True)
+    k, v = (torch.randn(1, 1, num_slots, 8, requires_grad=True) for _ in range(2))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        block_attention.block_attention(q, k, v, scale=1.0, causal=True)
+    assert kept and max(kept) < num_queries * num_slots / 4
+
+
+@pytest.mark.parametrize("visible", [False, True], ids=["causal", "mask"])
+def test_bf16_is_within_its_rounding(visible: bool) -> None:
+    """In bf16 `fused` is another kernel: its output is as near the fp64 reference as rounded inputs allow."""
+    torch.manual_seed(0)
+    times, query_times = torch.arange(-5.0, 7)[None], torch.arange(7.0)[None]
+    mask = (times[:, None] <= query_times[..., None])[:, None] & (torch.arange(12) > 1)
+    fields = {"num_heads": 2, "num_position_features": 6}
+    exact = RelativeAttention(8, implementation="reference", **fields).double()
+    exact.look_back()
+    x, past = torch.randn(3, 7, 8).bfloat16(), torch.randn(3, 5, 8).bfloat16()
+
+    def attend(attention: RelativeAttention, dtype: torch.dtype) -> Tensor:
+        encodings = (encode_times(t, num_position_features=6, dtype=dtype) for t in (query_times, times))
+        slots = Slots(query_times, times, *encodings, mask if visible else None)
+        return attention(x.to(dtype), past.to(dtype), slots).mixed.double()
+
+    expected = attend(exact, torch.float64)
+    rounded = RelativeAttention(8, implementation="fused", **fields).bfloat16()
+    rounded.load_state_dict(exact.state_dict())
+    # Eight bits of mantissa; logits near 3 (look_back's gain) round to 2^-7, and weights and sums round again.
+    error = (attend(rounded, torch.bfloat16) - expected).abs().max() / expected.abs().max()
+    assert error < 8 * 2**-8
