@@ -431,6 +431,28 @@ class CompressiveTransformer(nn.Module):
                 pending = _where_rows(done, source[:, config.window :], memory.pending)
         return _LayerMemory(new_memory, compressed, pending, usage), loss
 
+    def num_compressed_between(self, steps: Tensor, later: Tensor) -> int:
+        """Compressed slots that one row gains between two numbers of steps; they may be more than fit."""
+        return int(self._fill(later).evicted // self.config.compression_rate) - int(
+            self._fill(steps).evicted // self.config.compression_rate
+        )
+
+    @torch.no_grad()
+    def close_window(self, state: CompressiveState) -> CompressiveState:
+        """The state at the next window's start, for a decoder: `state.window` is full, all rows are equally far.
+
+        `state.steps` may still count from anywhere within that window.
+        """
+        steps = state.steps + self.config.window - state.steps % self.config.window
+        before, after = self._fill(state.steps), self._fill(steps)
+        none, done = torch.empty(0), torch.ones(len(steps), dtype=torch.bool)
+        memories = []
+        for i, layer in enumerate(self._layers()):
+            memory = _LayerMemory(state.memory[i], state.compressed[i], state.pending[i], state.usage[i])
+            boundary = _Boundary(layer, state.window[i], None, none, none)
+            memories.append(self._end_window(memory, boundary, before, after, done)[0])
+        return CompressiveState(steps, state.window, *zip(*memories, strict=True))
+
     def _split_usage(self, usage: Tensor) -> tuple[Tensor, Tensor]:
         """usage of [pending; memory] -> average use of [pending; evicted], and the usage to keep after the shift."""
         config = self.config
@@ -511,6 +533,8 @@ class CompressiveTransformer(nn.Module):
         """A decoder with cached keys and values; rows must be equally far (else a slower general one is given)."""
         if bool((state.steps != state.steps[0]).any()):
             return ForwardDecoder(self, state)
+        from waveform.models.decoding import CachedDecoder  # which imports this module
+
         return CachedDecoder(self, state)
 
 
@@ -520,160 +544,3 @@ def _where_rows(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
     if bool(rows.all()):
         return new
     return torch.where(to_device(rows, old.device).view(-1, *[1] * (old.dim() - 1)), new, old)
-
-
-class _FusedWeights(NamedTuple):
-    """One layer's weights, laid out for one query at a time."""
-
-    projection: Tensor  # [D, 3 D + H P]: q, k, v and (q + v)^T W_R as (cosine, -sine) pairs
-    projection_bias: Tensor
-    output: Tensor  # [D, D]
-
-
-class CachedDecoder:
-    """Steps a CompressiveTransformer with the keys and values of every slot kept (equal to `forward`; law 2).
-
-    Inside a window keys only append; at its end they shift, and only compressed slots are projected anew. Positions
-    cost one complex product a layer: (a_c - i a_s) e^{i w t} = (cosine part) + i (sine part) of the rotated query.
-    """
-
-    @torch.inference_mode()
-    def __init__(self, model: CompressiveTransformer, state: CompressiveState) -> None:
-        self._model, self._config = model, model.config
-        config = model.config
-        self._batch = len(state.steps)
-        self._heads, self._d_head = config.num_heads, config.d_model // config.num_heads
-        self._scale = self._d_head**-0.5
-        self._first_window_slot = config.compressed + config.memory
-        self._state = state._replace(window=tuple(window.clone() for window in state.window))
-        self._layers = list(model._layers())
-        self._weights = [self._fuse(layer) for layer in self._layers]
-        reference = model.embedding.weight
-        self._complex = torch.complex128 if reference.dtype == torch.float64 else torch.complex64
-        self._rotations = self._unit_circle(torch.arange(config.window, dtype=torch.float64)).to(reference.device)
-        self._keys: list[Tensor] = []  # [B H, C + M + W, d]
-        self._values: list[Tensor] = []
-        for i, layer in enumerate(self._layers):
-            slots = torch.cat([state.compressed[i], state.memory[i], state.window[i]], dim=1).to(reference.dtype)
-            self._keys.append(self._project(layer, slots, layer.attention.key))
-            self._values.append(self._project(layer, slots, layer.attention.value))
-        self._usage = [usage.clone() for usage in state.usage]
-        self._refresh(state.steps)
-
-    def _unit_circle(self, times: Tensor) -> Tensor:
-        """times [n] -> e^{i w t} [n, P / 2], complex."""
-        w = attention.frequencies(self._config.num_position_features)
-        # fp32 models round w and w t to fp32 in `forward`; here they are exact and rounded once.
-        return torch.polar(torch.ones(1, dtype=torch.float64), times[:, None] * w).to(self._complex)
-
-    def _fuse(self, layer: Layer) -> _FusedWeights:
-        a = layer.attention
-        heads, features = self._heads, self._config.num_position_features
-        w_r = a.position.weight.view(heads, self._d_head, features)
-        w_q = a.query.weight.view(heads, self._d_head, -1)
-        by_position = torch.einsum("hdp,hdm->hpm", w_r, w_q)
-        constant = torch.einsum("hdp,hd->hp", w_r, a.position_bias)
-
-        def pairs(x: Tensor) -> Tensor:  # [sines; cosines] -> (cosine, -sine) pairs
-            sine, cosine = x.chunk(2, dim=1)
-            return torch.stack([cosine, -sine], dim=2).flatten(0, 2)
-
-        weight = torch.cat([a.query.weight, a.key.weight, a.value.weight, pairs(by_position)])
-        bias = torch.cat([a.content_bias.flatten(), weight.new_zeros(2 * self._config.d_model), pairs(constant)])
-        return _FusedWeights(weight.t().contiguous(), bias, a.output.weight.t().contiguous())
-
-    def _project(self, layer: Layer, slots: Tensor, projection: nn.Linear) -> Tensor:
-        """Raw slots [B, n, D] -> [B H, n, d], contiguous."""
-        return layer.frozen_projection(slots, projection).flatten(0, 1).contiguous()
-
-    def _refresh(self, steps: Tensor) -> None:
-        """Counters and slot times for the window in which `steps` lies."""
-        config = self._config
-        fill = self._model._fill(steps[:1])
-        self._phase = int(fill.phase)
-        self._first_used = self._first_window_slot - int(fill.memory) - int(fill.compressed)
-        times = self._model._slot_times(
-            fill.pending, num_compressed=config.compressed, num_memory=config.memory, end=config.window
-        )
-        keys = torch.view_as_real(self._unit_circle(times[0])).flatten(1)  # [K, P] as (cosine, sine) pairs
-        self._position_keys = keys.t().contiguous().to(self._keys[0].device)
-
-    @torch.inference_mode()
-    def step(self, tokens: Tensor) -> Tensor:
-        """tokens [B] -> logits [B, V] of the token that follows."""
-        config, model = self._config, self._model
-        d_model, batch_heads = config.d_model, self._batch * self._heads
-        slot = self._first_window_slot + self._phase
-        used = slice(self._first_used, slot + 1)
-        rotation, position_keys = self._rotations[self._phase], self._position_keys[:, used]
-        x = F.embedding(tokens, model.embedding.weight)
-        for i, layer in enumerate(self._layers):
-            keys, values, weights = self._keys[i], self._values[i], self._weights[i]
-            self._state.window[i][:, self._phase] = x
-            normed = layer.attention_norm(x) if layer.pre_norm else x
-            projected = torch.addmm(weights.projection_bias, normed, weights.projection)
-            query = projected[:, :d_model].reshape(batch_heads, 1, self._d_head)
-            keys[:, slot] = projected[:, d_model : 2 * d_model].reshape(batch_heads, self._d_head)
-            values[:, slot] = projected[:, 2 * d_model : 3 * d_model].reshape(batch_heads, self._d_head)
-            pairs = projected[:, 3 * d_model :].reshape(batch_heads, -1, 2)
-            rotated = torch.view_as_real(torch.view_as_complex(pairs) * rotation).flatten(1)
-            by_position = torch.mm(rotated, position_keys)
-            logits = torch.baddbmm(
-                by_position[:, None], query, keys[:, used].transpose(1, 2), beta=self._scale, alpha=self._scale
-            )
-            attention_weights = logits.softmax(dim=-1)
-            if self._usage[i].shape[1]:
-                self._count_usage(i, attention_weights)
-            mixed = torch.bmm(attention_weights, values[:, used]).view(self._batch, d_model)
-            x = torch.addmm(x, mixed, weights.output)
-            x = layer.attention_norm(x) if not layer.pre_norm else x
-            normed = layer.feedforward_norm(x) if layer.pre_norm else x
-            x = x + layer.feedforward_out(F.gelu(layer.feedforward_in(normed)))
-            x = layer.feedforward_norm(x) if not layer.pre_norm else x
-        self._phase += 1
-        if self._phase == config.window:
-            self._end_window()
-        return model.head.logits(model.final_norm(x)[:, None])[:, 0]
-
-    def _count_usage(self, i: int, attention_weights: Tensor) -> None:
-        received = attention_weights.view(self._batch, self._heads, -1).mean(dim=1)
-        in_memory = received[
-            :, max(0, self._config.compressed - self._first_used) : received.shape[1] - self._phase - 1
-        ]
-        if in_memory.shape[1]:
-            self._usage[i][:, -in_memory.shape[1] :] += in_memory
-
-    def _end_window(self) -> None:
-        config, state = self._config, self._state
-        steps = state.steps
-        phase = steps % config.window
-        # How full memories were during the window is the same at any step inside it.
-        before, after = self._model._fill(steps), self._model._fill(steps + config.window - phase)
-        none, done = torch.empty(0), torch.ones(self._batch, dtype=torch.bool)
-        memories = []
-        for i, layer in enumerate(self._layers):
-            memory = _LayerMemory(state.memory[i], state.compressed[i], state.pending[i], self._usage[i])
-            boundary = _Boundary(layer, state.window[i], None, none, none)
-            memories.append(self._model._end_window(memory, boundary, before, after, done)[0])
-        window = state.window
-        state = CompressiveState(steps + config.window - phase, window, *zip(*memories, strict=True))
-        num_new = min(
-            int((before.pending + after.evicted - before.evicted)[0]) // config.compression_rate, config.compressed
-        )
-        for i, layer in enumerate(self._layers):
-            new_slots = state.compressed[i][:, config.compressed - num_new :]
-            for cache, projection in (
-                (self._keys[i], layer.attention.key),
-                (self._values[i], layer.attention.value),
-            ):
-                kept = cache[:, num_new : config.compressed].clone()
-                moved = cache[:, config.compressed + config.window :].clone()
-                if num_new:
-                    cache[:, : config.compressed - num_new] = kept
-                    cache[:, config.compressed - num_new : config.compressed] = self._project(
-                        layer, new_slots, projection
-                    )
-                cache[:, config.compressed : config.compressed + config.memory] = moved
-        self._usage = [usage.clone() for usage in state.usage]
-        self._state = state
-        self._refresh(state.steps)
