@@ -212,7 +212,7 @@ def test_files_added_later_do_not_disturb_a_run(
     assert "as prepared when this run began" in capsys.readouterr().out
     assert waveform.evaluate(tmp_path / "run", show_progress=False)["data_checksum"] == before
     assert main(["prepare", str(audio), str(next(tmp_path.glob("*.prepared")))]) == 0
-    assert "the audio changed" in mistake([*command, "train.max_steps=9"], capsys)
+    assert "the data changed" in mistake([*command, "train.max_steps=9"], capsys)
 
 
 def test_damaged_tokens_are_named(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

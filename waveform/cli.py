@@ -104,13 +104,15 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     if args.verb == "prepare":
         from waveform.audio.corpus import DataConfig, prepare
-        from waveform.config import compose_config, typed
+        from waveform.composing import typed
+        from waveform.config import compose_config
 
         config = compose_config(args.overrides, config_dir=args.config_dir)
         prepare(args.audio_dir, args.data_dir, config=typed(DataConfig, config["data"], section="data"))
         return 0
     if args.verb == "train" and args.print_config:
-        from waveform.config import compose_config, to_yaml
+        from waveform.composing import to_yaml
+        from waveform.config import compose_config
 
         print(to_yaml(compose_config(args.overrides, config_dir=args.config_dir)), end="")
         return 0

@@ -15,8 +15,9 @@ from waveform.engine.evaluator import Evaluation
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
 from waveform.engine.sampler import SamplingConfig, draw, probabilities
-from waveform.evaluation import describe, score, test_tokens, unigram_nats, write_json
+from waveform.evaluation import describe, score, test_tokens
 from waveform.run import Run, load
+from waveform.scoring import unigram_nats, write_json
 
 _BASELINE = "wavenet"
 _RESAMPLES = 10_000

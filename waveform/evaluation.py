@@ -1,21 +1,18 @@
 """`waveform evaluate`: NLL of a run on held-out audio."""
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
+from waveform import scoring
 from waveform.audio.corpus import DataConfig
-from waveform.config import typed
-from waveform.engine.atomic import explain_write_errors, write_file
+from waveform.composing import typed
 from waveform.engine.distributed import World
 from waveform.engine.errors import UserError
 from waveform.engine.evaluator import Evaluation
-from waveform.engine.evaluator import evaluate as evaluate_tokens
-from waveform.engine.metrics import bits, unigram_nll
-from waveform.engine.progress import Progress
-from waveform.engine.shards import TokenSet, is_dataset, read_dataset
-from waveform.run import Run, load, num_parameters, open_data
+from waveform.engine.metrics import bits
+from waveform.engine.shards import TokenSet
+from waveform.run import Run, load, open_data
+from waveform.run_folder import num_parameters
 
 
 def evaluate(
@@ -37,7 +34,7 @@ def evaluate(
     run = load(run_dir, device=device, **model_fields)
     tokens = test_tokens(run, data=data, split=split, show_progress=show_progress)
     result = score(run, tokens, protocol=_protocol(run, protocol), show_progress=show_progress)
-    figures = describe(run, result, split=split, checksum=tokens.checksum, unigram=unigram_nats(run, tokens))
+    figures = describe(run, result, split=split, checksum=tokens.checksum, unigram=scoring.unigram_nats(run, tokens))
     if show_progress:
         unigram = figures["unigram_nats_per_sample"]
         print(
@@ -46,7 +43,7 @@ def evaluate(
             f"({figures['num_samples']:,} samples of {figures['num_utterances']} utterances"
             + (f"; unigram {unigram:.4f} nats)" if unigram is not None else ")")
         )
-    write_json(json_file, figures)
+    scoring.write_json(json_file, figures)
     return figures
 
 
@@ -56,19 +53,7 @@ def test_tokens(run: Run, *, data: Path | str | None, split: str, show_progress:
     Raises UserError for a damaged shard, which it names, and where the data is gone or of another kind.
     """
     if data is None:
-        folder = Path(run.config["dataset"]["path"])
-        if not is_dataset(folder):
-            raise UserError(f"the data set of {run.folder}, {folder}, is gone; name one with --data")
-        tokens = read_dataset(folder).open_split(split)
-        known = run.config["dataset"]["checksums"].get(split)
-        if known != tokens.checksum:
-            print(
-                f"warning: the {split} data of {folder} changed since {run.folder} was trained; files that it trained "
-                "on may be among them",
-                file=sys.stderr,
-            )
-        tokens.verify()
-        return tokens
+        return scoring.own_tokens(run, split=split)
     data = Path(data)
     if not data.exists():
         raise UserError(f"no such folder: --data {data}")
@@ -91,19 +76,7 @@ def _protocol(run: Run, asked: str | None) -> str:
 def score(run: Run, tokens: TokenSet, *, protocol: str, show_progress: bool = True) -> Evaluation:
     """NLL of each utterance of `tokens` under `run`, in fp32 on every device."""
     rate_hz = run.config["dataset"]["modality"]["sample_rate_hz"]
-    with Progress(
-        f"evaluate {run.name}", total=tokens.num_tokens, unit="sample", unit_s=1 / rate_hz, enabled=show_progress
-    ) as progress:
-        return evaluate_tokens(
-            run.model,
-            tokens,
-            window=run.window,
-            batch_size=run.config["train"]["evaluate_batch_size"],
-            protocol=protocol,
-            chunk=run.config["train"]["chunk"],
-            world=World(device=run.device),
-            progress=progress,
-        )
+    return scoring.score(run, tokens, protocol=protocol, unit="sample", unit_s=1 / rate_hz, show_progress=show_progress)
 
 
 def describe(run: Run, result: Evaluation, *, split: str, checksum: str, unigram: float | None) -> dict[str, Any]:
@@ -126,20 +99,3 @@ def describe(run: Run, result: Evaluation, *, split: str, checksum: str, unigram
         "data_checksum": checksum,
         "model_config": dict(run.config["model"]),
     }
-
-
-def unigram_nats(run: Run, tokens: TokenSet) -> float | None:
-    """NLL per token of the training histogram on `tokens`; None where the training data is gone."""
-    folder = Path(run.config["dataset"]["path"])
-    if not is_dataset(folder):
-        return None
-    return unigram_nll(read_dataset(folder).open_split("train").counts, tokens.counts)
-
-
-def write_json(path: Path | str | None, content: Any) -> None:
-    """Write `content` as indented JSON, making the folder where there is none; does nothing for None."""
-    if path is not None:
-        path = Path(path)
-        with explain_write_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, (json.dumps(content, indent=1) + "\n").encode())

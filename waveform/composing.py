@@ -1,0 +1,160 @@
+"""Composes a run's configuration: typed defaults, a preset, a user's folder, and `key=value` overrides, by Hydra.
+
+Each family of runs (speech, text) has a root file, which names its groups. The groups `model` and `train`, and others
+that a family adds, come from the dataclasses that document each field; the rest are YAML files.
+"""
+
+import dataclasses
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from waveform.engine.errors import UserError
+from waveform.engine.trainer import TrainConfig
+from waveform.models.registry import model_class, model_names
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigFamily:
+    """Where the configurations of one family of runs come from."""
+
+    module: str  # the package that holds the root file and the groups' YAML files
+    root: str  # the root file's name
+    command: str  # what lists all settings, for a hint
+    groups: Mapping[str, tuple[str, Any]] = dataclasses.field(default_factory=dict)  # group -> (choice, dataclass)
+    plugins: str | None = None  # entry-point group of further packages with YAML files
+    chosen: tuple[str, ...] = ("preset",)  # groups of which a user names one choice
+
+
+def _model_node(name: str) -> Any:
+    """The typed config group of one model: its Config without `vocab_size`, which the data decides."""
+    fields = [
+        (field.name, field.type, dataclasses.field(default=field.default, default_factory=field.default_factory))
+        for field in dataclasses.fields(model_class(name).Config)
+        if field.name != "vocab_size"
+    ]
+    return dataclasses.make_dataclass("Model", [("name", str, dataclasses.field(default=name)), *fields])
+
+
+def _register_groups(family: ConfigFamily) -> None:
+    store = ConfigStore.instance()
+    for name in model_names():
+        try:
+            store.store(group="model", name=name, node=_model_node(name))
+        except Exception as error:  # whatever is wrong with another package must not spoil the other models
+            print(f"warning: the registered model {name!r} does not load: {error!r}", file=sys.stderr)
+    store.store(group="train", name="default", node=TrainConfig)
+    for group, (choice, node) in family.groups.items():
+        store.store(group=group, name=choice, node=node)
+
+
+def _search_path(family: ConfigFamily, config_dir: Path | None) -> str:
+    plugins = entry_points(group=family.plugins) if family.plugins else ()
+    places = [f"pkg://{entry.value}" for entry in plugins if entry.value != family.module]
+    if config_dir is not None:
+        if not config_dir.is_dir():
+            raise UserError(f"--config-dir {config_dir} is no folder")
+        places.append(f"file://{config_dir.absolute()}")
+    quoted = ['"' + place.replace("\\", "\\\\").replace('"', '\\"') + '"' for place in places]
+    return f"hydra.searchpath=[{','.join(quoted)}]"
+
+
+def compose_family(
+    family: ConfigFamily, overrides: Sequence[str] = (), *, config_dir: Path | None = None
+) -> dict[str, Any]:
+    """The resolved configuration as plain dicts. Raises UserError for an unknown key, choice or type."""
+    for override in overrides:
+        if "=" not in override:
+            raise UserError(f"{override!r} is no key=value setting; an example: train.max_steps=1000")
+    _register_groups(family)
+    try:
+        with initialize_config_module(family.module, version_base="1.3"):
+            composed = compose(family.root, overrides=[_search_path(family, config_dir), *overrides])
+        content = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(_explain(family, error, overrides)) from error
+    assert isinstance(content, dict)
+    if type(content["seed"]) is not int or not 0 <= content["seed"] < 2**31:
+        raise UserError(f"seed is {content['seed']!r}; it must be a whole number, 0 or more")
+    if not isinstance(content.get("preset"), str):
+        raise UserError("the chosen preset's file needs the lines '# @package _global_' and 'preset: ITS_NAME'")
+    return {str(key): value for key, value in content.items()}
+
+
+def _explain(family: ConfigFamily, error: Exception, overrides: Sequence[str]) -> str:
+    """One line of Hydra's several: which setting is wrong, and the nearest right one."""
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    text = " ".join(" ".join(str(cause) for cause in causes).split())
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        if f"'{key}'" in text and ("not in" in text or "not found" in text):
+            return f"unknown setting {key!r}{_nearest(family, key)}"
+        if f"{key}/{value}" in text and key in ("model", *family.chosen):
+            return f"unknown {key} {value!r}; choose one of {', '.join(_choices(family, key))}"
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        if f"full_key: {key}" in text or f"'{override}'" in text or repr(value) in text:
+            return f"{override}: {' '.join(str(causes[-1]).split('full_key')[0].split())}"
+    return text
+
+
+def _choices(family: ConfigFamily, group: str) -> list[str]:
+    if group == "model":
+        return model_names()
+    (folder,) = import_module(family.module).__path__
+    return sorted(path.stem for path in (Path(folder) / group).glob("*.yaml"))
+
+
+def _nearest(family: ConfigFamily, key: str) -> str:
+    try:
+        config = compose_family(family)
+    except UserError:  # the defaults always compose; a broken plug-in may spoil that
+        return ""
+    known = [
+        *config,
+        *(f"{group}.{name}" for group, value in config.items() if isinstance(value, dict) for name in value),
+    ]
+    for name in model_names():
+        known += [f"model.{field.name}" for field in dataclasses.fields(model_class(name).Config)]
+    close = difflib.get_close_matches(key, sorted(set(known)), n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; `{family.command}` lists all settings"
+
+
+def typed(cls: Any, content: dict[str, Any], *, section: str) -> Any:
+    """A dataclass instance from one section of a configuration, its types checked.
+
+    Raises UserError naming the section, for a file that was edited by hand or written by another version.
+    """
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), OmegaConf.create(content)))
+    except OmegaConfBaseException as error:
+        raise UserError(f"{section}: {' '.join(str(error).split('full_key')[0].split())}") from error
+
+
+def to_yaml(config: dict[str, Any]) -> str:
+    """The configuration as YAML text."""
+    return OmegaConf.to_yaml(DictConfig(config))
+
+
+def differing_keys(old: dict[str, Any], new: dict[str, Any], *, prefix: str = "") -> list[str]:
+    """Dotted names of the settings in which two configurations differ, each with both values."""
+    different = []
+    for key in sorted({*old, *new}):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            different += differing_keys(a, b, prefix=f"{prefix}{key}.")
+        elif a != b:
+            different.append(f"{prefix}{key} ({a!r} there, {b!r} asked for)")
+    return different

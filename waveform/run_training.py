@@ -1,0 +1,153 @@
+"""Training into a run folder, whatever the modality: claims the folder, refuses another configuration, resumes."""
+
+import fcntl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from waveform.composing import differing_keys, to_yaml
+from waveform.engine.atomic import explain_write_errors, write_file
+from waveform.engine.distributed import World
+from waveform.engine.errors import UserError
+from waveform.engine.interface import SequenceModel
+from waveform.engine.metrics import MetricsLog
+from waveform.engine.shards import Dataset, TokenSet
+from waveform.engine.streams import check_sizes
+from waveform.engine.trainer import TrainConfig, Trainer, TrainResult
+from waveform.run_folder import CONFIG_FILE, model_from, num_parameters, read_config, window_of
+
+# Settings that may differ when a run is resumed: when it ends (which also moves the end of a cosine without
+# train.decay_steps), what it reports, and where things lie.
+_MAY_DIFFER = {
+    "train": ("max_steps", "max_seconds", "checkpoint_every", "keep_checkpoints", "log_every", "sample_seconds",
+              "evaluate_every", "evaluate_tokens", "evaluate_batch_size", "device"),
+    "data": ("num_workers",),
+    "dataset": ("path",),
+}  # fmt: skip
+
+
+def check_run_dir(run_dir: Path) -> None:
+    """Raises UserError where `run_dir` is a file, or a folder of other things than a run."""
+    if run_dir.exists() and not run_dir.is_dir():
+        raise UserError(f"--run {run_dir} is a file; give a folder")
+    if run_dir.is_dir() and any(run_dir.iterdir()) and not (run_dir / CONFIG_FILE).exists():
+        unknown = [path.name for path in run_dir.iterdir() if path.name != ".train.lock"]
+        if unknown:
+            raise UserError(f"--run {run_dir} holds other files ({unknown[0]}, ...) and no run; give a new folder")
+
+
+def check_settings(run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, world: World) -> None:
+    """What can be refused before any data is opened. Raises UserError for sizes or a configuration that do not fit."""
+    check_sizes(
+        batch_size=train_config.batch_size,
+        window=window_of(config),
+        chunk=train_config.chunk,
+        mode=train_config.state,
+        num_ranks=world.size,
+    )
+    _refuse_other_config(run_dir, config)
+
+
+def train_run(
+    data: Dataset,
+    run_dir: Path,
+    config: dict[str, Any],
+    train_config: TrainConfig,
+    *,
+    world: World,
+    amount: Callable[[TokenSet], str],
+    units_per_second: float | None = None,
+    on_evaluate: Callable[[SequenceModel, int, MetricsLog], None] | None = None,
+    show_progress: bool = True,
+) -> TrainResult:
+    """Train on `data` into `run_dir`, or resume what is there; `config` gains the section `dataset`.
+
+    amount: says how much the training split holds, for the line that is printed first. The rest is as in `Trainer`.
+    Raises UserError for a run folder of another configuration or data, and where the loss stops being finite.
+    """
+    splits = {split: data.open_split(split) for split in ("train", "valid", "test")}
+    config["dataset"] = {
+        "path": str(data.folder.resolve()),
+        "vocab_size": data.vocab_size,
+        "modality": data.modality,
+        "checksums": {split: tokens.checksum for split, tokens in splits.items()},
+    }
+    _refuse_other_config(run_dir, config)
+    torch.manual_seed(config["seed"] + world.rank)
+    with explain_write_errors(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+    with _locked(run_dir, world):
+        model = model_from(config)
+        trainer = Trainer(
+            model,
+            train_config,
+            train=splits["train"],
+            valid=splits["valid"],
+            run_dir=run_dir,
+            window=window_of(config),
+            seed=config["seed"],
+            world=world,
+            units_per_second=units_per_second,
+            on_evaluate=on_evaluate,
+            show_progress=show_progress,
+        )
+        if world.is_first:  # now that every setting has been accepted
+            write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())
+        if show_progress and world.is_first:
+            print(
+                f"training {config['model']['name']} ({num_parameters(model):,} parameters, preset {config['preset']}) "
+                f"on {amount(splits['train'])}, {world.size} x {world.device.type}, into {run_dir}",
+                flush=True,
+            )
+        return trainer.run()
+
+
+@contextmanager
+def _locked(run_dir: Path, world: World) -> Iterator[None]:
+    """Refuse a second training process on one run folder; a dead process holds no lock."""
+    if not world.is_first:
+        yield
+        return
+    path = run_dir / ".train.lock"
+    with explain_write_errors(path):
+        path.touch()  # alone, so that a full disk during training is not blamed on this file
+    with open(path, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is training in {run_dir}; wait for it, or give another --run") from None
+        yield
+
+
+def _comparable(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without what may differ."""
+    return {
+        section: {key: value for key, value in content.items() if key not in _MAY_DIFFER.get(section, ())}
+        if isinstance(content, dict)
+        else content
+        for section, content in config.items()
+    }
+
+
+def _refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
+    """Raises UserError, naming the settings, where `run_dir` holds a run of another configuration."""
+    if not (run_dir / CONFIG_FILE).exists():
+        return
+    here, asked = _comparable(read_config(run_dir)), _comparable(config)
+    if "dataset" not in config:  # not opened yet
+        here.pop("dataset")
+    different = differing_keys(here, asked)
+    if not different:
+        return
+    if all(key.startswith("dataset.checksums") for key in different):
+        raise UserError(
+            f"the data changed since the run in {run_dir} began, so it cannot go on exactly; train on the data set "
+            "that it began with, or give another --run"
+        )
+    raise UserError(
+        f"{run_dir} holds a run of another configuration: {'; '.join(different)}. "
+        "Give another --run, or the settings of that run to resume it"
+    )

@@ -1,0 +1,79 @@
+"""NLL of a trained run on a token set, whatever the modality, and what every report of it holds."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from waveform.engine.atomic import explain_write_errors, write_file
+from waveform.engine.distributed import World
+from waveform.engine.errors import UserError
+from waveform.engine.evaluator import Evaluation
+from waveform.engine.evaluator import evaluate as evaluate_tokens
+from waveform.engine.metrics import unigram_nll
+from waveform.engine.progress import Progress
+from waveform.engine.shards import TokenSet, is_dataset, read_dataset
+from waveform.run_folder import TrainedRun
+
+
+def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
+    """The tokens of a split of the run's own data set.
+
+    Warns where they changed since training. Raises UserError for a damaged shard, which it names, and where the data
+    is gone.
+    """
+    folder = Path(run.config["dataset"]["path"])
+    if not is_dataset(folder):
+        raise UserError(f"the data set of {run.folder}, {folder}, is gone; put it back, or name one with --data")
+    tokens = read_dataset(folder).open_split(split)
+    known = run.config["dataset"]["checksums"].get(split)
+    if known != tokens.checksum:
+        print(
+            f"warning: the {split} data of {folder} changed since {run.folder} was trained; files that it trained "
+            "on may be among them",
+            file=sys.stderr,
+        )
+    tokens.verify()
+    return tokens
+
+
+def score(
+    run: TrainedRun,
+    tokens: TokenSet,
+    *,
+    protocol: str,
+    unit: str = "token",
+    unit_s: float | None = None,
+    show_progress: bool = True,
+) -> Evaluation:
+    """NLL of each utterance of `tokens` under `run`, in fp32 on every device; units are for the progress line."""
+    with Progress(
+        f"evaluate {run.name}", total=tokens.num_tokens, unit=unit, unit_s=unit_s, enabled=show_progress
+    ) as progress:
+        return evaluate_tokens(
+            run.model,
+            tokens,
+            window=run.window,
+            batch_size=run.config["train"]["evaluate_batch_size"],
+            protocol=protocol,
+            chunk=run.config["train"]["chunk"],
+            world=World(device=run.device),
+            progress=progress,
+        )
+
+
+def unigram_nats(run: TrainedRun, tokens: TokenSet) -> float | None:
+    """NLL per token of the training histogram on `tokens`; None where the training data is gone."""
+    folder = Path(run.config["dataset"]["path"])
+    if not is_dataset(folder):
+        return None
+    return unigram_nll(read_dataset(folder).open_split("train").counts, tokens.counts)
+
+
+def write_json(path: Path | str | None, content: Any) -> None:
+    """Write `content` as indented JSON, making the folder where there is none; does nothing for None."""
+    if path is not None:
+        path = Path(path)
+        with explain_write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, (json.dumps(content, indent=1) + "\n").encode())
