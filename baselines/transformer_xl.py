@@ -3,7 +3,7 @@
 It is the Compressive Transformer's trunk without compressed memory: same attention, same memory, same state.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from waveform.models.compressive_transformer import CompressiveTransformer, CompressiveTransformerConfig
 
@@ -24,6 +24,10 @@ class TransformerXLConfig:
     num_position_features: int = 64  # P, width of the sinusoidal encoding
     empty_memory: str = "mask"  # mask: empty slots are not attended; zeros: they are zero vectors
     dropout: float = 0.0
+    head: str = "softmax"  # softmax | adaptive: for large vocabularies sorted by frequency; inputs are adaptive too
+    cutoffs: list[int] = field(default_factory=list)  # first ids of the adaptive head's clusters after the first
+    div_value: int = 4  # a cluster's vectors are so many times narrower than the one's before
+    tie_embeddings: bool = False  # the head uses the vectors (and projections) of the input embedding
 
     def __post_init__(self) -> None:
         self.without_compression()

@@ -18,12 +18,14 @@ from torch import Tensor, nn
 from waveform.engine import interface
 from waveform.engine.interface import State
 from waveform.models import registry
+from waveform.models.embeddings import AdaptiveEmbedding
 
 VOCAB_SIZE = 11  # ids 0..10, and 11 begins an utterance
 _BATCH = 3
 
 _ATTENTION = {"num_layers": 2, "d_model": 16, "num_heads": 2, "d_feedforward": 24, "num_position_features": 8}
 _COMPRESSIVE = {**_ATTENTION, "window": 4, "memory": 4, "compressed": 4, "compression_rate": 2}
+_ADAPTIVE = {"head": "adaptive", "cutoffs": [3, 7], "div_value": 2}
 _RAGGED = {**_ATTENTION, "window": 5, "memory": 7, "compressed": 3, "compression_rate": 3}
 
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
@@ -57,12 +59,24 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "norm": "post",
         },
         "no-compressed": {**_RAGGED, "compressed": 0},
+        "adaptive-tied": {**_RAGGED, **_ADAPTIVE, "tie_embeddings": True},
+        "adaptive-post": {**_COMPRESSIVE, **_ADAPTIVE, "norm": "post"},
+        "tied": {**_COMPRESSIVE, "tie_embeddings": True},
     },
     "transformer_xl": {
         "pre": {**_ATTENTION, "window": 4, "memory": 6},
         "post-reference": {**_ATTENTION, "window": 5, "memory": 3, "norm": "post", "attention": "reference"},
         "zeros": {**_ATTENTION, "window": 4, "memory": 8, "empty_memory": "zeros"},
         "no-memory": {**_ATTENTION, "window": 5, "memory": 0},
+        "adaptive": {**_ATTENTION, **_ADAPTIVE, "window": 4, "memory": 6},
+        "adaptive-tied-post": {
+            **_ATTENTION,
+            **_ADAPTIVE,
+            "window": 5,
+            "memory": 3,
+            "norm": "post",
+            "tie_embeddings": True,
+        },
     },
     "wavenet": {
         "strong": {
@@ -176,8 +190,9 @@ def traced_embeddings(model: nn.Module) -> Iterator[list[Tensor]]:
         output.retain_grad()
         outputs.append(output)
 
-    handles = [module.register_forward_hook(keep) for module in model.modules() if isinstance(module, nn.Embedding)]
-    assert handles, "the laws find a model's inputs by its nn.Embedding"
+    kinds = (nn.Embedding, AdaptiveEmbedding)
+    handles = [module.register_forward_hook(keep) for module in model.modules() if isinstance(module, kinds)]
+    assert handles, "the laws find a model's inputs by its nn.Embedding or AdaptiveEmbedding"
     try:
         yield outputs
     finally:
@@ -395,6 +410,7 @@ def check_gradients_of_parameters(case: Case, *, carry_gradient: bool) -> None:
     num_compressions = 0
     for call, num_windows in enumerate((1, 1, 1, 1, 1, 1, 3)):
         tokens = random_tokens(num_windows * window, seed=call)
+        tokens[0, :4] = torch.tensor([VOCAB_SIZE, 0, 5, 9])  # each part of an embedding: `begin`, and every cluster
         step = model(tokens, state)
         state = step.state
         model.zero_grad()

@@ -13,7 +13,7 @@ Everything that the state's masks need follows from one counter a row, the numbe
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -22,10 +22,10 @@ from torch.nn import functional as F
 
 from waveform.engine.errors import UserError
 from waveform.engine.interface import Decoder, ForwardDecoder, Step, detach, to_device
-from waveform.models import attention, compression
+from waveform.models import attention, compression, heads
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots, content_attention
 from waveform.models.compression import Compressor, mean_square_by_row
-from waveform.models.heads import SoftmaxHead
+from waveform.models.embeddings import check_cutoffs, token_embedding
 
 _INIT_STD = 0.02
 
@@ -51,6 +51,10 @@ class CompressiveTransformerConfig:
     empty_memory: str = "mask"  # mask: empty slots are not attended; zeros: they are zero vectors (Algorithm 1)
     compressed_position: str = "time"  # time: centre of the steps covered; contiguous: unit steps behind memory
     dropout: float = 0.0
+    head: str = "softmax"  # softmax | adaptive: for large vocabularies sorted by frequency; inputs are adaptive too
+    cutoffs: list[int] = field(default_factory=list)  # first ids of the adaptive head's clusters after the first
+    div_value: int = 4  # a cluster's vectors are so many times narrower than the one's before
+    tie_embeddings: bool = False  # the head uses the vectors (and projections) of the input embedding
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "num_layers", "d_model", "num_heads", "d_feedforward", "window", "compression_rate"):
@@ -66,10 +70,17 @@ class CompressiveTransformerConfig:
             "attention": attention.IMPLEMENTATIONS,
             "empty_memory": ("mask", "zeros"),
             "compressed_position": ("time", "contiguous"),
+            "head": heads.KINDS,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise UserError(f"model.{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}")
+        check_cutoffs(self.cutoffs, vocab_size=self.vocab_size, div_value=self.div_value)
+        if bool(self.cutoffs) != (self.head == "adaptive"):
+            raise UserError(
+                f"model.cutoffs is {self.cutoffs} with model.head={self.head}; head=adaptive needs some, such as "
+                "[20000,40000,200000], and softmax takes none"
+            )
         if self.d_model % self.num_heads:
             raise UserError(f"model.d_model {self.d_model} is no multiple of model.num_heads {self.num_heads}")
         if self.num_position_features < 2 or self.num_position_features % 2:
@@ -193,16 +204,34 @@ class CompressiveTransformer(nn.Module):
         super().__init__()
         self.config = config
         self.carry_gradient = False
-        self.embedding = nn.Embedding(config.vocab_size + 1, config.d_model)
+        self.embedding = token_embedding(
+            config.d_model,
+            vocab_size=config.vocab_size,
+            cutoffs=config.cutoffs,
+            div_value=config.div_value,
+            tie_embeddings=config.tie_embeddings,
+            std=self._embedding_std,
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
-        self.head = SoftmaxHead(config.d_model, vocab_size=config.vocab_size)
+        self.head = heads.output_head(
+            config.d_model,
+            vocab_size=config.vocab_size,
+            cutoffs=config.cutoffs,
+            div_value=config.div_value,
+            tied_to=self.embedding if config.tie_embeddings else None,
+        )
         self._initialise()
+
+    @property
+    def _embedding_std(self) -> float:
+        return _INIT_STD if self.config.norm == "pre" else 1.0
 
     def _initialise(self) -> None:
         residual_std = _INIT_STD / math.sqrt(2 * self.config.num_layers) if self.config.norm == "pre" else _INIT_STD
-        nn.init.normal_(self.embedding.weight, std=_INIT_STD if self.config.norm == "pre" else 1.0)
+        if isinstance(self.embedding, nn.Embedding):
+            nn.init.normal_(self.embedding.weight, std=self._embedding_std)
         for layer in self._layers():
             for linear in (layer.attention.query, layer.attention.key, layer.attention.value, layer.attention.position):
                 nn.init.xavier_uniform_(linear.weight)
@@ -375,7 +404,7 @@ class CompressiveTransformer(nn.Module):
             visible = (in_use[:, None] & (times[:, None, :] <= query_times[:, :, None]))[:, None]
         query_encoding, slot_encoding = (
             attention.encode_times(
-                t, num_position_features=config.num_position_features, dtype=self.embedding.weight.dtype
+                t, num_position_features=config.num_position_features, dtype=next(self.parameters()).dtype
             )
             for t in (query_times, times)
         )

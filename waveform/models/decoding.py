@@ -40,7 +40,7 @@ class CachedDecoder:
         self._state = state._replace(window=tuple(window.clone() for window in state.window))
         self._layers = list(model._layers())
         self._weights = [self._fuse(layer) for layer in self._layers]
-        reference = model.embedding.weight
+        reference = next(model.parameters())
         self._complex = torch.complex128 if reference.dtype == torch.float64 else torch.complex64
         self._rotations = self._unit_circle(torch.arange(config.window, dtype=torch.float64)).to(reference.device)
         self._keys: list[Tensor] = []  # [B H, C + M + W, d]
@@ -98,7 +98,7 @@ class CachedDecoder:
         slot = self._first_window_slot + self._phase
         used = slice(self._first_used, slot + 1)
         rotation, position_keys = self._rotations[self._phase], self._position_keys[:, used]
-        x = F.embedding(tokens, model.embedding.weight)
+        x = model.embedding(tokens)
         for i, layer in enumerate(self._layers):
             keys, values, weights = self._keys[i], self._values[i], self._weights[i]
             self._state.window[i][:, self._phase] = x

@@ -1,11 +1,21 @@
 """Output heads: hidden vectors to a distribution over the vocabulary.
 
-Shape letters: B rows, T steps, D model width, V classes.
+Shape letters: B rows, T steps, N = B T, D model width, V classes, K clusters beside the first, n_i classes and d_i
+width of cluster i.
 """
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from waveform.models.embeddings import AdaptiveEmbedding
+
+KINDS = ("softmax", "adaptive")
+_STD = 0.02
 
 
 class SoftmaxHead(nn.Module):
@@ -14,7 +24,7 @@ class SoftmaxHead(nn.Module):
     def __init__(self, d_model: int, *, vocab_size: int) -> None:
         super().__init__()
         self.projection = nn.Linear(d_model, vocab_size)
-        nn.init.normal_(self.projection.weight, std=0.02)
+        nn.init.normal_(self.projection.weight, std=_STD)
         nn.init.zeros_(self.projection.bias)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -23,6 +33,104 @@ class SoftmaxHead(nn.Module):
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """hidden [B, T, D], targets [B, T] -> NLL in nats [B, T], computed in at least fp32."""
-        logits = self.logits(hidden)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = _at_least_fp32(self.logits(hidden))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+
+
+class AdaptiveSoftmaxHead(nn.Module):
+    """A softmax over frequent classes and clusters of rare ones, each cluster a narrower softmax of its own.
+
+    Grave et al. 2017, as torch.nn.AdaptiveLogSoftmaxWithLoss, but with a bias for every class, and optionally with
+    the tables and projections of the input embedding (Baevski and Auli 2018; Dai et al. 2019). Without cutoffs it is
+    a plain softmax. Classes are ranks by frequency, cut at `cutoffs`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        vocab_size: int,
+        cutoffs: Sequence[int] = (),
+        div_value: int = 1,
+        tied_to: AdaptiveEmbedding | None = None,
+    ) -> None:
+        """`tied_to` must have the same sizes, cutoffs and div_value."""
+        super().__init__()
+        self.bounds = [0, *cutoffs, vocab_size]
+        self.num_tails = len(cutoffs)
+        # In a tuple the embedding is no part of this module: its parameters belong to the model once.
+        self._tied = (tied_to,) if tied_to is not None else ()
+        if tied_to is None:
+            own = AdaptiveEmbedding(d_model, vocab_size=vocab_size, cutoffs=cutoffs, div_value=div_value)
+            self.tables = own.tables
+            self.projections = own.projections
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b - a)) for a, b in pairwise(self.bounds))
+        if self.num_tails:
+            self.cluster_weight = nn.Parameter(_STD * torch.randn(self.num_tails, d_model))
+            # What is in a cluster is rare, but the cluster is not: it begins with the share that Zipf's law gives it.
+            shares = [math.log1p(b) - math.log1p(a) for a, b in pairwise(self.bounds)]
+            by_share = [math.log(share / shares[0] * self.bounds[1]) for share in shares[1:]]
+            self.cluster_bias = nn.Parameter(torch.tensor(by_share))
+
+    def _tables(self) -> tuple[nn.ParameterList, nn.ParameterList]:
+        """Class vectors [n_i, d_i] of every cluster, and projections [D, d_i] of all but the first."""
+        owner = self._tied[0] if self._tied else self
+        return owner.tables, owner.projections
+
+    def _first_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [..., D] -> logits [..., n_0 + K] of the frequent classes and of the other clusters."""
+        tables, _ = self._tables()
+        weight, bias = tables[0], self.biases[0]
+        if self.num_tails:
+            weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
+        return _at_least_fp32(F.linear(hidden, weight, bias))
+
+    def _tail_logits(self, hidden: Tensor, tail: int) -> Tensor:
+        """hidden [..., D] -> logits [..., n_i] within cluster `tail`, from 1."""
+        tables, projections = self._tables()
+        narrow = F.linear(hidden, projections[tail - 1].t())
+        return _at_least_fp32(F.linear(narrow, tables[tail], self.biases[tail]))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [B, T, D] -> log-probabilities [B, T, V]; for sampling, dense."""
+        first = self._first_logits(hidden).log_softmax(dim=-1)
+        num_frequent = self.bounds[1]
+        parts = [first[..., :num_frequent]]
+        for tail in range(1, self.num_tails + 1):
+            within = self._tail_logits(hidden, tail).log_softmax(dim=-1)
+            parts.append(first[..., num_frequent + tail - 1 : num_frequent + tail] + within)
+        return torch.cat(parts, dim=-1)
+
+    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """hidden [B, T, D], targets [B, T] -> NLL in nats [B, T], computed in at least fp32.
+
+        A cluster's logits are computed for the targets in it only: nothing here is [B, T, V].
+        """
+        hidden_ND, target_N = hidden.flatten(0, 1), targets.flatten()
+        num_frequent = self.bounds[1]
+        tail_N = torch.zeros_like(target_N)
+        for bound in self.bounds[1:-1]:
+            tail_N = tail_N + (target_N >= bound)
+        in_first = torch.where(target_N < num_frequent, target_N, num_frequent - 1 + tail_N)
+        nll_N = F.cross_entropy(self._first_logits(hidden_ND), in_first, reduction="none")
+        for tail in range(1, self.num_tails + 1):
+            # Also with no target in it: a cluster then has a gradient of zero, the same on any number of processes.
+            chosen = (tail_N == tail).nonzero()[:, 0]
+            within = target_N[chosen] - self.bounds[tail]
+            logits = self._tail_logits(hidden_ND[chosen], tail)
+            nll_N = nll_N.index_add(0, chosen, F.cross_entropy(logits, within, reduction="none"))
+        return nll_N.view(targets.shape)
+
+
+def _at_least_fp32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def output_head(
+    d_model: int, *, vocab_size: int, cutoffs: Sequence[int], div_value: int, tied_to: nn.Module | None
+) -> "SoftmaxHead | AdaptiveSoftmaxHead":
+    """The head with these fields; `tied_to` is the model's embedding where the two share their tables."""
+    if not cutoffs and tied_to is None:
+        return SoftmaxHead(d_model, vocab_size=vocab_size)
+    assert tied_to is None or isinstance(tied_to, AdaptiveEmbedding)
+    return AdaptiveSoftmaxHead(d_model, vocab_size=vocab_size, cutoffs=cutoffs, div_value=div_value, tied_to=tied_to)

@@ -1,0 +1,160 @@
+"""Heads and embeddings of large vocabularies, against torch's own adaptive softmax and plain loops, at fp64."""
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from waveform.engine.errors import UserError
+from waveform.models.embeddings import AdaptiveEmbedding
+from waveform.models.heads import AdaptiveSoftmaxHead
+from waveform.models.registry import build
+
+V, D, CUTOFFS, DIV = 50, 16, [8, 20, 35], 2
+
+
+def noisy(module: Any) -> Any:
+    """`module` at fp64, with no parameter at a special value."""
+    module = module.double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.5)
+    return module
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    targets = torch.randint(0, V, (4, 25))
+    targets[0, :4] = torch.tensor([0, 8, 20, 49])  # every cluster
+    return torch.randn(4, 25, D, dtype=torch.float64), targets
+
+
+def as_torch(head: AdaptiveSoftmaxHead) -> nn.AdaptiveLogSoftmaxWithLoss:
+    """torch's module with the weights of `head`, whose tails must have no bias."""
+    theirs = nn.AdaptiveLogSoftmaxWithLoss(D, V, CUTOFFS, div_value=DIV, head_bias=True).double()
+    tables, projections = head._tables()
+    with torch.no_grad():
+        theirs.head.weight.copy_(torch.cat([tables[0], head.cluster_weight]))
+        theirs.head.bias.copy_(torch.cat([head.biases[0], head.cluster_bias]))
+        for i in range(len(CUTOFFS)):
+            theirs.tail[i][0].weight.copy_(projections[i].t())
+            theirs.tail[i][1].weight.copy_(tables[i + 1])
+    return theirs
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_adaptive_head_equals_torchs(tied: bool) -> None:
+    embedding = noisy(AdaptiveEmbedding(D, vocab_size=V, cutoffs=CUTOFFS, div_value=DIV)) if tied else None
+    head = noisy(AdaptiveSoftmaxHead(D, vocab_size=V, cutoffs=CUTOFFS, div_value=DIV, tied_to=embedding))
+    with torch.no_grad():
+        for bias in list(head.biases)[1:]:
+            bias.zero_()
+    theirs = as_torch(head)
+    hidden, targets = batch()
+    expected = -theirs(hidden.flatten(0, 1), targets.flatten()).output.view(targets.shape)
+    torch.testing.assert_close(head.nll(hidden, targets), expected, atol=1e-12, rtol=0)
+    log_p = theirs.log_prob(hidden.flatten(0, 1)).view(4, 25, V)
+    torch.testing.assert_close(head.logits(hidden), log_p, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("cutoffs", [CUTOFFS, []])
+def test_logits_and_nll_agree_with_biases_and_gradients(cutoffs: list[int]) -> None:
+    head = noisy(AdaptiveSoftmaxHead(D, vocab_size=V, cutoffs=cutoffs, div_value=DIV))
+    hidden, targets = batch()
+    hidden.requires_grad_()
+    parameters = [hidden, *head.parameters()]
+    sparse = head.nll(hidden, targets)
+    dense = F.cross_entropy(head.logits(hidden).flatten(0, 1), targets.flatten(), reduction="none").view(4, 25)
+    torch.testing.assert_close(sparse, dense, atol=1e-12, rtol=0)
+    weight = torch.randn_like(sparse)
+    # Without cutoffs the clusters' own vectors are empty, and no gradient is their right one.
+    ours, theirs = (
+        torch.autograd.grad((x * weight).sum(), parameters, materialize_grads=True) for x in (sparse, dense)
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
+
+
+def test_no_dense_logits_in_nll() -> None:
+    """No tensor of the loss's graph has a place for every token and class."""
+    head = AdaptiveSoftmaxHead(D, vocab_size=V, cutoffs=[4, 30])
+    targets = torch.full((3, 7), 2)
+    targets[0, 0] = 40
+    largest = 0
+
+    def keep(x: Tensor) -> Tensor:
+        nonlocal largest
+        largest = max(largest, x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        head.nll(torch.randn(3, 7, D), targets)
+    assert largest < 21 * V
+
+
+def test_cluster_begins_with_its_share() -> None:
+    """At hidden = 0 a cluster is as likely as Zipf's law makes it, so rare words do not begin as near impossible."""
+    head = AdaptiveSoftmaxHead(D, vocab_size=1000, cutoffs=[100])
+    p = head.logits(torch.zeros(1, 1, D)).exp()[0, 0]
+    assert p.sum().item() == pytest.approx(1, abs=1e-4)
+    harmonic = 1 / torch.arange(1, 1001, dtype=torch.float64)
+    assert p[100:].sum().item() == pytest.approx((harmonic[100:].sum() / harmonic.sum()).item(), abs=0.03)
+
+
+@pytest.mark.parametrize("cutoffs", [CUTOFFS, []])
+def test_adaptive_embedding_equals_a_loop(cutoffs: list[int]) -> None:
+    embedding = noisy(AdaptiveEmbedding(D, vocab_size=V, cutoffs=cutoffs, div_value=DIV, scale=3.0))
+    tokens = torch.arange(V + 1).view(3, -1)
+    actual = embedding(tokens).flatten(0, 1)
+    bounds = [0, *cutoffs, V]
+    for token in range(V):
+        cluster = next(i for i, (a, b) in enumerate(pairwise(bounds)) if a <= token < b)
+        expected = embedding.tables[cluster][token - bounds[cluster]]
+        assert len(expected) == D // DIV**cluster
+        if cluster:
+            expected = embedding.projections[cluster - 1] @ expected
+        torch.testing.assert_close(actual[token], 3 * expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(actual[V], embedding.begin)
+
+
+def tied_model() -> Any:
+    fields = {"num_layers": 1, "d_model": 16, "num_heads": 2, "d_feedforward": 16, "window": 4, "memory": 4}
+    return build(
+        "transformer_xl", vocab_size=V, **fields, head="adaptive", cutoffs=CUTOFFS, div_value=DIV, tie_embeddings=True
+    )
+
+
+def test_tied_tables_are_one_parameter_and_survive_a_copy() -> None:
+    model = tied_model()
+    assert not [name for name, _ in model.named_parameters() if name.startswith(("head.tables", "head.projections"))]
+    storages = [tensor.data_ptr() for tensor in model.state_dict().values() if tensor.numel()]
+    assert len(set(storages)) == len(storages), "a checkpoint must not hold a tensor twice"
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.embedding.tables[0].zero_()
+    hidden, targets = batch()
+    hidden = hidden.float()
+    assert not torch.equal(twin.head.nll(hidden, targets), model.head.nll(hidden, targets))
+    assert twin.head._tables()[0][0] is twin.embedding.tables[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"head": "adaptive"}, "head=adaptive needs some"),
+        ({"cutoffs": [3]}, "softmax takes none"),
+        ({"head": "adaptive", "cutoffs": [3, 3]}, "must rise"),
+        ({"head": "adaptive", "cutoffs": [0, 3]}, "must rise"),
+        ({"head": "adaptive", "cutoffs": [50]}, "below the vocabulary of 50"),
+        ({"head": "hierarchical"}, "choose one of softmax, adaptive"),
+        ({"div_value": 0}, "model.div_value is 0"),
+    ],
+)
+@pytest.mark.parametrize("model", ["transformer_xl", "compressive_transformer"])
+def test_fields_that_do_not_fit_are_refused(model: str, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        build(model, vocab_size=V, **fields)

@@ -1,0 +1,106 @@
+"""Input embeddings whose width falls with a token's rank (adaptive inputs; Baevski and Auli 2018).
+
+Shape letters: D model width, V tokens, n_i tokens and d_i width of cluster i.
+
+Token ids are ranks by frequency: 0 is the most frequent. Cluster i holds the ids from one cutoff to the next and
+embeds them with d_i = D / div_value^i numbers, projected to D.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from waveform.engine.errors import UserError
+
+_STD = 0.02
+
+
+def check_cutoffs(cutoffs: Sequence[int], *, vocab_size: int, div_value: int) -> None:
+    """Raises UserError where `cutoffs` do not rise from above 0 to below `vocab_size`, or div_value is below 1."""
+    if div_value < 1:
+        raise UserError(f"model.div_value is {div_value}; it must be at least 1")
+    bounds = [0, *cutoffs, vocab_size]
+    if any(a >= b for a, b in pairwise(bounds)):
+        raise UserError(
+            f"model.cutoffs is {list(cutoffs)}; they must rise, from above 0 to below the vocabulary of {vocab_size}"
+        )
+
+
+class AdaptiveEmbedding(nn.Module):
+    """Vectors of tokens 0..V - 1 by clusters of frequency, and one of its own for begin-of-utterance, V.
+
+    Without cutoffs it is one table of width D. `scale` multiplies the vectors of tokens; tied to an output head the
+    tables must be small for its sake, and sqrt(D) makes them large enough as inputs (Vaswani et al. 2017, section 3.4).
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        vocab_size: int,
+        cutoffs: Sequence[int] = (),
+        div_value: int = 1,
+        std: float = _STD,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.vocab_size, self.scale = vocab_size, scale
+        self.bounds = [0, *cutoffs, vocab_size]
+        widths = [max(1, d_model // div_value**i) for i in range(len(self.bounds) - 1)]
+        sizes = [b - a for a, b in pairwise(self.bounds)]
+        self.tables = nn.ParameterList(
+            nn.Parameter(std * torch.randn(n, width)) for n, width in zip(sizes, widths, strict=True)
+        )
+        # [D, d_i] of clusters 1 and on; as large as makes every cluster's vectors equally long. The first needs none.
+        self.projections = nn.ParameterList(
+            nn.Parameter(torch.randn(d_model, width) / math.sqrt(width)) for width in widths[1:]
+        )
+        self.begin = nn.Parameter(std * scale * torch.randn(d_model))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [...] in 0..V -> vectors [..., D].
+
+        Every cluster looks every token up and the right one is kept: cheaper than waiting for a GPU to count the
+        tokens of each, as the later clusters are narrow.
+        """
+        vectors = self._look_up(0, tokens)
+        for i in range(1, len(self.tables)):
+            vectors = torch.where((tokens >= self.bounds[i])[..., None], self._look_up(i, tokens), vectors)
+        if self.scale != 1:
+            vectors = vectors * self.scale
+        return torch.where((tokens == self.vocab_size)[..., None], self.begin, vectors)
+
+    def _look_up(self, cluster: int, tokens: Tensor) -> Tensor:
+        """Vectors [..., D] of `tokens`, those outside the cluster replaced by some token in it."""
+        first, stop = self.bounds[cluster], self.bounds[cluster + 1]
+        vectors = F.embedding(tokens.clamp(first, stop - 1) - first, self.tables[cluster])
+        return vectors if cluster == 0 else F.linear(vectors, self.projections[cluster - 1])
+
+
+def token_embedding(
+    d_model: int,
+    *,
+    vocab_size: int,
+    cutoffs: Sequence[int],
+    div_value: int,
+    tie_embeddings: bool,
+    std: float,
+) -> nn.Module:
+    """The input embedding that goes with a head of these fields; a plain one is left for the model to initialise.
+
+    std: of vectors that no head shares.
+    """
+    if not cutoffs and not tie_embeddings:
+        return nn.Embedding(vocab_size + 1, d_model)
+    return AdaptiveEmbedding(
+        d_model,
+        vocab_size=vocab_size,
+        cutoffs=cutoffs,
+        div_value=div_value,
+        std=_STD if tie_embeddings else std,
+        scale=math.sqrt(d_model) if tie_embeddings else 1.0,
+    )
