@@ -61,11 +61,13 @@ def train_run(
     amount: Callable[[TokenSet], str],
     units_per_second: float | None = None,
     on_evaluate: Callable[[SequenceModel, int, MetricsLog], None] | None = None,
+    cut_valid: bool = False,
     show_progress: bool = True,
 ) -> TrainResult:
     """Train on `data` into `run_dir`, or resume what is there; `config` gains the section `dataset`.
 
-    amount: says how much the training split holds, for the line that is printed first. The rest is as in `Trainer`.
+    amount: says how much the training split holds, for the line that is printed first. cut_valid: cut long validation
+    utterances so that the quick looks during training fill their rows. The rest is as in `Trainer`.
     Raises UserError for a run folder of another configuration or data, and where the loss stops being finite.
     """
     splits = {split: data.open_split(split) for split in ("train", "valid", "test")}
@@ -79,13 +81,17 @@ def train_run(
     torch.manual_seed(config["seed"] + world.rank)
     with explain_write_errors(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
+    valid = splits["valid"]
+    if cut_valid:
+        num_rows = min(train_config.evaluate_batch_size * world.size, valid.num_tokens)
+        valid = valid.cut(-(-valid.num_tokens // max(num_rows, 1)))
     with _locked(run_dir, world):
         model = model_from(config)
         trainer = Trainer(
             model,
             train_config,
             train=splits["train"],
-            valid=splits["valid"],
+            valid=valid,
             run_dir=run_dir,
             window=window_of(config),
             seed=config["seed"],

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from waveform.engine.atomic import explain_write_errors, write_file
 from waveform.engine.distributed import World
 from waveform.engine.errors import UserError
@@ -44,9 +46,14 @@ def score(
     protocol: str,
     unit: str = "token",
     unit_s: float | None = None,
+    world: World | None = None,
+    classes: Tensor | None = None,
     show_progress: bool = True,
 ) -> Evaluation:
-    """NLL of each utterance of `tokens` under `run`, in fp32 on every device; units are for the progress line."""
+    """NLL of each utterance of `tokens` under `run`, in fp32 on every device.
+
+    unit, unit_s: of the progress line. world, classes: as in the engine's `evaluate`; by default this process alone.
+    """
     with Progress(
         f"evaluate {run.name}", total=tokens.num_tokens, unit=unit, unit_s=unit_s, enabled=show_progress
     ) as progress:
@@ -57,8 +64,9 @@ def score(
             batch_size=run.config["train"]["evaluate_batch_size"],
             protocol=protocol,
             chunk=run.config["train"]["chunk"],
-            world=World(device=run.device),
+            world=world or World(device=run.device),
             progress=progress,
+            classes=classes,
         )
 
 

@@ -57,3 +57,39 @@ def test_protocols_are_checked(token_set: Callable[..., TokenSet]) -> None:
         evaluate(model, tokens, window=4, batch_size=2, protocol="never")
     with pytest.raises(UserError, match="multiple of the window"):
         evaluate(model, tokens, window=4, batch_size=2, protocol="chunk", chunk=6)
+
+
+def test_sums_by_class_split_the_whole(token_set: Callable[..., TokenSet]) -> None:
+    torch.manual_seed(0)
+    model = build("wavenet", vocab_size=laws.VOCAB_SIZE, **laws.CONFIGS["wavenet"]["classic"]).double()
+    tokens = token_set(LENGTHS)
+    classes = torch.tensor([0, 2, 1] * 4)[: laws.VOCAB_SIZE]
+    result = evaluate(model, tokens, window=4, batch_size=3, classes=classes)
+    expected = np.zeros(3)
+    for i in range(len(tokens)):
+        whole = torch.from_numpy(tokens.read(i, start=0, stop=10**6).astype(np.int64))
+        inputs = torch.cat([torch.tensor([laws.VOCAB_SIZE]), whole[:-1]])
+        with torch.no_grad():
+            state = model.init_state(1, device="cpu", dtype=torch.float64)
+            nll = model.head.nll(model(inputs[None], state).hidden, whole[None])[0]
+        np.add.at(expected, classes[whole].numpy(), nll.numpy())
+    assert result.class_nats is not None and result.class_counts is not None
+    np.testing.assert_allclose(result.class_nats, expected, rtol=1e-6)
+    assert result.class_counts.tolist() == [int(tokens.counts[classes.numpy() == c].sum()) for c in range(3)]
+    assert result.class_nats.sum() == pytest.approx(result.nats.sum())
+
+
+def test_a_cut_set_scores_every_token_once(token_set: Callable[..., TokenSet]) -> None:
+    """Each piece is scored as if it were an utterance: the same tokens, fresh state at each cut."""
+    torch.manual_seed(0)
+    model = build("wavenet", vocab_size=laws.VOCAB_SIZE, **laws.CONFIGS["wavenet"]["classic"]).double()
+    tokens = token_set(LENGTHS)
+    pieces = tokens.cut(9)
+    assert max(pieces.lengths) == 9 and pieces.num_tokens == tokens.num_tokens
+    assert pieces.names[:3] == ["utterance_000#000000", "utterance_000#000001", "utterance_001"]
+    joined = [np.concatenate([s.read(i, start=0, stop=99) for i in range(len(s))]) for s in (tokens, pieces)]
+    assert np.array_equal(*joined)
+    cut = evaluate(model, pieces, window=3, batch_size=3)
+    # Resets every 9 tokens are what the protocol `chunk` does too.
+    whole = evaluate(model, tokens, window=3, batch_size=3, protocol="chunk", chunk=9)
+    assert cut.nats.sum() == pytest.approx(whole.nats.sum())

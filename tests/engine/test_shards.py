@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from waveform.engine.errors import UserError
-from waveform.engine.shards import Dataset, Shard, ShardWriter, TokenSet, is_dataset, read_dataset, write_dataset
+from waveform.engine.shards import (
+    Dataset,
+    Shard,
+    ShardWriter,
+    TokenSet,
+    dtype_for,
+    is_dataset,
+    read_dataset,
+    write_dataset,
+)
 
 
 def write(path: Path, utterances: dict[str, list[int]], *, dtype: str = "uint8") -> Path:
@@ -81,3 +90,10 @@ def test_dataset_file(tmp_path: Path) -> None:
     (tmp_path / "dataset.json").write_text('{"format": 1, "vocab')
     with pytest.raises(UserError, match="damaged"):
         read_dataset(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"), [(27, "uint8"), (256, "uint8"), (257, "uint16"), (65_536, "uint16"), (65_537, "int32")]
+)
+def test_the_smallest_dtype_holds_the_vocabulary(vocab_size: int, dtype: str) -> None:
+    assert dtype_for(vocab_size) == dtype

@@ -1,9 +1,10 @@
 """NLL of a token set with carried state: sums and counts for each utterance, divided only at the end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from waveform.engine.distributed import World
 from waveform.engine.errors import UserError
@@ -24,6 +25,8 @@ class Evaluation:
     nats: np.ndarray  # [N] fp64: sum over the utterance's tokens
     counts: np.ndarray  # [N] int64: tokens
     protocol: str  # utterance: state carried from the utterance's start; chunk: reset at each chunk
+    class_nats: np.ndarray | None = None  # [K] fp64: sum over the tokens of each class, where classes were given
+    class_counts: np.ndarray | None = None  # [K] int64: tokens of each class
 
     @property
     def nats_per_token(self) -> float:
@@ -47,12 +50,14 @@ def evaluate(
     autocast: torch.dtype | None = None,
     progress: Progress | None = None,
     max_tokens: int | None = None,
+    classes: Tensor | None = None,
 ) -> Evaluation:
     """Score every token of `tokens` once.
 
     window: tokens of one call; batch_size: rows on this rank; chunk: tokens between resets under `protocol=chunk`, a
     multiple of `window`; autocast: dtype of matrix products, None for the parameters' own; max_tokens: stop dealing
-    utterances (longest first) after about that many, for a quick look. Each rank scores every world.size-th
+    utterances (longest first) after about that many, for a quick look; classes [V]: the class, from 0, of each token
+    id, to sum NLL by class as well. Each rank scores every world.size-th
     utterance, and all get the whole result. Raises UserError for a protocol or chunk that does not exist.
     """
     if protocol not in PROTOCOLS:
@@ -68,6 +73,9 @@ def evaluate(
         total = np.cumsum([tokens.lengths[i] for i in queue])
         queue = queue[: int(np.searchsorted(total, max_tokens)) + 1]
     queue = queue[world.rank :: world.size]
+    num_classes = 0 if classes is None else int(classes.max()) + 1
+    class_nats = torch.zeros(num_classes, dtype=torch.float64, device=world.device)
+    class_counts = torch.zeros(num_classes, dtype=torch.int64, device=world.device)
     rows = min(batch_size, max(len(queue), 1))
     device = world.device
     dtype = torch.float32 if autocast is not None else next(iter(model.parameters())).dtype
@@ -112,6 +120,10 @@ def evaluate(
         state = step.state
         scored = torch.arange(window) < torch.from_numpy(lengths)[:, None]
         sums = torch.where(scored.to(device), nll, 0).double().sum(dim=1).cpu()
+        if classes is not None:
+            of_token = classes[torch.from_numpy(targets)[scored]].to(device)
+            class_nats.index_add_(0, of_token, nll[scored.to(device)].double())
+            class_counts += torch.bincount(of_token, minlength=num_classes)
         for row in range(rows):
             if lengths[row]:
                 nats[owner[row]] += sums[row]
@@ -121,4 +133,8 @@ def evaluate(
     nats = world.sum_(nats.to(device)).cpu()
     counts = world.sum_(counts.to(device)).cpu()
     assert max_tokens is not None or counts.tolist() == tokens.lengths, "a token was scored twice or not at all"
-    return Evaluation(list(tokens.names), nats.numpy(), counts.numpy(), protocol)
+    result = Evaluation(list(tokens.names), nats.numpy(), counts.numpy(), protocol)
+    if classes is None:
+        return result
+    by_class = (world.sum_(class_nats).cpu().numpy(), world.sum_(class_counts).cpu().numpy())
+    return replace(result, class_nats=by_class[0], class_counts=by_class[1])

@@ -5,11 +5,21 @@ import math
 _FLOOR_LR = 1e-6  # where warm-up begins and the cosine ends (Rae et al. 2019, section 4)
 
 
-def learning_rate(step: int, *, peak: float, warmup_steps: int, decayed: float) -> float:
-    """Linear warm-up from 1e-6 to `peak`, then a cosine to 1e-6.
+def learning_rate(
+    step: int,
+    *,
+    peak: float,
+    warmup_steps: int,
+    decayed: float,
+    change_at: int | None = None,
+    after: float = 0.0,
+) -> float:
+    """Linear warm-up from 1e-6 to `peak`, then a cosine to 1e-6; from step `change_at` on, `after` instead.
 
     `step` counts from 0; `decayed` in [0, 1] is the share of the decay that has passed. A peak below 1e-6 is kept.
     """
+    if change_at is not None and step >= change_at:
+        return after
     floor = min(_FLOOR_LR, peak)
     warm = floor + (peak - floor) * min(1.0, (step + 1) / max(warmup_steps, 1))
     cosine = floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * min(max(decayed, 0.0), 1.0)))

@@ -32,6 +32,13 @@ _DTYPES = {"uint8": np.uint8, "uint16": np.uint16, "int32": np.int32}
 _VERIFY_BLOCK = 1 << 22  # tokens
 
 
+def dtype_for(vocab_size: int) -> str:
+    """The smallest dtype of a shard that holds tokens 0..vocab_size - 1."""
+    return next(
+        name for name, dtype in _DTYPES.items() if vocab_size <= 1 << np.dtype(dtype).itemsize * 8 - (name == "int32")
+    )
+
+
 @dataclass(frozen=True)
 class Utterance:
     """Where one utterance lies in its shard."""
@@ -205,6 +212,23 @@ class TokenSet:
             entry = f"{utterance.name}\0{utterance.length}\0{utterance.digest}\n"
             digest.update(entry.encode(errors="surrogateescape"))  # a file's name need not be valid UTF-8
         return digest.hexdigest()
+
+    def cut(self, length: int) -> "TokenSet":
+        """The same tokens with utterances longer than `length` cut into pieces, each an utterance of its own."""
+        pieces = TokenSet([], vocab_size=self.vocab_size)
+        pieces.counts = self.counts
+        for utterance, shard in self._entries:
+            for i, start in enumerate(range(0, utterance.length, length)):
+                piece = Utterance(
+                    utterance.name if utterance.length <= length else f"{utterance.name}#{i:06d}",
+                    utterance.start + start,
+                    min(length, utterance.length - start),
+                    f"{utterance.digest}+{start}",
+                )
+                pieces._entries.append((piece, shard))
+        pieces.names = [piece.name for piece, _ in pieces._entries]
+        pieces.lengths = [piece.length for piece, _ in pieces._entries]
+        return pieces
 
     def verify(self) -> None:
         """Read every token and compare the digests. Raises UserError naming the shard and the utterance."""

@@ -46,6 +46,8 @@ class TrainConfig:
     beta2: float = 0.999  # decay of Adam's second moment
     warmup_steps: int = 4000
     decay_steps: int | None = None  # cosine length; null: what max_steps leaves, or with max_seconds alone that time
+    lr_change_at: int | None = None  # step from which the learning rate is lr_after (Figure 3's study); null: never
+    lr_after: float = 0.0
     clip_norm: float = 0.1  # gradient norm of the trunk, and apart from it of the compressor
     aux_weight: float = 1.0  # factor of auxiliary losses; Adam makes the compressor's own nearly indifferent to it
     update_period: int = 4  # chunks per update late in training
@@ -74,7 +76,7 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UserError(f"train.{name} is {value}; it must be above 0, or null for no limit")
-        for name in ("warmup_steps", "evaluate_tokens", "decay_steps"):
+        for name in ("warmup_steps", "evaluate_tokens", "decay_steps", "lr_change_at", "lr_after"):
             if (getattr(self, name) or 0) < 0:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be 0 or more")
         if self.device not in (None, "cpu", "cuda"):
@@ -326,6 +328,8 @@ class Trainer:
             peak=config.lr,
             warmup_steps=config.warmup_steps,
             decayed=config.decayed(self.step, self.seconds),
+            change_at=config.lr_change_at,
+            after=config.lr_after,
         )
         for group in self.optimiser.param_groups:
             group["lr"] = lr
