@@ -74,6 +74,17 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--protocol", choices=("utterance", "chunk"), default="utterance", help="when state resets")
     _add_device(p)
 
+    p = verb("bench", "measure training, memory, sampling and data preparation, each beside this machine's limit")
+    p.add_argument("--model", nargs="+", metavar="NAME", default=[], help="default: every registered model")
+    p.add_argument("--preset", nargs="+", metavar="NAME", default=[], help="default: small speech_paper")
+    p.add_argument("--batch-size", type=int, metavar="B", help="rows in training (default: 1 on a CPU, 32 on a GPU)")
+    p.add_argument(
+        "--audio-minutes", type=float, default=10, metavar="N", help="audio to prepare; 0: none (default 10)"
+    )
+    p.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    _add_device(p)
+    _add_overrides(p, "model.num_layers=2")
+
     p = verb("demo", "the whole job on bundled speech, in minutes on two CPU cores")
     p.add_argument("--out", type=Path, default=Path("waveform-demo"), metavar="DIR", help="default: waveform-demo")
     _add_overrides(p, "train.max_seconds=10", config_dir=False)
@@ -166,6 +177,21 @@ def _run(args: argparse.Namespace) -> int:
             protocol=args.protocol,
             json_file=args.json,
             device=args.device,
+        )
+    elif args.verb == "bench":
+        from waveform.benchmarking import bench
+
+        # argparse gives what follows --model or --preset to them, settings too.
+        named = [*args.model, *args.preset]
+        bench(
+            models=[name for name in args.model if "=" not in name] or None,
+            presets=[name for name in args.preset if "=" not in name] or None,
+            overrides=[*args.overrides, *(setting for setting in named if "=" in setting)],
+            batch_size=args.batch_size,
+            audio_minutes=args.audio_minutes,
+            json_file=args.json,
+            device=args.device,
+            config_dir=args.config_dir,
         )
     else:
         from waveform.demo import demo

@@ -1,0 +1,98 @@
+"""What a figure was measured on: processor, memory, accelerator, versions, and how much memory this process took."""
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PACKAGES = ("waveform", "torch", "numba", "numpy")
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """Hardware and software as plain JSON values; None for what this system does not tell."""
+    cuda = device.type == "cuda"
+    return {
+        "device": device.type,
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "cores_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name(device) if cuda else None,
+        "gpu_memory_bytes": torch.cuda.get_device_properties(device).total_memory if cuda else None,
+        "gpu_driver": _first_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+        if cuda
+        else None,
+        "cuda": torch.version.cuda if cuda else None,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        **{package: _version(package) for package in _PACKAGES},
+        **_commit(),
+    }
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM now."""
+    return _status("VmRSS") or peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """The most RAM that this program has held since it was started.
+
+    From /proc where there is one: `ru_maxrss` begins at the size of the process that started this one.
+    """
+    unit = 1 if sys.platform == "darwin" else 1024
+    return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _status(field: str) -> int | None:
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> dict[str, Any]:
+    """The commit that this code was checked out at, and whether files were changed since; None outside a checkout."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return {"commit": None, "changed_since_commit": None}
+    git = ["git", "-C", str(root)]
+    commit = _first_line([*git, "rev-parse", "HEAD"])
+    changed = bool(_first_line([*git, "status", "--porcelain", "--untracked-files=no"])) if commit else None
+    return {"commit": commit, "changed_since_commit": changed}
+
+
+def _first_line(command: list[str]) -> str | None:
+    """The first line that a program prints; None where it prints nothing, fails or is missing."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip().partition("\n")[0] or None
