@@ -41,9 +41,11 @@ def encode(samples: Tensor) -> Tensor:
     Samples must be finite (`files.read_blocks` refuses a file where they are not).
     """
     below, boundary, _ = (table.to(samples.device) for table in _tables())
-    samples = samples.detach().to(torch.float32).clamp(-1, 1)
-    cell = (samples + 1).mul_(_CELLS).add_(0.5).long()
-    return torch.take(below, cell) + (samples >= torch.take(boundary, cell))
+    flat = samples.detach().to(torch.float32).flatten().clamp(-1, 1)
+    cell = (flat + 1).mul_(_CELLS).add_(0.5).int()
+    # index_select, because `take` and indexing cost two and six times as much.
+    classes = below.index_select(0, cell).add_(flat >= boundary.index_select(0, cell))
+    return classes.view(samples.shape)
 
 
 def decode(tokens: Tensor) -> Tensor:
