@@ -80,7 +80,7 @@ def bench(
         "command": _command_line(options, overrides),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(torch.device(chosen)),
-        "model_flops": f"{BACKWARD_FACTOR} x the matrix products of one training forward with full memories",
+        "model_flops": f"{BACKWARD_FACTOR} x the matrix products of a forward, and once those of auxiliary losses",
         "models": [],
         "preparation": [],
     }
@@ -302,9 +302,9 @@ def _preparation_row(figures: dict[str, Any]) -> list[str]:
 
 def _legend(measured: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "training: updates with full memories; M parameters x rows. FLOP use: model FLOPs, 3 x those of a forward,",
-        "over the rate of a large matrix product. sampling: with full memories. of bound: weights and cache that a",
-        "step reads, over the rate at which memory is read; above 100% they fit into the processor's cache.",
+        "training: updates with full memories; M parameters x rows. FLOP use: model FLOPs (3 x a forward's, and once",
+        "those of auxiliary losses) over the rate of a large matrix product. sampling: with full memories. of bound:",
+        "weights and cache that a step reads, over memory's rate; above 100% they fit into the processor's cache.",
         "Medians; min to max over repeats in turn with the limits. preparation: 44.1 kHz, one worker on one core.",
     ]
     if measured and all(not figures["training_memory"]["imports_bytes"] for figures in measured):
