@@ -1,1 +1,1 @@
-"""The paper's text benchmarks on the engine of `waveform`; not part of this version yet."""
+"""The paper's text benchmarks on the engine of `waveform`: `python -m recipes`."""

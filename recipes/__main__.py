@@ -1,0 +1,181 @@
+"""`python -m recipes`, also under torchrun: parses, and calls one function a verb."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from waveform.engine.errors import UserError
+
+_RECIPES = "enwik8, text8, wikitext103, pg19, lm1b, ptb or folder"
+
+_PREPARE_EPILOG = """\
+settings, any number:
+  corpus.check=false        take a source that is not the published corpus: a slice, or a corpus of your own
+  corpus.tokens=subwords    for the recipe folder: bytes (default) or subwords
+  corpus.vocab_size=32000   how many subwords
+  corpus.valid=0.05 corpus.test=0.05   shares of a folder, or of a file with corpus.check=false
+Nothing is downloaded; an error names what was expected and where it is published.
+"""
+
+_TRAIN_EPILOG = """\
+settings (Hydra overrides), any number, after the paths:
+  model=compressive_transformer|transformer_xl
+  preset=paper|small|smoke        the papers' sizes; an hour on one GPU (default); a minute on a CPU
+  study=table5_max                a row of the paper's tables, over preset=paper (see recipes/conf/study)
+  train.max_steps=1000 train.batch_size=8 train.lr=3e-4 model.compressed=1152 seed=1
+A run folder that exists with the same settings is resumed.
+
+several GPUs (the lone -- keeps torchrun from taking --run for its own option):
+  torchrun --nproc-per-node=8 -m recipes -- train RECIPE DATA_DIR --run RUN_DIR
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes", description="The text benchmarks of the Compressive Transformer and Transformer-XL."
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    def verb(name: str, help_text: str, epilog: str | None = None) -> argparse.ArgumentParser:
+        return verbs.add_parser(
+            name,
+            help=help_text,
+            description=help_text[0].upper() + help_text[1:] + ".",
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    p = verb("prepare", "turn a corpus that you have into a data set of tokens", _PREPARE_EPILOG)
+    p.add_argument("recipe", metavar="RECIPE", help=_RECIPES)
+    p.add_argument("source", type=Path, metavar="SOURCE", help="the folder, file or archive as it was published")
+    p.add_argument("data_dir", type=Path, metavar="DATA_DIR", help="a new folder")
+    p.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as corpus.check=false")
+
+    p = verb("train", "train a model on a prepared data set", _TRAIN_EPILOG)
+    p.add_argument("recipe", metavar="RECIPE", help=_RECIPES)
+    p.add_argument("data_dir", type=Path, metavar="DATA_DIR")
+    p.add_argument("--run", type=Path, required=True, metavar="RUN_DIR", help="where the run is kept; resumed if there")
+    p.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
+    p.add_argument(
+        "--config-dir", type=Path, metavar="DIR", help="your own Hydra configs, such as DIR/preset/mine.yaml"
+    )
+    p.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as preset=paper")
+
+    p = verb("evaluate", "print a run's metrics on held-out text")
+    p.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    p.add_argument("--compressed", type=int, metavar="N", help="compressed slots, other than in training")
+    _add_evaluation(p)
+
+    p = verb("sweep", "evaluate a run at several sizes of compressed memory: table, plot and JSON")
+    p.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    p.add_argument("--compressed", required=True, metavar="N,N,...", help="sizes, such as 512,1024,2048")
+    _add_evaluation(p)
+
+    p = verb("sample", "print text that continues a prompt")
+    p.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    p.add_argument("--prompt", default="", metavar="TEXT|FILE", help="what to continue (default: nothing)")
+    p.add_argument("--tokens", type=int, default=512, metavar="N", help="how many to generate (default 512)")
+    kept = p.add_mutually_exclusive_group()
+    kept.add_argument("--top-p", type=float, metavar="P", help="the fewest tokens that reach P (default 0.98; 1: all)")
+    kept.add_argument("--top-k", type=int, metavar="K", help="the K most probable tokens only")
+    p.add_argument("--temperature", type=float, default=1.0, metavar="T", help="below 1: safer (default 1)")
+    p.add_argument("--seed", type=int, default=0, metavar="N")
+    _add_device(p)
+    return parser
+
+
+def _add_evaluation(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--memory", type=int, metavar="N", help="memory slots, other than in training")
+    parser.add_argument("--split", default="test", metavar="NAME", help="train, valid or test (default)")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        metavar="N",
+        help="cut the text into N pieces, each from empty memories: faster, a bit worse",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    _add_device(parser)
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU where there is one")
+
+
+def _run(args: argparse.Namespace) -> None:
+    from waveform.cpu import set_defaults
+
+    set_defaults()
+    if args.verb == "prepare":
+        from recipes.preparation import prepare
+
+        prepare(args.recipe, args.source, args.data_dir, args.overrides)
+    elif args.verb == "train" and args.print_config:
+        from recipes.settings import compose_config
+        from waveform.composing import to_yaml
+
+        print(to_yaml(compose_config(args.recipe, args.overrides, config_dir=args.config_dir)), end="")
+    elif args.verb == "train":
+        from recipes.training import train
+
+        result = train(args.recipe, args.data_dir, args.run, args.overrides, config_dir=args.config_dir)
+        if os.environ.get("RANK", "0") == "0":
+            how = "stopped; the same command resumes" if result.interrupted else "finished"
+            print(f"{how}: step {result.step}, {result.seconds:.0f} s of training, {result.tokens_seen:,} tokens seen")
+    elif args.verb == "evaluate":
+        from recipes.evaluation import evaluate
+
+        longer = {name: getattr(args, name) for name in ("memory", "compressed") if getattr(args, name) is not None}
+        evaluate(args.run_dir, split=args.split, rows=args.rows, json_file=args.json, device=args.device, **longer)
+    elif args.verb == "sweep":
+        from recipes.sweep import sizes_from, sweep
+
+        sweep(
+            args.run_dir,
+            compressed=sizes_from(args.compressed),
+            memory=args.memory,
+            split=args.split,
+            rows=args.rows,
+            json_file=args.json,
+            device=args.device,
+        )
+    else:
+        from recipes.sampling import sample
+
+        print(
+            sample(
+                args.run_dir,
+                prompt=args.prompt,
+                num_tokens=args.tokens,
+                temperature=args.temperature,
+                top_k=args.top_k,
+                top_p=args.top_p,
+                seed=args.seed,
+                device=args.device,
+            )
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0, or 2 with one line on stderr for a user's mistake."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(arguments)
+    # argparse lets `key=value` stand before the options or behind them, but not both; what it leaves is taken here.
+    if rest and (not hasattr(args, "overrides") or any(argument.startswith("-") for argument in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.overrides += rest
+    try:
+        _run(args)
+        return 0
+    except UserError as error:
+        print(f"recipes {args.verb}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"recipes {args.verb}: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""What the papers quote: bits per character or byte, perplexity by token, by word and by training frequency.
+
+Each is a sum of nats and a count, divided once.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from waveform.engine.evaluator import Evaluation
+from waveform.engine.metrics import bits
+
+# Rae et al. 2019, Table 7: by how often a word occurs in the training split.
+FREQUENCY_BUCKETS = (">10K", "1K-10K", "100-1K", "<100")
+
+UNITS = {
+    "bits_per_character": "bits per character",
+    "bits_per_byte": "bits per byte",
+    "perplexity": "perplexity",
+    "word_perplexity": "word-level perplexity",
+}
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A sum of nats over a count of anything."""
+
+    nats: float
+    count: int
+
+    @property
+    def bits(self) -> float:
+        """Bits for each."""
+        return bits(self.nats / self.count)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nats for each); infinite where fp64 ends."""
+        mean = self.nats / self.count
+        return math.exp(mean) if mean < 700 else math.inf
+
+
+def frequency_bucket(train_counts: np.ndarray) -> Tensor:
+    """Counts of each token in the training split [V] -> its place in FREQUENCY_BUCKETS [V]."""
+    thresholds = np.array([100, 1_000, 10_001])
+    return torch.from_numpy(3 - np.searchsorted(thresholds, train_counts, side="right"))
+
+
+def text_metrics(result: Evaluation, *, tokens: str, recipe: str, num_bytes: int, num_words: int) -> dict[str, Any]:
+    """Every metric that a recipe's tokens allow, by name; `num_bytes` and `num_words` are the whole split's."""
+    nats = float(result.nats.sum())
+    num_tokens = int(result.counts.sum())
+    metrics: dict[str, Any] = {"nats_per_token": nats / num_tokens, "bits_per_token": Ratio(nats, num_tokens).bits}
+    if tokens == "words":
+        metrics["perplexity"] = Ratio(nats, num_tokens).perplexity
+        if result.class_nats is not None and result.class_counts is not None:
+            metrics["perplexity_by_frequency"] = {
+                bucket: {"perplexity": Ratio(float(sum_), int(count)).perplexity, "num_tokens": int(count)}
+                for bucket, sum_, count in zip(
+                    FREQUENCY_BUCKETS, _padded(result.class_nats), _padded(result.class_counts), strict=True
+                )
+                if count
+            }
+        return metrics
+    # enwik8's and text8's characters are bytes.
+    name = "bits_per_character" if recipe in ("enwik8", "text8") else "bits_per_byte"
+    metrics[name] = Ratio(nats, num_bytes).bits
+    if recipe not in ("enwik8", "text8"):
+        metrics["word_perplexity"] = Ratio(nats, num_words).perplexity
+    return metrics
+
+
+def _padded(by_class: np.ndarray) -> np.ndarray:
+    """As many entries as buckets: the last ones may have no token in the vocabulary."""
+    return np.pad(by_class, (0, len(FREQUENCY_BUCKETS) - len(by_class)))

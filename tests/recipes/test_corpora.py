@@ -1,0 +1,242 @@
+"""Sources and corpora: the right splits, wrong or cut files refused, memory flat; nothing left behind by a failure."""
+
+import dataclasses
+import hashlib
+import json
+import tracemalloc
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes import corpora, preparation, sources
+from recipes.corpora import RECIPES, CorpusConfig, Document, find_recipe, open_corpus
+from recipes.preparation import prepare
+from recipes.sources import open_source
+from recipes.tokenizers import load_tokenizer, read_words
+from tests.recipes.corpus_files import sentences, write_source
+from waveform.engine.errors import UserError
+from waveform.engine.shards import Dataset
+
+UNCHECKED = CorpusConfig(check=False)
+
+
+def text_of(data: Dataset, split: str) -> str:
+    """What a split decodes to, documents in their order."""
+    tokenizer, tokens = load_tokenizer(data.folder), data.open_split(split)
+    ids = [tokens.read(i, start=0, stop=10**9).tolist() for i in range(len(tokens))]
+    return "".join(tokenizer.decode(part) for part in ids)
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, name: str, **expected: Any) -> None:
+    """Let the recipe `name` expect something small."""
+    monkeypatch.setitem(corpora.RECIPES, name, dataclasses.replace(RECIPES[name], **expected))
+
+
+def test_enwik8_is_cut_at_90_and_95_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = bytes(range(256)) * 10
+    publish(monkeypatch, "enwik8", size_bytes=2560, md5=hashlib.md5(text).hexdigest())
+    (tmp_path / "raw").write_bytes(text)
+    with zipfile.ZipFile(tmp_path / "enwik8.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("enwik8", text)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "enwik8").write_bytes(text)
+    checksums = set()
+    for source in ("raw", "enwik8.zip", "folder"):
+        data = prepare("enwik8", tmp_path / source, tmp_path / f"data of {source}", show_progress=False)
+        found = [data.open_split(split) for split in ("train", "valid", "test")]
+        parts = [tokens.read(0, start=0, stop=9999).tobytes() for tokens in found]
+        assert [len(part) for part in parts] == [2304, 128, 128]
+        assert b"".join(parts) == text
+        assert data.vocab_size == 256 and data.sources["checked"]
+        checksums.add(tuple(tokens.checksum for tokens in found))
+    assert len(checksums) == 1
+
+
+def test_the_published_file_has_100_million_bytes() -> None:
+    for name in ("enwik8", "text8"):
+        assert RECIPES[name].size_bytes == 100_000_000 and len(RECIPES[name].md5 or "") == 32
+    config, size = CorpusConfig(), 100_000_000
+
+    class Published(sources.FileSource):
+        def __init__(self) -> None:
+            self.path, self.sizes = Path("enwik8"), {"enwik8": size}
+
+        def blocks(self, name: str, *, start: int = 0, stop: int | None = None) -> Any:
+            return iter([b""])
+
+    recipe = dataclasses.replace(RECIPES["enwik8"], md5=hashlib.md5(b"").hexdigest())
+    found = open_corpus(recipe, Published(), config=config)
+    assert [found[s][0].num_bytes for s in corpora.SPLITS] == [90_000_000, 5_000_000, 5_000_000]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"x" * 2559, "has 2,559 bytes"), (b"y" * 2560, "MD5"), (b"", "has 0 bytes")],
+)
+def test_a_wrong_or_cut_file_is_refused(
+    content: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(monkeypatch, "enwik8", size_bytes=2560, md5=hashlib.md5(b"x" * 2560).hexdigest())
+    (tmp_path / "enwik8").write_bytes(content)
+    with pytest.raises(UserError, match=words) as error:
+        prepare("enwik8", tmp_path / "enwik8", tmp_path / "data", show_progress=False)
+    assert "mattmahoney.net" in str(error.value) and "corpus.check=false" in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["enwik8"]
+
+
+@pytest.mark.parametrize("recipe", ["enwik8", "ptb", "wikitext103"])
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_a_damaged_archive_is_refused(recipe: str, damage: str, tmp_path: Path) -> None:
+    path = write_source(recipe, tmp_path / "source")
+    content = bytearray(path.read_bytes())
+    if damage == "cut":
+        content = content[: len(content) // 2]
+    else:
+        content[len(content) // 3] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"^[^\n]*damaged or cut short[^\n]*fetch it again$"):
+        prepare(recipe, path, tmp_path / "data", ["corpus.check=false"], show_progress=False)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["source"]
+
+
+def test_wikitext_tokens_are_words_and_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_source("wikitext103", tmp_path / "source")
+    with zipfile.ZipFile(source) as archive:
+        texts = {s: archive.read(f"wikitext-103/wiki.{s}.tokens").decode() for s in ("train", "valid", "test")}
+    expected = {
+        split: [word for line in text.splitlines() for word in [*line.split(), "<eos>"]]
+        for split, text in texts.items()
+    }
+    counts = {split: len(words) for split, words in expected.items()}
+    publish(monkeypatch, "wikitext103", num_tokens=counts, num_types=len(set(expected["train"])))
+    data = prepare("wikitext103", source, tmp_path / "data", show_progress=False)
+    words = json.loads((data.folder / "tokenizer.json").read_text())["words"]
+    for split, tokens in expected.items():
+        split_set = data.open_split(split)
+        assert [words[i] for i in split_set.read(0, start=0, stop=10**9)] == tokens and len(split_set) == 1
+    assert data.open_split("train").counts.tolist() == sorted(data.open_split("train").counts, reverse=True)
+    for wrong in ({"num_types": 7}, {"num_tokens": {**counts, "train": 7}}, {"num_tokens": {**counts, "test": 7}}):
+        publish(monkeypatch, "wikitext103", **{"num_tokens": counts, **wrong})
+        with pytest.raises(UserError, match=r"not 7\. Expected: wiki\.train\.tokens"):
+            prepare("wikitext103", source, tmp_path / "refused", show_progress=False)
+    assert not (tmp_path / "refused").exists()
+
+
+def test_a_folder_and_an_archive_give_the_same_corpus(tmp_path: Path) -> None:
+    source = write_source("wikitext103", tmp_path / "source")
+    with zipfile.ZipFile(source) as archive:
+        archive.extractall(tmp_path / "unpacked")
+    sets = [
+        prepare("wikitext103", path, tmp_path / name, ["corpus.check=false"], show_progress=False)
+        for name, path in (("a", source), ("b", tmp_path / "unpacked"))
+    ]
+    assert sets[0].open_split("train").checksum == sets[1].open_split("train").checksum
+
+
+def test_pg19_divides_by_the_published_words_when_it_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_source("pg19", tmp_path / "source")
+    settings = ["corpus.vocab_size=300"]
+    with pytest.raises(UserError, match="train split has 2 files, not 28,602"):
+        prepare("pg19", source, tmp_path / "no", settings, show_progress=False)
+    counted = prepare("pg19", source, tmp_path / "counted", [*settings, "corpus.check=false"], show_progress=False)
+    words = sum(len(path.read_bytes().split()) for path in (source / "test").iterdir())
+    assert counted.sources["words"]["test"] == words and counted.sources["words_are"] == "counted"
+    publish(monkeypatch, "pg19", num_files={"train": 2, "valid": 1, "test": 2})
+    data = prepare("pg19", source, tmp_path / "published", settings, show_progress=False)
+    assert data.sources["words_are"] == "published"
+    assert data.sources["words"] == {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
+    tests = data.open_split("test")
+    assert tests.names == ["test/50.txt", "test/60.txt"]  # one document a book
+    books = [(source / name).read_bytes().decode() for name in tests.names]
+    assert text_of(data, "test") == "".join(books)
+
+
+def test_lm1b_tests_on_heldout_file_0(tmp_path: Path) -> None:
+    found = open_corpus(find_recipe("lm1b"), open_source(write_source("lm1b", tmp_path)), config=UNCHECKED)
+    names = {split: [document.name for document in documents] for split, documents in found.items()}
+    assert names == {
+        "train": ["news.en-00001-of-00100", "news.en-00002-of-00100"],
+        "valid": ["news.en.heldout-00001-of-00050"],
+        "test": ["news.en.heldout-00000-of-00050"],
+    }
+
+
+def test_a_folder_is_split_by_file_as_names_decide(tmp_path: Path) -> None:
+    source = write_source("folder", tmp_path)
+    config = CorpusConfig(valid=0.2, test=0.2)
+
+    def split() -> dict[str, list[str]]:
+        found = open_corpus(find_recipe("folder"), open_source(source), config=config)
+        return {name: [document.name for document in documents] for name, documents in found.items()}
+
+    found = split()
+    files = [path.relative_to(source).as_posix() for path in source.rglob("book*.txt")]
+    assert sorted(name for names in found.values() for name in names) == sorted(files)
+    total = sum((source / name).stat().st_size for name in files)
+    for name in ("valid", "test"):
+        share = sum((source / file).stat().st_size for file in found[name]) / total
+        assert 0.08 < share <= 0.2
+    assert split() == found
+
+
+def test_a_folder_with_splits_keeps_them(tmp_path: Path) -> None:
+    for name in ("train/a.txt", "train/deep/b.txt", "validation/c.txt", "test/d.txt", "other/e.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("some words")
+    found = open_corpus(find_recipe("folder"), open_source(tmp_path), config=CorpusConfig())
+    assert {split: [document.name for document in documents] for split, documents in found.items()} == {
+        "train": ["train/a.txt", "train/deep/b.txt"],
+        "valid": ["validation/c.txt"],
+        "test": ["test/d.txt"],
+    }
+
+
+def test_large_files_are_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line of 3 MB, read 16 KB at a time, never needs a third of it at once."""
+    monkeypatch.setattr(sources, "_BLOCK_BYTES", 1 << 14)
+    (tmp_path / "text8").write_text(" ".join(sentences(1000)) * 90)
+    (document,) = open_corpus(find_recipe("text8"), open_source(tmp_path / "text8"), config=UNCHECKED)["train"]
+    assert document.num_bytes > 2_500_000
+    tracemalloc.start()
+    num_words = sum(len(words) for words in read_words(document))
+    prepare("text8", tmp_path / "text8", tmp_path / "data", ["corpus.check=false"], show_progress=False)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_words > 100_000
+    assert peak < 1_000_000, f"{peak:,} bytes"
+
+
+def test_an_endless_word_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ptb.train.txt").write_text("x" * 3_000_000)
+    document = Document("train", open_source(tmp_path), "ptb.train.txt", 0, 3_000_000)
+    with pytest.raises(UserError, match="a word of more than 1,048,576 letters"):
+        list(read_words(document))
+
+
+def test_words_and_bytes_are_counted_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_BLOCK_BYTES", 3)
+    for i, text in enumerate(["a bc  def\nghij", " k lm nop ", "qrs tuv\n\nwx yz", "a  b"]):
+        (tmp_path / f"{i}.txt").write_text(text)
+    data = prepare("folder", tmp_path, tmp_path / "data", show_progress=False)
+    texts = {split: text_of(data, split) for split in corpora.SPLITS}
+    names = {split: data.open_split(split).names for split in corpora.SPLITS}
+    for split in corpora.SPLITS:
+        expected = sum(len((tmp_path / name).read_text().split()) for name in names[split])
+        assert data.sources["words"][split] == expected
+        assert data.sources["bytes"][split] == len(texts[split].encode())
+
+
+def test_a_preparation_that_fails_late_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        assert len(list((tmp_path / "to").iterdir())) == 1  # in a folder of its own
+        raise UserError("the disk is full")
+
+    (tmp_path / "to").mkdir()
+    monkeypatch.setattr(preparation, "write_dataset", fail)
+    with pytest.raises(UserError, match="the disk is full"):
+        prepare("folder", write_source("folder", tmp_path), tmp_path / "to" / "data", show_progress=False)
+    assert not list((tmp_path / "to").iterdir())

@@ -1,0 +1,102 @@
+"""Every recipe's configurations compose, fit their model, and hold the papers' figures."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recipes
+from recipes.corpora import RECIPES
+from recipes.settings import compose_config
+from waveform.composing import typed
+from waveform.engine.errors import UserError
+from waveform.engine.streams import check_sizes
+from waveform.engine.trainer import TrainConfig
+from waveform.models.registry import model_class
+from waveform.run_folder import window_of
+
+MODELS = ("compressive_transformer", "transformer_xl")
+VOCABULARY = {"enwik8": 256, "text8": 27, "wikitext103": 267_735, "pg19": 32_000, "lm1b": 793_471, "ptb": 10_000}
+STUDIES = sorted(path.stem for path in Path(recipes.__path__[0], "conf", "study").glob("*.yaml"))
+
+
+def fits(config: dict[str, Any], *, vocab_size: int) -> Any:
+    """Check a configuration as training does; returns the model's."""
+    train = typed(TrainConfig, config["train"], section="train")
+    check_sizes(batch_size=train.batch_size, window=window_of(config), chunk=train.chunk, mode=train.state, num_ranks=1)
+    fields = {name: value for name, value in config["model"].items() if name != "name"}
+    return model_class(config["model"]["name"]).Config(vocab_size=vocab_size, **fields)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "preset", "model"), list(itertools.product(RECIPES, ("paper", "small", "smoke"), MODELS))
+)
+def test_every_configuration_composes(recipe: str, preset: str, model: str) -> None:
+    config = compose_config(recipe, [f"preset={preset}", f"model={model}"])
+    assert (config["recipe"], config["preset"], config["model"]["name"]) == (recipe, preset, model)
+    built = fits(config, vocab_size=VOCABULARY.get(recipe, 256))
+    assert config["train"]["state"] == ("utterance" if recipe in ("pg19", "folder") else "carry")
+    assert built.head == ("adaptive" if recipe in ("wikitext103", "lm1b") else "softmax")
+    assert built.tie_embeddings == (recipe in ("wikitext103", "lm1b", "ptb", "pg19"))
+
+
+@pytest.mark.parametrize("recipe", ["enwik8", "text8"])
+def test_characters_are_the_papers(recipe: str) -> None:
+    config = compose_config(recipe, ["preset=paper"])
+    expected = {"num_layers": 24, "d_model": 1024, "num_heads": 8, "d_feedforward": 3072, "window": 768,
+                "memory": 768, "compressed": 1152, "compression_rate": 3}  # fmt: skip
+    assert {name: config["model"][name] for name in expected} == expected
+    schedule = {"lr": 3e-4, "warmup_steps": 4000, "decay_steps": 100_000, "clip_norm": 0.1, "update_period": 4,
+                "update_period_from": 60_000}  # fmt: skip
+    assert {name: config["train"][name] for name in schedule} == schedule
+    assert compose_config(recipe, ["preset=paper", "model=transformer_xl"])["model"]["memory"] == 2304
+
+
+def test_words_are_the_papers() -> None:
+    config = compose_config("wikitext103", ["preset=paper"])
+    expected = {"num_layers": 18, "d_model": 1024, "num_heads": 16, "d_feedforward": 4096, "window": 512,
+                "memory": 512, "compressed": 512, "compression_rate": 4, "cutoffs": [20000, 40000, 200000]}  # fmt: skip
+    assert {name: config["model"][name] for name in expected} == expected
+    assert (config["train"]["warmup_steps"], config["train"]["decay_steps"]) == (16_000, 500_000)
+    books = compose_config("pg19", ["preset=paper"])["model"]
+    assert (books["num_layers"], books["window"], books["memory"], books["compressed"]) == (36, 512, 512, 512)
+    assert books["compression_rate"] == 2
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_study_composes_over_the_papers_model(study: str) -> None:
+    plain = compose_config("enwik8", ["preset=paper"])
+    config = compose_config("enwik8", ["preset=paper", f"study={study}"])
+    fits(config, vocab_size=256)
+    different = {(s, name) for s in ("model", "train") for name in plain[s] if plain[s][name] != config[s][name]}
+    same_as_paper = {"none", "table5_conv", "rate_3"}
+    assert bool(different) == (study not in same_as_paper)
+
+
+def test_studies_are_table_5_and_figure_3() -> None:
+    def study(name: str) -> dict[str, Any]:
+        return compose_config("enwik8", ["preset=paper", f"study={name}"])
+
+    by_function = {name: study(f"table5_{name}")["model"]["compression"] for name in ("max", "mean", "most_used")}
+    assert by_function == {name: name for name in by_function}
+    assert study("table5_dilated")["model"]["compression"] == "dilated"
+    assert study("table5_conv_autoencode")["model"]["compression_loss"] == "autoencode"
+    through_time, plain = study("table5_conv_bptt"), study("none")
+    assert through_time["model"]["compression_loss"] == "none"
+    assert through_time["train"]["unroll"] == 2 * plain["train"]["unroll"]
+    assert through_time["train"]["chunk"] == 2 * plain["train"]["chunk"]
+    assert through_time["train"]["batch_size"] == plain["train"]["batch_size"] / 2
+    assert [study(f"rate_{rate}")["model"]["compression_rate"] for rate in (2, 3, 4)] == [2, 3, 4]
+    for name, rate in (("0", 0.0), ("1e-9", 1e-9), ("1e-7", 1e-7)):
+        train = study(f"figure3_lr_{name}")["train"]
+        assert (train["lr_change_at"], train["lr_after"], train["update_period"]) == (60_000, rate, 1)
+    assert study("figure3_update_period_2")["train"]["update_period"] == 2
+
+
+def test_a_folder_of_your_own_adds_a_preset(tmp_path: Path) -> None:
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset" / "mine.yaml").write_text("# @package _global_\npreset: mine\ntrain:\n  lr: 7e-4\n")
+    assert compose_config("ptb", ["preset=mine"], config_dir=tmp_path)["train"]["lr"] == 7e-4
+    with pytest.raises(UserError, match="unknown preset 'mine'"):
+        compose_config("ptb", ["preset=mine"])

@@ -1,0 +1,156 @@
+"""Tokenizers: what is encoded decodes to the same, however a document is cut into blocks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from recipes import sources
+from recipes.corpora import Document
+from recipes.sources import open_source
+from recipes.tokenizers import (
+    ByteTokenizer,
+    CharacterTokenizer,
+    SubwordTokenizer,
+    TextTokenizer,
+    WordTokenizer,
+    load_tokenizer,
+    read_text,
+    read_words,
+    save_tokenizer,
+)
+from tests.recipes.corpus_files import sentences
+from waveform.engine.errors import UserError
+
+TEXTS = st.text(alphabet=st.sampled_from("ab ,\n\r\t é\xa0\u3000漢"), max_size=60)
+small_blocks = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def document(folder: Path, content: str | bytes, name: str = "a.txt") -> Document:
+    raw = content.encode() if isinstance(content, str) else content
+    (folder / name).write_bytes(raw)
+    return Document(name, open_source(folder), name, 0, len(raw))
+
+
+def encode(tokenizer: TextTokenizer, text: Document) -> list[int]:
+    return [int(i) for part in tokenizer.encode(text) for i in part]
+
+
+@small_blocks
+@given(text=TEXTS, block=st.integers(1, 9))
+def test_words_are_those_of_each_line(text: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `for line in file: line.split() + ["<eos>"]`, which the published counts come from."""
+    monkeypatch.setattr(sources, "_BLOCK_BYTES", block)
+    found = document(tmp_path, text)
+    with open(tmp_path / "a.txt", encoding="utf-8") as file:
+        expected = [word for line in file for word in [*line.split(), "<eos>"]]
+    assert [word for words in read_words(found) for word in words] == expected
+
+
+@pytest.fixture(scope="module")
+def subwords(tmp_path_factory: pytest.TempPathFactory) -> SubwordTokenizer:
+    folder = tmp_path_factory.mktemp("subwords")
+    return SubwordTokenizer.train([document(folder, "\n".join(sentences(300)))], vocab_size=400)
+
+
+@small_blocks
+@given(text=TEXTS, block=st.integers(1, 9))
+def test_subwords_do_not_depend_on_blocks(
+    text: str, block: int, subwords: SubwordTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_BLOCK_BYTES", block)
+    found = document(tmp_path, text)
+    assert "".join(read_text(found)) == text
+    ids = encode(subwords, found)
+    assert ids == subwords.encode_prompt(text).tolist()
+    assert subwords.decode(ids) == text
+
+
+def test_subwords_are_learned_the_same_each_time(subwords: SubwordTokenizer, tmp_path: Path) -> None:
+    again = SubwordTokenizer.train([document(tmp_path, "\n".join(sentences(300)))], vocab_size=400)
+    assert again.content() == subwords.content()
+    assert subwords.vocab_size == 400
+    text = " ".join(sentences(20, seed=5))
+    assert len(subwords.encode_prompt(text)) < 0.6 * len(text)
+
+
+def test_bytes_and_characters(tmp_path: Path) -> None:
+    raw = bytes(range(256))
+    assert encode(ByteTokenizer(), document(tmp_path, raw)) == list(range(256))
+    assert ByteTokenizer().decode([104, 105, 255]) == "hi�"
+    tokenizer = CharacterTokenizer()
+    ids = encode(tokenizer, document(tmp_path, "the abyz "))
+    assert (min(ids), max(ids), tokenizer.vocab_size) == (0, 26, 27)
+    assert tokenizer.decode(ids) == "the abyz " and tokenizer.encode_prompt("the abyz ").tolist() == ids
+
+
+def test_another_character_is_named_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_BLOCK_BYTES", 4)
+    with pytest.raises(UserError, match=r"byte 9 of a\.txt is b'Z'"):
+        encode(CharacterTokenizer(), document(tmp_path, "abc def xZ"))
+
+
+def test_words_by_frequency_with_rare_ones_unknown(tmp_path: Path) -> None:
+    text = document(tmp_path, "b a b c\na b <unk> d\n")
+    tokenizer, num_tokens = WordTokenizer.train([text], min_count=2)
+    # c and d are rare: with the <unk> that stood there they are three.
+    assert tokenizer.content()["words"] == ["<unk>", "b", "<eos>", "a"] and num_tokens == 10
+    assert encode(tokenizer, text) == [1, 3, 1, 0, 2, 3, 1, 0, 0, 2]
+    assert tokenizer.decode([1, 3, 2, 0, 2, 2, 1]) == "b a\n<unk>\n\nb"
+    assert tokenizer.encode_prompt("b a\nzebra").tolist() == [1, 3, 2, 0]
+
+
+def test_a_vocabulary_comes_from_what_it_is_given_alone(tmp_path: Path) -> None:
+    tokenizer, _ = WordTokenizer.train([document(tmp_path, "a b\n")], min_count=1)
+    assert encode(tokenizer, document(tmp_path, "a new b\n", "test.txt")) == [1, 3, 2, 0]
+    assert tokenizer.content()["words"] == ["<eos>", "a", "b", "<unk>"]
+
+
+@pytest.mark.parametrize("kind", ["words", "subwords"])
+def test_text_that_is_no_utf8_is_refused(kind: str, tmp_path: Path) -> None:
+    bad = document(tmp_path, b"fine \xff not")
+    with pytest.raises(UserError, match=r"a.txt is no UTF-8 text.*" + ("" if kind == "words" else "tokens=bytes")):
+        list((read_words if kind == "words" else read_text)(bad))
+    cut = document(tmp_path, "é".encode()[:1])
+    with pytest.raises(UserError, match="no UTF-8"):
+        list(read_words(cut))
+
+
+def test_saved_and_loaded(subwords: SubwordTokenizer, tmp_path: Path) -> None:
+    text = "kaka lolo\nmimi"
+    words, _ = WordTokenizer.train([document(tmp_path, text)], min_count=1)
+    for tokenizer in (ByteTokenizer(), CharacterTokenizer(), words, subwords):
+        save_tokenizer(tokenizer, tmp_path)
+        loaded = load_tokenizer(tmp_path)
+        assert (loaded.kind, loaded.vocab_size) == (tokenizer.kind, tokenizer.vocab_size)
+        prompt = "kaka lolo"
+        np.testing.assert_array_equal(loaded.encode_prompt(prompt), tokenizer.encode_prompt(prompt))
+        assert loaded.decode(loaded.encode_prompt(prompt).tolist()) == prompt
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"kind": "runes"}',
+        '{"kind": "words"}',
+        '{"kind": "words", "words": ["a"]}',
+        '{"kind": "subwords", "tokenizer": {"model": 3}}',
+    ],
+)
+def test_a_damaged_tokenizer_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match=r"tokenizer.json is damaged"):
+        load_tokenizer(tmp_path)
+
+
+def test_loading_runs_nothing(tmp_path: Path, subwords: SubwordTokenizer) -> None:
+    save_tokenizer(subwords, tmp_path)
+    content: Any = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert set(content) == {"kind", "tokenizer"}
