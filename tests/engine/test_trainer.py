@@ -294,3 +294,13 @@ def test_metrics_are_json_lines(token_set: Callable[..., TokenSet], tmp_path: Pa
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "evaluate"] == [4, 8]
     assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_a_learning_rate_of_zero_in_mid_training_stops_it(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    trainer = small_trainer("transformer_xl", token_set([60] * 4), tmp_path, lr_change_at=2, lr_after=0.0)
+    weights = []
+    for _ in range(4):
+        trainer.update()
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in trainer.module.parameters()]))
+    assert not torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[1], weights[2]) and torch.equal(weights[2], weights[3])
