@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from waveform.audio.files import SAMPLE_RATE_HZ
-from waveform.config import compose_config, typed
+from waveform.composing import typed
+from waveform.config import compose_config
 from waveform.engine.atomic import write_file
 from waveform.engine.bench import BACKWARD_FACTOR, measure_sampling, measure_training, updates_needed
 from waveform.engine.distributed import World, choose_device
@@ -31,7 +32,7 @@ from waveform.engine.progress import Progress
 from waveform.engine.shards import Shard, ShardWriter, TokenSet
 from waveform.engine.trainer import TrainConfig, Trainer
 from waveform.models.registry import model_class, model_names
-from waveform.run import model_from, num_parameters, window_of
+from waveform.run_folder import model_from, num_parameters, window_of
 
 PRESETS = ("small", "speech_paper")
 _VOCAB_SIZE = 256

@@ -141,7 +141,8 @@ class ShardWriter:
 def _counts(tokens: np.ndarray, *, vocab_size: int) -> np.ndarray:
     """How often each token occurs, [vocab_size or more] int64."""
     if tokens.dtype == np.uint8:  # numpy would widen them first, at three times the cost
-        return torch.bincount(torch.from_numpy(tokens), minlength=vocab_size).numpy()
+        own = tokens if tokens.flags.writeable else tokens.copy()  # torch takes no bytes that it might not write
+        return torch.bincount(torch.from_numpy(own), minlength=vocab_size).numpy()
     return np.bincount(tokens, minlength=vocab_size)
 
 
