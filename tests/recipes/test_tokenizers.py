@@ -27,6 +27,7 @@ from tests.recipes.corpus_files import sentences
 from waveform.engine.errors import UserError
 
 TEXTS = st.text(alphabet=st.sampled_from("ab ,\n\r\t é\xa0\u3000漢"), max_size=60)
+SYLLABLES = st.lists(st.sampled_from(["ka", "lo", "min", " ", "  ", "\n", "\r\n", ",", "é", "漢"]), max_size=30)
 small_blocks = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -58,7 +59,7 @@ def subwords(tmp_path_factory: pytest.TempPathFactory) -> SubwordTokenizer:
 
 
 @small_blocks
-@given(text=TEXTS, block=st.integers(1, 9))
+@given(text=SYLLABLES.map("".join) | TEXTS, block=st.integers(1, 9))
 def test_subwords_do_not_depend_on_blocks(
     text: str, block: int, subwords: SubwordTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
