@@ -187,10 +187,10 @@ def _by_share(source: Source, files: list[str], config: CorpusConfig) -> Documen
     waiting = sorted(files, key=lambda file: hashlib.blake2b(file.encode(errors="surrogateescape")).digest())
     total = sum(source.sizes[file] for file in files)
     found: Documents = {}
-    for split, share in (("test", config.test), ("valid", config.valid)):
+    for split, share, num_left in (("test", config.test, 2), ("valid", config.valid, 1)):  # a file for each other split
         room, taken = share * total, []
         for file in waiting:
-            if source.sizes[file] <= room:
+            if source.sizes[file] <= room and len(waiting) - len(taken) > num_left:
                 taken.append(file)
                 room -= source.sizes[file]
         taken = taken or [min(waiting, key=lambda file: source.sizes[file])]

@@ -81,17 +81,13 @@ def train_run(
     torch.manual_seed(config["seed"] + world.rank)
     with explain_write_errors(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
-    valid = splits["valid"]
-    if cut_valid:
-        num_rows = min(train_config.evaluate_batch_size * world.size, valid.num_tokens)
-        valid = valid.cut(-(-valid.num_tokens // max(num_rows, 1)))
     with _locked(run_dir, world):
         model = model_from(config)
         trainer = Trainer(
             model,
             train_config,
             train=splits["train"],
-            valid=valid,
+            valid=cut_for_a_look(splits["valid"], train_config, world=world) if cut_valid else splits["valid"],
             run_dir=run_dir,
             window=window_of(config),
             seed=config["seed"],
@@ -109,6 +105,12 @@ def train_run(
                 flush=True,
             )
         return trainer.run()
+
+
+def cut_for_a_look(valid: TokenSet, config: TrainConfig, *, world: World) -> TokenSet:
+    """Long utterances cut, so that a look at train.evaluate_tokens of them fills the rows of every process."""
+    num_tokens = min(valid.num_tokens, config.evaluate_tokens or valid.num_tokens)
+    return valid.cut(max(1, -(-num_tokens // (config.evaluate_batch_size * world.size))))
 
 
 @contextmanager

@@ -183,6 +183,14 @@ def test_a_folder_is_split_by_file_as_names_decide(tmp_path: Path) -> None:
     assert split() == found
 
 
+def test_no_split_goes_empty_beside_a_large_file(tmp_path: Path) -> None:
+    for name, size in (("a.txt", 5000), ("b.txt", 10), ("c.txt", 10)):
+        (tmp_path / name).write_text("x" * size)
+    found = open_corpus(find_recipe("folder"), open_source(tmp_path), config=CorpusConfig())
+    assert [document.name for document in found["train"]] == ["a.txt"]
+    assert len(found["valid"]) == len(found["test"]) == 1
+
+
 def test_a_folder_with_splits_keeps_them(tmp_path: Path) -> None:
     for name in ("train/a.txt", "train/deep/b.txt", "validation/c.txt", "test/d.txt", "other/e.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
