@@ -188,7 +188,8 @@ def _by_share(source: Source, files: list[str], config: CorpusConfig) -> Documen
     total = sum(source.sizes[file] for file in files)
     found: Documents = {}
     for split, share, num_left in (("test", config.test, 2), ("valid", config.valid, 1)):  # a file for each other split
-        room, taken = share * total, []
+        room = share * total
+        taken: list[str] = []
         for file in waiting:
             if source.sizes[file] <= room and len(waiting) - len(taken) > num_left:
                 taken.append(file)

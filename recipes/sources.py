@@ -14,7 +14,7 @@ from typing import IO
 
 from waveform.engine.errors import UserError
 
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 17  # the subword library holds 256 of them at a time as it learns
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz")
 _DAMAGE = (
     zipfile.BadZipFile,
