@@ -558,13 +558,23 @@ class CompressiveTransformer(nn.Module):
         values = layer.frozen_projection(groups, layer.attention.value)
         return mean_square_by_row(content_attention(queries.detach(), keys, values), target)
 
-    def decoder(self, state: CompressiveState) -> Decoder:
-        """A decoder with cached keys and values; rows must be equally far (else a slower general one is given)."""
-        if bool((state.steps != state.steps[0]).any()):
-            return ForwardDecoder(self, state)
-        from waveform.models.decoding import CachedDecoder  # which imports this module
+    def decoder(self, state: CompressiveState, *, int8: bool = False) -> Decoder:
+        """A decoder with cached keys and values; rows must be equally far (else a slower general one is given).
 
-        return CachedDecoder(self, state)
+        int8: weights and cache in 8 bits, for fp32 models on a CPU. Raises UserError elsewhere.
+        """
+        # Imported here: those modules import this one, and compiled kernels are for who samples.
+        from waveform.models.decoding import CachedDecoder
+
+        weight = self.embedding.weight
+        in_step = not bool((state.steps != state.steps[0]).any())
+        if in_step and weight.device.type == "cpu" and weight.dtype == torch.float32:
+            from waveform.models.compiled_decoding import CompiledDecoder
+
+            return CompiledDecoder(self, state, int8=int8)
+        if int8:
+            raise UserError("int8 sampling is for fp32 models on a CPU; sample without it, or with device cpu")
+        return CachedDecoder(self, state) if in_step else ForwardDecoder(self, state)
 
 
 def _where_rows(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:

@@ -1,0 +1,331 @@
+"""Vectors of 16 floats for numba's compiled functions: the instructions that a decoding kernel is made of.
+
+Written out, because neither of numba's own ways serves here: a plain loop is vectorised only where LLVM may reorder
+sums (`fastmath`), in an order that depends on the code around it, and a stream must not change with the number of
+streams beside it. Here every sum has the order that the code says. LLVM splits the vectors to what the processor has:
+one AVX-512 register, two of AVX2, four of NEON.
+
+Kernels name memory by address, as C does: a decoder has some fifty arrays, and passing them all as numba's arrays from
+function to function made compilation take a minute. Places count elements from the address, and nothing checks them;
+whoever calls a kernel keeps the arrays alive.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# numba reads these functions at compile time; it has no static types to annotate them with.
+
+import hashlib
+import math
+from pathlib import Path
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic, models, register_model
+
+LANES = 16
+
+_FLOAT, _INT = ir.FloatType(), ir.IntType(32)
+_FLOATS, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT, LANES)
+
+
+class _FloatsType(types.Type):
+    def __init__(self) -> None:
+        super().__init__("Floats16")
+
+
+_floats = _FloatsType()
+
+
+@register_model(_FloatsType)
+class _FloatsModel(models.PrimitiveModel):
+    def __init__(self, manager, kind):
+        super().__init__(manager, kind, _FLOATS)
+
+
+def compiled(function=None, *, entry=False, parallel=False):
+    """`numba.njit` as every kernel here uses it.
+
+    entry: compiled code is kept on disk for the next process: beside the source file, else in NUMBA_CACHE_DIR or the
+    user's cache folder, else nowhere. numba looks only at the file of the function itself to see whether it is stale,
+    so the kept code is named by what the shared kernels hold, too.
+    """
+    if function is None:
+        return lambda f: compiled(f, entry=entry, parallel=parallel)
+    options = {"error_model": "numpy", "nogil": True, "parallel": parallel}
+    if not entry:
+        return numba.njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+    shared = b"".join((Path(__file__).parent / name).read_bytes() for name in ("simd.py", "kernels.py"))
+    function.__qualname__ += "_" + hashlib.blake2b(shared, digest_size=4).hexdigest()
+    try:
+        return numba.njit(function, cache=True, **options)
+    except RuntimeError:  # no folder can be written to
+        return numba.njit(function, **options)
+
+
+def _vector(value: float) -> ir.Constant:
+    return ir.Constant(_FLOATS, [value] * LANES)
+
+
+def _call(builder, name: str, *operands):
+    """An LLVM intrinsic on vectors of floats."""
+    module = builder.module
+    function = cgutils.get_or_insert_function(
+        module, ir.FunctionType(_FLOATS, [_FLOATS] * len(operands)), f"llvm.{name}.v{LANES}f32"
+    )
+    return builder.call(function, operands)
+
+
+def _fma(builder, a, b, c):
+    return _call(builder, "fmuladd", a, b, c)
+
+
+_KINDS = {types.float32: _FLOAT, types.int8: ir.IntType(8), types.int64: ir.IntType(64)}
+
+
+def address(array: np.ndarray) -> int:
+    """Where the elements of a C-contiguous array lie."""
+    assert array.flags.c_contiguous
+    return int(array.ctypes.data)
+
+
+def _pointer(builder, base, place, element):
+    """`place` elements behind `base`; both int64."""
+    return builder.gep(builder.inttoptr(base, element.as_pointer()), [place])
+
+
+@intrinsic
+def get(typing_context, base, place, kind):
+    """One element; it is of the type of `kind`: float32, int8 or int64."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.load(_pointer(builder, arguments[0], arguments[1], _KINDS[kind]))
+
+    return kind(types.int64, types.int64, kind), generate
+
+
+@intrinsic
+def put(typing_context, base, place, value):
+    """Write one element of the type of `value`: float32, int8 or int64."""
+
+    def generate(context, builder, signature, arguments):
+        builder.store(arguments[2], _pointer(builder, arguments[0], arguments[1], _KINDS[value]))
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64, value), generate
+
+
+@intrinsic
+def convert(typing_context, value, kind):
+    """A float32, as it is or rounded to int8, by the type of `kind`."""
+
+    def generate(context, builder, signature, arguments):
+        if kind == types.float32:
+            return arguments[0]
+        name = "llvm.rint.f32"
+        rint = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_FLOAT, [_FLOAT]), name)
+        return builder.fptosi(builder.call(rint, arguments[:1]), _KINDS[kind])
+
+    return kind(types.float32, kind), generate
+
+
+@intrinsic
+def bytes_of(typing_context, kind):
+    """Bytes of a number of the type of `kind`."""
+
+    def generate(context, builder, signature, arguments):
+        return ir.Constant(ir.IntType(64), kind.bitwidth // 8)
+
+    return types.int64(kind), generate
+
+
+@intrinsic
+def load(typing_context, base, place, kind):
+    """16 elements from `place` on, of the type of `kind`: float32 or int8."""
+
+    def generate(context, builder, signature, arguments):
+        element = _KINDS[kind]
+        pointer = _pointer(builder, arguments[0], arguments[1], element)
+        vector = builder.bitcast(pointer, ir.VectorType(element, LANES).as_pointer())
+        if kind == types.float32:
+            return builder.load(vector, align=4)
+        return builder.sitofp(builder.sext(builder.load(vector, align=1), _INTS), _FLOATS)
+
+    return _floats(types.int64, types.int64, kind), generate
+
+
+@intrinsic
+def store(typing_context, base, place, value):
+    """Write 16 float32 from `place` on."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = _pointer(builder, arguments[0], arguments[1], _FLOAT)
+        builder.store(arguments[2], builder.bitcast(pointer, _FLOATS.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64, _floats), generate
+
+
+@intrinsic
+def fill(typing_context, value):
+    """A vector of 16 times `value`."""
+
+    def generate(context, builder, signature, arguments):
+        first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), arguments[0], ir.Constant(_INT, 0))
+        return builder.shuffle_vector(first, first, ir.Constant(_INTS, [0] * LANES))
+
+    return _floats(types.float32), generate
+
+
+@intrinsic
+def fma(typing_context, a, b, c):
+    """a b + c."""
+
+    def generate(context, builder, signature, arguments):
+        return _fma(builder, *arguments)
+
+    return _floats(_floats, _floats, _floats), generate
+
+
+@intrinsic
+def add(typing_context, a, b):
+    """a + b."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.fadd(*arguments)
+
+    return _floats(_floats, _floats), generate
+
+
+@intrinsic
+def multiply(typing_context, a, b):
+    """a b."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.fmul(*arguments)
+
+    return _floats(_floats, _floats), generate
+
+
+@intrinsic
+def maximum(typing_context, a, b):
+    """The larger of each pair."""
+
+    def generate(context, builder, signature, arguments):
+        a, b = arguments
+        return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+    return _floats(_floats, _floats), generate
+
+
+def _reduce(builder, vector, operation):
+    """Halves upon halves: the same tree wherever it stands."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        mask = ir.Constant(ir.VectorType(_INT, LANES), [(i + width) % LANES for i in range(LANES)])
+        vector = operation(vector, builder.shuffle_vector(vector, vector, mask))
+    return builder.extract_element(vector, ir.Constant(_INT, 0))
+
+
+@intrinsic
+def total(typing_context, a):
+    """The sum of a vector's elements."""
+
+    def generate(context, builder, signature, arguments):
+        return _reduce(builder, arguments[0], builder.fadd)
+
+    return types.float32(_floats), generate
+
+
+@intrinsic
+def largest(typing_context, a):
+    """The largest of a vector's elements."""
+
+    def generate(context, builder, signature, arguments):
+        return _reduce(builder, arguments[0], lambda x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))
+
+    return types.float32(_floats), generate
+
+
+def _exp(builder, x):
+    """exp to 2 ulp: 2^n e^r with |r| <= ln 2 / 2, e^r by a polynomial (`expf` of the Cephes library, S. Moshier).
+
+    Below -87.3, where it would leave the normal floats, the result is 0; above 88 it stays at exp(88).
+    """
+    low, high = _vector(-87.33), _vector(88.0)
+    in_range = builder.fcmp_ordered(">", x, low)
+    x = builder.select(in_range, x, low)
+    x = builder.select(builder.fcmp_ordered("<", x, high), x, high)
+    n = _call(builder, "floor", _fma(builder, x, _vector(math.log2(math.e)), _vector(0.5)))
+    r = _fma(builder, n, _vector(-0.693359375), x)  # ln 2 in two parts: the first times n is exact
+    r = _fma(builder, n, _vector(2.12194440e-4), r)
+    y = _vector(1.9875691500e-4)
+    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        y = _fma(builder, y, r, _vector(coefficient))
+    y = builder.fadd(_fma(builder, y, builder.fmul(r, r), r), _vector(1.0))
+    exponent = builder.add(builder.fptosi(n, _INTS), ir.Constant(_INTS, [127] * LANES))
+    power = builder.bitcast(builder.shl(exponent, ir.Constant(_INTS, [23] * LANES)), _FLOATS)
+    return builder.select(in_range, builder.fmul(y, power), _vector(0.0))
+
+
+def _erf(builder, x):
+    """erf to 1.5e-7 (absolute): Abramowitz and Stegun 1964, 7.1.26, which torch uses for AVX-512, too."""
+    zero, one = _vector(0.0), _vector(1.0)
+    negative = builder.fcmp_ordered("<", x, zero)
+    size = builder.select(negative, builder.fsub(zero, x), x)
+    t = builder.fdiv(one, _fma(builder, size, _vector(0.3275911), one))
+    y = _vector(1.061405429)
+    for coefficient in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        y = _fma(builder, y, t, _vector(coefficient))
+    tail = builder.fmul(builder.fmul(y, t), _exp(builder, builder.fsub(zero, builder.fmul(size, size))))
+    y = builder.fsub(one, tail)
+    return builder.select(negative, builder.fsub(zero, y), y)
+
+
+def _sigmoid(builder, x):
+    one = _vector(1.0)
+    return builder.fdiv(one, builder.fadd(one, _exp(builder, builder.fsub(_vector(0.0), x))))
+
+
+@intrinsic
+def exp(typing_context, a):
+    """e^a; see `_exp`."""
+
+    def generate(context, builder, signature, arguments):
+        return _exp(builder, arguments[0])
+
+    return _floats(_floats), generate
+
+
+@intrinsic
+def gelu(typing_context, a):
+    """a Phi(a), by `_erf`."""
+
+    def generate(context, builder, signature, arguments):
+        half = builder.fmul(arguments[0], _vector(0.5))
+        scaled = builder.fmul(arguments[0], _vector(math.sqrt(0.5)))
+        return _fma(builder, half, _erf(builder, scaled), half)
+
+    return _floats(_floats), generate
+
+
+@intrinsic
+def sigmoid(typing_context, a):
+    """1 / (1 + e^-a)."""
+
+    def generate(context, builder, signature, arguments):
+        return _sigmoid(builder, arguments[0])
+
+    return _floats(_floats), generate
+
+
+@intrinsic
+def tanh(typing_context, a):
+    """tanh a = 2 sigmoid(2 a) - 1, to 1e-7 (absolute)."""
+
+    def generate(context, builder, signature, arguments):
+        doubled = builder.fadd(arguments[0], arguments[0])
+        return _fma(builder, _vector(2.0), _sigmoid(builder, doubled), _vector(-1.0))
+
+    return _floats(_floats), generate
