@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from waveform.engine.errors import UserError
-from waveform.engine.interface import Step
+from waveform.engine.interface import Decoder, Step
 from waveform.models.heads import SoftmaxHead
 
 _MAX_LAYERS_PER_STACK = 20  # a dilation of 2^19 steps is 22 s at 24 kHz; more is a slip of the pen
@@ -148,8 +148,18 @@ class WaveNet(nn.Module):
         hidden_TBS = self.skip(torch.cat(gates, dim=-1))
         return Step(hidden_TBS.transpose(0, 1), WaveNetState(tuple(fifos)), {})
 
-    def decoder(self, state: WaveNetState) -> "WaveNetDecoder":
-        """A decoder that continues from `state` with the weights as they are now."""
+    def decoder(self, state: WaveNetState, *, int8: bool = False) -> Decoder:
+        """A decoder that continues from `state` with the weights as they are now.
+
+        int8: weights in 8 bits, for fp32 models on a CPU. Raises UserError elsewhere.
+        """
+        weight = self.embedding.weight
+        if weight.device.type == "cpu" and weight.dtype == torch.float32:
+            from baselines.wavenet_decoding import CompiledWaveNetDecoder  # which imports this module, and compiles
+
+            return CompiledWaveNetDecoder(self, state, int8=int8)
+        if int8:
+            raise UserError("int8 sampling is for fp32 models on a CPU; sample without it, or with device cpu")
         return WaveNetDecoder(self, state)
 
 
