@@ -9,6 +9,7 @@ from waveform.engine.atomic import explain_write_errors
 from waveform.engine.errors import UserError
 from waveform.engine.progress import Progress
 from waveform.engine.sampler import SamplingConfig
+from waveform.quantisation import quantisation_loss
 from waveform.run import check_amount, load
 
 
@@ -24,10 +25,12 @@ def sample(
     seed: int = 0,
     prime: Path | None = None,
     device: str | None = None,
+    int8: bool = False,
     show_progress: bool = True,
 ) -> list[Path]:
     """Write `num` WAV files of generated audio into `out_dir`, growing as they are made; returns their paths.
 
+    With `int8`, weights and memories are kept in 8 bits; what that costs in NLL is measured and printed first.
     With `prime`, an audio file, each WAV begins with it and continues it for `seconds`. Files are named by model,
     step, seed and number, and none that exists is overwritten. Raises UserError as `load` does, and for a full disk.
     """
@@ -35,6 +38,9 @@ def sample(
     check_amount(num, seconds)  # settings out of range must leave no empty files behind
     SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     run = load(run_dir, device=device)
+    loss = quantisation_loss(run) if int8 else None
+    if loss is not None and show_progress:
+        print(loss, flush=True)
     primer = read_audio(prime) if prime is not None else None
     paths = [out_dir / f"{run.name}_step{run.step}_seed{seed}_{i}.wav" for i in range(num)]
     for path in paths:
@@ -63,6 +69,7 @@ def sample(
                 seed=seed,
                 prime=primer,
                 on_block=write,
+                int8=int8,
             )
     finally:
         for writer in writers:

@@ -3,11 +3,14 @@
 Shape letters: B rows (independent streams), T steps, D model width, V classes.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+from waveform.engine.errors import UserError
 
 # A (possibly nested) NamedTuple or tuple of tensors, every one batch first. Counters live on the CPU, so that
 # deciding where a window ends never waits for an accelerator.
@@ -65,7 +68,7 @@ class Decoder(Protocol):
     """One token in, the next token's logits out; keeps static buffers and belongs to one sampling loop."""
 
     def step(self, tokens: Tensor) -> Tensor:
-        """tokens [B] (the inputs at this step) -> logits [B, V]."""
+        """tokens [B] (the inputs at this step) -> logits [B, V], good until the next step."""
         ...
 
 
@@ -80,9 +83,17 @@ class ForwardDecoder:
         return self._model.head.logits(hidden)[:, 0]
 
 
-def decoder(model: SequenceModel, state: State) -> Decoder:
-    """The fastest decoder that `model` has, continuing from `state` (which it may consume)."""
+def decoder(model: SequenceModel, state: State, *, int8: bool = False) -> Decoder:
+    """The fastest decoder that `model` has, continuing from `state` (which it may consume).
+
+    A model brings one by a method `decoder(state)`; if that also takes `int8`, it has one that computes with weights
+    in 8 bits. Raises UserError where int8 is asked of a model that has none.
+    """
     own = getattr(model, "decoder", None)
+    if int8:
+        if own is None or "int8" not in inspect.signature(own).parameters:
+            raise UserError(f"{type(model).__name__} has no int8 decoder; sample without int8")
+        return own(state, int8=True)
     return own(state) if own is not None else ForwardDecoder(model, state)
 
 

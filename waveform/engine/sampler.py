@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from waveform.engine.errors import UserError
-from waveform.engine.interface import SequenceModel, State, decoder
+from waveform.engine.interface import SequenceModel, State, decoder, take_rows
 
 _BLOCK_STEPS = 1024  # steps between two calls of `on_block`
 _PRIME_STEPS = 4096  # tokens of a prompt read at once
@@ -51,24 +51,29 @@ def probabilities(logits: Tensor, config: SamplingConfig) -> Tensor:
 def draw(p: Tensor, uniform: Tensor) -> Tensor:
     """Inverse-transform sampling: p [B, V] (any positive sum), uniform [B] in [0, 1) -> classes [B]."""
     cumulative = p.cumsum(dim=-1)
-    threshold = (uniform * cumulative[:, -1]).to(cumulative.dtype)
-    chosen = (cumulative <= threshold[:, None]).sum(dim=-1)
-    last_possible = (cumulative < cumulative[:, -1:]).sum(dim=-1)  # rounding must not choose an impossible class
-    return torch.minimum(chosen, last_possible)
+    whole = cumulative[:, -1:].contiguous()
+    threshold = (uniform[:, None] * whole).to(cumulative.dtype)
+    chosen = torch.searchsorted(cumulative, threshold, right=True)
+    last_possible = torch.searchsorted(cumulative, whole)  # rounding must not choose an impossible class
+    return torch.minimum(chosen, last_possible)[:, 0]
 
 
 @torch.inference_mode()
 def read_prompt(model: SequenceModel, prompt: Tensor, *, num_streams: int, vocab_size: int) -> tuple[State, Tensor]:
-    """State after begin-of-utterance and all of `prompt` [n] but its last token, and the next input [B]."""
+    """State after begin-of-utterance and all of `prompt` [n] but its last token, and the next input [B].
+
+    The prompt is read once, for one row, and the rows are copied: which is faster, and gives every stream the same
+    state whatever their number (matrix products of other sizes round otherwise).
+    """
     parameter = next(iter(model.parameters()))
     device = parameter.device
-    state = model.init_state(num_streams, device=device, dtype=parameter.dtype)
+    state = model.init_state(1, device=device, dtype=parameter.dtype)
     begin = torch.full((1,), vocab_size, dtype=torch.int64, device=device)
     inputs = torch.cat([begin, prompt.to(device=device, dtype=torch.int64)])
     for part in inputs[:-1].split(_PRIME_STEPS):
         if len(part):
-            state = model.forward(part.expand(num_streams, -1), state).state
-    return state, inputs[-1:].expand(num_streams)
+            state = model.forward(part[None], state).state
+    return take_rows(state, [0] * num_streams), inputs[-1:].repeat(num_streams)
 
 
 @torch.inference_mode()
@@ -81,17 +86,19 @@ def sample(
     config: SamplingConfig,
     prompt: Tensor | None = None,
     on_block: Callable[[Tensor], None] | None = None,
+    int8: bool = False,
 ) -> Tensor:
     """Draw `num_steps` tokens of each of `num_streams` streams -> [B, num_steps] int64 on the CPU.
 
     prompt [n]: tokens that every stream continues. on_block gets [B, n] tokens as they come, so that what was made
-    survives an interruption. Stream i draws from a generator seeded by (config.seed, i) alone: its random numbers do
-    not depend on how many streams run beside it.
+    survives an interruption. int8: compute with weights in 8 bits. Stream i draws from a generator seeded by
+    (config.seed, i) alone; with a decoder that computes rows alike (every registered model's, in fp32 on a CPU), stream
+    i does not depend on how many run beside it. Raises UserError for int8 with a model that has no such decoder.
     """
     state, tokens = read_prompt(
         model, torch.empty(0) if prompt is None else prompt, num_streams=num_streams, vocab_size=vocab_size
     )
-    stepper = decoder(model, state)
+    stepper = decoder(model, state, int8=int8)
     generators = [torch.Generator().manual_seed(config.seed * 1_000_003 + i) for i in range(num_streams)]
     made = torch.empty(num_streams, num_steps, dtype=torch.int64)
     for begin in range(0, num_steps, _BLOCK_STEPS):
