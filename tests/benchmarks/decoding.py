@@ -1,9 +1,10 @@
-"""How much a cached step saves: one decoder step against recomputing the window so far, at the paper's speech shape.
+"""How fast streams are sampled on this CPU, and what bounds it: the memory that a step reads.
 
 python -m tests.benchmarks.decoding [--json FILE]
 """
 
 import argparse
+import functools
 import json
 import platform
 import statistics
@@ -12,13 +13,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numba
+import numpy as np
 import torch
 
 from waveform.cpu import set_defaults
-from waveform.engine.interface import decoder
+from waveform.engine.interface import Decoder, SequenceModel, State, decoder, map_state
+from waveform.models.kernels import F32
 from waveform.models.registry import build
+from waveform.models.simd import add, address, compiled, fill, load, total
 
 _FULL = 4096  # windows read: every memory is full
+_DEMO = {
+    "compressive_transformer": {
+        **{"num_layers": 4, "d_model": 64, "num_heads": 4, "d_feedforward": 256, "num_position_features": 24},
+        **{"window": 64, "memory": 64, "compressed": 32},
+    },
+    "transformer_xl": {
+        **{"num_layers": 4, "d_model": 64, "num_heads": 4, "d_feedforward": 384, "num_position_features": 24},
+        **{"window": 64, "memory": 96},
+    },
+    "wavenet": {
+        **{"num_stacks": 2, "layers_per_stack": 9, "kernel_size": 3},
+        **{"residual_channels": 32, "gate_channels": 32, "skip_channels": 64},
+    },
+}
 
 
 def seconds(function: Callable[[], Any], *, repeats: int) -> float:
@@ -31,17 +50,44 @@ def seconds(function: Callable[[], Any], *, repeats: int) -> float:
     return statistics.median(durations)
 
 
+def _midway(model: Any, batch_size: int) -> State:
+    """A state in the middle of a window, with full memories; noise, as what they hold costs no time."""
+    state = model.init_state(batch_size, device="cpu", dtype=torch.float32)
+    state = map_state(lambda t: torch.randn_like(t) if t.is_floating_point() else t, state)
+    if hasattr(state, "steps"):
+        state = state._replace(steps=state.steps + _FULL * model.config.window + model.config.window // 2)
+    return state
+
+
+def _eager(model: Any, state: State) -> Decoder:
+    """The decoder made of torch's operations, which fp64 and GPUs use."""
+    if hasattr(state, "steps"):
+        from waveform.models.decoding import CachedDecoder
+
+        return CachedDecoder(model, state)
+    from baselines.wavenet import WaveNetDecoder
+
+    return WaveNetDecoder(model, state)
+
+
+_KINDS: dict[str, Callable[[SequenceModel, State], Decoder]] = {
+    "eager": _eager,
+    "fp32": decoder,
+    "int8": lambda model, state: decoder(model, state, int8=True),
+}
+
+
 @torch.inference_mode()
 def measure(*, repeats: int = 5, **fields: int) -> dict[str, Any]:
-    """Time both in the middle of a window (a recomputation there costs about the mean over the window)."""
+    """Time a step in the middle of a window against recomputing the window so far, at the default (40M) shape."""
     torch.manual_seed(0)
     model = build("compressive_transformer", vocab_size=256, **fields)
     window = model.config.window
     empty = model.init_state(1, device="cpu", dtype=torch.float32)
     at_start = empty._replace(steps=empty.steps + _FULL * window)
     tokens = torch.randint(256, (1, window // 2))
-    midway = model.forward(tokens[:, :-1], at_start).state
-    stepper = decoder(model, midway)
+    stepper = decoder(model, model.forward(tokens[:, :-1], at_start).state)
+    stepper.step(tokens[:, -1])  # compiles
     step_s, window_s = [], []
     for _ in range(repeats):  # in turn
         window_s.append(seconds(lambda: model.forward(tokens, at_start), repeats=1))
@@ -52,20 +98,94 @@ def measure(*, repeats: int = 5, **fields: int) -> dict[str, Any]:
         "step_seconds": step,
         "recompute_seconds": whole,
         "ratio": whole / step,
-        "steps_per_second": 1 / step,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "processor": platform.processor() or platform.machine(),
     }
 
 
+@torch.inference_mode()
+def measure_steps(
+    name: str, *, batch_size: int, num_steps: int, rounds: int = 5, with_bound: bool = False, **fields: int
+) -> dict[str, Any]:
+    """Samples per second (of all streams together) of each decoder, measured in turn; the ends of windows count.
+
+    with_bound: also the share that is reached of what can be read from memory, measured in the same turns, because on
+    a shared machine that changes from minute to minute.
+    """
+    torch.manual_seed(0)
+    model = build(name, vocab_size=256, **fields)
+    tokens = torch.randint(256, (batch_size,))
+    steppers = {kind: make(model, _midway(model, batch_size)) for kind, make in _KINDS.items()}
+    durations: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+    for stepper in steppers.values():
+        stepper.step(tokens)
+    bandwidths = []
+    for _ in range(rounds):
+        bandwidths += [read_bandwidth(repeats=5)] if with_bound else []
+        for kind, stepper in steppers.items():
+            began = time.perf_counter()
+            for _ in range(num_steps):
+                stepper.step(tokens)
+            durations[kind].append((time.perf_counter() - began) / num_steps)
+    result: dict[str, Any] = {"model": name, "batch_size": batch_size}
+    for kind, stepper in steppers.items():
+        step = statistics.median(durations[kind])
+        result[kind] = {"samples_per_second": round(batch_size / step, 1), "step_seconds": step}
+        num_bytes = getattr(stepper, "bytes_per_step", None)
+        if num_bytes is not None:
+            result[kind] |= {"megabytes_per_step": num_bytes / 1e6, "gigabytes_per_second": num_bytes / step / 1e9}
+            if with_bound:
+                shares = [num_bytes / d / b for d, b in zip(durations[kind], bandwidths, strict=True)]
+                result[kind]["share_of_bound"] = statistics.median(shares)
+    if with_bound:
+        result["bytes_readable_per_second"] = statistics.median(bandwidths)
+    return result
+
+
+@compiled
+def _sum(x, first, last):  # type: ignore[no-untyped-def]  # compiled
+    a = b = c = d = fill(F32)
+    for i in range(first, last, 64):
+        a, b = add(a, load(x, i, F32)), add(b, load(x, i + 16, F32))
+        c, d = add(c, load(x, i + 32, F32)), add(d, load(x, i + 48, F32))
+    return total(add(add(a, b), add(c, d)))
+
+
+@compiled(entry=True, parallel=True)
+def _sum_shares(x, size, num_threads, sums):  # type: ignore[no-untyped-def]  # compiled
+    for part in numba.prange(num_threads):
+        sums[part] = _sum(x, size // num_threads * part, size // num_threads * (part + 1))
+
+
+def read_bandwidth(*, megabytes: int = 256, repeats: int) -> float:
+    """Bytes per second that this machine's threads can read from memory: the fastest sum of a large array."""
+    x = np.ones(megabytes * 2**18, dtype=np.float32)
+    num_threads = torch.get_num_threads()
+    sums = np.zeros(num_threads, dtype=np.float32)
+    call = functools.partial(_sum_shares, address(x), x.size, num_threads, sums)
+    call()
+    return megabytes * 2**20 / min(seconds(call, repeats=1) for _ in range(repeats))
+
+
 def main() -> None:
-    """Print, and write where asked, the measurement at the default (40M-parameter) shape."""
+    """Print, and write where asked, the measurements at the default (40M-parameter) shape and of the demo's models."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     set_defaults()
-    text = json.dumps(measure(), indent=1)
+    large = [
+        measure_steps("compressive_transformer", batch_size=b, num_steps=n, with_bound=True)
+        for b, n in ((1, 24), (4, 8))
+    ]
+    large.append(measure_steps("wavenet", batch_size=1, num_steps=24, with_bound=True))
+    demo = [measure_steps(name, batch_size=b, num_steps=640 // b, **_DEMO[name]) for name in _DEMO for b in (1, 4, 16)]
+    result = {
+        **measure(),
+        "paper_sizes": large,
+        "demo_sizes": demo,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "processor": platform.processor() or platform.machine(),
+    }
+    text = json.dumps(result, indent=1)
     print(text)
     if args.json:
         args.json.write_text(text + "\n")
