@@ -45,7 +45,9 @@ def test_the_figures_are_there_and_sane(
     memory = model["training_memory"]
     assert 0 < memory["peak_without_imports_bytes"] < memory["peak_bytes"]
     assert memory["imports_bytes"] > 50e6
-    assert [case["num_streams"] for case in model["sampling"]] == [1, 4]
+    assert [(case["num_streams"], case["decoder"]) for case in model["sampling"]] == [
+        (1, "exact"), (1, "int8"), (4, "exact"), (4, "int8")
+    ]  # fmt: skip
     assert all(0 < case["share_of_bound"] < 1.5 for case in model["sampling"])
     assert [part["channels"] for part in content["preparation"]] == [1, 2]
 

@@ -21,8 +21,8 @@ from waveform.engine.bench import (
     spread,
     updates_needed,
 )
-from waveform.engine.interface import decoder
 from waveform.engine.shards import Shard, ShardWriter, TokenSet
+from waveform.models.decoding import CachedDecoder
 from waveform.models.registry import build
 
 
@@ -106,7 +106,7 @@ def test_a_step_reads_its_weights_and_cache_once() -> None:
         num_position_features=P, window=W, memory=M, compressed=C, compression_rate=4,
     )  # fmt: skip
     state = full_state(model, window=W, batch_size=B)
-    counted = bytes_read_by_step(decoder(model, state), torch.zeros(B, dtype=torch.int64))
+    counted = bytes_read_by_step(CachedDecoder(model, state), torch.zeros(B, dtype=torch.int64))
     slots = M + C + 1  # the first step of a window
     weights = L * (d * (3 * d + H * P) + d * d + 2 * d * F) + d * V
     biases = L * (3 * d + H * P + F + d) + V
@@ -165,7 +165,9 @@ def test_every_case_of_sampling_is_measured() -> None:
     model = build("wavenet", vocab_size=V, num_stacks=1, layers_per_stack=2, residual_channels=8)
     state = full_state(model, window=64)
     cases = measure_sampling(model, state, window=64, vocab_size=V, stream_counts=(1, 3))
-    assert [case["num_streams"] for case in cases] == [1, 3]
+    assert [(case["num_streams"], case["decoder"]) for case in cases] == [
+        (1, "exact"), (1, "int8"), (3, "exact"), (3, "int8")
+    ]  # fmt: skip
     for case in cases:
         speed = case["samples_per_second"]
         assert 0 < speed["min"] <= speed["median"] <= speed["max"]

@@ -24,8 +24,10 @@ from waveform.models.decoding import CachedDecoder
 from waveform.models.kernels import DenseWeights, pad_last
 from waveform.models.registry import build
 
-every_case = pytest.mark.parametrize("case", laws.CASES, ids=str)
-attention_cases = [case for case in laws.CASES if case.model != "wavenet"]
+# Adaptive and tied embeddings are for vocabularies of words; those models step with torch.
+COMPILED = [case for case in laws.CASES if not {"head", "tie_embeddings"} & set(case.fields)]
+every_case = pytest.mark.parametrize("case", COMPILED, ids=str)
+attention_cases = [case for case in COMPILED if case.model != "wavenet"]
 
 # Logits of these models are of size 5, and layer norms over 16 features magnify rounding. The eager decoder, which
 # computes the same in another order, is up to 5e-5 from `forward`; a wrong slot, weight or position is off by 0.1.

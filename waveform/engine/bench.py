@@ -22,7 +22,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from waveform.engine.interface import Decoder, SequenceModel, State, decoder, map_state, state_tensors, take_rows
+from waveform.engine.interface import (
+    Decoder,
+    SequenceModel,
+    State,
+    decoder,
+    has_int8_decoder,
+    map_state,
+    state_tensors,
+    take_rows,
+)
 from waveform.engine.machine import peak_resident_bytes
 from waveform.engine.sampler import SamplingConfig, draw, probabilities
 from waveform.engine.trainer import Trainer
@@ -211,7 +220,10 @@ def _enough(durations_s: Sequence[float]) -> bool:
 
 def decoders(model: SequenceModel) -> Mapping[str, Callable[[State], Decoder]]:
     """Every way in which `model` samples, by the name it has in the results; another decoder gets its line here."""
-    return {"exact": lambda state: decoder(model, state)}
+    ways: dict[str, Callable[[State], Decoder]] = {"exact": lambda state: decoder(model, state)}
+    if has_int8_decoder(model) and next(iter(model.parameters())).device.type == "cpu":
+        ways["int8"] = lambda state: decoder(model, state, int8=True)
+    return ways
 
 
 class _ReadCounter(TorchDispatchMode):

@@ -91,10 +91,16 @@ def decoder(model: SequenceModel, state: State, *, int8: bool = False) -> Decode
     """
     own = getattr(model, "decoder", None)
     if int8:
-        if own is None or "int8" not in inspect.signature(own).parameters:
+        if own is None or not has_int8_decoder(model):
             raise UserError(f"{type(model).__name__} has no int8 decoder; sample without int8")
         return own(state, int8=True)
     return own(state) if own is not None else ForwardDecoder(model, state)
+
+
+def has_int8_decoder(model: SequenceModel) -> bool:
+    """Whether `decoder(..., int8=True)` can be asked for (it may still refuse a device)."""
+    own = getattr(model, "decoder", None)
+    return own is not None and "int8" in inspect.signature(own).parameters
 
 
 def map_state(function: Callable[..., Tensor], state: S, *others: S) -> S:

@@ -25,10 +25,11 @@ from typing import Any, NamedTuple, cast
 import numba
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from waveform.models import attention
 from waveform.models.compressive_transformer import CompressiveState, CompressiveTransformer
+from waveform.models.heads import SoftmaxHead
 from waveform.models.kernels import (
     ADD,
     F32,
@@ -576,6 +577,7 @@ class CompiledDecoder:
         output = DenseWeights(outputs, none, int8=self._int8)
         feed_in = DenseWeights([layer.feedforward_in.weight for layer in layers], feed_in_bias, int8=self._int8)
         feed_out = DenseWeights([layer.feedforward_out.weight for layer in layers], feed_out_bias, int8=self._int8)
+        assert isinstance(model.head, SoftmaxHead) and isinstance(model.embedding, nn.Embedding)
         head = DenseWeights([model.head.projection.weight], [model.head.projection.bias], int8=self._int8)
 
         def vectors(rows: list[Tensor]) -> np.ndarray:

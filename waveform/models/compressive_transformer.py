@@ -561,19 +561,22 @@ class CompressiveTransformer(nn.Module):
     def decoder(self, state: CompressiveState, *, int8: bool = False) -> Decoder:
         """A decoder with cached keys and values; rows must be equally far (else a slower general one is given).
 
-        int8: weights and cache in 8 bits, for fp32 models on a CPU. Raises UserError elsewhere.
+        int8: weights and cache in 8 bits, for fp32 models on a CPU with a plain softmax. Raises UserError elsewhere.
         """
         # Imported here: those modules import this one, and compiled kernels are for who samples.
         from waveform.models.decoding import CachedDecoder
 
-        weight = self.embedding.weight
+        weight = next(self.parameters())
         in_step = not bool((state.steps != state.steps[0]).any())
-        if in_step and weight.device.type == "cpu" and weight.dtype == torch.float32:
+        plain = isinstance(self.embedding, nn.Embedding) and isinstance(self.head, heads.SoftmaxHead)
+        if in_step and plain and weight.device.type == "cpu" and weight.dtype == torch.float32:
             from waveform.models.compiled_decoding import CompiledDecoder
 
             return CompiledDecoder(self, state, int8=int8)
         if int8:
-            raise UserError("int8 sampling is for fp32 models on a CPU; sample without it, or with device cpu")
+            raise UserError(
+                "int8 sampling is for fp32 models on a CPU, without adaptive or tied embeddings; sample without it"
+            )
         return CachedDecoder(self, state) if in_step else ForwardDecoder(self, state)
 
 
