@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 import waveform
 from waveform.audio.files import read_audio
 from waveform.cli import main
+from waveform.quantisation import _validation_tokens, quantisation_loss
 
 MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
 SMALL = {
@@ -145,6 +148,35 @@ def test_sample(place: Path, tmp_path: Path, model: str) -> None:
             assert (file.getframerate(), file.getnchannels(), file.getnframes()) == (24_000, 1, 1200)
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert (tmp_path / "a" / files[0]).read_bytes() != (tmp_path / "a" / files[1]).read_bytes()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_sample_int8_says_what_it_costs(
+    place: Path, tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sample", str(place / model), "--int8", "--seconds", "0.02", "--out", str(tmp_path)]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("int8: "))
+    found = re.fullmatch(r"int8: NLL (\S+) -> (\S+) nats \(([+-]\S+)\) on [\d,]+ samples of the validation split", line)
+    assert found, line
+    fp32, int8, difference = map(float, found.groups())
+    assert difference == pytest.approx(int8 - fp32, abs=2e-4) and abs(difference) < 0.05
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_int8_cost_equals_nll_and_survives_lost_data(place: Path) -> None:
+    run = waveform.load(place / "wavenet")
+    loss = quantisation_loss(run)
+    tokens = _validation_tokens(run)
+    assert tokens is not None and tokens.shape == (1, 3249) and loss.num_samples == 1200
+    first = tokens.shape[1] // 2 // run.window * run.window  # what precedes is read, not scored
+    with torch.no_grad():
+        state = run.model.init_state(1, device="cpu", dtype=torch.float32)
+        hidden = run.model.forward(tokens[:, :-1], state).hidden
+        nll = run.model.head.nll(hidden, tokens[:, 1:])[0, first : first + 1200]
+    assert loss.fp32_nats == pytest.approx(float(nll.mean()), abs=1e-5)
+    run.config["dataset"]["path"] = str(place / "gone")
+    lost = quantisation_loss(run)
+    assert lost.source == "that the fp32 model sampled" and 0 < lost.fp32_nats < 8
 
 
 def test_sample_continues_real_audio(place: Path, tmp_path: Path) -> None:
