@@ -23,9 +23,10 @@ from waveform.engine import checkpoint
 from waveform.engine.distributed import World
 from waveform.engine.errors import UserError
 from waveform.engine.evaluator import evaluate
-from waveform.engine.interface import SequenceModel, State, detach, reset_rows, to_device
+from waveform.engine.interface import SequenceModel, State, detach
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.progress import Progress
+from waveform.engine.reading import score_window
 from waveform.engine.schedule import learning_rate, update_period
 from waveform.engine.shards import TokenSet
 from waveform.engine.streams import Chunk, TokenStream, Window, check_sizes
@@ -121,6 +122,14 @@ class TrainResult:
     interrupted: bool  # by a signal; the state is saved
 
 
+def parameter_groups(model: SequenceModel) -> dict[str, list[nn.Parameter]]:
+    """The parameters in groups whose gradients are clipped apart: `trunk`, and `compressor` where one learns alone."""
+    compressor: list[nn.Parameter] = getattr(model, "compressor_parameters", list)()
+    apart = {id(parameter) for parameter in compressor}
+    trunk = [parameter for parameter in model.parameters() if id(parameter) not in apart]
+    return {"trunk": trunk, **({"compressor": compressor} if compressor else {})}
+
+
 class Trainer:
     """Trains one model on one token set; resumes from the newest checkpoint of `run_dir`, if any."""
 
@@ -170,11 +179,9 @@ class Trainer:
             rank=self.world.rank,
             num_ranks=self.world.size,
         )
-        compressor: list[nn.Parameter] = getattr(model, "compressor_parameters", list)()
-        apart = {id(parameter) for parameter in compressor}
-        trunk = [parameter for parameter in self.module.parameters() if id(parameter) not in apart]
-        self.groups = {"trunk": trunk, **({"compressor": compressor} if compressor else {})}
-        self.optimiser = torch.optim.Adam([*trunk, *compressor], lr=config.lr, betas=(0.9, config.beta2), fused=True)
+        self.groups = parameter_groups(model)
+        parameters = [parameter for group in self.groups.values() for parameter in group]
+        self.optimiser = torch.optim.Adam(parameters, lr=config.lr, betas=(0.9, config.beta2), fused=True)
         dtype = next(iter(self.module.parameters())).dtype
         self._fresh = model.init_state(config.batch_size // self.world.size, device=self.world.device, dtype=dtype)
         self.state: State = self._fresh
@@ -381,16 +388,11 @@ class Trainer:
     def _forward(self, window: Window) -> tuple[Tensor, Tensor, Tensor]:
         """Sum of nats over scored tokens, sum of auxiliary losses over rows, number of scored tokens."""
         device = self.world.device
-        autocast = self.config.autocast(device)
-        self.state = reset_rows(self.state, self._fresh, window.reset)
-        inputs, targets, scored = (to_device(t, device) for t in (window.inputs, window.targets, window.scored))
-        with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-            step = self.model.forward(inputs, self.state)
-            nll = self.model.head.nll(step.hidden, targets)
-        self.state = step.state
-        nats = torch.where(scored, nll, 0).sum()
-        aux = sum((loss.sum() for loss in step.aux_losses.values()), torch.zeros((), device=device))
-        return nats, aux, scored.sum()
+        scores = score_window(
+            self.model, window, self.state, fresh=self._fresh, device=device, autocast=self.config.autocast(device)
+        )
+        self.state = scores.state
+        return scores.nats, scores.aux, scores.scored.sum()
 
     def _wait_for_device(self) -> None:
         """Count the work that is still queued on a GPU as time of training, before a rate is computed."""
