@@ -114,6 +114,21 @@ def test_evaluate_with_longer_memory(place: Path, tmp_path: Path) -> None:
     assert longer["nll_nats_per_sample"] != trained["nll_nats_per_sample"]
 
 
+def test_dynamic_evaluation_is_reported_apart(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = place / "compressive_transformer"
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    plain = waveform.evaluate(run, show_progress=False)
+    arguments = ["evaluate", str(run), "--dynamic", "--dynamic-optimiser", "adam", "--dynamic-lr", "1e-3"]
+    assert main([*arguments, "--json", str(tmp_path / "e.json")]) == 0
+    figures = json.loads((tmp_path / "e.json").read_text())
+    dynamic = figures.pop("dynamic")
+    assert figures == plain
+    assert dynamic["optimiser"] == "adam" and dynamic["lr"] == 1e-3
+    assert dynamic["nll_nats_per_sample"] < plain["nll_nats_per_sample"] - 0.1  # six steps of training left much to do
+    assert f"{dynamic['nll_nats_per_sample']:.4f} nats" in capsys.readouterr().out
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
 def test_evaluate_on_other_audio(place: Path, tmp_path: Path) -> None:
     for split in ("train", "valid", "test"):
         write_tones(tmp_path / "others" / split, num=1)
@@ -334,6 +349,10 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
     "sample from no run": (lambda p, t: ["sample", p / "audio", "--out", t / "o"], ["is no run"]),
     "sample from nothing": (lambda p, t: ["sample", t / "none", "--out", t / "o"], ["no such run folder"]),
     "evaluate an unknown split": (lambda p, t: ["evaluate", p / "wavenet", "--split", "dev"], ["no split 'dev'"]),
+    "dynamic learning rate": (
+        lambda p, t: ["evaluate", p / "wavenet", "--dynamic", "--dynamic-lr", "-1"],
+        ["learning rate", "-1", "0 or more"],
+    ),
     "memory for wavenet": (lambda p, t: ["evaluate", p / "wavenet", "--memory", "5"], ["no 'memory'"]),
     "primer is no audio": (
         lambda p, t: ["sample", p / "wavenet", "--out", t / "o", "--prime", Path(__file__)],

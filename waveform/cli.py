@@ -54,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--protocol", choices=("utterance", "chunk"), help="when state resets (default: as in training)")
     p.add_argument("--memory", type=int, metavar="N", help="memory slots, other than in training")
     p.add_argument("--compressed", type=int, metavar="N", help="compressed slots, other than in training")
+    p.add_argument("--dynamic", action="store_true", help="score again while learning from what was scored")
+    p.add_argument("--dynamic-optimiser", choices=("sgd", "adam"), default="sgd", help="default: sgd")
+    p.add_argument("--dynamic-lr", type=float, metavar="LR", help="default: 3e-2 with sgd, 3e-5 with adam")
     _add_device(p)
 
     p = verb("sample", "generate audio into WAV files")
@@ -149,6 +152,9 @@ def _run(args: argparse.Namespace) -> int:
             data=args.data,
             split=args.split,
             protocol=args.protocol,
+            dynamic=args.dynamic,
+            dynamic_optimiser=args.dynamic_optimiser,
+            dynamic_lr=args.dynamic_lr,
             json_file=args.json,
             device=args.device,
             **longer,

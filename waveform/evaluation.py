@@ -7,6 +7,7 @@ from waveform import scoring
 from waveform.audio.corpus import DataConfig
 from waveform.composing import typed
 from waveform.engine.distributed import World
+from waveform.engine.dynamic import DynamicConfig
 from waveform.engine.errors import UserError
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.metrics import bits
@@ -21,6 +22,9 @@ def evaluate(
     data: Path | str | None = None,
     split: str = "test",
     protocol: str | None = None,
+    dynamic: bool = False,
+    dynamic_optimiser: str = "sgd",
+    dynamic_lr: float | None = None,
     json_file: Path | str | None = None,
     device: str | None = None,
     show_progress: bool = True,
@@ -29,9 +33,12 @@ def evaluate(
     """NLL of a run on a split, in nats and bits per sample; prints it and returns (and writes) the figures.
 
     protocol: `utterance` (state carried from each utterance's start), `chunk` (reset every train.chunk samples), or
-    None for what the run was trained with. model_fields: a longer `memory` or `compressed`. Raises UserError as `load`.
+    None for what the run was trained with. model_fields: a longer `memory` or `compressed`. dynamic: score again,
+    learning on the way by `dynamic_optimiser` at `dynamic_lr` (see `DynamicConfig`), reported apart as `dynamic`; the
+    run itself stays as it is. Raises UserError as `load`.
     """
     run = load(run_dir, device=device, **model_fields)
+    dynamic_config = scoring.dynamic_config(run, optimiser=dynamic_optimiser, lr=dynamic_lr) if dynamic else None
     tokens = test_tokens(run, data=data, split=split, show_progress=show_progress)
     result = score(run, tokens, protocol=_protocol(run, protocol), show_progress=show_progress)
     figures = describe(run, result, split=split, checksum=tokens.checksum, unigram=scoring.unigram_nats(run, tokens))
@@ -43,6 +50,17 @@ def evaluate(
             f"({figures['num_samples']:,} samples of {figures['num_utterances']} utterances"
             + (f"; unigram {unigram:.4f} nats)" if unigram is not None else ")")
         )
+    if dynamic_config is not None:
+        learned = score(
+            run, tokens, protocol=_protocol(run, protocol), dynamic=dynamic_config, show_progress=show_progress
+        )
+        apart = scoring.describe_dynamic(learned, dynamic_config, plain=result, unit="sample")
+        figures["dynamic"] = apart
+        if show_progress:
+            print(
+                f"dynamic, {apart['optimiser']} at {apart['lr']:g}: {learned.nats_per_token:.4f} nats = "
+                f"{learned.bits_per_token:.4f} bits per sample ({apart['difference_to_plain_nats']:+.4f} nats)"
+            )
     scoring.write_json(json_file, figures)
     return figures
 
@@ -73,10 +91,25 @@ def _protocol(run: Run, asked: str | None) -> str:
     return asked or ("chunk" if run.config["train"]["state"] == "chunk" else "utterance")
 
 
-def score(run: Run, tokens: TokenSet, *, protocol: str, show_progress: bool = True) -> Evaluation:
-    """NLL of each utterance of `tokens` under `run`, in fp32 on every device."""
+def score(
+    run: Run,
+    tokens: TokenSet,
+    *,
+    protocol: str,
+    dynamic: DynamicConfig | None = None,
+    show_progress: bool = True,
+) -> Evaluation:
+    """NLL of each utterance of `tokens` under `run`, in fp32 on every device; `dynamic`: as in `scoring.score`."""
     rate_hz = run.config["dataset"]["modality"]["sample_rate_hz"]
-    return scoring.score(run, tokens, protocol=protocol, unit="sample", unit_s=1 / rate_hz, show_progress=show_progress)
+    return scoring.score(
+        run,
+        tokens,
+        protocol=protocol,
+        unit="sample",
+        unit_s=1 / rate_hz,
+        dynamic=dynamic,
+        show_progress=show_progress,
+    )
 
 
 def describe(run: Run, result: Evaluation, *, split: str, checksum: str, unigram: float | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from waveform.engine.atomic import explain_write_errors, write_file
 from waveform.engine.distributed import World
+from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.errors import UserError
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.evaluator import evaluate as evaluate_tokens
@@ -48,15 +49,34 @@ def score(
     unit_s: float | None = None,
     world: World | None = None,
     classes: Tensor | None = None,
+    dynamic: DynamicConfig | None = None,
     show_progress: bool = True,
 ) -> Evaluation:
     """NLL of each utterance of `tokens` under `run`, in fp32 on every device.
 
     unit, unit_s: of the progress line. world, classes: as in the engine's `evaluate`; by default this process alone.
+    dynamic: let a copy of the model learn from what it has scored. Raises UserError for that on several processes.
     """
+    verb = "evaluate" if dynamic is None else "evaluate dynamically"
+    world = world or World(device=run.device)
+    if dynamic is not None and world.size > 1:
+        raise UserError(f"dynamic evaluation follows one stream, on one process; it was started on {world.size}")
     with Progress(
-        f"evaluate {run.name}", total=tokens.num_tokens, unit=unit, unit_s=unit_s, enabled=show_progress
+        f"{verb} {run.name}", total=tokens.num_tokens, unit=unit, unit_s=unit_s, enabled=show_progress
     ) as progress:
+        if dynamic is not None:
+            return evaluate_dynamically(
+                run.model,
+                tokens,
+                config=dynamic,
+                window=run.window,
+                batch_size=run.config["train"]["evaluate_batch_size"],
+                protocol=protocol,
+                chunk=run.config["train"]["chunk"],
+                device=run.device,
+                progress=progress,
+                classes=classes,
+            )
         return evaluate_tokens(
             run.model,
             tokens,
@@ -64,10 +84,28 @@ def score(
             batch_size=run.config["train"]["evaluate_batch_size"],
             protocol=protocol,
             chunk=run.config["train"]["chunk"],
-            world=world or World(device=run.device),
+            world=world,
             progress=progress,
             classes=classes,
         )
+
+
+def dynamic_config(run: TrainedRun, *, optimiser: str = "sgd", lr: float | None = None) -> DynamicConfig:
+    """Dynamic evaluation with what training clipped and weighed. Raises UserError for values out of range."""
+    train = run.config["train"]
+    return DynamicConfig(optimiser=optimiser, lr=lr, clip_norm=train["clip_norm"], aux_weight=train["aux_weight"])
+
+
+def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evaluation, unit: str) -> dict[str, Any]:
+    """What reports hold of a dynamic evaluation, apart from the plain one of the same tokens."""
+    return {
+        "optimiser": config.optimiser,
+        "lr": config.learning_rate,
+        "clip_norm": config.clip_norm,
+        f"nll_nats_per_{unit}": result.nats_per_token,
+        f"nll_bits_per_{unit}": result.bits_per_token,
+        "difference_to_plain_nats": result.nats_per_token - plain.nats_per_token,
+    }
 
 
 def unigram_nats(run: TrainedRun, tokens: TokenSet) -> float | None:

@@ -1,0 +1,109 @@
+"""Dynamic evaluation: equal to the plain one where nothing is learned, never trained on what is not scored yet."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests import laws
+from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
+from waveform.engine.errors import UserError
+from waveform.engine.evaluator import Evaluation, evaluate
+from waveform.engine.shards import Shard, ShardWriter, TokenSet
+from waveform.models.registry import build
+
+LENGTHS = [13, 4, 40, 1, 22, 8, 17]
+CPU = torch.device("cpu")
+
+
+def small_model(name: str) -> tuple[Any, int]:
+    torch.manual_seed(0)
+    fields = next(iter(laws.CONFIGS[name].values()))
+    model = build(name, vocab_size=laws.VOCAB_SIZE, **fields)
+    assert isinstance(model, torch.nn.Module)
+    return model.double().eval().requires_grad_(False), fields.get("window", 4)
+
+
+def written(path: Path, utterances: list[np.ndarray]) -> TokenSet:
+    with ShardWriter(path, vocab_size=laws.VOCAB_SIZE) as writer:
+        for i, utterance in enumerate(utterances):
+            writer.begin(f"utterance_{i:03d}")
+            writer.append(utterance.astype(np.uint8))
+    return TokenSet([Shard(path)], vocab_size=laws.VOCAB_SIZE)
+
+
+def dynamically(model: Any, tokens: TokenSet, *, window: int, batch_size: int = 1, **config: Any) -> Evaluation:
+    return evaluate_dynamically(
+        model,
+        tokens,
+        config=DynamicConfig(**{"optimiser": "adam", **config}),
+        window=window,
+        batch_size=batch_size,
+        device=CPU,
+    )
+
+
+@pytest.mark.parametrize("name", sorted(laws.CONFIGS))
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_equals_plain_evaluation_without_learning(
+    name: str, optimiser: str, token_set: Callable[..., TokenSet]
+) -> None:
+    model, window = small_model(name)
+    tokens = token_set(LENGTHS)
+    plain = evaluate(model, tokens, window=window, batch_size=3)
+    result = dynamically(model, tokens, window=window, batch_size=2, optimiser=optimiser, lr=0.0)
+    np.testing.assert_allclose(result.nats, plain.nats, rtol=1e-12)
+    assert result.counts.tolist() == LENGTHS
+
+
+@pytest.mark.parametrize("name", sorted(laws.CONFIGS))
+def test_learns_what_repeats_and_leaves_the_model(name: str, tmp_path: Path) -> None:
+    model, window = small_model(name)
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    pattern = np.random.default_rng(0).integers(0, laws.VOCAB_SIZE, 6)
+    tokens = written(tmp_path / "a.shard", [np.tile(pattern, 20)] * 3)
+    plain = evaluate(model, tokens, window=window, batch_size=1)
+    result = dynamically(model, tokens, window=window, optimiser="adam", lr=1e-2)
+    assert result.nats_per_token < 0.8 * plain.nats_per_token
+    assert result.nats[2] < result.nats[0]
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+    assert not any(p.requires_grad or p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", sorted(laws.CONFIGS))
+def test_scores_before_it_learns(name: str, tmp_path: Path) -> None:
+    """A changed last token changes the score of no earlier window, though windows before it were learned from."""
+    model, window = small_model(name)
+    first = np.random.default_rng(1).integers(0, laws.VOCAB_SIZE, 5 * window)
+    last = np.random.default_rng(2).integers(0, laws.VOCAB_SIZE, 1)
+    results = [
+        dynamically(model, written(tmp_path / f"{i}.shard", [first, part]), window=window, lr=0.05)
+        for i, part in enumerate([last, (last + 3) % laws.VOCAB_SIZE])
+    ]
+    assert results[0].nats[0] == results[1].nats[0] and results[0].nats[1] != results[1].nats[1]
+    # And one window alone is scored by the weights as they came.
+    alone = written(tmp_path / "alone.shard", [first[:window]])
+    plain = evaluate(model, alone, window=window, batch_size=1)
+    np.testing.assert_allclose(dynamically(model, alone, window=window, lr=0.05).nats, plain.nats, rtol=1e-12)
+
+
+def test_the_compressor_learns_too(token_set: Callable[..., TokenSet]) -> None:
+    """Its loss is the only one that reaches it; without it the scores after the first compressions differ."""
+    model, window = small_model("compressive_transformer")
+    tokens = token_set([30 * window])
+    with_loss = dynamically(model, tokens, window=window, lr=1e-2, aux_weight=1.0)
+    without = dynamically(model, tokens, window=window, lr=1e-2, aux_weight=0.0)
+    assert with_loss.nats[0] != without.nats[0]
+
+
+def test_mistakes(token_set: Callable[..., TokenSet]) -> None:
+    with pytest.raises(UserError, match="optimiser is 'lbfgs'"):
+        DynamicConfig(optimiser="lbfgs")
+    with pytest.raises(UserError, match="0 or more"):
+        DynamicConfig(lr=-1.0)
+    model, window = small_model("wavenet")
+    with pytest.raises(UserError, match="diverged"):
+        dynamically(model, token_set([80]), window=window, optimiser="sgd", lr=1e300, clip_norm=1e9)

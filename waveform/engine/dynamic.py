@@ -1,0 +1,104 @@
+"""Naive dynamic evaluation: the model goes on learning from the test stream, each window after it has been scored.
+
+Krause et al. 2018, "Dynamic evaluation of neural sequence models", without their decay towards the first weights;
+Rae et al. 2019 report one such epoch on WikiText-103. Neither tells the settings for these models: ours are our own.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from waveform.engine.distributed import World
+from waveform.engine.errors import UserError
+from waveform.engine.evaluator import Evaluation, Tally, check_protocol
+from waveform.engine.interface import SequenceModel
+from waveform.engine.progress import Progress
+from waveform.engine.reading import read
+from waveform.engine.shards import TokenSet
+from waveform.engine.trainer import parameter_groups
+
+# The best of four each on held-out speech (results/notes.md).
+_DEFAULT_LR = {"sgd": 3e-2, "adam": 3e-5}
+OPTIMISERS = tuple(_DEFAULT_LR)
+
+
+@dataclass(frozen=True)
+class DynamicConfig:
+    """How the model learns while it is evaluated."""
+
+    optimiser: str = "sgd"  # sgd | adam, which starts from a fresh state
+    lr: float | None = None  # constant; None: 3e-2 with sgd, 3e-5 with adam
+    clip_norm: float = 0.1  # of the trunk's gradient and of the compressor's, as in training
+    aux_weight: float = 1.0  # of the compression loss, which keeps the compressor up with the trunk
+
+    def __post_init__(self) -> None:
+        if self.optimiser not in OPTIMISERS:
+            raise UserError(f"the dynamic optimiser is {self.optimiser!r}; choose one of {', '.join(OPTIMISERS)}")
+        if self.lr is not None and not 0 <= self.lr < float("inf"):
+            raise UserError(f"the dynamic learning rate is {self.lr}; it must be 0 or more")
+
+    @property
+    def learning_rate(self) -> float:
+        return _DEFAULT_LR[self.optimiser] if self.lr is None else self.lr
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """An optimiser that has seen nothing."""
+        cls = torch.optim.Adam if self.optimiser == "adam" else torch.optim.SGD
+        return cls(parameters, lr=self.learning_rate)
+
+
+def evaluate_dynamically(
+    model: SequenceModel,
+    tokens: TokenSet,
+    *,
+    config: DynamicConfig,
+    window: int,
+    batch_size: int,
+    protocol: str = "utterance",
+    chunk: int | None = None,
+    device: torch.device,
+    autocast: torch.dtype | None = None,
+    progress: Progress | None = None,
+    classes: Tensor | None = None,
+) -> Evaluation:
+    """Score every token of `tokens` once, in the set's order, with one update on each window after its score is kept.
+
+    The rest is as in `evaluate`, which this equals at a learning rate of 0. A copy of the model learns; `model` stays
+    as it was. Rows side by side share each update, so fewer rows learn from each other sooner. One process only: the
+    order of the stream decides what was learned when. Raises UserError where the loss stops being finite.
+    """
+    chunk = check_protocol(protocol, window=window, chunk=chunk)
+    learner = copy.deepcopy(model)
+    assert isinstance(learner, nn.Module)
+    learner.requires_grad_(True).eval()  # no dropout: one pass gives the score and the gradient
+    groups = parameter_groups(learner)
+    optimiser = config.build([parameter for group in groups.values() for parameter in group])
+    tally = Tally(tokens, classes=classes, device=device)
+    with torch.enable_grad():
+        for dealt, scores in read(
+            learner,
+            tokens,
+            range(len(tokens)),
+            window=window,
+            batch_size=batch_size,
+            chunk=chunk,
+            device=device,
+            autocast=autocast,
+        ):
+            num_scored = tally.add(dealt, scores)
+            loss = scores.nats / num_scored + scores.aux * (config.aux_weight / len(dealt.utterances))
+            if not bool(torch.isfinite(loss)):
+                raise UserError(
+                    f"dynamic evaluation diverged (its loss is {loss.item()}); lower its learning rate, "
+                    f"{config.learning_rate:g}"
+                )
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            for group in groups.values():
+                nn.utils.clip_grad_norm_(group, config.clip_norm)
+            optimiser.step()
+            if progress is not None:
+                progress.update(num_scored)
+    return tally.result(protocol=protocol, world=World(device=device), whole=True)
