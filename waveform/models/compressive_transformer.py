@@ -158,6 +158,7 @@ class Layer(nn.Module):
             self.compressor = Compressor(
                 config.d_model, function=config.compression, rate=config.compression_rate, autoencode=autoencode
             )
+            self.compression_loss = nn.Identity()  # this layer's loss [B] passes it, for forward hooks to see
 
     def forward(self, h: Tensor, past: Tensor | None, slots: Slots) -> tuple[Tensor, AttentionOutput]:
         """h [B, T, D] -> output [B, T, D] and what the attention computed; `past`: see RelativeAttention."""
@@ -365,6 +366,7 @@ class CompressiveTransformer(nn.Module):
                 boundary = _Boundary(layer, window, queries, attended.keys, attended.values)
                 memory, loss = self._end_window(memory, boundary, before, after, done)
                 if loss is not None:
+                    loss = layer.compression_loss(loss)
                     total_loss = loss if total_loss is None else total_loss + loss
             if not done.all():
                 old = state.window[i]

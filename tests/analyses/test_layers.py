@@ -1,0 +1,167 @@
+"""Attention by position and compression loss by layer, against written-out softmaxes and losses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests import laws
+from tests.engine.conftest import write_tokens
+from tests.references import compressive_transformer as naive
+from waveform.analyses.layers import (
+    LayerObservations,
+    attention_by_position,
+    compression_loss_by_layer,
+    full_after,
+    in_buckets,
+    observe_layers,
+)
+from waveform.engine.errors import UserError
+from waveform.engine.shards import TokenSet
+
+CPU = torch.device("cpu")
+CASES = [
+    laws.Case("compressive_transformer", name)
+    for name in ("conv", "conv-ragged", "conv-post-reference", "conv-autoencode-contiguous", "dilated", "most-used")
+] + [laws.Case("transformer_xl", name) for name in ("pre", "post-reference")]
+
+
+@pytest.fixture
+def token_set(tmp_path: Any) -> Callable[..., TokenSet]:
+    return lambda lengths: write_tokens(tmp_path / "a.shard", lengths)
+
+
+def observe(case: laws.Case, tokens: TokenSet, **options: Any) -> tuple[Any, LayerObservations]:
+    model = case.build().eval().requires_grad_(False)
+    observed = observe_layers(
+        model, tokens, device=CPU, **{"max_tokens": tokens.num_tokens, "batch_size": 2, **options}
+    )
+    assert isinstance(observed, LayerObservations), observed
+    return model, observed
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_written_out_weights_and_losses(
+    case: laws.Case, token_set: Callable[..., TokenSet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = token_set([170])
+    model, observed = observe(case, tokens, max_tokens=140)
+    config, lead, window = model.config, observed.full_after, case.window
+    length = lead + observed.num_windows * window
+    pieces = tokens.cut(length)
+    whole = [i for i, n in enumerate(pieces.lengths) if n == length]
+    num = len(observed.received)
+    chosen = [whole[int(i)] for i in np.linspace(0, len(whole) - 1, num)]
+    assert num >= 2 and num % 2 == 0
+
+    weights: list[tuple[Any, list[float]]] = []
+    losses: list[float] = []
+    attend, end_window = naive._attend, naive._end_window
+
+    def spy_on_attention(layer: Any, config: Any, query: Any, memory: Any, seen: Any) -> Any:
+        out = attend(layer, config, query, memory, seen)
+        slots = memory.compressed + memory.memory + seen
+        weights.append((layer, [float(slot.received[-1]) for slot in slots]))
+        return out
+
+    def spy_on_loss(*args: Any, **kwargs: Any) -> Any:
+        loss = end_window(*args, **kwargs)
+        losses.append(float(loss))
+        return loss
+
+    monkeypatch.setattr(naive, "_attend", spy_on_attention)
+    monkeypatch.setattr(naive, "_end_window", spy_on_loss)
+    num_slots = config.compressed + config.memory + window
+    for row, index in enumerate(chosen):
+        text = torch.from_numpy(pieces.read(index, start=0, stop=length).astype(np.int64))
+        weights.clear(), losses.clear()
+        naive.run(model, config, torch.cat([torch.tensor([laws.VOCAB_SIZE]), text[:-1]])[None])
+        expected = np.zeros((config.num_layers, num_slots))
+        for i, layer in enumerate(model.layers):
+            of_layer = [weight for owner, weight in weights if owner is layer][lead:]
+            assert len(of_layer) == observed.num_windows * window
+            for weight in of_layer:
+                assert sum(weight) == pytest.approx(1)
+                expected[i, : len(weight)] += np.array(weight) / len(of_layer)
+        np.testing.assert_allclose(observed.received[row], expected, atol=1e-9)
+        by_window = np.array(losses).reshape(-1, config.num_layers)[lead // window :]
+        if observed.losses is None:
+            assert not by_window.any()
+        else:
+            np.testing.assert_allclose(observed.losses[row], by_window.mean(axis=0), rtol=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_buckets_sum_to_one_and_pairs_are_unbiased(case: laws.Case, token_set: Callable[..., TokenSet]) -> None:
+    model, observed = observe(case, token_set([300, 200]))
+    with torch.no_grad():  # no queries: every slot that is seen gets the same weight
+        for layer in model.layers:
+            for parameter in (
+                layer.attention.query.weight,
+                layer.attention.key.weight,
+                layer.attention.position.weight,
+            ):
+                parameter.zero_()
+    flat = observe_layers(model, token_set([300, 200]), max_tokens=500, batch_size=2, device=CPU)
+    assert isinstance(flat, LayerObservations)
+    for seen in (observed, flat):
+        figures = attention_by_position(seen)
+        for regions in (figures["regions"], *figures["by_layer"]):
+            assert sum(sum(entry["weight"]) for entry in regions.values()) == pytest.approx(1)
+            for entry in regions.values():
+                assert len(entry["weight"]) == 6 == len(entry["weight_standard_error"])
+    regions = attention_by_position(flat)["regions"]
+    past = [w for name in regions if name != "window" for w in regions[name]["weight_per_slot"]]
+    np.testing.assert_allclose(past, past[0], rtol=1e-9)
+    window, slots = model.config.window, regions["memory"]["slots"] + model.config.compressed
+    assert past[0] == pytest.approx(np.mean([1 / (slots + i + 1) for i in range(window)]))
+    # Later slots of the window get less in all, because fewer queries see them; the one that sees the last sees all.
+    in_window = regions["window"]
+    assert in_window["weight"] == sorted(in_window["weight"], reverse=True)
+    assert in_window["weight"][-1] < 0.6 * in_window["weight"][0]
+    assert in_window["weight_per_slot"][-1] == pytest.approx(1 / (slots + window))
+
+
+@pytest.mark.parametrize("case", CASES[:5], ids=str)
+def test_layers_losses_average_to_the_models(case: laws.Case, token_set: Callable[..., TokenSet]) -> None:
+    tokens = token_set([200])
+    model, observed = observe(case, tokens, batch_size=1, max_tokens=100)
+    assert observed.losses is not None
+    piece = tokens.read(0, start=0, stop=observed.full_after + observed.num_windows * case.window)
+    text = torch.from_numpy(piece.astype(np.int64))
+    inputs = torch.cat([torch.tensor([laws.VOCAB_SIZE]), text[:-1]])[None]
+    state = model.init_state(1, dtype=torch.float64)
+    before = model(inputs[:, : observed.full_after], state)
+    aux = model(inputs[:, observed.full_after :], before.state).aux_losses["compression"]
+    assert observed.losses[0].mean() * observed.num_windows == pytest.approx(float(aux))
+
+
+def test_what_is_not_there_is_said(token_set: Callable[..., TokenSet]) -> None:
+    tokens = token_set([300])
+    wavenet = laws.Case("wavenet", "classic").build()
+    assert observe_layers(wavenet, tokens, max_tokens=300, batch_size=2, device=CPU) == "the model has no attention"
+    for case in (laws.Case("transformer_xl", "pre"), laws.Case("compressive_transformer", "max")):
+        _, observed = observe(case, tokens)
+        assert "no compressor" in compression_loss_by_layer(observed, kind="none")["absent"]
+    assert "compressed" not in attention_by_position(observe(CASES[-1], tokens)[1])["regions"]
+    model = CASES[0].build().requires_grad_(False)
+    short = token_set([full_after(model.config) + 1] * 9)
+    said = observe_layers(model, short, max_tokens=300, batch_size=2, device=CPU)
+    assert isinstance(said, str) and "no utterance is long enough" in said
+    with pytest.raises(UserError, match="do not fill the memories, which takes 12; give at least 16"):
+        observe_layers(model, tokens, max_tokens=15, batch_size=2, device=CPU)
+
+
+def test_hooks_are_gone_afterwards(token_set: Callable[..., TokenSet]) -> None:
+    model, _ = observe(CASES[0], token_set([300]))
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_buckets_share_what_lies_on_an_edge() -> None:
+    np.testing.assert_allclose(
+        in_buckets(np.array([1.0, 2.0, 4.0, 8.0]), num_buckets=3), [1 + 2 / 3, 4 / 3 + 8 / 3, 4 / 3 + 8]
+    )
+    np.testing.assert_allclose(in_buckets(np.arange(12.0)), [1, 5, 9, 13, 17, 21])
+    np.testing.assert_allclose(in_buckets(np.array([6.0])), np.ones(6))

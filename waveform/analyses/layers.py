@@ -1,0 +1,183 @@
+"""Attention by position and compression loss by layer (Rae et al. 2019, Figures 2 and 6), from one pass over the data.
+
+Shape letters: P pieces, L layers, K slots, C compressed slots, M memory slots, W window.
+
+The data is cut into pieces of one length, each read from an empty state: first without looking, until all memories are
+full, then looking at every window. Windows of one stream resemble each other, so the piece, not the window, is what
+counts as one observation: standard errors are over pieces' means.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from waveform.analyses.observing import attention_modules, observe_attention, observe_compression_loss
+from waveform.engine.errors import UserError
+from waveform.engine.progress import Progress
+from waveform.engine.reading import read
+from waveform.engine.shards import TokenSet
+from waveform.models.attention import Slots
+from waveform.models.compressive_transformer import CompressiveTransformerConfig
+
+NUM_BUCKETS = 6  # of each region, as in Figure 2
+REGIONS = ("compressed", "memory", "window")
+_MIN_WINDOWS = 4  # of a piece that are looked at, so that filling the memories is not nearly all of the work
+
+
+@dataclass(frozen=True)
+class LayerObservations:
+    """What was seen in P pieces, each a mean over its windows."""
+
+    received: np.ndarray  # [P, L, K] weight that a slot gets, mean over all queries of a window; sums to one over K
+    losses: np.ndarray | None  # [P, L] compression loss; None where the model computes none
+    num_windows: int  # looked at in each piece
+    full_after: int  # tokens after which all memories are full
+    slots: dict[str, int]  # region -> slots, in the order of K
+
+
+def full_after(config: CompressiveTransformerConfig) -> int:
+    """Tokens of a fresh stream after which memory and compressed memory are full, a multiple of the window."""
+    span = config.memory + config.compression_rate * config.compressed if config.compressed else config.memory
+    return -(-span // config.window) * config.window
+
+
+def observe_layers(
+    model: Any,
+    tokens: TokenSet,
+    *,
+    max_tokens: int,
+    batch_size: int,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> LayerObservations | str:
+    """Look at windows with full memories in pieces spread evenly over `tokens`; at most `max_tokens` are read.
+
+    model: its parameters require no gradient (losses are computed with gradients enabled). Returns one line where the
+    model or the data has nothing to look at. Raises UserError where max_tokens does not even fill the memories.
+    """
+    if not attention_modules(model):
+        return "the model has no attention"
+    config: CompressiveTransformerConfig = model.config
+    lead = full_after(config)
+    num_windows = max(_MIN_WINDOWS, lead // config.window)
+    longest = max(tokens.lengths, default=0)
+    num_windows = min(num_windows, (min(max_tokens, longest) - lead) // config.window)
+    if max_tokens < lead + config.window:
+        raise UserError(
+            f"--tokens {max_tokens} do not fill the memories, which takes {lead}; give at least {lead + config.window}"
+        )
+    if num_windows < 1:
+        return f"no utterance is long enough: memories are full after {lead} tokens, and the longest has {longest}"
+    length = lead + num_windows * config.window
+    pieces = tokens.cut(length)
+    whole = [i for i, n in enumerate(pieces.lengths) if n == length]
+    num_pieces = min(len(whole), max_tokens // length)
+    # Rows that all start and end together stay aligned, so that no slot is masked in one and attended in another.
+    batch_size = min(batch_size, num_pieces)
+    num_pieces = num_pieces // batch_size * batch_size
+    order = [whole[int(i)] for i in np.linspace(0, len(whole) - 1, num_pieces)]
+    num_layers = config.num_layers
+    num_slots = config.compressed + config.memory + config.window
+    received = np.zeros((num_pieces, num_layers, num_slots))
+    losses = np.zeros((num_pieces, num_layers))
+    num_losses = 0
+    seen_received: list[Tensor] = []
+    seen_losses: list[Tensor] = []
+
+    def see_attention(layer: int, weight: Tensor, slots: Slots) -> None:
+        seen_received.append(weight.double().cpu())
+
+    def see_loss(layer: int, loss: Tensor) -> None:
+        seen_losses.append(loss.double().cpu())
+
+    place = {utterance: i for i, utterance in enumerate(order)}
+    with torch.enable_grad(), observe_attention(model, see_attention), observe_compression_loss(model, see_loss):
+        for dealt, _ in read(
+            model, pieces, order, window=config.window, batch_size=batch_size, chunk=None, device=device
+        ):
+            if dealt.starts[0] >= lead:
+                at = [place[utterance] for utterance in dealt.utterances]
+                received[at] += torch.stack(seen_received, dim=1).numpy() / (config.window * num_windows)
+                if seen_losses:
+                    losses[at] += torch.stack(seen_losses, dim=1).numpy() / num_windows
+                    num_losses += 1
+            seen_received.clear()
+            seen_losses.clear()
+            if progress is not None:
+                progress.update(config.window * len(dealt.utterances))
+    assert num_losses in (0, num_windows * num_pieces // batch_size)
+    slots = dict(zip(REGIONS, (config.compressed, config.memory, config.window), strict=True))
+    return LayerObservations(received, losses if num_losses else None, num_windows, lead, slots)
+
+
+def in_buckets(values: np.ndarray, *, num_buckets: int = NUM_BUCKETS) -> np.ndarray:
+    """Sums [..., num_buckets] of `values` [..., n] over equal parts; a slot on an edge is shared in proportion."""
+    cumulative = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
+    edges = np.linspace(0, values.shape[-1], num_buckets + 1)
+    below = np.minimum(edges.astype(int), values.shape[-1] - 1)
+    share = edges - below
+    at_edges = (1 - share) * cumulative[..., below] + share * cumulative[..., below + 1]
+    return np.diff(at_edges, axis=-1)
+
+
+def mean_and_error(values: np.ndarray) -> tuple[list[Any], list[Any] | None]:
+    """Mean over the first axis, and its standard error; None for a single observation."""
+    error = values.std(axis=0, ddof=1) / len(values) ** 0.5 if len(values) > 1 else None
+    return values.mean(axis=0).tolist(), None if error is None else error.tolist()
+
+
+def attention_by_position(observed: LayerObservations) -> dict[str, Any]:
+    """Average attention by bucket, oldest first, of every region that the model has: Figure 2, and by layer.
+
+    weight: what a bucket gets of an average query. As in the paper the average is over all queries of the window,
+    wherever they stand, so that all buckets of all regions sum to one. A query sees no slot of the window after its
+    own, which lowers the window's last buckets, whatever the model does. weight_per_slot is the average over pairs of a
+    query and a slot that it sees, comparable between buckets and between regions.
+    """
+    figures: dict[str, Any] = {
+        "num_pieces": len(observed.received),
+        "num_windows": len(observed.received) * observed.num_windows,
+        "full_after_tokens": observed.full_after,
+        "buckets": "equal parts of a region, oldest first; standard errors are over pieces",
+        "regions": {},
+        "by_layer": [{} for _ in range(observed.received.shape[1])],
+    }
+    window = observed.slots["window"]
+    first = 0
+    for region, num_slots in observed.slots.items():
+        received = observed.received[:, :, first : first + num_slots]
+        first += num_slots
+        if not num_slots:
+            continue
+        # Share of a window's queries that see each slot: slot j of the window is seen from query j on.
+        seen = (window - np.arange(num_slots)) / window if region == "window" else np.ones(num_slots)
+        weight = in_buckets(received)  # [P, L, 6]
+        by_slot = weight / in_buckets(seen)
+        for values, entry in [
+            ((weight.mean(axis=1), by_slot.mean(axis=1)), figures["regions"]),
+            *(((weight[:, i], by_slot[:, i]), layer) for i, layer in enumerate(figures["by_layer"])),
+        ]:
+            mean, error = mean_and_error(values[0])
+            per_slot, per_slot_error = mean_and_error(values[1])
+            entry[region] = {
+                "slots": num_slots,
+                "weight": mean,
+                "weight_standard_error": error,
+                "weight_per_slot": per_slot,
+                "weight_per_slot_standard_error": per_slot_error,
+            }
+    return figures
+
+
+def compression_loss_by_layer(observed: LayerObservations, *, kind: str) -> dict[str, Any]:
+    """Mean compression loss of each layer, the first layer first, with standard errors over pieces: Figure 6.
+
+    kind: the loss that the model trains. Returns why there is none where the model computes none.
+    """
+    if observed.losses is None:
+        return {"absent": "the model has no compressor that learns from a loss of its own"}
+    mean, error = mean_and_error(observed.losses)
+    return {"loss": kind, "mean": mean, "standard_error": error, "num_pieces": len(observed.losses)}

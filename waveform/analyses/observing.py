@@ -1,0 +1,62 @@
+"""Watches the layers of a model while it runs, by forward hooks: the forward pass stays the model's own."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from waveform.models.attention import AttentionOutput, RelativeAttention, Slots
+from waveform.models.compressive_transformer import Layer
+
+
+def attention_modules(model: Any) -> list[RelativeAttention]:
+    """The relative attention of each layer, from the first to the last; none in a model without it."""
+    return [module for module in model.modules() if isinstance(module, RelativeAttention)]
+
+
+@contextmanager
+def observe_attention(model: Any, see: Callable[[int, Tensor, Slots], None]) -> Iterator[None]:
+    """While open, `see(layer, received, slots)` is called at every attention.
+
+    received [B, K]: the weight that each slot got, summed over the call's queries and averaged over heads. Weights are
+    made a block of queries at a time where the attention is fused; nothing of them is kept.
+    """
+
+    def observer(layer: int) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Sequence[Any], output: AttentionOutput) -> None:
+            assert isinstance(module, RelativeAttention)
+            slots: Slots = inputs[2]
+            see(layer, module.received_attention(output, slots), slots)
+
+        return hook
+
+    hooks = [module.register_forward_hook(observer(i)) for i, module in enumerate(attention_modules(model))]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def observe_compression_loss(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """While open, `see(layer, loss [B])` is called wherever a layer computes its compression loss.
+
+    Models compute it only where gradients are enabled.
+    """
+
+    def observer(layer: int) -> Callable[..., None]:
+        return lambda module, inputs, output: see(layer, output.detach())
+
+    layers = [module for module in model.modules() if isinstance(module, Layer)]
+    hooks = [
+        layer.compression_loss.register_forward_hook(observer(i))
+        for i, layer in enumerate(layers)
+        if hasattr(layer, "compression_loss")
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
