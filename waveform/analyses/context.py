@@ -1,0 +1,144 @@
+"""How much context models use: relative effective context length (RECL; Dai et al. 2019, section 4.4 and appendix C).
+
+A group of models is held against the group's best at a shorter context: a longer context counts only where it beats
+what any of them can do without it, so a model gains nothing by being bad at short contexts.
+
+Shape letters: N models, J context lengths, P positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from waveform.engine.errors import UserError
+from waveform.engine.interface import SequenceModel
+from waveform.engine.progress import Progress
+from waveform.engine.shards import TokenSet
+
+RATIOS = (0.1, 0.5, 1.0)  # r: share of positions, those hardest at the short context, that count (Table 8)
+THRESHOLD = 0.01  # relative gain below which more context is not used any more
+_BLOCKS_PER_STEP = 4
+
+
+@dataclass(frozen=True)
+class ContextGrid:
+    """Which positions are scored, with which contexts.
+
+    Positions come in blocks of neighbours, whose context is cut at one place: `block` of them share the cost of
+    reading it, and position k of a block has a context of c + k tokens where the paper has c. The difference between
+    two context lengths is exact at every position. Where `step` is a multiple of a model's window, a position stands
+    at the same place of a window with every context; else that place moves, and what moves with it looks like a gain.
+    """
+
+    step: int  # Delta: context lengths are step, 2 step, ...
+    num_steps: int
+    block: int
+    starts: list[tuple[int, int]]  # (utterance, place of the block's first position)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [self.step * (i + 1) for i in range(self.num_steps)]
+
+
+def context_grid(
+    tokens: TokenSet, *, step: int, longest: int, max_tokens: int, min_blocks: int = 8
+) -> ContextGrid | str:
+    """A grid of contexts up to `longest`, of blocks spread evenly over `tokens`, that reads at most `max_tokens`.
+
+    The longest context shrinks where max_tokens or the utterances do not allow `min_blocks`. Returns one line where
+    not even two lengths fit.
+    """
+    if step < 1:
+        raise UserError(f"--context-step is {step}; it must be at least 1")
+    block = max(1, step // _BLOCKS_PER_STEP)
+    for num_steps in range(max(longest // step, 2), 1, -1):
+        span = step * num_steps + block
+        cost = sum(step * (i + 1) + block for i in range(num_steps))
+        places = [
+            (i, start)
+            for i, length in enumerate(tokens.lengths)
+            for start in range(step * num_steps, length - block + 1, span)
+        ]
+        num_blocks = min(len(places), max_tokens // cost)
+        if num_blocks >= min_blocks:
+            chosen = np.linspace(0, len(places) - 1, num_blocks)
+            return ContextGrid(step, num_steps, block, [places[int(i)] for i in chosen])
+    return (
+        f"too little data for contexts of {step} and {2 * step} tokens at {min_blocks} places; give more --tokens "
+        "or a smaller --context-step"
+    )
+
+
+@torch.inference_mode()
+def losses_by_context(
+    model: SequenceModel,
+    tokens: TokenSet,
+    grid: ContextGrid,
+    *,
+    window: int,
+    batch_size: int,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """NLL in nats [J, P] of every position of `grid` at every context length, each context read from a fresh state.
+
+    As in evaluation, a fresh state begins with the begin-of-utterance input.
+    """
+    losses = np.zeros((grid.num_steps, len(grid.starts) * grid.block))
+    for j, length in enumerate(grid.lengths):
+        for begin in range(0, len(grid.starts), batch_size):
+            rows = grid.starts[begin : begin + batch_size]
+            targets = torch.from_numpy(
+                np.stack([tokens.read(i, start=at - length, stop=at + grid.block) for i, at in rows]).astype(np.int64)
+            )
+            first = torch.full((len(rows), 1), tokens.vocab_size)
+            inputs = torch.cat([first, targets[:, :-1]], dim=1)
+            state = model.init_state(len(rows), device=device, dtype=next(iter(model.parameters())).dtype)
+            parts = []
+            for x, y in zip(inputs.split(window, dim=1), targets.split(window, dim=1), strict=True):
+                hidden, state, _ = model.forward(x.to(device), state)
+                parts.append(model.head.nll(hidden, y.to(device)).double().cpu())
+            scored = torch.cat(parts, dim=1)[:, length:]
+            losses[j, begin * grid.block : (begin + len(rows)) * grid.block] = scored.flatten().numpy()
+            if progress is not None:
+                progress.update(targets.numel())
+    return losses
+
+
+def relative_gain(losses: np.ndarray, *, model: int, short: int, long: int, ratio: float) -> float:
+    """g_i(c, c') of appendix C: by how much of its perplexity model i lowers the group's best with the longer context.
+
+    losses [N, J, P] nats; short, long: indices of c and c'; ratio: r, the share of positions, hardest for the group at
+    c, that count.
+    """
+    baseline = losses[:, short].min(axis=0)
+    num_counted = max(1, round(ratio * len(baseline)))
+    counted = np.argsort(-baseline, kind="stable")[:num_counted]
+    before = baseline[counted].mean()
+    after = np.minimum(baseline, losses[model, long])[counted].mean()
+    return float(-np.expm1(after - before))
+
+
+def effective_context(
+    losses: np.ndarray, lengths: Sequence[int], *, ratio: float, threshold: float = THRESHOLD
+) -> list[dict[str, Any]]:
+    """RECL of each of N models from losses [N, J, P] at `lengths` [J], an arithmetic progression.
+
+    recl: the first length from which one step more gains less than `threshold`. reached_limit: every step gained more,
+    so recl is the longest length tried and a lower bound. gains: of every step, whether or not it counts any more.
+    """
+    entries = []
+    for model in range(len(losses)):
+        gains = [relative_gain(losses, model=model, short=j, long=j + 1, ratio=ratio) for j in range(len(lengths) - 1)]
+        stopped = next((j for j, gain in enumerate(gains) if gain < threshold), None)
+        entries.append(
+            {
+                "recl": lengths[-1 if stopped is None else stopped],
+                "reached_limit": stopped is None,
+                "gains": gains,
+            }
+        )
+    return entries

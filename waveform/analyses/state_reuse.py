@@ -1,0 +1,80 @@
+"""What carrying state saves in evaluation, against reading each context anew (Dai et al. 2019, section 4.6, Table 9).
+
+The paper sets Transformer-XL against a transformer that moves its context by one token for each token that it scores.
+Here one model is set against itself: with carried state it reads W tokens a window; without, it reads from a fresh
+state as much context as its attention reaches directly (WaveNet: its receptive field), for every token or for every
+window.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from waveform.engine.interface import SequenceModel, State
+from waveform.models.compressive_transformer import CompressiveTransformerConfig
+
+_ROUNDS = 5
+
+
+def attention_length(model: SequenceModel) -> int | None:
+    """Steps that one attention reaches back from the end of a window, or a receptive field; None where unknown."""
+    config = getattr(model, "config", None)
+    if isinstance(config, CompressiveTransformerConfig):
+        return config.window + config.memory + config.compression_rate * config.compressed
+    field: int | None = getattr(model, "receptive_field", None)
+    return field
+
+
+@torch.inference_mode()
+def state_reuse_speed(
+    model: SequenceModel, *, vocab_size: int, window: int, device: torch.device, rounds: int = _ROUNDS
+) -> dict[str, Any]:
+    """Seconds per scored token with and without carried state, in one row: medians of `rounds`, measured in turn.
+
+    Random tokens: the time does not depend on them.
+    """
+    length = attention_length(model)
+    if length is None:
+        return {"absent": "the model does not say how far back it reaches"}
+    # Whole windows, so that every way reads the context in the same cuts.
+    context = -(-max(length - window, 1) // window) * window
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocab_size, (1, context + window), generator=generator).to(device)
+    fresh = model.init_state(1, device=device, dtype=next(iter(model.parameters())).dtype)
+
+    def read(inputs: torch.Tensor, state: State, scored: int) -> State:
+        """Forward in windows; the NLL of the last `scored` tokens."""
+        for part in inputs.split(window, dim=1):
+            hidden, state, _ = model.forward(part, state)
+        num = min(scored, part.shape[1])
+        model.head.nll(hidden[:, -num:], part[:, -num:]).sum().item()  # waits for the device
+        return state
+
+    full = read(tokens[:, :context], fresh, 1)
+    ways: dict[str, tuple[Callable[[], Any], int]] = {
+        "carried": (lambda: read(tokens[:, context:], full, window), window),
+        "anew_for_each_window": (lambda: read(tokens, fresh, window), window),
+        "anew_for_each_token": (lambda: read(tokens[:, window:], fresh, 1), 1),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for i in range(rounds + 1):
+        for name, (run, scored) in ways.items():
+            began = time.perf_counter()
+            run()
+            if i:  # the first round warms up
+                seconds[name].append((time.perf_counter() - began) / scored)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    return {
+        "context_tokens": context,
+        "window": window,
+        "seconds_per_token": medians,
+        "speedup_over_each_window": medians["anew_for_each_window"] / medians["carried"],
+        "speedup_over_each_token": medians["anew_for_each_token"] / medians["carried"],
+        "rounds": rounds,
+        "rows": 1,
+        "device": str(device),
+        "num_threads": torch.get_num_threads(),
+    }
