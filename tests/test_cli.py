@@ -151,6 +151,40 @@ def test_compare(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert entries[2]["interval_95"] == [0, 0]
 
 
+def test_analyse_a_group(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--json", str(tmp_path / "new" / "a.json"), "--plot", str(tmp_path / "new" / "a.png")]
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert main(["analyse", *(str(place / model) for model in MODELS), "--tokens", "8000", *files]) == 0
+    out = capsys.readouterr().out
+    figures = json.loads((tmp_path / "new" / "a.json").read_text())
+    assert (tmp_path / "new" / "a.png").read_bytes().startswith(b"\x89PNG")
+    compressive, transformer_xl, wavenet = figures["runs"]
+    for run in (compressive, transformer_xl):
+        regions = run["attention_by_position"]["regions"]
+        assert sum(sum(region["weight"]) for region in regions.values()) == pytest.approx(1)
+        assert f"{100 * regions['window']['weight'][0]:.2f}±" in out
+    assert compressive["compression_loss_by_layer"]["mean"][0] > 0
+    assert "absent" in transformer_xl["compression_loss_by_layer"]
+    assert wavenet["attention_by_position"] == {"absent": "the model has no attention"}
+    assert "wavenet, step 6, test split\n  attention by position: the model has no attention" in out
+    context = figures["effective_context"]
+    assert context["step"] == 64 and all(len(results) == 3 for results in context["by_ratio"].values())
+    assert all(run["state_reuse"]["speedup_over_each_token"] > 1 for run in figures["runs"])
+    assert before == {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def test_analyse_says_what_is_too_little(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tones(tmp_path / "short" / "test", num=2, seconds=0.005)
+    for split in ("train", "valid"):
+        write_tones(tmp_path / "short" / split, num=1)
+    command = ["analyse", str(place / "compressive_transformer"), "--data", str(tmp_path / "short")]
+    assert main([*command, "--plot", str(tmp_path / "a.png")]) == 0
+    out = capsys.readouterr().out
+    assert "no utterance is long enough" in out and "relative effective context: too little data" in out
+    assert (tmp_path / "a.png").exists()
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_sample(place: Path, tmp_path: Path, model: str) -> None:
     arguments = ["sample", str(place / model), "--num", "2", "--seconds", "0.05", "--top-p", "0.98", "--seed", "3"]
@@ -354,6 +388,15 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
         ["learning rate", "-1", "0 or more"],
     ),
     "memory for wavenet": (lambda p, t: ["evaluate", p / "wavenet", "--memory", "5"], ["no 'memory'"]),
+    "analyse with few tokens": (
+        lambda p, t: ["analyse", p / "transformer_xl", "--tokens", "100"],
+        ["--tokens 100", "at least 128"],
+    ),
+    "analyse no tokens": (lambda p, t: ["analyse", p / "wavenet", "--tokens", "0"], ["--tokens", "at least 1"]),
+    "analyse into no PNG": (lambda p, t: ["analyse", p / "wavenet", "--plot", t / "a.pdf"], ["a.pdf", "PNG"]),
+    "analyse into a folder": (lambda p, t: ["analyse", p / "wavenet", "--json", t], ["--json", "is a folder"]),
+    "context step": (lambda p, t: ["analyse", p / "wavenet", "--context-step", "0"], ["--context-step", "at least 1"]),
+    "analyse no run": (lambda p, t: ["analyse", t / "none"], ["no such run folder"]),
     "primer is no audio": (
         lambda p, t: ["sample", p / "wavenet", "--out", t / "o", "--prime", Path(__file__)],
         ["test_cli.py"],
@@ -384,6 +427,7 @@ def test_compare_refuses_other_test_data(place: Path, tmp_path: Path, capsys: py
     run = tmp_path / "run"
     assert main(["train", str(tmp_path / "others"), "--run", str(run), *settings("wavenet")]) == 0
     assert "cannot be compared" in mistake(["compare", place / "wavenet", run], capsys)
+    assert "no group" in mistake(["analyse", place / "wavenet", run], capsys)
 
 
 def test_samples_are_never_overwritten(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

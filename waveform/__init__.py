@@ -1,14 +1,15 @@
 """Compressive Transformer for raw audio waveforms, compared with WaveNet and Transformer-XL.
 
-`build` makes any registered model, `load` opens a trained run; `prepare`, `train`, `evaluate`, `sample`, `compare` and
-`bench` are the functions behind the verbs of the `waveform` command. All are imported on first use, so that
-`import waveform` is instant and loads neither torch nor an audio library.
+`build` makes any registered model, `load` opens a trained run; `prepare`, `train`, `evaluate`, `sample`, `compare`,
+`bench` and `analyse` are the functions behind the verbs of the `waveform` command. All are imported on first use, so
+that `import waveform` is instant and loads neither torch nor an audio library.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from waveform.analysis import analyse as analyse
     from waveform.audio.corpus import prepare as prepare
     from waveform.benchmarking import bench as bench
     from waveform.comparison import compare as compare
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "UserError": "waveform.engine.errors",
+    "analyse": "waveform.analysis",
     "bench": "waveform.benchmarking",
     "build": "waveform.models.registry",
     "compare": "waveform.comparison",

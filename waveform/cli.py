@@ -89,6 +89,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_device(p)
     _add_overrides(p, "model.num_layers=2")
 
+    p = verb("analyse", "where runs attend, how they compress, how far back they look, what carried state saves")
+    p.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="several are held against one another")
+    _add_test_data(p)
+    p.add_argument("--tokens", type=int, default=200_000, metavar="N", help="samples read at most, twice, by each run")
+    p.add_argument("--context-step", type=int, metavar="N", help="samples from one context length to the next")
+    p.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the figures there")
+    _add_device(p)
+
     p = verb("demo", "the whole job on bundled speech, in minutes on two CPU cores")
     p.add_argument("--out", type=Path, default=Path("waveform-demo"), metavar="DIR", help="default: waveform-demo")
     _add_overrides(p, "train.max_seconds=10", config_dir=False)
@@ -200,6 +208,19 @@ def _run(args: argparse.Namespace) -> int:
             json_file=args.json,
             device=args.device,
             config_dir=args.config_dir,
+        )
+    elif args.verb == "analyse":
+        from waveform.analysis import analyse
+
+        analyse(
+            args.run_dirs,
+            data=args.data,
+            split=args.split,
+            tokens=args.tokens,
+            context_step=args.context_step,
+            json_file=args.json,
+            plot_file=args.plot,
+            device=args.device,
         )
     else:
         from waveform.demo import demo

@@ -1,0 +1,164 @@
+"""The picture of an analysis, drawn with matplotlib's Agg canvas and no pyplot: no display, no shared state."""
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from waveform.engine.atomic import explain_write_errors, write_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOURS = {"compressed": "#8a3b12", "memory": "#d98a2b", "window": "#30578f"}
+_RATIO = "0.1"  # of the effective context's gains, as in the paper's figure
+
+
+def save_analysis(path: Path, figures: dict[str, Any]) -> None:
+    """Draw what `report.analyse` returned: a row for each run with attention, one of context and speed below.
+
+    1600 pixels wide. Raises UserError where the picture cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    runs = [entry for entry in figures["runs"] if "absent" not in entry["attention_by_position"]]
+    figure = Figure(figsize=(16, 3.6 * (len(runs) + 1)), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(len(runs) + 1, 3)
+    for row, entry in enumerate(runs):
+        axes = [figure.add_subplot(grid[row, column]) for column in range(3)]
+        _draw_attention(axes[0], entry)
+        _draw_layers(axes[1], entry, figure)
+        _draw_compression(axes[2], entry)
+    without = [entry for entry in figures["runs"] if entry not in runs]
+    if without:
+        said = "; ".join(f"{entry['label']}: {entry['attention_by_position']['absent']}" for entry in without)
+        figure.suptitle(f"not drawn by layer: {said}", fontsize=9, color="0.4", x=0.01, ha="left")
+    below = [figure.add_subplot(grid[len(runs), column]) for column in range(3)]
+    _draw_nats(below[0], figures)
+    _draw_gains(below[1], figures)
+    _draw_speed(below[2], figures)
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    with explain_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, content.getvalue())
+
+
+def _titled(axes: "Axes", title: str, *, absent: str | None = None) -> bool:
+    """Set the title; where there is nothing to draw, say why instead. Returns whether there is."""
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.tick_params(labelsize=8)
+    if absent is None:
+        axes.grid(True, axis="y", color="0.9", linewidth=0.6)
+        axes.set_axisbelow(True)
+        return True
+    axes.text(0.5, 0.5, absent, ha="center", va="center", color="0.4", fontsize=9, wrap=True, transform=axes.transAxes)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    return False
+
+
+def _draw_attention(axes: "Axes", entry: dict[str, Any]) -> None:
+    attention = entry["attention_by_position"]
+    _titled(axes, f"{entry['label']}: attention by position")
+    first = highest = 0.0
+    for region, values in attention["regions"].items():
+        places = np.arange(first, first + len(values["weight"]))
+        axes.bar(
+            places,
+            values["weight"],
+            yerr=values["weight_standard_error"],
+            color=_COLOURS[region],
+            capsize=2,
+            width=0.85,
+            label=f"{region}, {values['slots']} slots: {sum(values['weight']):.0%}",
+        )
+        first += len(places)
+        highest = max(highest, *values["weight"])
+    axes.set_ylim(0, 1.3 * highest)  # room for the legend
+    axes.set_xticks([])
+    axes.set_xlabel("six equal buckets of each, oldest first", fontsize=9)
+    axes.set_ylabel("weight of an average query", fontsize=9)
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+
+
+def _draw_layers(axes: "Axes", entry: dict[str, Any], figure: Any) -> None:
+    attention = entry["attention_by_position"]
+    _titled(axes, "by layer, weight per slot that a query sees")
+    regions = list(attention["regions"])
+    image = np.array(
+        [np.concatenate([layer[region]["weight_per_slot"] for region in regions]) for layer in attention["by_layer"]]
+    )
+    from matplotlib.colors import LogNorm
+
+    axes.grid(False)
+    shown = axes.imshow(image, aspect="auto", cmap="magma", norm=LogNorm(vmin=max(image.max() * 1e-4, image.min())))
+    for i in range(1, len(regions)):
+        axes.axvline(6 * i - 0.5, color="white", linewidth=1)
+    axes.set_xticks([6 * i + 2.5 for i in range(len(regions))], regions)
+    axes.set_yticks(range(len(image)) if len(image) <= 12 else range(0, len(image), 4))
+    axes.set_ylabel("layer, from the input", fontsize=9)
+    figure.colorbar(shown, ax=axes).ax.tick_params(labelsize=8)
+
+
+def _draw_compression(axes: "Axes", entry: dict[str, Any]) -> None:
+    loss = entry["compression_loss_by_layer"]
+    if not _titled(axes, "compression loss by layer", absent=loss.get("absent")):
+        return
+    axes.bar(range(len(loss["mean"])), loss["mean"], yerr=loss["standard_error"], color="#4a7c59", capsize=2)
+    axes.set_xticks(range(len(loss["mean"])) if len(loss["mean"]) <= 24 else range(0, len(loss["mean"]), 4))
+    axes.set_xlabel("layer, from the input", fontsize=9)
+    axes.set_ylabel(f"{loss['loss']} loss", fontsize=9)
+
+
+def _draw_nats(axes: "Axes", figures: dict[str, Any]) -> None:
+    context, unit = figures["effective_context"], figures["unit"]
+    if not _titled(axes, "NLL by context length", absent=context.get("absent")):
+        return
+    for entry, nats in zip(figures["runs"], context["nats_by_length"], strict=True):
+        axes.plot(context["lengths"], nats, marker="o", markersize=3, label=entry["label"])
+    axes.set_xlabel(f"{unit}s of context", fontsize=9)
+    axes.set_ylabel(f"nats per {unit}", fontsize=9)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _draw_gains(axes: "Axes", figures: dict[str, Any]) -> None:
+    context = figures["effective_context"]
+    title = f"relative gain of one step more, r={_RATIO}"
+    if not _titled(axes, title, absent=context.get("absent")):
+        return
+    for entry, result in zip(figures["runs"], context["by_ratio"][_RATIO], strict=True):
+        recl = f"{'> ' if result['reached_limit'] else ''}{result['recl']}"
+        axes.plot(
+            context["lengths"][:-1], result["gains"], marker="o", markersize=3, label=f"{entry['label']}: RECL {recl}"
+        )
+    axes.axhline(context["threshold"], color="0.4", linewidth=0.8, linestyle="--")
+    axes.set_xlabel(f"{figures['unit']}s of context", fontsize=9)
+    axes.set_ylabel("share of perplexity", fontsize=9)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _draw_speed(axes: "Axes", figures: dict[str, Any]) -> None:
+    measured = [entry for entry in figures["runs"] if "absent" not in entry["state_reuse"]]
+    absent = None if measured else "no model says how far back it reaches"
+    if not _titled(axes, f"time per scored {figures['unit']}", absent=absent):
+        return
+    ways = {
+        "carried": "state carried",
+        "anew_for_each_window": "context anew, each window",
+        "anew_for_each_token": f"context anew, each {figures['unit']}",
+    }
+    width = 0.8 / len(ways)
+    for i, (way, label) in enumerate(ways.items()):
+        seconds = [1e6 * entry["state_reuse"]["seconds_per_token"][way] for entry in measured]
+        axes.bar(np.arange(len(measured)) + (i - 1) * width, seconds, width=0.95 * width, label=label)
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** 0.3)  # room for the legend
+    axes.set_xticks(range(len(measured)), [entry["label"] for entry in measured])
+    axes.set_ylabel("microseconds", fontsize=9)
+    axes.legend(frameon=False, fontsize=8)
