@@ -66,12 +66,24 @@ def _parser() -> argparse.ArgumentParser:
     p = verb("evaluate", "print a run's metrics on held-out text")
     p.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     p.add_argument("--compressed", type=int, metavar="N", help="compressed slots, other than in training")
+    p.add_argument("--dynamic", action="store_true", help="score again while learning from what was scored")
+    p.add_argument("--dynamic-optimiser", choices=("sgd", "adam"), default="sgd", help="default: sgd")
+    p.add_argument("--dynamic-lr", type=float, metavar="LR", help="default: 3e-2 with sgd, 3e-5 with adam")
     _add_evaluation(p)
 
     p = verb("sweep", "evaluate a run at several sizes of compressed memory: table, plot and JSON")
     p.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     p.add_argument("--compressed", required=True, metavar="N,N,...", help="sizes, such as 512,1024,2048")
     _add_evaluation(p)
+
+    p = verb("analyse", "where runs attend, how they compress, how far back they look, what carried state saves")
+    p.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="several are held against one another")
+    p.add_argument("--split", default="test", metavar="NAME", help="train, valid or test (default)")
+    p.add_argument("--tokens", type=int, default=200_000, metavar="N", help="tokens read at most, twice, by each run")
+    p.add_argument("--context-step", type=int, metavar="N", help="tokens from one context length to the next")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    p.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the figures there")
+    _add_device(p)
 
     p = verb("sample", "print text that continues a prompt")
     p.add_argument("run_dir", type=Path, metavar="RUN_DIR")
@@ -127,7 +139,29 @@ def _run(args: argparse.Namespace) -> None:
         from recipes.evaluation import evaluate
 
         longer = {name: getattr(args, name) for name in ("memory", "compressed") if getattr(args, name) is not None}
-        evaluate(args.run_dir, split=args.split, rows=args.rows, json_file=args.json, device=args.device, **longer)
+        evaluate(
+            args.run_dir,
+            split=args.split,
+            rows=args.rows,
+            dynamic=args.dynamic,
+            dynamic_optimiser=args.dynamic_optimiser,
+            dynamic_lr=args.dynamic_lr,
+            json_file=args.json,
+            device=args.device,
+            **longer,
+        )
+    elif args.verb == "analyse":
+        from recipes.analysis import analyse
+
+        analyse(
+            args.run_dirs,
+            split=args.split,
+            tokens=args.tokens,
+            context_step=args.context_step,
+            json_file=args.json,
+            plot_file=args.plot,
+            device=args.device,
+        )
     elif args.verb == "sweep":
         from recipes.sweep import sizes_from, sweep
 

@@ -1,6 +1,7 @@
 """`python -m recipes evaluate`: a run's metrics on held-out text."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ from torch import Tensor
 from recipes.corpora import find_recipe
 from recipes.metrics import UNITS, frequency_bucket, text_metrics
 from waveform.engine.distributed import World, join, leave
+from waveform.engine.dynamic import DynamicConfig
 from waveform.engine.errors import UserError
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.shards import Dataset, TokenSet, read_dataset
 from waveform.run_folder import TrainedRun, num_parameters, open_run
-from waveform.scoring import own_tokens, score, write_json
+from waveform.scoring import describe_dynamic, dynamic_config, own_tokens, score, write_json
 
 
 def evaluate(
@@ -21,6 +23,9 @@ def evaluate(
     *,
     split: str = "test",
     rows: int | None = None,
+    dynamic: bool = False,
+    dynamic_optimiser: str = "sgd",
+    dynamic_lr: float | None = None,
     json_file: Path | str | None = None,
     device: str | None = None,
     show_progress: bool = True,
@@ -29,13 +34,22 @@ def evaluate(
     """The recipe's metrics of a run on a split; prints them and returns (and writes) the figures.
 
     rows: cut the split into so many pieces, each from empty memories, to score them side by side; None carries state
-    through each document. model_fields: a longer `memory` or `compressed`. Under torchrun every process calls this and
-    scores its share of the documents or pieces. Raises UserError where there is no whole run or its data is gone.
+    through each document. dynamic: score a second time, on one process, learning on the way by `dynamic_optimiser` at
+    `dynamic_lr` (see `DynamicConfig`), reported apart. model_fields: a longer `memory` or `compressed`. Under torchrun
+    every process calls this and scores its share of the documents or pieces. Raises UserError where there is no whole
+    run or its data is gone.
     """
     world = join(device=device)
     try:
         run = open_text_run(run_dir, world=world, **model_fields)
-        figures = measure(run, split=split, rows=rows, world=world, show_progress=show_progress and world.is_first)
+        figures = measure(
+            run,
+            split=split,
+            rows=rows,
+            dynamic=dynamic_config(run, optimiser=dynamic_optimiser, lr=dynamic_lr) if dynamic else None,
+            world=world,
+            show_progress=show_progress and world.is_first,
+        )
         if world.is_first:
             if show_progress:
                 print(describe(figures))
@@ -54,7 +68,13 @@ def open_text_run(run_dir: Path | str, *, world: World, **model_fields: int) -> 
 
 
 def measure(
-    run: TrainedRun, *, split: str, rows: int | None, world: World, show_progress: bool = True
+    run: TrainedRun,
+    *,
+    split: str,
+    rows: int | None,
+    dynamic: DynamicConfig | None = None,
+    world: World,
+    show_progress: bool = True,
 ) -> dict[str, Any]:
     """What `evaluate --json` writes."""
     modality = run.config["dataset"]["modality"]
@@ -69,14 +89,30 @@ def measure(
     result: Evaluation = score(
         run, tokens, protocol=protocol, world=world, classes=classes, show_progress=show_progress
     )
-    metrics = text_metrics(
-        result,
+    metrics_of = partial(
+        text_metrics,
         tokens=modality["tokens"],
         recipe=modality["recipe"],
         num_bytes=data.sources["bytes"][split],
         num_words=data.sources["words"][split],
     )
+    metrics = metrics_of(result)
     headline = find_recipe(modality["recipe"]).headline
+    apart = {}
+    if dynamic is not None:
+        learned = score(
+            run,
+            tokens,
+            protocol=protocol,
+            world=world,
+            classes=classes,
+            dynamic=dynamic,
+            show_progress=show_progress,
+        )
+        apart["dynamic"] = {
+            **describe_dynamic(learned, dynamic, plain=result, unit="token"),
+            **metrics_of(learned),
+        }
     return {
         "recipe": modality["recipe"],
         "model": run.name,
@@ -101,6 +137,7 @@ def measure(
         "train_tokens_seen": run.tokens_seen,
         "data_checksum": checksum,
         "model_config": dict(run.config["model"]),
+        **apart,
     }
 
 
@@ -132,6 +169,12 @@ def describe(figures: dict[str, Any]) -> str:
         )
     if headline == "word_perplexity" or "word_perplexity" in figures:
         lines.append(f"  by {figures['num_words']:,} words, {figures['words_are']}")
+    if "dynamic" in figures:
+        dynamic = figures["dynamic"]
+        lines.append(
+            f"  dynamic, {dynamic['optimiser']} at {dynamic['lr']:g}: {dynamic[headline]:.4f} {UNITS[headline]}, "
+            f"{dynamic['nats_per_token']:.4f} nats per token ({dynamic['difference_to_plain_nats']:+.4f})"
+        )
     if figures["rows"]:
         lines.append(f"  cut for speed, state {figures['state']}: a little worse than in one piece")
     if not figures["published_corpus"]:

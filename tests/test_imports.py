@@ -9,7 +9,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 AUDIO_LIBRARIES = {"soundfile", "torchaudio", "librosa"}
 # Modules of the command that know no modality: runs on text are made of them too.
-SHARED = ("waveform.composing", "waveform.cpu", "waveform.run_folder", "waveform.run_training", "waveform.scoring")
+SHARED = (
+    "waveform.analyses",
+    "waveform.composing",
+    "waveform.cpu",
+    "waveform.run_folder",
+    "waveform.run_training",
+    "waveform.scoring",
+)
 # What each part of the tree may import of the project; the first prefix that fits decides.
 ALLOWED = {
     "waveform/engine": ("waveform.engine",),
@@ -80,6 +87,7 @@ for command in (
     train,
     ["evaluate", place + "/run"],
     ["sweep", place + "/run", "--compressed", "4", "--json", place + "/sweep.json"],
+    ["analyse", place + "/run", "--split", "train", "--tokens", "3000", "--plot", place + "/analysis.png"],
     ["sample", place + "/run", "--tokens", "2"],
 ):
     assert main(command) == 0

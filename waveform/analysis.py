@@ -33,15 +33,9 @@ def analyse(
         raise UserError("name at least one run folder")
     runs = [load(run_dir, device=device) for run_dir in run_dirs]
     token_sets = [test_tokens(run, data=data, split=split, show_progress=show_progress) for run in runs]
-    for run, other in zip(runs, token_sets, strict=True):
-        if other.checksum != token_sets[0].checksum:
-            raise UserError(
-                f"{runs[0].folder} and {run.folder} have other {split} data, so they are no group to analyse; "
-                "name one data set for all with --data"
-            )
     return report.analyse(
         runs,
-        token_sets[0],
+        report.common_tokens(runs, token_sets, split=split),
         split=split,
         max_tokens=tokens,
         context_step=context_step,

@@ -150,6 +150,33 @@ def test_sweep_prints_a_table_and_draws(place: Path, tmp_path: Path, capsys: pyt
     assert "mine.png exists" in line and (tmp_path / "mine.png").read_text() == "a picture of mine"
 
 
+def test_dynamic_evaluation_is_reported_apart(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("evaluate", place / "run", "--json", tmp_path / "plain.json")
+    arguments = ["evaluate", place / "run", "--dynamic", "--dynamic-optimiser", "adam", "--dynamic-lr", "1e-3"]
+    run(*arguments, "--json", tmp_path / "dynamic.json")
+    plain, figures = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("plain", "dynamic"))
+    dynamic = figures.pop("dynamic")
+    assert figures == plain
+    assert dynamic["perplexity"] == pytest.approx(math.exp(dynamic["nats_per_token"]))
+    assert dynamic["perplexity"] < 0.9 * plain["perplexity"]
+    assert dynamic["perplexity_by_frequency"].keys() == plain["perplexity_by_frequency"].keys()
+    assert f"dynamic, adam at 0.001: {dynamic['perplexity']:.4f}" in capsys.readouterr().out
+    assert "learning rate" in mistake([*arguments[:3], "--dynamic-lr", "-1"], capsys)
+
+
+def test_analyse(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--json", tmp_path / "a.json", "--plot", tmp_path / "a.png"]
+    run("analyse", place / "run", place / "run", "--tokens", 4000, "--split", "train", *files)
+    figures = json.loads((tmp_path / "a.json").read_text())
+    assert len(figures["runs"]) == 2 and figures["unit"] == "token"
+    regions = figures["runs"][0]["attention_by_position"]["regions"]
+    assert set(regions) == {"compressed", "memory", "window"}
+    assert len(figures["effective_context"]["by_ratio"]["0.1"]) == 2
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert "relative effective context in tokens of the group" in capsys.readouterr().out
+    assert "is no .png" in mistake(["analyse", place / "run", "--plot", tmp_path / "a.pdf"], capsys)
+
+
 def test_samples_depend_on_prompt_and_seed_alone(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

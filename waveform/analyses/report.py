@@ -83,6 +83,17 @@ def analyse(
     return figures
 
 
+def common_tokens(runs: Sequence[TrainedRun], token_sets: Sequence[TokenSet], *, split: str) -> TokenSet:
+    """The one token set of a group. Raises UserError where two runs' sets differ."""
+    for run, tokens in zip(runs, token_sets, strict=True):
+        if tokens.checksum != token_sets[0].checksum:
+            raise UserError(
+                f"{runs[0].folder} and {run.folder} have other {split} data, so they are no group to analyse; "
+                "analyse runs that were trained on one data set, or name one for all"
+            )
+    return token_sets[0]
+
+
 def check_files(*, json_file: Path | None, plot_file: Path | None) -> None:
     """Raises UserError for names that cannot be written, before any work is done."""
     if plot_file is not None and plot_file.suffix.lower() != ".png":
