@@ -50,6 +50,7 @@ def sampling_speed(run: Run) -> float:
     tokens = torch.full((1,), vocab_size, device=run.device)
     uniform = torch.full((1,), 0.5, device=run.device)
     config = SamplingConfig()
+    stepper.step(tokens)  # may wait for the compiler
     steps, began = 0, time.perf_counter()
     while time.perf_counter() - began < _SPEED_SECONDS:
         for _ in range(32):
