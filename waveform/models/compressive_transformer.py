@@ -12,13 +12,14 @@ Everything that the state's masks need follows from one counter a row, the numbe
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from waveform.engine.errors import UserError
 from waveform.engine.interface import Decoder, ForwardDecoder, Step, detach, to_device
@@ -136,6 +137,33 @@ class _Fill(NamedTuple):
     pending: Tensor  # evicted, not yet compressed
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """What all layers share in one call within a window. No tuple, so that FSDP leaves its CPU counters where they are.
+
+    `through_time` is kept here because a layer that is computed again in the backward pass must do what it did before.
+    """
+
+    before: _Fill
+    after: _Fill
+    done: Tensor  # [B] bool on the CPU: the row's window ends with this piece
+    num_new: int
+    end: int  # window slots in use after this piece
+    num_memory: int
+    num_compressed: int
+    slots: Slots
+    through_time: bool  # gradient reaches the compressor from later windows
+
+
+class _LayerOutput(NamedTuple):
+    """What one layer makes of one piece."""
+
+    h: Tensor  # [B, T, D]
+    window: Tensor  # [B, W, D]
+    memory: _LayerMemory
+    loss: Tensor | None  # [B] compression loss
+
+
 class Layer(nn.Module):
     """One layer: attention over [compressed; memory; window], then the feed-forward network."""
 
@@ -160,7 +188,29 @@ class Layer(nn.Module):
             )
             self.compression_loss = nn.Identity()  # this layer's loss [B] passes it, for forward hooks to see
 
-    def forward(self, h: Tensor, past: Tensor | None, slots: Slots) -> tuple[Tensor, AttentionOutput]:
+    def forward(
+        self,
+        advance: Callable[["Layer", Tensor, Tensor, _LayerMemory, _Piece], _LayerOutput],
+        h: Tensor,
+        window: Tensor,
+        memory: _LayerMemory,
+        piece: _Piece,
+        *,
+        checkpointed: bool = False,
+    ) -> _LayerOutput:
+        """`advance(self, h, window, memory, piece)`: all that uses this layer's parameters in a model's forward.
+
+        One call, compression and its loss included, so that FSDP can gather the parameters around it, and so that
+        with `checkpointed` nothing inside is kept for the backward pass, which computes it again.
+        """
+        if checkpointed:
+            dropout = self.dropout.p > 0
+            return checkpoint(
+                advance, self, h, window, memory, piece, use_reentrant=False, preserve_rng_state=dropout
+            )  # fmt: skip
+        return advance(self, h, window, memory, piece)
+
+    def transform(self, h: Tensor, past: Tensor | None, slots: Slots) -> tuple[Tensor, AttentionOutput]:
         """h [B, T, D] -> output [B, T, D] and what the attention computed; `past`: see RelativeAttention."""
         if self.pre_norm:
             past = None if past is None else self._standardise(past)
@@ -194,6 +244,7 @@ class _Boundary(NamedTuple):
     queries: Tensor | None  # [B, H, W, d] of the whole window, where the call covered it
     keys: Tensor  # [B, H, K, d] of the attended slots; the last M' + W of them are memory and window
     values: Tensor
+    through_time: bool  # as in _Piece
 
 
 class CompressiveTransformer(nn.Module):
@@ -205,6 +256,7 @@ class CompressiveTransformer(nn.Module):
         super().__init__()
         self.config = config
         self.carry_gradient = False
+        self.checkpoint_activations = False  # compute layers again in the backward pass instead of keeping activations
         self.embedding = token_embedding(
             config.d_model,
             vocab_size=config.vocab_size,
@@ -261,6 +313,15 @@ class CompressiveTransformer(nn.Module):
         if self.config.compression_loss == "none" or not self.config.compressed:
             return []
         return [parameter for layer in self._layers() for parameter in layer.compressor.parameters()]
+
+    def sharding_units(self, window: int) -> list[nn.Module]:
+        """Modules whose parameters are used within their own forward only, and equally often on every rank.
+
+        `window`: tokens of a call. Where neither it nor the model's window is a multiple of the other, the number of
+        pieces that a call is cut into depends on the rows' phases, and there are none.
+        """
+        own = self.config.window
+        return list(self.layers) if not (window % own and own % window) else []
 
     @property
     def trains_through_time(self) -> bool:
@@ -331,8 +392,7 @@ class CompressiveTransformer(nn.Module):
         config, num_new = self.config, tokens.shape[1]
         before, after = self._fill(state.steps), self._fill(state.steps + num_new)
         done = before.phase + num_new == config.window
-        one_phase = bool((before.phase == before.phase[0]).all())
-        end = int(before.phase.max()) + num_new  # window slots in use after this piece
+        end = int(before.phase.max()) + num_new
         num_memory, num_compressed = int(before.memory.max()), int(before.compressed.max())
         slots = self._slots(
             before,
@@ -342,41 +402,57 @@ class CompressiveTransformer(nn.Module):
             num_compressed=num_compressed,
             device=tokens.device,
         )
+        through_time = self.carry_gradient and not self.compressor_parameters()
+        piece = _Piece(before, after, done, num_new, end, num_memory, num_compressed, slots, through_time)
         h = self.dropout(self.embedding(tokens))
         windows, memories = [], []
         total_loss: Tensor | None = None
+        checkpointed = self.checkpoint_activations and torch.is_grad_enabled()
         for i, layer in enumerate(self._layers()):
             memory = _LayerMemory(state.memory[i], state.compressed[i], state.pending[i], state.usage[i])
-            window = self._write_window(state.window[i], h, before.phase, end=end)
-            past = torch.cat(
-                [
-                    memory.compressed[:, config.compressed - num_compressed :],
-                    memory.memory[:, config.memory - num_memory :],
-                    # Rows that are equally far go on where they stopped; others have their steps in between.
-                    state.window[i][:, : end - num_new].to(h.dtype) if one_phase else window,
-                ],
-                dim=1,
+            h, window, memory, loss = layer(
+                self._advance_layer, h, state.window[i], memory, piece, checkpointed=checkpointed
             )
-            h, attended = layer(h, past if past.shape[1] else None, slots)
-            if memory.usage.shape[1]:
-                received = layer.attention.received_attention(attended, slots)
-                memory = memory._replace(usage=self._add_usage(memory.usage, received, num_compressed, num_memory))
-            if done.any():
-                queries = attended.queries if num_new == config.window else None
-                boundary = _Boundary(layer, window, queries, attended.keys, attended.values)
-                memory, loss = self._end_window(memory, boundary, before, after, done)
-                if loss is not None:
-                    loss = layer.compression_loss(loss)
-                    total_loss = loss if total_loss is None else total_loss + loss
-            if not done.all():
-                old = state.window[i]
-                window = torch.cat([window.to(old.dtype), old[:, end:]], dim=1)
-            windows.append(state.window[i] if done.all() else window)
+            if loss is not None:
+                loss = layer.compression_loss(loss)
+                total_loss = loss if total_loss is None else total_loss + loss
+            windows.append(window)
             memories.append(memory)
         new_state = CompressiveState(state.steps + num_new, tuple(windows), *zip(*memories, strict=True))
         if total_loss is not None:
             total_loss = total_loss / config.num_layers
         return h, new_state if self.carry_gradient else detach(new_state), total_loss
+
+    def _advance_layer(
+        self, layer: Layer, h: Tensor, old_window: Tensor, memory: _LayerMemory, piece: _Piece
+    ) -> _LayerOutput:
+        """Attend and feed forward, write the window and, where it ends, evict and compress."""
+        config, phase = self.config, piece.before.phase
+        window = self._write_window(old_window, h, phase, end=piece.end)
+        one_phase = bool((phase == phase[0]).all())
+        past = torch.cat(
+            [
+                memory.compressed[:, config.compressed - piece.num_compressed :],
+                memory.memory[:, config.memory - piece.num_memory :],
+                # Rows that are equally far go on where they stopped; others have their steps in between.
+                old_window[:, : piece.end - piece.num_new].to(h.dtype) if one_phase else window,
+            ],
+            dim=1,
+        )
+        h, attended = layer.transform(h, past if past.shape[1] else None, piece.slots)
+        if memory.usage.shape[1]:
+            received = layer.attention.received_attention(attended, piece.slots)
+            memory = memory._replace(
+                usage=self._add_usage(memory.usage, received, piece.num_compressed, piece.num_memory)
+            )
+        loss = None
+        if piece.done.any():
+            queries = attended.queries if piece.num_new == config.window else None
+            boundary = _Boundary(layer, window, queries, attended.keys, attended.values, piece.through_time)
+            memory, loss = self._end_window(memory, boundary, piece.before, piece.after, piece.done)
+        if not piece.done.all():
+            old_window = torch.cat([window.to(old_window.dtype), old_window[:, piece.end :]], dim=1)
+        return _LayerOutput(h, old_window, memory, loss)
 
     def _slots(
         self, fill: _Fill, *, num_new: int, end: int, num_memory: int, num_compressed: int, device: torch.device
@@ -480,7 +556,7 @@ class CompressiveTransformer(nn.Module):
         memories = []
         for i, layer in enumerate(self._layers()):
             memory = _LayerMemory(state.memory[i], state.compressed[i], state.pending[i], state.usage[i])
-            boundary = _Boundary(layer, state.window[i], None, none, none)
+            boundary = _Boundary(layer, state.window[i], None, none, none, through_time=False)
             memories.append(self._end_window(memory, boundary, before, after, done)[0])
         return CompressiveState(steps, state.window, *zip(*memories, strict=True))
 
@@ -518,15 +594,14 @@ class CompressiveTransformer(nn.Module):
             start = source.shape[1] - count
             consumed = source[rows, start : start + num_groups * config.compression_rate]
             use = usage[rows, start : start + consumed.shape[1]] if usage.shape[1] else None
-            through_time = self.carry_gradient and not self.compressor_parameters()
-            groups = boundary.layer.compressor(consumed if through_time else consumed.detach(), use)
+            groups = boundary.layer.compressor(consumed if boundary.through_time else consumed.detach(), use)
             if torch.is_grad_enabled() and config.compression_loss != "none" and config.compressor_has_parameters:
                 shared = start - (config.compression_rate - 1) if not bool(before.pending[chosen].any()) else None
                 loss = self._compression_loss(boundary, rows, consumed.detach(), groups, shared)
                 if index is not None:
                     loss = loss.new_zeros(len(available)).index_put((index,), loss)
                 total_loss = loss if total_loss is None else total_loss + loss
-            kept = groups if through_time else groups.detach()
+            kept = groups if boundary.through_time else groups.detach()
             newest = torch.cat([compressed[rows], kept.to(compressed.dtype)], dim=1)[:, -config.compressed :]
             compressed = newest if index is None else compressed.index_put((index,), newest)
         return compressed, total_loss

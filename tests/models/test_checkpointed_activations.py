@@ -1,0 +1,66 @@
+"""Activation checkpointing: the same losses and gradients, with less kept for the backward pass."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests import laws
+from waveform.engine.interface import detach
+from waveform.models.registry import build
+
+CASES = [(name, case) for name in ("compressive_transformer", "transformer_xl") for case in laws.CONFIGS[name]]
+
+
+def windows(
+    name: str, fields: dict[str, Any], *, checkpointed: bool, unroll: int, length: int, rows: int = 2
+) -> tuple[list[Tensor], dict[str, Tensor], int]:
+    """Losses and gradients of six windows, and the most that a backward pass kept, in elements."""
+    torch.manual_seed(0)
+    model = build(name, vocab_size=laws.VOCAB_SIZE, **fields).double()
+    model.checkpoint_activations = checkpointed
+    tokens = torch.randint(laws.VOCAB_SIZE, (rows, 6 * length + 1))
+    state = model.init_state(rows, device="cpu", dtype=torch.float64)
+    losses, kept = [], 0
+    for begin in range(0, 6, unroll):
+        saved: dict[int, int] = {}
+
+        def keep(tensor: Tensor, saved: dict[int, int] = saved) -> Tensor:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // 8
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = torch.zeros((), dtype=torch.float64)
+            for i in range(begin, begin + unroll):
+                model.carry_gradient = i + 1 < begin + unroll
+                step = model.forward(tokens[:, i * length : (i + 1) * length], state)
+                nll = model.head.nll(step.hidden, tokens[:, i * length + 1 : (i + 1) * length + 1])
+                loss = loss + nll.mean() + sum(aux.sum() for aux in step.aux_losses.values())
+                state = step.state
+        kept = max(kept, sum(saved.values()))
+        loss.backward()
+        state = detach(state)
+        losses.append(loss.detach())
+    assert isinstance(model, nn.Module)
+    return losses, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}, kept
+
+
+@pytest.mark.parametrize("unroll", [1, 2])
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_losses_and_gradients_are_the_same(name: str, case: str, unroll: int) -> None:
+    fields = {**laws.CONFIGS[name][case], "dropout": 0.1}  # so that random numbers must come again
+    length = fields["window"] + (1 if "ragged" in case else 0)
+    kept_all = windows(name, fields, checkpointed=False, unroll=unroll, length=length)
+    again = windows(name, fields, checkpointed=True, unroll=unroll, length=length)
+    torch.testing.assert_close(again[0], kept_all[0], rtol=0, atol=1e-10)
+    assert again[1].keys() == kept_all[1].keys()
+    for parameter, gradient in kept_all[1].items():
+        torch.testing.assert_close(again[1][parameter], gradient, rtol=0, atol=1e-10, msg=parameter)
+
+
+def test_less_is_kept() -> None:
+    fields = {**laws.CONFIGS["compressive_transformer"]["conv"], "num_layers": 6, "window": 16, "memory": 16}
+    kept_all = windows("compressive_transformer", fields, checkpointed=False, unroll=1, length=16)[2]
+    again = windows("compressive_transformer", fields, checkpointed=True, unroll=1, length=16)[2]
+    assert again < kept_all / 4
