@@ -7,7 +7,8 @@ DDP leaves what accumulated before without reducing it.
 
 import gc
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -16,10 +17,37 @@ import torch.distributed as dist
 from torch import Tensor
 
 from waveform.engine.errors import UserError
+from waveform.engine.meeting import meeting_store
 
 _BUCKET_ELEMENTS = 1 << 24
-# Ranks wait for the first one while it prepares audio or draws a sample. One that dies is noticed at once all the same.
-_TIMEOUT = timedelta(hours=2)
+TIMEOUT_S = 600.0  # a rank that lets the others wait so long in training hangs
+# Where ranks find each other, and at a barrier, where they wait for the first one while it prepares data, writes or
+# draws a sample, slowness is no sign of a hang.
+_BARRIER_TIMEOUT = timedelta(hours=2)
+# What the backends say when a rank is gone (its connection closes at once) or does not come (the timeout passes).
+_LOST = ("closed by peer", "reset by peer", "broken pipe", "pair closure")
+_LATE = ("timed out", "timeout")
+# Carries the reductions; the default group, patient, only the barriers.
+_group: dist.ProcessGroup | None = None
+
+
+class RankLost(UserError):
+    """Another rank of the job ended or hangs, so this one cannot go on."""
+
+
+@contextmanager
+def explain_lost_ranks(world: "World", *, timeout_s: float, where: Callable[[], str]) -> Iterator[None]:
+    """Turn a backend's error about another rank into RankLost, one line; `where` says how far this rank came."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).lower()
+        if world.size == 1 or not any(sign in text for sign in _LOST + _LATE):
+            raise
+        reason = f"did not answer for {timeout_s:g} s (train.timeout_s) and may hang"
+        if any(sign in text for sign in _LOST):
+            reason = "ended; its own output says why"
+        raise RankLost(f"rank {world.rank} stops at {where()}: another rank {reason}") from error
 
 
 @dataclass(frozen=True)
@@ -35,10 +63,16 @@ class World:
         """Whether this rank prints, writes and decides."""
         return self.rank == 0
 
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The group of all ranks that reductions go through; one that does not answer is noticed in `timeout_s`."""
+        assert self.size > 1 and _group is not None
+        return _group
+
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace `tensor` on every rank by the sum over ranks."""
         if self.size > 1:
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -47,7 +81,7 @@ class World:
             return
         parameters = list(parameters)
         has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=self.device)
-        dist.all_reduce(has)
+        dist.all_reduce(has, group=self.group)
         grads: list[Tensor] = []
         for parameter, count in zip(parameters, has.tolist(), strict=True):
             if count:
@@ -59,7 +93,7 @@ class World:
             while grads and (not bucket or sum(g.numel() for g in bucket) + grads[0].numel() <= _BUCKET_ELEMENTS):
                 bucket.append(grads.pop(0))
             flat = torch.cat([grad.flatten() for grad in bucket])
-            dist.all_reduce(flat)
+            dist.all_reduce(flat, group=self.group)
             for grad, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                 grad.copy_(part.view_as(grad))
 
@@ -67,18 +101,19 @@ class World:
         """Give every rank the first rank's values."""
         if self.size > 1:
             for tensor in tensors:
-                dist.broadcast(tensor.detach(), src=0)  # outside autograd, which would keep the operation alive
+                # Outside autograd, which would keep the operation alive.
+                dist.broadcast(tensor.detach(), src=0, group=self.group)
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true on any rank."""
         if self.size == 1:
             return flag
         value = torch.tensor([int(flag)], device=self.device)
-        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.group)
         return bool(value.item())
 
     def barrier(self) -> None:
-        """Wait for every rank."""
+        """Wait for every rank, far longer than in training: the first one may have much to do alone."""
         if self.size > 1:
             dist.barrier()
 
@@ -90,11 +125,13 @@ def choose_device(device: str | None) -> str:
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def join(*, device: str | None = None) -> World:
+def join(*, device: str | None = None, timeout_s: float = TIMEOUT_S) -> World:
     """Join the job that torchrun's environment describes, or be a job of one process.
 
-    `device` is `cpu`, `cuda`, or None for a GPU where there is one. Raises UserError when CUDA is asked for in vain.
+    `device` is `cpu`, `cuda`, or None for a GPU where there is one; `timeout_s` is how long a rank waits for the others
+    in a reduction. Raises UserError when CUDA is asked for in vain.
     """
+    global _group
     cuda = choose_device(device) == "cuda"
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
@@ -102,13 +139,22 @@ def join(*, device: str | None = None) -> World:
     if cuda:
         torch.cuda.set_device(where)
     if size > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=_TIMEOUT)
+        store = meeting_store(rank, size, timeout=_BARRIER_TIMEOUT)
+        if store is None:
+            dist.init_process_group("gloo", timeout=_BARRIER_TIMEOUT)
+        else:
+            dist.init_process_group("gloo", timeout=_BARRIER_TIMEOUT, store=store, rank=rank, world_size=size)
+        group = dist.new_group(backend="nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout_s))
+        assert isinstance(group, dist.ProcessGroup)  # every rank is in it
+        _group = group
     return World(rank, size, where)
 
 
 def leave() -> None:
     """Leave the job, so that the other ranks are not told of a lost connection."""
+    global _group
     if dist.is_initialized():
+        _group = None
         gc.collect()  # what still refers to the group would outlive it, and gloo's threads abort a process at its end
         dist.destroy_process_group()
         gc.collect()
