@@ -37,7 +37,7 @@ def train(
         raise UserError(f"{data_dir} was prepared as {prepared_as or data.modality.get('kind')}, not as {recipe}")
     fields = {key: value for key, value in config["model"].items() if key != "name"}
     model_class(config["model"]["name"]).Config(vocab_size=data.vocab_size, **fields)  # refuses bad fields early
-    world = join(device=train_config.device)
+    world = join(device=train_config.device, timeout_s=train_config.timeout_s)
     try:
         check_run_dir(run_dir)
         check_settings(run_dir, config, train_config, world=world)

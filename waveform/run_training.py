@@ -23,7 +23,8 @@ from waveform.run_folder import CONFIG_FILE, model_from, num_parameters, read_co
 # train.decay_steps), what it reports, and where things lie.
 _MAY_DIFFER = {
     "train": ("max_steps", "max_seconds", "checkpoint_every", "keep_checkpoints", "log_every", "sample_seconds",
-              "evaluate_every", "evaluate_tokens", "evaluate_batch_size", "device"),
+              "evaluate_every", "evaluate_tokens", "evaluate_batch_size", "device", "sharding",
+              "checkpoint_activations", "timeout_s"),
     "data": ("num_workers",),
     "dataset": ("path",),
 }  # fmt: skip

@@ -40,7 +40,7 @@ def train(
     source, run_dir = Path(source), Path(run_dir)
     config = compose_config(overrides, config_dir=None if config_dir is None else Path(config_dir))
     train_config: TrainConfig = typed(TrainConfig, config["train"], section="train")
-    world = join(device=train_config.device)
+    world = join(device=train_config.device, timeout_s=train_config.timeout_s)
     try:
         return _train(source, run_dir, config, train_config, world=world, show_progress=show_progress)
     finally:

@@ -26,6 +26,7 @@ from waveform.engine.atomic import explain_write_errors, sync, write_file
 from waveform.engine.distributed import World
 from waveform.engine.errors import UserError
 from waveform.engine.interface import State, map_state, state_tensors
+from waveform.engine.sharding import like_parameter, whole
 
 CHECKPOINTS_DIR = "checkpoints"
 _COMPLETE = "complete.json"
@@ -77,10 +78,27 @@ def _optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     content = optimiser.state_dict()
     content["state"] = {}
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     for key, value in tensors.items():
         index, name = key.split("/")
-        content["state"].setdefault(int(index), {})[name] = value
+        own = value if name == "step" else like_parameter(value, parameters[int(index)])
+        content["state"].setdefault(int(index), {})[name] = own
     optimiser.load_state_dict(content)
+
+
+def _restore_model(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    like = model.state_dict()
+    model.load_state_dict({name: like_parameter(value, like[name]) for name, value in weights.items()})
+
+
+def _gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    """Whole tensors on the CPU, gathered one after another; every rank takes part, and one that keeps none gets {}."""
+    gathered = {}
+    for name, tensor in tensors.items():
+        value = whole(tensor.detach())
+        if keep:
+            gathered[name] = value.cpu()
+    return gathered
 
 
 def save(
@@ -97,7 +115,8 @@ def save(
     """Write checkpoints/step_N under a temporary name, sync, rename; then drop all but the newest `keep`.
 
     Every rank calls this at the same step; rank r writes its random numbers and its rows' state. `progress` is plain
-    JSON. Raises UserError where the disk is full; older checkpoints stay as they are.
+    JSON. What is sharded is gathered, so that a checkpoint does not depend on it. Raises UserError where the disk is
+    full; older checkpoints stay as they are.
     """
     parent = run_dir / CHECKPOINTS_DIR
     final, partial = parent / f"step_{step:08d}", parent / f".step_{step:08d}.partial"
@@ -113,9 +132,11 @@ def save(
         if world.device.type == "cuda":
             rank_tensors["random/cuda"] = torch.cuda.get_rng_state(world.device)
         _write_tensors(partial / f"rank_{world.rank}.safetensors", rank_tensors)
+        weights = _gathered(model.state_dict(), keep=world.is_first)
+        optimiser_tensors = _gathered(_optimiser_tensors(optimiser), keep=world.is_first)
         if world.is_first:
-            _write_tensors(partial / _MODEL, model.state_dict())
-            _write_tensors(partial / _OPTIMISER, _optimiser_tensors(optimiser))
+            _write_tensors(partial / _MODEL, weights)
+            _write_tensors(partial / _OPTIMISER, optimiser_tensors)
             write_file(partial / _PROGRESS, json.dumps({**progress, "step": step, "num_ranks": world.size}).encode())
         world.barrier()
         if world.is_first:
@@ -191,7 +212,7 @@ def restore(
     `fresh` is a state of this rank's rows, for structure, dtype and device. With the same number of ranks all is
     bitwise as saved. With another, rows are dealt anew and the random numbers of dropout start from the seed.
     """
-    model.load_state_dict(checkpoint.model_weights())
+    _restore_model(model, checkpoint.model_weights())
     _restore_optimiser(optimiser, _read_tensors(checkpoint.folder / _OPTIMISER))
     num_ranks = int(checkpoint.progress["num_ranks"])
     same = num_ranks == world.size

@@ -5,7 +5,7 @@ with the scores (summing them, training on them, looking inside the model) is th
 mode, which the reader takes as it finds it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.engine.interface import SequenceModel, State, reset_rows, take_rows, to_device
+from waveform.engine.interface import SequenceModel, State, Step, reset_rows, take_rows, to_device
 from waveform.engine.shards import TokenSet
 from waveform.engine.streams import Window, fill_row
 
@@ -50,16 +50,21 @@ def score_window(
     fresh: State,
     device: torch.device,
     autocast: torch.dtype | None,
+    forward: Callable[[Tensor, Tensor, State], tuple[Tensor, Step]] | None = None,
 ) -> ScoredWindow:
     """One forward pass: of training, with gradients enabled, and of evaluation, without.
 
-    fresh: the state that rows to be reset get; autocast: dtype of matrix products, None for the parameters' own.
+    fresh: the state that rows to be reset get; autocast: dtype of matrix products, None for the parameters' own;
+    forward: inputs, targets and state to NLL [B, W] and step, where `model` is wrapped by what must be called instead.
     """
     state = reset_rows(state, fresh, window.reset)
     inputs, targets, scored = (to_device(t, device) for t in (window.inputs, window.targets, window.scored))
     with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-        step = model.forward(inputs, state)
-        nll = model.head.nll(step.hidden, targets)
+        if forward is not None:
+            nll, step = forward(inputs, targets, state)
+        else:
+            step = model.forward(inputs, state)
+            nll = model.head.nll(step.hidden, targets)
     aux = sum((loss.sum() for loss in step.aux_losses.values()), torch.zeros((), device=device))
     return ScoredWindow(nll, scored, step.state, aux)
 

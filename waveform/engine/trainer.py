@@ -19,10 +19,10 @@ from types import FrameType
 import torch
 from torch import Tensor, nn
 
-from waveform.engine import checkpoint
-from waveform.engine.distributed import World
+from waveform.engine import checkpoint, sharding
+from waveform.engine.distributed import TIMEOUT_S, World, explain_lost_ranks
 from waveform.engine.errors import UserError
-from waveform.engine.evaluator import evaluate
+from waveform.engine.evaluator import Evaluation, evaluate
 from waveform.engine.interface import SequenceModel, State, detach
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.progress import Progress
@@ -62,13 +62,16 @@ class TrainConfig:
     sample_seconds: float = 1.0  # length of the TensorBoard sample at each evaluation, for audio; 0: none
     precision: str = "auto"  # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
     device: str | None = None  # cpu | cuda; null: a GPU where there is one
+    sharding: str = "none"  # none: each process has all weights; fsdp: weights, gradients and Adam's state are spread
+    checkpoint_activations: bool = False  # backward computes each layer again instead of keeping its activations
+    timeout_s: float = TIMEOUT_S  # seconds that a rank waits in training for the others before it gives the job up
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "chunk", "unroll", "update_period", "checkpoint_every", "keep_checkpoints",
                      "evaluate_every", "evaluate_batch_size", "log_every"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("lr", "clip_norm"):
+        for name in ("lr", "clip_norm", "timeout_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be above 0")
         if not 0 <= self.beta2 < 1:
@@ -80,6 +83,8 @@ class TrainConfig:
         for name in ("warmup_steps", "evaluate_tokens", "decay_steps", "lr_change_at", "lr_after"):
             if (getattr(self, name) or 0) < 0:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be 0 or more")
+        if self.sharding not in sharding.KINDS:
+            raise UserError(f"train.sharding is {self.sharding!r}; choose one of {', '.join(sharding.KINDS)}")
         if self.device not in (None, "cpu", "cuda"):
             raise UserError(
                 f"train.device is {self.device!r}; choose cpu or cuda, or null for a GPU where there is one"
@@ -167,8 +172,20 @@ class Trainer:
                 "model.compression_loss=none leaves the compressor to backpropagation through time, which this "
                 "training does not do; set train.unroll=2 or more and a train.chunk of as many windows, or another loss"
             )
+        if config.checkpoint_activations:
+            if not hasattr(model, "checkpoint_activations"):
+                raise UserError(
+                    f"train.checkpoint_activations: {type(model).__name__} has no layers that can be computed again; "
+                    "leave it false, or lower train.batch_size"
+                )
+            setattr(model, "checkpoint_activations", True)  # noqa: B010  # not of every model, so not in the contract
         self.module.to(self.world.device)
         self.world.broadcast_([*self.module.parameters(), *self.module.buffers()])
+        self._scored = sharding.ScoredForward(model)
+        self._watch: sharding.GradientWatch | None = None
+        if config.sharding == "fsdp" and self.world.size > 1:
+            units: list[nn.Module] = getattr(model, "sharding_units", lambda window: [])(window)
+            self._watch = sharding.shard(self._scored, units, world=self.world)
         self.stream = TokenStream(
             train,
             batch_size=config.batch_size,
@@ -245,7 +262,18 @@ class Trainer:
         )
 
     def run(self) -> TrainResult:
-        """Train until the budget is used up or a signal asks to stop; either way the last state is saved."""
+        """Train until the budget is used up or a signal asks to stop; either way the last state is saved.
+
+        Raises Diverged for a loss that is not finite, RankLost where another process of the job ended or hangs.
+        """
+        with explain_lost_ranks(self.world, timeout_s=self.config.timeout_s, where=self._where):
+            return self._run()
+
+    def _where(self) -> str:
+        saved = "nothing was saved yet" if self._saved_step is None else f"step {self._saved_step} is saved"
+        return f"step {self.step} ({saved}; the same command goes on from there)"
+
+    def _run(self) -> TrainResult:
         config, world = self.config, self.world
         log = MetricsLog(self._run_dir, resume_step=self.step) if world.is_first else None
         resumed_at = self.step
@@ -342,10 +370,10 @@ class Trainer:
             group["lr"] = lr
         chunks = [self.stream.next_chunk() for _ in range(period)]
         sums = self.accumulate_gradients(chunks)
-        self.world.sum_gradients(self.module.parameters())
+        self.reduce_gradients()
         norms = {
             # Without any gradient (nothing evicted yet) the norm is a zero on the CPU.
-            name: nn.utils.clip_grad_norm_(parameters, config.clip_norm).to(self.world.device)
+            name: sharding.whole(nn.utils.clip_grad_norm_(parameters, config.clip_norm)).to(self.world.device)
             for name, parameters in self.groups.items()
         }
         # A loss or gradient that is not finite must not reach the weights; CPUs can tell at once, GPUs check later.
@@ -359,6 +387,13 @@ class Trainer:
         self.tokens_seen += sum(chunk.num_scored for chunk in chunks)
         self.seconds += time.perf_counter() - began
         return sums, norms
+
+    def reduce_gradients(self) -> None:
+        """Sum what `accumulate_gradients` left on all ranks; FSDP did so in each backward pass."""
+        if self._watch is not None:
+            self._watch.drop_missing(world=self.world)
+        else:
+            self.world.sum_gradients(self.module.parameters())
 
     def accumulate_gradients(self, chunks: list[Chunk]) -> Tensor:
         """Forward and backward of `chunks`; gradients are of the mean over all ranks' tokens.
@@ -389,7 +424,13 @@ class Trainer:
         """Sum of nats over scored tokens, sum of auxiliary losses over rows, number of scored tokens."""
         device = self.world.device
         scores = score_window(
-            self.model, window, self.state, fresh=self._fresh, device=device, autocast=self.config.autocast(device)
+            self.model,
+            window,
+            self.state,
+            fresh=self._fresh,
+            device=device,
+            autocast=self.config.autocast(device),
+            forward=lambda inputs, targets, state: self._scored(sharding.Inputs(inputs, targets, state)),
         )
         self.state = scores.state
         return scores.nats, scores.aux, scores.scored.sum()
@@ -417,19 +458,24 @@ class Trainer:
         if self.config.evaluate_tokens == 0:
             return
         self.module.eval()
-        result = evaluate(
-            self.model,
-            self._valid,
-            window=self._window,
-            batch_size=self.config.evaluate_batch_size,
-            protocol="chunk" if self.config.state == "chunk" else "utterance",
-            chunk=self.config.chunk,
-            world=self.world,
-            autocast=self.config.autocast(self.world.device),
-            max_tokens=self.config.evaluate_tokens,
-        )
-        if log is None:
-            return
+        # Ranks score different numbers of windows, and the first one samples alone.
+        with sharding.gathered(self._scored):
+            result = evaluate(
+                self.model,
+                self._valid,
+                window=self._window,
+                batch_size=self.config.evaluate_batch_size,
+                protocol="chunk" if self.config.state == "chunk" else "utterance",
+                chunk=self.config.chunk,
+                world=self.world,
+                autocast=self.config.autocast(self.world.device),
+                max_tokens=self.config.evaluate_tokens,
+            )
+            if log is not None:
+                self._report(result, log, progress)
+            self.world.barrier()
+
+    def _report(self, result: Evaluation, log: MetricsLog, progress: Progress) -> None:
         nats = result.nats_per_token
         progress.write(f"step {self.step}: validation {nats:.4f} nats = {bits(nats):.4f} bits per token")
         log.write("evaluate", step=self.step, seconds=round(self.seconds, 3), nll_nats=nats, nll_bits=bits(nats))
