@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests import laws
 from tests.engine.conftest import write_tokens
 from tests.engine.training import small_trainer
 from waveform.engine import checkpoint, sharding
+from waveform.engine.communication import bytes_sent
 from waveform.engine.distributed import World, join, leave
 from waveform.engine.evaluator import evaluate
 from waveform.engine.interface import state_tensors
@@ -97,6 +100,46 @@ def _saved(trainer: Trainer) -> dict[str, Any]:
     }
 
 
+class _Sent(TorchDispatchMode):
+    """Bytes that this rank sends in collectives of more than a few numbers, if they are rings."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self.num_bytes = size, 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if name.startswith(("c10d.", "_c10d_functional.")):
+            tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor) and t.dtype == torch.float64]
+            sizes = [t.numel() * t.element_size() for t in tensors]
+            share = (self.size - 1) / self.size
+            if "allgather" in name or "reduce_scatter" in name:
+                self.num_bytes += share * max(sizes)
+            elif "allreduce" in name and sum(sizes) > 64:
+                self.num_bytes += 2 * share * sum(sizes)
+        return func(*args, **(kwargs or {}))
+
+
+def _count_sent(name: str, case: str, where: Path, world: World, *, kind: str) -> dict[str, float]:
+    """Bytes sent in one late update, in which every parameter has a gradient, as seen and as computed before."""
+    trainer = _trainer(name, case, where, world, sharding=kind, max_steps=20)
+    for _ in range(3):
+        trainer.update()
+    config = trainer.config
+    model = _trainer(name, case, where / "whole").module  # weights not sharded
+    computed = bytes_sent(
+        model,
+        num_ranks=world.size,
+        sharding=kind,
+        units=model.sharding_units(trainer._window) if hasattr(model, "sharding_units") else (),
+        num_windows=config.chunk // trainer._window,
+        unroll=config.unroll,
+    )
+    with _Sent(world.size) as sent:
+        trainer.update()
+    return {"seen": sent.num_bytes, "computed": computed}
+
+
 RESUMED = ("compressive_transformer", "conv-ragged")
 
 
@@ -114,6 +157,9 @@ def _rank(rank: int, size: int, port: int, folder: Path) -> None:
             if world.is_first:
                 torch.save(figures, where / "figures.pt")
     for kind in ("none", "fsdp"):
+        for name, case in FEW[:4]:
+            counts = _count_sent(name, case, folder / f"sent-{name}-{case}-{kind}-{rank}", world, kind=kind)
+            torch.save(counts, folder / f"sent-{name}-{case}-{kind}-{rank}.pt")
         for start in sorted(folder.parent.glob("start_*")):  # runs of other numbers of ranks
             resumed = _trainer(*RESUMED, start, world, sharding=kind, max_steps=5)
             torch.save(_saved(resumed), folder / f"resumed-{start.name}-{kind}-{rank}.pt")
@@ -169,6 +215,15 @@ def test_law_8_ranks_give_what_one_process_gives(size: int, kind: str, again: bo
         torch.testing.assert_close(together["weights"], alone["weights"], rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(together["evaluation"], alone["evaluation"], rtol=1e-6, atol=0)
         assert together["evaluation"]["counts"].tolist() == LENGTHS
+
+
+@pytest.mark.parametrize("kind", ["none", "fsdp"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_is_sent_is_what_was_counted(size: int, kind: str, jobs: Path) -> None:
+    for name, case in FEW[:4]:
+        for rank in range(size):
+            sent = torch.load(jobs / str(size) / f"sent-{name}-{case}-{kind}-{rank}.pt", weights_only=True)
+            assert sent["seen"] == pytest.approx(sent["computed"], abs=1), (name, case)
 
 
 @pytest.mark.parametrize("kind", ["none", "fsdp"])
