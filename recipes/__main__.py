@@ -4,9 +4,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from waveform.engine.errors import UserError
+from waveform.command_line import add_device, add_dynamic, add_verb, run_command
 
 _RECIPES = "enwik8, text8, wikitext103, pg19, lm1b, ptb or folder"
 
@@ -38,14 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
 
-    def verb(name: str, help_text: str, epilog: str | None = None) -> argparse.ArgumentParser:
-        return verbs.add_parser(
-            name,
-            help=help_text,
-            description=help_text[0].upper() + help_text[1:] + ".",
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+    verb = partial(add_verb, verbs)
 
     p = verb("prepare", "turn a corpus that you have into a data set of tokens", _PREPARE_EPILOG)
     p.add_argument("recipe", metavar="RECIPE", help=_RECIPES)
@@ -66,9 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     p = verb("evaluate", "print a run's metrics on held-out text")
     p.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     p.add_argument("--compressed", type=int, metavar="N", help="compressed slots, other than in training")
-    p.add_argument("--dynamic", action="store_true", help="score again while learning from what was scored")
-    p.add_argument("--dynamic-optimiser", choices=("sgd", "adam"), default="sgd", help="default: sgd")
-    p.add_argument("--dynamic-lr", type=float, metavar="LR", help="default: 3e-2 with sgd, 3e-5 with adam")
+    add_dynamic(p)
     _add_evaluation(p)
 
     p = verb("sweep", "evaluate a run at several sizes of compressed memory: table, plot and JSON")
@@ -83,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--context-step", type=int, metavar="N", help="tokens from one context length to the next")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     p.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the figures there")
-    _add_device(p)
+    add_device(p)
 
     p = verb("sample", "print text that continues a prompt")
     p.add_argument("run_dir", type=Path, metavar="RUN_DIR")
@@ -94,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     kept.add_argument("--top-k", type=int, metavar="K", help="the K most probable tokens only")
     p.add_argument("--temperature", type=float, default=1.0, metavar="T", help="below 1: safer (default 1)")
     p.add_argument("--seed", type=int, default=0, metavar="N")
-    _add_device(p)
+    add_device(p)
     return parser
 
 
@@ -108,11 +100,7 @@ def _add_evaluation(parser: argparse.ArgumentParser) -> None:
         help="cut the text into N pieces, each from empty memories: faster, a bit worse",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    _add_device(parser)
-
-
-def _add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU where there is one")
+    add_device(parser)
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -192,23 +180,8 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, or 2 with one line on stderr for a user's mistake."""
-    parser = _parser()
-    args, rest = parser.parse_known_args(arguments)
-    # argparse lets `key=value` stand before the options or behind them, but not both; what it leaves is taken here.
-    if rest and (not hasattr(args, "overrides") or any(argument.startswith("-") for argument in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        args.overrides += rest
-    try:
-        _run(args)
-        return 0
-    except UserError as error:
-        print(f"recipes {args.verb}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"recipes {args.verb}: interrupted", file=sys.stderr)
-        return 130
+    """Run the command line; returns the exit code, as `run_command`."""
+    return run_command("recipes", _parser(), _run, arguments)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ _DAMAGE = (
     EOFError,
     tarfile.TarError,
     lzma.LZMAError,
-    NotImplementedError,
-    RuntimeError,
+    NotImplementedError,  # zipfile's, for a compression that it does not know
+    RuntimeError,  # zipfile's, for an encrypted file
 )
 
 
@@ -112,7 +112,7 @@ class TarSource(Source):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._archive = tarfile.open(path)  # noqa: SIM115  (stays open as long as its files are read)
+        self._archive = tarfile.open(path)  # noqa: SIM115  # stays open as long as its files are read
         members = [member for member in self._archive.getmembers() if member.isfile()]
         self._members = {member.name.removeprefix("./"): member for member in members}
         self.sizes = {name: self._members[name].size for name in sorted(self._members)}

@@ -11,6 +11,7 @@ AUDIO_LIBRARIES = {"soundfile", "torchaudio", "librosa"}
 # Modules of the command that know no modality: runs on text are made of them too.
 SHARED = (
     "waveform.analyses",
+    "waveform.command_line",
     "waveform.composing",
     "waveform.cpu",
     "waveform.run_folder",

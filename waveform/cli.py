@@ -2,11 +2,11 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from waveform.engine.errors import UserError
+from waveform.command_line import add_device, add_dynamic, add_verb, run_command
 
 _TRAIN_EPILOG = """\
 settings (Hydra overrides), any number, after the paths:
@@ -28,14 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
 
-    def verb(name: str, help_text: str, epilog: str | None = None) -> argparse.ArgumentParser:
-        return verbs.add_parser(
-            name,
-            help=help_text,
-            description=help_text[0].upper() + help_text[1:] + ".",
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+    verb = partial(add_verb, verbs)
 
     p = verb("prepare", "turn a folder of audio into a data set of 24 kHz mu-law tokens, with a report")
     p.add_argument("audio_dir", type=Path, metavar="AUDIO_DIR", help="wav, flac, ogg, opus, mp3, aiff; nested folders")
@@ -54,10 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--protocol", choices=("utterance", "chunk"), help="when state resets (default: as in training)")
     p.add_argument("--memory", type=int, metavar="N", help="memory slots, other than in training")
     p.add_argument("--compressed", type=int, metavar="N", help="compressed slots, other than in training")
-    p.add_argument("--dynamic", action="store_true", help="score again while learning from what was scored")
-    p.add_argument("--dynamic-optimiser", choices=("sgd", "adam"), default="sgd", help="default: sgd")
-    p.add_argument("--dynamic-lr", type=float, metavar="LR", help="default: 3e-2 with sgd, 3e-5 with adam")
-    _add_device(p)
+    add_dynamic(p)
+    add_device(p)
 
     p = verb("sample", "generate audio into WAV files")
     p.add_argument("run_dir", type=Path, metavar="RUN_DIR")
@@ -70,13 +61,13 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, default=0, metavar="N")
     p.add_argument("--prime", type=Path, metavar="FILE", help="audio that every sample begins with and continues")
     p.add_argument("--int8", action="store_true", help="8-bit weights on a CPU: faster; prints what it costs in NLL")
-    _add_device(p)
+    add_device(p)
 
     p = verb("compare", "compare runs on the same test audio: NLL, difference to WaveNet, size and speed")
     p.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
     _add_test_data(p)
     p.add_argument("--protocol", choices=("utterance", "chunk"), default="utterance", help="when state resets")
-    _add_device(p)
+    add_device(p)
 
     p = verb("bench", "measure training, memory, sampling and data preparation, each beside this machine's limit")
     p.add_argument("--model", nargs="+", metavar="NAME", default=[], help="default: every registered model")
@@ -86,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         "--audio-minutes", type=float, default=10, metavar="N", help="audio to prepare; 0: none (default 10)"
     )
     p.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
-    _add_device(p)
+    add_device(p)
     _add_overrides(p, "model.num_layers=2")
 
     p = verb("analyse", "where runs attend, how they compress, how far back they look, what carried state saves")
@@ -95,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--tokens", type=int, default=200_000, metavar="N", help="samples read at most, twice, by each run")
     p.add_argument("--context-step", type=int, metavar="N", help="samples from one context length to the next")
     p.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the figures there")
-    _add_device(p)
+    add_device(p)
 
     p = verb("demo", "the whole job on bundled speech, in minutes on two CPU cores")
     p.add_argument("--out", type=Path, default=Path("waveform-demo"), metavar="DIR", help="default: waveform-demo")
@@ -120,11 +111,7 @@ def _add_test_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
 
 
-def _add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU where there is one")
-
-
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> None:
     if args.verb == "prepare":
         from waveform.audio.corpus import DataConfig, prepare
         from waveform.composing import typed
@@ -132,13 +119,13 @@ def _run(args: argparse.Namespace) -> int:
 
         config = compose_config(args.overrides, config_dir=args.config_dir)
         prepare(args.audio_dir, args.data_dir, config=typed(DataConfig, config["data"], section="data"))
-        return 0
+        return
     if args.verb == "train" and args.print_config:
         from waveform.composing import to_yaml
         from waveform.config import compose_config
 
         print(to_yaml(compose_config(args.overrides, config_dir=args.config_dir)), end="")
-        return 0
+        return
 
     from waveform.cpu import set_defaults
 
@@ -148,7 +135,7 @@ def _run(args: argparse.Namespace) -> int:
 
         result = train(args.source, args.run, args.overrides, config_dir=args.config_dir)
         if os.environ.get("RANK", "0") != "0":
-            return 0
+            return
         how = "stopped; the same command resumes" if result.interrupted else "finished"
         print(f"{how}: step {result.step}, {result.seconds:.0f} s of training, {result.tokens_seen:,} samples seen")
     elif args.verb == "evaluate":
@@ -226,23 +213,8 @@ def _run(args: argparse.Namespace) -> int:
         from waveform.demo import demo
 
         demo(args.out, overrides=tuple(args.overrides))
-    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, or 2 with one line on stderr for a user's mistake."""
-    parser = _parser()
-    args, rest = parser.parse_known_args(arguments)
-    # argparse lets `key=value` stand before the options or behind them, but not both; what it leaves is taken here.
-    if rest and (not hasattr(args, "overrides") or any(argument.startswith("-") for argument in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        args.overrides += rest
-    try:
-        return _run(args)
-    except UserError as error:
-        print(f"waveform {args.verb}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"waveform {args.verb}: interrupted", file=sys.stderr)
-        return 130
+    """Run the command line; returns the exit code, as `run_command`."""
+    return run_command("waveform", _parser(), _run, arguments)

@@ -141,7 +141,7 @@ def measure_steps(
 
 
 @compiled
-def _sum(x, first, last):  # type: ignore[no-untyped-def]  # compiled
+def _sum(x, first, last):
     a = b = c = d = fill(F32)
     for i in range(first, last, 64):
         a, b = add(a, load(x, i, F32)), add(b, load(x, i + 16, F32))
@@ -150,7 +150,7 @@ def _sum(x, first, last):  # type: ignore[no-untyped-def]  # compiled
 
 
 @compiled(entry=True, parallel=True)
-def _sum_shares(x, size, num_threads, sums):  # type: ignore[no-untyped-def]  # compiled
+def _sum_shares(x, size, num_threads, sums):
     for part in numba.prange(num_threads):
         sums[part] = _sum(x, size // num_threads * part, size // num_threads * (part + 1))
 

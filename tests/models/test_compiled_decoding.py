@@ -206,11 +206,11 @@ def test_int8_is_refused_where_there_is_none() -> None:
         pass
 
     with pytest.raises(UserError, match="Plain has no int8 decoder"):
-        interface.decoder(Plain(), None, int8=True)  # type: ignore[arg-type]  # has nothing that a model has
+        interface.decoder(Plain(), None, int8=True)
 
 
 @simd.compiled(entry=True)
-def _apply(which, x, out, size):  # type: ignore[no-untyped-def]  # compiled
+def _apply(which, x, out, size):
     for i in range(0, size, 16):
         value = simd.load(x, i, np.float32(0))
         if which == 0:

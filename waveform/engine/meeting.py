@@ -17,7 +17,7 @@ import uuid
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch exports them on terms
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch has them only where it is built to
 
 _POLL_S = 0.02
 

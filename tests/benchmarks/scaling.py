@@ -1,0 +1,68 @@
+"""What scaling over GPUs the papers' configurations allow on paper: the table of the README. Nothing is timed.
+
+python -m tests.benchmarks.scaling
+
+Bytes are `waveform.engine.communication`'s. Computation is 6 FLOPs a parameter and token, and 12 for each layer, slot
+and unit of width. Communication hides behind nothing.
+"""
+
+from typing import Any
+
+import torch
+
+from recipes.settings import compose_config as compose_text
+from waveform.config import compose_config as compose_speech
+from waveform.engine.communication import bytes_sent, scaling
+from waveform.models.registry import build
+from waveform.run_folder import num_parameters
+
+_FLOPS_PER_SECOND = 400e12  # 40% of an H100's bf16
+_ACHIEVED = 0.8  # of a network's rate
+_BYTES_PER_SECOND = {8: 450e9, 32: 400e9}  # NVLink within 8 GPUs; eight 400 Gb/s links for each of 4 nodes of 8
+
+
+def rows(name: str, config: dict[str, Any], *, vocab_size: int) -> list[str]:
+    """The table's lines, without and with sharding, for one configuration."""
+    fields = {key: value for key, value in config["model"].items() if key != "name"}
+    with torch.device("meta"):
+        model: Any = build(config["model"]["name"], vocab_size=vocab_size, **fields)
+    sizes, train = model.config, config["train"]
+    window = train["window"] or sizes.window
+    num_slots = sizes.window + sizes.memory + sizes.compressed
+    per_token = 6 * num_parameters(model) + 12 * sizes.num_layers * num_slots * sizes.d_model
+    flops = per_token * train["batch_size"] * train["chunk"]
+    title = f"{name}, {num_parameters(model) / 1e6:.0f} M, batch {train['batch_size']} x {train['chunk']}"
+    lines = []
+    for sharding in ("none", "fsdp"):
+        cells = [title if sharding == "none" else "", f"`{sharding}`"]
+        for num_ranks, rate in _BYTES_PER_SECOND.items():
+            sent = bytes_sent(
+                model,
+                num_ranks=num_ranks,
+                sharding=sharding,
+                units=model.sharding_units(window),
+                num_windows=train["chunk"] // window,
+                unroll=train["unroll"],
+            )
+            rate, compute_s = _ACHIEVED * rate, flops / num_ranks / _FLOPS_PER_SECOND
+            share = scaling(sent, compute_s=compute_s, bytes_per_second=rate)
+            cells += [
+                f"{sent / 1e9:.2f} GB",
+                f"{sent / rate * 1e3:.1f} of {(compute_s + sent / rate) * 1e3:.0f} ms",
+                f"{share:.0%}",
+            ]
+        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
+    return lines
+
+
+def table() -> list[str]:
+    """All lines below the head."""
+    return [
+        *rows("speech", compose_speech(["preset=speech_paper"]), vocab_size=256),
+        *rows("enwik8", compose_text("enwik8", ["preset=paper"]), vocab_size=256),
+        *rows("PG-19", compose_text("pg19", ["preset=paper"]), vocab_size=32_000),
+    ]
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))
