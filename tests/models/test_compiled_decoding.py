@@ -209,6 +209,15 @@ def test_int8_is_refused_where_there_is_none() -> None:
         interface.decoder(Plain(), None, int8=True)
 
 
+def test_int8_is_refused_by_a_decoder_that_does_not_know_it() -> None:
+    class Exact:
+        def decoder(self, state: Any) -> Any:
+            raise AssertionError("not to be asked")
+
+    with pytest.raises(UserError, match="no int8 decoder"):
+        interface.decoder(Exact(), None, int8=True)
+
+
 @simd.compiled(entry=True)
 def _apply(which, x, out, size):
     for i in range(0, size, 16):
