@@ -1,0 +1,5 @@
+"""The list of every fault; one module makes one group of them."""
+
+from tests.faults.fault import Fault
+
+FAULTS: list[Fault] = []

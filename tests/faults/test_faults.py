@@ -1,0 +1,12 @@
+"""The short form of every fault."""
+
+import random
+
+import pytest
+
+from tests.faults.every import FAULTS
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_fault(fault, tmp_path):
+    fault.run(tmp_path, fault.short, random.Random(0))
