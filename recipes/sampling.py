@@ -9,8 +9,8 @@ import torch
 from recipes.evaluation import open_text_run
 from recipes.tokenizers import TextTokenizer, load_tokenizer
 from waveform.engine.distributed import World, choose_device
+from waveform.engine.drawing import SamplingConfig
 from waveform.engine.errors import UserError
-from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.shards import is_dataset
 

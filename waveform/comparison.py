@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from waveform.audio.files import SAMPLE_RATE_HZ
+from waveform.engine.drawing import SamplingConfig, drawing
 from waveform.engine.errors import UserError
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
-from waveform.engine.sampler import SamplingConfig, draw, probabilities
 from waveform.evaluation import describe, score, test_tokens
 from waveform.run import Run, load
 from waveform.scoring import unigram_nats, write_json
@@ -46,17 +46,15 @@ def bootstrap_interval(
 def sampling_speed(run: Run) -> float:
     """Samples per second of one stream that `run` generates on its device, from empty memories."""
     vocab_size = int(run.config["dataset"]["vocab_size"])
-    stepper = decoder(run.model, run.model.init_state(1, device=run.device, dtype=torch.float32))
     tokens = torch.full((1,), vocab_size, device=run.device)
-    uniform = torch.full((1,), 0.5, device=run.device)
-    config = SamplingConfig()
-    stepper.step(tokens)  # may wait for the compiler
+    state = run.model.init_state(1, device=run.device, dtype=torch.float32)
+    source = drawing(decoder(run.model, state), tokens, SamplingConfig())
+    uniform = torch.full((32, 1), 0.5, device=run.device)
+    source.draw(uniform)  # may wait for a compiler, or a capture
     steps, began = 0, time.perf_counter()
     while time.perf_counter() - began < _SPEED_SECONDS:
-        for _ in range(32):
-            tokens = draw(probabilities(stepper.step(tokens), config), uniform)
-        tokens.cpu()  # wait for the device
-        steps += 32
+        source.draw(uniform).cpu()  # wait for the device
+        steps += len(uniform)
     return steps / (time.perf_counter() - began)
 
 

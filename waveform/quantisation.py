@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from waveform.engine.drawing import SamplingConfig, draw, probabilities
 from waveform.engine.errors import UserError
 from waveform.engine.interface import decoder, map_state
-from waveform.engine.sampler import SamplingConfig, draw, probabilities
 from waveform.engine.shards import is_dataset, read_dataset
 from waveform.run import Run
 

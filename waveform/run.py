@@ -13,8 +13,8 @@ from waveform.audio.corpus import DataConfig, prepare
 from waveform.audio.files import SAMPLE_RATE_HZ, resample_blocks
 from waveform.audio.mulaw import decode, encode
 from waveform.engine.distributed import World
+from waveform.engine.drawing import SamplingConfig
 from waveform.engine.errors import UserError
-from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.shards import Dataset, is_dataset, read_dataset
 from waveform.run_folder import TrainedRun, open_run

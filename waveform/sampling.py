@@ -6,9 +6,9 @@ import numpy as np
 
 from waveform.audio.files import SAMPLE_RATE_HZ, WavWriter, read_audio
 from waveform.engine.atomic import explain_write_errors
+from waveform.engine.drawing import SamplingConfig
 from waveform.engine.errors import UserError
 from waveform.engine.progress import Progress
-from waveform.engine.sampler import SamplingConfig
 from waveform.quantisation import quantisation_loss
 from waveform.run import check_amount, load
 

@@ -12,10 +12,10 @@ from waveform.audio.mulaw import decode
 from waveform.composing import typed
 from waveform.config import compose_config
 from waveform.engine.distributed import World, join, leave
+from waveform.engine.drawing import SamplingConfig
 from waveform.engine.errors import UserError
 from waveform.engine.interface import SequenceModel
 from waveform.engine.metrics import MetricsLog
-from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.shards import Dataset, is_dataset, read_dataset
 from waveform.engine.trainer import TrainConfig, TrainResult

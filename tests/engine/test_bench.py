@@ -107,10 +107,10 @@ def test_a_step_reads_its_weights_and_cache_once() -> None:
     )  # fmt: skip
     state = full_state(model, window=W, batch_size=B)
     counted = bytes_read_by_step(CachedDecoder(model, state), torch.zeros(B, dtype=torch.int64))
-    slots = M + C + 1  # the first step of a window
+    slots = M + C + W  # with those that are masked
     weights = L * (d * (3 * d + H * P) + d * d + 2 * d * F) + d * V
     biases = L * (3 * d + H * P + F + d) + V
-    assert counted == 4 * (weights + biases + L * 2 * B * slots * d + P * slots)
+    assert counted == 4 * (weights + biases + L * 2 * B * slots * d + P * slots + slots)
 
 
 class _Says:

@@ -16,8 +16,9 @@ from torch import Tensor
 from baselines.wavenet_decoding import CompiledWaveNetDecoder
 from tests import laws
 from waveform.engine import interface
+from waveform.engine.drawing import SamplingConfig
 from waveform.engine.errors import UserError
-from waveform.engine.sampler import SamplingConfig, sample
+from waveform.engine.sampler import sample
 from waveform.models import simd
 from waveform.models.compiled_decoding import CompiledDecoder
 from waveform.models.decoding import CachedDecoder

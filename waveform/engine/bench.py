@@ -22,8 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from waveform.engine.drawing import BLOCK_STEPS, GRAPH_STEPS, STEPS_TO_CAPTURE, Drawing, SamplingConfig, drawing
 from waveform.engine.interface import (
     Decoder,
+    DeviceDecoder,
     SequenceModel,
     State,
     decoder,
@@ -33,7 +35,6 @@ from waveform.engine.interface import (
     take_rows,
 )
 from waveform.engine.machine import peak_resident_bytes
-from waveform.engine.sampler import SamplingConfig, draw, probabilities
 from waveform.engine.trainer import Trainer
 
 BACKWARD_FACTOR = 3  # forward and backward together, in forwards
@@ -41,7 +42,7 @@ _MIN_REPEATS, _MAX_REPEATS = 3, 7
 _REPEATS_S = 5.0  # of timing, once there are _MIN_REPEATS
 _STEPS_S = 0.3  # of sampling in one repeat
 _MAX_WINDOWS = 64  # read until memories are full
-_WARM_STEPS = 4  # of a decoder, before it is timed
+_WARM_STEPS = {"cpu": 3, "cuda": STEPS_TO_CAPTURE}  # of a decoder, before it is timed
 _aten = torch.ops.aten
 
 
@@ -291,9 +292,10 @@ def measure_sampling(
     near_end = model.forward(inputs[:, : window - 2], state).state if window > 2 else state
     cases = [_Sampler(model, name, make, midway, n) for n in stream_counts for name, make in decoders(model).items()]
     limits = Limits(model_device, dtype=torch.float32)
-    room = (window // 2 - _WARM_STEPS - 2) // _MAX_REPEATS  # so that no repeat meets the window's end
+    warm_steps = _WARM_STEPS[model_device.type]
+    room = (window // 2 - warm_steps - 3) // _MAX_REPEATS  # so that no repeat meets the window's end
     for case in cases:
-        case.warm(max_steps=max(room, 1))
+        case.warm(warm_steps, max_steps=max(room, 1))
     memory_rates: list[float] = []
     for _ in range(_MAX_REPEATS):  # in turn, so that all meet the same moments
         memory_rates.append(limits.memory_rate())
@@ -311,9 +313,9 @@ class _Sampler:
     ) -> None:
         self._name, self._make, self._num_streams = name, make, num_streams
         self._device = next(iter(model.parameters())).device
-        self._stepper = make(self._rows(state))
-        self._uniform = torch.full((num_streams,), 0.5, device=self._device)
         self._tokens = torch.zeros(num_streams, dtype=torch.int64, device=self._device)
+        self._stepper = make(self._rows(state))
+        self._source = drawing(self._stepper, self._tokens, SamplingConfig())
         self._step_s: list[float] = []
         self._num_steps = 1
         self._bytes: int | None = None
@@ -321,29 +323,34 @@ class _Sampler:
     def _rows(self, state: State) -> State:
         return map_state(torch.clone, take_rows(state, [0] * self._num_streams))
 
-    def _draw(self, stepper: Decoder, num_steps: int) -> None:
-        for _ in range(num_steps):
-            logits = stepper.step(self._tokens).float()
-            self._tokens = draw(probabilities(logits, SamplingConfig()), self._uniform)
+    def _draw(self, source: Drawing, num_steps: int) -> None:
+        source.draw(torch.full((num_steps, self._num_streams), 0.5, device=self._device))
 
-    def warm(self, *, max_steps: int) -> None:
-        """Set how many steps a repeat takes, at most `max_steps`."""
-        self._draw(self._stepper, _WARM_STEPS - 1)
-        step_s = seconds(lambda: self._draw(self._stepper, 1), device=self._device)
-        self._num_steps = max(1, min(max_steps, round(_STEPS_S / step_s)))
+    def warm(self, num_steps: int, *, max_steps: int) -> None:
+        """Take steps untimed, and set how many a repeat takes, at most `max_steps`."""
+        self._draw(self._source, num_steps)
+        step_s = seconds(lambda: self._draw(self._source, 1), device=self._device)
+        self._num_steps = max(1, min(max_steps, BLOCK_STEPS, round(_STEPS_S / step_s)))
+        if self._num_steps > GRAPH_STEPS:  # whole graphs, where steps are captured
+            self._num_steps -= self._num_steps % GRAPH_STEPS
         self._bytes = bytes_read_by_step(self._stepper, self._tokens)
 
     def repeat(self) -> None:
         """Time `num_steps` steps."""
-        duration_s = seconds(lambda: self._draw(self._stepper, self._num_steps), device=self._device)
+        duration_s = seconds(lambda: self._draw(self._source, self._num_steps), device=self._device)
         self._step_s.append(duration_s / self._num_steps)
 
     def result(self, near_end: State, *, window: int, memory_rate: dict[str, float]) -> dict[str, Any]:
         """The figures; near_end: two steps before the end of a window."""
         stepper = self._make(self._rows(near_end))
-        self._draw(stepper, 1)
-        end_s = seconds(lambda: self._draw(stepper, 1), device=self._device)
-        extra_s = max(0.0, end_s - statistics.median(self._step_s)) / window
+        stepper.step(self._tokens)
+        if isinstance(stepper, DeviceDecoder):
+            stepper.device_step(self._tokens)
+            end_s = seconds(lambda: stepper.passed(1), device=self._device)
+            extra_s = end_s / window
+        else:
+            end_s = seconds(lambda: stepper.step(self._tokens), device=self._device)
+            extra_s = max(0.0, end_s - statistics.median(self._step_s)) / window
         per_second = spread([self._num_streams / (step_s + extra_s) for step_s in self._step_s])
         bound_s = None if self._bytes is None else self._bytes / memory_rate["median"]
         return {

@@ -72,6 +72,27 @@ class Decoder(Protocol):
         ...
 
 
+@runtime_checkable
+class DeviceDecoder(Decoder, Protocol):
+    """A decoder whose steps leave the host alone for a while, so that a GPU can replay several as one graph.
+
+    `step(tokens)` is `device_step(tokens)` and `passed(1)`.
+    """
+
+    @property
+    def steps_to_host(self) -> int:
+        """How many `device_step` may follow each other before `passed` has work to do."""
+        ...
+
+    def device_step(self, tokens: Tensor) -> Tensor:
+        """As `step`, by operations on the device alone, on tensors that stay where they are in memory."""
+        ...
+
+    def passed(self, num_steps: int) -> None:
+        """Count steps, at most `steps_to_host`, and do what is due after them."""
+        ...
+
+
 class ForwardDecoder:
     """The decoder of any model that brings none: one `forward` a token."""
 

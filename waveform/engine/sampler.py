@@ -1,61 +1,14 @@
-"""Ancestral sampling, one token a step from a model's decoder: temperature, top-k, top-p, seeds, priming, batches."""
+"""Ancestral sampling from a model: priming, seeds, batches. How a token is drawn is in drawing.py."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from waveform.engine.errors import UserError
+from waveform.engine.drawing import BLOCK_STEPS, SamplingConfig, drawing
 from waveform.engine.interface import SequenceModel, State, decoder, take_rows
 
-_BLOCK_STEPS = 1024  # steps between two calls of `on_block`
 _PRIME_STEPS = 4096  # tokens of a prompt read at once
-
-
-@dataclass(frozen=True)
-class SamplingConfig:
-    """How the next token is drawn."""
-
-    temperature: float = 1.0  # 0 takes the most probable token
-    top_k: int | None = None  # keep the k most probable classes
-    top_p: float | None = None  # keep the fewest classes whose probabilities reach p (nucleus; Holtzman et al. 2019)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature is {self.temperature}; it must be 0 or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top-k is {self.top_k}; it must be at least 1")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"top-p is {self.top_p}; it must be above 0 and at most 1")
-
-
-def probabilities(logits: Tensor, config: SamplingConfig) -> Tensor:
-    """logits [B, V] -> the distribution [B, V] that is drawn from, after temperature, top-k and top-p."""
-    if config.temperature == 0:
-        return torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).to(logits.dtype)
-    p = (logits if config.temperature == 1 else logits / config.temperature).softmax(dim=-1)
-    if config.top_k is not None and config.top_k < p.shape[-1]:
-        least = p.topk(config.top_k, dim=-1).values[:, -1:]
-        p = torch.where(p >= least, p, 0)
-        p = p / p.sum(dim=-1, keepdim=True)
-    if config.top_p is not None and config.top_p < 1:
-        ordered, order = p.sort(dim=-1, descending=True)
-        # A class stays while the more probable ones have not reached p; so the first always stays.
-        kept = torch.where(ordered.cumsum(dim=-1) - ordered < config.top_p, ordered, 0)
-        p = torch.zeros_like(p).scatter(-1, order, kept)
-    return p
-
-
-def draw(p: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse-transform sampling: p [B, V] (any positive sum), uniform [B] in [0, 1) -> classes [B]."""
-    cumulative = p.cumsum(dim=-1)
-    whole = cumulative[:, -1:].contiguous()
-    threshold = (uniform[:, None] * whole).to(cumulative.dtype)
-    chosen = torch.searchsorted(cumulative, threshold, right=True)
-    last_possible = torch.searchsorted(cumulative, whole)  # rounding must not choose an impossible class
-    return torch.minimum(chosen, last_possible)[:, 0]
 
 
 @torch.inference_mode()
@@ -98,17 +51,13 @@ def sample(
     state, tokens = read_prompt(
         model, torch.empty(0) if prompt is None else prompt, num_streams=num_streams, vocab_size=vocab_size
     )
-    stepper = decoder(model, state, int8=int8)
+    source = drawing(decoder(model, state, int8=int8), tokens, config)
     generators = [torch.Generator().manual_seed(config.seed * 1_000_003 + i) for i in range(num_streams)]
     made = torch.empty(num_streams, num_steps, dtype=torch.int64)
-    for begin in range(0, num_steps, _BLOCK_STEPS):
-        length = min(_BLOCK_STEPS, num_steps - begin)
+    for begin in range(0, num_steps, BLOCK_STEPS):
+        length = min(BLOCK_STEPS, num_steps - begin)
         uniform = torch.stack([torch.rand(length, generator=g) for g in generators], dim=1).to(tokens.device)
-        block = torch.empty(length, num_streams, dtype=torch.int64, device=tokens.device)
-        for t in range(length):
-            logits = stepper.step(tokens).float()
-            tokens = block[t] = draw(probabilities(logits, config), uniform[t])
-        made[:, begin : begin + length] = block.t().cpu()
+        made[:, begin : begin + length] = source.draw(uniform).t().cpu()
         if on_block is not None:
             on_block(made[:, begin : begin + length])
     return made

@@ -1,7 +1,10 @@
 """Steps a CompressiveTransformer one token at a time with torch: the decoder for fp64 and for GPUs, and the oracle.
 
-Shape letters: B rows, W window, M memory slots, C compressed slots, D model width, H heads, d = D / H head width,
-P position features.
+Between two ends of windows a step reads and writes buffers that never move, at places that a counter on the device
+names, so that a GPU can replay steps as one captured graph (engine/captured.py).
+
+Shape letters: B rows, W window, M memory slots, C compressed slots, K = C + M + W, D model width, H heads, d = D / H
+head width, P position features.
 """
 
 from typing import NamedTuple
@@ -41,16 +44,21 @@ class CachedDecoder:
         self._layers = list(model._layers())
         self._weights = [self._fuse(layer) for layer in self._layers]
         reference = next(model.parameters())
+        device = reference.device
         self._complex = torch.complex128 if reference.dtype == torch.float64 else torch.complex64
-        self._rotations = self._unit_circle(torch.arange(config.window, dtype=torch.float64)).to(reference.device)
-        self._keys: list[Tensor] = []  # [B H, C + M + W, d]
+        self._rotations = self._unit_circle(torch.arange(config.window, dtype=torch.float64)).to(device)
+        self._keys: list[Tensor] = []  # [B H, K, d]
         self._values: list[Tensor] = []
         for i, layer in enumerate(self._layers):
             slots = torch.cat([state.compressed[i], state.memory[i], state.window[i]], dim=1).to(reference.dtype)
             self._keys.append(self._project(layer, slots, layer.attention.key))
             self._values.append(self._project(layer, slots, layer.attention.value))
         self._usage = [usage.clone() for usage in state.usage]
-        self._refresh(state.steps)
+        num_slots = self._first_window_slot + config.window
+        self._phase_on_device = torch.empty(1, dtype=torch.int64, device=device)
+        self._position_keys = torch.empty(config.num_position_features, num_slots, device=device, dtype=reference.dtype)
+        self._mask = torch.empty(num_slots, device=device, dtype=reference.dtype)  # 0 or, for unused slots, -inf
+        self._begin_window()
 
     def _unit_circle(self, times: Tensor) -> Tensor:
         """times [n] -> e^{i w t} [n, P / 2], complex."""
@@ -78,62 +86,77 @@ class CachedDecoder:
         """Raw slots [B, n, D] -> [B H, n, d], contiguous."""
         return layer.frozen_projection(slots, projection).flatten(0, 1).contiguous()
 
-    def _refresh(self, steps: Tensor) -> None:
-        """Counters and slot times for the window in which `steps` lies."""
+    def _begin_window(self) -> None:
+        """Counters, mask and slot times for the window in which `_state.steps` lies."""
         config = self._config
-        fill = self._model._fill(steps[:1])
+        fill = self._model._fill(self._state.steps[:1])
         self._phase = int(fill.phase)
-        self._first_used = self._first_window_slot - int(fill.memory) - int(fill.compressed)
+        self._phase_on_device.fill_(self._phase)
+        first_used = self._first_window_slot - int(fill.memory) - int(fill.compressed)
+        self._mask.fill_(-torch.inf)
+        self._mask[first_used : self._first_window_slot + self._phase] = 0
         times = self._model._slot_times(
             fill.pending, num_compressed=config.compressed, num_memory=config.memory, end=config.window
         )
         keys = torch.view_as_real(self._unit_circle(times[0])).flatten(1)  # [K, P] as (cosine, sine) pairs
-        self._position_keys = keys.t().contiguous().to(self._keys[0].device)
+        self._position_keys.copy_(keys.t())
+
+    @property
+    def steps_to_host(self) -> int:
+        """How many `device_step` may follow each other before `passed` has work to do."""
+        return self._config.window - self._phase
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """tokens [B] -> logits [B, V] of the token that follows."""
-        config, model = self._config, self._model
-        d_model, batch_heads = config.d_model, self._batch * self._heads
-        slot = self._first_window_slot + self._phase
-        used = slice(self._first_used, slot + 1)
-        rotation, position_keys = self._rotations[self._phase], self._position_keys[:, used]
+        logits = self.device_step(tokens)
+        self.passed(1)
+        return logits
+
+    @torch.inference_mode()
+    def passed(self, num_steps: int) -> None:
+        """Count steps, at most `steps_to_host`; evicts, compresses and shifts where the window is full."""
+        self._phase += num_steps
+        assert self._phase <= self._config.window
+        if self._phase == self._config.window:
+            self._end_window()
+
+    @torch.inference_mode()
+    def device_step(self, tokens: Tensor) -> Tensor:
+        """As `step`, but in operations that a graph can capture, and not yet counted by `passed`."""
+        model, phase = self._model, self._phase_on_device
+        d_model, batch_heads = self._config.d_model, self._batch * self._heads
+        slot = phase + self._first_window_slot
+        self._mask.index_fill_(0, slot, 0)
+        rotation = self._rotations.index_select(0, phase)
         x = model.embedding(tokens)
         for i, layer in enumerate(self._layers):
             keys, values, weights = self._keys[i], self._values[i], self._weights[i]
-            self._state.window[i][:, self._phase] = x
+            self._state.window[i].index_copy_(1, phase, x[:, None].to(self._state.window[i].dtype))
             normed = layer.attention_norm(x) if layer.pre_norm else x
             projected = torch.addmm(weights.projection_bias, normed, weights.projection)
             query = projected[:, :d_model].reshape(batch_heads, 1, self._d_head)
-            keys[:, slot] = projected[:, d_model : 2 * d_model].reshape(batch_heads, self._d_head)
-            values[:, slot] = projected[:, 2 * d_model : 3 * d_model].reshape(batch_heads, self._d_head)
+            keys.index_copy_(1, slot, projected[:, d_model : 2 * d_model].reshape(batch_heads, 1, self._d_head))
+            values.index_copy_(1, slot, projected[:, 2 * d_model : 3 * d_model].reshape(batch_heads, 1, self._d_head))
             pairs = projected[:, 3 * d_model :].reshape(batch_heads, -1, 2)
             rotated = torch.view_as_real(torch.view_as_complex(pairs) * rotation).flatten(1)
-            by_position = torch.mm(rotated, position_keys)
+            by_position = torch.addmm(self._mask, rotated, self._position_keys)
             logits = torch.baddbmm(
-                by_position[:, None], query, keys[:, used].transpose(1, 2), beta=self._scale, alpha=self._scale
+                by_position[:, None], query, keys.transpose(1, 2), beta=self._scale, alpha=self._scale
             )
             attention_weights = logits.softmax(dim=-1)
             if self._usage[i].shape[1]:
-                self._count_usage(i, attention_weights)
-            mixed = torch.bmm(attention_weights, values[:, used]).view(self._batch, d_model)
+                received = attention_weights.view(self._batch, self._heads, -1).mean(dim=1)
+                in_memory = received[:, self._config.compressed : self._first_window_slot]
+                self._usage[i][:, -self._config.memory :] += in_memory
+            mixed = torch.bmm(attention_weights, values).view(self._batch, d_model)
             x = torch.addmm(x, mixed, weights.output)
             x = layer.attention_norm(x) if not layer.pre_norm else x
             normed = layer.feedforward_norm(x) if layer.pre_norm else x
             x = x + layer.feedforward_out(F.gelu(layer.feedforward_in(normed)))
             x = layer.feedforward_norm(x) if not layer.pre_norm else x
-        self._phase += 1
-        if self._phase == config.window:
-            self._end_window()
+        phase += 1
         return model.head.logits(model.final_norm(x)[:, None])[:, 0]
-
-    def _count_usage(self, i: int, attention_weights: Tensor) -> None:
-        received = attention_weights.view(self._batch, self._heads, -1).mean(dim=1)
-        in_memory = received[
-            :, max(0, self._config.compressed - self._first_used) : received.shape[1] - self._phase - 1
-        ]
-        if in_memory.shape[1]:
-            self._usage[i][:, -in_memory.shape[1] :] += in_memory
 
     def _end_window(self) -> None:
         config = self._config
@@ -154,6 +177,7 @@ class CachedDecoder:
                         layer, new_slots, projection
                     )
                 cache[:, config.compressed : config.compressed + config.memory] = moved
-        self._usage = [usage.clone() for usage in state.usage]
+        for own, usage in zip(self._usage, state.usage, strict=True):
+            own.copy_(usage)
         self._state = state
-        self._refresh(state.steps)
+        self._begin_window()
