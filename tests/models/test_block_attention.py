@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from waveform.models import block_attention
+from waveform.models import attention, block_attention
 from waveform.models.attention import RelativeAttention, Slots, encode_times
 
 _B, _H, _T, _K, _d, _P = 3, 2, 7, 12, 4, 6
@@ -95,25 +95,34 @@ def test_keeps_nothing_quadratic_for_backward() -> None:
     assert kept and max(kept) < num_queries * num_slots / 4
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["fp64", "bf16"])
+@pytest.mark.parametrize("kernel", ["blocks", "torch"])
 @pytest.mark.parametrize("visible", [False, True], ids=["causal", "mask"])
-def test_bf16_is_within_its_rounding(visible: bool) -> None:
-    """In bf16 `fused` is another kernel: its output is as near the fp64 reference as rounded inputs allow."""
+def test_equals_the_reference(visible: bool, kernel: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`fused` by either kernel: output and gradients as near the fp64 reference as rounded inputs allow."""
+    monkeypatch.setattr(attention, "_takes_blocks", lambda q: kernel == "blocks")
     torch.manual_seed(0)
-    times, query_times = torch.arange(-5.0, 7)[None], torch.arange(7.0)[None]
-    mask = (times[:, None] <= query_times[..., None])[:, None] & (torch.arange(12) > 1)
+    T, K = 200, 300  # two blocks of queries
+    times, query_times = torch.arange(T - K, T).double()[None], torch.arange(T).double()[None]
+    mask = (times[:, None] <= query_times[..., None])[:, None] & (torch.arange(K) > 1)
     fields = {"num_heads": 2, "num_position_features": 6}
-    exact = RelativeAttention(8, implementation="reference", **fields).double()
+    exact = RelativeAttention(32, implementation="reference", **fields).double()
     exact.look_back()
-    x, past = torch.randn(3, 7, 8).bfloat16(), torch.randn(3, 5, 8).bfloat16()
+    exact.load_state_dict(exact.bfloat16().double().state_dict())  # weights that bf16 holds exactly
+    inputs = [torch.randn(3, n, 32).bfloat16() for n in (T, K - T)]
+    grad_out = torch.randn(3, T, 32).bfloat16()
 
-    def attend(attention: RelativeAttention, dtype: torch.dtype) -> Tensor:
+    def attend(layer: RelativeAttention, dtype: torch.dtype) -> list[Tensor]:
         encodings = (encode_times(t, num_position_features=6, dtype=dtype) for t in (query_times, times))
         slots = Slots(query_times, times, *encodings, mask if visible else None)
-        return attention(x.to(dtype), past.to(dtype), slots).mixed.double()
+        x, past = (value.to(dtype).requires_grad_() for value in inputs)
+        out = layer(x, past, slots).mixed
+        return [value.double() for value in (out, *torch.autograd.grad(out, (x, past), grad_out.to(dtype)))]
 
     expected = attend(exact, torch.float64)
-    rounded = RelativeAttention(8, implementation="fused", **fields).bfloat16()
-    rounded.load_state_dict(exact.state_dict())
-    # Eight bits of mantissa; logits near 3 (look_back's gain) round to 2^-7, and weights and sums round again.
-    error = (attend(rounded, torch.bfloat16) - expected).abs().max() / expected.abs().max()
-    assert error < 8 * 2**-8
+    fused = RelativeAttention(32, implementation="fused", **fields).to(dtype)
+    fused.load_state_dict(exact.state_dict())
+    # bf16 has eight bits of mantissa; in blocks logits near 3 (look_back's gain) round to 2^-7, elsewhere they do not.
+    allowed = 1e-12 if dtype == torch.float64 else 2**-8 * (6 if kernel == "blocks" else 3)
+    for actual, wanted in zip(attend(fused, dtype), expected, strict=True):
+        assert (actual - wanted).norm() < allowed * wanted.norm()

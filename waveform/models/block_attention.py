@@ -33,7 +33,8 @@ def block_attention(
 
     q [B, H, T, E]; k, v [B, H, K, d]; encoding [1 or B, K, P], constant, further columns of every head's keys (None
     where E = d). causal: query i sees slots up to K - T + i, as queries that are the last T slots do; else those where
-    visible [1 or B, 1, T, K] is true; else all. fp32 or fp64. Gradients reach q, k and v.
+    visible [1 or B, 1, T, K] is true; else all. fp32, fp64 or bf16 (whose scores and weights are rounded to bf16 too).
+    Gradients reach q, k and v.
     """
     out: Tensor = _BlockAttention.apply(q, k, v, _Sight(causal, visible), scale, encoding)
     return out
