@@ -81,7 +81,7 @@ class Run(TrainedRun):
         on_block: Any = None,
         int8: bool = False,
     ) -> np.ndarray:
-        """Generate audio [num, seconds x 24000], fp32 in [-1, 1].
+        """Generate audio [num, seconds x 24000], fp32 in [-1, 1]; [num, 0] where `on_block` takes it instead.
 
         prime: mono audio [n] at 24 kHz that every sample continues (not part of the result). on_block is called with
         [num, n] samples as they come. int8: weights, and what is remembered, in 8 bits; faster on a CPU, and

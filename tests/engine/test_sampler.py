@@ -78,12 +78,8 @@ def test_streams_depend_on_seed_and_index_alone(name: str) -> None:
 def test_blocks_arrive_in_order() -> None:
     model = build("wavenet", vocab_size=laws.VOCAB_SIZE, **laws.CONFIGS["wavenet"]["classic"])
     blocks: list[torch.Tensor] = []
-    made = sample(
-        model,
-        vocab_size=laws.VOCAB_SIZE,
-        num_streams=2,
-        num_steps=1030,
-        config=SamplingConfig(),
-        on_block=blocks.append,
-    )
+    options = {"vocab_size": laws.VOCAB_SIZE, "num_streams": 2, "num_steps": 1030, "config": SamplingConfig()}
+    made = sample(model, **options)
+    kept = sample(model, **options, on_block=blocks.append)
     assert len(blocks) == 2 and torch.equal(torch.cat(blocks, dim=1), made)
+    assert kept.shape == (2, 0)  # what was handed on is not kept as well

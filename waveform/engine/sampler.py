@@ -44,7 +44,8 @@ def sample(
     """Draw `num_steps` tokens of each of `num_streams` streams -> [B, num_steps] int64 on the CPU.
 
     prompt [n]: tokens that every stream continues. on_block gets [B, n] tokens as they come, so that what was made
-    survives an interruption. int8: compute with weights in 8 bits. Stream i draws from a generator seeded by
+    survives an interruption; then nothing is kept, so that memory does not grow with the length, and the result is
+    [B, 0]. int8: compute with weights in 8 bits. Stream i draws from a generator seeded by
     (config.seed, i) alone; with a decoder that computes rows alike (every registered model's, in fp32 on a CPU), stream
     i does not depend on how many run beside it. Raises UserError for int8 with a model that has no such decoder.
     """
@@ -53,11 +54,13 @@ def sample(
     )
     source = drawing(decoder(model, state, int8=int8), tokens, config)
     generators = [torch.Generator().manual_seed(config.seed * 1_000_003 + i) for i in range(num_streams)]
-    made = torch.empty(num_streams, num_steps, dtype=torch.int64)
+    made = torch.empty(num_streams, num_steps if on_block is None else 0, dtype=torch.int64)
     for begin in range(0, num_steps, BLOCK_STEPS):
         length = min(BLOCK_STEPS, num_steps - begin)
         uniform = torch.stack([torch.rand(length, generator=g) for g in generators], dim=1).to(tokens.device)
-        made[:, begin : begin + length] = source.draw(uniform).t().cpu()
-        if on_block is not None:
-            on_block(made[:, begin : begin + length])
+        block = source.draw(uniform).t().cpu()
+        if on_block is None:
+            made[:, begin : begin + length] = block
+        else:
+            on_block(block)
     return made
