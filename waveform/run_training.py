@@ -24,7 +24,7 @@ from waveform.run_folder import CONFIG_FILE, model_from, num_parameters, read_co
 _MAY_DIFFER = {
     "train": ("max_steps", "max_seconds", "checkpoint_every", "keep_checkpoints", "log_every", "sample_seconds",
               "evaluate_every", "evaluate_tokens", "evaluate_batch_size", "device", "sharding",
-              "checkpoint_activations", "timeout_s"),
+              "checkpoint_activations", "timeout_s", "on_nonfinite", "max_skipped"),
     "data": ("num_workers",),
     "dataset": ("path",),
 }  # fmt: skip

@@ -191,6 +191,8 @@ def test_what_cannot_be_is_refused(token_set: Callable[..., TokenSet], tmp_path:
         TrainConfig(sharding="ddp")
     with pytest.raises(UserError, match=r"train\.timeout_s is 0"):
         TrainConfig(timeout_s=0)
+    with pytest.raises(UserError, match=r"train\.on_nonfinite is 'ignore'; choose stop or skip"):
+        TrainConfig(on_nonfinite="ignore")
     with pytest.raises(UserError, match=r"train\.checkpoint_activations: WaveNet"):
         small_trainer("wavenet", token_set(LENGTHS), tmp_path, checkpoint_activations=True)
 

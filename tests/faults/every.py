@@ -1,5 +1,6 @@
 """The list of every fault; one module makes one group of them."""
 
+from tests.faults import bad_loss
 from tests.faults.fault import Fault
 
-FAULTS: list[Fault] = []
+FAULTS: list[Fault] = [*bad_loss.FAULTS]

@@ -41,6 +41,11 @@ class ScoredWindow(NamedTuple):
         """Sum of the NLL over scored tokens."""
         return torch.where(self.scored, self.nll, 0).sum()
 
+    @property
+    def row_nats(self) -> Tensor:
+        """[B] sums of the NLL over each row's scored tokens, without gradient."""
+        return torch.where(self.scored, self.nll.detach(), 0).sum(dim=1)
+
 
 def score_window(
     model: SequenceModel,

@@ -5,8 +5,9 @@ of data depends on the seed alone, each rank knows the global number of scored t
 and a run may resume on another number of ranks.
 """
 
+import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +35,15 @@ class Chunk:
 
     windows: list[Window]
     num_scored: int  # tokens, over all rows of all ranks
+
+
+class Place(NamedTuple):
+    """Tokens that one row read in one go."""
+
+    row: int  # of the rows of all ranks
+    utterance: str  # its name
+    start: int  # first token in the utterance
+    stop: int  # one past the last
 
 
 def check_sizes(*, batch_size: int, window: int, chunk: int, mode: str, num_ranks: int) -> None:
@@ -96,6 +106,7 @@ class TokenStream:
         self._taken = 0  # items dealt in this epoch
         self._item = [-1] * batch_size  # utterance that each row plays; -1: none
         self._start = [0] * batch_size  # where in it the next window begins
+        self._read: list[Place] | None = None  # what was read, where that is asked for
         if mode == "utterance":
             self._num_items = len(tokens)
         elif mode == "chunk":
@@ -128,6 +139,15 @@ class TokenStream:
         self._epoch, self._taken = cursor["epoch"], cursor["taken"]
         self._item, self._start = list(cursor["item"]), list(cursor["start"])
         self._order = self._shuffle()
+
+    def places(self, cursor: dict[str, Any], *, num_chunks: int) -> list[Place]:
+        """What this rank's rows read in the `num_chunks` chunks that follow `cursor`; the stream stays where it is."""
+        again = copy.copy(self)
+        again.seek(cursor)
+        again._read = []
+        for _ in range(num_chunks):
+            again.next_chunk()
+        return again._read
 
     @property
     def epoch(self) -> int:
@@ -192,6 +212,7 @@ class TokenStream:
             return 0, False
         if into is not None:
             fill_row(tokens, index, start=start, window=self._window, bos=fresh, inputs=into[0], targets=into[1])
+            self._note(row, index, start, start + length)
         self._start[row] += self._window
         if self._mode == "utterance" and self._start[row] >= tokens.lengths[index]:
             self._item[row] = -1
@@ -206,7 +227,7 @@ class TokenStream:
             while done < length:
                 index = int(np.searchsorted(self._first_token, begin + done, side="right")) - 1
                 start = begin + done - int(self._first_token[index])
-                done += fill_row(
+                num_read = fill_row(
                     self._tokens,
                     index,
                     start=start,
@@ -215,7 +236,13 @@ class TokenStream:
                     inputs=into[0][done:],
                     targets=into[1][done:],
                 )
+                self._note(row, index, start, start + num_read)
+                done += num_read
         return length, False
+
+    def _note(self, row: int, index: int, start: int, stop: int) -> None:
+        if self._read is not None:
+            self._read.append(Place(row, self._tokens.names[index], start, stop))
 
     def _advance_parts(self) -> None:
         self._start = [start + self._window for start in self._start]

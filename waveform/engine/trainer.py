@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from waveform.engine import checkpoint, sharding
 from waveform.engine.distributed import TIMEOUT_S, World, explain_lost_ranks
 from waveform.engine.errors import UserError
 from waveform.engine.evaluator import Evaluation, evaluate
-from waveform.engine.interface import SequenceModel, State, detach
+from waveform.engine.interface import SequenceModel, State, detach, reset_rows, state_tensors
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.progress import Progress
 from waveform.engine.reading import score_window
@@ -65,10 +66,12 @@ class TrainConfig:
     sharding: str = "none"  # none: each process has all weights; fsdp: weights, gradients and Adam's state are spread
     checkpoint_activations: bool = False  # backward computes each layer again instead of keeping its activations
     timeout_s: float = TIMEOUT_S  # seconds that a rank waits in training for the others before it gives the job up
+    on_nonfinite: str = "stop"  # stop | skip: what to do at a step whose loss or gradient is not finite; see `Trainer`
+    max_skipped: int = 10  # steps skipped one after the other before training stops all the same
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "chunk", "unroll", "update_period", "checkpoint_every", "keep_checkpoints",
-                     "evaluate_every", "evaluate_batch_size", "log_every"):  # fmt: skip
+                     "evaluate_every", "evaluate_batch_size", "log_every", "max_skipped"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("lr", "clip_norm", "timeout_s"):
@@ -85,6 +88,8 @@ class TrainConfig:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be 0 or more")
         if self.sharding not in sharding.KINDS:
             raise UserError(f"train.sharding is {self.sharding!r}; choose one of {', '.join(sharding.KINDS)}")
+        if self.on_nonfinite not in ("stop", "skip"):
+            raise UserError(f"train.on_nonfinite is {self.on_nonfinite!r}; choose stop or skip")
         if self.device not in (None, "cpu", "cuda"):
             raise UserError(
                 f"train.device is {self.device!r}; choose cpu or cuda, or null for a GPU where there is one"
@@ -117,6 +122,16 @@ class Diverged(UserError):
     """The loss is not a finite number any more."""
 
 
+class _Update(NamedTuple):
+    """What tells whether an update was finite, and where in the data it was not."""
+
+    step: int  # before it
+    cursor: dict[str, Any]  # of the stream, before it
+    num_chunks: int
+    sums: Tensor  # not finite where a loss of this rank, or a gradient of any, is not
+    row_nats: Tensor  # [windows, B] nats of this rank's rows
+
+
 @dataclass(frozen=True)
 class TrainResult:
     """How a run ended."""
@@ -136,7 +151,13 @@ def parameter_groups(model: SequenceModel) -> dict[str, list[nn.Parameter]]:
 
 
 class Trainer:
-    """Trains one model on one token set; resumes from the newest checkpoint of `run_dir`, if any."""
+    """Trains one model on one token set; resumes from the newest checkpoint of `run_dir`, if any.
+
+    A loss or gradient that is not finite never reaches a checkpoint. `train.on_nonfinite=stop` raises Diverged: on a
+    CPU at that step, on a GPU when figures are next logged, as looking makes it wait. `skip` looks at every step: one
+    that is not finite on any rank leaves weights and optimiser as they are on all, the rows whose loss or state went
+    bad start afresh, and training goes on behind it; after more than `train.max_skipped` in a row it stops.
+    """
 
     def __init__(
         self,
@@ -203,7 +224,9 @@ class Trainer:
         self._fresh = model.init_state(config.batch_size // self.world.size, device=self.world.device, dtype=dtype)
         self.state: State = self._fresh
         self.step, self.seconds, self.tokens_seen = 0, 0.0, 0
-        self._unchecked: list[tuple[int, Tensor]] = []
+        self.skipped = self._skipped_in_row = 0  # steps
+        self._unchecked: list[_Update] = []
+        self._row_nats: list[Tensor] = []
         self._saved_step: int | None = None
         self._resume()
 
@@ -217,6 +240,7 @@ class Trainer:
         self.step = found.step
         self.seconds = float(found.progress["seconds"])
         self.tokens_seen = int(found.progress["tokens_seen"])
+        self.skipped, self._skipped_in_row = found.progress.get("skipped", (0, 0))
         self.stream.seek(found.progress["cursor"])
         self._saved_step = found.step
         for what, now in self._bitwise_only_with().items():
@@ -246,6 +270,7 @@ class Trainer:
                 "seconds": self.seconds,
                 "tokens_seen": self.tokens_seen,
                 "cursor": self.stream.cursor(),
+                "skipped": [self.skipped, self._skipped_in_row],
                 **self._bitwise_only_with(),
             },
             world=self.world,
@@ -306,8 +331,7 @@ class Trainer:
                 before = self.step, self.seconds
                 sums, norms = self.update()
                 crossed = _crossed(before[0], self.step)
-                self._unchecked.append((self.step, sums))
-                if crossed(config.log_every) or world.device.type == "cpu":
+                if crossed(config.log_every):
                     self._check_finite()
                 since_log = since_log + sums
                 ask = world.size == 1 or crossed(config.log_every)
@@ -334,6 +358,7 @@ class Trainer:
                             tokens_per_second=rate,
                             lr=self.optimiser.param_groups[0]["lr"],
                             epoch=self.stream.epoch,
+                            skipped=self.skipped,
                             **{f"grad_norm_{name}": float(norm) for name, norm in norms.items()},
                         )
                 else:
@@ -349,6 +374,8 @@ class Trainer:
                 self.save()
                 if not interrupted and not _crossed(before[0], self.step)(config.evaluate_every):
                     self._validate(log, progress)
+            if self.skipped:
+                progress.write(f"{self.skipped} of {self.step} steps were skipped: their loss was not finite")
         if log is not None:
             log.close()
         return TrainResult(self.step, self.seconds, self.tokens_seen, interrupted)
@@ -368,6 +395,7 @@ class Trainer:
         )
         for group in self.optimiser.param_groups:
             group["lr"] = lr
+        cursor = self.stream.cursor()
         chunks = [self.stream.next_chunk() for _ in range(period)]
         sums = self.accumulate_gradients(chunks)
         self.reduce_gradients()
@@ -376,12 +404,16 @@ class Trainer:
             name: sharding.whole(nn.utils.clip_grad_norm_(parameters, config.clip_norm)).to(self.world.device)
             for name, parameters in self.groups.items()
         }
-        # A loss or gradient that is not finite must not reach the weights; CPUs can tell at once, GPUs check later.
-        sums = sums + 0 * torch.stack(list(norms.values())).sum().to(sums.dtype)
-        if self.world.device.type == "cpu" and not bool(torch.isfinite(sums).all()):
-            self._unchecked.append((self.step, sums))
-            self._check_finite()
-        self.optimiser.step()
+        seen = sums + 0 * torch.stack(list(norms.values())).sum().to(sums.dtype)
+        self._unchecked.append(_Update(self.step, cursor, period, seen, torch.stack(self._row_nats)))
+        # A loss or gradient that is not finite must not reach the weights; CPUs can tell at once, GPUs have to wait.
+        bad = self._first_bad() if self.world.device.type == "cpu" or config.on_nonfinite == "skip" else None
+        if bad is None:
+            self.optimiser.step()
+            self._skipped_in_row = 0
+        else:
+            self._skip(bad)
+            sums, norms = torch.zeros_like(sums), {name: torch.zeros_like(norm) for name, norm in norms.items()}
         self.optimiser.zero_grad(set_to_none=True)
         self.step += period
         self.tokens_seen += sum(chunk.num_scored for chunk in chunks)
@@ -405,6 +437,7 @@ class Trainer:
         windows = [window for chunk in chunks for window in chunk.windows]
         num_row_windows = config.batch_size * len(windows)
         sums = torch.zeros(4, dtype=torch.float64, device=device)
+        self._row_nats = []
         self.module.train()
         for begin in range(0, len(windows), config.unroll):
             group = windows[begin : begin + config.unroll]
@@ -433,6 +466,7 @@ class Trainer:
             forward=lambda inputs, targets, state: self._scored(sharding.Inputs(inputs, targets, state)),
         )
         self.state = scores.state
+        self._row_nats.append(scores.row_nats)
         return scores.nats, scores.aux, scores.scored.sum()
 
     def _wait_for_device(self) -> None:
@@ -442,17 +476,74 @@ class Trainer:
             torch.cuda.synchronize(self.world.device)
             self.seconds += time.perf_counter() - began
 
+    def _first_bad(self) -> _Update | None:
+        """The first update since the last look that was not finite on some rank; waits for the device."""
+        if not self._unchecked:
+            return None
+        bad = torch.stack([(~torch.isfinite(update.sums)).any() for update in self._unchecked])
+        on_any_rank = self.world.sum_(bad.to(torch.int64)).tolist()
+        updates, self._unchecked = self._unchecked, []
+        return next((update for update, found in zip(updates, on_any_rank, strict=True) if found), None)
+
     def _check_finite(self) -> None:
-        """Raises Diverged where a loss or gradient since the last check was not finite."""
-        for step, sums in self._unchecked:
-            if not bool(torch.isfinite(sums).all()):
-                kept = checkpoint.newest(self._run_dir)
-                where = f"step {kept.step} in {kept.folder}" if kept else "none was saved yet"
-                raise Diverged(
-                    f"the loss is not finite at step {step}; training stopped. Last good checkpoint: {where}. "
-                    "Lower train.lr or train.clip_norm, or raise train.warmup_steps, in a new run"
-                )
+        """Raises Diverged where an update since the last look was not finite."""
+        bad = self._first_bad()
+        if bad is not None:
+            self._unchecked = [bad]  # nothing may be saved any more
+            raise self._diverged(bad, "training stopped")
+
+    def _diverged(self, bad: _Update, what: str) -> Diverged:
+        kept = checkpoint.newest(self._run_dir)
+        return Diverged(
+            f"the loss is not finite at step {bad.step}, {self._where_in_data(bad)}; {what}. Last good checkpoint: "
+            + (f"step {kept.step} in {kept.folder}" if kept else "none was saved yet")
+            + ". Lower train.lr or train.clip_norm, or raise train.warmup_steps, in a new run"
+            + ("; or leave out such steps with train.on_nonfinite=skip" * (self.config.on_nonfinite == "stop"))
+        )
+
+    def _skip(self, bad: _Update) -> None:
+        """Leave out an update, and let no memory of it live on. Raises Diverged where that is not wanted, or no use."""
+        self._unchecked = [bad]
+        if self.config.on_nonfinite == "stop":
+            raise self._diverged(bad, "training stopped")
+        if self.world.any(not all(bool(torch.isfinite(p).all()) for p in self.module.parameters())):
+            raise self._diverged(bad, "the weights are not finite either, so skipping is no use: training stopped")
+        if self._skipped_in_row >= self.config.max_skipped:
+            raise self._diverged(
+                bad,
+                f"the {self._skipped_in_row} steps before it were skipped for that, and train.max_skipped is "
+                f"{self.config.max_skipped}: training stopped",
+            )
+        rows = ~torch.isfinite(bad.row_nats).all(dim=0).cpu()
+        for tensor in state_tensors(self.state):
+            if tensor.is_floating_point():
+                rows |= ~torch.isfinite(tensor).flatten(1).all(dim=1).cpu()
+        self.state = reset_rows(self.state, self._fresh, rows)
         self._unchecked.clear()
+        self.skipped, self._skipped_in_row = self.skipped + bad.num_chunks, self._skipped_in_row + bad.num_chunks
+        if self.world.is_first or rows.any():
+            where = self._where_in_data(bad)
+            print(f"warning: step {bad.step} is skipped: its loss is not finite, {where}", file=sys.stderr, flush=True)
+
+    def _where_in_data(self, bad: _Update) -> str:
+        """Which of this rank's rows went bad, and what they read in that step."""
+        rows = (~torch.isfinite(bad.row_nats).all(dim=0)).nonzero()[:, 0].tolist()
+        if not rows:
+            elsewhere = ", or that of another process's rows" if self.world.size > 1 else ""
+            return f"though that of every row is: its gradient is not{elsewhere}"
+        first = self.world.rank * bad.row_nats.shape[1]
+        places = [p for p in self.stream.places(bad.cursor, num_chunks=bad.num_chunks) if p.row - first in rows]
+        said = []
+        for row in rows[:3]:
+            spans: dict[str, tuple[int, int]] = {}
+            for place in places:
+                if place.row - first == row:
+                    start, stop = spans.get(place.utterance, (place.start, place.stop))
+                    spans[place.utterance] = (min(start, place.start), max(stop, place.stop))
+            read = ", ".join(f"tokens {start} to {stop} of {name!r}" for name, (start, stop) in list(spans.items())[:3])
+            said.append(f"row {first + row} ({read}{', ...' if len(spans) > 3 else ''})")
+        more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
+        return f"in {', '.join(said)}{more}"
 
     def _validate(self, log: MetricsLog | None, progress: Progress) -> None:
         if self.config.evaluate_tokens == 0:

@@ -1,0 +1,241 @@
+"""Losses, states and gradients that are not finite, planted in one utterance: training stops or skips as configured."""
+
+import contextlib
+import io
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.engine.test_trainer import assert_bitwise_equal, everything
+from tests.engine.training import small_trainer
+from tests.faults.fault import Fault
+from tests.laws import CONFIGS, VOCAB_SIZE
+from waveform.engine import checkpoint
+from waveform.engine.interface import reset_rows
+from waveform.engine.shards import Shard, ShardWriter, TokenSet
+from waveform.engine.trainer import Diverged, Trainer
+
+_POISON = VOCAB_SIZE - 1  # the token that one utterance holds, once, and no other
+_STEPS = 12
+_KINDS = ("loss", "state", "gradient")
+
+
+class _BadGradient(torch.autograd.Function):
+    """Passes values on, and gives gradients that are not finite."""
+
+    @staticmethod
+    def forward(ctx: Any, nll: Tensor) -> Tensor:
+        return nll.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * math.nan
+
+
+def _tokens(path: Path, source: random.Random) -> tuple[TokenSet, str, int]:
+    """Utterances of which one holds the poison: the set, that one's name, and where in it the poison lies."""
+    lengths = [source.randrange(20, 80) for _ in range(10)]
+    bad = source.randrange(len(lengths))
+    place = source.randrange(lengths[bad])
+    numbers = np.random.default_rng(source.randrange(1 << 30))
+    with ShardWriter(path, vocab_size=VOCAB_SIZE) as writer:
+        for i, length in enumerate(lengths):
+            writer.begin(f"utterance_{i:03d}")
+            values = numbers.integers(0, _POISON, length)
+            if i == bad:
+                values[place] = _POISON
+            writer.append(values)
+    return TokenSet([Shard(path)], vocab_size=VOCAB_SIZE), f"utterance_{bad:03d}", place
+
+
+def _plant(trainer: Trainer, kind: str) -> None:
+    """Make the poison do what `kind` says, through the model's own parts."""
+    nll = trainer.model.head.nll
+
+    def bad_nll(hidden: Tensor, targets: Tensor) -> Tensor:
+        value, poisoned = nll(hidden, targets), targets == _POISON
+        if kind == "loss":
+            return torch.where(poisoned, math.inf, value)
+        return _BadGradient.apply(value) if kind == "gradient" and poisoned.any() else value
+
+    trainer.model.head.nll = bad_nll
+    if kind == "state":
+
+        def bad_embedding(module: Any, arguments: tuple[Tensor], output: Tensor) -> Tensor:
+            return torch.where((arguments[0] == _POISON)[..., None], math.nan, output)
+
+        embeddings = [m for m in trainer.module.modules() if isinstance(m, torch.nn.Embedding)]
+        embeddings[0].register_forward_hook(bad_embedding)
+
+
+def _bad_steps(trainer: Trainer, name: str, place: int, kind: str) -> dict[int, list[int]]:
+    """Steps in which the poison is a target (or, for `state`, an input), and the rows that read it."""
+    found: dict[int, list[int]] = {}
+    cursor = trainer.stream.cursor()
+    # A chunk of its own begins with begin-of-utterance, whatever token is before it.
+    unread = kind == "state" and trainer.config.state == "chunk" and (place + 1) % trainer.config.chunk == 0
+    for step in range(0 if unread else _STEPS):
+        at = trainer.stream.cursor()
+        for part in trainer.stream.places(at, num_chunks=1):
+            # An input is the token before a target; the last one of an utterance is never one.
+            if part.utterance == name and part.start <= place + (kind == "state") < part.stop:
+                found.setdefault(step, []).append(part.row)
+        trainer.stream.next_chunk()
+    trainer.stream.seek(cursor)
+    return found
+
+
+def _reference(trainer: Trainer, bad: dict[int, list[int]], kind: str) -> dict[str, Any]:
+    """What training must come to: no poison, bad steps only read, and then the rows that were bad start afresh."""
+    while trainer.step < _STEPS:
+        if trainer.step not in bad:
+            trainer.update()
+            continue
+        trainer.tokens_seen += _read_only(trainer)
+        rows = torch.zeros(4, dtype=torch.bool)
+        rows[bad[trainer.step] if kind != "gradient" else []] = True
+        trainer.state = reset_rows(trainer.state, trainer._fresh, rows)
+        trainer.step += 1
+    return everything(trainer)
+
+
+def _read_only(trainer: Trainer) -> int:
+    chunk = trainer.stream.next_chunk()
+    trainer.accumulate_gradients([chunk])
+    trainer.optimiser.zero_grad(set_to_none=True)
+    return chunk.num_scored
+
+
+def _say(action: Any) -> str:
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        action()
+    return said.getvalue()
+
+
+def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: str) -> int:
+    tokens, utterance, place = _tokens(folder / "shard", source)
+    options: dict[str, Any] = {"state": mode, "max_steps": _STEPS, "checkpoint_every": 1, "evaluate_tokens": 0}
+    options |= {"keep_checkpoints": 2 * _STEPS, "decay_steps": _STEPS}
+
+    def trainer(run: str, **more: Any) -> Trainer:
+        made = small_trainer(name, tokens, folder / run, fields=CONFIGS[name][_FIELDS[name]], **options, **more)
+        if run != "reference":
+            _plant(made, kind)
+        return made
+
+    reference = trainer("reference")
+    bad = _bad_steps(reference, utterance, place, kind)
+    if not bad:
+        return 0
+    expected, first = _reference(reference, bad, kind), min(bad)
+
+    # stop: says where, keeps what was good.
+    stopping, said = trainer("stop"), ""
+    try:
+        stopping.run()
+    except Diverged as error:
+        said = str(error)
+    assert f"not finite at step {first}" in said, (said, bad)
+    assert kind == "gradient" or (f"row {bad[first][0]} " in said and utterance in said), (said, bad)
+    kept = checkpoint.newest(folder / "stop")
+    assert (kept.step if kept else 0) == first and (kept is None) == ("none was saved yet" in said), said
+    assert kept is None or all(torch.isfinite(w).all() for w in kept.model_weights().values())
+
+    # skip: exactly as if the step's update had not been; and so when the run is cut right behind it.
+    skipping = trainer("skip", on_nonfinite="skip")
+    said = _say(skipping.run)
+    assert_bitwise_equal(everything(skipping), expected)
+    assert said.count("is skipped") == skipping.skipped == len(bad), said
+    assert f"step {first} is skipped" in said and (kind == "gradient" or utterance in said), said
+    cut = {**options, "max_steps": first + 1}
+    parts = small_trainer(
+        name, tokens, folder / "parts", fields=CONFIGS[name][_FIELDS[name]], **cut, on_nonfinite="skip"
+    )
+    _plant(parts, kind)
+    _say(parts.run)
+    torch.manual_seed(99)
+    rest = trainer("parts", on_nonfinite="skip")
+    assert rest.step == first + 1 and rest.skipped == 1
+    _say(rest.run)
+    assert_bitwise_equal(everything(rest), expected)
+    return len(bad)
+
+
+_FIELDS = {name: next(iter(cases)) for name, cases in CONFIGS.items()}
+
+
+def _bad_loss(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
+    kinds, skipped = [(n, k) for k in _KINDS for n in ("compressive_transformer", "transformer_xl", "wavenet")], 0
+    for case in range(cases):
+        name, kind = kinds[case % len(kinds)]
+        if name == "wavenet" and kind == "state":
+            name = "compressive_transformer"  # WaveNet embeds by a convolution; its state is tried through the loss
+        where = folder / str(case)
+        where.mkdir()
+        skipped += _case(where, source, name=name, kind=kind, mode=source.choice(["utterance", "carry", "chunk"]))
+    assert skipped, "no case reached its bad step"
+    return {"skipped_steps": skipped}
+
+
+def _bad_for_good(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
+    """Weights, or every loss, not finite from some step on: skipping gives up, and what is saved is good."""
+    tokens, _, _ = _tokens(folder / "shard", source)
+    for case in range(cases):
+        at, limit, weights = source.randrange(1, 5), source.randrange(1, 5), case % 2 == 0
+        options = {"max_steps": 50, "checkpoint_every": 1, "on_nonfinite": "skip", "max_skipped": limit}
+        trainer = small_trainer("compressive_transformer", tokens, folder / f"run_{case}", **options)
+        update, nll = trainer.update, trainer.model.head.nll
+
+        def poisoned(trainer: Trainer = trainer, update: Any = update, at: int = at, weights: bool = weights) -> Any:
+            if weights and trainer.step == at:
+                next(iter(trainer.module.parameters())).data.fill_(math.nan)
+            return update()
+
+        def bad_nll(
+            hidden: Tensor, targets: Tensor, trainer: Trainer = trainer, nll: Any = nll, at: int = at
+        ) -> Tensor:
+            return nll(hidden, targets) * (math.inf if trainer.step >= at else 1)
+
+        trainer.update = poisoned
+        if not weights:
+            trainer.model.head.nll = bad_nll
+        said: list[str] = []
+
+        def run(trainer: Trainer = trainer, said: list[str] = said) -> None:
+            try:
+                trainer.run()
+            except Diverged as error:
+                said.append(str(error))
+
+        num_skipped = 0 if weights else limit
+        assert _say(run).count("is skipped") == num_skipped
+        assert said and f"not finite at step {at + num_skipped}" in said[0], said
+        assert ("the weights are not finite" if weights else f"train.max_skipped is {limit}") in said[0], said
+        kept = checkpoint.newest(folder / f"run_{case}")
+        assert kept is not None and kept.step == at + num_skipped
+        assert all(torch.isfinite(value).all() for value in kept.model_weights().values())
+    return {}
+
+
+FAULTS = [
+    Fault(
+        "loss that is not finite",
+        "stops, naming step, row and utterance, with the last good checkpoint kept; or skips that step's update "
+        "exactly, and resumes bitwise",
+        _bad_loss,
+        short=9,
+        long=200,
+    ),
+    Fault(
+        "loss or weights not finite for good",
+        "skipping stops at once for bad weights, else after train.max_skipped steps; no bad weights are saved",
+        _bad_for_good,
+        short=4,
+        long=50,
+    ),
+]
