@@ -268,3 +268,25 @@ def test_training_and_help_do_not_load_numba() -> None:
 import sys, waveform.cli, waveform.engine.trainer, waveform.models.compressive_transformer, baselines.wavenet
 print("numba" in sys.modules)"""
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_the_kernels_leave_torch_its_threads() -> None:
+    """numba and torch share OpenMP; a sample drawn in training must not change how training goes on."""
+    code = (
+        "import torch; torch.set_num_threads(1); torch.get_num_threads();"  # torch sets it when it first needs it
+        "from tests.laws import CASES; from waveform.engine.interface import decoder;"
+        "model = next(case for case in CASES if case.model == 'wavenet').build().float().eval().requires_grad_(False);"
+        "step = decoder(model, model.init_state(1, device='cpu', dtype=torch.float32)).step;"
+        "step(torch.zeros(1, dtype=torch.int64));"
+        "import numba; print(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env={**os.environ, "NUMBA_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["1", "2"]

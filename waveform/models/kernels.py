@@ -62,9 +62,21 @@ class DenseWeights:
 
 def num_threads_for(work: int, *, num_phases: int) -> int:
     """Threads for a step of `work` multiplications in so many phases, between which the threads wait for each other."""
+    _start_threads()
     if work < _WORTH_SHARING * num_phases:
         return 1
     return int(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+
+
+def _start_threads() -> None:
+    """Start numba's threads, if they are not, and leave torch as many as it had.
+
+    Both share OpenMP: numba, when it first runs or loads a parallel function, gives torch as many threads as it has
+    itself, and training that draws a sample would go on with another number, and so with other bits.
+    """
+    before = torch.get_num_threads()
+    numba.get_num_threads()
+    torch.set_num_threads(before)
 
 
 def pad_last(x: Tensor) -> Tensor:
