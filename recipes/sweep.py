@@ -1,12 +1,13 @@
 """`python -m recipes sweep`: one run at several sizes of compressed memory (Rae et al. 2019, Tables 8 and 9)."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from recipes.evaluation import measure, open_text_run
 from recipes.metrics import UNITS
-from waveform.engine.atomic import explain_write_errors
+from waveform.engine.atomic import write_file
 from waveform.engine.distributed import join, leave
 from waveform.engine.errors import UserError
 from waveform.scoring import write_json
@@ -93,5 +94,6 @@ def save_plot(path: Path, entries: Sequence[dict[str, Any]]) -> None:
     axes.set_ylabel(UNITS[headline])
     axes.set_title(_trained_with(entries), fontsize="medium")
     axes.grid(alpha=0.3)
-    with explain_write_errors(path):
-        figure.savefig(path, dpi=150)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=150)
+    write_file(path, content.getvalue())

@@ -38,7 +38,10 @@ def run_command(
     run: Callable[[argparse.Namespace], None],
     arguments: Sequence[str] | None,
 ) -> int:
-    """Parse and run; returns the exit code: 0, or 2 with one line on stderr for a user's mistake."""
+    """Parse and run; returns the exit code: 0, or with one line on stderr 2 for a user's mistake, 1 for other trouble.
+
+    A full disk is the user's to mend, and so 2; a disk that fails is not.
+    """
     args, rest = parser.parse_known_args(arguments)
     # argparse lets `key=value` stand before the options or behind them, but not both; what it leaves is taken here.
     if rest and (not hasattr(args, "overrides") or any(argument.startswith("-") for argument in rest)):
@@ -50,7 +53,11 @@ def run_command(
         return 0
     except UserError as error:
         print(f"{name} {args.verb}: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
+    except OSError as error:  # reading and writing have better messages; this is what slipped through
+        named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
+        print(f"{name} {args.verb}: the system refuses: {named}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"{name} {args.verb}: interrupted", file=sys.stderr)
         return 130

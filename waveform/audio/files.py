@@ -331,7 +331,7 @@ class WavWriter:
         if self._data_bytes + len(pcm) > _MAX_WAV_BYTES:
             hours = _MAX_WAV_BYTES / 2 / self._rate / 3600
             raise UserError(f"cannot write {self.path}: a WAV holds at most {hours:.0f} hours; write several files")
-        with explain_write_errors(self.path):
+        with explain_write_errors(self.path, then="sample into another --out; what was made so far can be played"):
             # Samples first, header second: a process killed in between leaves a header that is true.
             self._write(pcm, offset=_WAV_HEADER.size + self._data_bytes)
             self._data_bytes += len(pcm)

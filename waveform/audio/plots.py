@@ -3,6 +3,7 @@
 Drawn with matplotlib's Agg canvas and no pyplot, so that nothing depends on a display or on another figure's state.
 """
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from waveform.audio.files import SAMPLE_RATE_HZ
-from waveform.engine.atomic import explain_write_errors
+from waveform.engine.atomic import explain_write_errors, write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,9 +93,11 @@ def save_demo_panel(
         bar.ax.tick_params(labelsize=9)
     if curves:
         _draw_curves(figure.add_subplot(grid[len(clips), :]), curves)
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
     with explain_write_errors(Path(path)):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png")
+    write_file(Path(path), content.getvalue())
 
 
 def _draw_waveform(axes: "Axes", samples: np.ndarray, *, limit: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from waveform.engine.errors import UserError
+from waveform.engine.errors import Trouble, UserError
 
 
 def sync(path: Path) -> None:
@@ -32,14 +32,18 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def explain_write_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals to write into one line that names the file and the remedy."""
+def explain_write_errors(path: Path, *, then: str = "run the same command again") -> Iterator[None]:
+    """Turn the operating system's refusals to write into one line that names the file and the remedy.
+
+    then: what to do once there is space. Raises UserError for what the user can mend, and Trouble for the rest, such as
+    a disk that fails.
+    """
     try:
         yield
     except OSError as error:
         reasons = {
-            errno.ENOSPC: "the disk is full; free some space and run the same command again",
-            errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+            errno.ENOSPC: f"the disk is full; free some space and {then}",
+            errno.EDQUOT: f"the disk quota is used up; free some space and {then}",
             errno.EACCES: "no permission to write there; choose another folder",
             errno.EROFS: "the file system is read-only; choose another folder",
             errno.EFBIG: "the file would exceed the size limit of this system",
@@ -49,5 +53,8 @@ def explain_write_errors(path: Path) -> Iterator[None]:
             errno.EEXIST: "a file of that name is in the way; choose another folder",
         }
         if error.errno not in reasons:
-            raise
+            what = (error.strerror or str(error)).lower()
+            raise Trouble(
+                f"cannot write {path}: {what}; see that its disk or network drive works, or use another"
+            ) from error
         raise UserError(f"cannot write {path}: {reasons[error.errno]}") from error

@@ -10,6 +10,7 @@ All tensors are safetensors and all else is JSON: nothing that is read here can 
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -61,12 +62,10 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:  # hides the operating system's reason; a plain write brings it out
-        with explain_write_errors(path), open(path, "ab") as file:
-            file.write(bytes(1 << 16))
-            file.flush()
-            os.fsync(file.fileno())
-        raise UserError(f"cannot write {path}: {error}") from error
+    except SafetensorError as error:  # holds the operating system's reason in words alone
+        number = re.search(r"os error (\d+)", str(error))
+        with explain_write_errors(path):
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error)) from error
     sync(path)
 
 
@@ -116,10 +115,35 @@ def save(
 
     Every rank calls this at the same step; rank r writes its random numbers and its rows' state. `progress` is plain
     JSON. What is sharded is gathered, so that a checkpoint does not depend on it. Raises UserError where the disk is
-    full; older checkpoints stay as they are.
+    full; older checkpoints stay as they are, and what was written of this one is removed.
     """
+    try:
+        _save(
+            run_dir, step=step, model=model, optimiser=optimiser, state=state, progress=progress, world=world, keep=keep
+        )
+    except BaseException:
+        if world.is_first:
+            shutil.rmtree(_partial(run_dir, step), ignore_errors=True)
+        raise
+
+
+def _partial(run_dir: Path, step: int) -> Path:
+    return run_dir / CHECKPOINTS_DIR / f".step_{step:08d}.partial"
+
+
+def _save(
+    run_dir: Path,
+    *,
+    step: int,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    state: State,
+    progress: dict[str, Any],
+    world: World,
+    keep: int,
+) -> None:
     parent = run_dir / CHECKPOINTS_DIR
-    final, partial = parent / f"step_{step:08d}", parent / f".step_{step:08d}.partial"
+    final, partial = parent / f"step_{step:08d}", _partial(run_dir, step)
     with explain_write_errors(partial):
         if world.is_first:
             parent.mkdir(parents=True, exist_ok=True)

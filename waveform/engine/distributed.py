@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from waveform.engine.errors import UserError
+from waveform.engine.errors import Trouble, UserError
 from waveform.engine.meeting import meeting_store
 
 _BUCKET_ELEMENTS = 1 << 24
@@ -31,7 +31,7 @@ _LATE = ("timed out", "timeout")
 _group: dist.ProcessGroup | None = None
 
 
-class RankLost(UserError):
+class RankLost(Trouble):
     """Another rank of the job ended or hangs, so this one cannot go on."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from waveform.engine.atomic import explain_write_errors, write_file
+from waveform.engine.event_file import event_writer
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -31,14 +32,12 @@ class MetricsLog:
 
     def __init__(self, run_dir: Path, *, resume_step: int | None = None) -> None:
         """`resume_step`: drop lines of later steps, which a resumed run writes again."""
-        from torch.utils.tensorboard import SummaryWriter
-
         self._path = run_dir / METRICS_FILE
         if self._path.exists():
             kept = [] if resume_step is None else [r for r in read_metrics(run_dir) if r["step"] <= resume_step]
             write_file(self._path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         purge = None if resume_step is None else resume_step + 1
-        self.tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge)
+        self.tensorboard = event_writer(run_dir / "tensorboard", purge_step=purge)
 
     def write(self, kind: str, *, step: int, **values: Any) -> None:
         """Write one record: `kind` is train or evaluate; values are JSON scalars."""

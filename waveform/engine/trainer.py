@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -308,6 +308,7 @@ class Trainer:
         by_steps = config.max_steps is not None
         total = config.max_steps if by_steps else config.max_seconds
         with (
+            nullcontext() if log is None else closing(log),
             _signals() as asked_to_stop,
             Progress(
                 "train",
@@ -376,8 +377,6 @@ class Trainer:
                     self._validate(log, progress)
             if self.skipped:
                 progress.write(f"{self.skipped} of {self.step} steps were skipped: their loss was not finite")
-        if log is not None:
-            log.close()
         return TrainResult(self.step, self.seconds, self.tokens_seen, interrupted)
 
     def update(self) -> tuple[Tensor, dict[str, Tensor]]:

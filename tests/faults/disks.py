@@ -1,0 +1,58 @@
+"""Small real disks: a tmpfs of few pages or inodes, or, where none can be mounted, a limit on the size of a file."""
+
+import ctypes
+import os
+import resource
+from pathlib import Path
+
+_NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000  # of unshare(2)
+_PRIVATE, _REMOUNT = 1 << 18 | 16384, 32  # of mount(2): MS_PRIVATE | MS_REC, MS_REMOUNT
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def _libc(name: str, *arguments: object) -> None:
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
+        raise OSError(ctypes.get_errno(), name)
+
+
+class SmallDisk:
+    """The folder `place` as a disk of `pages` and `inodes`, seen by this process alone; `grow()` makes it large.
+
+    `kind` says what it is. A process makes one at most; it goes away with the process.
+    """
+
+    def __init__(self, place: Path, *, pages: int | None, inodes: int | None = None) -> None:
+        place.mkdir()
+        self._place = os.fsencode(place)
+        try:
+            _own_mounts()
+            size = "size=1g" if pages is None else f"size={pages * PAGE}"
+            _libc("mount", b"none", self._place, b"tmpfs", 0, f"{size},nr_inodes={inodes or 10_000}".encode())
+            self.kind = "tmpfs"
+        except OSError:
+            # The kernel refuses the byte beyond it in any file, whatever writes it; there is no such limit of inodes.
+            limit = (PAGE if pages is None else pages * PAGE) // 4
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            self.kind = "limit"
+
+    def grow(self) -> None:
+        if self.kind == "tmpfs":
+            _libc("mount", b"none", self._place, b"tmpfs", _REMOUNT, b"size=1g,nr_inodes=10000")
+        else:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    @property
+    def reason(self) -> str:
+        """What the toolkit must say."""
+        return "the disk is full; free some space" if self.kind == "tmpfs" else "exceed the size limit"
+
+
+def _own_mounts() -> None:
+    uid, gid = os.getuid(), os.getgid()
+    try:
+        _libc("unshare", _NEW_MOUNTS)
+    except OSError:
+        _libc("unshare", _NEW_USER | _NEW_MOUNTS)
+        for name, content in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+            Path("/proc/self", name).write_text(content)
+    _libc("mount", b"none", b"/", None, _PRIVATE, None)

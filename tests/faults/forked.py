@@ -1,0 +1,60 @@
+"""Runs cases in processes of their own, forked from one that has imported everything and computed nothing yet."""
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.faults.preloaded"])
+
+
+def start(function: Callable[..., Any], *arguments: Any, output: Path) -> Any:
+    """Start `function(*arguments)` in a process of its own, whose stdout and stderr go to `output`."""
+    process = _context.Process(target=_child, args=(function, arguments, output), daemon=True)
+    process.start()
+    return process
+
+
+def run(function: Callable[..., Any], *arguments: Any, output: Path, timeout_s: float = 120) -> str:
+    """Run it to its end; returns what it printed. Raises AssertionError, with that, where it raised one or hung."""
+    process = start(function, *arguments, output=output)
+    process.join(timeout_s)
+    code = process.exitcode
+    if code is None:
+        process.kill()
+        process.join()
+    said = output.read_text(errors="replace")
+    assert code == 0, f"{function.__name__}{arguments}: {'hung' if code is None else f'exit code {code}'}\n{said}"
+    return said
+
+
+def _child(function: Callable[..., Any], arguments: Sequence[Any], output: Path) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    descriptor = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    try:
+        function(*arguments)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def command(main: Callable[[list[str]], int], arguments: Sequence[str | Path]) -> tuple[int, str]:
+    """A command's exit code and what it wrote on stderr."""
+    import io
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as error:
+            code = int(error.code or 0)
+    return code, said.getvalue()
