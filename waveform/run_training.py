@@ -10,7 +10,7 @@ import torch
 
 from waveform.composing import differing_keys, to_yaml
 from waveform.engine.atomic import explain_write_errors, write_file
-from waveform.engine.distributed import World
+from waveform.engine.distributed import World, explain_lost_ranks
 from waveform.engine.errors import UserError
 from waveform.engine.interface import SequenceModel
 from waveform.engine.metrics import MetricsLog
@@ -35,7 +35,7 @@ def check_run_dir(run_dir: Path) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"--run {run_dir} is a file; give a folder")
     if run_dir.is_dir() and any(run_dir.iterdir()) and not (run_dir / CONFIG_FILE).exists():
-        unknown = [path.name for path in run_dir.iterdir() if path.name != ".train.lock"]
+        unknown = [path.name for path in run_dir.iterdir() if not path.name.startswith(".")]  # such as our own lock
         if unknown:
             raise UserError(f"--run {run_dir} holds other files ({unknown[0]}, ...) and no run; give a new folder")
 
@@ -82,7 +82,10 @@ def train_run(
     torch.manual_seed(config["seed"] + world.rank)
     with explain_write_errors(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
-    with _locked(run_dir, world):
+    with (
+        explain_lost_ranks(world, timeout_s=train_config.timeout_s, where=lambda: "the start"),
+        _locked(run_dir, world),
+    ):
         model = model_from(config)
         trainer = Trainer(
             model,

@@ -11,7 +11,7 @@ from waveform.audio.files import SAMPLE_RATE_HZ
 from waveform.audio.mulaw import decode
 from waveform.composing import typed
 from waveform.config import compose_config
-from waveform.engine.distributed import World, join, leave
+from waveform.engine.distributed import World, explain_lost_ranks, join, leave
 from waveform.engine.drawing import SamplingConfig
 from waveform.engine.errors import UserError
 from waveform.engine.interface import SequenceModel
@@ -58,7 +58,8 @@ def _train(
     check_settings(run_dir, config, train_config, world=world)
     data = _data_of_run(source, run_dir)
     if data is None:
-        data = open_data(source, beside=run_dir, config=data_config, world=world, show_progress=show_progress)
+        with explain_lost_ranks(world, timeout_s=train_config.timeout_s, where=lambda: "the start"):
+            data = open_data(source, beside=run_dir, config=data_config, world=world, show_progress=show_progress)
     elif show_progress and world.is_first:
         print(f"resuming with {data.folder}, as prepared when this run began")
     rate_hz = data.modality.get("sample_rate_hz")

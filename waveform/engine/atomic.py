@@ -1,9 +1,11 @@
 """Writing files so that a reader, or a process killed half-way, sees the old content or the new, never a part."""
 
 import errno
+import fcntl
+import glob
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from waveform.engine.errors import Trouble, UserError
@@ -19,16 +21,32 @@ def sync(path: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` in one step. Raises UserError where the disk is full or the folder read-only."""
+    """Replace `path` by `content` in one step. Raises UserError where the disk is full or the folder read-only.
+
+    What a process that was killed while writing `path` left behind is removed.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with explain_write_errors(path):
+        _drop_leftovers(path)
         try:
-            partial.write_bytes(content)
-            sync(partial)
-            os.replace(partial, path)
+            with open(partial, "wb") as file:
+                with suppress(OSError):  # a file system may have no locks
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the sign of a living writer
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(partial, path)
             sync(path.parent)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _drop_leftovers(path: Path) -> None:
+    """Remove partial files of `path` that no living process is writing."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        with suppress(OSError), open(leftover, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            leftover.unlink()
 
 
 @contextmanager

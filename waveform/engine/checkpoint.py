@@ -147,8 +147,7 @@ def _save(
     with explain_write_errors(partial):
         if world.is_first:
             parent.mkdir(parents=True, exist_ok=True)
-            for leftover in parent.glob(".step_*.partial"):
-                shutil.rmtree(leftover)
+            _clear_leftovers(parent)
             partial.mkdir()
         world.barrier()
         rank_tensors = {f"state/{i:05d}": tensor for i, tensor in enumerate(state_tensors(state))}
@@ -170,12 +169,38 @@ def _save(
             # What has this step or a later one was damaged, or this run would not have come from before it.
             for stale in parent.glob("step_*"):
                 if _step(stale) is not None and (_step(stale) or 0) >= step:
-                    shutil.rmtree(stale)
+                    _remove(stale)
             os.replace(partial, final)
             sync(parent)
             for old in _folders(run_dir)[keep:]:
-                shutil.rmtree(old)
+                _remove(old)
     world.barrier()
+
+
+def tidy(run_dir: Path, *, found: Checkpoint | None, keep: int) -> None:
+    """Remove what a killed process left: parts of checkpoints, and whole ones but `found` and `keep` - 1 older ones.
+
+    `found` is the newest that is whole. One process alone may call this, the one that holds the run's lock. Raises
+    UserError where the folder is read-only.
+    """
+    with explain_write_errors(run_dir / CHECKPOINTS_DIR):
+        _clear_leftovers(run_dir / CHECKPOINTS_DIR)
+        if found is not None:
+            older = [folder for folder in _folders(run_dir) if (_step(folder) or 0) < found.step]
+            for old in older[keep - 1 :]:
+                _remove(old)
+
+
+def _clear_leftovers(parent: Path) -> None:
+    for leftover in parent.glob(".step_*"):
+        shutil.rmtree(leftover)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint; a process killed on the way leaves one that does not count and is cleared later."""
+    hidden = folder.with_name(f".{folder.name}.removed")
+    os.replace(folder, hidden)
+    shutil.rmtree(hidden)
 
 
 def _step(folder: Path) -> int | None:

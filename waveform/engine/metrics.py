@@ -33,8 +33,9 @@ class MetricsLog:
     def __init__(self, run_dir: Path, *, resume_step: int | None = None) -> None:
         """`resume_step`: drop lines of later steps, which a resumed run writes again."""
         self._path = run_dir / METRICS_FILE
+        kept = [] if resume_step is None else [r for r in read_metrics(run_dir) if r["step"] <= resume_step]
+        self._evaluated = {record["step"] for record in kept if record.get("kind") == "evaluate"}
         if self._path.exists():
-            kept = [] if resume_step is None else [r for r in read_metrics(run_dir) if r["step"] <= resume_step]
             write_file(self._path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         purge = None if resume_step is None else resume_step + 1
         self.tensorboard = event_writer(run_dir / "tensorboard", purge_step=purge)
@@ -43,9 +44,19 @@ class MetricsLog:
         """Write one record: `kind` is train or evaluate; values are JSON scalars."""
         with explain_write_errors(self._path), open(self._path, "a") as file:
             file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        if kind == "evaluate":
+            self._evaluated.add(step)
         for name, value in values.items():
             if isinstance(value, int | float):
                 self.tensorboard.add_scalar(f"{kind}/{name}", value, step)
+
+    def has_evaluation(self, step: int) -> bool:
+        """Whether the evaluation at `step` is written."""
+        return step in self._evaluated
+
+    def flush(self) -> None:
+        """Hand to the operating system what TensorBoard's writer holds back for minutes."""
+        self.tensorboard.flush()
 
     def close(self) -> None:
         """Flush everything to disk."""

@@ -228,10 +228,15 @@ class Trainer:
         self._unchecked: list[_Update] = []
         self._row_nats: list[Tensor] = []
         self._saved_step: int | None = None
+        # What the next record of the log will tell: [sum of nats, tokens, auxiliary losses, rows x windows].
+        self._since_log = torch.zeros(4, dtype=torch.float64, device=self.world.device)
+        self._evaluation_due = False  # at this step, and not done yet
         self._resume()
 
     def _resume(self) -> None:
         found = checkpoint.newest(self._run_dir)
+        if self.world.is_first:
+            checkpoint.tidy(self._run_dir, found=found, keep=self.config.keep_checkpoints)
         if found is None:
             return
         self.state = checkpoint.restore(
@@ -243,6 +248,9 @@ class Trainer:
         self.skipped, self._skipped_in_row = found.progress.get("skipped", (0, 0))
         self.stream.seek(found.progress["cursor"])
         self._saved_step = found.step
+        self._evaluation_due = bool(found.progress.get("evaluation_due"))
+        if self.world.is_first and "since_log" in found.progress:
+            self._since_log += torch.tensor(found.progress["since_log"], dtype=torch.float64, device=self.world.device)
         for what, now in self._bitwise_only_with().items():
             then = found.progress.get(what)
             if then != now and self._show_progress:
@@ -271,6 +279,8 @@ class Trainer:
                 "tokens_seen": self.tokens_seen,
                 "cursor": self.stream.cursor(),
                 "skipped": [self.skipped, self._skipped_in_row],
+                "since_log": self.world.sum_(self._since_log.clone()).tolist(),
+                "evaluation_due": self._evaluation_due,
                 **self._bitwise_only_with(),
             },
             world=self.world,
@@ -304,7 +314,6 @@ class Trainer:
         resumed_at = self.step
         interrupted = False
         since = (self.seconds, self.tokens_seen)
-        since_log = torch.zeros(4, dtype=torch.float64, device=world.device)
         by_steps = config.max_steps is not None
         total = config.max_steps if by_steps else config.max_seconds
         with (
@@ -320,6 +329,8 @@ class Trainer:
         ):
             if self.step:
                 progress.write(f"resumed at step {self.step}")
+            if self._evaluation_due:
+                self._validate(log, progress)
             ask = True
             while config.max_steps is None or self.step < config.max_steps:
                 # Ranks must agree on stopping; asking costs a synchronisation, so several ask only now and then.
@@ -334,14 +345,14 @@ class Trainer:
                 crossed = _crossed(before[0], self.step)
                 if crossed(config.log_every):
                     self._check_finite()
-                since_log = since_log + sums
+                self._since_log += sums
                 ask = world.size == 1 or crossed(config.log_every)
                 if crossed(config.log_every):
                     self._wait_for_device()
                     seconds, tokens = self.seconds - since[0], self.tokens_seen - since[1]
                     since = self.seconds, self.tokens_seen
-                    nats, num_tokens, aux, num_rows = world.sum_(since_log).tolist()
-                    since_log = torch.zeros_like(since_log)
+                    nats, num_tokens, aux, num_rows = world.sum_(self._since_log).tolist()
+                    self._since_log.zero_()
                     train_nats, train_aux = nats / max(num_tokens, 1), aux / max(num_rows, 1)
                     rate = tokens / max(seconds, 1e-9)
                     note = f"{train_nats:.3f} nats, {rate:,.0f} tokens/s"
@@ -365,16 +376,19 @@ class Trainer:
                 else:
                     note = ""
                 progress.update(self.step - before[0] if by_steps else self.seconds - before[1], note=note)
-                if crossed(config.evaluate_every):
-                    self._validate(log, progress)
-                if crossed(config.checkpoint_every):
+                self._evaluation_due = crossed(config.evaluate_every)
+                if crossed(config.checkpoint_every):  # first, so that nothing that an evaluation runs into loses steps
                     self.save()
+                    if log is not None:
+                        log.flush()
+                if self._evaluation_due:
+                    self._validate(log, progress)
             if interrupted:
                 progress.write(f"asked to stop: saving step {self.step}")
             if self.step > resumed_at:
                 self.save()
-                if not interrupted and not _crossed(before[0], self.step)(config.evaluate_every):
-                    self._validate(log, progress)
+            if not interrupted:
+                self._validate(log, progress)
             if self.skipped:
                 progress.write(f"{self.skipped} of {self.step} steps were skipped: their loss was not finite")
         return TrainResult(self.step, self.seconds, self.tokens_seen, interrupted)
@@ -545,7 +559,10 @@ class Trainer:
         return f"in {', '.join(said)}{more}"
 
     def _validate(self, log: MetricsLog | None, progress: Progress) -> None:
-        if self.config.evaluate_tokens == 0:
+        """Evaluate, unless the log has it: a process killed right after its record resumes at the same step."""
+        missing = self.world.any(log is not None and not log.has_evaluation(self.step))
+        if self.config.evaluate_tokens == 0 or not missing:
+            self._evaluation_due = False
             return
         self.module.eval()
         # Ranks score different numbers of windows, and the first one samples alone.
@@ -563,6 +580,7 @@ class Trainer:
             )
             if log is not None:
                 self._report(result, log, progress)
+            self._evaluation_due = False
             self.world.barrier()
 
     def _report(self, result: Evaluation, log: MetricsLog, progress: Progress) -> None:

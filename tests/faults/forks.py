@@ -1,0 +1,206 @@
+"""Kills processes at chosen points, many of them for the price of one import: children forked off one server.
+
+A module that uses this is run twice: `in_server` starts it as a program, which imports torch once and forks a child for
+each case; in a child, every step that touches the disk for good is a point at which it can be told to die.
+"""
+
+import builtins
+import io
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 120.0  # of one child: a hang is a failure
+
+
+def in_server(module: str, folder: Path, cases: int, rng: random.Random, *, what: str = "") -> dict[str, Any]:
+    """Run `what` of `module` in a process of its own. Returns its figures; raises AssertionError where it failed."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, str(folder), str(cases), str(rng.randrange(10**6)), what],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, f"{module} {folder} {cases}:\n{done.stderr[-6000:]}"
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def serve(runs: dict[str, Callable[[Path, int, random.Random], dict[str, Any]]]) -> None:
+    """What `in_server` starts: `python -m MODULE FOLDER CASES SEED WHAT`."""
+    import torch
+
+    torch.set_num_threads(1)
+    figures = runs[sys.argv[4]](Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3])))
+    print(json.dumps(figures), flush=True)
+
+
+class Points:
+    """Counts the points of a child at which it can be killed, and kills it at the one that it was told."""
+
+    def __init__(self, *, kill_at: int | None = None, signal_number: int = signal.SIGKILL) -> None:
+        self.kill_at, self._signal = kill_at, signal_number
+        self.seen: list[str] = []
+
+    def point(self, label: str, before_death: Callable[[], None] | None = None) -> None:
+        """One point, of the main thread alone: others (TensorBoard's) come at no fixed moment."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if len(self.seen) == self.kill_at:
+            if before_death is not None:
+                before_death()
+            os.kill(os.getpid(), self._signal)
+        self.seen.append(re.sub(r"\.\d+\.partial", ".partial", label))  # less the process's id
+
+    def install(self) -> None:
+        """Make a point of every step of this process that touches the disk, and of every half-written file."""
+        for name in ("replace", "rename", "unlink", "mkdir", "rmdir"):
+            self._wrap(os, name)
+        fsync = os.fsync
+
+        def sync(descriptor: int) -> None:
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            if path.is_file():
+                self.point(f"half of {path.name}", lambda: os.truncate(path, path.stat().st_size // 2))
+                self.point(f"all of {path.name}")
+            fsync(descriptor) if path.is_dir() else None  # a kill loses nothing that was written; only power does
+
+        os.fsync = sync
+        for module in (io, builtins):
+            self._wrap_open(module)
+
+    def _wrap(self, module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self.point(f"{name} {Path(os.fsdecode(args[0])).name}")
+            return real(*args, **kwargs)
+
+        setattr(module, name, step)
+
+    def _wrap_open(self, module: Any) -> None:
+        real = module.open
+
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            result = real(file, mode, *args, **kwargs)
+            if not isinstance(file, int) and mode[0] in "wax":
+                self.point(f"open {Path(os.fsdecode(file)).name}")
+                if mode[0] == "a":  # not synced, so that half of it is written here
+                    write = result.write
+
+                    def half(text: str) -> int:
+                        def cut() -> None:
+                            write(text[: len(text) // 2])
+                            result.flush()
+
+                        self.point(f"half a line of {Path(os.fsdecode(file)).name}", cut)
+                        return int(write(text))
+
+                    return _Appended(result, half)
+            return result
+
+        module.open = opened
+
+
+class _Appended:
+    def __init__(self, file: Any, write: Callable[[str], int]) -> None:
+        self._file, self.write = file, write
+
+    def __enter__(self) -> "_Appended":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def fork(work: Callable[[], int | None], *, output: Path | None = None) -> int:
+    """Run `work` in a child, its output to a file; returns the child's id. Its exit code is work's, 70 for a crash."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child:
+        return child
+    code = 70
+    try:
+        descriptor = os.open(output or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        code = work() or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+def wait(child: int, *, timeout_s: float = TIMEOUT_S) -> int:
+    """The exit code of a child, negative for a signal's number. Raises AssertionError, and kills it, where it hangs."""
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.001
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise AssertionError(f"a process did not end within {timeout_s:g} s")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.02)
+
+
+def spread(points: list[str], cases: int, rng: random.Random) -> list[int]:
+    """`cases` of the points (all, where there are fewer), of as many different labels as there are."""
+    order = list(range(len(points)))
+    rng.shuffle(order)
+    seen: dict[str, int] = {}
+    ranked = []
+    for index in order:
+        seen[points[index]] = seen.get(points[index], 0) + 1
+        ranked.append((seen[points[index]], index))
+    ranked.sort(key=lambda entry: entry[0])
+    return sorted(index for _, index in ranked[:cases])
+
+
+def names_under(folder: Path, *, skip: Callable[[Path], bool] = lambda path: False) -> set[str]:
+    """Relative names of everything under a folder but what is to be skipped."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not skip(path)}
+
+
+class Failures:
+    """What did not hold, case by case; told at the end, so that one defect does not hide another."""
+
+    def __init__(self) -> None:
+        self._said: list[str] = []
+
+    @contextmanager
+    def of(self, case: str) -> Iterator[None]:
+        """Note an assertion that fails within."""
+        try:
+            yield
+        except AssertionError as error:
+            self._said.append(f"{case}: {error}")
+
+    def tell(self) -> None:
+        """Raise AssertionError for the cases that failed."""
+        assert not self._said, f"{len(self._said)} cases failed:\n" + "\n".join(self._said[:20])

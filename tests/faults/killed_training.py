@@ -1,0 +1,261 @@
+"""Training killed at any moment: every write of a checkpoint, every step, every evaluation; one process and two.
+
+Whatever the moment, the same call again must end with the weights, the random numbers and the metrics of a run that
+nobody disturbed, with the same files and no others.
+"""
+
+import copy
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from tests.faults import forks
+from tests.faults.fault import Fault
+from tests.faults.forks import Points
+from waveform.engine.errors import UserError
+
+_STEPS = 7
+_SETTINGS = [
+    *("model=compressive_transformer", "model.num_layers=1", "model.d_model=16", "model.num_heads=2"),
+    *("model.d_feedforward=16", "model.window=8", "model.memory=8", "model.compressed=4", "model.dropout=0.1"),
+    *(f"train.max_steps={_STEPS}", "train.batch_size=4", "train.chunk=16", "train.log_every=2", "train.device=cpu"),
+    *("train.checkpoint_every=3", "train.evaluate_every=3", "train.sample_seconds=0", "train.evaluate_tokens=null"),
+    *("train.decay_steps=100", "train.warmup_steps=2", "train.evaluate_batch_size=2", "train.timeout_s=60"),
+]
+_TIMES = {"seconds", "tokens_per_second"}
+_FEWEST_POINTS = 30  # of a rank that is not the first, which writes little
+
+
+class Place:
+    """A data set, a configuration and what an undisturbed run makes of them."""
+
+    def __init__(self, folder: Path, *, num_ranks: int = 1) -> None:
+        import torch.utils.tensorboard  # noqa: F401  # so that children find it imported
+
+        from waveform.config import compose_config
+        from waveform.engine.shards import Dataset, ShardWriter, read_dataset, write_dataset
+
+        self.folder, self.num_ranks = folder, num_ranks
+        data = folder / "data"
+        if not data.exists():
+            data.mkdir(parents=True)
+            random_numbers = np.random.default_rng(0)
+            for split, lengths in (("train", [150, 90, 210, 60, 170]), ("valid", [60, 50]), ("test", [20])):
+                with ShardWriter(data / f"{split}.shard", vocab_size=256) as writer:
+                    for i, length in enumerate(lengths):
+                        writer.begin(f"utterance_{i}")
+                        writer.append(random_numbers.integers(0, 256, length).astype(np.uint8))
+            splits = {split: [f"{split}.shard"] for split in ("train", "valid", "test")}
+            write_dataset(Dataset(data, 256, {"kind": "audio", "sample_rate_hz": 24_000}, splits, {}))
+        self.data = read_dataset(data)
+        self.config = compose_config(_SETTINGS)
+        self.whole = folder / f"whole_{num_ranks}"
+        self.train(self.whole, keep=_STEPS)
+        self.expected = final(self.whole)
+        self.points = self.train(folder / f"counted_{num_ranks}")
+
+    def train(
+        self,
+        run_dir: Path,
+        *,
+        kill: dict[int, int] | None = None,
+        keep: int | None = None,
+        codes: tuple[int, ...] = (0,),
+    ) -> list[str]:
+        """Train into `run_dir`; kill: rank to point. Returns the first rank's points, where nothing was killed.
+
+        Raises AssertionError where an exit code is not of `codes`, or something hangs.
+        """
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        said, points_file = run_dir.with_name(f"{run_dir.name}.log"), run_dir.with_name(f"{run_dir.name}.points")
+        port = _free_port()
+        children = []
+        for rank in range(self.num_ranks):
+            points = Points(kill_at=(kill or {}).get(rank))
+
+            def work(rank: int = rank, points: Points = points) -> int:
+                if self.num_ranks > 1:
+                    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.num_ranks)}
+                    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                try:
+                    _train(self, run_dir, points, keep=keep)
+                except UserError as error:
+                    print(error)
+                    return 2
+                if rank == 0:
+                    points_file.write_text(json.dumps(points.seen))
+                return 0
+
+            children.append(forks.fork(work, output=said))
+        ended = [forks.wait(child) for child in children]
+        text = said.read_text()
+        said.unlink()
+        assert all(code in codes for code in ended), f"ended with {ended}: {text[-3000:]}"
+        if kill:
+            assert -signal.SIGKILL in ended, f"nothing was killed: {ended}"
+            return []
+        seen: list[str] = json.loads(points_file.read_text())
+        points_file.unlink()
+        return seen
+
+    def check_resumes(self, run_dir: Path) -> int:
+        """Whatever is in `run_dir`, the same call ends as an undisturbed run. Returns the step that it went on from."""
+        step = self.check_checkpoints(run_dir)
+        self.train(run_dir)
+        found = final(run_dir)
+        for what, expected in self.expected.items():
+            assert _same(found[what], expected), f"other {what}: {_difference(found[what], expected)}"
+        return step
+
+    def check_checkpoints(self, run_dir: Path) -> int:
+        """What is taken for the newest checkpoint is whole, and an undisturbed run's of that step."""
+        from waveform.engine import checkpoint
+
+        found = checkpoint.newest(run_dir)
+        if found is None:
+            return 0
+        like = self.whole / "checkpoints" / found.folder.name
+        assert forks.names_under(found.folder) == forks.names_under(like)
+        for path in found.folder.glob("*.safetensors"):
+            ours, theirs = load_file(path), load_file(like / path.name)
+            assert ours.keys() == theirs.keys()
+            assert all(np.array_equal(ours[name], theirs[name]) for name in ours), path
+        return found.step
+
+
+def _train(place: Place, run_dir: Path, points: Points, *, keep: int | None) -> None:
+    """One rank, in a child."""
+    from waveform.composing import typed
+    from waveform.engine import trainer
+    from waveform.engine.distributed import join, leave
+    from waveform.engine.trainer import TrainConfig, Trainer
+    from waveform.run_training import check_run_dir, train_run
+
+    config = copy.deepcopy(place.config)
+    config["train"]["keep_checkpoints"] = keep or 2
+    train_config = typed(TrainConfig, config["train"], section="train")
+    world = join(device="cpu", timeout_s=train_config.timeout_s)
+    points.install()
+    for owner, name in ((Trainer, "update"), (Trainer, "reduce_gradients"), (trainer, "evaluate")):
+        _surround(owner, name, points)
+    check_run_dir(run_dir)
+    train_run(
+        place.data, run_dir, config, train_config, world=world, amount=lambda tokens: "little", show_progress=False
+    )
+    leave()
+
+
+def _surround(owner: Any, name: str, points: Points) -> None:
+    real: Callable[..., Any] = getattr(owner, name)
+
+    def surrounded(*args: Any, **kwargs: Any) -> Any:
+        points.point(f"before {name}")
+        result = real(*args, **kwargs)
+        points.point(f"after {name}")
+        return result
+
+    setattr(owner, name, surrounded)
+
+
+def final(run_dir: Path) -> dict[str, Any]:
+    """Everything of a finished run that must not depend on what happened on the way."""
+    last = run_dir / "checkpoints" / f"step_{_STEPS:08d}"
+    progress = json.loads((last / "progress.json").read_bytes())
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    files = forks.names_under(run_dir, skip=lambda path: "tensorboard" in path.parts or "checkpoints" in path.parts)
+    kept = sorted(path.name for path in (run_dir / "checkpoints").iterdir())[-2:]
+    return {
+        **{path.name: load_file(path) for path in sorted(last.glob("*.safetensors"))},
+        "progress": {key: value for key, value in progress.items() if key not in _TIMES},
+        "metrics": [{key: value for key, value in record.items() if key not in _TIMES} for record in records],
+        "files": sorted(files),
+        "checkpoints": kept,
+    }
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Bit by bit, but for logged sums over ranks, of which a resumed run adds the parts in another order."""
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return math.isclose(a, b, rel_tol=1e-12) if isinstance(a, float) else bool(a == b)
+
+
+def _difference(a: Any, b: Any) -> str:
+    """The first of two lists' entries that differ, or all."""
+    if isinstance(a, list) and isinstance(b, list):
+        return next((f"{x} and not {y}" for x, y in zip(a, b, strict=False) if not _same(x, y)), f"{a} and not {b}")
+    return f"{a} and not {b}"
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _kill_everywhere(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Kill a process at points spread over the whole run, each in a folder of its own."""
+    place = Place(folder)
+    chosen = forks.spread(place.points, cases, rng)
+    resumed_from: dict[int, int] = {}
+    failures = forks.Failures()
+    for index in chosen:
+        run_dir = folder / f"run_{index}"
+        with failures.of(f"killed at {index}, {place.points[index]!r}"):
+            place.train(run_dir, kill={0: index}, codes=(-signal.SIGKILL,))
+            step = place.check_resumes(run_dir)
+            assert {path.name for path in (run_dir / "checkpoints").iterdir()} == set(place.expected["checkpoints"])
+            resumed_from[step] = resumed_from.get(step, 0) + 1
+        shutil.rmtree(run_dir)
+    failures.tell()
+    return {"kills": len(chosen), "points": len(place.points), "resumed_from_step": dict(sorted(resumed_from.items()))}
+
+
+def _kill_a_rank(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Kill one of two ranks, or both, at any of its points; the other must end by itself, in a line."""
+    place = Place(folder, num_ranks=2)
+    failures = forks.Failures()
+    for case in range(cases):
+        run_dir = folder / f"run_{case}"
+        victims = [(0,), (1,), (0, 1)][case % 3]
+        kill = {rank: rng.randrange(len(place.points) if rank == 0 else _FEWEST_POINTS) for rank in victims}
+        with failures.of(f"ranks killed at {kill}"):
+            place.train(run_dir, kill=kill, codes=(-signal.SIGKILL, 2))
+            place.check_resumes(run_dir)
+        shutil.rmtree(run_dir, ignore_errors=True)
+    failures.tell()
+    return {"kills": cases}
+
+
+def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Kill at every point, one process."""
+    return forks.in_server(__name__, folder, cases, rng, what="everywhere")
+
+
+def run_ranks(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Kill one rank of two, or both."""
+    return forks.in_server(__name__, folder, cases, rng, what="ranks")
+
+
+_HOLDS = "resumes; weights, random numbers and metrics of an undisturbed run; no other files"
+FAULTS = [
+    Fault("killed while training, at every step of it", _HOLDS, run, short=40, long=1000),
+    Fault("a rank of two killed while training", _HOLDS, run_ranks, short=6, long=60),
+]
+
+if __name__ == "__main__":
+    forks.serve({"everywhere": _kill_everywhere, "ranks": _kill_a_rank})
