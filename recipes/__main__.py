@@ -1,13 +1,12 @@
 """`python -m recipes`, also under torchrun: parses, and calls one function a verb."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from waveform.command_line import add_device, add_dynamic, add_verb, run_command
+from waveform.command_line import add_device, add_dynamic, add_verb, report_training, run_command
 
 _RECIPES = "enwik8, text8, wikitext103, pg19, lm1b, ptb or folder"
 
@@ -103,7 +102,7 @@ def _add_evaluation(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
 
 
-def _run(args: argparse.Namespace) -> None:
+def _run(args: argparse.Namespace) -> int:
     from waveform.cpu import set_defaults
 
     set_defaults()
@@ -120,9 +119,7 @@ def _run(args: argparse.Namespace) -> None:
         from recipes.training import train
 
         result = train(args.recipe, args.data_dir, args.run, args.overrides, config_dir=args.config_dir)
-        if os.environ.get("RANK", "0") == "0":
-            how = "stopped; the same command resumes" if result.interrupted else "finished"
-            print(f"{how}: step {result.step}, {result.seconds:.0f} s of training, {result.tokens_seen:,} tokens seen")
+        return report_training(result, "tokens")
     elif args.verb == "evaluate":
         from recipes.evaluation import evaluate
 
@@ -177,6 +174,7 @@ def _run(args: argparse.Namespace) -> None:
                 device=args.device,
             )
         )
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,12 +1,11 @@
 """The `waveform` command: parses, and calls one function a verb. Imports nothing heavy until a verb runs."""
 
 import argparse
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from waveform.command_line import add_device, add_dynamic, add_verb, run_command
+from waveform.command_line import add_device, add_dynamic, add_verb, report_training, run_command
 
 _TRAIN_EPILOG = """\
 settings (Hydra overrides), any number, after the paths:
@@ -111,7 +110,7 @@ def _add_test_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
 
 
-def _run(args: argparse.Namespace) -> None:
+def _run(args: argparse.Namespace) -> int:
     if args.verb == "prepare":
         from waveform.audio.corpus import DataConfig, prepare
         from waveform.composing import typed
@@ -119,13 +118,13 @@ def _run(args: argparse.Namespace) -> None:
 
         config = compose_config(args.overrides, config_dir=args.config_dir)
         prepare(args.audio_dir, args.data_dir, config=typed(DataConfig, config["data"], section="data"))
-        return
+        return 0
     if args.verb == "train" and args.print_config:
         from waveform.composing import to_yaml
         from waveform.config import compose_config
 
         print(to_yaml(compose_config(args.overrides, config_dir=args.config_dir)), end="")
-        return
+        return 0
 
     from waveform.cpu import set_defaults
 
@@ -134,10 +133,7 @@ def _run(args: argparse.Namespace) -> None:
         from waveform.training import train
 
         result = train(args.source, args.run, args.overrides, config_dir=args.config_dir)
-        if os.environ.get("RANK", "0") != "0":
-            return
-        how = "stopped; the same command resumes" if result.interrupted else "finished"
-        print(f"{how}: step {result.step}, {result.seconds:.0f} s of training, {result.tokens_seen:,} samples seen")
+        return report_training(result, "samples")
     elif args.verb == "evaluate":
         from waveform.evaluation import evaluate
 
@@ -213,6 +209,7 @@ def _run(args: argparse.Namespace) -> None:
         from waveform.demo import demo
 
         demo(args.out, overrides=tuple(args.overrides))
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,11 +1,18 @@
 """What the commands `waveform` and `python -m recipes` share: how verbs are described, and how mistakes are told."""
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from waveform.engine.errors import UserError
+from waveform.engine.stopping import Interrupted, signals_interrupt
+
+if TYPE_CHECKING:
+    from waveform.engine.trainer import TrainResult  # seconds to import
 
 
 def add_verb(verbs: Any, name: str, help_text: str, epilog: str | None = None) -> argparse.ArgumentParser:
@@ -32,15 +39,26 @@ def add_dynamic(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dynamic-lr", type=float, metavar="LR", help="default: 3e-2 with sgd, 3e-5 with adam")
 
 
+def report_training(result: "TrainResult", unit: str) -> int:
+    """Say how a training ended, on the first rank; returns the exit code: 0, or 128 + the signal that stopped it."""
+    if os.environ.get("RANK", "0") == "0":
+        how = "finished"
+        if result.interrupted:
+            how = f"stopped by {signal.Signals(result.stopped_by).name}; the same command resumes"
+        print(f"{how}: step {result.step}, {result.seconds:.0f} s of training, {result.tokens_seen:,} {unit} seen")
+    return 128 + result.stopped_by if result.interrupted else 0
+
+
 def run_command(
     name: str,
     parser: argparse.ArgumentParser,
-    run: Callable[[argparse.Namespace], None],
+    run: Callable[[argparse.Namespace], int | None],
     arguments: Sequence[str] | None,
 ) -> int:
-    """Parse and run; returns the exit code: 0, or with one line on stderr 2 for a user's mistake, 1 for other trouble.
+    """Parse and run; returns the exit code, with one line on stderr where it is not 0.
 
-    A full disk is the user's to mend, and so 2; a disk that fails is not.
+    0, or what `run` returns; 2 for a user's mistake, a full disk among them, and 1 for other trouble, such as a disk
+    that fails; 128 + the signal's number where one stopped it (130: Ctrl-C, 143: SIGTERM).
     """
     args, rest = parser.parse_known_args(arguments)
     # argparse lets `key=value` stand before the options or behind them, but not both; what it leaves is taken here.
@@ -49,8 +67,8 @@ def run_command(
     if rest:
         args.overrides += rest
     try:
-        run(args)
-        return 0
+        with signals_interrupt(partial(_tell, name, args.verb)):
+            return run(args) or 0
     except UserError as error:
         print(f"{name} {args.verb}: {error}", file=sys.stderr)
         return error.exit_code
@@ -58,6 +76,12 @@ def run_command(
         named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
         print(f"{name} {args.verb}: the system refuses: {named}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(f"{name} {args.verb}: interrupted", file=sys.stderr)
-        return 130
+    except Interrupted as interrupted:
+        return _tell(name, args.verb, interrupted)
+
+
+def _tell(name: str, verb: str, interrupted: Interrupted) -> int:
+    """Say in a line what a signal did; returns the exit code."""
+    by = signal.Signals(interrupted.number).name
+    print(f"{name} {verb}: " + "; ".join(filter(None, [f"stopped by {by}", interrupted.note])), file=sys.stderr)
+    return 128 + interrupted.number

@@ -11,6 +11,7 @@ from waveform.comparison import compare
 from waveform.engine.errors import UserError
 from waveform.engine.metrics import read_metrics
 from waveform.engine.shards import is_dataset
+from waveform.engine.stopping import Interrupted
 from waveform.run import load
 from waveform.sampling import sample
 from waveform.training import train
@@ -42,7 +43,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: tuple[str, ...] = 
             out_dir / "data", run_dir, [f"model={model}", "preset=demo", *overrides], show_progress=show_progress
         )
         if result.interrupted:
-            raise UserError(f"stopped; `waveform demo --out {out_dir}` goes on from here")
+            raise Interrupted(result.stopped_by, f"`waveform demo --out {out_dir}` goes on from here")
 
     print("3/5 comparing them on the held-out recordings", flush=True)
     compare(run_dirs, json_file=out_dir / "comparison.json", show_progress=show_progress)

@@ -12,11 +12,9 @@ from waveform.composing import differing_keys, to_yaml
 from waveform.engine.atomic import explain_write_errors, write_file
 from waveform.engine.distributed import World, explain_lost_ranks
 from waveform.engine.errors import UserError
-from waveform.engine.interface import SequenceModel
-from waveform.engine.metrics import MetricsLog
 from waveform.engine.shards import Dataset, TokenSet
 from waveform.engine.streams import check_sizes
-from waveform.engine.trainer import TrainConfig, Trainer, TrainResult
+from waveform.engine.trainer import OnEvaluate, TrainConfig, Trainer, TrainResult
 from waveform.run_folder import CONFIG_FILE, model_from, num_parameters, read_config, window_of
 
 # Settings that may differ when a run is resumed: when it ends (which also moves the end of a cosine without
@@ -61,7 +59,7 @@ def train_run(
     world: World,
     amount: Callable[[TokenSet], str],
     units_per_second: float | None = None,
-    on_evaluate: Callable[[SequenceModel, int, MetricsLog], None] | None = None,
+    on_evaluate: OnEvaluate | None = None,
     cut_valid: bool = False,
     show_progress: bool = True,
 ) -> TrainResult:
@@ -86,6 +84,7 @@ def train_run(
         explain_lost_ranks(world, timeout_s=train_config.timeout_s, where=lambda: "the start"),
         _locked(run_dir, world),
     ):
+        _refuse_other_config(run_dir, config)  # which another process may have begun since
         model = model_from(config)
         trainer = Trainer(
             model,

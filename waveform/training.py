@@ -1,6 +1,6 @@
 """`waveform train`: composes a configuration, opens the audio's data set and trains into a run folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from waveform.engine.interface import SequenceModel
 from waveform.engine.metrics import MetricsLog
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.shards import Dataset, is_dataset, read_dataset
-from waveform.engine.trainer import TrainConfig, TrainResult
+from waveform.engine.stopping import StopRequest
+from waveform.engine.trainer import OnEvaluate, TrainConfig, TrainResult
 from waveform.run import cache_of, open_data
 from waveform.run_folder import CONFIG_FILE, model_from, read_config
 from waveform.run_training import check_run_dir, check_settings, train_run
@@ -87,17 +88,22 @@ def _data_of_run(source: Path, run_dir: Path) -> Dataset | None:
     return read_dataset(folder) if folder == cache_of(source, beside=run_dir).resolve() and is_dataset(folder) else None
 
 
-def _audio_summary(config: TrainConfig, data: Dataset) -> Callable[[SequenceModel, int, MetricsLog], None] | None:
+def _audio_summary(config: TrainConfig, data: Dataset) -> OnEvaluate | None:
     """A hook that puts one generated sample, heard and seen, into TensorBoard at each evaluation."""
     if config.sample_seconds <= 0:
         return None
 
-    def summarise(model: SequenceModel, step: int, log: MetricsLog) -> None:
+    def summarise(model: SequenceModel, step: int, log: MetricsLog, stop: StopRequest) -> None:
         from waveform.audio.plots import mel_image
 
         num_steps = int(config.sample_seconds * SAMPLE_RATE_HZ)
         tokens = sample_tokens(
-            model, vocab_size=data.vocab_size, num_streams=1, num_steps=num_steps, config=SamplingConfig()
+            model,
+            vocab_size=data.vocab_size,
+            num_streams=1,
+            num_steps=num_steps,
+            config=SamplingConfig(),
+            on_block=lambda _: stop.check(),
         )
         samples = decode(tokens[0].to(torch.uint8))
         log.tensorboard.add_audio("sample", samples, step, sample_rate=SAMPLE_RATE_HZ)

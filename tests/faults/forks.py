@@ -52,19 +52,22 @@ def serve(runs: dict[str, Callable[[Path, int, random.Random], dict[str, Any]]])
 class Points:
     """Counts the points of a child at which it can be killed, and kills it at the one that it was told."""
 
-    def __init__(self, *, kill_at: int | None = None, signal_number: int = signal.SIGKILL) -> None:
-        self.kill_at, self._signal = kill_at, signal_number
+    def __init__(self, *, kill_at: int | None = None, signals: dict[int, int] | None = None) -> None:
+        """signals: which signal to send at which points; kill_at: SIGKILL at that one."""
+        self._signals = dict(signals or {}) if kill_at is None else {kill_at: int(signal.SIGKILL)}
         self.seen: list[str] = []
+        self.enabled = True
 
     def point(self, label: str, before_death: Callable[[], None] | None = None) -> None:
         """One point, of the main thread alone: others (TensorBoard's) come at no fixed moment."""
-        if threading.current_thread() is not threading.main_thread():
+        if not self.enabled or threading.current_thread() is not threading.main_thread():
             return
-        if len(self.seen) == self.kill_at:
-            if before_death is not None:
-                before_death()
-            os.kill(os.getpid(), self._signal)
+        number = self._signals.get(len(self.seen), 0)
+        if number == signal.SIGKILL and before_death is not None:
+            before_death()
         self.seen.append(re.sub(r"\.\d+\.partial", ".partial", label))  # less the process's id
+        if number:
+            os.kill(os.getpid(), number)
 
     def install(self) -> None:
         """Make a point of every step of this process that touches the disk, and of every half-written file."""

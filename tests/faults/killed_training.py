@@ -25,7 +25,7 @@ from tests.faults.forks import Points
 from waveform.engine.errors import UserError
 
 _STEPS = 7
-_SETTINGS = [
+SETTINGS = [
     *("model=compressive_transformer", "model.num_layers=1", "model.d_model=16", "model.num_heads=2"),
     *("model.d_feedforward=16", "model.window=8", "model.memory=8", "model.compressed=4", "model.dropout=0.1"),
     *(f"train.max_steps={_STEPS}", "train.batch_size=4", "train.chunk=16", "train.log_every=2", "train.device=cpu"),
@@ -58,9 +58,9 @@ class Place:
             splits = {split: [f"{split}.shard"] for split in ("train", "valid", "test")}
             write_dataset(Dataset(data, 256, {"kind": "audio", "sample_rate_hz": 24_000}, splits, {}))
         self.data = read_dataset(data)
-        self.config = compose_config(_SETTINGS)
+        self.config = compose_config(SETTINGS)
         self.whole = folder / f"whole_{num_ranks}"
-        self.train(self.whole, keep=_STEPS)
+        self.train(self.whole, keep_all=True)
         self.expected = final(self.whole)
         self.points = self.train(folder / f"counted_{num_ranks}")
 
@@ -69,7 +69,7 @@ class Place:
         run_dir: Path,
         *,
         kill: dict[int, int] | None = None,
-        keep: int | None = None,
+        keep_all: bool = False,
         codes: tuple[int, ...] = (0,),
     ) -> list[str]:
         """Train into `run_dir`; kill: rank to point. Returns the first rank's points, where nothing was killed.
@@ -88,7 +88,7 @@ class Place:
                     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.num_ranks)}
                     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
                 try:
-                    _train(self, run_dir, points, keep=keep)
+                    _train(self, run_dir, points, keep_all=keep_all)
                 except UserError as error:
                     print(error)
                     return 2
@@ -114,7 +114,7 @@ class Place:
         self.train(run_dir)
         found = final(run_dir)
         for what, expected in self.expected.items():
-            assert _same(found[what], expected), f"other {what}: {_difference(found[what], expected)}"
+            assert same(found[what], expected), f"other {what}: {difference(found[what], expected)}"
         return step
 
     def check_checkpoints(self, run_dir: Path) -> int:
@@ -133,7 +133,7 @@ class Place:
         return found.step
 
 
-def _train(place: Place, run_dir: Path, points: Points, *, keep: int | None) -> None:
+def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> None:
     """One rank, in a child."""
     from waveform.composing import typed
     from waveform.engine import trainer
@@ -142,12 +142,13 @@ def _train(place: Place, run_dir: Path, points: Points, *, keep: int | None) -> 
     from waveform.run_training import check_run_dir, train_run
 
     config = copy.deepcopy(place.config)
-    config["train"]["keep_checkpoints"] = keep or 2
+    if keep_all:  # one of each step, to compare with
+        config["train"] |= {"keep_checkpoints": _STEPS, "checkpoint_every": 1}
     train_config = typed(TrainConfig, config["train"], section="train")
     world = join(device="cpu", timeout_s=train_config.timeout_s)
     points.install()
     for owner, name in ((Trainer, "update"), (Trainer, "reduce_gradients"), (trainer, "evaluate")):
-        _surround(owner, name, points)
+        surround(owner, name, points)
     check_run_dir(run_dir)
     train_run(
         place.data, run_dir, config, train_config, world=world, amount=lambda tokens: "little", show_progress=False
@@ -155,7 +156,7 @@ def _train(place: Place, run_dir: Path, points: Points, *, keep: int | None) -> 
     leave()
 
 
-def _surround(owner: Any, name: str, points: Points) -> None:
+def surround(owner: Any, name: str, points: Points) -> None:
     real: Callable[..., Any] = getattr(owner, name)
 
     def surrounded(*args: Any, **kwargs: Any) -> Any:
@@ -183,21 +184,21 @@ def final(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
     """Bit by bit, but for logged sums over ranks, of which a resumed run adds the parts in another order."""
     if isinstance(a, np.ndarray):
         return np.array_equal(a, b)
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     return math.isclose(a, b, rel_tol=1e-12) if isinstance(a, float) else bool(a == b)
 
 
-def _difference(a: Any, b: Any) -> str:
+def difference(a: Any, b: Any) -> str:
     """The first of two lists' entries that differ, or all."""
     if isinstance(a, list) and isinstance(b, list):
-        return next((f"{x} and not {y}" for x, y in zip(a, b, strict=False) if not _same(x, y)), f"{a} and not {b}")
+        return next((f"{x} and not {y}" for x, y in zip(a, b, strict=False) if not same(x, y)), f"{a} and not {b}")
     return f"{a} and not {b}"
 
 

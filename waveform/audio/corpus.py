@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -43,6 +44,7 @@ from waveform.engine.atomic import explain_write_errors, write_file
 from waveform.engine.errors import UserError
 from waveform.engine.progress import Progress
 from waveform.engine.shards import DATASET_FILE, Dataset, Shard, is_dataset, read_dataset, write_dataset
+from waveform.engine.stopping import SIGNALS, Interrupted
 
 REPORT_FILE = "report.json"
 _LOCK_FILE = ".prepare.lock"
@@ -307,11 +309,14 @@ def _run_pool(
 ) -> None:
     # Spawned, not forked: a forked child of a process that has run torch threads may hang.
     context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(num_workers, mp_context=context, initializer=start_worker) as pool:
         largest_first = sorted(groups, key=lambda group: -group.size)  # no long file left over at the end
-        futures: dict[Future[GroupResult], Group] = {
-            pool.submit(prepare_group, group, audio_dir=audio_dir, data_dir=data_dir): group for group in largest_first
-        }
+        with _held_signals():
+            futures: dict[Future[GroupResult], Group] = {
+                pool.submit(prepare_group, group, audio_dir=audio_dir, data_dir=data_dir): group
+                for group in largest_first
+            }
         try:
             for future in as_completed(futures):
                 finish(futures[future], future.result())
@@ -320,8 +325,22 @@ def _run_pool(
                 "a process that decodes audio died (out of memory, or killed); run the same command again to go on "
                 "from there, with data.num_workers=1 if it happens again"
             ) from error
+        except (Interrupted, KeyboardInterrupt):
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()  # rather than wait for a long file; what is half-written counts for nothing
+            raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _held_signals() -> Iterator[None]:
+    """Deliver signals that ask to stop after the block. Processes started within hold them until they release them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _clean(dataset: Dataset) -> None:

@@ -25,6 +25,7 @@ from waveform.audio.scan import FoundFile
 from waveform.engine.atomic import explain_write_errors, write_file
 from waveform.engine.errors import UserError
 from waveform.engine.shards import Shard, ShardWriter, Utterance
+from waveform.engine.stopping import SIGNALS
 
 FORMAT = 1  # raise it whenever the same audio would give other tokens or records
 SHARDS, UNFINISHED = "shards", "unfinished"  # folders inside the data set
@@ -135,7 +136,9 @@ def start_worker() -> None:
     import multiprocessing
 
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # held until here, where no traceback can come of them any more
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -29,6 +29,8 @@ _LOST = ("closed by peer", "reset by peer", "broken pipe", "pair closure")
 _LATE = ("timed out", "timeout")
 # Carries the reductions; the default group, patient, only the barriers.
 _group: dist.ProcessGroup | None = None
+# Carries questions of the ranks to each other, always through the CPU.
+_questions: dist.ProcessGroup | None = None
 
 
 class RankLost(Trouble):
@@ -106,11 +108,15 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true on any rank."""
+        return bool(self.largest(int(flag))[0])
+
+    def largest(self, *values: int) -> list[int]:
+        """The largest of each value over ranks. Takes no account of a GPU's queue, so it may be asked at every step."""
         if self.size == 1:
-            return flag
-        value = torch.tensor([int(flag)], device=self.device)
-        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.group)
-        return bool(value.item())
+            return list(values)
+        largest = torch.tensor(values)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=_questions)
+        return [int(value) for value in largest.tolist()]
 
     def barrier(self) -> None:
         """Wait for every rank, far longer than in training: the first one may have much to do alone."""
@@ -131,7 +137,7 @@ def join(*, device: str | None = None, timeout_s: float = TIMEOUT_S) -> World:
     `device` is `cpu`, `cuda`, or None for a GPU where there is one; `timeout_s` is how long a rank waits for the others
     in a reduction. Raises UserError when CUDA is asked for in vain.
     """
-    global _group
+    global _group, _questions
     cuda = choose_device(device) == "cuda"
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
@@ -146,15 +152,19 @@ def join(*, device: str | None = None, timeout_s: float = TIMEOUT_S) -> World:
             dist.init_process_group("gloo", timeout=_BARRIER_TIMEOUT, store=store, rank=rank, world_size=size)
         group = dist.new_group(backend="nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout_s))
         assert isinstance(group, dist.ProcessGroup)  # every rank is in it
-        _group = group
+        _group = _questions = group
+        if cuda:
+            questions = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            assert isinstance(questions, dist.ProcessGroup)
+            _questions = questions
     return World(rank, size, where)
 
 
 def leave() -> None:
     """Leave the job, so that the other ranks are not told of a lost connection."""
-    global _group
+    global _group, _questions
     if dist.is_initialized():
-        _group = None
+        _group = _questions = None
         gc.collect()  # what still refers to the group would outlive it, and gloo's threads abort a process at its end
         dist.destroy_process_group()
         gc.collect()

@@ -13,6 +13,7 @@ from waveform.engine.metrics import bits
 from waveform.engine.progress import Progress
 from waveform.engine.reading import DealtWindow, ScoredWindow, read
 from waveform.engine.shards import TokenSet
+from waveform.engine.stopping import Stopped, StopRequest
 
 PROTOCOLS = ("utterance", "chunk")
 
@@ -97,6 +98,7 @@ def evaluate(
     progress: Progress | None = None,
     max_tokens: int | None = None,
     classes: Tensor | None = None,
+    stop: StopRequest | None = None,
 ) -> Evaluation:
     """Score every token of `tokens` once.
 
@@ -104,7 +106,8 @@ def evaluate(
     multiple of `window`; autocast: dtype of matrix products, None for the parameters' own; max_tokens: stop dealing
     utterances (longest first) after about that many, for a quick look; classes [V]: the class, from 0, of each token
     id, to sum NLL by class as well. Each rank scores every world.size-th
-    utterance, and all get the whole result. Raises UserError for a protocol or chunk that does not exist.
+    utterance, and all get the whole result. Raises UserError for a protocol or chunk that does not exist, and
+    Stopped, on every rank, where `stop` was asked of one.
     """
     chunk = check_protocol(protocol, window=window, chunk=chunk)
     world = world or World()
@@ -124,7 +127,11 @@ def evaluate(
         device=world.device,
         autocast=autocast,
     ):
+        if stop:
+            break
         num_scored = tally.add(dealt, scores)
         if progress is not None:
             progress.update(num_scored)
+    if stop is not None and world.any(bool(stop)):
+        raise Stopped
     return tally.result(protocol=protocol, world=world, whole=max_tokens is None)

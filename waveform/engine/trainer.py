@@ -6,15 +6,12 @@ the whole update on all ranks, so the gradient does not depend on how rows are d
 """
 
 import math
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +27,7 @@ from waveform.engine.progress import Progress
 from waveform.engine.reading import score_window
 from waveform.engine.schedule import learning_rate, update_period
 from waveform.engine.shards import TokenSet
+from waveform.engine.stopping import Stopped, StopRequest, signals_ask
 from waveform.engine.streams import Chunk, TokenStream, Window, check_sizes
 
 
@@ -118,6 +116,10 @@ class TrainConfig:
         return max(by_steps, by_time)
 
 
+# Gets the model, the step, the log, and a request to stop, on which it raises Stopped where it would take seconds.
+OnEvaluate = Callable[[SequenceModel, int, MetricsLog, StopRequest], None]
+
+
 class Diverged(UserError):
     """The loss is not a finite number any more."""
 
@@ -139,7 +141,12 @@ class TrainResult:
     step: int
     seconds: float  # spent on training steps
     tokens_seen: int
-    interrupted: bool  # by a signal; the state is saved
+    stopped_by: int  # the signal that asked to stop, after which the state was saved; 0: none
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended it before its budget."""
+        return self.stopped_by != 0
 
 
 def parameter_groups(model: SequenceModel) -> dict[str, list[nn.Parameter]]:
@@ -171,10 +178,13 @@ class Trainer:
         seed: int,
         world: World | None = None,
         units_per_second: float | None = None,
-        on_evaluate: Callable[[SequenceModel, int, MetricsLog], None] | None = None,
+        on_evaluate: OnEvaluate | None = None,
         show_progress: bool = True,
     ) -> None:
-        """window: tokens of one forward; units_per_second: tokens of one second of audio, to print x real time."""
+        """window: tokens of one forward; units_per_second: tokens of one second of audio, to print x real time.
+
+        on_evaluate: called by the first rank after each evaluation.
+        """
         assert isinstance(model, nn.Module)
         self.model, self.module, self.config = model, model, config
         self.world = world or World()
@@ -312,13 +322,13 @@ class Trainer:
         config, world = self.config, self.world
         log = MetricsLog(self._run_dir, resume_step=self.step) if world.is_first else None
         resumed_at = self.step
-        interrupted = False
+        stopped_by = 0
         since = (self.seconds, self.tokens_seen)
         by_steps = config.max_steps is not None
         total = config.max_steps if by_steps else config.max_seconds
         with (
             nullcontext() if log is None else closing(log),
-            _signals() as asked_to_stop,
+            signals_ask() as stop,
             Progress(
                 "train",
                 total=total,
@@ -330,23 +340,18 @@ class Trainer:
             if self.step:
                 progress.write(f"resumed at step {self.step}")
             if self._evaluation_due:
-                self._validate(log, progress)
-            ask = True
-            while config.max_steps is None or self.step < config.max_steps:
-                # Ranks must agree on stopping; asking costs a synchronisation, so several ask only now and then.
-                if ask:
-                    if world.any(self.finished):
-                        break
-                    interrupted = world.any(asked_to_stop.is_set())
-                    if interrupted:
-                        break
+                self._validate(log, progress, stop)
+            while True:
+                # Ranks must agree on stopping, and at every step: a scheduler gives them half a minute.
+                finished, stopped_by = world.largest(int(self.finished), stop.number)
+                if finished or stopped_by:
+                    break
                 before = self.step, self.seconds
                 sums, norms = self.update()
                 crossed = _crossed(before[0], self.step)
                 if crossed(config.log_every):
                     self._check_finite()
                 self._since_log += sums
-                ask = world.size == 1 or crossed(config.log_every)
                 if crossed(config.log_every):
                     self._wait_for_device()
                     seconds, tokens = self.seconds - since[0], self.tokens_seen - since[1]
@@ -382,16 +387,17 @@ class Trainer:
                     if log is not None:
                         log.flush()
                 if self._evaluation_due:
-                    self._validate(log, progress)
-            if interrupted:
+                    self._validate(log, progress, stop)
+            if stopped_by and self._saved_step != self.step:
                 progress.write(f"asked to stop: saving step {self.step}")
             if self.step > resumed_at:
                 self.save()
-            if not interrupted:
-                self._validate(log, progress)
+            if not stopped_by:
+                self._validate(log, progress, stop)
+                (stopped_by,) = world.largest(stop.number if self._evaluation_due else 0)
             if self.skipped:
                 progress.write(f"{self.skipped} of {self.step} steps were skipped: their loss was not finite")
-        return TrainResult(self.step, self.seconds, self.tokens_seen, interrupted)
+        return TrainResult(self.step, self.seconds, self.tokens_seen, stopped_by)
 
     def update(self) -> tuple[Tensor, dict[str, Tensor]]:
         """One update. Returns this rank's [sum of nats, tokens, sum of auxiliary losses, rows x windows] and norms."""
@@ -558,15 +564,19 @@ class Trainer:
         more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
         return f"in {', '.join(said)}{more}"
 
-    def _validate(self, log: MetricsLog | None, progress: Progress) -> None:
-        """Evaluate, unless the log has it: a process killed right after its record resumes at the same step."""
+    def _validate(self, log: MetricsLog | None, progress: Progress, stop: StopRequest) -> None:
+        """Evaluate, unless the log has it: a process killed right after its record resumes at the same step.
+
+        Where a stop is asked for it ends early, and the evaluation remains due.
+        """
+        self._evaluation_due = True
         missing = self.world.any(log is not None and not log.has_evaluation(self.step))
         if self.config.evaluate_tokens == 0 or not missing:
             self._evaluation_due = False
             return
         self.module.eval()
         # Ranks score different numbers of windows, and the first one samples alone.
-        with sharding.gathered(self._scored):
+        with suppress(Stopped), sharding.gathered(self._scored):
             result = evaluate(
                 self.model,
                 self._valid,
@@ -577,45 +587,24 @@ class Trainer:
                 world=self.world,
                 autocast=self.config.autocast(self.world.device),
                 max_tokens=self.config.evaluate_tokens,
+                stop=stop,
             )
-            if log is not None:
-                self._report(result, log, progress)
             self._evaluation_due = False
+            if log is not None:
+                self._report(result, log, progress, stop)
             self.world.barrier()
 
-    def _report(self, result: Evaluation, log: MetricsLog, progress: Progress) -> None:
+    def _report(self, result: Evaluation, log: MetricsLog, progress: Progress, stop: StopRequest) -> None:
         nats = result.nats_per_token
         progress.write(f"step {self.step}: validation {nats:.4f} nats = {bits(nats):.4f} bits per token")
         log.write("evaluate", step=self.step, seconds=round(self.seconds, 3), nll_nats=nats, nll_bits=bits(nats))
         if self._on_evaluate is not None:
             random_numbers = torch.get_rng_state()
-            self._on_evaluate(self.model, self.step, log)
+            with suppress(Stopped):
+                self._on_evaluate(self.model, self.step, log, stop)
             torch.set_rng_state(random_numbers)
 
 
 def _crossed(before: int, after: int) -> Callable[[int], bool]:
     """Whether a multiple of the argument lies in (before, after]: steps may advance by more than one."""
     return lambda every: after // every > before // every
-
-
-@contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """SIGTERM and Ctrl-C set the event; a second one takes its usual effect at once."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        event.set()
-        for each, handler in usual.items():
-            signal.signal(each, handler)
-
-    for number in usual:
-        signal.signal(number, handle)
-    try:
-        yield event
-    finally:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
