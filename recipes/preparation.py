@@ -1,8 +1,10 @@
 """`python -m recipes prepare`: a corpus into a data set of token shards, whole or not at all."""
 
+import fcntl
+import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from recipes.tokenizers import (
     save_tokenizer,
 )
 from waveform.composing import typed
-from waveform.engine.atomic import explain_write_errors
+from waveform.engine.atomic import explain_write_errors, sync
 from waveform.engine.errors import UserError
 from waveform.engine.progress import Progress
 from waveform.engine.shards import Dataset, ShardWriter, dtype_for, read_dataset, write_dataset
@@ -76,8 +78,8 @@ def prepare(
 ) -> Dataset:
     """Turn a user's copy of a corpus into a data set in `data_dir`, a new folder.
 
-    settings: `corpus.NAME=value`. Prints what each split holds. Raises UserError for a wrong, cut or damaged source and
-    for a `data_dir` that holds anything; then nothing is left behind.
+    settings: `corpus.NAME=value`. Prints what each split holds. Raises UserError for a wrong, cut or damaged source,
+    for a `data_dir` that holds anything and where another process is preparing it; then nothing is left behind.
     """
     recipe, config = find_recipe(recipe_name), corpus_config(settings)
     recipe = _with_tokens(recipe, config)
@@ -86,19 +88,43 @@ def prepare(
         raise UserError(f"{data_dir} holds something already; give a new folder")
     source = open_source(source_path)
     documents = open_corpus(recipe, source, config=config)
-    with explain_write_errors(data_dir):
-        data_dir.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{data_dir.name}.", suffix=".partial", dir=data_dir.parent))
-    try:
+    with _partial_folder(data_dir) as partial:
         amounts = _write(recipe, source, documents, partial, config=config, show_progress=show_progress)
         with explain_write_errors(data_dir):
-            partial.chmod(0o755)  # mkdtemp's are for the owner alone
             partial.replace(data_dir)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            sync(partial.parent)
     if show_progress:
         _report(data_dir, amounts)
     return read_dataset(data_dir)
+
+
+@contextmanager
+def _partial_folder(data_dir: Path) -> Iterator[Path]:
+    """An empty folder beside `data_dir`, gone in the end unless it was renamed, with what a killed process left of it.
+
+    Raises UserError where a living process has it.
+    """
+    partial = data_dir.absolute().with_name(f".{data_dir.absolute().name}.partial")
+    with explain_write_errors(data_dir):
+        partial.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(partial, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ours = partial.exists() and os.path.samestat(os.fstat(descriptor), partial.stat())  # not renamed meanwhile
+        except BlockingIOError:
+            ours = False
+        if not ours:
+            raise UserError(f"another process is preparing {data_dir}; wait until it is done")
+        try:
+            with explain_write_errors(partial):
+                for leftover in partial.iterdir():
+                    leftover.unlink()
+            yield partial
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    finally:
+        os.close(descriptor)
 
 
 def _with_tokens(recipe: Recipe, config: CorpusConfig) -> Recipe:

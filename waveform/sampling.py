@@ -1,14 +1,16 @@
 """`waveform sample`: generated audio into WAV files that grow as they are made."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 
 from waveform.audio.files import SAMPLE_RATE_HZ, WavWriter, read_audio
-from waveform.engine.atomic import explain_write_errors
+from waveform.engine.atomic import explain_write_errors, is_held
 from waveform.engine.drawing import SamplingConfig
 from waveform.engine.errors import UserError
 from waveform.engine.progress import Progress
+from waveform.engine.stopping import Interrupted
 from waveform.quantisation import quantisation_loss
 from waveform.run import check_amount, load
 
@@ -30,6 +32,7 @@ def sample(
 ) -> list[Path]:
     """Write `num` WAV files of generated audio into `out_dir`, growing as they are made; returns their paths.
 
+    Until all are done they are named `.unfinished.wav`, and are replaced by the next call that makes the same ones.
     With `int8`, weights and memories are kept in 8 bits; what that costs in NLL is measured and printed first.
     With `prime`, an audio file, each WAV begins with it and continues it for `seconds`. Files are named by model,
     step, seed and number, and none that exists is overwritten. Raises UserError as `load` does, and for a full disk.
@@ -46,9 +49,13 @@ def sample(
     for path in paths:
         if path.exists():
             raise UserError(f"{path} exists; give another --out or --seed, or move it away")
+    growing = [path.with_suffix(".unfinished.wav") for path in paths]
+    for path in growing:
+        if path.exists() and is_held(path):
+            raise UserError(f"another process is writing {path}; give another --out or --seed")
     with explain_write_errors(out_dir):
         out_dir.mkdir(parents=True, exist_ok=True)
-    writers = [WavWriter(path) for path in paths]
+    writers = [WavWriter(path) for path in growing]
     try:
         if primer is not None:
             for writer in writers:
@@ -71,9 +78,14 @@ def sample(
                 on_block=write,
                 int8=int8,
             )
+    except Interrupted as stopped:
+        raise Interrupted(stopped.number, f"what was made is in {growing[0]}" + " and others" * (num > 1)) from None
     finally:
         for writer in writers:
             writer.close()
+    with explain_write_errors(out_dir):
+        for unfinished, path in zip(growing, paths, strict=True):
+            os.replace(unfinished, path)
     if show_progress:
         for path in paths:
             print(path)

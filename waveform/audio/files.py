@@ -5,11 +5,13 @@ blocks of whole seconds. Memory does not depend on the length of the file.
 """
 
 import errno
+import fcntl
 import os
 import re
 import stat
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from math import gcd
 from pathlib import Path
@@ -20,7 +22,7 @@ import soundfile
 import torch
 
 from waveform.audio.backend import import_torchaudio
-from waveform.engine.atomic import explain_write_errors
+from waveform.engine.atomic import explain_write_errors, write_file
 from waveform.engine.errors import UserError
 
 SAMPLE_RATE_HZ = 24_000
@@ -305,8 +307,9 @@ _MAX_WAV_BYTES = 2**32 - 1 - _WAV_HEADER.size
 class WavWriter:
     """Writes a mono 16-bit PCM WAV as samples come; a context manager. Replaces an existing file.
 
-    After every `append` the file on disk is a whole WAV, so what a killed process leaves can be played. libsndfile is
-    not used here because it hides why a write failed. Raises UserError where the disk is full or the folder read-only.
+    The file on disk is a whole WAV at every moment, so what a killed process leaves can be played; while it is open its
+    lock is held (`atomic.is_held`). libsndfile is not used here because it hides why a write failed. Raises UserError
+    where the disk is full or the folder read-only.
     """
 
     def __init__(self, path: str | Path, sample_rate_hz: int = SAMPLE_RATE_HZ) -> None:
@@ -315,12 +318,10 @@ class WavWriter:
         self._data_bytes = 0
         with explain_write_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115 (closed by close)
-            try:
-                self._write(self._header(), offset=0)
-            except OSError:
-                self._file.close()
-                raise
+            write_file(self.path, self._header())
+            self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115 (closed by close)
+        with suppress(OSError):  # a file system may have no locks
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def append(self, samples: np.ndarray | torch.Tensor) -> None:
         """Add float samples [n]; values outside -1..1 are clipped."""

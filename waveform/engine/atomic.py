@@ -44,9 +44,18 @@ def write_file(path: Path, content: bytes) -> None:
 def _drop_leftovers(path: Path) -> None:
     """Remove partial files of `path` that no living process is writing."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-        with suppress(OSError), open(leftover, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            leftover.unlink()
+        if not is_held(leftover):
+            leftover.unlink(missing_ok=True)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living process holds the lock of a file, as one does that is writing it."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:  # of another user, or on a file system without locks: better left alone
+        return True
 
 
 @contextmanager
@@ -69,6 +78,7 @@ def explain_write_errors(path: Path, *, then: str = "run the same command again"
             errno.ENOENT: "its folder does not exist; make it, or choose another",
             errno.EISDIR: "a folder of that name is in the way; choose another name",
             errno.EEXIST: "a file of that name is in the way; choose another folder",
+            errno.ENOTEMPTY: "a folder that holds something is in the way; choose another",
         }
         if error.errno not in reasons:
             what = (error.strerror or str(error)).lower()

@@ -1,0 +1,126 @@
+"""Two processes at work on one folder: the second is refused by a lock that a dead process does not hold."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.faults import forks, killed_training
+from tests.faults.fault import Fault
+
+Work = Callable[[], int]
+
+
+def _refused(work: Work, folder: Path, says: str, *, ready: Callable[[], bool]) -> None:
+    """Start `work`, stop it in the midst of it; it must be refused to another, and not once it is dead."""
+    first = forks.fork(work)
+    deadline = time.monotonic() + forks.TIMEOUT_S
+    while not ready():
+        assert time.monotonic() < deadline, "the first never came to hold the folder"
+        time.sleep(0.002)
+    os.kill(first, signal.SIGSTOP)
+    said = folder.with_name(f"{folder.name}.said")
+    try:
+        assert os.waitpid(first, os.WNOHANG) == (0, 0), "the first ended too early to be in anyone's way"
+        before = forks.names_under(folder)
+        assert forks.wait(forks.fork(work, output=said)) == 2, said.read_text()
+        assert says in said.read_text() and "Traceback" not in said.read_text(), said.read_text()
+        assert len(said.read_text().splitlines()) == 1 or "preparing" in said.read_text(), said.read_text()
+        assert forks.names_under(folder) == before, "the second left something"
+    finally:
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+    assert forks.wait(forks.fork(work, output=said)) == 0, said.read_text()
+
+
+def _main(arguments: list[str], *, slow: tuple[str, str]) -> Work:
+    """A command whose function `slow` (module, name) takes a while, so that two are at work at the same time."""
+
+    def work() -> int:
+        import importlib
+
+        from recipes.__main__ import main as recipes
+        from waveform.cli import main as waveform
+
+        module = importlib.import_module(slow[0])
+        real = getattr(module, slow[1])
+
+        def slowed(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(0.05)
+            return real(*args, **kwargs)
+
+        setattr(module, slow[1], slowed)
+        return recipes(arguments[1:]) if arguments[0] == "recipes" else waveform(arguments)
+
+    return work
+
+
+def _two(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Each pair of commands that could hurt one another, `cases` times."""
+    from tests.test_cli import write_tones
+
+    place = killed_training.Place(folder)
+    for split in ("train", "valid", "test"):
+        write_tones(folder / "audio" / split, num=2, seconds=0.1)
+    (folder / "text").mkdir()
+    for i in range(8):
+        (folder / "text" / f"{i}.txt").write_text(f"some words of file {i} " * 50)
+    for case in range(cases):
+        run_dir, data_dir, text_dir, samples = (folder / f"{name}_{case}" for name in ("run", "data", "text", "out"))
+        train = ["train", str(place.data.folder), "--run", str(run_dir), *killed_training.SETTINGS]
+        _refused(
+            _main(train, slow=("waveform.engine.trainer", "evaluate")),
+            run_dir,
+            f"another process is training in {run_dir}; wait for it, or give another --run",
+            ready=(run_dir / "metrics.jsonl").exists,
+        )
+        _refused(
+            _main(["prepare", str(folder / "audio"), str(data_dir)], slow=("waveform.audio.corpus", "prepare_group")),
+            data_dir,
+            f"another waveform prepare is at work on {data_dir}; wait until it is done",
+            ready=(data_dir / "unfinished").exists,
+        )
+        _refused(
+            _main(
+                ["recipes", "prepare", "folder", str(folder / "text"), str(text_dir)],
+                slow=("recipes.preparation", "save_tokenizer"),
+            ),
+            text_dir,
+            f"another process is preparing {text_dir}; wait until it is done",
+            ready=(text_dir.with_name(f".{text_dir.name}.partial") / "train.shard").exists,
+        )
+        _refused(
+            _main(
+                ["sample", str(run_dir), "--out", str(samples), "--seconds", "0.01"],
+                slow=("waveform.engine.sampler", "decoder"),
+            ),
+            samples,
+            "another process is writing",
+            ready=lambda samples=samples: samples.exists() and bool(list(samples.glob("*.unfinished.wav"))),
+        )
+        assert len(list(samples.iterdir())) == 1 and not list(samples.glob("*.unfinished.wav"))
+        left = [path for path in folder.iterdir() if path.name.endswith(".partial")]
+        assert not left, left
+    return {"pairs": 4 * cases}
+
+
+def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Two at once."""
+    return forks.in_server(__name__, folder, cases, rng, what="two")
+
+
+FAULTS = [
+    Fault(
+        "two processes on one folder",
+        "the second is refused in a line and changes nothing; once the first is dead, it goes on",
+        run,
+        short=1,
+        long=10,
+    )
+]
+
+if __name__ == "__main__":
+    forks.serve({"two": _two})
