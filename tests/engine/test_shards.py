@@ -1,5 +1,8 @@
 """Shards: what is written is read; damage is found and named; an interrupted write leaves nothing."""
 
+import hashlib
+import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -68,14 +71,65 @@ def test_every_flipped_byte_and_every_cut_is_found(tmp_path: Path) -> None:
     path = write(tmp_path / "a", {"first": [1, 2, 3], "second": [4, 5]})
     whole = path.read_bytes()
     for position in range(len(whole)):
-        if 56 <= position < 64:  # reserved
-            continue
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x55]) + whole[position + 1 :])
         with pytest.raises(UserError, match=str(path)):
             Shard(path).verify()
         path.write_bytes(whole[:position])
         with pytest.raises(UserError, match=str(path)):
             Shard(path)
+
+
+def test_damaged_tokens_are_found_when_they_are_read(tmp_path: Path) -> None:
+    """Not before, so that opening a corpus costs nothing; and not after the first of them was given out."""
+    path = write(tmp_path / "a", {"first": [1, 2, 3], "second": [4, 5]})
+    whole = path.read_bytes()
+    path.write_bytes(whole[: 64 + 4] + b"\0" + whole[64 + 5 :])
+    tokens = TokenSet([Shard(path)], vocab_size=256)
+    for damaged in (tokens, tokens.cut(1)):
+        assert damaged.read(0, start=0, stop=1).tolist() == [1]
+        with pytest.raises(UserError, match=f"{path} is damaged .*second"):
+            damaged.read(len(damaged) - 1, start=0, stop=1)
+
+
+def test_tokens_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", {"x": [1, 2]}, dtype="int32")
+    content = bytearray(path.read_bytes())
+    index = json.loads(content[64 + 8 :])
+    content[64:72] = np.array([1, 300], dtype=np.int32).tobytes()
+    index["utterances"][0][2] = hashlib.blake2b(content[64:72], digest_size=16).hexdigest()
+    raw = json.dumps(index).encode()
+    header = struct.pack("<8sQQ32s8x", b"WFSHARD1", 8, len(raw), hashlib.blake2b(raw, digest_size=32).digest())
+    path.write_bytes(header + content[64:72] + raw)
+    with pytest.raises(UserError, match=f"{path} is damaged .the vocabulary of 'x' differs"):
+        Shard(path).verify()
+
+
+def test_a_data_set_names_only_its_own_shards(tmp_path: Path) -> None:
+    write(tmp_path / "a", {"x": [1]})
+    write(tmp_path / "b", {"x": [2]})
+    dataset = Dataset(tmp_path, 256, {"kind": "text"}, {"train": ["a"], "test": ["b"]}, {})
+    write_dataset(dataset)
+    (tmp_path / "a").write_bytes((tmp_path / "b").read_bytes())
+    with pytest.raises(UserError, match=f"{tmp_path / 'a'} is not the shard that .*dataset.json names"):
+        read_dataset(tmp_path).open_split("train")
+    (tmp_path / "data").mkdir()
+    for name in ("../a", str(tmp_path / "a")):
+        write_dataset(Dataset(tmp_path / "data", 256, {}, {"train": [name]}, {}))
+        with pytest.raises(UserError, match=r"dataset.json is damaged .*none of its folder's"):
+            read_dataset(tmp_path / "data")
+
+
+def test_every_flipped_byte_of_the_dataset_file_is_found(tmp_path: Path) -> None:
+    write(tmp_path / "a", {"x": [1]})
+    write_dataset(Dataset(tmp_path, 256, {"kind": "text"}, {"train": ["a"]}, {"words": 7}))
+    path = tmp_path / "dataset.json"
+    whole, meant = path.read_bytes(), read_dataset(tmp_path)
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x01]) + whole[position + 1 :])
+        try:
+            assert read_dataset(tmp_path) == meant  # of white space
+        except UserError as error:
+            assert str(path) in str(error)
 
 
 def test_dataset_file(tmp_path: Path) -> None:
@@ -87,7 +141,7 @@ def test_dataset_file(tmp_path: Path) -> None:
     assert read_dataset(tmp_path).open_split("train").num_tokens == 1
     with pytest.raises(UserError, match="no split 'test'"):
         read_dataset(tmp_path).open_split("test")
-    (tmp_path / "dataset.json").write_text('{"format": 1, "vocab')
+    (tmp_path / "dataset.json").write_text('{"format": 2, "vocab')
     with pytest.raises(UserError, match="damaged"):
         read_dataset(tmp_path)
 

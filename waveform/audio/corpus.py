@@ -16,10 +16,10 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -228,9 +228,9 @@ def _update(
         },
         sources={"format": FORMAT, "split": split_plan.settings(), "files": dict(sorted(records.items()))},
     )
-    if dataset == old:
-        return dataset, f"up to date, all {len(wanted)} files as before (by path, size and time)"
-    write_dataset(dataset)
+    if old is not None and dataset == replace(old, digests={}):
+        return old, f"up to date, all {len(wanted)} files as before (by path, size and time)"
+    dataset = write_dataset(dataset)
     notes = [f"prepared {sum(len(group.files) for group in todo)} files"]
     num_gone = len(old.sources["files"].keys() - records.keys()) if old else 0
     for number, what in (
@@ -258,12 +258,21 @@ def _still_valid(old: Dataset, wanted: dict[FoundFile, str]) -> dict[str, dict[s
         for path, record in old.sources["files"].items()
         if path not in unchanged and "refused" not in record
     }
-    for shard in {record["shard"] for record in unchanged.values() if "refused" not in record} - stale:
-        try:
-            Shard(old.folder / shard)
-        except UserError:
-            stale.add(shard)  # someone deleted or cut it; its files are prepared again
+    in_use = sorted({record["shard"] for record in unchanged.values() if "refused" not in record} - stale)
+    with ThreadPoolExecutor() as pool:  # reading and hashing leave Python's lock to others
+        whole = list(pool.map(lambda shard: _is_whole(old, shard), in_use))
+    stale |= {shard for shard, is_whole in zip(in_use, whole, strict=True) if not is_whole}
     return {path: record for path, record in unchanged.items() if record.get("shard") not in stale}
+
+
+def _is_whole(dataset: Dataset, shard: str) -> bool:
+    """Whether a shard holds what it did; otherwise someone deleted, cut or changed it, and it is made again."""
+    try:
+        opened = Shard(dataset.folder / shard)
+        opened.verify()
+        return opened.digest == dataset.digests.get(shard)
+    except UserError:
+        return False
 
 
 def _run(

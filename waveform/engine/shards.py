@@ -6,16 +6,21 @@ A shard is a 64-byte header, the tokens of all utterances back to back, and a JS
 
 The index holds dtype, vocabulary size, a histogram of the tokens and, for each utterance, name, length and digest.
 The header is written last and the file then renamed, so a shard that exists under its own name is whole.
-A data set is a folder with `dataset.json`, which names the shards of each split.
+A data set is a folder with `dataset.json`, which names the shards of each split with the digest of their index.
+
+Whatever damages a file later is noticed when it is read: the index and `dataset.json` on opening, and an utterance's
+tokens before the first of them is given out. That costs a second a gigabyte in all, spread over the first pass through
+the data, so that opening a corpus costs nothing.
 """
 
 import hashlib
 import json
 import os
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
 
@@ -26,9 +31,10 @@ from waveform.engine.atomic import explain_write_errors, sync, write_file
 from waveform.engine.errors import UserError
 
 DATASET_FILE = "dataset.json"
-_DATASET_FORMAT = 1
+_DATASET_FORMAT = 2
 _MAGIC = b"WFSHARD1"
-_HEADER = struct.Struct("<8sQQ32s8x")
+_HEADER = struct.Struct("<8sQQ32s8s")
+_RESERVED = bytes(8)
 _DTYPES = {"uint8": np.uint8, "uint16": np.uint16, "int32": np.int32}
 _VERIFY_BLOCK = 1 << 22  # tokens
 
@@ -118,7 +124,7 @@ class ShardWriter:
         self._file.seek(0)
         payload_bytes = self._start * self._dtype.itemsize
         digest = hashlib.blake2b(index, digest_size=32).digest()
-        self._file.write(_HEADER.pack(_MAGIC, payload_bytes, len(index), digest))
+        self._file.write(_HEADER.pack(_MAGIC, payload_bytes, len(index), digest, _RESERVED))
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -152,44 +158,82 @@ class Shard:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            if not path.is_file():  # a pipe would be waited for
+                what = "no regular file" if path.exists() else "missing"
+                raise UserError(f"{path} is {what}; prepare the data again")
             with open(path, "rb") as file:
                 header = file.read(_HEADER.size)
                 if len(header) < _HEADER.size or not header.startswith(_MAGIC):
                     raise UserError(f"{path} is no token shard; prepare the data again")
-                _, payload_bytes, index_bytes, digest = _HEADER.unpack(header)
+                _, payload_bytes, index_bytes, digest, reserved = _HEADER.unpack(header)
                 if os.fstat(file.fileno()).st_size != _HEADER.size + payload_bytes + index_bytes:
                     raise UserError(f"{path} is cut short or has grown; prepare the data again")
                 file.seek(_HEADER.size + payload_bytes)
                 raw_index = file.read(index_bytes)
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}; prepare the data again") from error
-        if hashlib.blake2b(raw_index, digest_size=32).digest() != digest:
+        if reserved != _RESERVED or hashlib.blake2b(raw_index, digest_size=32).digest() != digest:
             raise UserError(f"{path} is damaged (the index's checksum differs); prepare the data again")
-        index = json.loads(raw_index)
+        self.digest = digest.hex()  # of the index, and so of all that it holds digests of
+        try:
+            self._read_index(json.loads(raw_index), payload_bytes)
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+            raise UserError(f"{path} holds no index of a shard ({error}); prepare the data again") from error
+
+    def _read_index(self, index: Mapping[str, Any], payload_bytes: int) -> None:
+        """Take over an index, which a checksum shows to be whole but not to come from `ShardWriter`."""
         self.vocab_size: int = index["vocab_size"]
+        dtype = np.dtype(_DTYPES[index["dtype"]])
         self.counts = np.asarray(index["counts"], dtype=np.int64)
+        if type(self.vocab_size) is not int or self.counts.shape != (self.vocab_size,):
+            raise ValueError(f"a vocabulary of {self.vocab_size!r}, and counts of {self.counts.size} tokens")
         self.utterances: list[Utterance] = []
         start = 0
-        for name, length, utterance_digest in index["utterances"]:
-            self.utterances.append(Utterance(name, start, length, utterance_digest))
+        for name, length, digest in index["utterances"]:
+            if type(name) is not str or type(length) is not int or length < 0 or type(digest) is not str:
+                raise ValueError(f"an utterance {name!r} of length {length!r}")
+            self.utterances.append(Utterance(name, start, length, digest))
             start += length
-        dtype = np.dtype(_DTYPES[index["dtype"]])
-        assert start * dtype.itemsize == payload_bytes
+        if start * dtype.itemsize != payload_bytes or self.counts.sum() != start:
+            raise ValueError(f"{start} tokens of {dtype} in {payload_bytes} bytes")
         self.tokens: np.ndarray = (
-            np.memmap(path, dtype=dtype, mode="r", offset=_HEADER.size, shape=(start,)) if start else np.empty(0, dtype)
+            np.memmap(self.path, dtype=dtype, mode="r", offset=_HEADER.size, shape=(start,))
+            if start
+            else np.empty(0, dtype)
         )
+        self._starts = [utterance.start for utterance in self.utterances]
+        self._verified = [False] * len(self.utterances)
 
     def verify(self) -> None:
         """Read every token and compare each utterance's digest. Raises UserError naming the file and the utterance."""
-        for utterance in self.utterances:
-            digest = hashlib.blake2b(digest_size=16)
-            stop = utterance.start + utterance.length
-            for begin in range(utterance.start, stop, _VERIFY_BLOCK):
-                digest.update(np.ascontiguousarray(self.tokens[begin : min(begin + _VERIFY_BLOCK, stop)]).data)
-            if digest.hexdigest() != utterance.digest:
-                raise UserError(
-                    f"{self.path} is damaged (the checksum of {utterance.name!r} differs); prepare the data again"
-                )
+        for i in range(len(self.utterances)):
+            self._verify(i)
+
+    def verify_at(self, position: int) -> None:
+        """Compare the digest of the utterance that token `position` belongs to, the first time it is asked for.
+
+        Raises UserError naming the file and the utterance.
+        """
+        index = bisect_right(self._starts, position) - 1
+        if not self._verified[index]:
+            self._verify(index)
+
+    def _verify(self, index: int) -> None:
+        utterance = self.utterances[index]
+        digest = hashlib.blake2b(digest_size=16)
+        stop = utterance.start + utterance.length
+        in_range = True
+        for begin in range(utterance.start, stop, _VERIFY_BLOCK):
+            block = np.ascontiguousarray(self.tokens[begin : min(begin + _VERIFY_BLOCK, stop)])
+            digest.update(block.data)
+            if self.vocab_size <= np.iinfo(block.dtype).max:
+                in_range = in_range and block.min() >= 0 and block.max() < self.vocab_size
+        if digest.hexdigest() != utterance.digest or not in_range:
+            what = "checksum" if in_range else "vocabulary"
+            raise UserError(
+                f"{self.path} is damaged (the {what} of {utterance.name!r} differs); prepare the data again"
+            )
+        self._verified[index] = True
 
 
 class TokenSet:
@@ -245,8 +289,12 @@ class TokenSet:
             shard.verify()
 
     def read(self, index: int, *, start: int, stop: int) -> np.ndarray:
-        """Tokens start..stop - 1 (clipped at the end) of utterance `index`, as a view of the mapped file."""
+        """Tokens start..stop - 1 (clipped at the end) of utterance `index`, as a view of the mapped file.
+
+        Raises UserError, naming the shard, where the utterance is not as it was written.
+        """
         utterance, shard = self._entries[index]
+        shard.verify_at(utterance.start)
         return shard.tokens[utterance.start + start : utterance.start + min(stop, utterance.length)]
 
 
@@ -259,12 +307,20 @@ class Dataset:
     modality: dict[str, Any]  # how tokens were made: {"kind": "audio", "sample_rate_hz": 24000, ...}
     splits: dict[str, list[str]]  # split name -> shard files relative to the folder
     sources: dict[str, Any]  # whatever the preparing program needs to bring the data up to date
+    digests: dict[str, str] = field(default_factory=dict)  # shard file -> `Shard.digest`
 
     def open_split(self, split: str) -> TokenSet:
         """Open all shards of `split`. Raises UserError for an unknown split or a damaged shard."""
         if split not in self.splits:
             raise UserError(f"{self.folder} has no split {split!r}; it has {', '.join(self.splits)}")
-        shards = [Shard(self.folder / name) for name in self.splits[split]]
+        shards = []
+        for name in self.splits[split]:
+            shard = Shard(self.folder / name)
+            if shard.vocab_size != self.vocab_size or self.digests.get(name, shard.digest) != shard.digest:
+                raise UserError(
+                    f"{shard.path} is not the shard that {self.folder / DATASET_FILE} names; prepare the data again"
+                )
+            shards.append(shard)
         return TokenSet(shards, vocab_size=self.vocab_size)
 
 
@@ -273,33 +329,76 @@ def is_dataset(folder: Path) -> bool:
     return (folder / DATASET_FILE).is_file()
 
 
-def write_dataset(dataset: Dataset) -> None:
-    """Commit `dataset.json` in one step; shards that it names must be in place already."""
+def write_dataset(dataset: Dataset) -> Dataset:
+    """Commit `dataset.json` in one step; shards that it names must be in place already. Returns it with digests.
+
+    Raises UserError where a shard is damaged, or the disk refuses.
+    """
+    names = [name for names in dataset.splits.values() for name in names]
+    dataset = replace(dataset, digests={name: Shard(dataset.folder / name).digest for name in names})
     content = {
         "format": _DATASET_FORMAT,
         "vocab_size": dataset.vocab_size,
         "modality": dataset.modality,
         "splits": dataset.splits,
+        "digests": dataset.digests,
         "sources": dataset.sources,
     }
-    write_file(dataset.folder / DATASET_FILE, json.dumps(content, indent=1, ensure_ascii=True).encode())
+    write_file(dataset.folder / DATASET_FILE, json.dumps(signed(content), indent=1, ensure_ascii=True).encode())
+    return dataset
 
 
 def read_dataset(folder: Path) -> Dataset:
-    """Read `folder`/dataset.json. Raises UserError where there is none or it is damaged."""
+    """Read `folder`/dataset.json. Raises UserError where there is none, it is damaged, or names files elsewhere."""
     path = folder / DATASET_FILE
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no regular file")
         content = json.loads(path.read_bytes())
         if content["format"] != _DATASET_FORMAT:
-            raise UserError(f"{path} has format {content['format']}, not {_DATASET_FORMAT}; prepare the data again")
-        return Dataset(
+            raise UserError(f"{path} has format {content['format']!r}, not {_DATASET_FORMAT}; prepare the data again")
+        check_signed(content)
+        if type(content["vocab_size"]) is not int or not 0 < content["vocab_size"] < 1 << 31:
+            raise ValueError(f"a vocabulary of {content['vocab_size']!r}")
+        dataset = Dataset(
             folder=folder,
-            vocab_size=int(content["vocab_size"]),
+            vocab_size=content["vocab_size"],
             modality=dict(content["modality"]),
             splits={split: list(names) for split, names in content["splits"].items()},
             sources=dict(content["sources"]),
+            digests=dict(content["digests"]),
         )
+        for name in [name for names in dataset.splits.values() for name in names]:
+            if not lies_within(name):
+                raise ValueError(f"it names the file {name!r}, which is none of its folder's")
+        return dataset
     except FileNotFoundError:
         raise UserError(f"{folder} is no prepared data set (it has no {DATASET_FILE})") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise UserError(f"{path} is damaged ({error}); prepare the data again") from error
+
+
+def lies_within(name: Any) -> bool:
+    """Whether `name` is a relative path that cannot leave the folder that it is relative to, but for links."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        return False
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def signed(content: dict[str, Any]) -> dict[str, Any]:
+    """JSON content with a checksum over the rest of it, as `check_signed` wants it."""
+    return {**content, "checksum": _checksum(content)}
+
+
+def check_signed(content: Any) -> None:
+    """Raises ValueError where a checksum is missing or wrong."""
+    if not isinstance(content, dict):
+        raise ValueError("it is not a mapping")
+    rest = {key: value for key, value in content.items() if key != "checksum"}
+    if content.get("checksum") != _checksum(rest):
+        raise ValueError("its checksum differs")
