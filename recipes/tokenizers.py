@@ -18,6 +18,7 @@ import tokenizers
 from recipes.corpora import Document
 from waveform.engine.atomic import write_file
 from waveform.engine.errors import UserError
+from waveform.engine.shards import check_signed, signed
 
 TOKENIZER_FILE = "tokenizer.json"
 END_OF_LINE, UNKNOWN = "<eos>", "<unk>"
@@ -251,7 +252,7 @@ def read_text(document: Document) -> Iterator[str]:
 
 def save_tokenizer(tokenizer: TextTokenizer, folder: Path) -> None:
     """Write `folder`/tokenizer.json. Raises UserError where the disk refuses."""
-    content = {"kind": tokenizer.kind, **tokenizer.content()}
+    content = signed({"kind": tokenizer.kind, **tokenizer.content()})
     write_file(folder / TOKENIZER_FILE, json.dumps(content, ensure_ascii=True).encode())
 
 
@@ -259,7 +260,10 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     """Read `folder`/tokenizer.json. Raises UserError where it is missing or damaged."""
     path = folder / TOKENIZER_FILE
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no regular file")
         content = json.loads(path.read_bytes())
+        check_signed(content)
         kind = content["kind"]
         if kind == "words":
             return WordTokenizer([str(word) for word in content["words"]])

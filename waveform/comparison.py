@@ -1,5 +1,6 @@
 """Compares trained runs on the same test tokens: NLL, its difference to WaveNet, size and speed."""
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -60,8 +61,9 @@ def sampling_speed(run: Run) -> float:
 
 def training_speed(run_dir: Path) -> float | None:
     """Median training speed in samples per second, as logged; None before the first record."""
-    rates = [record["tokens_per_second"] for record in read_metrics(run_dir) if record.get("kind") == "train"]
-    return statistics.median(rates) if rates else None
+    rates = [record.get("tokens_per_second") for record in read_metrics(run_dir) if record["kind"] == "train"]
+    numbers = [rate for rate in rates if isinstance(rate, int | float) and 0 < rate < math.inf]
+    return statistics.median(numbers) if numbers else None
 
 
 def compare(

@@ -3,21 +3,39 @@
 config.yaml  metrics.jsonl  tensorboard/  checkpoints/step_N/
 """
 
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from omegaconf import OmegaConf
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from waveform.composing import differing_keys
 from waveform.engine import checkpoint
 from waveform.engine.distributed import choose_device
 from waveform.engine.errors import UserError
 from waveform.engine.interface import SequenceModel
+from waveform.engine.reading import require_state_memory
+from waveform.engine.streams import MODES
 from waveform.models.registry import build
 
 CONFIG_FILE = "config.yaml"
+_MOST_CONFIG_BYTES = 1 << 20
+# Settings that may differ when a run is resumed: when it ends (which also moves the end of a cosine without
+# train.decay_steps), what it reports, and where things lie.
+_MAY_DIFFER = {
+    "train": ("max_steps", "max_seconds", "checkpoint_every", "keep_checkpoints", "log_every", "sample_seconds",
+              "evaluate_every", "evaluate_tokens", "evaluate_batch_size", "device", "sharding",
+              "checkpoint_activations", "timeout_s", "on_nonfinite", "max_skipped"),
+    "data": ("num_workers",),
+    "dataset": ("path",),
+}  # fmt: skip
 
 
 def model_from(config: dict[str, Any]) -> SequenceModel:
@@ -36,25 +54,85 @@ def num_parameters(model: SequenceModel) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def comparable(config: dict[str, Any]) -> dict[str, Any]:
+    """What makes a run the one that it is: its configuration without what may differ when it is resumed."""
+    return {
+        section: {key: value for key, value in content.items() if key not in _MAY_DIFFER.get(section, ())}
+        if isinstance(content, dict)
+        else content
+        for section, content in config.items()
+    }
+
+
+def check_recorded(run_dir: Path, config: dict[str, Any], found: checkpoint.Checkpoint) -> None:
+    """Raises UserError where `config` is not what the checkpoint says that it was trained with."""
+    recorded = found.progress.get("run")
+    if recorded is None:  # of an older version
+        return
+    asked = comparable(config)
+    different = differing_keys(recorded, asked) if isinstance(recorded, dict) else ["all of it"]
+    if different:
+        raise UserError(
+            f"{run_dir / CONFIG_FILE} was changed, or the checkpoint in {found.folder} is of another run: "
+            f"{'; '.join(different)}; restore the file from a copy"
+        )
+
+
 def read_config(run_dir: Path) -> dict[str, Any]:
-    """The configuration of a run. Raises UserError where `run_dir` is no run or config.yaml is damaged."""
+    """The configuration of a run, its values as they stand. Raises UserError where `run_dir` is no run or the file is
+    damaged."""
     path = run_dir / CONFIG_FILE
     if not run_dir.is_dir():
         raise UserError(f"no such run folder: {run_dir}; training with --run {run_dir} makes one")
-    if not path.is_file():
+    if not path.is_file() or path.is_symlink():
         raise UserError(f"{run_dir} is no run (it has no {CONFIG_FILE}); give the folder that --run named in training")
     try:
-        config = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-        if not isinstance(config, dict):
-            raise ValueError("it is not a mapping")
-        for section, key in (("model", "name"), ("train", "chunk"), ("dataset", "vocab_size")):
-            if key not in config[section]:
-                raise ValueError(f"{section}.{key} is missing")
+        if path.stat().st_size > _MOST_CONFIG_BYTES:
+            raise ValueError("it is too long for a configuration")
+        text = path.read_text(encoding="utf-8")
+        # An alias is never written, and some nested ones would grow to more than fits in memory.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            raise ValueError("it has an alias")
+        config = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        _check_config(config)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged: {' '.join(str(error).split())}; restore it from a copy") from error
     except Exception as error:  # whatever a YAML parser raises
         raise UserError(f"{path} is no readable YAML: {' '.join(str(error).split())}") from error
+    assert isinstance(config, dict)
     return {str(key): value for key, value in config.items()}
+
+
+def _check_config(config: Any) -> None:
+    """Raises ValueError, KeyError or TypeError where something that commands rely on is missing or of another kind."""
+    if not isinstance(config, dict):
+        raise ValueError("it is not a mapping")
+
+    def check(section: str, key: str, is_right: Callable[[Any], bool]) -> None:
+        if key not in config[section]:
+            raise ValueError(f"{section}.{key} is missing")
+        if not is_right(config[section][key]):
+            raise ValueError(f"{section}.{key} is {str(config[section][key])[:100]!r}")
+
+    def count(value: Any) -> bool:
+        return type(value) is int and 0 < value < 1 << 31
+
+    def number(value: Any) -> bool:
+        return type(value) in (int, float) and 0 <= value < math.inf
+
+    check("model", "name", lambda value: isinstance(value, str))
+    for key in ("chunk", "evaluate_batch_size"):
+        check("train", key, count)
+    for key in ("clip_norm", "aux_weight"):
+        check("train", key, number)
+    check("train", "window", lambda value: value is None or count(value))
+    check("train", "state", lambda value: value in MODES)
+    check("dataset", "vocab_size", count)
+    check("dataset", "path", lambda value: isinstance(value, str) and "\0" not in value)
+    for key in ("modality", "checksums"):
+        check("dataset", key, lambda value: isinstance(value, dict))
+    if "window" in config["model"] and not count(config["model"]["window"]):
+        raise ValueError(f"model.window is {str(config['model']['window'])[:100]!r}")
 
 
 @dataclass
@@ -92,20 +170,16 @@ def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: 
     run_dir = Path(run_dir)
     config = read_config(run_dir)
     device = choose_device(device)
+    found = checkpoint.newest(run_dir)
+    if found is None:
+        raise UserError(f"{run_dir} has no finished checkpoint yet; train longer, or wait for the first one")
+    check_recorded(run_dir, config, found)
     for field, value in model_fields.items():
         if field not in config["model"]:
             raise UserError(f"model {config['model']['name']!r} of {run_dir} has no {field!r} to set to {value}")
         config["model"][field] = value
-    found = checkpoint.newest(run_dir)
-    if found is None:
-        raise UserError(f"{run_dir} has no finished checkpoint yet; train longer, or wait for the first one")
-    model = model_from(config)
+    model = _model_of(found, config, run_dir, set_by_user=bool(model_fields))
     assert isinstance(model, nn.Module)
-    weights = found.model_weights()
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    if expected != {name: tuple(tensor.shape) for name, tensor in weights.items()}:
-        raise UserError(f"the weights in {found.folder} do not fit {run_dir / CONFIG_FILE}; was it edited?")
-    model.load_state_dict(weights)
     model.eval().requires_grad_(False)
     return TrainedRun(
         folder=run_dir,
@@ -115,3 +189,49 @@ def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: 
         train_seconds=float(found.progress["seconds"]),
         tokens_seen=int(found.progress["tokens_seen"]),
     )
+
+
+def _model_of(
+    found: checkpoint.Checkpoint, config: dict[str, Any], run_dir: Path, *, set_by_user: bool
+) -> SequenceModel:
+    """The model that `config` describes, with the weights of a checkpoint.
+
+    A configuration from an untrusted place may ask for any size, so memory is given only to what the weights fill and
+    to a state that this machine can hold. Raises UserError where they do not fit.
+    """
+    path = run_dir / CONFIG_FILE
+    weights = found.model_weights()
+    try:
+        with _no_more_parameters_than(weights), torch.device("meta"):
+            sketch = model_from(config)
+        assert isinstance(sketch, nn.Module)
+        expected = {name: (tensor.shape, tensor.dtype) for name, tensor in sketch.state_dict().items()}
+        if expected != {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}:
+            raise UserError(f"the weights in {found.folder} do not fit it; was it edited?")
+        require_state_memory(sketch, 1)
+        model = model_from(config)
+        assert isinstance(model, nn.Module)
+        model.load_state_dict(weights)
+    except UserError as error:
+        raise UserError(str(error) if set_by_user else f"{path}: {error}") from error
+    except (RuntimeError, ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
+        raise UserError(f"{path} describes no model ({' '.join(str(error).split())[:200]})") from error
+    return model
+
+
+@contextmanager
+def _no_more_parameters_than(weights: dict[str, Tensor]) -> Iterator[None]:
+    """Raises UserError within as soon as a module gets more parameters than could have been saved as `weights`."""
+    num_left = 2 * len(weights) + 16  # a shared parameter is registered more than once
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal num_left
+        num_left -= 1
+        if num_left < 0:
+            raise UserError(f"it asks for more than the {len(weights)} parameters of the checkpoint; was it edited?")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()

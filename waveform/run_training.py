@@ -15,17 +15,15 @@ from waveform.engine.errors import UserError
 from waveform.engine.shards import Dataset, TokenSet
 from waveform.engine.streams import check_sizes
 from waveform.engine.trainer import OnEvaluate, TrainConfig, Trainer, TrainResult
-from waveform.run_folder import CONFIG_FILE, model_from, num_parameters, read_config, window_of
-
-# Settings that may differ when a run is resumed: when it ends (which also moves the end of a cosine without
-# train.decay_steps), what it reports, and where things lie.
-_MAY_DIFFER = {
-    "train": ("max_steps", "max_seconds", "checkpoint_every", "keep_checkpoints", "log_every", "sample_seconds",
-              "evaluate_every", "evaluate_tokens", "evaluate_batch_size", "device", "sharding",
-              "checkpoint_activations", "timeout_s", "on_nonfinite", "max_skipped"),
-    "data": ("num_workers",),
-    "dataset": ("path",),
-}  # fmt: skip
+from waveform.run_folder import (
+    CONFIG_FILE,
+    check_recorded,
+    comparable,
+    model_from,
+    num_parameters,
+    read_config,
+    window_of,
+)
 
 
 def check_run_dir(run_dir: Path) -> None:
@@ -97,8 +95,11 @@ def train_run(
             world=world,
             units_per_second=units_per_second,
             on_evaluate=on_evaluate,
+            record=comparable(config),
             show_progress=show_progress,
         )
+        if trainer.resumed_from is not None:
+            check_recorded(run_dir, config, trainer.resumed_from)
         if world.is_first:  # now that every setting has been accepted
             write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())
         if show_progress and world.is_first:
@@ -133,21 +134,11 @@ def _locked(run_dir: Path, world: World) -> Iterator[None]:
         yield
 
 
-def _comparable(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without what may differ."""
-    return {
-        section: {key: value for key, value in content.items() if key not in _MAY_DIFFER.get(section, ())}
-        if isinstance(content, dict)
-        else content
-        for section, content in config.items()
-    }
-
-
 def _refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
     """Raises UserError, naming the settings, where `run_dir` holds a run of another configuration."""
     if not (run_dir / CONFIG_FILE).exists():
         return
-    here, asked = _comparable(read_config(run_dir)), _comparable(config)
+    here, asked = comparable(read_config(run_dir)), comparable(config)
     if "dataset" not in config:  # not opened yet
         here.pop("dataset")
     different = differing_keys(here, asked)
@@ -159,6 +150,6 @@ def _refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
             "that it began with, or give another --run"
         )
     raise UserError(
-        f"{run_dir} holds a run of another configuration: {'; '.join(different)}. "
+        f"{run_dir} holds a run of another configuration, by its {run_dir / CONFIG_FILE}: {'; '.join(different)}. "
         "Give another --run, or the settings of that run to resume it"
     )

@@ -16,7 +16,7 @@ from waveform.engine.evaluator import evaluate as evaluate_tokens
 from waveform.engine.metrics import unigram_nll
 from waveform.engine.progress import Progress
 from waveform.engine.shards import TokenSet, is_dataset, read_dataset
-from waveform.run_folder import TrainedRun
+from waveform.run_folder import CONFIG_FILE, TrainedRun
 
 
 def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
@@ -27,7 +27,10 @@ def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
     """
     folder = Path(run.config["dataset"]["path"])
     if not is_dataset(folder):
-        raise UserError(f"the data set of {run.folder}, {folder}, is gone; put it back, or name one with --data")
+        raise UserError(
+            f"the data set of {run.folder}, {folder}, is gone; put it back, name one with --data, or set dataset.path "
+            f"in {run.folder / CONFIG_FILE}"
+        )
     tokens = read_dataset(folder).open_split(split)
     known = run.config["dataset"]["checksums"].get(split)
     if known != tokens.checksum:

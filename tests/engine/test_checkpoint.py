@@ -52,10 +52,17 @@ def test_damage_falls_back_to_the_checkpoint_before(
         checkpoint.newest(tmp_path)
 
 
-def test_folder_without_marker_does_not_count(trainer: Trainer, tmp_path: Path) -> None:
+def test_folder_without_marker_does_not_count(
+    trainer: Trainer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder gets its name when its marker is there, so a missing one was lost since."""
     (tmp_path / "checkpoints" / "step_00000006" / "complete.json").unlink()
     found = checkpoint.newest(tmp_path)
     assert found is not None and found.step == 4
+    assert "step_00000006/complete.json is missing; using the checkpoint of step 4" in capsys.readouterr().err
+    (tmp_path / "checkpoints" / "step_00000004" / "complete.json").write_text("{}")
+    with pytest.raises(UserError, match=r"no usable checkpoint in .*complete.json is missing"):
+        checkpoint.newest(tmp_path)
 
 
 def test_leftover_of_a_killed_save_is_cleared(trainer: Trainer, tmp_path: Path) -> None:

@@ -154,4 +154,4 @@ def test_a_damaged_tokenizer_is_named(content: str, tmp_path: Path) -> None:
 def test_loading_runs_nothing(tmp_path: Path, subwords: SubwordTokenizer) -> None:
     save_tokenizer(subwords, tmp_path)
     content: Any = json.loads((tmp_path / "tokenizer.json").read_text())
-    assert set(content) == {"kind", "tokenizer"}
+    assert set(content) == {"kind", "tokenizer", "checksum"}

@@ -2,16 +2,19 @@
 
     checkpoints/step_00001200/
         model.safetensors  optimiser.safetensors  rank_0.safetensors ...  progress.json
-        complete.json      digest of each file; written last. A folder without it does not count.
+        complete.json      digest of each file; written last, before the folder gets its name
 
-All tensors are safetensors and all else is JSON: nothing that is read here can run code.
+All tensors are safetensors and all else is JSON: nothing that is read here can run code. Files are regular ones, not
+links, so that a run from an untrusted place makes nobody read what lies elsewhere.
 """
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +34,7 @@ from waveform.engine.sharding import like_parameter, whole
 
 CHECKPOINTS_DIR = "checkpoints"
 _COMPLETE = "complete.json"
+_MOST_RANKS = 1 << 16
 _MODEL, _OPTIMISER, _PROGRESS = "model.safetensors", "optimiser.safetensors", "progress.json"
 
 
@@ -48,6 +52,8 @@ class Checkpoint:
 
 
 def _digest(path: Path) -> str:
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise UserError(f"{path} is no regular file")
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
@@ -80,6 +86,8 @@ def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tens
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     for key, value in tensors.items():
         index, name = key.split("/")
+        if name != "step" and value.shape != parameters[int(index)].shape:
+            raise ValueError(f"{key} has the shape {tuple(value.shape)}")
         own = value if name == "step" else like_parameter(value, parameters[int(index)])
         content["state"].setdefault(int(index), {})[name] = own
     optimiser.load_state_dict(content)
@@ -206,31 +214,63 @@ def _remove(folder: Path) -> None:
 def _step(folder: Path) -> int | None:
     """The step in a checkpoint folder's name, or None for another folder."""
     digits = folder.name.removeprefix("step_")
-    return int(digits) if digits.isdigit() else None
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 18 else None
 
 
 def _folders(run_dir: Path) -> list[Path]:
-    """Complete checkpoint folders, newest first."""
-    found = [path for path in (run_dir / CHECKPOINTS_DIR).glob("step_*") if (path / _COMPLETE).is_file()]
-    return sorted((path for path in found if _step(path) is not None), key=lambda path: _step(path) or 0, reverse=True)
+    """Checkpoint folders, newest first."""
+    found = [path for path in (run_dir / CHECKPOINTS_DIR).glob("step_*") if _step(path) is not None]
+    return sorted(found, key=lambda path: _step(path) or 0, reverse=True)
+
+
+def _read_json(path: Path) -> Any:
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise UserError(f"{path} is no regular file")
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({error})") from error
 
 
 def _open(folder: Path) -> Checkpoint:
     try:
-        digests = json.loads((folder / _COMPLETE).read_bytes())
+        digests = _read_json(folder / _COMPLETE)
+        if not isinstance(digests, dict) or any(Path(name).name != name or name == ".." for name in digests):
+            raise UserError(f"{folder / _COMPLETE} is damaged")
         for name, digest in digests.items():
-            if Path(name).name != name:
-                raise UserError(f"{folder / _COMPLETE} is damaged")
             if _digest(folder / name) != digest:
-                raise UserError(f"{folder / name} is damaged or cut short")
-        progress = json.loads((folder / _PROGRESS).read_bytes())
-        return Checkpoint(folder, int(progress["step"]), progress)
+                raise UserError(f"{folder / name} is damaged or cut short, or {folder / _COMPLETE} is")
+        progress = _checked_progress(_read_json(folder / _PROGRESS), folder)
+        ranks = [f"rank_{rank}.safetensors" for rank in range(progress["num_ranks"])]
+        for name in (_MODEL, _OPTIMISER, _PROGRESS, *ranks):
+            if name not in digests:
+                raise UserError(f"{folder / _COMPLETE} is damaged (it lacks {name})")
+        return Checkpoint(folder, progress["step"], progress)
     except FileNotFoundError as error:
-        raise UserError(f"{error.filename} is missing") from error
+        doubt = "" if error.filename == str(folder / _COMPLETE) else f", or {folder / _COMPLETE} is damaged"
+        raise UserError(f"{error.filename} is missing{doubt}") from error
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UserError(f"{folder} holds a damaged file ({error})") from error
+
+
+def _checked_progress(progress: Any, folder: Path) -> dict[str, Any]:
+    """What `Trainer` and `open_run` rely on. Raises UserError for content that `save` did not write."""
+
+    def whole_number(value: Any, least: int) -> bool:
+        return type(value) is int and least <= value < 1 << 62
+
+    if (
+        not isinstance(progress, dict)
+        or progress.get("step") != _step(folder)
+        or not whole_number(progress.get("num_ranks"), 1)
+        or progress["num_ranks"] > _MOST_RANKS
+        or not whole_number(progress.get("tokens_seen"), 0)
+        or type(progress.get("seconds")) not in (int, float)
+        or not 0 <= progress["seconds"] < math.inf
+        or not isinstance(progress.get("cursor"), dict)
+    ):
+        raise UserError(f"{folder / _PROGRESS} is no progress of a checkpoint")
+    return progress
 
 
 def newest(run_dir: Path) -> Checkpoint | None:
@@ -260,21 +300,36 @@ def restore(
 
     `fresh` is a state of this rank's rows, for structure, dtype and device. With the same number of ranks all is
     bitwise as saved. With another, rows are dealt anew and the random numbers of dropout start from the seed.
+    Raises UserError, naming the checkpoint, where its tensors are not this model's.
     """
-    _restore_model(model, checkpoint.model_weights())
-    _restore_optimiser(optimiser, _read_tensors(checkpoint.folder / _OPTIMISER))
+    weights, moments = checkpoint.model_weights(), _read_tensors(checkpoint.folder / _OPTIMISER)
+    try:  # nothing is communicated within, so what is raised is the content's fault
+        _restore_model(model, weights)
+        _restore_optimiser(optimiser, moments)
+        return _restore_rows(checkpoint, fresh=fresh, world=world)
+    except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise UserError(f"{checkpoint.folder} does not hold what this run needs ({what}); restore it") from error
+
+
+def _restore_rows(checkpoint: Checkpoint, *, fresh: State, world: World) -> State:
+    """The state of this rank's rows; restores its random numbers."""
     num_ranks = int(checkpoint.progress["num_ranks"])
     same = num_ranks == world.size
     ranks = [world.rank] if same else list(range(num_ranks))
     parts = [_read_tensors(checkpoint.folder / f"rank_{rank}.safetensors") for rank in ranks]
     names = sorted(name for name in parts[0] if name.startswith("state/"))
     joined = [torch.cat([part[name] for part in parts]) for name in names]
+    if len(joined) != len(state_tensors(fresh)):
+        raise ValueError(f"{len(joined)} tensors of state")
     remaining = iter(joined)
 
     def own_rows(like: Tensor) -> Tensor:
         rows = next(remaining)
         if not same:
             rows = rows[world.rank * len(like) :][: len(like)]
+        if rows.shape != like.shape:
+            raise ValueError(f"a row's state of shape {tuple(rows.shape)}, not {tuple(like.shape)}")
         return rows.to(device=like.device, dtype=like.dtype)
 
     state = map_state(own_rows, fresh)

@@ -2,15 +2,18 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from waveform.engine.atomic import explain_write_errors, write_file
+from waveform.engine.errors import UserError
 from waveform.engine.event_file import event_writer
 
 METRICS_FILE = "metrics.jsonl"
+_KINDS = ("train", "evaluate")
 
 
 def bits(nats: float) -> float:
@@ -64,14 +67,33 @@ class MetricsLog:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Every whole record of metrics.jsonl; a line cut by a killed process is passed over."""
-    records = []
+    """Every whole record of metrics.jsonl.
+
+    A last line cut by a killed process is passed over; so are other damaged lines, with a warning. Raises UserError
+    where the file cannot be read.
+    """
     path = run_dir / METRICS_FILE
-    for line in path.read_text().splitlines() if path.exists() else []:
+    if not path.exists():
+        return []
+    if not path.is_file():
+        raise UserError(f"{path} is no regular file; move it away")
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    records, damaged = [], []
+    for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and "step" in record:
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict) and record.get("kind") in _KINDS and type(record.get("step")) is int:
             records.append(record)
+        elif number < len(lines):
+            damaged.append(str(number))
+    if damaged:
+        print(
+            f"warning: {path} is damaged in line {', '.join(damaged[:5])}{', ...' * (len(damaged) > 5)}, passed over",
+            file=sys.stderr,
+        )
     return records

@@ -5,6 +5,7 @@ with the scores (summing them, training on them, looking inside the model) is th
 mode, which the reader takes as it finds it.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.engine.interface import SequenceModel, State, Step, reset_rows, take_rows, to_device
+from waveform.engine.errors import UserError
+from waveform.engine.interface import SequenceModel, State, Step, reset_rows, state_tensors, take_rows, to_device
 from waveform.engine.shards import TokenSet
 from waveform.engine.streams import Window, fill_row
 
@@ -122,6 +124,21 @@ def deal(
         )
 
 
+def require_state_memory(model: SequenceModel, rows: int) -> None:
+    """Raises UserError where the state of so many rows is more than the memory of this machine: sizes set too high."""
+    try:
+        state = model.init_state(rows, device=torch.device("meta"), dtype=torch.float32)
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state_tensors(state))
+    except RuntimeError as error:  # sizes beyond what torch can count
+        raise UserError(f"the model's memories of {rows} rows are too large: {str(error).splitlines()[0]}") from error
+    present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes > present:
+        raise UserError(
+            f"the model's memories of {rows} rows would take {num_bytes / 1e9:,.1f} GB, more than the "
+            f"{present / 1e9:,.1f} GB of this machine; lower model.window, model.memory or model.compressed"
+        )
+
+
 def read(
     model: SequenceModel,
     tokens: TokenSet,
@@ -136,6 +153,7 @@ def read(
     """Score the windows that `deal` gives, one after the other, with state carried from each to the next."""
     dtype = torch.float32 if autocast is not None else next(iter(model.parameters())).dtype
     rows = min(batch_size, max(len(order), 1))
+    require_state_memory(model, rows)
     state = fresh = model.init_state(rows, device=device, dtype=dtype)
     for dealt in deal(tokens, order, window=window, batch_size=batch_size, chunk=chunk):
         if dealt.rows is not None:

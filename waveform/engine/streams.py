@@ -134,8 +134,9 @@ class TokenStream:
         }
 
     def seek(self, cursor: dict[str, Any]) -> None:
-        """Continue exactly where `cursor()` was taken."""
-        assert cursor["mode"] == self._mode and len(cursor["item"]) == self._batch_size
+        """Continue exactly where `cursor()` was taken. Raises UserError for a cursor that cannot be of this stream."""
+        if not self._fits(cursor):
+            raise UserError(f"the checkpoint's place in the data ({str(cursor)[:200]}) is none of this run's data")
         self._epoch, self._taken = cursor["epoch"], cursor["taken"]
         self._item, self._start = list(cursor["item"]), list(cursor["start"])
         self._order = self._shuffle()
@@ -148,6 +149,26 @@ class TokenStream:
         for _ in range(num_chunks):
             again.next_chunk()
         return again._read
+
+    def _fits(self, cursor: dict[str, Any]) -> bool:
+        """Whether every number of a cursor is one that `cursor()` may give."""
+        epoch, taken, item, start = (cursor.get(key) for key in ("epoch", "taken", "item", "start"))
+        if cursor.get("mode") != self._mode or not isinstance(item, list) or not isinstance(start, list):
+            return False
+        if len(item) != self._batch_size or len(start) != self._batch_size:
+            return False
+        if any(type(number) is not int for number in (epoch, taken, *item, *start)):
+            return False
+        assert isinstance(epoch, int) and isinstance(taken, int)
+        lengths = self._tokens.lengths
+        if self._mode == "carry":
+            in_range = taken == 0 and all(0 <= place < self._part_length for place in start)
+        else:
+            in_range = 0 <= taken <= self._num_items and all(
+                index == -1 or (0 <= index < len(lengths) and 0 <= place < lengths[index] + self._chunk)
+                for index, place in zip(item, start, strict=True)
+            )
+        return in_range and 0 <= epoch < 1 << 31
 
     @property
     def epoch(self) -> int:

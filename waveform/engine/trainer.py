@@ -179,17 +179,19 @@ class Trainer:
         world: World | None = None,
         units_per_second: float | None = None,
         on_evaluate: OnEvaluate | None = None,
+        record: dict[str, Any] | None = None,
         show_progress: bool = True,
     ) -> None:
         """window: tokens of one forward; units_per_second: tokens of one second of audio, to print x real time.
 
-        on_evaluate: called by the first rank after each evaluation.
+        on_evaluate: called by the first rank after each evaluation. record: JSON that each checkpoint keeps as `run`.
         """
         assert isinstance(model, nn.Module)
         self.model, self.module, self.config = model, model, config
         self.world = world or World()
         self._valid, self._run_dir, self._window = valid, run_dir, window
         self._units_per_second, self._on_evaluate = units_per_second, on_evaluate
+        self._record = {} if record is None else {"run": record}
         self._show_progress = show_progress and self.world.is_first
         check_sizes(
             batch_size=config.batch_size,
@@ -238,6 +240,7 @@ class Trainer:
         self._unchecked: list[_Update] = []
         self._row_nats: list[Tensor] = []
         self._saved_step: int | None = None
+        self.resumed_from: checkpoint.Checkpoint | None = None
         # What the next record of the log will tell: [sum of nats, tokens, auxiliary losses, rows x windows].
         self._since_log = torch.zeros(4, dtype=torch.float64, device=self.world.device)
         self._evaluation_due = False  # at this step, and not done yet
@@ -252,6 +255,7 @@ class Trainer:
         self.state = checkpoint.restore(
             found, model=self.module, optimiser=self.optimiser, fresh=self._fresh, world=self.world
         )
+        self.resumed_from = found
         self.step = found.step
         self.seconds = float(found.progress["seconds"])
         self.tokens_seen = int(found.progress["tokens_seen"])
@@ -291,6 +295,7 @@ class Trainer:
                 "skipped": [self.skipped, self._skipped_in_row],
                 "since_log": self.world.sum_(self._since_log.clone()).tolist(),
                 "evaluation_due": self._evaluation_due,
+                **self._record,
                 **self._bitwise_only_with(),
             },
             world=self.world,
