@@ -1,10 +1,11 @@
 """The list of every fault; one module makes one group of them."""
 
-from tests.faults import bad_loss, full_disk, killed_training, preempted, two_runs
+from tests.faults import bad_loss, damaged_files, full_disk, killed_training, preempted, two_runs
 from tests.faults.fault import Fault
 
 FAULTS: list[Fault] = [
     *bad_loss.FAULTS,
+    *damaged_files.FAULTS,
     *full_disk.FAULTS,
     *killed_training.FAULTS,
     *preempted.FAULTS,

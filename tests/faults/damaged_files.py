@@ -1,0 +1,337 @@
+"""Damage to every file of a run and of its data set, before every command that reads them.
+
+What must hold: one line that names the file, or the checkpoint before with a warning that does; and where the command
+succeeds, exactly what it gives without the damage. Nothing else: no traceback, no figures from changed bytes.
+"""
+
+import json
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import yaml
+
+from recipes.__main__ import main as recipes
+from tests.faults.calling import Outcome, call, peak_memory_mb
+from tests.faults.fault import Fault
+from tests.faults.small_runs import SETTINGS, make_speech_run, make_text_run
+from waveform import comparison
+from waveform.cli import main as waveform
+
+_MORE = [*SETTINGS, "train.max_steps=6"]
+_SLOW_S = 60.0  # of a command that takes tenths of a second on whole files
+_MOST_MB = 1500.0
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A command that reads files of a run or its data, and what to look at of what it made."""
+
+    name: str
+    run: Callable[[Path], Outcome]
+    made: Callable[[Path], Any]
+    reads: tuple[str, ...]  # names of the folders whose files it reads
+    share: float = 1.0  # of its cases that are made; below 1 where it is slow and its reading is another's
+
+
+def _figures(path: Path, *drop: str) -> Any:
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without(item) for key, item in value.items() if key not in drop}
+        return [without(item) for item in value] if isinstance(value, list) else value
+
+    return without(json.loads(path.read_text()))
+
+
+_SPEEDS = ("train_seconds", "train_samples_per_second", "sampling_samples_per_second", "state_reuse")
+
+
+def _folder_bytes(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _data_bytes(place: Path) -> dict[str, bytes]:
+    content = _folder_bytes(place / "data")
+    return {name: content[name] for name in content if not name.startswith(".")}
+
+
+def _last_weights(place: Path) -> dict[str, bytes]:
+    folder = place / "run" / "checkpoints" / "step_00000006"
+    return {name: (folder / f"{name}.safetensors").read_bytes() for name in ("model", "optimiser", "rank_0")}
+
+
+_JSON = "figures.json"
+_SPEECH = [
+    Reader(
+        "evaluate",
+        lambda p: call(waveform, ["evaluate", p / "run", "--json", p / _JSON], seconds=_SLOW_S),
+        lambda p: _figures(p / _JSON, *_SPEEDS),
+        ("run", "data"),
+    ),
+    Reader(
+        "sample",
+        lambda p: call(waveform, ["sample", p / "run", "--out", p / "out", "--seconds", "0.002"], seconds=_SLOW_S),
+        lambda p: _folder_bytes(p / "out"),
+        ("run",),
+    ),
+    Reader(
+        "analyse",
+        lambda p: call(waveform, ["analyse", p / "run", "--tokens", "400", "--json", p / _JSON], seconds=_SLOW_S),
+        lambda p: _figures(p / _JSON, *_SPEEDS),
+        ("run", "data"),
+        0.15,
+    ),
+    Reader(
+        "compare",
+        lambda p: call(waveform, ["compare", p / "run", "--json", p / _JSON], seconds=_SLOW_S),
+        lambda p: _figures(p / _JSON, *_SPEEDS),
+        ("run", "data"),
+        0.1,
+    ),
+    Reader(
+        "train",
+        lambda p: call(waveform, ["train", p / "data", "--run", p / "run", *_MORE], seconds=_SLOW_S),
+        _last_weights,
+        ("run", "data"),
+    ),
+    Reader(
+        "prepare",
+        lambda p: call(waveform, ["prepare", p / "audio", p / "data"], seconds=_SLOW_S),
+        _data_bytes,
+        ("data",),
+    ),
+]
+_TEXT = [
+    Reader(
+        "recipes evaluate",
+        lambda p: call(recipes, ["evaluate", p / "run", "--json", p / _JSON], seconds=_SLOW_S),
+        lambda p: _figures(p / _JSON, *_SPEEDS),
+        ("run", "data"),
+    ),
+    Reader(
+        "recipes sample",
+        lambda p: call(recipes, ["sample", p / "run", "--prompt", "kaka", "--tokens", "20"], seconds=_SLOW_S),
+        lambda p: None,  # it prints
+        ("run", "data"),
+    ),
+    Reader(
+        "recipes train",
+        lambda p: call(
+            recipes, ["train", "folder", p / "data", "--run", p / "run", "preset=smoke", *_MORE], seconds=_SLOW_S
+        ),
+        _last_weights,
+        ("run", "data"),
+    ),
+]
+
+
+def _flip(content: bytes, rng: random.Random) -> bytes:
+    start = rng.randrange(len(content))
+    length = rng.choice([1, 1, 1, 2, 8, 64])
+    changed = bytearray(content)
+    for i in range(start, min(start + length, len(content))):
+        changed[i] ^= rng.randrange(1, 256)
+    return bytes(changed)
+
+
+def _flip_bit(content: bytes, rng: random.Random) -> bytes:
+    position = rng.randrange(len(content))
+    return content[:position] + bytes([content[position] ^ 1 << rng.randrange(8)]) + content[position + 1 :]
+
+
+def _zero(content: bytes, rng: random.Random) -> bytes:
+    start = rng.randrange(len(content))
+    length = min(rng.choice([1, 16, 512, 4096]), len(content) - start)
+    return content[:start] + bytes(length) + content[start + length :]
+
+
+_BYTES: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    "flip": _flip,
+    "flip a bit": _flip_bit,
+    "zeros": _zero,
+    "cut": lambda content, rng: content[: rng.randrange(len(content))],
+    "cut the head": lambda content, rng: content[rng.randrange(len(content)) + 1 :],
+    "cut out": lambda content, rng: content[: (start := rng.randrange(len(content)))] + content[start + 8 :],
+    "empty": lambda content, rng: b"",
+    "grow": lambda content, rng: content + rng.randbytes(rng.choice([1, 100, 5000])),
+    "double": lambda content, rng: content + content,
+    "noise": lambda content, rng: rng.randbytes(len(content)),
+}
+_STRANGE: list[Any] = [
+    None, True, -1, 0, 10**6, 2**63, 10**30, 10**400, 0.5, -1e308, float("inf"), float("nan"), "", "text", "../../x",
+    "/dev/zero", [], [[]], {}, {"a": 1}, "\ud800", "${oc.env:HOME}", "1" * 5000,
+]  # fmt: skip
+
+
+def _leaves(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    return [path, *(leaf for key, value in items for leaf in _leaves(value, (*path, key)))]
+
+
+def replace_value(content: Any, rng: random.Random) -> Any:
+    """Parsed JSON or YAML with one value somewhere replaced by a strange one, or left out."""
+    path = rng.choice(_leaves(content))
+    strange = rng.choice(_STRANGE)
+    if not path:
+        return strange
+    parent = content
+    for key in path[:-1]:
+        parent = parent[key]
+    if rng.random() < 0.2:
+        del parent[path[-1]]
+    else:
+        parent[path[-1]] = strange
+    return content
+
+
+def _other_value(path: Path, rng: random.Random) -> bytes:
+    content = path.read_bytes()
+    if path.suffix == ".json":
+        return json.dumps(replace_value(json.loads(content), rng)).encode()
+    if path.suffix == ".yaml":
+        return yaml.safe_dump(replace_value(yaml.safe_load(content), rng), allow_unicode=True).encode(
+            errors="surrogatepass"
+        )
+    if path.suffix == ".jsonl":
+        lines = content.splitlines(keepends=True)
+        where = rng.randrange(len(lines))
+        lines[where] = json.dumps(replace_value(json.loads(lines[where]), rng)).encode() + b"\n"
+        return b"".join(lines)
+    if path.suffix == ".safetensors":
+        length = int.from_bytes(content[:8], "little")
+        header = json.dumps(replace_value(json.loads(content[8 : 8 + length]), rng)).encode()
+        return len(header).to_bytes(8, "little") + header + content[8 + length :]
+    return _flip(content, rng)
+
+
+def _damage(path: Path, others: list[Path], rng: random.Random) -> str:
+    """Damage one file; returns what was done."""
+    kind = rng.choice([*_BYTES, "other value", "other value", "other value", "remove", "folder", "swap", "deep"])
+    if kind == "remove":
+        path.unlink()
+    elif kind == "folder":
+        path.unlink()
+        path.mkdir()
+    elif kind == "swap":
+        alike = [other for other in others if other.suffix == path.suffix and other != path] or others
+        other = rng.choice(alike)
+        kind += f" for {'/'.join(other.parts[-3:])}"
+        path.write_bytes(other.read_bytes())
+    elif kind == "deep":
+        path.write_bytes(b"[" * 200_000 if rng.random() < 0.5 else b'{"a":' * 100_000)
+    elif kind == "other value":
+        path.write_bytes(_other_value(path, rng))
+    else:
+        path.write_bytes(_BYTES[kind](path.read_bytes(), rng))
+    return kind
+
+
+def _restore(work: Path, pristine: Path) -> None:
+    shutil.rmtree(work)
+    shutil.copytree(pristine, work)  # keeps times, by which `prepare` knows its files
+
+
+def _damageable(folder: Path) -> list[Path]:
+    """Every file that is read; event files are for TensorBoard, locks are empty."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.stat().st_size and "tensorboard" not in path.parts and path.name != "report.json"
+    )
+
+
+def _names(text: str, path: Path) -> bool:
+    """Whether a message tells the user which file is meant."""
+    return str(path) in text or (not path.is_file() and str(path.parent) in text)
+
+
+def _judge(reader: Reader, work: Path, target: Path, outcome: Outcome, expected: Any, what: str) -> str:
+    """How it went; raises AssertionError where it went wrong."""
+    told = f"{reader.name}: {what}\n{outcome.err}"
+    assert outcome.code is not None, f"traceback\n{told}"
+    if outcome.code != 0:
+        assert outcome.is_one_line_error, f"no single line of code 2\n{told}"
+        assert _names(outcome.err, target), f"the file is not named\n{told}"
+        return "refused"
+    got = (reader.made(work), outcome.out if reader.name == "recipes sample" else None)
+    newest, before = expected
+    if got == newest:
+        # By the checkpoint before, training comes to the same weights.
+        return "warned, same result" if _names(outcome.err, target) else "no difference"
+    assert got == before, f"silent use of changed bytes\n{told}\n{outcome.out[-2000:]}"
+    assert "warning: " in outcome.err and _names(outcome.err, target), f"no warning\n{told}"
+    return "checkpoint before"
+
+
+def _expected(reader: Reader, work: Path, pristine: Path) -> tuple[Any, Any]:
+    """What the command makes of whole files, and of the checkpoint before the newest."""
+    made = []
+    for damage in (False, True):
+        _restore(work, pristine)
+        if damage:
+            (work / "run" / "checkpoints" / "step_00000004" / "complete.json").write_bytes(b"")
+        outcome = reader.run(work)
+        assert outcome.code == 0, outcome.err
+        made.append((reader.made(work), outcome.out if reader.name == "recipes sample" else None))
+    return made[0], made[1]
+
+
+def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Every command on every file in turn, each damaged in another way."""
+    pairs: list[tuple[Reader, Path]] = []
+    expected: dict[str, tuple[Any, Any]] = {}  # made when needed: some commands are slow
+    places: dict[str, tuple[Path, Path]] = {}
+    swift = (
+        mock.patch.object(comparison, "_SPEED_SECONDS", 0.001),
+        mock.patch.object(comparison, "_RESAMPLES", 10),
+    )
+    with swift[0], swift[1]:
+        for kind, make, readers in (("speech", make_speech_run, _SPEECH), ("text", make_text_run, _TEXT)):
+            work, pristine = folder / kind, folder / f"{kind} whole"
+            make(work)
+            shutil.copytree(work, pristine)
+            for reader in readers:
+                places[reader.name] = (work, pristine)
+                for name in reader.reads:
+                    pairs += [(reader, path.relative_to(pristine)) for path in _damageable(pristine / name)]
+        chosen: list[tuple[Reader, Path]] = []
+        while len(chosen) < cases:
+            taken = [pair for pair in pairs if rng.random() < pair[0].share]
+            chosen += rng.sample(taken, len(taken))
+        outcomes: Counter[str] = Counter()
+        slowest, memory_before = 0.0, peak_memory_mb()
+        for case in range(cases):
+            reader, path = chosen[case]
+            work, pristine = places[reader.name]
+            if reader.name not in expected:
+                expected[reader.name] = _expected(reader, work, pristine)
+            _restore(work, pristine)
+            what = f"case {case}, {path}: {_damage(work / path, _damageable(work), rng)}"
+            began = time.perf_counter()
+            outcome = reader.run(work)
+            slowest = max(slowest, time.perf_counter() - began)
+            outcomes[_judge(reader, work, work / path, outcome, expected[reader.name], what)] += 1
+            assert peak_memory_mb() - memory_before < _MOST_MB, f"{peak_memory_mb()} MB\n{what}"
+    return {
+        "files_and_commands": len(pairs),
+        "outcomes": dict(sorted(outcomes.items())),
+        "slowest_s": round(slowest, 2),
+        "memory_grown_mb": round(peak_memory_mb() - memory_before),
+    }
+
+
+FAULTS = [
+    Fault(
+        "damaged files",
+        "an error that names the file, or the checkpoint before with a warning; no traceback, no silent use",
+        damage,
+        short=40,
+        long=1000,
+    )
+]

@@ -1,0 +1,63 @@
+"""Tiny runs on speech and on text, with two checkpoints each, for faults to damage."""
+
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from recipes.__main__ import main as recipes
+from tests.faults.calling import call
+from tests.recipes.corpus_files import sentences
+from waveform.cli import main as waveform
+
+_MODEL = [
+    "model.num_layers=1", "model.d_model=8", "model.num_heads=2", "model.d_feedforward=8", "model.window=16",
+    "model.memory=16", "model.compressed=8", "model.num_position_features=4",
+]  # fmt: skip
+_TRAIN = [
+    "train.max_steps=4", "train.batch_size=2", "train.chunk=32", "train.checkpoint_every=2", "train.evaluate_every=2",
+    "train.log_every=1", "train.sample_seconds=0", "train.device=cpu", "train.evaluate_tokens=200",
+    "train.warmup_steps=1", "train.lr=1e-3", "train.update_period=1", "train.decay_steps=6",
+    "train.evaluate_batch_size=2", "train.keep_checkpoints=2",
+]  # fmt: skip
+SETTINGS = ["model=compressive_transformer", *_MODEL, *_TRAIN]
+
+
+def write_audio(folder: Path, *, seconds: float = 0.03) -> None:
+    """A few short recordings in a train/valid/test layout."""
+    random = np.random.default_rng(0)
+    for split, num in (("train", 3), ("valid", 1), ("test", 2)):
+        (folder / split).mkdir(parents=True)
+        for i in range(num):
+            samples = 0.3 * np.sin(np.arange(round(24_000 * seconds)) * (0.02 + 0.01 * i))
+            samples += 0.02 * random.standard_normal(len(samples))
+            soundfile.write(folder / split / f"{i}.wav", samples, 24_000)
+
+
+def write_texts(folder: Path) -> None:
+    """A few short texts."""
+    folder.mkdir(parents=True)
+    for i in range(6):
+        (folder / f"{i}.txt").write_text("\n".join(sentences(6, seed=i)) + "\n")
+
+
+def make_speech_run(folder: Path) -> None:
+    """audio/, data/ and run/ in `folder`."""
+    write_audio(folder / "audio")
+    for arguments in (
+        ["prepare", folder / "audio", folder / "data"],
+        ["train", folder / "data", "--run", folder / "run", *SETTINGS],
+    ):
+        outcome = call(waveform, arguments)
+        assert outcome.code == 0, outcome.err
+
+
+def make_text_run(folder: Path) -> None:
+    """texts/, data/ and run/ in `folder`."""
+    write_texts(folder / "texts")
+    for arguments in (
+        ["prepare", "folder", folder / "texts", folder / "data", "corpus.tokens=subwords", "corpus.vocab_size=280"],
+        ["train", "folder", folder / "data", "--run", folder / "run", "preset=smoke", *SETTINGS],
+    ):
+        outcome = call(recipes, arguments)
+        assert outcome.code == 0, outcome.err
