@@ -15,13 +15,15 @@ from typing import Any
 
 from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from waveform.engine.errors import UserError
 from waveform.engine.trainer import TrainConfig
 from waveform.models.registry import model_class, model_names
+
+_LONGEST_MESSAGE = 1000  # characters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,21 +76,50 @@ def compose_family(
 ) -> dict[str, Any]:
     """The resolved configuration as plain dicts. Raises UserError for an unknown key, choice or type."""
     for override in overrides:
-        if "=" not in override:
-            raise UserError(f"{override!r} is no key=value setting; an example: train.max_steps=1000")
+        _check_override(override)
     _register_groups(family)
     try:
         with initialize_config_module(family.module, version_base="1.3"):
             composed = compose(family.root, overrides=[_search_path(family, config_dir), *overrides])
-        content = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(_explain(family, error, overrides)) from error
+        content = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except Exception as error:  # Hydra and its grammar raise whatever they come across
+        raise UserError(_shown(_explain(family, error, overrides), _LONGEST_MESSAGE)) from error
     assert isinstance(content, dict)
-    if type(content["seed"]) is not int or not 0 <= content["seed"] < 2**31:
-        raise UserError(f"seed is {content['seed']!r}; it must be a whole number, 0 or more")
+    for section in ("model", "train", *family.groups):
+        if not isinstance(content.get(section), dict):
+            raise UserError(f"the settings {_all(overrides)} leave nothing of {section!r}, which a run needs")
+    seed = content.get("seed")
+    if type(seed) is not int or not 0 <= seed < 2**31:
+        raise UserError(f"seed is {_shown(repr(seed))}; it must be a whole number, 0 or more")
     if not isinstance(content.get("preset"), str):
         raise UserError("the chosen preset's file needs the lines '# @package _global_' and 'preset: ITS_NAME'")
     return {str(key): value for key, value in content.items()}
+
+
+def _check_override(override: str) -> None:
+    """Raises UserError, naming it, for what is no setting at all."""
+    key, equals, _ = override.partition("=")
+    if not equals:
+        raise UserError(f"{_shown(repr(override))} is no key=value setting; an example: train.max_steps=1000")
+    if not override.isprintable():  # in a terminal, a log or a YAML file these would not be what they seem
+        raise UserError(f"{_shown(override)} holds a character that cannot be printed")
+    if key.lstrip("+~").startswith("hydra"):
+        raise UserError(f"unknown setting {_shown(key)!r}: Hydra's own have no meaning here")
+    try:
+        OverridesParser.create().parse_override(override)
+    except Exception as error:  # of Hydra's grammar, or of Python where brackets are nested too deep
+        reason = " ".join(str(error).split("See https")[0].split())
+        raise UserError(f"{_shown(override)} is no key=value setting ({_shown(reason)})") from error
+
+
+def _shown(text: str, most: int = 200) -> str:
+    """Text fit for one line of a terminal."""
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _all(overrides: Sequence[str]) -> str:
+    return ", ".join(_shown(override) for override in overrides)
 
 
 def _explain(family: ConfigFamily, error: Exception, overrides: Sequence[str]) -> str:
@@ -106,8 +137,8 @@ def _explain(family: ConfigFamily, error: Exception, overrides: Sequence[str]) -
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         if f"full_key: {key}" in text or f"'{override}'" in text or repr(value) in text:
-            return f"{override}: {' '.join(str(causes[-1]).split('full_key')[0].split())}"
-    return text
+            return f"{_shown(override)}: {' '.join(str(causes[-1]).split('full_key')[0].split())}"
+    return f"{_all(overrides)}: {text}" if overrides else text
 
 
 def _choices(family: ConfigFamily, group: str) -> list[str]:

@@ -50,7 +50,9 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 def call(main: Callable[[Sequence[str]], int], arguments: Sequence[str | Path], *, seconds: float = 60) -> Outcome:
     """Run `main` on `arguments`; an exception, and one that takes longer than `seconds`, is told as code None."""
-    out, err = io.StringIO(), io.StringIO()
+    # As Python makes them for a command: what cannot be encoded is an error on the one, escaped on the other.
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
     code: int | None = None
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -60,7 +62,12 @@ def call(main: Callable[[Sequence[str]], int], arguments: Sequence[str | Path], 
             code = error.code if isinstance(error.code, int) else 1
         except BaseException:
             traceback.print_exc(file=err)
-    return Outcome(code, out.getvalue(), err.getvalue())
+    return Outcome(code, _text(out), _text(err))
+
+
+def _text(stream: io.TextIOWrapper) -> str:
+    stream.seek(0)
+    return stream.read()
 
 
 def peak_memory_mb() -> float:

@@ -1,6 +1,6 @@
 """The list of every fault; one module makes one group of them."""
 
-from tests.faults import bad_loss, damaged_files, full_disk, killed_training, preempted, two_runs
+from tests.faults import bad_loss, damaged_files, full_disk, killed_training, overrides, preempted, two_runs
 from tests.faults.fault import Fault
 
 FAULTS: list[Fault] = [
@@ -8,6 +8,7 @@ FAULTS: list[Fault] = [
     *damaged_files.FAULTS,
     *full_disk.FAULTS,
     *killed_training.FAULTS,
+    *overrides.FAULTS,
     *preempted.FAULTS,
     *two_runs.FAULTS,
 ]
