@@ -73,3 +73,23 @@ def test_shapes_and_dtypes(dtype: torch.dtype) -> None:
     assert samples.shape == (2, 3, 5) and samples.dtype == torch.float32
     assert encode(samples.double()).dtype == torch.uint8
     assert torch.equal(encode(samples).to(dtype), tokens)
+
+
+@given(st.lists(_UNIT, min_size=1, max_size=50))
+def test_any_sample_gets_the_class_of_the_formula(values: list[float]) -> None:
+    """But for samples within the rounding of fp32 of a boundary, which may fall to either side of it."""
+    exact = np.array(values, dtype=np.float32).astype(np.float64)
+    companded = (np.sign(exact) * np.log1p(255 * np.abs(exact)) / np.log1p(255) + 1) / 2 * 255 + 0.5
+    clear = np.abs(companded - np.rint(companded)) > 1e-4
+    encoded = encode(torch.tensor(values)).numpy()
+    assert np.array_equal(encoded[clear], _naive_encode(exact)[clear])
+    assert np.abs(encoded - companded + 0.5).max() <= 0.5 + 1e-4
+
+
+@given(st.lists(_UNIT, min_size=1, max_size=50))
+def test_encoding_what_was_decoded_changes_nothing_more(values: list[float]) -> None:
+    once = encode(torch.tensor(values))
+    assert torch.equal(encode(decode(once)), once)
+    # A sample moves by no more than its class is wide, and never to the other side of silence.
+    moved = (decode(once) - torch.tensor(values)).abs()
+    assert (moved <= 0.022 * (torch.tensor(values).abs() + 1 / 255) * 255 / 256 + 1e-6).all()

@@ -45,6 +45,38 @@ def test_raising_a_share_takes_no_file_out_of_test(paths: list[str]) -> None:
             assert _plan(test=0.4, valid=0.2).split_of(path) == "test"
 
 
+_SHARES = st.floats(0.01, 0.45)
+_LAYOUTS = st.sampled_from(["", "train/test", "train/valid/test"])
+
+
+@given(_PATHS, _PATHS, st.sampled_from(["file", "folder"]), _LAYOUTS, _SHARES, _SHARES)
+def test_splits_are_disjoint_and_added_files_move_none(
+    paths: list[str], added: list[str], by: str, layout: str, valid: float, test: float
+) -> None:
+    plan = _plan(by, valid=valid, test=0.0 if layout else test, layout=layout)
+    before = {path: plan.split_of(path) for path in paths}
+    after = {path: plan.split_of(path) for path in sorted({*added, *paths})}
+    assert all(after[path] == split for path, split in before.items())
+    # Bounds of the splits lie where the shares say, whatever the file.
+    for path, split in after.items():
+        if not layout:
+            position = plan.position(path)
+            assert split == ("test" if position < test else "valid" if position < test + valid else "train")
+        else:
+            top = path.split("/")[0]
+            assert split is None if top not in layout.split("/") else split in layout.split("/") or split == "valid"
+
+
+@given(st.text(min_size=1, max_size=12), st.sampled_from(["file", "folder"]), _SHARES, _SHARES)
+def test_shares_hold_for_any_names(stem: str, by: str, valid: float, test: float) -> None:
+    """Positions are spread evenly whatever the names have in common: within 5 standard errors of the share."""
+    plan = _plan(by, valid=valid, test=test)
+    num = 1000
+    splits = [plan.split_of(f"{stem}{index}/{stem}.wav") for index in range(num)]
+    for split, share in (("valid", valid), ("test", test)):
+        assert abs(splits.count(split) / num - share) < 5 * (share * (1 - share) / num) ** 0.5
+
+
 @given(_PATHS, st.sampled_from(["file", "folder"]), st.sampled_from(["", "train/test"]))
 def test_the_suggested_shares_work(paths: list[str], by: str, layout: str) -> None:
     if layout:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from waveform.engine.errors import UserError
 from waveform.engine.shards import (
@@ -39,6 +41,37 @@ def test_round_trip(tmp_path: Path, dtype: str) -> None:
     assert tokens.read(0, start=0, stop=99).tolist() == [250, 0]
     assert tokens.read(1, start=1, stop=2).tolist() == [2]
     assert tokens.counts[[0, 1, 2, 3, 250]].tolist() == [1, 1, 1, 1, 1] and tokens.num_tokens == 5
+
+
+_UTTERANCES = st.dictionaries(
+    st.text(max_size=8), st.lists(st.lists(st.integers(0, 255), max_size=9), max_size=4), max_size=8
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(utterances=_UTTERANCES, dtype=st.sampled_from(["uint8", "uint16", "int32"]), length=st.integers(1, 12))
+def test_any_utterances_come_back(
+    tmp_path: Path, utterances: dict[str, list[list[int]]], dtype: str, length: int
+) -> None:
+    """In any number of parts, empty ones too, and cut into pieces of any length."""
+    path = tmp_path / "a.shard"
+    with ShardWriter(path, vocab_size=256, dtype=dtype) as writer:
+        for name, parts in utterances.items():
+            writer.begin(name)
+            for part in parts:
+                writer.append(np.array(part, dtype=np.int64))
+    shard = Shard(path)
+    shard.verify()
+    tokens = TokenSet([shard], vocab_size=256)
+    whole = {name: [token for part in parts for token in part] for name, parts in utterances.items()}
+    expected = {name: content for name, content in sorted(whole.items()) if content}
+    read = {name: tokens.read(i, start=0, stop=10**9).tolist() for i, name in enumerate(tokens.names)}
+    assert read == expected and tokens.lengths == [len(content) for content in expected.values()]
+    assert tokens.num_tokens == tokens.counts.sum() == sum(map(len, expected.values()))
+    pieces = tokens.cut(length)
+    joined = [token for i in range(len(pieces)) for token in pieces.read(i, start=0, stop=10**9).tolist()]
+    assert joined == [token for content in expected.values() for token in content]
+    assert all(n <= length for n in pieces.lengths)
 
 
 def test_checksum_depends_on_content_not_on_shards(tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """Streams: every token once an epoch, inputs shifted by one, resets where they belong, exact cursors, any ranks."""
 
+import json
 from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tests.laws import VOCAB_SIZE
 from waveform.engine.errors import UserError
@@ -118,6 +120,61 @@ def test_cursor_resumes_exactly_on_any_number_of_ranks(
             got[0].num_scored,
         )
         assert equal(expected, joined)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_stream_resumes_exactly_from_its_cursor(token_set: Callable[..., TokenSet], data: st.DataObject) -> None:
+    """Of any utterances and sizes, from any place, on any number of ranks before and after; by way of JSON."""
+    mode = data.draw(st.sampled_from(["utterance", "chunk", "carry"]))
+    lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=9))
+    batch_size, window = data.draw(st.sampled_from([1, 2, 4, 6])), data.draw(st.integers(1, 7))
+    assume(mode != "carry" or sum(lengths) >= batch_size)
+    options = {"mode": mode, "batch_size": batch_size, "window": window, "seed": data.draw(st.integers(0, 2**31 - 1))}
+    options["chunk"] = window * data.draw(st.integers(1, 3))
+    ranks = st.sampled_from([n for n in (1, 2, 3, 6) if batch_size % n == 0])
+    tokens = token_set(lengths)
+
+    def streams(num_ranks: int) -> list[TokenStream]:
+        return [stream(tokens, rank=rank, num_ranks=num_ranks, **options) for rank in range(num_ranks)]
+
+    def next_of(parts: list[TokenStream]) -> list[Tensor]:
+        chunks = [part.next_chunk() for part in parts]
+        assert len({chunk.num_scored for chunk in chunks}) == 1
+        windows = zip(*(chunk.windows for chunk in chunks), strict=True)
+        names = ("inputs", "targets", "scored", "reset")
+        return [torch.cat([getattr(w, name) for w in rows]) for rows in windows for name in names]
+
+    before = streams(data.draw(ranks))
+    for _ in range(data.draw(st.integers(0, 15))):
+        next_of(before)
+    cursors = [json.dumps(part.cursor()) for part in before]
+    assert len(set(cursors)) == 1  # ranks agree
+    after = streams(data.draw(ranks))
+    for part in after:
+        part.seek(json.loads(cursors[0]))
+    for _ in range(8):
+        assert all(torch.equal(a, b) for a, b in zip(next_of(before), next_of(after), strict=True))
+    assert before[0].cursor() == after[0].cursor()
+
+
+@pytest.mark.parametrize("mode", ["utterance", "chunk", "carry"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mode": "other"}, {"epoch": -1}, {"epoch": 1.5}, {"taken": 99}, {"taken": None}, {"item": [0]}, {"item": 0},
+        {"item": [0, 7]}, {"item": [-2, 0]}, {"start": [0, -1]}, {"start": [0, 999]}, {"start": ["0", 0]},
+    ],
+)  # fmt: skip
+def test_a_cursor_of_something_else_is_refused(
+    token_set: Callable[..., TokenSet], mode: str, change: dict[str, object]
+) -> None:
+    s = stream(token_set(LENGTHS), mode=mode)
+    s.next_chunk()
+    if mode == "carry" and change.get("item") in ([0, 7], [-2, 0]):
+        return  # it deals no items
+    with pytest.raises(UserError, match="place in the data"):
+        s.seek({**s.cursor(), **change})
 
 
 def test_seed_decides_the_order(token_set: Callable[..., TokenSet]) -> None:
