@@ -259,6 +259,9 @@ def _checked_progress(progress: Any, folder: Path) -> dict[str, Any]:
     def whole_number(value: Any, least: int) -> bool:
         return type(value) is int and least <= value < 1 << 62
 
+    def list_of(value: Any, length: int, kind: type) -> bool:
+        return isinstance(value, list) and len(value) == length and all(type(each) is kind for each in value)
+
     if (
         not isinstance(progress, dict)
         or progress.get("step") != _step(folder)
@@ -268,6 +271,8 @@ def _checked_progress(progress: Any, folder: Path) -> dict[str, Any]:
         or type(progress.get("seconds")) not in (int, float)
         or not 0 <= progress["seconds"] < math.inf
         or not isinstance(progress.get("cursor"), dict)
+        or not list_of(progress.get("skipped", [0, 0]), 2, int)
+        or not list_of(progress.get("since_log", [0.0] * 4), 4, float)
     ):
         raise UserError(f"{folder / _PROGRESS} is no progress of a checkpoint")
     return progress
