@@ -1,4 +1,4 @@
-"""Settings for every test: one thread (the models are tiny, and threads cost more than they save); the same examples."""
+"""Settings for every test: one thread (the models are tiny, threads cost more than they save); the same examples."""
 
 import hypothesis
 import torch
