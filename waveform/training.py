@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from waveform.audio.corpus import DataConfig
 from waveform.audio.files import SAMPLE_RATE_HZ
@@ -97,15 +98,21 @@ def _audio_summary(config: TrainConfig, data: Dataset) -> OnEvaluate | None:
         from waveform.audio.plots import mel_image
 
         num_steps = int(config.sample_seconds * SAMPLE_RATE_HZ)
-        tokens = sample_tokens(
+        blocks: list[Tensor] = []
+
+        def keep(block: Tensor) -> None:
+            blocks.append(block[0])
+            stop.check()
+
+        sample_tokens(
             model,
             vocab_size=data.vocab_size,
             num_streams=1,
             num_steps=num_steps,
             config=SamplingConfig(),
-            on_block=lambda _: stop.check(),
+            on_block=keep,
         )
-        samples = decode(tokens[0].to(torch.uint8))
+        samples = decode(torch.cat(blocks).to(torch.uint8))
         log.tensorboard.add_audio("sample", samples, step, sample_rate=SAMPLE_RATE_HZ)
         log.tensorboard.add_image("sample/mel", mel_image(samples.numpy()), step, dataformats="HWC")
 
