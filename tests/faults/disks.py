@@ -6,7 +6,7 @@ import resource
 from pathlib import Path
 
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000  # of unshare(2)
-_PRIVATE, _REMOUNT = 1 << 18 | 16384, 32  # of mount(2): MS_PRIVATE | MS_REC, MS_REMOUNT
+_PRIVATE, _BIND, _REMOUNT, _READ_ONLY, _DETACH = 1 << 18 | 1 << 14, 4096, 32, 1, 2  # of mount(2) and umount2
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -45,6 +45,18 @@ class SmallDisk:
     def reason(self) -> str:
         """What the toolkit must say."""
         return "the disk is full; free some space" if self.kind == "tmpfs" else "exceed the size limit"
+
+
+def cover_read_only(folder: Path) -> None:
+    """Let every path into `folder` be read-only; only where a tmpfs could be mounted."""
+    place = os.fsencode(folder)
+    _libc("mount", place, place, None, _BIND, None)
+    _libc("mount", None, place, None, _BIND | _REMOUNT | _READ_ONLY, None)
+
+
+def uncover(folder: Path) -> None:
+    """Undo `cover_read_only`."""
+    _libc("umount2", os.fsencode(folder), _DETACH)
 
 
 def _own_mounts() -> None:

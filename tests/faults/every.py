@@ -1,6 +1,15 @@
 """The list of every fault; one module makes one group of them."""
 
-from tests.faults import bad_loss, damaged_files, full_disk, killed_training, overrides, preempted, two_runs
+from tests.faults import (
+    bad_loss,
+    damaged_files,
+    full_disk,
+    killed_training,
+    overrides,
+    preempted,
+    two_runs,
+    vanished_folders,
+)
 from tests.faults.fault import Fault
 
 FAULTS: list[Fault] = [
@@ -11,4 +20,5 @@ FAULTS: list[Fault] = [
     *overrides.FAULTS,
     *preempted.FAULTS,
     *two_runs.FAULTS,
+    *vanished_folders.FAULTS,
 ]

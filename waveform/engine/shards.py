@@ -1,4 +1,4 @@
-"""Token shards: memory-mapped files of utterances, and the data set (a folder of shards) that training reads.
+"""Token shards: files of utterances, and the data set (a folder of shards) that training reads.
 
 A shard is a 64-byte header, the tokens of all utterances back to back, and a JSON index:
 
@@ -6,6 +6,7 @@ A shard is a 64-byte header, the tokens of all utterances back to back, and a JS
 
 The index holds dtype, vocabulary size, a histogram of the tokens and, for each utterance, name, length and digest.
 The header is written last and the file then renamed, so a shard that exists under its own name is whole.
+Tokens are read, not memory-mapped: a mapped file that is cut ends the process by a signal, with no word of why.
 A data set is a folder with `dataset.json`, which names the shards of each split with the digest of their index.
 
 Whatever damages a file later is noticed when it is read: the index and `dataset.json` on opening, and an utterance's
@@ -17,6 +18,7 @@ import hashlib
 import json
 import os
 import struct
+import weakref
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +30,7 @@ import numpy as np
 import torch
 
 from waveform.engine.atomic import explain_write_errors, sync, write_file
-from waveform.engine.errors import UserError
+from waveform.engine.errors import Trouble, UserError
 
 DATASET_FILE = "dataset.json"
 _DATASET_FORMAT = 2
@@ -153,7 +155,11 @@ def _counts(tokens: np.ndarray, *, vocab_size: int) -> np.ndarray:
 
 
 class Shard:
-    """One shard, opened for reading. Raises UserError, naming the file, where it is missing, cut or damaged."""
+    """One shard, opened for reading. Raises UserError, naming the file, where it is missing, cut or damaged.
+
+    The file is kept open, so that one that is deleted or replaced by another can be read to the end; one that is
+    written into is checked anew, and refused where its content differs.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -170,6 +176,9 @@ class Shard:
                     raise UserError(f"{path} is cut short or has grown; prepare the data again")
                 file.seek(_HEADER.size + payload_bytes)
                 raw_index = file.read(index_bytes)
+                self._file = os.dup(file.fileno())
+                weakref.finalize(self, os.close, self._file)
+                self._as_known = _size_and_time(self._file)
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}; prepare the data again") from error
         if reserved != _RESERVED or hashlib.blake2b(raw_index, digest_size=32).digest() != digest:
@@ -196,11 +205,7 @@ class Shard:
             start += length
         if start * dtype.itemsize != payload_bytes or self.counts.sum() != start:
             raise ValueError(f"{start} tokens of {dtype} in {payload_bytes} bytes")
-        self.tokens: np.ndarray = (
-            np.memmap(self.path, dtype=dtype, mode="r", offset=_HEADER.size, shape=(start,))
-            if start
-            else np.empty(0, dtype)
-        )
+        self._dtype = dtype
         self._starts = [utterance.start for utterance in self.utterances]
         self._verified = [False] * len(self.utterances)
 
@@ -209,14 +214,31 @@ class Shard:
         for i in range(len(self.utterances)):
             self._verify(i)
 
-    def verify_at(self, position: int) -> None:
-        """Compare the digest of the utterance that token `position` belongs to, the first time it is asked for.
+    def read(self, *, start: int, stop: int) -> np.ndarray:
+        """Tokens start..stop - 1 of one utterance, [stop - start].
 
-        Raises UserError naming the file and the utterance.
+        The utterance's digest is compared when it is first read, and again after the file was changed. Raises UserError
+        naming the file and the utterance.
         """
-        index = bisect_right(self._starts, position) - 1
-        if not self._verified[index]:
-            self._verify(index)
+        while True:
+            index = bisect_right(self._starts, start) - 1
+            if not self._verified[index]:
+                self._verify(index)
+            tokens = self._read(start, stop)
+            now = _size_and_time(self._file)  # after reading, so that what was read is what is compared
+            if now == self._as_known:
+                return tokens
+            self._as_known, self._verified = now, [False] * len(self.utterances)
+
+    def _read(self, start: int, stop: int) -> np.ndarray:
+        size = self._dtype.itemsize
+        try:
+            raw = os.pread(self._file, (stop - start) * size, _HEADER.size + start * size)
+        except OSError as error:
+            raise Trouble(f"cannot read {self.path}: {error.strerror}; see that its disk works") from error
+        if len(raw) != (stop - start) * size:
+            raise UserError(f"{self.path} was cut short while it was in use; prepare the data again")
+        return np.frombuffer(raw, dtype=self._dtype)
 
     def _verify(self, index: int) -> None:
         utterance = self.utterances[index]
@@ -224,7 +246,7 @@ class Shard:
         stop = utterance.start + utterance.length
         in_range = True
         for begin in range(utterance.start, stop, _VERIFY_BLOCK):
-            block = np.ascontiguousarray(self.tokens[begin : min(begin + _VERIFY_BLOCK, stop)])
+            block = self._read(begin, min(begin + _VERIFY_BLOCK, stop))
             digest.update(block.data)
             if self.vocab_size <= np.iinfo(block.dtype).max:
                 in_range = in_range and block.min() >= 0 and block.max() < self.vocab_size
@@ -234,6 +256,11 @@ class Shard:
                 f"{self.path} is damaged (the {what} of {utterance.name!r} differs); prepare the data again"
             )
         self._verified[index] = True
+
+
+def _size_and_time(file: int) -> tuple[int, int]:
+    status = os.fstat(file)
+    return status.st_size, status.st_mtime_ns
 
 
 class TokenSet:
@@ -289,13 +316,9 @@ class TokenSet:
             shard.verify()
 
     def read(self, index: int, *, start: int, stop: int) -> np.ndarray:
-        """Tokens start..stop - 1 (clipped at the end) of utterance `index`, as a view of the mapped file.
-
-        Raises UserError, naming the shard, where the utterance is not as it was written.
-        """
+        """Tokens start..stop - 1 (clipped at the end) of utterance `index`. Raises UserError as `Shard.read`."""
         utterance, shard = self._entries[index]
-        shard.verify_at(utterance.start)
-        return shard.tokens[utterance.start + start : utterance.start + min(stop, utterance.length)]
+        return shard.read(start=utterance.start + start, stop=utterance.start + min(stop, utterance.length))
 
 
 @dataclass(frozen=True)

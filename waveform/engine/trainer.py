@@ -237,6 +237,7 @@ class Trainer:
         self.state: State = self._fresh
         self.step, self.seconds, self.tokens_seen = 0, 0.0, 0
         self.skipped = self._skipped_in_row = 0  # steps
+        self._place: tuple[int, int] | None = None
         self._unchecked: list[_Update] = []
         self._row_nats: list[Tensor] = []
         self._saved_step: int | None = None
@@ -282,6 +283,7 @@ class Trainer:
         self._check_finite()
         if self._saved_step == self.step:
             return
+        self._require_run_dir()
         checkpoint.save(
             self._run_dir,
             step=self.step,
@@ -302,6 +304,18 @@ class Trainer:
             keep=self.config.keep_checkpoints,
         )
         self._saved_step = self.step
+
+    def _require_run_dir(self) -> None:
+        """Raises UserError where the run's folder is not the one any more that training began in."""
+        if self._place is None:
+            return
+        now = _identity(self._run_dir)
+        if now != self._place:
+            what = "is gone" if now is None else "is another folder now"
+            raise UserError(
+                f"{self._run_dir} {what}: it was moved or removed during training, at step {self.step}; put it back, "
+                "and the same command goes on from its last checkpoint"
+            )
 
     @property
     def finished(self) -> bool:
@@ -326,6 +340,7 @@ class Trainer:
     def _run(self) -> TrainResult:
         config, world = self.config, self.world
         log = MetricsLog(self._run_dir, resume_step=self.step) if world.is_first else None
+        self._place = _identity(self._run_dir) if world.is_first else None
         resumed_at = self.step
         stopped_by = 0
         since = (self.seconds, self.tokens_seen)
@@ -369,6 +384,7 @@ class Trainer:
                     if self._units_per_second:
                         note += f", {rate / self._units_per_second:.2f} x real time"
                     if log is not None:
+                        self._require_run_dir()
                         log.write(
                             "train",
                             step=self.step,
@@ -596,6 +612,7 @@ class Trainer:
             )
             self._evaluation_due = False
             if log is not None:
+                self._require_run_dir()
                 self._report(result, log, progress, stop)
             self.world.barrier()
 
@@ -608,6 +625,15 @@ class Trainer:
             with suppress(Stopped):
                 self._on_evaluate(self.model, self.step, log, stop)
             torch.set_rng_state(random_numbers)
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What tells a folder from another of its name; None where there is none."""
+    try:
+        status = folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _crossed(before: int, after: int) -> Callable[[int], bool]:
