@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recipes.corpora import find_recipe
 from recipes.metrics import UNITS, frequency_bucket, text_metrics
-from waveform.engine.distributed import World, join, leave
+from waveform.engine.distributed import World, job
 from waveform.engine.dynamic import DynamicConfig
 from waveform.engine.errors import UserError
 from waveform.engine.evaluator import Evaluation
@@ -39,8 +39,7 @@ def evaluate(
     every process calls this and scores its share of the documents or pieces. Raises UserError where there is no whole
     run or its data is gone.
     """
-    world = join(device=device)
-    try:
+    with job(device=device) as world:
         run = open_text_run(run_dir, world=world, **model_fields)
         figures = measure(
             run,
@@ -55,8 +54,6 @@ def evaluate(
                 print(describe(figures))
             write_json(json_file, figures)
         return figures
-    finally:
-        leave()
 
 
 def open_text_run(run_dir: Path | str, *, world: World, **model_fields: int) -> TrainedRun:

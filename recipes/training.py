@@ -6,7 +6,7 @@ from pathlib import Path
 from recipes.corpora import find_recipe
 from recipes.settings import compose_config
 from waveform.composing import typed
-from waveform.engine.distributed import join, leave
+from waveform.engine.distributed import job
 from waveform.engine.errors import UserError
 from waveform.engine.shards import read_dataset
 from waveform.engine.trainer import TrainConfig, TrainResult
@@ -37,8 +37,7 @@ def train(
         raise UserError(f"{data_dir} was prepared as {prepared_as or data.modality.get('kind')}, not as {recipe}")
     fields = {key: value for key, value in config["model"].items() if key != "name"}
     model_class(config["model"]["name"]).Config(vocab_size=data.vocab_size, **fields)  # refuses bad fields early
-    world = join(device=train_config.device, timeout_s=train_config.timeout_s)
-    try:
+    with job(device=train_config.device, timeout_s=train_config.timeout_s) as world:
         check_run_dir(run_dir)
         check_settings(run_dir, config, train_config, world=world)
         return train_run(
@@ -51,5 +50,3 @@ def train(
             cut_valid=True,
             show_progress=show_progress,
         )
-    finally:
-        leave()

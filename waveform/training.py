@@ -12,7 +12,7 @@ from waveform.audio.files import SAMPLE_RATE_HZ
 from waveform.audio.mulaw import decode
 from waveform.composing import typed
 from waveform.config import compose_config
-from waveform.engine.distributed import World, explain_lost_ranks, join, leave
+from waveform.engine.distributed import World, job
 from waveform.engine.drawing import SamplingConfig
 from waveform.engine.errors import UserError
 from waveform.engine.interface import SequenceModel
@@ -42,11 +42,8 @@ def train(
     source, run_dir = Path(source), Path(run_dir)
     config = compose_config(overrides, config_dir=None if config_dir is None else Path(config_dir))
     train_config: TrainConfig = typed(TrainConfig, config["train"], section="train")
-    world = join(device=train_config.device, timeout_s=train_config.timeout_s)
-    try:
+    with job(device=train_config.device, timeout_s=train_config.timeout_s) as world:
         return _train(source, run_dir, config, train_config, world=world, show_progress=show_progress)
-    finally:
-        leave()
 
 
 def _train(
@@ -60,8 +57,7 @@ def _train(
     check_settings(run_dir, config, train_config, world=world)
     data = _data_of_run(source, run_dir)
     if data is None:
-        with explain_lost_ranks(world, timeout_s=train_config.timeout_s, where=lambda: "the start"):
-            data = open_data(source, beside=run_dir, config=data_config, world=world, show_progress=show_progress)
+        data = open_data(source, beside=run_dir, config=data_config, world=world, show_progress=show_progress)
     elif show_progress and world.is_first:
         print(f"resuming with {data.folder}, as prepared when this run began")
     rate_hz = data.modality.get("sample_rate_hz")

@@ -7,6 +7,7 @@ DDP leaves what accumulated before without reducing it.
 
 import gc
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from waveform.engine.errors import Trouble, UserError
 from waveform.engine.meeting import meeting_store
+from waveform.engine.pulse import Pulse
 
 _BUCKET_ELEMENTS = 1 << 24
 TIMEOUT_S = 600.0  # a rank that lets the others wait so long in training hangs
@@ -27,10 +29,13 @@ _BARRIER_TIMEOUT = timedelta(hours=2)
 # What the backends say when a rank is gone (its connection closes at once) or does not come (the timeout passes).
 _LOST = ("closed by peer", "reset by peer", "broken pipe", "pair closure")
 _LATE = ("timed out", "timeout")
-# Carries the reductions; the default group, patient, only the barriers.
+# Carries the reductions; the default group is there because torch wants one.
 _group: dist.ProcessGroup | None = None
 # Carries questions of the ranks to each other, always through the CPU.
 _questions: dist.ProcessGroup | None = None
+_pulse: Pulse | None = None
+_timeout_s = TIMEOUT_S
+_POLL_S = 0.005
 
 
 class RankLost(Trouble):
@@ -38,7 +43,7 @@ class RankLost(Trouble):
 
 
 @contextmanager
-def explain_lost_ranks(world: "World", *, timeout_s: float, where: Callable[[], str]) -> Iterator[None]:
+def explain_lost_ranks(world: "World", *, timeout_s: float, where: Callable[[], str] | None = None) -> Iterator[None]:
     """Turn a backend's error about another rank into RankLost, one line; `where` says how far this rank came."""
     try:
         yield
@@ -49,7 +54,19 @@ def explain_lost_ranks(world: "World", *, timeout_s: float, where: Callable[[], 
         reason = f"did not answer for {timeout_s:g} s (train.timeout_s) and may hang"
         if any(sign in text for sign in _LOST):
             reason = "ended; its own output says why"
-        raise RankLost(f"rank {world.rank} stops at {where()}: another rank {reason}") from error
+        at = "" if where is None else f" at {where()}"
+        raise RankLost(f"rank {world.rank} stops{at}: another rank {reason}") from error
+
+
+@contextmanager
+def job(*, device: str | None = None, timeout_s: float = TIMEOUT_S) -> Iterator["World"]:
+    """Join the job (see `join`) for a block, and leave it after. Raises RankLost where another rank ended or hangs."""
+    world = join(device=device, timeout_s=timeout_s)
+    try:
+        with explain_lost_ranks(world, timeout_s=timeout_s):
+            yield world
+    finally:
+        leave()
 
 
 @dataclass(frozen=True)
@@ -119,9 +136,28 @@ class World:
         return [int(value) for value in largest.tolist()]
 
     def barrier(self) -> None:
-        """Wait for every rank, far longer than in training: the first one may have much to do alone."""
-        if self.size > 1:
-            dist.barrier()
+        """Wait for every rank: for the first, which may have much to do alone, as long as its process runs (up to two
+        hours); the first for the others, which have nothing to do alone, as long as in training.
+
+        Raises RuntimeError, as a reduction does, where a rank ended or does not come.
+        """
+        if self.size == 1:
+            return
+        assert _pulse is not None
+        number = _pulse.arrive()
+        silent_s, beats, looked = 0.0, _pulse.beats, time.monotonic()
+        end = looked + _BARRIER_TIMEOUT.total_seconds()
+        while _pulse.passed < number:
+            time.sleep(_POLL_S)
+            now = time.monotonic()
+            silent_s += min(now - looked, 1.0)  # a process that was stopped for a while does not blame the others
+            looked = now
+            if not self.is_first and _pulse.beats != beats:
+                silent_s, beats = 0.0, _pulse.beats
+            if _pulse.lost:
+                raise RuntimeError("the job's store was closed by peer")
+            if silent_s > _timeout_s or now > end:
+                raise RuntimeError("timed out at a barrier")
 
 
 def choose_device(device: str | None) -> str:
@@ -137,7 +173,7 @@ def join(*, device: str | None = None, timeout_s: float = TIMEOUT_S) -> World:
     `device` is `cpu`, `cuda`, or None for a GPU where there is one; `timeout_s` is how long a rank waits for the others
     in a reduction. Raises UserError when CUDA is asked for in vain.
     """
-    global _group, _questions
+    global _group, _questions, _pulse, _timeout_s
     cuda = choose_device(device) == "cuda"
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
@@ -145,11 +181,11 @@ def join(*, device: str | None = None, timeout_s: float = TIMEOUT_S) -> World:
     if cuda:
         torch.cuda.set_device(where)
     if size > 1 and not dist.is_initialized():
-        store = meeting_store(rank, size, timeout=_BARRIER_TIMEOUT)
-        if store is None:
-            dist.init_process_group("gloo", timeout=_BARRIER_TIMEOUT)
-        else:
-            dist.init_process_group("gloo", timeout=_BARRIER_TIMEOUT, store=store, rank=rank, world_size=size)
+        store, prefix = meeting_store(rank, size, timeout=_BARRIER_TIMEOUT)
+        dist.init_process_group("gloo", timeout=_BARRIER_TIMEOUT, store=store, rank=rank, world_size=size)
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        _pulse = Pulse(host, port, prefix=prefix, rank=rank, size=size, timeout=_BARRIER_TIMEOUT)
+        _timeout_s = timeout_s
         group = dist.new_group(backend="nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout_s))
         assert isinstance(group, dist.ProcessGroup)  # every rank is in it
         _group = _questions = group
@@ -162,7 +198,10 @@ def join(*, device: str | None = None, timeout_s: float = TIMEOUT_S) -> World:
 
 def leave() -> None:
     """Leave the job, so that the other ranks are not told of a lost connection."""
-    global _group, _questions
+    global _group, _questions, _pulse
+    if _pulse is not None:
+        _pulse.stop()
+        _pulse = None
     if dist.is_initialized():
         _group = _questions = None
         gc.collect()  # what still refers to the group would outlive it, and gloo's threads abort a process at its end

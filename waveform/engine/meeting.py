@@ -22,15 +22,17 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 _POLL_S = 0.02
 
 
-def meeting_store(rank: int, size: int, *, timeout: timedelta) -> Store | None:
-    """A store for this attempt's ranks alone, or None where torchrun keeps none (each then makes its own as usual).
+def meeting_store(rank: int, size: int, *, timeout: timedelta) -> tuple[Store, str]:
+    """A store for this attempt's ranks alone, and the prefix of its keys; rank 0 keeps it where torchrun does not.
 
     Raises dist.DistStoreError where the others do not come in `timeout`.
     """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
-    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, is_master=False, timeout=timeout)
-    return PrefixStore(agree_on_prefix(store, rank, size, timeout=timeout), store)
+        return TCPStore(host, port, size, is_master=rank == 0, timeout=timeout), "job"
+    store = TCPStore(host, port, size, is_master=False, timeout=timeout)
+    prefix = agree_on_prefix(store, rank, size, timeout=timeout)
+    return PrefixStore(prefix, store), prefix
 
 
 def agree_on_prefix(store: Store, rank: int, size: int, *, timeout: timedelta) -> str:
