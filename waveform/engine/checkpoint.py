@@ -34,8 +34,14 @@ from waveform.engine.sharding import like_parameter, whole
 
 CHECKPOINTS_DIR = "checkpoints"
 _COMPLETE = "complete.json"
+# Raise it whenever an older waveform would read a checkpoint wrongly. Until there was a number it was 1.
+FORMAT = 1
 _MOST_RANKS = 1 << 16
 _MODEL, _OPTIMISER, _PROGRESS = "model.safetensors", "optimiser.safetensors", "progress.json"
+
+
+class OtherFormat(UserError):
+    """A checkpoint of another version of waveform: older ones must not be taken in its place, nor it be replaced."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,10 @@ def _save(
         if world.is_first:
             _write_tensors(partial / _MODEL, weights)
             _write_tensors(partial / _OPTIMISER, optimiser_tensors)
-            write_file(partial / _PROGRESS, json.dumps({**progress, "step": step, "num_ranks": world.size}).encode())
+            write_file(
+                partial / _PROGRESS,
+                json.dumps({"format": FORMAT, **progress, "step": step, "num_ranks": world.size}).encode(),
+            )
         world.barrier()
         if world.is_first:
             digests = {path.name: _digest(path) for path in sorted(partial.iterdir())}
@@ -240,7 +249,13 @@ def _open(folder: Path) -> Checkpoint:
         for name, digest in digests.items():
             if _digest(folder / name) != digest:
                 raise UserError(f"{folder / name} is damaged or cut short, or {folder / _COMPLETE} is")
-        progress = _checked_progress(_read_json(folder / _PROGRESS), folder)
+        progress = _read_json(folder / _PROGRESS)
+        if isinstance(progress, dict) and progress.get("format", 1) != FORMAT:
+            raise OtherFormat(
+                f"{folder} has format {progress['format']!r}, and this waveform reads format {FORMAT}; use the version "
+                "of waveform that wrote it, or another --run"
+            )
+        progress = _checked_progress(progress, folder)
         ranks = [f"rank_{rank}.safetensors" for rank in range(progress["num_ranks"])]
         for name in (_MODEL, _OPTIMISER, _PROGRESS, *ranks):
             if name not in digests:
@@ -287,6 +302,8 @@ def newest(run_dir: Path) -> Checkpoint | None:
     for folder in _folders(run_dir):
         try:
             found = _open(folder)
+        except OtherFormat:
+            raise
         except UserError as error:
             problems.append(str(error))
             continue

@@ -22,6 +22,7 @@ from waveform.engine.distributed import TIMEOUT_S, World, explain_lost_ranks
 from waveform.engine.errors import UserError
 from waveform.engine.evaluator import Evaluation, evaluate
 from waveform.engine.interface import SequenceModel, State, detach, reset_rows, state_tensors
+from waveform.engine.machine import cpu_name
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.progress import Progress
 from waveform.engine.reading import score_window
@@ -266,17 +267,30 @@ class Trainer:
         self._evaluation_due = bool(found.progress.get("evaluation_due"))
         if self.world.is_first and "since_log" in found.progress:
             self._since_log += torch.tensor(found.progress["since_log"], dtype=torch.float64, device=self.world.device)
+        known = {"format", "step", "num_ranks", "seconds", "tokens_seen", "cursor", "skipped"}
+        known |= {"evaluation_due", "since_log"}
+        unknown = sorted(found.progress.keys() - known - self._bitwise_only_with().keys())
+        if unknown and self._show_progress:
+            print(f"note: {found.folder} also says {', '.join(unknown)}, which is left aside", file=sys.stderr)
         for what, now in self._bitwise_only_with().items():
-            then = found.progress.get(what)
+            then = found.progress.get(what, now)  # an older checkpoint does not say
             if then != now and self._show_progress:
                 print(
                     f"note: saved with {what} {then}, resumed with {now}: the same no more bit by bit", file=sys.stderr
                 )
 
-    @staticmethod
-    def _bitwise_only_with() -> dict[str, str | int]:
-        """What a resumed run must share with the one before it to give the same bits."""
-        return {"torch": torch.__version__, "num_threads": torch.get_num_threads()}
+    def _bitwise_only_with(self) -> dict[str, str | int]:
+        """What a resumed run must share with the one before it to give the same bits; the number of ranks apart."""
+        device = self.world.device
+        return {
+            "torch": torch.__version__,
+            "num_threads": torch.get_num_threads(),
+            "processor": cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "device": device.type,
+            "precision": str(self.config.autocast(device) or torch.float32).removeprefix("torch."),
+            "sharding": self.config.sharding if self.world.size > 1 else "none",
+        }
 
     def save(self) -> None:
         """Write a checkpoint of this moment, unless it is saved already. Raises Diverged for a loss gone wrong."""
