@@ -1,0 +1,102 @@
+"""Memory of a long evaluation and of long sampling: as flat as it is after a warm-up."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.faults import forked
+from tests.faults.fault import Fault
+from waveform.audio.files import WavWriter
+from waveform.audio.mulaw import decode
+from waveform.engine.drawing import SamplingConfig
+from waveform.engine.evaluator import evaluate
+from waveform.engine.machine import resident_bytes
+from waveform.engine.sampler import sample
+from waveform.engine.shards import Shard, ShardWriter, TokenSet
+from waveform.models.registry import build
+
+_SMALL = {
+    "compressive_transformer": {"num_layers": 1, "d_model": 16, "num_heads": 1, "d_feedforward": 16, "window": 64,
+                                "memory": 64, "compressed": 16},
+    "transformer_xl": {"num_layers": 1, "d_model": 16, "num_heads": 1, "d_feedforward": 16, "window": 64,
+                       "memory": 64},
+    "wavenet": {"num_stacks": 1, "layers_per_stack": 2, "kernel_size": 2, "residual_channels": 8, "gate_channels": 8,
+                "skip_channels": 8},
+}  # fmt: skip
+_WAYS = [(name, way) for way in ("utterance", "chunk", "sample", "int8", "eager") for name in _SMALL]
+
+
+def _long(folder: Path, name: str, way: str, num_tokens: int) -> None:
+    """Prints the resident memory after a tenth of the tokens, and the most after that."""
+    begin = most = done = 0
+
+    def count(num: int) -> None:
+        nonlocal begin, most, done
+        done += num
+        if done >= num_tokens // 10:
+            now = resident_bytes()
+            begin, most = begin or now, max(most, now)
+
+    model = build(name, vocab_size=256, **_SMALL[name])
+    assert isinstance(model, torch.nn.Module)
+    model.eval().requires_grad_(False)
+    (_evaluate if way in ("utterance", "chunk") else _sample)(folder, model, way, num_tokens, count)
+    assert done == num_tokens
+    print(json.dumps({"begin": begin, "most": most}))
+
+
+def _evaluate(folder: Path, model: Any, way: str, num_tokens: int, count: Callable[[int], None]) -> None:
+    path, rng = folder / "long.shard", np.random.default_rng(0)
+    with ShardWriter(path, vocab_size=256) as writer:
+        writer.begin("long")
+        for start in range(0, num_tokens, 1 << 16):
+            writer.append(rng.integers(0, 256, min(1 << 16, num_tokens - start), dtype=np.uint8))
+    tokens, progress = TokenSet([Shard(path)], vocab_size=256), SimpleNamespace(update=count)
+    evaluate(model, tokens, window=512, batch_size=1, protocol=way, chunk=1024, progress=progress)  # type: ignore[arg-type]
+
+
+def _sample(folder: Path, model: Any, way: str, num_tokens: int, count: Callable[[int], None]) -> None:
+    if way == "eager":  # what a model without a decoder of its own is stepped by
+        model.decoder = None
+    with WavWriter(folder / "long.wav") as wav:
+
+        def write(block: Tensor) -> None:
+            wav.append(decode(block[0].to(torch.uint8)))
+            count(block.shape[1])
+
+        options = {"vocab_size": 256, "num_streams": 1, "num_steps": num_tokens, "config": SamplingConfig()}
+        sample(model, **options, on_block=write, int8=way == "int8")
+
+
+def _flat(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
+    num_tokens = 10_000_000 if cases >= len(_WAYS) else 20_000
+    growth = {}
+    for case in range(cases):
+        name, way = _WAYS[4 * case % len(_WAYS)]  # so that few cases have every way
+        here = folder / f"{name}-{way}"
+        here.mkdir()
+        # The slowest way of all makes some 2,000 a second.
+        num = num_tokens if way != "eager" else min(num_tokens, 500_000) // 5
+        said = forked.run(_long, here, name, way, num, output=here / "said.txt", timeout_s=7200)
+        told = json.loads(said.splitlines()[-1])
+        growth[f"{name} {way}"] = round(100 * (told["most"] / told["begin"] - 1), 3)
+        assert told["most"] < 1.01 * told["begin"], f"{name} {way}: {told}"
+    return {"tokens": num_tokens, "growth_percent": growth}
+
+
+FAULTS = [
+    Fault(
+        "long evaluation and sampling",
+        "memory after a tenth of the samples stays flat within 1%",
+        _flat,
+        short=7,
+        long=15,
+    ),
+]

@@ -1,0 +1,83 @@
+"""A run resumed elsewhere: it goes on, and says what is not bitwise any more; other formats are refused."""
+
+import contextlib
+import hashlib
+import io
+import json
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tests.engine.conftest import write_tokens
+from tests.engine.training import small_trainer
+from tests.faults.fault import Fault
+from waveform.engine import checkpoint, trainer
+from waveform.engine.errors import UserError
+
+
+def _edit(folder: Path, **fields: Any) -> None:
+    """Change progress.json as another version of waveform might have written it."""
+    path = folder / "progress.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | fields))
+    digests = json.loads((folder / "complete.json").read_bytes())
+    digests["progress.json"] = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    (folder / "complete.json").write_text(json.dumps(digests))
+
+
+def _elsewhere(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
+    tokens = write_tokens(folder / "shard", [60, 45, 33, 80, 21, 52, 70])
+    changes: dict[str, Any] = {
+        "torch": mock.patch.object(torch, "__version__", "9.9.9"),
+        "num_threads": mock.patch.object(torch, "get_num_threads", lambda: 77),
+        "processor": mock.patch.object(trainer, "cpu_name", lambda: "another processor"),
+        "instructions": mock.patch.object(torch.backends.cpu, "get_cpu_capability", lambda: "NONE"),
+        "precision": contextlib.nullcontext(),
+    }
+    for case in range(cases):
+        run = folder / f"run_{case}"
+        name = source.choice(["compressive_transformer", "transformer_xl", "wavenet"])
+        small_trainer(name, tokens, run, max_steps=source.randrange(1, 6)).run()
+        found = checkpoint.newest(run)
+        assert found is not None
+        what = source.sample(sorted(changes), source.randrange(len(changes) + 1))
+        precision = "bf16" if "precision" in what else "fp32"
+        _edit(found.folder, from_the_future=1)
+        with contextlib.ExitStack() as changed, contextlib.redirect_stderr(io.StringIO()) as said:
+            for each in what:
+                changed.enter_context(changes[each])
+            resumed = small_trainer(name, tokens, run, precision=precision)
+            resumed._show_progress = True
+            resumed._resume()
+        notes = [line for line in said.getvalue().splitlines() if line.startswith("note: saved with")]
+        assert sorted(line.split()[3] for line in notes) == sorted(what), (what, notes)
+        assert "also says from_the_future, which is left aside" in said.getvalue()
+        resumed._show_progress = False
+        resumed.run()
+        assert resumed.step == 8
+        kept = checkpoint.newest(run)
+        assert kept is not None
+        _edit(kept.folder, format=source.choice([0, 2, "3", None]))
+        for attempt in (partial(checkpoint.newest, run), partial(small_trainer, name, tokens, run)):
+            try:
+                attempt()
+            except UserError as error:
+                assert "format" in str(error) and "use the version of waveform" in str(error)
+            else:
+                raise AssertionError("another format was read")
+        assert len(list((run / "checkpoints").iterdir())) == 2  # the older one was not taken, the newer not removed
+    return {}
+
+
+FAULTS = [
+    Fault(
+        "resumed elsewhere",
+        "goes on and says what is not bitwise any more; another checkpoint format is refused, never replaced",
+        _elsewhere,
+        short=8,
+        long=200,
+    ),
+]
