@@ -17,11 +17,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 ROOT = Path(__file__).parents[2]
+Process: TypeAlias = "subprocess.Popen[str]"
 TIMEOUT_S = 120.0  # of one child: a hang is a failure
 
 
@@ -207,3 +208,41 @@ class Failures:
     def tell(self) -> None:
         """Raise AssertionError for the cases that failed."""
         assert not self._said, f"{len(self._said)} cases failed:\n" + "\n".join(self._said[:20])
+
+
+def start(command: list[str], **environment: str) -> Process:
+    """A real process of this Python in a session of its own, with one thread; what it says comes by one pipe."""
+    return subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
+        start_new_session=True,
+    )
+
+
+def children(pid: int, *, of: str) -> list[int]:
+    """Ids of a process's children whose command line holds `of`."""
+    found = []
+    with suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with suppress(OSError):
+                if of in Path(f"/proc/{child}/cmdline").read_text():
+                    found.append(int(child))
+    return found
+
+
+def wait_for(look: Callable[[], Any], what: str, *, timeout_s: float = TIMEOUT_S) -> Any:
+    """What `look` returns once that is true. Raises AssertionError, saying `what`, where it never is."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+    return found
+
+
+def kill_if_there(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process that may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)

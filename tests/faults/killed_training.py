@@ -12,7 +12,10 @@ import random
 import shutil
 import signal
 import socket
-from collections.abc import Callable
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from safetensors.numpy import load_file
 
 from tests.faults import forks
 from tests.faults.fault import Fault
-from tests.faults.forks import Points
+from tests.faults.forks import Failures, Points
 from waveform.engine.errors import UserError
 
 _STEPS = 7
@@ -170,7 +173,7 @@ def surround(owner: Any, name: str, points: Points) -> None:
 
 def final(run_dir: Path) -> dict[str, Any]:
     """Everything of a finished run that must not depend on what happened on the way."""
-    last = run_dir / "checkpoints" / f"step_{_STEPS:08d}"
+    last = max((run_dir / "checkpoints").iterdir())
     progress = json.loads((last / "progress.json").read_bytes())
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     files = forks.names_under(run_dir, skip=lambda path: "tensorboard" in path.parts or "checkpoints" in path.parts)
@@ -213,7 +216,7 @@ def _kill_everywhere(folder: Path, cases: int, rng: random.Random) -> dict[str, 
     place = Place(folder)
     chosen = forks.spread(place.points, cases, rng)
     resumed_from: dict[int, int] = {}
-    failures = forks.Failures()
+    failures = Failures()
     for index in chosen:
         run_dir = folder / f"run_{index}"
         with failures.of(f"killed at {index}, {place.points[index]!r}"):
@@ -229,7 +232,7 @@ def _kill_everywhere(folder: Path, cases: int, rng: random.Random) -> dict[str, 
 def _kill_a_rank(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill one of two ranks, or both, at any of its points; the other must end by itself, in a line."""
     place = Place(folder, num_ranks=2)
-    failures = forks.Failures()
+    failures = Failures()
     for case in range(cases):
         run_dir = folder / f"run_{case}"
         victims = [(0,), (1,), (0, 1)][case % 3]
@@ -242,6 +245,57 @@ def _kill_a_rank(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]
     return {"kills": cases}
 
 
+_LONGER = ["train.max_steps=60", "train.checkpoint_every=4", "train.evaluate_every=10", "train.log_every=3"]
+
+
+def start_command(data_dir: Path, run_dir: Path, *, num_ranks: int, settings: Sequence[str]) -> forks.Process:
+    """`waveform train` as a user starts it, alone or under torchrun."""
+    arguments = ["-m", "waveform", "train", str(data_dir), "--run", str(run_dir), *SETTINGS, *settings]
+    if num_ranks > 1:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+        arguments = [*torchrun, *arguments[:2], "--", *arguments[2:]]
+    return forks.start(arguments)
+
+
+def _kill_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Real commands, killed at any moment of the clock, again and again until they have ended; one process and two."""
+    data_dir = Place(folder).data.folder
+    failures = Failures()
+    kills, runs, expected, took_s = 0, 0, {}, {}
+    rank_counts = (1, 2) if cases > 1 else (1,)
+    for num_ranks in rank_counts:
+        whole, began = folder / f"undisturbed_{num_ranks}", time.monotonic()
+        process = start_command(data_dir, whole, num_ranks=num_ranks, settings=_LONGER)
+        said = process.communicate(timeout=forks.TIMEOUT_S)[0]
+        assert process.returncode == 0, said
+        expected[num_ranks], took_s[num_ranks] = final(whole), time.monotonic() - began
+    while kills < cases:
+        num_ranks, run_dir = rank_counts[runs % len(rank_counts)], folder / f"processes_{runs}"
+        runs += 1
+        with failures.of(f"run {runs} on {num_ranks} processes"):
+            ended = False
+            while not ended:
+                process = start_command(data_dir, run_dir, num_ranks=num_ranks, settings=_LONGER)
+                if kills < cases:
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(rng.uniform(0, took_s[num_ranks]))
+                if process.poll() is None and kills < cases:
+                    kills += 1
+                    workers = forks.children(process.pid, of="waveform")
+                    one_alone = num_ranks > 1 and workers and rng.random() < 0.5
+                    for pid in [rng.choice(workers)] if one_alone else [process.pid, *workers]:
+                        forks.kill_if_there(pid)
+                said = process.communicate(timeout=forks.TIMEOUT_S)[0]
+                ended = process.returncode == 0
+                assert ended or kills, said
+            found = final(run_dir)
+            for what, value in expected[num_ranks].items():
+                assert same(found[what], value), f"other {what}: {difference(found[what], value)}"
+            shutil.rmtree(run_dir)
+    failures.tell()
+    return {"kills": kills, "runs": runs}
+
+
 def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill at every point, one process."""
     return forks.in_server(__name__, folder, cases, rng, what="everywhere")
@@ -252,11 +306,17 @@ def run_ranks(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     return forks.in_server(__name__, folder, cases, rng, what="ranks")
 
 
+def run_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Kill real processes."""
+    return forks.in_server(__name__, folder, cases, rng, what="processes")
+
+
 _HOLDS = "resumes; weights, random numbers and metrics of an undisturbed run; no other files"
 FAULTS = [
-    Fault("killed while training, at every step of it", _HOLDS, run, short=40, long=1000),
-    Fault("a rank of two killed while training", _HOLDS, run_ranks, short=6, long=60),
+    Fault("killed while training, at every step of it", _HOLDS, run, short=24, long=1000),
+    Fault("a rank of two killed while training", _HOLDS, run_ranks, short=3, long=60),
+    Fault("processes killed while training, at any time", _HOLDS, run_processes, short=1, long=100),
 ]
 
 if __name__ == "__main__":
-    forks.serve({"everywhere": _kill_everywhere, "ranks": _kill_a_rank})
+    forks.serve({"everywhere": _kill_everywhere, "ranks": _kill_a_rank, "processes": _kill_processes})

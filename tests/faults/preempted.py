@@ -113,7 +113,7 @@ FAULTS = [
         "training asked to stop, once or twice",
         "saves once; one line and 128 + the signal; a second signal ends it at once; resumes as if undisturbed",
         run,
-        short=12,
+        short=10,
         long=300,
     ),
 ]

@@ -1,0 +1,166 @@
+"""Preparation killed at any moment, or one of its workers; the next run ends with the same bytes and nothing else."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.faults import forks
+from tests.faults.fault import Fault
+from tests.faults.forks import Failures, Points
+
+Prepare = Callable[[Path], Any]
+
+
+def make_sources(folder: Path) -> dict[str, Prepare]:
+    """A folder of audio and one of text, and what prepares each into a folder."""
+    from recipes.preparation import prepare as prepare_text
+    from tests.test_cli import write_tones
+    from waveform.audio import groups
+    from waveform.audio.corpus import prepare as prepare_audio
+
+    groups._MIN_GROUP_BYTES = 15_000  # several shards of few files
+    for split, num in (("train", 8), ("valid", 2), ("test", 2)):
+        write_tones(folder / "audio" / split, num=num, seconds=0.1)
+    (folder / "audio" / "train" / "bad.wav").write_bytes(b"no audio")
+    (folder / "text").mkdir()
+    for i in range(12):
+        (folder / "text" / f"{i}.txt").write_text(f"some words of file {i}, and more of them\n" * 200)
+    subwords = ["corpus.tokens=subwords", "corpus.vocab_size=300"]
+    return {
+        "audio": lambda data_dir: prepare_audio(folder / "audio", data_dir, show_progress=False),
+        "text": lambda data_dir: prepare_text("folder", folder / "text", data_dir, show_progress=False),
+        "subwords": lambda data_dir: prepare_text("folder", folder / "text", data_dir, subwords, show_progress=False),
+    }
+
+
+def content(folder: Path) -> dict[str, bytes | None]:
+    """Every file under a folder, and every folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def _in_child(prepare: Prepare, data_dir: Path, points: Points, said: Path) -> int:
+    def work() -> int:
+        points.install()
+        prepare(data_dir)
+        points.enabled = False
+        said.with_suffix(".points").write_text(json.dumps(points.seen))
+        return 0
+
+    return forks.fork(work, output=said)
+
+
+def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Half of the kills at chosen points, half at any time; each in a folder of its own."""
+    sources = make_sources(folder)
+    said = folder / "said.log"
+    failures = Failures()
+    figures: dict[str, Any] = {}
+    for number, (kind, prepare) in enumerate(sources.items()):
+        place = folder / kind / "runs"
+        place.mkdir(parents=True)
+        prepare(place / "whole")  # here, so that forks find imports and kernels
+        expected = content(place)
+        shutil.rmtree(place)
+        place.mkdir()
+        began = time.monotonic()
+        assert forks.wait(_in_child(prepare, place / "whole", Points(), said)) == 0, said.read_text()
+        took_s = time.monotonic() - began
+        points: list[str] = json.loads(said.with_suffix(".points").read_text())
+        num_cases = (cases + number) // len(sources)
+        chosen = forks.spread(points, num_cases - num_cases // 2, rng)
+        for case in [*chosen, *(rng.uniform(0, took_s) for _ in range(num_cases - len(chosen)))]:
+            shutil.rmtree(place)
+            place.mkdir()
+            at = f"{points[case]!r}" if isinstance(case, int) else f"{case:.3f} s"
+            with failures.of(f"{kind}: killed at {at}"):
+                child = _in_child(
+                    prepare, place / "whole", Points(kill_at=case if isinstance(case, int) else None), said
+                )
+                if not isinstance(case, int):
+                    time.sleep(case)
+                    os.kill(child, signal.SIGKILL)
+                assert forks.wait(child) in (-signal.SIGKILL, 0), said.read_text()
+                if kind == "audio" or not (place / "whole").exists():  # text that is there must be whole: no second run
+                    assert forks.wait(_in_child(prepare, place / "whole", Points(), said)) == 0, said.read_text()
+                found = content(place)
+                differ = {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)}
+                assert not differ, f"left over, missing or other: {sorted(differ)}"
+        figures[kind] = {"kills": num_cases, "points": len(points)}
+    failures.tell()
+    return figures
+
+
+_POOL = """
+import sys
+from waveform import cli
+run = cli._run
+def with_a_pool(args):
+    from waveform.audio import corpus, groups
+    groups._MIN_GROUP_BYTES, corpus._MIN_POOL_BYTES = 15_000, 0
+    return run(args)
+cli._run = with_a_pool
+if __name__ == "__main__":
+    sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def _kill_workers(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Kill one worker of a pool at any moment of its life: a clear error or a finished data set, and no hang."""
+    sources = make_sources(folder)
+    sources["audio"](folder / "whole")
+    expected = content(folder / "whole")
+    (folder / "pool.py").write_text(_POOL)
+    failures = Failures()
+    told = 0
+    for case in range(cases):
+        data_dir = folder / f"data_{case}"
+        command = [str(folder / "pool.py"), "prepare", str(folder / "audio"), str(data_dir), "data.num_workers=2"]
+        with failures.of(f"worker killed, case {case}"):
+            process = forks.start(command)
+            workers = forks.wait_for(lambda p=process: forks.children(p.pid, of="spawn_main"), "no worker came")
+            time.sleep(rng.uniform(0, 3))
+            for worker in workers[:1]:
+                forks.kill_if_there(worker)
+            said = process.communicate(timeout=forks.TIMEOUT_S)[0]
+            assert process.returncode in (0, 2) and "Traceback" not in said, (process.returncode, said)
+            if process.returncode == 2:
+                told += 1
+                assert "waveform prepare: a process that decodes audio died" in said.splitlines()[-1], said
+            sources["audio"](data_dir)
+            assert content(data_dir) == expected, "another data set"
+    failures.tell()
+    return {"kills": cases, "told": told}
+
+
+def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """The process that prepares is killed."""
+    return forks.in_server(__name__, folder, cases, rng, what="kill")
+
+
+def run_workers(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """A worker alone is killed."""
+    return forks.in_server(__name__, folder, cases, rng, what="workers")
+
+
+FAULTS = [
+    Fault(
+        "killed while preparing",
+        "the next run ends with the same shards, manifest and splits; nothing is left over",
+        run,
+        short=15,
+        long=150,
+    ),
+    Fault("a worker killed while preparing", "one line, no hang; the next run goes on", run_workers, short=1, long=20),
+]
+
+if __name__ == "__main__":
+    forks.serve({"kill": _kill, "workers": _kill_workers})

@@ -1,0 +1,132 @@
+"""Sampling, evaluation and comparison killed at any moment: what is there can be used, and the next run works."""
+
+import json
+import random
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import soundfile
+
+from tests.faults import forks, killed_training
+from tests.faults.fault import Fault
+from tests.faults.forks import Failures, Points
+
+
+def _command(arguments: list[str], said: Path, points: Points) -> int:
+    """Run a command line in a child, with a point before, within and after every write of a WAV; returns its id."""
+
+    def work() -> int:
+        from waveform.audio.files import WavWriter
+        from waveform.cli import main
+
+        real = WavWriter._write
+
+        def write(self: WavWriter, data: bytes, *, offset: int) -> None:
+            points.point(
+                "half of a WAV's " + ("header" if offset == 0 else "block"),
+                lambda: real(self, data[: len(data) // 2 if offset else 0], offset=offset),
+            )
+            real(self, data, offset=offset)
+            points.point("after a WAV's " + ("header" if offset == 0 else "block"))
+
+        WavWriter._write = write  # type: ignore[method-assign]  # a fault, put in on purpose
+        points.install()
+        code = main(arguments)
+        points.enabled = False
+        said.with_suffix(".points").write_text(json.dumps(points.seen))
+        return code
+
+    said.unlink(missing_ok=True)
+    return forks.fork(work, output=said)
+
+
+def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Kill each of three commands at points spread over them."""
+    from waveform.sampling import sample
+
+    place = killed_training.Place(folder)
+    run_dir, said, out = folder / "whole_1", folder / "said.log", folder / "out"
+    sample(run_dir, folder / "compiled", seconds=0.01, show_progress=False)  # here, so that forks find the kernels
+    commands = {
+        "sample": ["sample", str(run_dir), "--out", str(out), "--num", "2", "--seconds", "0.15"],
+        "evaluate": ["evaluate", str(run_dir), "--json", str(out / "figures.json")],
+        "compare": ["compare", str(run_dir), str(run_dir), "--json", str(out / "figures.json")],
+    }
+    failures = Failures()
+    figures: dict[str, Any] = {}
+    del place
+    for verb, arguments in commands.items():
+        share = cases if verb == "sample" else max(cases // 4, 1) if verb == "evaluate" else cases // 20
+        if not share:
+            continue
+        shutil.rmtree(out, ignore_errors=True)
+        assert forks.wait(_command(arguments, said, Points())) == 0, said.read_text()
+        points: list[str] = json.loads(said.with_suffix(".points").read_text())
+        expected = {path.name: path.read_bytes() for path in out.iterdir()}
+        chosen = forks.spread(points, share, rng)
+        num_wavs = 0
+        for index in chosen:
+            shutil.rmtree(out, ignore_errors=True)
+            if verb == "evaluate":  # figures of before must stay whole
+                out.mkdir()
+                (out / "figures.json").write_bytes(expected["figures.json"])
+            with failures.of(f"{verb} killed at {index}, {points[index]!r}"):
+                assert forks.wait(_command(arguments, said, Points(kill_at=index))) == -signal.SIGKILL, said.read_text()
+                num_wavs += _check_left(out, expected)
+                again = forks.wait(_command(arguments, said, Points()))
+                if again == 2 and points[index].startswith("replace"):  # all done, some already of their final names
+                    assert "exists; give another --out or --seed, or move it away" in said.read_text()
+                    continue
+                assert again == 0, said.read_text()
+                found = {path.name: path.read_bytes() for path in out.iterdir()}
+                assert found.keys() == expected.keys(), sorted(found)
+                if verb != "compare":  # which measures speeds
+                    assert found == expected, "other content"
+        figures[verb] = {"kills": len(chosen), "points": len(points)}
+        if verb == "sample":
+            figures[verb]["wavs_opened"] = num_wavs
+            assert num_wavs > share // 3, num_wavs
+    failures.tell()
+    return figures
+
+
+def _check_left(out: Path, expected: dict[str, bytes]) -> int:
+    """Every WAV and JSON that a killed command left can be read and holds the beginning, or all; counts the WAVs."""
+    num_wavs = 0
+    for path in out.glob("[!.]*"):
+        if path.suffix == ".json":
+            json.loads(path.read_bytes())
+            continue
+        final = path.name.replace(".unfinished", "")
+        samples, rate_hz = soundfile.read(path, dtype="int16")
+        whole = path.with_name("whole.wav")
+        whole.write_bytes(expected[final])
+        reference, _ = soundfile.read(whole, dtype="int16")
+        whole.unlink()
+        assert rate_hz == 24_000 and (samples == reference[: len(samples)]).all(), path.name
+        assert len(samples) == len(reference) or path.name != final, f"{path.name} is not whole"
+        declared = int.from_bytes(path.read_bytes()[40:44], "little")
+        assert declared == 2 * len(samples) <= path.stat().st_size - 44, f"{path.name}: another length in its header"
+        num_wavs += 1
+    return num_wavs
+
+
+def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Commands that write files are killed."""
+    return forks.in_server(__name__, folder, cases, rng, what="kill")
+
+
+FAULTS = [
+    Fault(
+        "killed while sampling, evaluating, comparing",
+        "WAVs open and hold what was finished, JSON is whole or not there; the same command then works",
+        run,
+        short=8,
+        long=100,
+    )
+]
+
+if __name__ == "__main__":
+    forks.serve({"kill": _kill})
