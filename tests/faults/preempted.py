@@ -5,8 +5,11 @@ import random
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
+
+import soundfile
 
 from tests.faults import forks, killed_training
 from tests.faults.fault import Fault
@@ -19,6 +22,7 @@ def command(arguments: list[str], said: Path, *, points: Points, surround: bool 
     """Run a command line in a child; returns its id."""
 
     def work() -> int:
+        from recipes.__main__ import main as recipes
         from waveform.cli import main
         from waveform.engine import reading, trainer
         from waveform.engine.trainer import Trainer
@@ -27,7 +31,7 @@ def command(arguments: list[str], said: Path, *, points: Points, surround: bool 
         if surround:
             for owner, name in ((Trainer, "update"), (trainer, "evaluate"), (reading, "score_window")):
                 killed_training.surround(owner, name, points)
-        code = main(arguments)
+        code = recipes(arguments[1:]) if arguments[0] == "recipes" else main(arguments)
         points.enabled = False
         said.with_suffix(".points").write_text(json.dumps(points.seen))
         return code
@@ -103,9 +107,105 @@ def _check_saved_once(place: killed_training.Place, run_dir: Path, text: str) ->
     return True
 
 
+def _others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """A signal at points spread over every other command that works for long; then the same command."""
+    from tests.faults.killed_preparation import make_sources
+
+    place, said, out = killed_training.Place(folder), folder / "said.log", folder / "out"
+    make_sources(folder)
+    run_dir = str(place.whole)
+    commands = {
+        "prepare": ["prepare", str(folder / "audio"), str(out)],
+        "recipes prepare": ["recipes", "prepare", "folder", str(folder / "text"), str(out)],
+        "sample": ["sample", run_dir, "--out", str(out), "--seconds", "0.2"],
+        "evaluate": ["evaluate", run_dir, "--json", str(out / "figures.json")],
+        "train": [
+            "train",
+            str(folder / "audio"),
+            "--run",
+            str(out / "run"),
+            *killed_training.SETTINGS,
+            "train.evaluate_tokens=64",
+        ],
+    }
+    failures = Failures()
+    figures: dict[str, Any] = {}
+    for verb, arguments in commands.items():
+        shutil.rmtree(out, ignore_errors=True)
+        points = count_points(arguments, said)
+        chosen = forks.spread(points, max(cases // len(commands), 1), rng)
+        for index in chosen:
+            shutil.rmtree(out, ignore_errors=True)
+            number = rng.choice(_SIGNALS)
+            with failures.of(f"{verb}: {number.name} at {index}, {points[index]!r}"):
+                code = forks.wait(command(arguments, said, points=Points(signals={index: int(number)})))
+                check_told(said, code, number, verb=verb)
+                for path in out.glob("*.wav"):
+                    assert soundfile.info(path).samplerate == 24_000
+                left = [path.name for path in folder.glob(".*.partial")]
+                assert not left, left
+                assert forks.wait(command(arguments, said, points=Points())) in (0, 2), said.read_text()
+            said.unlink(missing_ok=True)
+        figures[verb] = {"signals": len(chosen), "points": len(points)}
+    failures.tell()
+    return figures
+
+
+def _processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Real commands at any moment of the clock, imports included, alone and under torchrun; always within 30 s."""
+    place = killed_training.Place(folder)
+    settings = ["train.max_steps=100000", "train.checkpoint_every=100000", "train.evaluate_every=7"]
+    settings += ["train.sample_seconds=2", "train.log_every=100000"]
+    failures = Failures()
+    longest_s = 0.0
+    saved = 0
+    for case in range(cases):
+        num_ranks = 1 if cases == 1 else 1 + case % 2
+        number, run_dir = rng.choice(_SIGNALS), folder / f"run_{case}"
+        process = killed_training.start_command(place.data.folder, run_dir, num_ranks=num_ranks, settings=settings)
+        with failures.of(f"{number.name} on {num_ranks} processes, case {case}"):
+            if case % 3:  # the interpreter itself takes the first tenths of a second
+                time.sleep(rng.uniform(0.5, 6 * num_ranks))
+            else:
+                forks.wait_for((run_dir / "metrics.jsonl").exists, "no training began")
+                time.sleep(rng.uniform(0, 2))
+            workers = forks.children(process.pid, of="waveform")
+            began = time.monotonic()
+            # A terminal and some schedulers tell every process; others tell the first, and torchrun hands it on.
+            for pid in [process.pid, *(workers if case % 4 < 2 else [])]:
+                forks.kill_if_there(pid, number)
+            said = process.communicate(timeout=forks.TIMEOUT_S)[0]
+            longest_s = max(longest_s, time.monotonic() - began)
+            assert longest_s < 30, said
+            assert process.returncode, said
+            told = re.findall(rf"stopped by {number.name}", said)
+            if num_ranks == 1:
+                assert "Traceback" not in said and process.returncode == 128 + number, (process.returncode, said)
+                assert len(told) == 1, said
+            step = re.search(r"the same command resumes: step (\d+),", said)
+            assert step or not (run_dir / "metrics.jsonl").exists(), f"training began and nothing was saved: {said}"
+            if step and int(step[1]):
+                saved += 1
+                kept = [path.name for path in (run_dir / "checkpoints").iterdir()]
+                assert kept == [f"step_{int(step[1]):08d}"], (kept, said)
+        shutil.rmtree(run_dir, ignore_errors=True)
+    failures.tell()
+    return {"signals": cases, "saved": saved, "longest_s": round(longest_s, 1)}
+
+
 def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Signals during training."""
     return forks.in_server(__name__, folder, cases, rng, what="training")
+
+
+def run_others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Signals during other commands."""
+    return forks.in_server(__name__, folder, cases, rng, what="others")
+
+
+def run_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Signals to real processes."""
+    return forks.in_server(__name__, folder, cases, rng, what="processes")
 
 
 FAULTS = [
@@ -116,7 +216,21 @@ FAULTS = [
         short=10,
         long=300,
     ),
+    Fault(
+        "other commands asked to stop",
+        "one line and 128 + the signal; what is left is no hindrance",
+        run_others,
+        short=10,
+        long=150,
+    ),
+    Fault(
+        "training processes asked to stop, at any time",
+        "ends within 30 s with 128 + the signal; saved, where a step was made",
+        run_processes,
+        short=1,
+        long=40,
+    ),
 ]
 
 if __name__ == "__main__":
-    forks.serve({"training": _training})
+    forks.serve({"training": _training, "others": _others, "processes": _processes})
