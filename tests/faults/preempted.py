@@ -70,9 +70,12 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     points = count_points(arguments(folder / "counted"), said)
     failures = Failures()
     saved = ended_at_once = 0
-    for index in forks.spread(points, cases, rng):
+    evaluating = [
+        i for i in range(len(points) - 2) if points[i : i + 2] == ["after score_window", "before score_window"]
+    ]
+    for index in [*forks.spread(points, cases, rng), *rng.sample(evaluating, 2)]:
         run_dir, number = folder / f"run_{index}", rng.choice(_SIGNALS)
-        twice = rng.random() < 0.25
+        twice = index not in evaluating and rng.random() < 0.25
         signals = {index: int(number), **({index + 1: int(rng.choice(_SIGNALS))} if twice else {})}
         case = f"{[signal.Signals(n).name for n in signals.values()]} at {index}, {points[index]!r}"
         with failures.of(case):
@@ -84,6 +87,9 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             elif code or not re.search(r"^finished: ", text, re.MULTILINE):  # in the last line of its log, too late
                 check_told(said, code, number, verb="train")
                 saved += _check_saved_once(place, run_dir, text)
+            if index in evaluating:
+                seen = json.loads(said.with_suffix(".points").read_text())[index + 1 :]
+                assert seen.count("before score_window") <= 1, f"the evaluation went on: {seen}"
             place.check_checkpoints(run_dir)
             assert forks.wait(command(arguments(run_dir), said, points=Points())) == 0, said.read_text()
             found = killed_training.final(run_dir)
@@ -93,7 +99,7 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         said.unlink(missing_ok=True)
     failures.tell()
     assert saved > cases // 4 and (ended_at_once or cases < 30), (saved, ended_at_once)
-    return {"signals": cases, "points": len(points), "saved": saved, "second_ended_at_once": ended_at_once}
+    return {"signals": cases + 2, "points": len(points), "saved": saved, "second_ended_at_once": ended_at_once}
 
 
 def _check_saved_once(place: killed_training.Place, run_dir: Path, text: str) -> bool:
