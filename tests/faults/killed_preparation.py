@@ -156,7 +156,7 @@ FAULTS = [
         "killed while preparing",
         "the next run ends with the same shards, manifest and splits; nothing is left over",
         run,
-        short=15,
+        short=9,
         long=150,
     ),
     Fault("a worker killed while preparing", "one line, no hang; the next run goes on", run_workers, short=1, long=20),

@@ -119,7 +119,7 @@ FAULTS = [
         "killed while sampling, evaluating, comparing",
         "WAVs open and hold what was finished, JSON is whole or not there; the same command then works",
         run,
-        short=8,
+        short=4,
         long=100,
     )
 ]

@@ -245,7 +245,7 @@ def _kill_a_rank(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]
     return {"kills": cases}
 
 
-_LONGER = ["train.max_steps=60", "train.checkpoint_every=4", "train.evaluate_every=10", "train.log_every=3"]
+_LONGER = ["train.max_steps=24", "train.checkpoint_every=3", "train.evaluate_every=10", "train.log_every=3"]
 
 
 def start_command(data_dir: Path, run_dir: Path, *, num_ranks: int, settings: Sequence[str]) -> forks.Process:
@@ -259,23 +259,26 @@ def start_command(data_dir: Path, run_dir: Path, *, num_ranks: int, settings: Se
 
 def _kill_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Real commands, killed at any moment of the clock, again and again until they have ended; one process and two."""
-    data_dir = Place(folder).data.folder
-    failures = Failures()
-    kills, runs, expected, took_s = 0, 0, {}, {}
-    rank_counts = (1, 2) if cases > 1 else (1,)
-    for num_ranks in rank_counts:
-        whole, began = folder / f"undisturbed_{num_ranks}", time.monotonic()
-        process = start_command(data_dir, whole, num_ranks=num_ranks, settings=_LONGER)
-        said = process.communicate(timeout=forks.TIMEOUT_S)[0]
-        assert process.returncode == 0, said
-        expected[num_ranks], took_s[num_ranks] = final(whole), time.monotonic() - began
+    place = Place(folder)
+    data_dir, failures = place.data.folder, Failures()
+    kills = runs = 0
+    if cases == 1:  # the short form: no process but those that are killed, and resumed
+        settings, expected, took_s = [], {1: place.expected}, {1: 5.0}
+    else:
+        settings, expected, took_s = _LONGER, {}, {}
+        for num_ranks in (1, 2):
+            whole, began = folder / f"undisturbed_{num_ranks}", time.monotonic()
+            process = start_command(data_dir, whole, num_ranks=num_ranks, settings=settings)
+            said = process.communicate(timeout=forks.TIMEOUT_S)[0]
+            assert process.returncode == 0, said
+            expected[num_ranks], took_s[num_ranks] = final(whole), time.monotonic() - began
     while kills < cases:
-        num_ranks, run_dir = rank_counts[runs % len(rank_counts)], folder / f"processes_{runs}"
+        num_ranks, run_dir = list(expected)[runs % len(expected)], folder / f"processes_{runs}"
         runs += 1
         with failures.of(f"run {runs} on {num_ranks} processes"):
             ended = False
             while not ended:
-                process = start_command(data_dir, run_dir, num_ranks=num_ranks, settings=_LONGER)
+                process = start_command(data_dir, run_dir, num_ranks=num_ranks, settings=settings)
                 if kills < cases:
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(rng.uniform(0, took_s[num_ranks]))
@@ -313,8 +316,8 @@ def run_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any
 
 _HOLDS = "resumes; weights, random numbers and metrics of an undisturbed run; no other files"
 FAULTS = [
-    Fault("killed while training, at every step of it", _HOLDS, run, short=24, long=1000),
-    Fault("a rank of two killed while training", _HOLDS, run_ranks, short=3, long=60),
+    Fault("killed while training, at every step of it", _HOLDS, run, short=14, long=1000),
+    Fault("a rank of two killed while training", _HOLDS, run_ranks, short=2, long=60),
     Fault("processes killed while training, at any time", _HOLDS, run_processes, short=1, long=100),
 ]
 

@@ -131,7 +131,7 @@ def _others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             "--run",
             str(out / "run"),
             *killed_training.SETTINGS,
-            "train.evaluate_tokens=64",
+            "train.evaluate_tokens=0",
         ],
     }
     failures = Failures()
@@ -219,14 +219,14 @@ FAULTS = [
         "training asked to stop, once or twice",
         "saves once; one line and 128 + the signal; a second signal ends it at once; resumes as if undisturbed",
         run,
-        short=10,
+        short=6,
         long=300,
     ),
     Fault(
         "other commands asked to stop",
         "one line and 128 + the signal; what is left is no hindrance",
         run_others,
-        short=10,
+        short=6,
         long=150,
     ),
     Fault(

@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.faults import forks, killed_training
 from tests.faults.fault import Fault
+from waveform.engine.atomic import is_held
 
 Work = Callable[[], int]
 
@@ -99,7 +100,7 @@ def _two(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             ),
             samples,
             "another process is writing",
-            ready=lambda samples=samples: samples.exists() and bool(list(samples.glob("*.unfinished.wav"))),
+            ready=lambda samples=samples: any(map(is_held, samples.glob("*.unfinished.wav"))),
         )
         assert len(list(samples.iterdir())) == 1 and not list(samples.glob("*.unfinished.wav"))
         left = [path for path in folder.iterdir() if path.name.endswith(".partial")]

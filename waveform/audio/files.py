@@ -22,7 +22,7 @@ import soundfile
 import torch
 
 from waveform.audio.backend import import_torchaudio
-from waveform.engine.atomic import explain_write_errors, write_file
+from waveform.engine.atomic import drop_leftovers, explain_write_errors
 from waveform.engine.errors import UserError
 
 SAMPLE_RATE_HZ = 24_000
@@ -318,10 +318,18 @@ class WavWriter:
         self._data_bytes = 0
         with explain_write_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(self.path, self._header())
-            self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115 (closed by close)
-        with suppress(OSError):  # a file system may have no locks
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            drop_leftovers(self.path)
+            partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
+            self._file = open(partial, "wb", buffering=0)  # noqa: SIM115 (closed by close)
+            try:
+                with suppress(OSError):  # a file system may have no locks
+                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._write(self._header(), offset=0)
+                os.replace(partial, self.path)
+            except OSError:
+                self._file.close()
+                partial.unlink(missing_ok=True)
+                raise
 
     def append(self, samples: np.ndarray | torch.Tensor) -> None:
         """Add float samples [n]; values outside -1..1 are clipped."""

@@ -27,7 +27,7 @@ def write_file(path: Path, content: bytes) -> None:
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with explain_write_errors(path):
-        _drop_leftovers(path)
+        drop_leftovers(path)
         try:
             with open(partial, "wb") as file:
                 with suppress(OSError):  # a file system may have no locks
@@ -41,7 +41,7 @@ def write_file(path: Path, content: bytes) -> None:
             partial.unlink(missing_ok=True)
 
 
-def _drop_leftovers(path: Path) -> None:
+def drop_leftovers(path: Path) -> None:
     """Remove partial files of `path` that no living process is writing."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
         if not is_held(leftover):
