@@ -73,7 +73,8 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     evaluating = [
         i for i in range(len(points) - 2) if points[i : i + 2] == ["after score_window", "before score_window"]
     ]
-    for index in [*forks.spread(points, cases, rng), *rng.sample(evaluating, 2)]:
+    chosen = [*forks.spread(points, cases, rng), *rng.sample(evaluating, 2)]
+    for index in chosen:
         run_dir, number = folder / f"run_{index}", rng.choice(_SIGNALS)
         twice = index not in evaluating and rng.random() < 0.25
         signals = {index: int(number), **({index + 1: int(rng.choice(_SIGNALS))} if twice else {})}
@@ -98,8 +99,8 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         shutil.rmtree(run_dir, ignore_errors=True)
         said.unlink(missing_ok=True)
     failures.tell()
-    assert saved > cases // 4 and (ended_at_once or cases < 30), (saved, ended_at_once)
-    return {"signals": cases + 2, "points": len(points), "saved": saved, "second_ended_at_once": ended_at_once}
+    assert saved > len(chosen) // 4 and (ended_at_once or cases < 30), (saved, ended_at_once)
+    return {"signals": len(chosen), "points": len(points), "saved": saved, "second_ended_at_once": ended_at_once}
 
 
 def _check_saved_once(place: killed_training.Place, run_dir: Path, text: str) -> bool:
