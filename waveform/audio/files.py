@@ -1,14 +1,11 @@
 """Audio files: any common format in, as mono 24 kHz blocks; 16-bit WAV out, playable at every moment.
 
-Reading: decode block-wise (libsndfile) -> judge -> average the channels -> resample (torchaudio's windowed sinc) ->
-blocks of whole seconds. Memory does not depend on the length of the file.
+Reading: decode block-wise, judge and average the channels (`decoding`, in a process of its own) -> resample
+(torchaudio's windowed sinc) -> blocks of whole seconds. Memory does not depend on the length of the file.
 """
 
-import errno
 import fcntl
 import os
-import re
-import stat
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -16,36 +13,22 @@ from functools import lru_cache
 from math import gcd
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
-import soundfile
 import torch
 
 from waveform.audio.backend import import_torchaudio
+from waveform.audio.decoder import Decoder, take_decoder
+from waveform.audio.decoding import END, HEADER, REFUSED, RefusedFile, check_regular
 from waveform.engine.atomic import drop_leftovers, explain_write_errors
 from waveform.engine.errors import UserError
 
 SAMPLE_RATE_HZ = 24_000
 AUDIO_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif"})
-CLIPPED_AMPLITUDE = 0.999  # a decoded sample at or above it counts as clipped
 
-_MIN_RATE_HZ, _MAX_RATE_HZ = 1_000, 768_000
-_MAX_CHANNELS = 64
-_READ_VALUES = 1 << 20  # samples x channels decoded at a time
+_BLOCK_VALUES = 1 << 20  # samples of a block before resampling, at most
 _BLOCK_S = 4  # whole seconds: then every rate has a whole number of samples per block, before and after resampling
-_UNKNOWN_LENGTH = 0x7FFF0000  # programs that write WAV to a pipe declare a length of this or more
-_MPEG_SLACK = 2 * 1152 + 529  # samples: encoders disagree on whether delay and padding count
-
-
-class RefusedFile(UserError):
-    """A file that cannot be used as audio; `reason` says why, without the file's name."""
-
-    def __init__(self, path: str | Path, reason: str) -> None:
-        super().__init__(f"cannot use {path}: {reason}")
-        self._path, self.reason = path, reason
-
-    def __reduce__(self) -> tuple[type, tuple[str | Path, str]]:  # so that it can cross to another process
-        return RefusedFile, (self._path, self.reason)
 
 
 def is_audio_name(name: str) -> bool:
@@ -53,55 +36,30 @@ def is_audio_name(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in AUDIO_SUFFIXES
 
 
-def check_regular(path: str | Path) -> os.stat_result:
-    """Stat a file that may be read. Raises RefusedFile for pipes, devices, broken or looping links, no permission."""
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            reason = "it is a link to nothing" if os.path.islink(path) else "no such file"
-        elif error.errno == errno.ELOOP:
-            reason = "its links form a loop"
-        else:
-            reason = error.strerror or str(error)
-        raise RefusedFile(path, reason) from error
-    if not stat.S_ISREG(status.st_mode):
-        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-        kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
-        raise RefusedFile(path, f"it is {kind}, not a regular file")
-    if not os.access(path, os.R_OK):
-        raise RefusedFile(path, "no permission to read it")
-    return status
-
-
 class AudioFile:
     """One audio file, opened for one pass of reading; a context manager.
 
-    `blocks()` yields mono float32 [n] at 24 kHz. The counters hold what has been read so far. Raises RefusedFile, on
-    opening or while reading, for whatever cannot be trusted: damaged, cut short, empty, not finite, absurd rates.
+    `blocks()` yields mono float32 [n] at 24 kHz. The counters are right when it has ended. A process of its own decodes
+    (see `decoding`), so that no file can end this one. Raises RefusedFile, on opening or while reading, for whatever
+    cannot be trusted: damaged, cut short, empty, not finite, absurd rates; DecoderDied for what ends the decoder.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = path
-        size_bytes = check_regular(path).st_size
-        if size_bytes == 0:
+        self._before = check_regular(path)
+        if self._before.st_size == 0:
             raise RefusedFile(path, "it is empty (0 bytes)")
-        try:
-            # Bytes, because soundfile cannot encode names that are not valid UTF-8.
-            self._file = soundfile.SoundFile(os.fsencode(path))
-        except soundfile.LibsndfileError as error:
-            # Some decoders report whatever stops them as a missing file (code 7); it has just been seen.
-            detail = error.error_string.strip().rstrip(".") if error.code != 7 else ""
-            raise RefusedFile(path, "not readable as audio" + (f" ({detail})" if detail else "")) from error
-        try:
-            self.sample_rate_hz: int = self._file.samplerate
-            self.num_channels: int = self._file.channels
-            self._judge_header()
-        except BaseException:
-            self._file.close()
-            raise
-        self.num_frames = 0  # decoded so far, at the file's own rate
+        self.num_frames = 0  # at the file's own rate
         self.num_clipped = 0  # samples of any channel, before mixing, with |x| >= CLIPPED_AMPLITUDE
+        self._decoder: Decoder | None = take_decoder()
+        try:
+            self._decoder.open(path)
+            kind, content = self._receive()
+            assert kind == HEADER
+            self.sample_rate_hz, self.num_channels = (int(number) for number in content)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> "AudioFile":
         return self
@@ -109,83 +67,40 @@ class AudioFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; a decoder that is still at work on it is ended."""
+        if self._decoder is not None:
+            self._decoder.kill()
+            self._decoder = None
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yield mono float32 blocks [n] at 24 kHz; each but the last is a whole number of seconds."""
-        yield from resample_blocks(self._decode(), sample_rate_hz=self.sample_rate_hz)
+        yield from resample_blocks(self._pieces(), sample_rate_hz=self.sample_rate_hz)
 
-    def _judge_header(self) -> None:
-        rate = self.sample_rate_hz
-        if not _MIN_RATE_HZ <= rate <= _MAX_RATE_HZ:
-            raise RefusedFile(self.path, f"sample rate {rate} Hz is outside {_MIN_RATE_HZ} to {_MAX_RATE_HZ} Hz")
-        if self.num_channels > _MAX_CHANNELS:
-            raise RefusedFile(self.path, f"it has {self.num_channels} channels; at most {_MAX_CHANNELS} are taken")
-        if self._file.frames == 0:
-            raise RefusedFile(self.path, "it holds no samples")
-        # libsndfile mends the lengths of a WAV or AIFF that is cut short, and mentions it in its log only.
-        mended = re.search(r"^\s*(?:data|SSND)\s*:\s*(\d+) \(should be (\d+)\)", self._file.extra_info, re.MULTILINE)
-        if mended:
-            declared, present = int(mended[1]), int(mended[2])
-            if present < declared < _UNKNOWN_LENGTH:
-                raise RefusedFile(self.path, f"cut short: {present} of the {declared} bytes of audio are there")
-        if self._file.format == "OGG":
-            _judge_ogg_end(self.path)
+    def _receive(self) -> tuple[bytes, Any]:
+        """The next message about this file. Raises RefusedFile where it is a refusal."""
+        assert self._decoder is not None
+        kind, content = self._decoder.receive(self.path)
+        if kind in (END, REFUSED):
+            self._decoder.give_back()
+            self._decoder = None
+        if kind == REFUSED:
+            raise RefusedFile(self.path, content)
+        return kind, content
 
-    def _decode(self) -> Iterator[np.ndarray]:
-        """Yield mono float32 pieces at the file's own rate; count and judge the samples on the way."""
-        declared: int = self._file.frames
-        piece = np.empty((max(1, _READ_VALUES // self.num_channels), self.num_channels), dtype=np.float32)
+    def _pieces(self) -> Iterator[np.ndarray]:
+        """Yield mono float32 pieces at the file's own rate."""
         while True:
-            try:
-                block = self._file.read(dtype="float32", out=piece)
-            except soundfile.LibsndfileError as error:
-                raise RefusedFile(self.path, f"damaged or cut short: {self._where(declared)}") from error
-            if len(block) == 0:
+            kind, content = self._receive()
+            if kind == END:
                 break
-            self.num_frames += len(block)
-            low, high = block.min(), block.max()  # both propagate NaN
-            if not (np.isfinite(low) and np.isfinite(high)):
-                raise RefusedFile(self.path, "it holds samples that are not finite (NaN or infinity)")
-            if max(-low, high) >= CLIPPED_AMPLITUDE:
-                self.num_clipped += int(np.count_nonzero(np.abs(block) >= CLIPPED_AMPLITUDE))
-            yield _mix(block)
-        slack = _MPEG_SLACK if self._file.format in ("MP3", "MPEG") else 0
-        # A FLAC written to a pipe does not know its length; libsndfile then declares the largest number there is.
-        if self.num_frames + slack < declared < 1 << 62:
-            raise RefusedFile(self.path, f"cut short: {self._where(declared)}")
-        if self.num_frames == 0:
-            raise RefusedFile(self.path, "it holds no samples")
-
-    def _where(self, declared: int) -> str:
-        total = f"the {declared / self.sample_rate_hz:.2f} s that it declares" if declared < 1 << 62 else "its length"
-        return f"decoding stops after {self.num_frames / self.sample_rate_hz:.2f} s of {total}"
-
-
-def _mix(block: np.ndarray) -> np.ndarray:
-    """Average the channels of [n, channels] -> [n], as a fresh array."""
-    channels = block.shape[1]
-    if channels == 1:
-        return block[:, 0].copy()
-    if channels == 2:  # several times as fast as a mean over an axis of two
-        return (block[:, 0] + block[:, 1]) * np.float32(0.5)
-    return block @ np.full(channels, 1 / channels, dtype=np.float32)
-
-
-def _judge_ogg_end(path: str | Path) -> None:
-    """Refuse an Ogg file whose last page is cut or does not end its stream: libsndfile plays it without a word."""
-    longest_page = 27 + 255 + 255 * 255
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 2 * longest_page))
-        tail = file.read()
-    start = tail.rfind(b"OggS")
-    page = tail[start:]
-    if start >= 0 and len(page) >= 27 and len(page) >= 27 + page[26]:
-        whole = len(page) >= 27 + page[26] + sum(page[27 : 27 + page[26]])
-        if whole and page[5] & 4:
-            return
-    raise RefusedFile(path, "cut short: its Ogg stream has no end")
+            yield content
+        self.num_frames, self.num_clipped = content
+        after = check_regular(self.path)
+        if (after.st_size, after.st_mtime_ns) != (self._before.st_size, self._before.st_mtime_ns):
+            raise RefusedFile(self.path, "it changed while it was read; prepare again when it is complete")
 
 
 class _TorchaudioKernel:
@@ -267,7 +182,7 @@ def resample_blocks(pieces: Iterable[np.ndarray], *, sample_rate_hz: int) -> Ite
     """
     kernel = None if sample_rate_hz == SAMPLE_RATE_HZ else _resampling_kernel(sample_rate_hz)
     context = kernel.context if kernel else 0
-    block_s = max(1, min(_BLOCK_S, _READ_VALUES // sample_rate_hz))
+    block_s = max(1, min(_BLOCK_S, _BLOCK_VALUES // sample_rate_hz))
     block_in, block_out = block_s * sample_rate_hz, block_s * SAMPLE_RATE_HZ
     held = [np.zeros(context, dtype=np.float32)]
     num_held = context

@@ -20,7 +20,9 @@ import numpy as np
 import torch
 
 from waveform.audio import mulaw
-from waveform.audio.files import SAMPLE_RATE_HZ, AudioFile, RefusedFile
+from waveform.audio.decoder import DecoderDied
+from waveform.audio.decoding import RefusedFile
+from waveform.audio.files import SAMPLE_RATE_HZ, AudioFile
 from waveform.audio.scan import FoundFile
 from waveform.engine.atomic import explain_write_errors, write_file
 from waveform.engine.errors import UserError
@@ -93,12 +95,16 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> GroupResu
     with ShardWriter(partial, vocab_size=mulaw.NUM_CLASSES) as writer:
         for file in group.files:
             record: dict[str, Any] = {"size": file.size, "mtime_ns": file.mtime_ns, "split": group.split}
-            writer.begin(file.path)
-            try:
-                record |= _append_file(writer, audio_dir / file.path)
-            except RefusedFile as refusal:
-                writer.discard()
-                record["refused"] = refusal.reason
+            for last_try in (False, True):
+                writer.begin(file.path)
+                try:
+                    record |= _append_file(writer, audio_dir / file.path)
+                except RefusedFile as refusal:
+                    writer.discard()
+                    if isinstance(refusal, DecoderDied) and not last_try:
+                        continue  # it may have been killed for another reason than the file
+                    record["refused"] = refusal.reason
+                break
             records[file.path] = record
     utterances = Shard(partial).utterances
     shard = _name_by_content(partial, utterances, group.split, data_dir)

@@ -5,7 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from waveform.audio.files import RefusedFile, check_regular, is_audio_name
+from waveform.audio.decoding import RefusedFile, check_regular
+from waveform.audio.files import is_audio_name
 
 
 @dataclass(frozen=True, order=True)

@@ -1,0 +1,264 @@
+"""A corpus of fuzzed and odd files among good ones.
+
+What must hold: none stops the preparation or takes memory or time without bound; each good file is used, and each
+other one is used or listed with its reason.
+"""
+
+import contextlib
+import io
+import json
+import os
+import random
+import resource
+import socket
+import struct
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import soundfile
+
+from tests.faults.calling import call, peak_memory_mb
+from tests.faults.fault import Fault
+from waveform.audio import decoder
+from waveform.cli import main as waveform
+from waveform.engine.shards import read_dataset
+
+_FORMATS = {
+    "pcm.wav": ("WAV", "PCM_16"), "float.wav": ("WAV", "FLOAT"), "adpcm.wav": ("WAV", "IMA_ADPCM"),
+    "ms.wav": ("WAV", "MS_ADPCM"), "gsm.wav": ("WAV", "GSM610"), "rf64.wav": ("RF64", "PCM_16"),
+    "w64.wav": ("W64", "PCM_24"), "flac.flac": ("FLAC", "PCM_16"), "vorbis.ogg": ("OGG", "VORBIS"),
+    "opus.opus": ("OGG", "OPUS"), "layer3.mp3": ("MP3", "MPEG_LAYER_III"), "aiff.aiff": ("AIFF", "PCM_16"),
+    "caf.aif": ("CAF", "ALAC_16"), "au.wav": ("AU", "ULAW"), "nist.wav": ("NIST", "PCM_16"),
+}  # fmt: skip
+_NUMBERS = [bytes(4), b"\xff" * 4, b"\xff\xff\xff\x7f", b"\x7f\xff\xff\xff", b"\0\0\0\x80", b"\x80\0\0\0", b"\1\0\0\0"]
+# Stands in the decoding process for what a damaged codec would do.
+_TRAPS = """
+import os, signal, time, soundfile
+real = soundfile.SoundFile
+def trapped(path, *arguments):
+    if b"crashes" in path: os.kill(os.getpid(), signal.SIGSEGV)
+    if b"aborts" in path: os.abort()
+    if b"hangs" in path: time.sleep(600)
+    if b"hungry" in path: bytearray(8 << 30)
+    return real(path, *arguments)
+soundfile.SoundFile = trapped
+"""
+
+
+def _tone(*, seconds: float = 0.2, rate: int = 24_000, channels: int = 1, seed: int = 0) -> np.ndarray:
+    noise = 0.01 * np.random.default_rng(seed).standard_normal((round(seconds * rate), channels))
+    tone = 0.3 * np.sin(np.arange(len(noise)) * (0.03 + 0.01 * seed))
+    return (tone[:, None] + noise).astype(np.float32)
+
+
+def _encoded(format: str, subtype: str, samples: np.ndarray | None = None, *, rate: int = 24_000) -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, _tone() if samples is None else samples, rate, format=format, subtype=subtype)
+    return buffer.getvalue()
+
+
+def _wav(samples: np.ndarray | None = None, *, subtype: str = "PCM_16", rate: int = 24_000) -> bytes:
+    return _encoded("WAV", subtype, samples, rate=rate)
+
+
+def _patched(content: bytes, at: int, value: bytes) -> bytes:
+    return content[:at] + value + content[at + len(value) :]
+
+
+def _with(value: float) -> bytes:
+    samples = _tone()
+    samples[1000] = value
+    return _wav(samples, subtype="FLOAT")
+
+
+def _odd_files() -> dict[str, tuple[bytes, str | None]]:
+    """Name -> content and words of the reason that must be given; None: it must be used."""
+    wav, flac = _wav(), _encoded("FLAC", "PCM_16")
+    return {
+        "good.wav": (wav, None),
+        "good.flac": (flac, None),
+        "cut header.wav": (wav[:20], "not readable"),
+        "cut header.flac": (flac[:20], "not readable"),
+        "half.wav": (wav[: len(wav) // 2], "cut short"),
+        "half.flac": (flac[: len(flac) // 2], "cut short"),
+        "zero length.wav": (b"", "empty"),
+        "zero length.mp3": (b"", "empty"),
+        "no samples.wav": (_wav(np.zeros((0, 1), np.float32)), "no samples"),
+        "0 Hz.wav": (_patched(wav, 24, bytes(4)), ""),
+        "minus 1 Hz.wav": (_patched(wav, 24, b"\xff" * 4), ""),
+        "999 Hz.wav": (_patched(wav, 24, struct.pack("<I", 999)), "999 Hz is outside"),
+        "2^31 frames.wav": (_patched(wav, 40, struct.pack("<I", 0x7FFE0000)), "cut short"),
+        "2^31 frames.flac": (_patched(flac, 21, struct.pack(">BI", flac[21] | 0x0F, 0x7FFFFFFF)), "cut short"),
+        "0 channels.wav": (_patched(wav, 22, bytes(2)), ""),
+        "65535 channels.wav": (_patched(wav, 22, b"\xff\xff"), ""),
+        "32 channels.wav": (_wav(_tone(channels=32)), None),
+        "32 channels of floats.wav": (_wav(_tone(channels=32), subtype="DOUBLE"), None),
+        "nan.wav": (_with(float("nan")), "not finite"),
+        "infinite.wav": (_with(float("inf")), "not finite"),
+        "minus infinite.wav": (_with(float("-inf")), "not finite"),
+        "huge floats.wav": (_with(3e38), None),
+        "denormal.wav": (_with(1e-42), None),
+        "768 kHz.wav": (_wav(_tone(rate=768_000, seconds=0.02), rate=768_000), None),
+        "awkward rate.wav": (_wav(_tone(rate=44_101, seconds=0.1), rate=44_101), None),
+        "one sample.wav": (_wav(_tone(seconds=1 / 24_000)), None),
+        "silence.wav": (_wav(np.zeros((5000, 1), np.float32)), None),
+        "text.wav": (b"This is a text, and no audio at all.\n" * 50, "not readable"),
+        "text.mp3": (b"This is a text, and no audio at all.\n" * 50, ""),
+        "html.mp3": (b"<!DOCTYPE html><html><body>404</body></html>", ""),
+        "zip.flac": (b"PK\x03\x04" + bytes(500), "not readable"),
+        "zeros.wav": (bytes(10_000), "not readable"),
+        "zeros.mp3": (bytes(10_000), ""),
+        "a wav as mp3.mp3": (wav, None),
+        "a flac as wav.wav": (flac, None),
+        "upper.WAV": (wav, None),
+        " blank at the ends .wav": (wav, None),
+        "new\nline.wav": (wav, None),
+        "bell\a and escape\x1b[31m.wav": (wav, None),
+        "broken\nname.wav": (b"x", "not readable"),
+        "größe-日本-🎵.wav": (wav, None),
+        "caf\udce9.wav": (wav, None),
+        "broken caf\udce9.wav": (b"x", "not readable"),
+        "-rf.wav": (wav, None),
+        "$(reboot) `x` %s {0}.wav": (wav, None),
+        "x" * 240 + ".wav": (wav, None),
+        "crashes.wav": (wav, "SIGSEGV"),
+        "aborts.wav": (wav, "SIGABRT"),
+        "hangs.wav": (wav, "no progress"),
+        "hungry.wav": (wav, "too much memory"),
+        "forbidden.wav": (wav, "no permission"),
+    }
+
+
+def _fuzzed(content: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(content)
+    for _ in range(rng.choice([1, 1, 2, 4, 16])):
+        at = rng.randrange(max(1, len(changed)))
+        kind = rng.choice(["byte", "byte", "head", "number", "cut", "insert", "zeros"])
+        if kind == "cut":
+            del changed[at:]
+        elif kind == "insert":
+            changed[at:at] = rng.randbytes(rng.choice([1, 4, 64]))
+        elif kind == "zeros":
+            changed[at : at + 64] = bytes(len(changed[at : at + 64]))
+        elif kind == "number":
+            at = rng.randrange(100)
+            changed[at : at + 4] = rng.choice(_NUMBERS)
+        elif changed:
+            at = rng.randrange(min(80, len(changed))) if kind == "head" else at
+            changed[at % len(changed)] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
+    return bytes(changed)
+
+
+def _place_special(folder: Path) -> tuple[dict[str, str], list[Callable[[], Any]]]:
+    """What is no regular file, and a file that grows; with reasons, and how to be rid of them."""
+    os.mkfifo(folder / "pipe.wav")
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(os.path.relpath(folder / "socket.wav"))
+    (folder / "dangling.wav").symlink_to("nowhere")
+    (folder / "loop.wav").symlink_to("loop.wav")
+    (folder / "device.wav").symlink_to("/dev/zero")
+    (folder / "up").symlink_to("..")
+    (folder / "round").mkdir()
+    (folder / "round" / "trip").symlink_to(folder)
+    growing = folder / "grows.wav"
+    growing.write_bytes(_wav(_tone(seconds=60)))
+    loop = subprocess.Popen(["sh", "-c", 'while :; do printf x >> "$0" || exit; done', growing])
+    reasons = {
+        "pipe.wav": "a pipe", "socket.wav": "a socket", "dangling.wav": "a link to nothing", "loop.wav": "loop",
+        "device.wav": "a device", "grows.wav": "changed while it was read",
+    }  # fmt: skip
+    return reasons, [loop.kill, loop.wait, server.close]
+
+
+@contextlib.contextmanager
+def _traps() -> Iterator[None]:
+    """A decoding process that dies, hangs and swells on some names; no permission on another."""
+    access = os.access
+
+    def may_read(path: Any, mode: int, **options: Any) -> bool:
+        return "forbidden" not in os.fsdecode(path) and access(path, mode, **options)
+
+    start = decoder._START.replace("serve()", f"exec({_TRAPS!r}); serve()")
+    decoder._end_idle()
+    with (
+        mock.patch.object(decoder, "_START", start),
+        mock.patch.object(decoder, "PATIENCE_S", 2.0),
+        mock.patch.object(os, "access", may_read),
+    ):
+        yield
+    decoder._end_idle()
+
+
+def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """One corpus of `cases` files; prepared twice."""
+    audio = folder / "audio"
+    for split in ("train", "valid", "test"):
+        (audio / split).mkdir(parents=True)
+        (audio / split / "surely good.wav").write_bytes(_wav())
+    expected: dict[str, str | None] = {}
+    for name, (content, reason) in _odd_files().items():
+        (audio / "train" / name).write_bytes(content)
+        expected[f"train/{name}"] = reason
+    seeds = {name: _encoded(*kind) for name, kind in _FORMATS.items()}
+    for case in range(max(0, cases - len(expected))):
+        name = rng.choice(list(seeds))
+        (audio / rng.choice(["train", "test"]) / f"{case} {name}").write_bytes(_fuzzed(seeds[name], rng))
+    reasons, ends = _place_special(audio / "train")
+    expected |= {f"train/{name}": reason for name, reason in reasons.items()}
+    began, memory_before = time.perf_counter(), peak_memory_mb()
+    try:
+        with _traps():
+            outcome = call(waveform, ["prepare", audio, folder / "data"], seconds=120 + cases)
+    finally:
+        for end in ends:
+            end()
+    seconds = time.perf_counter() - began
+    assert outcome.code == 0, outcome.err[-3000:]
+    assert all(line.isprintable() for line in outcome.out.splitlines()), "control characters reach the terminal"
+    report = json.loads((folder / "data" / "report.json").read_bytes())
+    files = read_dataset(folder / "data").sources["files"]
+    used = {path for path, record in files.items() if "refused" not in record}
+    refused: dict[str, str] = report["refused"]
+    present = {
+        os.path.relpath(os.path.join(parent, name), audio)
+        for parent, _, names in os.walk(audio)
+        for name in names
+    }  # fmt: skip
+    assert used | refused.keys() == present and not used & refused.keys(), used ^ refused.keys() ^ present
+    for path, reason in expected.items():
+        if reason is None:
+            assert path in used, f"{path!r} is refused: {refused.get(path)}"
+        else:
+            assert reason in refused.get(path, f"{path!r} is used"), f"{path!r}: {refused.get(path)}"
+    assert all("\n" not in reason and reason for reason in refused.values())
+    decoder_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    grown_mb = peak_memory_mb() - memory_before
+    assert grown_mb < 700 and decoder_mb < 1500, f"{grown_mb} MB here, {decoder_mb} MB in the decoding process"
+    again = call(waveform, ["prepare", audio, folder / "data"], seconds=120 + cases)
+    assert again.code == 0, again.err
+    kinds = Counter(reason.split(":")[0].split(" (")[0] for reason in refused.values())
+    return {
+        "used": len(used),
+        "refused": len(refused),
+        "reasons": dict(kinds.most_common(8)),
+        "seconds_per_file": round(seconds / len(present), 4),
+        "memory_grown_mb": round(grown_mb),
+        "decoder_mb": round(decoder_mb),
+    }
+
+
+FAULTS = [
+    Fault(
+        "hostile audio",
+        "none stops the corpus; each is used or listed with its reason; memory and time stay bounded",
+        prepare,
+        short=300,
+        long=2000,
+    )
+]
