@@ -7,6 +7,7 @@ data set as JSON and read back without running anything.
 import codecs
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ TOKENIZER_FILE = "tokenizer.json"
 END_OF_LINE, UNKNOWN = "<eos>", "<unk>"
 _ALPHABET = " abcdefghijklmnopqrstuvwxyz"
 _LONGEST_WORD = 1 << 20  # characters; a longer one is no text, and would be held in memory
+# Characters; learning merges takes time that grows with the square of a word's length, so a longer one is cut.
+_ENDLESS_WORD = re.compile(r"\S{4096}|\s{4096}")
 
 
 class TextTokenizer(Protocol):
@@ -233,21 +236,33 @@ def read_words(document: Document) -> Iterator[list[str]]:
 
 
 def read_text(document: Document) -> Iterator[str]:
-    """The text of a document in parts that begin with a space, so that subwords are the same as of the whole."""
+    """The text of a document in parts that begin with a space, so that subwords are the same as of the whole.
+
+    A word of more than 4,096 characters is cut into parts of its own.
+    """
     rest = ""
     for block in _decoded(document, translate_newlines=False):
         text = rest + block
-        # Cut before the last run of spaces; where there is none, hold at most a few blocks of an endless word.
+        # Cut before the last run of spaces, and within a word that goes on and on.
         body = text.rstrip()
         words = body.rsplit(None, 1)
         cut = len(words[0]) if len(words) == 2 else 0
-        if not cut and len(text) > _LONGEST_WORD:
+        if len(text) - cut > _LONGEST_WORD:
             cut = len(text)
         if cut:
-            yield text[:cut]
+            yield from _without_endless_words(text[:cut])
         rest = text[cut:]
     if rest:
-        yield rest
+        yield from _without_endless_words(rest)
+
+
+def _without_endless_words(text: str) -> Iterator[str]:
+    start = 0
+    for match in _ENDLESS_WORD.finditer(text):
+        yield text[start : match.end()]
+        start = match.end()
+    if start < len(text):
+        yield text[start:]
 
 
 def save_tokenizer(tokenizer: TextTokenizer, folder: Path) -> None:

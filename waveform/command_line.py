@@ -49,6 +49,11 @@ def report_training(result: "TrainResult", unit: str) -> int:
     return 128 + result.stopped_by if result.interrupted else 0
 
 
+def _one_line(text: str) -> str:
+    """Text whose names of files and settings cannot break the line or steer the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def run_command(
     name: str,
     parser: argparse.ArgumentParser,
@@ -70,11 +75,11 @@ def run_command(
         with signals_interrupt(partial(_tell, name, args.verb)):
             return run(args) or 0
     except UserError as error:
-        print(f"{name} {args.verb}: {error}", file=sys.stderr)
+        print(f"{name} {args.verb}: {_one_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except OSError as error:  # reading and writing have better messages; this is what slipped through
         named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
-        print(f"{name} {args.verb}: the system refuses: {named}", file=sys.stderr)
+        print(f"{name} {args.verb}: the system refuses: {_one_line(named)}", file=sys.stderr)
         return 1
     except Interrupted as interrupted:
         return _tell(name, args.verb, interrupted)

@@ -1,0 +1,181 @@
+"""Text that is none, before every recipe's reader.
+
+What must hold: a file that a tokenizer takes byte for byte is taken so; any other is refused in one line that names it,
+and then nothing is left behind; memory and time do not depend on how long a line or a word is.
+"""
+
+import json
+import os
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from recipes.__main__ import main as recipes
+from tests.faults.calling import Outcome, call, peak_memory_mb
+from tests.faults.fault import Fault
+from tests.recipes.corpus_files import sentences
+from waveform.engine.shards import read_dataset
+
+_GOOD = ("\n".join(sentences(20)) + "\n").encode()
+_ODD: dict[str, bytes] = {
+    "no UTF-8": b"kaka \xff\xfe lolo\n" * 20,
+    "cut in a character": "日本 ".encode()[:-2],
+    "overlong": b"\xc0\xaf \xe0\x80\xaf\n" * 9,
+    "lone surrogates": b"\xed\xa0\x80 \xed\xbf\xbf\n" * 9,
+    "UTF-16": "kaka lolo\n".encode("utf-16") * 9,
+    "Latin-1": "größe über\n".encode("latin-1") * 9,
+    "NULs": b"\0" * 5000,
+    "NULs in text": b"ka\0ka lo\0lo\n" * 30,
+    "BOM": b"\xef\xbb\xbf" + _GOOD,
+    "several BOMs": b"\xef\xbb\xbf" * 500 + _GOOD,
+    "noncharacters": "\uffff\ufdd0\U0010ffff kaka\n".encode() * 20,
+    "right to left": "\u202ekaka\u202c \u200f\u200b\n".encode() * 20,
+    "combining": ("e" + "\u0301" * 3000 + "\n").encode(),
+    "control characters": bytes(range(32)) * 50,
+    "every byte": bytes(range(256)) * 20,
+    "line ends of all kinds": b"a\r\nb\rc\nd\x0be\x0cf\x85g\xe2\x80\xa8h\n" * 20,
+    "line separators": "a\u2028b\u2029c\x1cd\x85e\n".encode() * 20,
+    "only line ends": b"\n" * 5000,
+    "only spaces": b" " * 5000,
+    "no end of line": b"kaka lolo",
+    "one byte": b"k",
+    "no-break spaces": "ka\u00a0ka\u3000lo\n".encode() * 30,
+    "markup": b"<unk> <eos> <|endoftext|> [PAD]\n" * 30,
+    "a pickle": b"cos\nsystem\n(S'touch ran'\ntR.",
+    "empty": b"",
+}
+_NAMES = [
+    "odd.txt", "caf\udce9.txt", "new\nline.txt", "größe-日本-🎵.txt", "-rf.txt", " blank .txt", "$(reboot).txt",
+    "x" * 240 + ".txt", "\x1b[31m.txt",
+]  # fmt: skip
+_BYTE_TOKENS = ("folder", "enwik8")
+_WORD_FILES = {
+    "wikitext103": "wiki.{}.tokens",
+    "ptb": "ptb.{}.txt",
+}
+
+
+def _place(recipe: str, folder: Path, name: str, odd: bytes) -> tuple[Path, Path]:
+    """A source of `recipe` with one odd file; returns the source and that file."""
+    folder.mkdir()
+    if recipe.startswith("folder"):
+        for i in range(4):
+            (folder / f"{i}.txt").write_bytes(_GOOD)
+        (folder / name).write_bytes(odd)
+        return folder, folder / name
+    if recipe in ("enwik8", "text8"):
+        (folder / recipe).write_bytes((b"kaka lolo " if recipe == "text8" else _GOOD) + odd)
+        return folder / recipe, folder / recipe
+    if recipe == "pg19":
+        for split in ("train", "validation", "test"):
+            (folder / split).mkdir()
+            (folder / split / "good.txt").write_bytes(_GOOD)
+        (folder / "train" / name).write_bytes(odd)
+        return folder, folder / "train" / name
+    if recipe == "lm1b":
+        train = folder / "training-monolingual.tokenized.shuffled"
+        heldout = folder / "heldout-monolingual.tokenized.shuffled"
+        for place in (train, heldout):
+            place.mkdir()
+        for i in range(2):
+            (heldout / f"news.en.heldout-0000{i}-of-00050").write_bytes(_GOOD)
+        (train / "news.en-00001-of-00100").write_bytes(_GOOD)
+        (train / "news.en-00002-of-00100").write_bytes(odd)
+        return folder, train / "news.en-00002-of-00100"
+    for split in ("train", "valid", "test"):
+        (folder / _WORD_FILES[recipe].format(split)).write_bytes(_GOOD)
+    path = folder / _WORD_FILES[recipe].format("valid")
+    path.write_bytes(odd)
+    return folder, path
+
+
+_RECIPES = ("folder", "folder by subwords", "enwik8", "text8", "wikitext103", "ptb", "pg19", "lm1b")
+
+
+def _settings(recipe: str) -> list[str]:
+    settings = ["corpus.check=false"]
+    if recipe == "folder by subwords":
+        settings += ["corpus.tokens=subwords"]
+    if recipe in ("folder by subwords", "pg19"):
+        settings += ["corpus.vocab_size=300"]
+    return settings
+
+
+def _judge(recipe: str, path: Path, data: Path, outcome: Outcome, odd: bytes, case: str) -> str:
+    told = f"{case}\n{outcome.err[-3000:]}"
+    assert outcome.code is not None, f"traceback: {told}"
+    if outcome.code == 0:
+        dataset = read_dataset(data)
+        if recipe in _BYTE_TOKENS:  # nothing is lost
+            count = sum(dataset.open_split(split).num_tokens for split in ("train", "valid", "test"))
+            files = [path] if recipe == "enwik8" else list(path.parent.iterdir())
+            assert count == sum(file.stat().st_size for file in files), told
+        return "taken"
+    assert outcome.is_one_line_error and outcome.err.rstrip("\n").isprintable(), f"no single line: {told}"
+    name = os.path.basename(path).encode("utf-8", "backslashreplace").decode()
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in os.path.basename(path))
+    split_is_empty = "split is empty" in outcome.err or "splitting by file takes" in outcome.err
+    assert name in outcome.err or escaped in outcome.err or split_is_empty, f"the file is not named: {told}"
+    assert recipe not in _BYTE_TOKENS or not odd or split_is_empty, f"bytes are refused: {told}"
+    assert not data.exists() and not list(data.parent.glob("*.partial")), f"something is left behind: {told}"
+    return "refused"
+
+
+def _long_line(folder: Path, num_bytes: int) -> dict[str, Any]:
+    """One line of so many bytes with spaces, and one without, before every kind of tokens."""
+    figures: dict[str, Any] = {"long_line_mb": num_bytes >> 20}
+    for kind, unit in (("spaces", b"kaka lolo "), ("one word", b"kakalolomi")):
+        for recipe in ("folder", "folder by subwords", "wikitext103"):
+            name = f"long {kind} {recipe}"
+            source, path = _place(recipe, folder / name, "odd.txt", b"")
+            with open(path, "wb") as file:
+                for _ in range(num_bytes // (len(unit) * 100_000)):
+                    file.write(unit * 100_000)
+            data = folder / f"{name} data"
+            before, began = peak_memory_mb(), time.perf_counter()
+            command = ["prepare", recipe.split()[0], source, data, *_settings(recipe)]
+            outcome = call(recipes, command, seconds=60 + num_bytes / 200_000)
+            result = _judge(recipe, path, data, outcome, b"long", name)
+            grown = peak_memory_mb() - before
+            assert grown < 400, f"{name}: {grown} MB more"
+            figures[f"{recipe}, {kind}"] = [result, f"{time.perf_counter() - began:.1f} s", f"{grown:.0f} MB more"]
+            path.unlink()
+    return figures
+
+
+def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Every kind of odd text before every recipe, then long lines: 1 GB in the long form."""
+    pairs = [(recipe, odd) for recipe in _RECIPES for odd in _ODD]
+    rng.shuffle(pairs)
+    outcomes: Counter[str] = Counter()
+    for i in range(cases):
+        recipe, kind = pairs[i % len(pairs)]
+        odd = _ODD[kind]
+        if i >= len(pairs):  # what nobody thought of
+            odd = b"".join(rng.choice(list(_ODD.values()))[: rng.randrange(1, 99)] for _ in range(rng.randrange(1, 9)))
+            kind = f"a mixture, {odd[:60]!r}"
+        name = rng.choice(_NAMES)
+        source, path = _place(recipe, folder / str(i), name, odd)
+        data = folder / f"{i} data"
+        outcome = call(recipes, ["prepare", recipe.split()[0], source, data, *_settings(recipe)], seconds=60)
+        case = f"case {i}: {recipe}, {kind}, named {name!r}"
+        outcomes[f"{recipe}: {_judge(recipe, path, data, outcome, odd, case)}"] += 1
+        if outcome.code == 0:
+            json.loads((data / "dataset.json").read_bytes())
+    return {
+        "outcomes": dict(sorted(outcomes.items())),
+        **_long_line(folder, (1 << 30) if cases >= 300 else (1 << 20)),
+    }
+
+
+FAULTS = [
+    Fault(
+        "hostile text",
+        "taken as it is, or one line that names the file; nothing left behind; memory does not grow with a line",
+        prepare,
+        short=60,
+        long=400,
+    )
+]
