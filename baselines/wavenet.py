@@ -24,6 +24,7 @@ from waveform.engine.errors import UserError
 from waveform.engine.interface import Decoder, Step
 from waveform.models.heads import SoftmaxHead
 
+_MAX_STACKS = 1000  # likewise
 _MAX_LAYERS_PER_STACK = 20  # a dilation of 2^19 steps is 22 s at 24 kHz; more is a slip of the pen
 
 
@@ -41,7 +42,7 @@ class WaveNetConfig:
 
     def __post_init__(self) -> None:
         least = {"kernel_size": 2}
-        most = {"layers_per_stack": _MAX_LAYERS_PER_STACK}
+        most = {"layers_per_stack": _MAX_LAYERS_PER_STACK, "num_stacks": _MAX_STACKS}
         for field, value in vars(self).items():
             low, high = least.get(field, 1), most.get(field)
             if type(value) is not int or value < low or (high is not None and value > high):

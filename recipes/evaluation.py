@@ -13,7 +13,7 @@ from waveform.engine.distributed import World, job
 from waveform.engine.dynamic import DynamicConfig
 from waveform.engine.errors import UserError
 from waveform.engine.evaluator import Evaluation
-from waveform.engine.shards import Dataset, TokenSet, read_dataset
+from waveform.engine.shards import DATASET_FILE, Dataset, TokenSet, read_dataset
 from waveform.run_folder import TrainedRun, num_parameters, open_run
 from waveform.scoring import describe_dynamic, dynamic_config, own_tokens, score, write_json
 
@@ -77,6 +77,7 @@ def measure(
     modality = run.config["dataset"]["modality"]
     tokens = own_tokens(run, split=split)
     data = read_dataset(Path(run.config["dataset"]["path"]))
+    sizes = _sizes(data, split)
     checksum, num_documents = tokens.checksum, len(tokens)
     if rows is not None:
         tokens, batch_size = _cut(tokens, rows, world)
@@ -90,8 +91,8 @@ def measure(
         text_metrics,
         tokens=modality["tokens"],
         recipe=modality["recipe"],
-        num_bytes=data.sources["bytes"][split],
-        num_words=data.sources["words"][split],
+        num_bytes=sizes["bytes"],
+        num_words=sizes["words"],
     )
     metrics = metrics_of(result)
     headline = find_recipe(modality["recipe"]).headline
@@ -119,10 +120,10 @@ def measure(
         headline: metrics[headline],
         **{name: value for name, value in metrics.items() if name != headline},
         "num_tokens": int(result.counts.sum()),
-        "num_bytes": data.sources["bytes"][split],
-        "num_words": data.sources["words"][split],
-        "words_are": data.sources["words_are"],
-        "published_corpus": data.sources["checked"],
+        "num_bytes": sizes["bytes"],
+        "num_words": sizes["words"],
+        "words_are": str(data.sources.get("words_are")),
+        "published_corpus": data.sources.get("checked") is True,
         "num_documents": num_documents,
         "rows": rows,
         "state": f"reset at the start of {len(tokens)} pieces" if rows else f"by {protocol}",
@@ -136,6 +137,18 @@ def measure(
         "model_config": dict(run.config["model"]),
         **apart,
     }
+
+
+def _sizes(data: Dataset, split: str) -> dict[str, int]:
+    """Bytes and words of a split. Raises UserError where dataset.json does not hold them."""
+    sizes = {}
+    for name in ("bytes", "words"):
+        counts = data.sources.get(name)
+        count = counts.get(split) if isinstance(counts, dict) else None
+        if type(count) is not int or not 0 < count < 1 << 62:
+            raise UserError(f"{data.folder / DATASET_FILE} has no count of {name} of {split!r}; prepare the data again")
+        sizes[name] = count
+    return sizes
 
 
 def _cut(tokens: TokenSet, rows: int, world: World) -> tuple[TokenSet, int]:

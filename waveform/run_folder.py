@@ -214,7 +214,7 @@ def _model_of(
         model.load_state_dict(weights)
     except UserError as error:
         raise UserError(str(error) if set_by_user else f"{path}: {error}") from error
-    except (RuntimeError, ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
+    except (RuntimeError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError) as error:
         raise UserError(f"{path} describes no model ({' '.join(str(error).split())[:200]})") from error
     return model
 

@@ -10,8 +10,10 @@ import torch
 
 from waveform.composing import differing_keys, to_yaml
 from waveform.engine.atomic import explain_write_errors, write_file
+from waveform.engine.checkpoint import CHECKPOINTS_DIR
 from waveform.engine.distributed import World, explain_lost_ranks
 from waveform.engine.errors import UserError
+from waveform.engine.metrics import METRICS_FILE
 from waveform.engine.shards import Dataset, TokenSet
 from waveform.engine.streams import check_sizes
 from waveform.engine.trainer import OnEvaluate, TrainConfig, Trainer, TrainResult
@@ -25,9 +27,17 @@ from waveform.run_folder import (
     window_of,
 )
 
+_LOCK_FILE = ".train.lock"
+
 
 def check_run_dir(run_dir: Path) -> None:
-    """Raises UserError where `run_dir` is a file, or a folder of other things than a run."""
+    """Raises UserError where `run_dir` is a file, a folder of other things than a run, or leads elsewhere by links."""
+    for name in (CONFIG_FILE, _LOCK_FILE, METRICS_FILE, CHECKPOINTS_DIR, "tensorboard"):
+        if (run_dir / name).is_symlink():  # a run from an untrusted place must not make training write elsewhere
+            raise UserError(
+                f"{run_dir / name} is a link, and training writes inside its run folder only; put what it leads to in "
+                "its place, or make a link of the whole run folder"
+            )
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"--run {run_dir} is a file; give a folder")
     if run_dir.is_dir() and any(run_dir.iterdir()) and not (run_dir / CONFIG_FILE).exists():
@@ -123,7 +133,7 @@ def _locked(run_dir: Path, world: World) -> Iterator[None]:
     if not world.is_first:
         yield
         return
-    path = run_dir / ".train.lock"
+    path = run_dir / _LOCK_FILE
     with explain_write_errors(path):
         path.touch()  # alone, so that a full disk during training is not blamed on this file
     with open(path, "w") as file:

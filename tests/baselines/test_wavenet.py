@@ -239,7 +239,7 @@ def test_layers_dilate_as_configured() -> None:
     ("field", "value", "remedy"),
     [
         ("vocab_size", 0, "at least 1"),
-        ("num_stacks", 0, "at least 1"),
+        ("num_stacks", 0, "from 1 to 1000"),
         ("layers_per_stack", 0, "from 1 to 20"),
         ("layers_per_stack", 21, "from 1 to 20"),
         ("kernel_size", 1, "at least 2"),

@@ -237,7 +237,7 @@ def _restore(work: Path, pristine: Path) -> None:
     shutil.copytree(pristine, work)  # keeps times, by which `prepare` knows its files
 
 
-def _damageable(folder: Path) -> list[Path]:
+def damageable(folder: Path) -> list[Path]:
     """Every file that is read; event files are for TensorBoard, locks are empty."""
     return sorted(
         path
@@ -299,7 +299,7 @@ def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             for reader in readers:
                 places[reader.name] = (work, pristine)
                 for name in reader.reads:
-                    pairs += [(reader, path.relative_to(pristine)) for path in _damageable(pristine / name)]
+                    pairs += [(reader, path.relative_to(pristine)) for path in damageable(pristine / name)]
         chosen: list[tuple[Reader, Path]] = []
         while len(chosen) < cases:
             taken = [pair for pair in pairs if rng.random() < pair[0].share]
@@ -312,7 +312,7 @@ def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             if reader.name not in expected:
                 expected[reader.name] = _expected(reader, work, pristine)
             _restore(work, pristine)
-            what = f"case {case}, {path}: {_damage(work / path, _damageable(work), rng)}"
+            what = f"case {case}, {path}: {_damage(work / path, damageable(work), rng)}"
             began = time.perf_counter()
             outcome = reader.run(work)
             slowest = max(slowest, time.perf_counter() - began)

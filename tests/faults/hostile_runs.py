@@ -1,0 +1,400 @@
+"""A run, and a data set, made by somebody who wants code of his to run, or files elsewhere to be read or written.
+
+Every file that is read is replaced by what runs code where it is loaded without care, or says what it should not in a
+file whose checksums are right. What must hold: no code runs, nothing outside is opened or changed, and the command
+refuses in one line, or does what it does without the attack.
+"""
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import random
+import shutil
+import struct
+import sys
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from recipes.__main__ import main as recipes
+from tests.faults.calling import Outcome, call, peak_memory_mb
+from tests.faults.damaged_files import damageable, replace_value
+from tests.faults.fault import Fault
+from tests.faults.small_runs import SETTINGS, make_speech_run, make_text_run
+from waveform.cli import main as waveform
+from waveform.engine.shards import signed
+
+_opened: list[str] = []  # what this process opened since the list was emptied, once `_watch` has been called
+_watching = False
+
+
+def _watch() -> None:
+    """Record every file that this process opens, makes, renames or removes."""
+    global _watching
+    if _watching:
+        return
+    _watching = True
+    events = {"open", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate"}
+    events |= {"shutil.rmtree", "os.system", "subprocess.Popen", "socket.connect", "os.exec"}
+
+    def hook(event: str, arguments: Any) -> None:
+        if event in events and arguments:
+            _opened.append(f"{event}: {arguments[:2]!r}")
+
+    sys.addaudithook(hook)
+
+
+class _Bomb:
+    """Makes the file RAN where it is unpickled."""
+
+    def __init__(self, flag: Path) -> None:
+        self.flag = str(flag)
+
+    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+        return open, (self.flag, "w")
+
+
+def _torch_zip(bomb: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save({"weights": bomb}, buffer)
+    return buffer.getvalue()
+
+
+def _object_array(bomb: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([bomb], dtype=object), allow_pickle=True)
+    return buffer.getvalue()
+
+
+def _object_arrays(bomb: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, weights=np.array([bomb], dtype=object))
+    return buffer.getvalue()
+
+
+def _zip_of_pickle(bomb: Any) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(bomb))
+        archive.writestr("../../../../tmp/escaped", b"x")
+    return buffer.getvalue()
+
+
+def _header(length: int, header: bytes, payload: bytes = b"") -> bytes:
+    return struct.pack("<Q", length) + header + payload
+
+
+def _files_that_run(flag: Path) -> dict[str, bytes]:
+    """Content of every kind that somebody's loader runs, or that grows without bound in it."""
+    bomb, code = _Bomb(flag), f"open({str(flag)!r}, 'w')"
+    tags = {
+        "apply": f"!!python/object/apply:builtins.exec [{json.dumps(code)}]",
+        "new": f"!!python/object/new:builtins.open [{json.dumps(str(flag))}, w]",
+        "module": "!!python/module:antigravity",
+        "name": "!!python/name:os.system",
+    }
+    return {
+        "pickle": pickle.dumps(bomb),
+        "old pickle": pickle.dumps(bomb, protocol=0),
+        "torch file": _torch_zip(bomb),
+        "npy of objects": _object_array(bomb),
+        "npz of objects": _object_arrays(bomb),
+        "zip of a pickle": _zip_of_pickle(bomb),
+        "python source": f"{code}\n".encode(),
+        **{f"YAML tag {name}": f"model: {tag}\ntrain: {tag}\n".encode() for name, tag in tags.items()},
+        "YAML aliases": b"a: &a [x,x,x,x,x,x,x,x,x]\n"
+        + b"".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n".encode() for a, b in pairwise("abcdefghij")),
+        "deep YAML": b"[" * 50_000,
+        "deep JSON": b"[" * 500_000 + b"]" * 500_000,
+        "deep JSON objects": b'{"a":' * 200_000 + b"1" + b"}" * 200_000,
+        "a long number": b"1" * 1_000_000,
+        "header of 2^63 bytes": _header(2**63 - 1, b"{}"),
+        "header of 90 MB": _header(90_000_000, b"{}"),
+        "header without end": _header(8, b'{"a":{"a'),
+        "tensor of 2^60 numbers": _header(
+            len(h := b'{"x":{"dtype":"F32","shape":[1152921504606846976],"data_offsets":[0,4]}}'), h, bytes(4)
+        ),
+        "overlapping tensors": _header(
+            len(
+                h := b'{"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},'
+                b'"y":{"dtype":"U8","shape":[4],"data_offsets":[1,5]}}'
+            ),
+            h,
+            bytes(8),
+        ),
+        "negative offsets": _header(len(h := b'{"x":{"dtype":"U8","shape":[4],"data_offsets":[-4,0]}}'), h, bytes(4)),
+        "nothing": b"",
+    }  # fmt: skip
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _sign_checkpoint(folder: Path) -> None:
+    """Make the marker agree with the files, as its maker would."""
+    digests = {
+        p.name: _digest(p.read_bytes()) for p in sorted(folder.iterdir()) if p.is_file() and p.name != "complete.json"
+    }
+    (folder / "complete.json").write_text(json.dumps(digests))
+
+
+def _sign(path: Path) -> None:
+    """Make every checksum agree with a changed file."""
+    if path.parent.parent.name == "checkpoints" and path.name != "complete.json":
+        _sign_checkpoint(path.parent)
+    elif path.name in ("dataset.json", "tokenizer.json"):
+        try:
+            content = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):
+            return
+        if isinstance(content, dict):
+            content.pop("checksum", None)
+            path.write_text(json.dumps(signed(content)))
+
+
+def _edit_json(path: Path, change: Callable[[Any], Any]) -> None:
+    content = json.loads(path.read_bytes())
+    path.write_text(json.dumps(change(content) or content))
+    _sign(path)
+
+
+def _edit_config(run: Path, change: Callable[[dict[str, Any]], None], *, recorded: bool = True) -> None:
+    """Change config.yaml, and what the checkpoints say of it."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    change(config)
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    for folder in (run / "checkpoints").iterdir() if recorded else ():
+        progress = json.loads((folder / "progress.json").read_text())
+        change(progress["run"])
+        (folder / "progress.json").write_text(json.dumps(progress))
+        _sign_checkpoint(folder)
+
+
+def _set(section: str, **values: Any) -> Callable[[Path, Path], None]:
+    return lambda place, secret: _edit_config(
+        place / "run", lambda config: config.setdefault(section, {}).update(values)
+    )
+
+
+def _newest(place: Path) -> Path:
+    return place / "run" / "checkpoints" / "step_00000004"
+
+
+def _link_all(place: Path, secret: Path, pattern: str, *, target: Path | None = None) -> None:
+    for path in sorted((place / "run").glob(pattern)):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+        path.symlink_to(target or secret / "file")
+
+
+def _link_marker(place: Path, secret: Path) -> None:
+    """A marker that names a file elsewhere, with its digest."""
+    for folder in (place / "run" / "checkpoints").iterdir():
+        digests = json.loads((folder / "complete.json").read_text())
+        digests[os.path.relpath(secret / "file", folder)] = _digest((secret / "file").read_bytes())
+        (folder / "complete.json").write_text(json.dumps(digests))
+
+
+def _shards_elsewhere(name: Callable[[Path], str]) -> Callable[[Path, Path], None]:
+    def attack(place: Path, secret: Path) -> None:
+        def change(content: Any) -> None:
+            for split in content["splits"]:
+                content["splits"][split] = [name(secret)]
+
+        _edit_json(place / "data" / "dataset.json", change)
+
+    return attack
+
+
+_EVIL_NAMES = [
+    "os",
+    "os.system",
+    "antigravity",
+    "tests.faults.evil:Model",
+    "../../evil",
+    "",
+    "builtins:eval",
+    "a" * 10_000,
+]
+_HUGE = [10**9, 2**31 - 1, 10**12, 2**63 - 1, 10**30]
+# What a file says with every checksum right. Each takes the place and a folder that is none of its business.
+_ATTACKS: dict[str, Callable[[Path, Path], None]] = {
+    **{f"model {name[:30]!r}": _set("model", name=name) for name in _EVIL_NAMES},
+    "_target_": _set("model", _target_="os.system", _args_=["touch RAN"]),
+    "_target_ as name": _set("model", name={"_target_": "os.system"}),
+    "interpolated name": _set("model", name="${oc.env:HOME}"),
+    "interpolated data": _set("data", split={"by": "${oc.env:HOME}", "valid": 0.1, "test": 0.1}),
+    **{f"d_model {n}": _set("model", d_model=n) for n in _HUGE},
+    **{f"num_layers {n}": _set("model", num_layers=n) for n in _HUGE},
+    **{f"memory {n}": _set("model", memory=n) for n in _HUGE},
+    **{f"compressed {n}": _set("model", compressed=n) for n in _HUGE[:2]},
+    **{f"window {n}": _set("model", window=n) for n in _HUGE},
+    **{f"chunk {n}": _set("train", chunk=n) for n in _HUGE},
+    **{f"rows {n}": _set("train", evaluate_batch_size=n) for n in _HUGE},
+    **{f"vocabulary {n}": _set("dataset", vocab_size=n) for n in _HUGE},
+    "wavenet of 10^9 stacks": lambda p, s: _edit_config(
+        p / "run", lambda c: c.update(model={"name": "wavenet", "num_stacks": 10**9, "layers_per_stack": 20})
+    ),
+    "wavenet of 10^9 channels": lambda p, s: _edit_config(
+        p / "run", lambda c: c.update(model={"name": "wavenet", "residual_channels": 10**9})
+    ),
+    "1,000 cutoffs": _set("model", head="adaptive", cutoffs=list(range(1, 10**3))),
+    "data of the system": lambda p, s: _edit_config(p / "run", lambda c: c["dataset"].update(path="/dev")),
+    "data is a file": lambda p, s: _edit_config(p / "run", lambda c: c["dataset"].update(path=str(s / "file"))),
+    "marker names a file elsewhere": _link_marker,
+    "checkpoint files are links": lambda p, s: _link_all(p, s, "checkpoints/*/*.safetensors"),
+    "markers are links": lambda p, s: _link_all(p, s, "checkpoints/*/complete.json"),
+    "progress is a link to /dev/zero": lambda p, s: _link_all(
+        p, s, "checkpoints/*/progress.json", target=Path("/dev/zero")
+    ),
+    "weights are a link to /dev/zero": lambda p, s: _link_all(
+        p, s, "checkpoints/*/model.safetensors", target=Path("/dev/zero")
+    ),
+    "config is a link": lambda p, s: _link_all(p, s, "config.yaml"),
+    "metrics are a link": lambda p, s: _link_all(p, s, "metrics.jsonl"),
+    "metrics are a link to nothing": lambda p, s: _link_all(p, s, "metrics.jsonl", target=s / "new"),
+    "the lock is a link": lambda p, s: _link_all(p, s, ".train.lock"),
+    "checkpoints are a link": lambda p, s: _link_all(p, s, "checkpoints", target=s),
+    "tensorboard is a link": lambda p, s: _link_all(p, s, "tensorboard", target=s),
+    "shards above": _shards_elsewhere(lambda secret: f"../../{secret.name}/file"),
+    "shards by an absolute path": _shards_elsewhere(lambda secret: str(secret / "file")),
+    "shards of the system": _shards_elsewhere(lambda secret: "/dev/zero"),
+    "a shard of another type": _shards_elsewhere(lambda secret: {"a": 1}),  # type: ignore[arg-type, return-value]
+    "2^60 ranks": lambda p, s: _edit_json(_newest(p) / "progress.json", lambda c: c.update(num_ranks=2**60)),
+    "step -1": lambda p, s: _edit_json(_newest(p) / "progress.json", lambda c: c.update(step=-1)),
+    "a cursor of nowhere": lambda p, s: _edit_json(
+        _newest(p) / "progress.json", lambda c: c["cursor"].update(start=[10**9] * 2)
+    ),
+}
+
+
+def _commands(place: Path, *, text: bool) -> dict[str, Callable[[], Outcome]]:
+    more = [*SETTINGS, "train.max_steps=5"]
+    if text:
+        main: Callable[[Sequence[str]], int] = recipes
+        arguments: dict[str, list[str | Path]] = {
+            "evaluate": ["evaluate", place / "run"],
+            "sample": ["sample", place / "run", "--tokens", "9"],
+            "train": ["train", "folder", place / "data", "--run", place / "run", "preset=smoke", *more],
+        }
+    else:
+        main = waveform
+        arguments = {
+            "evaluate": ["evaluate", place / "run"],
+            "sample": ["sample", place / "run", "--out", place / "out", "--seconds", "0.002"],
+            "train": ["train", place / "data", "--run", place / "run", *more],
+        }
+    return {name: lambda command=command: call(main, command, seconds=60) for name, command in arguments.items()}
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _judge(outcome: Outcome, case: str, secret: Path, before: dict[str, bytes], flag: Path) -> str:
+    told = f"{case}\n{outcome.err[-3000:]}"
+    assert not flag.exists() and not Path("RAN").exists(), f"code ran: {told}"
+    touched = [entry for entry in _opened if str(secret) in entry]
+    assert not touched and _content(secret) == before, f"what lies elsewhere was touched, {touched[:3]}: {told}"
+    assert "antigravity" not in sys.modules, f"a module was imported: {told}"
+    assert not any("/dev/zero" in entry for entry in _opened), f"/dev/zero was opened: {told}"
+    assert not any(entry.startswith(("os.system", "os.exec", "socket.connect")) for entry in _opened), told
+    assert outcome.code is not None, f"traceback: {told}"
+    assert outcome.code == 0 or outcome.is_one_line_error, f"no single line of code 2: {told}"
+    return "refused" if outcome.code else "not needed"
+
+
+def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Every attack before every command; in the long form every file by every content, then random values signed."""
+    _watch()
+    flag, secret = folder / "RAN", folder / "secret"
+    places = {}
+    for kind, make in (("speech", make_speech_run), ("text", make_text_run)):
+        make(folder / kind)
+        shutil.copytree(folder / kind, folder / f"{kind} whole")
+        places[kind] = (folder / kind, folder / f"{kind} whole")
+    todo: list[tuple[str, str, Callable[[Path], None], str]] = []
+
+    def put(path: Path, content: bytes) -> Callable[[Path], None]:
+        def change(place: Path) -> None:
+            (place / path).write_bytes(content)
+            _sign(place / path)
+
+        return change
+
+    def replaced(path: Path) -> Callable[[Path], None]:
+        def change(place: Path) -> None:
+            if path.suffix == ".yaml":
+                content = replace_value(yaml.safe_load((place / path).read_bytes()), rng)
+                (place / path).write_text(yaml.safe_dump(content))
+            else:
+                content = replace_value(json.loads((place / path).read_bytes()), rng)
+                (place / path).write_text(json.dumps(content))
+            _sign(place / path)
+
+        return change
+
+    for kind, (_, pristine) in places.items():
+        paths = [*damageable(pristine / "run"), *damageable(pristine / "data")]
+        files = [path.relative_to(pristine) for path in paths]
+        for name in _commands(pristine, text=kind == "text"):
+            todo += [
+                (kind, name, lambda place, change=change: change(place, secret), what)
+                for what, change in _ATTACKS.items()
+            ]
+            for path in files:
+                todo += [
+                    (kind, name, put(path, content), f"{path} is {what}")
+                    for what, content in _files_that_run(flag).items()
+                ]
+                if path.suffix in (".json", ".yaml"):
+                    todo += [(kind, name, replaced(path), f"{path}, a value signed")] * 6
+    num_all = len(todo)
+    rng.shuffle(todo)
+    outcomes: Counter[str] = Counter()
+    slowest, memory_before = 0.0, peak_memory_mb()
+    for kind, name, change, what in todo[:cases]:
+        place, pristine = places[kind]
+        shutil.rmtree(place)
+        shutil.copytree(pristine, place)
+        shutil.rmtree(secret, ignore_errors=True)
+        secret.mkdir()
+        (secret / "file").write_bytes(b"nobody's business")
+        change(place)
+        before = _content(secret)
+        _opened.clear()
+        began = time.perf_counter()
+        outcome = _commands(place, text=kind == "text")[name]()
+        slowest = max(slowest, time.perf_counter() - began)
+        outcomes[f"{name}: {_judge(outcome, f'{kind} {name}: {what}', secret, before, flag)}"] += 1
+        assert peak_memory_mb() - memory_before < 2000, f"{peak_memory_mb()} MB: {kind} {name}: {what}"
+    return {
+        "attacks_and_commands": num_all,
+        "outcomes": dict(sorted(outcomes.items())),
+        "slowest_s": round(slowest, 2),
+        "memory_grown_mb": round(peak_memory_mb() - memory_before),
+    }
+
+
+FAULTS = [
+    Fault(
+        "hostile runs",
+        "no code runs, nothing elsewhere is touched; one line refuses, or the attack has no effect",
+        attack,
+        short=50,
+        long=3000,
+    )
+]
