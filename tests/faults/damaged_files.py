@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 import yaml
 
 from recipes.__main__ import main as recipes
@@ -276,6 +277,7 @@ def _expected(reader: Reader, work: Path, pristine: Path) -> tuple[Any, Any]:
         _restore(work, pristine)
         if damage:
             (work / "run" / "checkpoints" / "step_00000004" / "complete.json").write_bytes(b"")
+        torch.set_num_threads(1)
         outcome = reader.run(work)
         assert outcome.code == 0, outcome.err
         made.append((reader.made(work), outcome.out if reader.name == "recipes sample" else None))
@@ -313,6 +315,7 @@ def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
                 expected[reader.name] = _expected(reader, work, pristine)
             _restore(work, pristine)
             what = f"case {case}, {path}: {_damage(work / path, damageable(work), rng)}"
+            torch.set_num_threads(1)  # bits depend on it, and a command before may have changed it
             began = time.perf_counter()
             outcome = reader.run(work)
             slowest = max(slowest, time.perf_counter() - began)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
+import torch
 
 from recipes.__main__ import main as recipes
 from tests.faults.calling import call
@@ -43,6 +44,7 @@ def write_texts(folder: Path) -> None:
 
 def make_speech_run(folder: Path) -> None:
     """audio/, data/ and run/ in `folder`."""
+    torch.set_num_threads(1)
     write_audio(folder / "audio")
     for arguments in (
         ["prepare", folder / "audio", folder / "data"],
@@ -54,6 +56,7 @@ def make_speech_run(folder: Path) -> None:
 
 def make_text_run(folder: Path) -> None:
     """texts/, data/ and run/ in `folder`."""
+    torch.set_num_threads(1)
     write_texts(folder / "texts")
     for arguments in (
         ["prepare", "folder", folder / "texts", folder / "data", "corpus.tokens=subwords", "corpus.vocab_size=280"],
