@@ -78,7 +78,15 @@ def _names(err: str, override: str) -> bool:
     """Whether the line names the setting: as it was given, or its key (escaped where a terminal would not show it)."""
     key = override.lstrip("+~-").partition("=")[0].strip(" :@+")
     escaped = key.encode("unicode_escape").decode()
-    names = (f"{key.partition('.')[0]}: ", repr(key.rpartition(".")[2]), key, escaped, override)
+    value = override.partition("=")[2]
+    names = (
+        f"unknown {key.partition('.')[0]} {value!r}",
+        f"{key.partition('.')[0]}: ",
+        repr(key.rpartition(".")[2]),
+        key,
+        escaped,
+        override,
+    )
     return not key.strip() or any(name[:100] in err for name in names)
 
 
