@@ -237,7 +237,7 @@ FAULTS = [
         "one line that names the file, exit code 2, no part of a checkpoint left, every checkpoint whole; with space "
         "the same command ends bitwise as ever; WAVs so far open; the same for a disk that fails, with exit code 1",
         _full_disk,
-        short=14,
+        short=10,
         long=400,
     ),
 ]

@@ -149,7 +149,7 @@ FAULTS = [
         "a rank dies or hangs",
         "the other ends within train.timeout_s and a few seconds, with a line and exit code 1; a restart ends bitwise",
         _lost,
-        short=3,
+        short=2,
         long=60,
     ),
 ]
