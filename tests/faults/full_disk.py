@@ -238,6 +238,6 @@ FAULTS = [
         "the same command ends bitwise as ever; WAVs so far open; the same for a disk that fails, with exit code 1",
         _full_disk,
         short=10,
-        long=400,
+        long=150,
     ),
 ]

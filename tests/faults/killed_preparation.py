@@ -159,7 +159,7 @@ FAULTS = [
         short=9,
         long=150,
     ),
-    Fault("a worker killed while preparing", "one line, no hang; the next run goes on", run_workers, short=1, long=20),
+    Fault("a worker killed while preparing", "one line, no hang; the next run goes on", run_workers, short=1, long=10),
 ]
 
 if __name__ == "__main__":

@@ -150,6 +150,6 @@ FAULTS = [
         "the other ends within train.timeout_s and a few seconds, with a line and exit code 1; a restart ends bitwise",
         _lost,
         short=2,
-        long=60,
+        long=24,
     ),
 ]
