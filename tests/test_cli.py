@@ -261,6 +261,7 @@ def test_train_prepares_raw_audio_once_and_resumes(
     assert (
         "as prepared when this run began" in second.out and "resumed at step 6" in second.err and "step 8" in second.out
     )
+    assert "note:" not in second.err and "warning:" not in second.err  # all is as it was
 
 
 def test_tensorboard_holds_curves_and_a_sample(place: Path) -> None:

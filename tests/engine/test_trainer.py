@@ -19,8 +19,9 @@ from waveform.engine import checkpoint
 from waveform.engine.errors import UserError
 from waveform.engine.interface import state_tensors
 from waveform.engine.metrics import read_metrics
+from waveform.engine.nonfinite import Diverged
 from waveform.engine.shards import TokenSet
-from waveform.engine.trainer import Diverged, TrainConfig, Trainer
+from waveform.engine.trainer import TrainConfig, Trainer
 
 LENGTHS = [60, 45, 33, 80, 21, 52, 70]
 

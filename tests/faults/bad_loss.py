@@ -17,8 +17,9 @@ from tests.faults.fault import Fault
 from tests.laws import CONFIGS, VOCAB_SIZE
 from waveform.engine import checkpoint
 from waveform.engine.interface import reset_rows
+from waveform.engine.nonfinite import Diverged
 from waveform.engine.shards import Shard, ShardWriter, TokenSet
-from waveform.engine.trainer import Diverged, Trainer
+from waveform.engine.trainer import Trainer
 
 _POISON = VOCAB_SIZE - 1  # the token that one utterance holds, once, and no other
 _STEPS = 12
@@ -150,7 +151,7 @@ def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: st
     skipping = trainer("skip", on_nonfinite="skip")
     said = _say(skipping.run)
     assert_bitwise_equal(everything(skipping), expected)
-    assert said.count("is skipped") == skipping.skipped == len(bad), said
+    assert said.count("is skipped") == skipping.finite.skipped == len(bad), said
     assert f"step {first} is skipped" in said and (kind == "gradient" or utterance in said), said
     cut = {**options, "max_steps": first + 1}
     parts = small_trainer(
@@ -160,7 +161,7 @@ def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: st
     _say(parts.run)
     torch.manual_seed(99)
     rest = trainer("parts", on_nonfinite="skip")
-    assert rest.step == first + 1 and rest.skipped == 1
+    assert rest.step == first + 1 and rest.finite.skipped == 1
     _say(rest.run)
     assert_bitwise_equal(everything(rest), expected)
     return len(bad)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,11 @@ from waveform.engine import checkpoint, sharding
 from waveform.engine.distributed import TIMEOUT_S, World, explain_lost_ranks
 from waveform.engine.errors import UserError
 from waveform.engine.evaluator import Evaluation, evaluate
-from waveform.engine.interface import SequenceModel, State, detach, reset_rows, state_tensors
+from waveform.engine.interface import SequenceModel, State, detach
 from waveform.engine.machine import cpu_name
 from waveform.engine.metrics import MetricsLog, bits
+from waveform.engine.nonfinite import CHOICES as NONFINITE_CHOICES
+from waveform.engine.nonfinite import FiniteWatch, Update
 from waveform.engine.progress import Progress
 from waveform.engine.reading import score_window
 from waveform.engine.schedule import learning_rate, update_period
@@ -87,8 +89,8 @@ class TrainConfig:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be 0 or more")
         if self.sharding not in sharding.KINDS:
             raise UserError(f"train.sharding is {self.sharding!r}; choose one of {', '.join(sharding.KINDS)}")
-        if self.on_nonfinite not in ("stop", "skip"):
-            raise UserError(f"train.on_nonfinite is {self.on_nonfinite!r}; choose stop or skip")
+        if self.on_nonfinite not in NONFINITE_CHOICES:
+            raise UserError(f"train.on_nonfinite is {self.on_nonfinite!r}; choose {' or '.join(NONFINITE_CHOICES)}")
         if self.device not in (None, "cpu", "cuda"):
             raise UserError(
                 f"train.device is {self.device!r}; choose cpu or cuda, or null for a GPU where there is one"
@@ -119,20 +121,6 @@ class TrainConfig:
 
 # Gets the model, the step, the log, and a request to stop, on which it raises Stopped where it would take seconds.
 OnEvaluate = Callable[[SequenceModel, int, MetricsLog, StopRequest], None]
-
-
-class Diverged(UserError):
-    """The loss is not a finite number any more."""
-
-
-class _Update(NamedTuple):
-    """What tells whether an update was finite, and where in the data it was not."""
-
-    step: int  # before it
-    cursor: dict[str, Any]  # of the stream, before it
-    num_chunks: int
-    sums: Tensor  # not finite where a loss of this rank, or a gradient of any, is not
-    row_nats: Tensor  # [windows, B] nats of this rank's rows
 
 
 @dataclass(frozen=True)
@@ -237,9 +225,14 @@ class Trainer:
         self._fresh = model.init_state(config.batch_size // self.world.size, device=self.world.device, dtype=dtype)
         self.state: State = self._fresh
         self.step, self.seconds, self.tokens_seen = 0, 0.0, 0
-        self.skipped = self._skipped_in_row = 0  # steps
+        self.finite = FiniteWatch(
+            world=self.world,
+            stream=self.stream,
+            run_dir=run_dir,
+            on_nonfinite=config.on_nonfinite,
+            max_skipped=config.max_skipped,
+        )
         self._place: tuple[int, int] | None = None
-        self._unchecked: list[_Update] = []
         self._row_nats: list[Tensor] = []
         self._saved_step: int | None = None
         self.resumed_from: checkpoint.Checkpoint | None = None
@@ -261,14 +254,14 @@ class Trainer:
         self.step = found.step
         self.seconds = float(found.progress["seconds"])
         self.tokens_seen = int(found.progress["tokens_seen"])
-        self.skipped, self._skipped_in_row = found.progress.get("skipped", (0, 0))
+        self.finite.skipped, self.finite.skipped_in_row = found.progress.get("skipped", (0, 0))
         self.stream.seek(found.progress["cursor"])
         self._saved_step = found.step
         self._evaluation_due = bool(found.progress.get("evaluation_due"))
         if self.world.is_first and "since_log" in found.progress:
             self._since_log += torch.tensor(found.progress["since_log"], dtype=torch.float64, device=self.world.device)
         known = {"format", "step", "num_ranks", "seconds", "tokens_seen", "cursor", "skipped"}
-        known |= {"evaluation_due", "since_log"}
+        known |= {"evaluation_due", "since_log", *self._record}
         unknown = sorted(found.progress.keys() - known - self._bitwise_only_with().keys())
         if unknown and self._show_progress:
             print(f"note: {found.folder} also says {', '.join(unknown)}, which is left aside", file=sys.stderr)
@@ -294,7 +287,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of this moment, unless it is saved already. Raises Diverged for a loss gone wrong."""
-        self._check_finite()
+        self.finite.check()
         if self._saved_step == self.step:
             return
         self._require_run_dir()
@@ -308,7 +301,7 @@ class Trainer:
                 "seconds": self.seconds,
                 "tokens_seen": self.tokens_seen,
                 "cursor": self.stream.cursor(),
-                "skipped": [self.skipped, self._skipped_in_row],
+                "skipped": [self.finite.skipped, self.finite.skipped_in_row],
                 "since_log": self.world.sum_(self._since_log.clone()).tolist(),
                 "evaluation_due": self._evaluation_due,
                 **self._record,
@@ -384,7 +377,7 @@ class Trainer:
                 sums, norms = self.update()
                 crossed = _crossed(before[0], self.step)
                 if crossed(config.log_every):
-                    self._check_finite()
+                    self.finite.check()
                 self._since_log += sums
                 if crossed(config.log_every):
                     self._wait_for_device()
@@ -410,7 +403,7 @@ class Trainer:
                             tokens_per_second=rate,
                             lr=self.optimiser.param_groups[0]["lr"],
                             epoch=self.stream.epoch,
-                            skipped=self.skipped,
+                            skipped=self.finite.skipped,
                             **{f"grad_norm_{name}": float(norm) for name, norm in norms.items()},
                         )
                 else:
@@ -430,8 +423,8 @@ class Trainer:
             if not stopped_by:
                 self._validate(log, progress, stop)
                 (stopped_by,) = world.largest(stop.number if self._evaluation_due else 0)
-            if self.skipped:
-                progress.write(f"{self.skipped} of {self.step} steps were skipped: their loss was not finite")
+            if self.finite.skipped:
+                progress.write(f"{self.finite.skipped} of {self.step} steps were skipped: their loss was not finite")
         return TrainResult(self.step, self.seconds, self.tokens_seen, stopped_by)
 
     def update(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -459,14 +452,13 @@ class Trainer:
             for name, parameters in self.groups.items()
         }
         seen = sums + 0 * torch.stack(list(norms.values())).sum().to(sums.dtype)
-        self._unchecked.append(_Update(self.step, cursor, period, seen, torch.stack(self._row_nats)))
-        # A loss or gradient that is not finite must not reach the weights; CPUs can tell at once, GPUs have to wait.
-        bad = self._first_bad() if self.world.device.type == "cpu" or config.on_nonfinite == "skip" else None
+        self.finite.note(Update(self.step, cursor, period, seen, torch.stack(self._row_nats)))
+        bad = self.finite.first_bad() if self.finite.looks_at_once() else None
         if bad is None:
             self.optimiser.step()
-            self._skipped_in_row = 0
+            self.finite.skipped_in_row = 0
         else:
-            self._skip(bad)
+            self.state = self.finite.skip(bad, parameters=self.module.parameters(), state=self.state, fresh=self._fresh)
             sums, norms = torch.zeros_like(sums), {name: torch.zeros_like(norm) for name, norm in norms.items()}
         self.optimiser.zero_grad(set_to_none=True)
         self.step += period
@@ -529,75 +521,6 @@ class Trainer:
             began = time.perf_counter()
             torch.cuda.synchronize(self.world.device)
             self.seconds += time.perf_counter() - began
-
-    def _first_bad(self) -> _Update | None:
-        """The first update since the last look that was not finite on some rank; waits for the device."""
-        if not self._unchecked:
-            return None
-        bad = torch.stack([(~torch.isfinite(update.sums)).any() for update in self._unchecked])
-        on_any_rank = self.world.sum_(bad.to(torch.int64)).tolist()
-        updates, self._unchecked = self._unchecked, []
-        return next((update for update, found in zip(updates, on_any_rank, strict=True) if found), None)
-
-    def _check_finite(self) -> None:
-        """Raises Diverged where an update since the last look was not finite."""
-        bad = self._first_bad()
-        if bad is not None:
-            self._unchecked = [bad]  # nothing may be saved any more
-            raise self._diverged(bad, "training stopped")
-
-    def _diverged(self, bad: _Update, what: str) -> Diverged:
-        kept = checkpoint.newest(self._run_dir)
-        return Diverged(
-            f"the loss is not finite at step {bad.step}, {self._where_in_data(bad)}; {what}. Last good checkpoint: "
-            + (f"step {kept.step} in {kept.folder}" if kept else "none was saved yet")
-            + ". Lower train.lr or train.clip_norm, or raise train.warmup_steps, in a new run"
-            + ("; or leave out such steps with train.on_nonfinite=skip" * (self.config.on_nonfinite == "stop"))
-        )
-
-    def _skip(self, bad: _Update) -> None:
-        """Leave out an update, and let no memory of it live on. Raises Diverged where that is not wanted, or no use."""
-        self._unchecked = [bad]
-        if self.config.on_nonfinite == "stop":
-            raise self._diverged(bad, "training stopped")
-        if self.world.any(not all(bool(torch.isfinite(p).all()) for p in self.module.parameters())):
-            raise self._diverged(bad, "the weights are not finite either, so skipping is no use: training stopped")
-        if self._skipped_in_row >= self.config.max_skipped:
-            raise self._diverged(
-                bad,
-                f"the {self._skipped_in_row} steps before it were skipped for that, and train.max_skipped is "
-                f"{self.config.max_skipped}: training stopped",
-            )
-        rows = ~torch.isfinite(bad.row_nats).all(dim=0).cpu()
-        for tensor in state_tensors(self.state):
-            if tensor.is_floating_point():
-                rows |= ~torch.isfinite(tensor).flatten(1).all(dim=1).cpu()
-        self.state = reset_rows(self.state, self._fresh, rows)
-        self._unchecked.clear()
-        self.skipped, self._skipped_in_row = self.skipped + bad.num_chunks, self._skipped_in_row + bad.num_chunks
-        if self.world.is_first or rows.any():
-            where = self._where_in_data(bad)
-            print(f"warning: step {bad.step} is skipped: its loss is not finite, {where}", file=sys.stderr, flush=True)
-
-    def _where_in_data(self, bad: _Update) -> str:
-        """Which of this rank's rows went bad, and what they read in that step."""
-        rows = (~torch.isfinite(bad.row_nats).all(dim=0)).nonzero()[:, 0].tolist()
-        if not rows:
-            elsewhere = ", or that of another process's rows" if self.world.size > 1 else ""
-            return f"though that of every row is: its gradient is not{elsewhere}"
-        first = self.world.rank * bad.row_nats.shape[1]
-        places = [p for p in self.stream.places(bad.cursor, num_chunks=bad.num_chunks) if p.row - first in rows]
-        said = []
-        for row in rows[:3]:
-            spans: dict[str, tuple[int, int]] = {}
-            for place in places:
-                if place.row - first == row:
-                    start, stop = spans.get(place.utterance, (place.start, place.stop))
-                    spans[place.utterance] = (min(start, place.start), max(stop, place.stop))
-            read = ", ".join(f"tokens {start} to {stop} of {name!r}" for name, (start, stop) in list(spans.items())[:3])
-            said.append(f"row {first + row} ({read}{', ...' if len(spans) > 3 else ''})")
-        more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
-        return f"in {', '.join(said)}{more}"
 
     def _validate(self, log: MetricsLog | None, progress: Progress, stop: StopRequest) -> None:
         """Evaluate, unless the log has it: a process killed right after its record resumes at the same step.

@@ -1,0 +1,128 @@
+"""Notices a loss or gradient that is not finite, says where in the data it was, and has such updates left out.
+
+Looking waits for the device, so it is done when the trainer asks for it: on a CPU and with `train.on_nonfinite=skip` at
+every update, else when figures are logged and before anything is saved.
+
+Shape letters: B rows of this rank.
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from waveform.engine import checkpoint
+from waveform.engine.distributed import World
+from waveform.engine.errors import UserError
+from waveform.engine.interface import State, reset_rows, state_tensors
+from waveform.engine.streams import TokenStream
+
+CHOICES = ("stop", "skip")
+
+
+class Diverged(UserError):
+    """The loss is not a finite number any more."""
+
+
+class Update(NamedTuple):
+    """What tells whether an update was finite, and where in the data it was not."""
+
+    step: int  # before it
+    cursor: dict[str, Any]  # of the stream, before it
+    num_chunks: int
+    sums: Tensor  # not finite where a loss of this rank, or a gradient of any, is not
+    row_nats: Tensor  # [windows, B] nats of this rank's rows
+
+
+class FiniteWatch:
+    """Looks at the updates of one training; every rank asks it the same at the same time."""
+
+    def __init__(
+        self, *, world: World, stream: TokenStream, run_dir: Path, on_nonfinite: str, max_skipped: int
+    ) -> None:
+        """The last two are the settings of `TrainConfig`."""
+        self._world, self._stream, self._run_dir = world, stream, run_dir
+        self._skips, self._max_skipped = on_nonfinite == "skip", max_skipped
+        self._unchecked: list[Update] = []
+        self.skipped = self.skipped_in_row = 0  # steps
+
+    def looks_at_once(self) -> bool:
+        """Whether an update is to be looked at before the optimiser takes it."""
+        return self._skips or self._world.device.type == "cpu"
+
+    def note(self, update: Update) -> None:
+        """Remember an update until the next look."""
+        self._unchecked.append(update)
+
+    def first_bad(self) -> Update | None:
+        """The first update since the last look that was not finite on some rank; waits for the device."""
+        if not self._unchecked:
+            return None
+        bad = torch.stack([(~torch.isfinite(update.sums)).any() for update in self._unchecked])
+        on_any_rank = self._world.sum_(bad.to(torch.int64)).tolist()
+        updates, self._unchecked = self._unchecked, []
+        return next((update for update, found in zip(updates, on_any_rank, strict=True) if found), None)
+
+    def check(self) -> None:
+        """Raises Diverged where an update since the last look was not finite."""
+        bad = self.first_bad()
+        if bad is not None:
+            raise self._diverged(bad, "training stopped")
+
+    def skip(self, bad: Update, *, parameters: Iterable[Tensor], state: State, fresh: State) -> State:
+        """Leave out an update: returns `state` with the rows that went bad taken from `fresh`.
+
+        Raises Diverged where skipping is not wanted, has gone on for too long, or is no use: with bad `parameters`.
+        """
+        if not self._skips:
+            raise self._diverged(bad, "training stopped")
+        if self._world.any(not all(bool(torch.isfinite(parameter).all()) for parameter in parameters)):
+            raise self._diverged(bad, "the weights are not finite either, so skipping is no use: training stopped")
+        if self.skipped_in_row >= self._max_skipped:
+            raise self._diverged(
+                bad,
+                f"the {self.skipped_in_row} steps before it were skipped for that, and train.max_skipped is "
+                f"{self._max_skipped}: training stopped",
+            )
+        rows = ~torch.isfinite(bad.row_nats).all(dim=0).cpu()
+        for tensor in state_tensors(state):
+            if tensor.is_floating_point():
+                rows |= ~torch.isfinite(tensor).flatten(1).all(dim=1).cpu()
+        self.skipped, self.skipped_in_row = self.skipped + bad.num_chunks, self.skipped_in_row + bad.num_chunks
+        if self._world.is_first or rows.any():
+            where = self._where_in_data(bad)
+            print(f"warning: step {bad.step} is skipped: its loss is not finite, {where}", file=sys.stderr, flush=True)
+        return reset_rows(state, fresh, rows)
+
+    def _diverged(self, bad: Update, what: str) -> Diverged:
+        self._unchecked = [bad]  # nothing may be saved any more
+        kept = checkpoint.newest(self._run_dir)
+        return Diverged(
+            f"the loss is not finite at step {bad.step}, {self._where_in_data(bad)}; {what}. Last good checkpoint: "
+            + (f"step {kept.step} in {kept.folder}" if kept else "none was saved yet")
+            + ". Lower train.lr or train.clip_norm, or raise train.warmup_steps, in a new run"
+            + ("" if self._skips else "; or leave out such steps with train.on_nonfinite=skip")
+        )
+
+    def _where_in_data(self, bad: Update) -> str:
+        """Which of this rank's rows went bad, and what they read in that step."""
+        rows = (~torch.isfinite(bad.row_nats).all(dim=0)).nonzero()[:, 0].tolist()
+        if not rows:
+            elsewhere = ", or that of another process's rows" if self._world.size > 1 else ""
+            return f"though that of every row is: its gradient is not{elsewhere}"
+        first = self._world.rank * bad.row_nats.shape[1]
+        places = self._stream.places(bad.cursor, num_chunks=bad.num_chunks)
+        said = []
+        for row in rows[:3]:
+            spans: dict[str, tuple[int, int]] = {}
+            for place in places:
+                if place.row - first == row:
+                    start, stop = spans.get(place.utterance, (place.start, place.stop))
+                    spans[place.utterance] = (min(start, place.start), max(stop, place.stop))
+            read = ", ".join(f"tokens {start} to {stop} of {name!r}" for name, (start, stop) in list(spans.items())[:3])
+            said.append(f"row {first + row} ({read}{', ...' if len(spans) > 3 else ''})")
+        more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
+        return f"in {', '.join(said)}{more}"
