@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import wave
@@ -262,6 +263,17 @@ def test_train_prepares_raw_audio_once_and_resumes(
         "as prepared when this run began" in second.out and "resumed at step 6" in second.err and "step 8" in second.out
     )
     assert "note:" not in second.err and "warning:" not in second.err  # all is as it was
+
+
+def test_a_reader_that_has_seen_enough_gets_no_complaint(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        assert main(["train", "x", "--run", "y", "--print-config"]) == 128 + signal.SIGPIPE
+        assert capsys.readouterr().err == ""
 
 
 def test_tensorboard_holds_curves_and_a_sample(place: Path) -> None:

@@ -73,16 +73,30 @@ def run_command(
         args.overrides += rest
     try:
         with signals_interrupt(partial(_tell, name, args.verb)):
-            return run(args) or 0
+            code = run(args) or 0
+            sys.stdout.flush()
+            return code
     except UserError as error:
         print(f"{name} {args.verb}: {_one_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except OSError as error:  # reading and writing have better messages; this is what slipped through
+        if isinstance(error, BrokenPipeError) and _nobody_reads_on():
+            return 128 + signal.SIGPIPE
         named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
         print(f"{name} {args.verb}: the system refuses: {_one_line(named)}", file=sys.stderr)
         return 1
     except Interrupted as interrupted:
         return _tell(name, args.verb, interrupted)
+
+
+def _nobody_reads_on() -> bool:
+    """Whether whoever reads what is printed, `head` perhaps, has seen enough; then the rest is dropped."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return True
+    return False
 
 
 def _tell(name: str, verb: str, interrupted: Interrupted) -> int:

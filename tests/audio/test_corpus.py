@@ -167,7 +167,9 @@ def test_a_file_moved_to_another_split_moves(corpus_dir: Path, tmp_path: Path) -
     assert "train/clip1.wav" not in dataset.open_split("train").names
 
 
-def test_damaged_tokens_are_made_anew(corpus_dir: Path, tmp_path: Path, small_groups: None, decoded: list[str]) -> None:
+def test_damaged_tokens_are_made_anew(
+    corpus_dir: Path, tmp_path: Path, small_groups: None, decoded: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """What every message about damaged tokens advises."""
     dataset = _prepare(corpus_dir, tmp_path / "data")
     whole = _content(tmp_path / "data")
@@ -176,8 +178,9 @@ def test_damaged_tokens_are_made_anew(corpus_dir: Path, tmp_path: Path, small_gr
     content[100] ^= 1
     shard.write_bytes(content)
     decoded.clear()
-    _prepare(corpus_dir, tmp_path / "data")
+    prepare(corpus_dir, tmp_path / "data")
     assert _content(tmp_path / "data") == whole and 0 < len(decoded) < 8
+    assert f"{len(decoded)} files prepared again, as their shards were damaged, all " in capsys.readouterr().out
 
 
 def test_a_lost_shard_is_made_again(corpus_dir: Path, tmp_path: Path, small_groups: None, decoded: list[str]) -> None:

@@ -228,10 +228,13 @@ def _update(
         },
         sources={"format": FORMAT, "split": split_plan.settings(), "files": dict(sorted(records.items()))},
     )
+    num_done = sum(len(group.files) for group in todo)
     if old is not None and dataset == replace(old, digests={}):
-        return old, f"up to date, all {len(wanted)} files as before (by path, size and time)"
+        as_before = f"all {len(wanted)} files as before (by path, size and time)"
+        done = f"{num_done} files prepared again, as their shards were damaged" if num_done else "up to date"
+        return old, f"{done}, {as_before}"
     dataset = write_dataset(dataset)
-    notes = [f"prepared {sum(len(group.files) for group in todo)} files"]
+    notes = [f"prepared {num_done} files"]
     num_gone = len(old.sources["files"].keys() - records.keys()) if old else 0
     for number, what in (
         (num_reused, "taken from an interrupted run"),
