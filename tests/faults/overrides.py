@@ -78,9 +78,8 @@ def _names(err: str, override: str) -> bool:
     """Whether the line names the setting: as it was given, or its key (escaped where a terminal would not show it)."""
     key = override.lstrip("+~-").partition("=")[0].strip(" :@+")
     escaped = key.encode("unicode_escape").decode()
-    value = override.partition("=")[2]
     names = (
-        f"unknown {key.partition('.')[0]} {value!r}",
+        f"unknown {key.partition('.')[0]} ",  # such as: unknown model 'inf', of model.name=1e400
         f"{key.partition('.')[0]}: ",
         repr(key.rpartition(".")[2]),
         key,
