@@ -83,7 +83,7 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         figures[verb] = {"kills": len(chosen), "points": len(points)}
         if verb == "sample":
             figures[verb]["wavs_opened"] = num_wavs
-            assert num_wavs > share // 3, num_wavs
+            assert num_wavs > len(chosen) // 3, num_wavs
     failures.tell()
     return figures
 
