@@ -1,12 +1,19 @@
 """Ranks find the others of their own attempt, whatever an earlier one left in torchrun's store."""
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
-from waveform.engine.meeting import agree_on_prefix
+from waveform.engine import meeting
+from waveform.engine.errors import Trouble
+from waveform.engine.meeting import agree_on_prefix, meeting_store
 
 
 def attempt(store: dist.Store, order: list[int]) -> set[str]:
@@ -37,3 +44,45 @@ def test_a_rank_that_does_not_come_is_said() -> None:
     attempt(store, [0, 1])
     with pytest.raises(dist.DistStoreError, match="the other 1 ranks of the job did not come"):
         agree_on_prefix(store, 0, 2, timeout=timedelta(seconds=0.3))
+
+
+def test_torchrun_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may end while it starts its processes; they must not wait for it for hours."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setattr(meeting, "_CONNECT_TIMEOUT", timedelta(seconds=0.5))
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(Trouble, match=rf"rank 1: torchrun does not answer at 127\.0\.0\.1:{port}"):
+        meeting_store(1, 2, timeout=timedelta(hours=2))
+
+
+_LAUNCHER = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+print(child.pid, child.stdout.readline().decode(), flush=True)
+"""
+_WORKER = """
+import time
+from waveform.engine.stopping import end_with_launcher
+end_with_launcher()
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is of Linux")
+def test_processes_end_with_torchrun() -> None:
+    environment = {**os.environ, "TORCHELASTIC_RUN_ID": "job"}
+    # The worker keeps stderr open, so communicate returns when it has ended too.
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", _LAUNCHER, _WORKER],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        said, _ = launcher.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        os.kill(int(launcher.stdout.readline().split()[0]), signal.SIGKILL)  # type: ignore[union-attr]
+        raise
+    assert "ready" in said

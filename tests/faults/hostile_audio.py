@@ -188,11 +188,16 @@ def _traps() -> Iterator[None]:
     decoder._end_idle()
     with (
         mock.patch.object(decoder, "_START", start),
-        mock.patch.object(decoder, "PATIENCE_S", 2.0),
+        mock.patch.object(decoder, "PATIENCE_S", 4.0),
         mock.patch.object(os, "access", may_read),
     ):
         yield
     decoder._end_idle()
+
+
+def _children_mb() -> float:
+    """The most memory that a child which has ended took."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
 
 def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
@@ -211,7 +216,7 @@ def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         (audio / rng.choice(["train", "test"]) / f"{case} {name}").write_bytes(_fuzzed(seeds[name], rng))
     reasons, ends = _place_special(audio / "train")
     expected |= {f"train/{name}": reason for name, reason in reasons.items()}
-    began, memory_before = time.perf_counter(), peak_memory_mb()
+    began, memory_before, children_before = time.perf_counter(), peak_memory_mb(), _children_mb()
     try:
         with _traps():
             outcome = call(waveform, ["prepare", audio, folder / "data"], seconds=120 + cases)
@@ -237,9 +242,11 @@ def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         else:
             assert reason in refused.get(path, f"{path!r} is used"), f"{path!r}: {refused.get(path)}"
     assert all("\n" not in reason and reason for reason in refused.values())
-    decoder_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    decoder_mb = _children_mb()
     grown_mb = peak_memory_mb() - memory_before
-    assert grown_mb < 700 and decoder_mb < 1500, f"{grown_mb} MB here, {decoder_mb} MB in the decoding process"
+    # Other tests may have had larger children.
+    assert grown_mb < 700, f"{grown_mb} MB more here"
+    assert decoder_mb < max(1500, children_before + 1), f"{decoder_mb} MB in the decoding process"
     again = call(waveform, ["prepare", audio, folder / "data"], seconds=120 + cases)
     assert again.code == 0, again.err
     kinds = Counter(reason.split(":")[0].split(" (")[0] for reason in refused.values())

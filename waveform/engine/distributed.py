@@ -20,6 +20,7 @@ from torch import Tensor
 from waveform.engine.errors import Trouble, UserError
 from waveform.engine.meeting import meeting_store
 from waveform.engine.pulse import Pulse
+from waveform.engine.stopping import end_with_launcher
 
 _BUCKET_ELEMENTS = 1 << 24
 TIMEOUT_S = 600.0  # a rank that lets the others wait so long in training hangs
@@ -181,6 +182,7 @@ def join(*, device: str | None = None, timeout_s: float = TIMEOUT_S) -> World:
     if cuda:
         torch.cuda.set_device(where)
     if size > 1 and not dist.is_initialized():
+        end_with_launcher()
         store, prefix = meeting_store(rank, size, timeout=_BARRIER_TIMEOUT)
         dist.init_process_group("gloo", timeout=_BARRIER_TIMEOUT, store=store, rank=rank, world_size=size)
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -19,18 +19,25 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch has them only where it is built to
 
+from waveform.engine.errors import Trouble
+
 _POLL_S = 0.02
+_CONNECT_TIMEOUT = timedelta(seconds=60)
 
 
 def meeting_store(rank: int, size: int, *, timeout: timedelta) -> tuple[Store, str]:
     """A store for this attempt's ranks alone, and the prefix of its keys; rank 0 keeps it where torchrun does not.
 
-    Raises dist.DistStoreError where the others do not come in `timeout`.
+    Raises dist.DistStoreError where the others do not come in `timeout`, Trouble where torchrun is gone.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return TCPStore(host, port, size, is_master=rank == 0, timeout=timeout), "job"
-    store = TCPStore(host, port, size, is_master=False, timeout=timeout)
+    try:  # torchrun's store was there before this process; without torchrun it would be waited for all that time
+        store = TCPStore(host, port, size, is_master=False, timeout=_CONNECT_TIMEOUT)
+    except RuntimeError as error:
+        raise Trouble(f"rank {rank}: torchrun does not answer at {host}:{port}; it ended or is out of reach") from error
+    store.set_timeout(timeout)
     prefix = agree_on_prefix(store, rank, size, timeout=timeout)
     return PrefixStore(prefix, store), prefix
 

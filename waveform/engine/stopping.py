@@ -4,6 +4,7 @@ A command stops where it is, with one line and the exit code 128 + the signal's 
 first saves the step that it is at. A second signal ends the process at once.
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from typing import NoReturn
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # torchrun hands a signal on to its processes, which may have had it from the scheduler or the terminal already.
 _ECHO_S = 1.0
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 _PATIENCE_S = 5  # for the exception to reach the command
 
 
@@ -59,6 +61,17 @@ def _handling(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
+
+
+def end_with_launcher() -> None:
+    """Have this process be sent SIGTERM when torchrun, if that started it, ends; on Linux.
+
+    torchrun that is killed, or interrupted while it starts its processes, leaves them behind, and they would train on.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or not sys.platform.startswith("linux"):
+        return
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextmanager
