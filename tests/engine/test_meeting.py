@@ -11,7 +11,6 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from waveform.engine import meeting
 from waveform.engine.errors import Trouble
 from waveform.engine.meeting import agree_on_prefix, meeting_store
 
@@ -51,7 +50,6 @@ def test_torchrun_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    monkeypatch.setattr(meeting, "_CONNECT_TIMEOUT", timedelta(seconds=0.5))
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(Trouble, match=rf"rank 1: torchrun does not answer at 127\.0\.0\.1:{port}"):

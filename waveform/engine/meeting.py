@@ -12,6 +12,7 @@ torchrun's count of restarts is no remedy: each node counts its own. So the rank
 
 import json
 import os
+import socket
 import time
 import uuid
 from datetime import timedelta
@@ -22,7 +23,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from waveform.engine.errors import Trouble
 
 _POLL_S = 0.02
-_CONNECT_TIMEOUT = timedelta(seconds=60)
+_CONNECT_S = 60.0
 
 
 def meeting_store(rank: int, size: int, *, timeout: timedelta) -> tuple[Store, str]:
@@ -33,11 +34,11 @@ def meeting_store(rank: int, size: int, *, timeout: timedelta) -> tuple[Store, s
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return TCPStore(host, port, size, is_master=rank == 0, timeout=timeout), "job"
-    try:  # torchrun's store was there before this process; without torchrun it would be waited for all that time
-        store = TCPStore(host, port, size, is_master=False, timeout=_CONNECT_TIMEOUT)
-    except RuntimeError as error:
+    try:  # torchrun's store was there before this process; TCPStore would try to reach a dead one for hours
+        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+    except OSError as error:
         raise Trouble(f"rank {rank}: torchrun does not answer at {host}:{port}; it ended or is out of reach") from error
-    store.set_timeout(timeout)
+    store = TCPStore(host, port, size, is_master=False, timeout=timeout)
     prefix = agree_on_prefix(store, rank, size, timeout=timeout)
     return PrefixStore(prefix, store), prefix
 
