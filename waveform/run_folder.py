@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from waveform.models.registry import build
 
 CONFIG_FILE = "config.yaml"
 _MOST_CONFIG_BYTES = 1 << 20
+_MOST_NESTED = 50  # brackets within each other
 # Settings that may differ when a run is resumed: when it ends (which also moves the end of a cosine without
 # train.decay_steps), what it reports, and where things lie.
 _MAY_DIFFER = {
@@ -90,6 +92,9 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         if path.stat().st_size > _MOST_CONFIG_BYTES:
             raise ValueError("it is too long for a configuration")
         text = path.read_text(encoding="utf-8")
+        # Parsing takes time that grows with length x depth, minutes for a few thousand brackets.
+        if max(accumulate((c in "[{") - (c in "]}") for c in text), default=0) > _MOST_NESTED:
+            raise ValueError("it is nested too deep for a configuration")
         # An alias is never written, and some nested ones would grow to more than fits in memory.
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
             raise ValueError("it has an alias")

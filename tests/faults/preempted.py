@@ -146,7 +146,9 @@ def _others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             number = rng.choice(_SIGNALS)
             with failures.of(f"{verb}: {number.name} at {index}, {points[index]!r}"):
                 code = forks.wait(command(arguments, said, points=Points(signals={index: int(number)})))
-                check_told(said, code, number, verb=verb)
+                # Training whose last step was made saves and ends as it would have.
+                if not (verb == "train" and code == 0 and "finished: step" in said.read_text()):
+                    check_told(said, code, number, verb=verb)
                 for path in out.glob("*.wav"):
                     assert soundfile.info(path).samplerate == 24_000
                 left = [path.name for path in folder.glob(".*.partial")]
