@@ -81,6 +81,6 @@ def test_processes_end_with_torchrun() -> None:
     try:
         said, _ = launcher.communicate(timeout=30)
     except subprocess.TimeoutExpired:
-        os.kill(int(launcher.stdout.readline().split()[0]), signal.SIGKILL)  # type: ignore[union-attr]
+        os.kill(int(launcher.stdout.readline().split()[0]), signal.SIGKILL)
         raise
     assert "ready" in said

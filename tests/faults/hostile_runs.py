@@ -272,7 +272,7 @@ _ATTACKS: dict[str, Callable[[Path, Path], None]] = {
     "shards above": _shards_elsewhere(lambda secret: f"../../{secret.name}/file"),
     "shards by an absolute path": _shards_elsewhere(lambda secret: str(secret / "file")),
     "shards of the system": _shards_elsewhere(lambda secret: "/dev/zero"),
-    "a shard of another type": _shards_elsewhere(lambda secret: {"a": 1}),  # type: ignore[arg-type, return-value]
+    "a shard of another type": _shards_elsewhere(lambda secret: {"a": 1}),
     "2^60 ranks": lambda p, s: _edit_json(_newest(p) / "progress.json", lambda c: c.update(num_ranks=2**60)),
     "step -1": lambda p, s: _edit_json(_newest(p) / "progress.json", lambda c: c.update(step=-1)),
     "a cursor of nowhere": lambda p, s: _edit_json(

@@ -31,7 +31,7 @@ def _command(arguments: list[str], said: Path, points: Points) -> int:
             real(self, data, offset=offset)
             points.point("after a WAV's " + ("header" if offset == 0 else "block"))
 
-        WavWriter._write = write  # type: ignore[method-assign]  # a fault, put in on purpose
+        WavWriter._write = write  # a fault, put in on purpose
         points.install()
         code = main(arguments)
         points.enabled = False
