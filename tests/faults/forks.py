@@ -46,6 +46,8 @@ def serve(runs: dict[str, Callable[[Path, int, random.Random], dict[str, Any]]])
     import torch
 
     torch.set_num_threads(1)
+    # A shell starts what it runs in the background with SIGINT ignored, and programs that come from here inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     figures = runs[sys.argv[4]](Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3])))
     print(json.dumps(figures), flush=True)
 
