@@ -1,12 +1,15 @@
 """What the commands `waveform` and `python -m recipes` share: how verbs are described, and how mistakes are told."""
 
 import argparse
+import io
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from waveform.engine.errors import UserError
 from waveform.engine.stopping import Interrupted, signals_interrupt
@@ -45,7 +48,8 @@ def report_training(result: "TrainResult", unit: str) -> int:
         how = "finished"
         if result.interrupted:
             how = f"stopped by {signal.Signals(result.stopped_by).name}; the same command resumes"
-        print(f"{how}: step {result.step}, {result.seconds:.0f} s of training, {result.tokens_seen:,} {unit} seen")
+        seen = f"{result.seconds:.0f} s of training, {result.tokens_seen:,} {unit} seen"
+        _say(f"{how}: step {result.step}, {seen}", sys.stdout)
     return 128 + result.stopped_by if result.interrupted else 0
 
 
@@ -63,7 +67,8 @@ def run_command(
     """Parse and run; returns the exit code, with one line on stderr where it is not 0.
 
     0, or what `run` returns; 2 for a user's mistake, a full disk among them, and 1 for other trouble, such as a disk
-    that fails; 128 + the signal's number where one stopped it (130: Ctrl-C, 143: SIGTERM).
+    that fails; 128 + the signal's number where one stopped it (129: its terminal was closed, 130: Ctrl-C,
+    143: SIGTERM).
     """
     args, rest = parser.parse_known_args(arguments)
     # argparse lets `key=value` stand before the options or behind them, but not both; what it leaves is taken here.
@@ -77,30 +82,46 @@ def run_command(
             sys.stdout.flush()
             return code
     except UserError as error:
-        print(f"{name} {args.verb}: {_one_line(str(error))}", file=sys.stderr)
+        _say(f"{name} {args.verb}: {_one_line(str(error))}")
         return error.exit_code
     except OSError as error:  # reading and writing have better messages; this is what slipped through
-        if isinstance(error, BrokenPipeError) and _nobody_reads_on():
+        if error.filename is None and _nobody_reads_on():
             return 128 + signal.SIGPIPE
         named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
-        print(f"{name} {args.verb}: the system refuses: {_one_line(named)}", file=sys.stderr)
+        _say(f"{name} {args.verb}: the system refuses: {_one_line(named)}")
         return 1
     except Interrupted as interrupted:
         return _tell(name, args.verb, interrupted)
 
 
+def _say(line: str, stream: TextIO | None = None) -> None:
+    """The last words of a command, on stderr; where nobody hears them its exit code is to tell all the same."""
+    stream = stream or sys.stderr
+    try:
+        print(line, file=stream, flush=True)
+    except OSError:
+        _drop(stream.fileno())
+
+
 def _nobody_reads_on() -> bool:
     """Whether whoever reads what is printed, `head` perhaps, has seen enough; then the rest is dropped."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
-        return True
-    return False
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(io.UnsupportedOperation):  # one that a Python caller has put there
+            poll.register(stream, 0)
+    gone = [stream for stream, event in poll.poll(0) if event & (select.POLLERR | select.POLLHUP)]
+    for stream in gone:
+        _drop(stream)
+    return bool(gone)
+
+
+def _drop(stream: int) -> None:
+    """Let nothing that is still to be printed there fail, as Python's own flush at its end would."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def _tell(name: str, verb: str, interrupted: Interrupted) -> int:
     """Say in a line what a signal did; returns the exit code."""
     by = signal.Signals(interrupted.number).name
-    print(f"{name} {verb}: " + "; ".join(filter(None, [f"stopped by {by}", interrupted.note])), file=sys.stderr)
+    _say(f"{name} {verb}: " + "; ".join(filter(None, [f"stopped by {by}", interrupted.note])))
     return 128 + interrupted.number

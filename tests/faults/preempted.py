@@ -1,11 +1,14 @@
-"""Asked to stop by SIGTERM or SIGINT at any moment of any command; training saves once and says so."""
+"""Asked to stop by a signal, or by a terminal that closes, at any moment of any command; training saves once."""
 
 import json
+import os
 import random
 import re
+import select
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from tests.faults import forks, killed_training
 from tests.faults.fault import Fault
 from tests.faults.forks import Failures, Points
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def command(arguments: list[str], said: Path, *, points: Points, surround: bool = True) -> int:
@@ -202,6 +205,74 @@ def _processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     return {"signals": cases, "saved": saved, "longest_s": round(longest_s, 1)}
 
 
+_LISTENERS = ("terminal", "terminal, nohup", "pipe", "full disk")
+
+
+def _said_to(listener: str, arguments: list[str]) -> tuple[int, int]:
+    """Run a command in a child whose output goes there; its id, and the end that listens."""
+    reader, writer = os.pipe() if listener == "pipe" else os.openpty()
+    child = os.fork()
+    if child:
+        os.close(writer)
+        return child, reader
+    code = 70
+    try:
+        from waveform.cli import main
+
+        os.close(reader)
+        if "terminal" in listener:
+            os.login_tty(writer)
+        else:
+            os.dup2(writer, 1)
+            os.dup2(writer if listener == "pipe" else os.open("/dev/full", os.O_WRONLY), 2)
+            os.close(writer)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if "nohup" in listener else signal.SIG_DFL)
+        code = main(arguments)
+    finally:
+        os._exit(code)
+
+
+def _is_larger(path: Path, size: int) -> bool:
+    return path.stat().st_size > size
+
+
+def _listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """What training says goes to a terminal or a reader that closes, or to a full disk; then the command again."""
+    place, said = killed_training.Place(folder), folder / "said.log"
+    endless = ["train.max_steps=1000000", "train.evaluate_every=1000000", "train.checkpoint_every=1000000"]
+    failures = Failures()
+    for case in range(cases):
+        listener, run_dir = _LISTENERS[case % len(_LISTENERS)], folder / f"run_{case}"
+        arguments = ["train", str(place.data.folder), "--run", str(run_dir), *killed_training.SETTINGS]
+        with failures.of(f"{listener}, case {case}"):
+            child, reader = _said_to(listener, [*arguments, *endless, "train.log_every=1"])
+            metrics = run_dir / "metrics.jsonl"
+            forks.wait_for(metrics.exists, "no training began")
+            stop = time.monotonic() + rng.uniform(0, 0.5)
+            while time.monotonic() < stop:
+                time.sleep(0.01)
+                _ = select.select([reader], [], [], 0)[0] and os.read(reader, 1 << 16)
+            os.close(reader)
+            number = signal.SIGHUP
+            if listener != "terminal":
+                size = metrics.stat().st_size
+                grown = partial(_is_larger, metrics, size)
+                forks.wait_for(grown, "training stopped when nobody listened")
+                number = rng.choice((signal.SIGTERM, signal.SIGINT))
+                os.kill(child, number)
+            code = forks.wait(child)
+            assert code == 128 + number, code
+            (kept,) = (run_dir / "checkpoints").iterdir()
+            steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+            assert kept.name == f"step_{max(steps):08d}", (kept.name, max(steps))
+            again = command([*arguments, f"train.max_steps={max(steps) + 2}"], said, points=Points())
+            assert forks.wait(again) == 0, said.read_text()
+        shutil.rmtree(run_dir, ignore_errors=True)
+        said.unlink(missing_ok=True)
+    failures.tell()
+    return {"listeners": cases}
+
+
 def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Signals during training."""
     return forks.in_server(__name__, folder, cases, rng, what="training")
@@ -210,6 +281,11 @@ def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
 def run_others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Signals during other commands."""
     return forks.in_server(__name__, folder, cases, rng, what="others")
+
+
+def run_listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Nobody left to listen."""
+    return forks.in_server(__name__, folder, cases, rng, what="listeners")
 
 
 def run_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
@@ -233,6 +309,14 @@ FAULTS = [
         long=150,
     ),
     Fault(
+        "nobody hears what training says",
+        "a terminal that closes: saves and exits with 129; under nohup, or where a log's reader or its disk fails, it "
+        "goes on and heeds signals as ever; resumes",
+        run_listeners,
+        short=4,
+        long=40,
+    ),
+    Fault(
         "training processes asked to stop, at any time",
         "ends within 30 s with 128 + the signal; saved, where a step was made",
         run_processes,
@@ -242,4 +326,4 @@ FAULTS = [
 ]
 
 if __name__ == "__main__":
-    forks.serve({"training": _training, "others": _others, "processes": _processes})
+    forks.serve({"training": _training, "others": _others, "listeners": _listeners, "processes": _processes})

@@ -185,7 +185,8 @@ def serve() -> None:
     silence = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):  # some codecs print what they think of a file
         os.dup2(silence, descriptor)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a closed terminal are the parent's to answer
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -143,7 +143,8 @@ def start_worker() -> None:
 
     torch.set_num_threads(1)
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # held until here, where no traceback can come of them any more
     parent = multiprocessing.parent_process()
     assert parent is not None

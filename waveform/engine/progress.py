@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from tqdm import tqdm
@@ -14,7 +16,8 @@ class Progress:
 
     `total` and `update(amount)` are in `unit`; `note` is free text behind the rate. Where a unit stands for audio,
     `unit_s` is its duration in seconds, and the speed is shown in x real time too.
-    Nothing is shown when `enabled` is false (every rank but the first, or a quiet Python caller).
+    Nothing is shown when `enabled` is false (every rank but the first, or a quiet Python caller). Where showing fails,
+    because a log's disk is full or its reader is gone (Ctrl-C ends `tee` too), the work goes on unseen.
     """
 
     def __init__(
@@ -34,7 +37,20 @@ class Progress:
         self._note = ""
         self._bar: tqdm | None = None
         if enabled and sys.stderr.isatty():
-            self._bar = tqdm(total=total, initial=initial, desc=label, unit=unit, unit_scale=True, dynamic_ncols=True)
+            with self._if_possible():
+                self._bar = tqdm(
+                    total=total, initial=initial, desc=label, unit=unit, unit_scale=True, dynamic_ncols=True
+                )
+
+    @contextmanager
+    def _if_possible(self) -> Iterator[None]:
+        """Show something within, and nothing more once that fails."""
+        try:
+            yield
+        except OSError:
+            if self._bar is not None:
+                self._bar.disable = True  # or it would try once more when it is dropped
+            self._bar, self._enabled = None, False
 
     def update(self, amount: float = 1, *, note: str = "") -> None:
         """Count `amount` more units as done."""
@@ -43,20 +59,22 @@ class Progress:
         if self._unit_s is not None:
             elapsed_s = max(time.monotonic() - self._start_s, 1e-9)
             self._note = f"{self._done * self._unit_s / elapsed_s:.2f} x real time"
-        if self._bar is not None:
-            if self._note:
-                self._bar.set_postfix_str(self._note, refresh=False)
-            self._bar.update(amount)
-        elif self._enabled and time.monotonic() - self._last_line_s >= _PLAIN_INTERVAL_S:
-            self._last_line_s = time.monotonic()
-            self._print_line()
+        with self._if_possible():
+            if self._bar is not None:
+                if self._note:
+                    self._bar.set_postfix_str(self._note, refresh=False)
+                self._bar.update(amount)
+            elif self._enabled and time.monotonic() - self._last_line_s >= _PLAIN_INTERVAL_S:
+                self._last_line_s = time.monotonic()
+                self._print_line()
 
     def write(self, line: str) -> None:
         """Print a line without breaking the bar."""
-        if self._bar is not None:
-            self._bar.write(line, file=sys.stderr)
-        elif self._enabled:
-            print(line, file=sys.stderr, flush=True)
+        with self._if_possible():
+            if self._bar is not None:
+                self._bar.write(line, file=sys.stderr)
+            elif self._enabled:
+                print(line, file=sys.stderr, flush=True)
 
     def _print_line(self) -> None:
         elapsed_s = max(time.monotonic() - self._start_s, 1e-9)
@@ -77,7 +95,8 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.close()
-        elif self._enabled and self._last_line_s > self._start_s:
-            self._print_line()
+        with self._if_possible():
+            if self._bar is not None:
+                self._bar.close()
+            elif self._enabled and self._last_line_s > self._start_s:
+                self._print_line()

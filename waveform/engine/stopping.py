@@ -1,4 +1,4 @@
-"""Signals that ask a command to end: SIGINT (Ctrl-C) and SIGTERM (a scheduler, `kill`).
+"""Signals that ask a command to end: SIGINT (Ctrl-C), SIGTERM (a scheduler, `kill`), SIGHUP (its terminal is closed).
 
 A command stops where it is, with one line and the exit code 128 + the signal's number, as shells have it; training
 first saves the step that it is at. A second signal ends the process at once.
@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # torchrun hands a signal on to its processes, which may have had it from the scheduler or the terminal already.
 _ECHO_S = 1.0
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -49,13 +49,30 @@ class StopRequest:
             raise Stopped
 
 
+def _left_ignored(number: int) -> bool:
+    """Whether `nohup` has had SIGHUP ignored. torchrun ends on one all the same, and its processes with it."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN and not _under_torchrun()
+
+
+def _under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 @contextmanager
 def _handling(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle both signals within; does nothing outside the main thread, where Python allows no handlers."""
+    """Handle the signals within; does nothing outside the main thread, where Python allows no handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    usual = {number: signal.signal(number, handle) for number in SIGNALS}
+    terminals = [stream for stream in (1, 2) if os.isatty(stream)]
+
+    def silence_and_handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:  # writing to a terminal that is closed fails
+            for stream in terminals:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        handle(number, frame)
+
+    usual = {number: signal.signal(number, silence_and_handle) for number in SIGNALS if not _left_ignored(number)}
     try:
         yield
     finally:
@@ -68,7 +85,7 @@ def end_with_launcher() -> None:
 
     torchrun that is killed, or interrupted while it starts its processes, leaves them behind, and they would train on.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ or not sys.platform.startswith("linux"):
+    if not _under_torchrun() or not sys.platform.startswith("linux"):
         return
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -96,7 +113,8 @@ def signals_interrupt(tell: Callable[[Interrupted], int]) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> NoReturn:
         for each in SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
+            if signal.getsignal(each) != signal.SIG_IGN:
+                signal.signal(each, signal.SIG_DFL)
         signal.signal(signal.SIGALRM, lambda *_: end(Interrupted(number)))
         signal.alarm(_PATIENCE_S)
         raise Interrupted(number)
@@ -115,7 +133,7 @@ def signals_ask() -> Iterator[StopRequest]:
     """Within, a first signal is noted for the caller to stop when it can; a second one ends the process at once."""
     request = StopRequest()
     asked_at_s = 0.0
-    under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    under_torchrun = _under_torchrun()
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal asked_at_s
