@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-import resource
+import re
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -70,6 +70,17 @@ def _text(stream: io.TextIOWrapper) -> str:
     return stream.read()
 
 
-def peak_memory_mb() -> float:
-    """The most memory that this process ever held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def peak_memory_mb(process: int | str = "self") -> float:
+    """The most memory that a process has held since it was started, or since `forget_peak_memory`; 0 once it is dead.
+
+    `ru_maxrss` begins at the size of the process that started this one, and cannot be forgotten.
+    """
+    status = Path(f"/proc/{process}/status").read_text()
+    found = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def forget_peak_memory() -> float:
+    """Count this process's peak anew, so that what grows is not hidden by what was once larger; returns it, in MB."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak_memory_mb()

@@ -19,7 +19,7 @@ import torch
 import yaml
 
 from recipes.__main__ import main as recipes
-from tests.faults.calling import Outcome, call, peak_memory_mb
+from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb
 from tests.faults.fault import Fault
 from tests.faults.small_runs import SETTINGS, make_speech_run, make_text_run
 from waveform import comparison
@@ -307,7 +307,7 @@ def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             taken = [pair for pair in pairs if rng.random() < pair[0].share]
             chosen += rng.sample(taken, len(taken))
         outcomes: Counter[str] = Counter()
-        slowest, memory_before = 0.0, peak_memory_mb()
+        slowest, memory_before = 0.0, forget_peak_memory()
         for case in range(cases):
             reader, path = chosen[case]
             work, pristine = places[reader.name]

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import random
-import resource
 import socket
 import struct
 import subprocess
@@ -23,7 +22,7 @@ from unittest import mock
 import numpy as np
 import soundfile
 
-from tests.faults.calling import call, peak_memory_mb
+from tests.faults.calling import call, forget_peak_memory, peak_memory_mb
 from tests.faults.fault import Fault
 from waveform.audio import decoder
 from waveform.cli import main as waveform
@@ -37,6 +36,7 @@ _FORMATS = {
     "caf.aif": ("CAF", "ALAC_16"), "au.wav": ("AU", "ULAW"), "nist.wav": ("NIST", "PCM_16"),
 }  # fmt: skip
 _NUMBERS = [bytes(4), b"\xff" * 4, b"\xff\xff\xff\x7f", b"\x7f\xff\xff\xff", b"\0\0\0\x80", b"\x80\0\0\0", b"\1\0\0\0"]
+_NUM_TRAPS = 3  # that end it
 # Stands in the decoding process for what a damaged codec would do.
 _TRAPS = """
 import os, signal, time, soundfile
@@ -195,9 +195,25 @@ def _traps() -> Iterator[None]:
     decoder._end_idle()
 
 
-def _children_mb() -> float:
-    """The most memory that a child which has ended took."""
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+@contextlib.contextmanager
+def _watched_decoders() -> Iterator[dict[int, float]]:
+    """The most memory that each decoding process has held, in MB; looked up before each message and before its end."""
+    peaks: dict[int, float] = {}
+
+    def watched(real: Callable[..., Any]) -> Callable[..., Any]:
+        def look_first(self: decoder.Decoder, *arguments: Any) -> Any:
+            with contextlib.suppress(FileNotFoundError):  # one that ended by itself
+                pid = self._process.pid
+                peaks[pid] = max(peaks.get(pid, 0.0), peak_memory_mb(pid))
+            return real(self, *arguments)
+
+        return look_first
+
+    with (
+        mock.patch.object(decoder.Decoder, "receive", watched(decoder.Decoder.receive)),
+        mock.patch.object(decoder.Decoder, "kill", watched(decoder.Decoder.kill)),
+    ):
+        yield peaks
 
 
 def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
@@ -216,9 +232,9 @@ def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         (audio / rng.choice(["train", "test"]) / f"{case} {name}").write_bytes(_fuzzed(seeds[name], rng))
     reasons, ends = _place_special(audio / "train")
     expected |= {f"train/{name}": reason for name, reason in reasons.items()}
-    began, memory_before, children_before = time.perf_counter(), peak_memory_mb(), _children_mb()
+    began, memory_before = time.perf_counter(), forget_peak_memory()
     try:
-        with _traps():
+        with _watched_decoders() as peaks, _traps():
             outcome = call(waveform, ["prepare", audio, folder / "data"], seconds=120 + cases)
     finally:
         for end in ends:
@@ -242,11 +258,11 @@ def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         else:
             assert reason in refused.get(path, f"{path!r} is used"), f"{path!r}: {refused.get(path)}"
     assert all("\n" not in reason and reason for reason in refused.values())
-    decoder_mb = _children_mb()
     grown_mb = peak_memory_mb() - memory_before
-    # Other tests may have had larger children.
     assert grown_mb < 700, f"{grown_mb} MB more here"
-    assert decoder_mb < max(1500, children_before + 1), f"{decoder_mb} MB in the decoding process"
+    assert len(peaks) >= _NUM_TRAPS, peaks
+    decoder_mb = max(peaks.values())
+    assert decoder_mb < 200, f"{decoder_mb} MB in a decoding process"
     again = call(waveform, ["prepare", audio, folder / "data"], seconds=120 + cases)
     assert again.code == 0, again.err
     kinds = Counter(reason.split(":")[0].split(" (")[0] for reason in refused.values())

@@ -27,7 +27,7 @@ import torch
 import yaml
 
 from recipes.__main__ import main as recipes
-from tests.faults.calling import Outcome, call, peak_memory_mb
+from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb
 from tests.faults.damaged_files import damageable, replace_value
 from tests.faults.fault import Fault
 from tests.faults.small_runs import SETTINGS, make_speech_run, make_text_run
@@ -365,7 +365,7 @@ def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     num_all = len(todo)
     rng.shuffle(todo)
     outcomes: Counter[str] = Counter()
-    slowest, memory_before = 0.0, peak_memory_mb()
+    slowest, memory_before = 0.0, forget_peak_memory()
     for kind, name, change, what in todo[:cases]:
         place, pristine = places[kind]
         shutil.rmtree(place)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.__main__ import main as recipes
-from tests.faults.calling import Outcome, call, peak_memory_mb
+from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb
 from tests.faults.fault import Fault
 from tests.recipes.corpus_files import sentences
 from waveform.engine.shards import read_dataset
@@ -137,7 +137,7 @@ def _long_line(folder: Path, num_bytes: int) -> dict[str, Any]:
                 for _ in range(length // (len(unit) * 100_000)):
                     file.write(unit * 100_000)
             data = folder / f"{name} data"
-            before, began = peak_memory_mb(), time.perf_counter()
+            before, began = forget_peak_memory(), time.perf_counter()
             command = ["prepare", recipe.split()[0], source, data, *_settings(recipe)]
             outcome = call(recipes, command, seconds=60 + num_bytes / 200_000)
             result = _judge(recipe, path, data, outcome, b"long", name)
