@@ -12,10 +12,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from waveform.engine.errors import UserError
+from waveform.engine.memory import is_shortage, no_more_than_there_is
 from waveform.engine.stopping import Interrupted, signals_interrupt
 
 if TYPE_CHECKING:
     from waveform.engine.trainer import TrainResult  # seconds to import
+
+_SMALLER = (
+    "lower train.batch_size or train.evaluate_batch_size, train.chunk, train.window, model.window, model.memory or "
+    "model.compressed, a run's in its config.yaml, or use a larger machine"
+)
 
 
 def add_verb(verbs: Any, name: str, help_text: str, epilog: str | None = None) -> argparse.ArgumentParser:
@@ -66,9 +72,9 @@ def run_command(
 ) -> int:
     """Parse and run; returns the exit code, with one line on stderr where it is not 0.
 
-    0, or what `run` returns; 2 for a user's mistake, a full disk among them, and 1 for other trouble, such as a disk
-    that fails; 128 + the signal's number where one stopped it (129: its terminal was closed, 130: Ctrl-C,
-    143: SIGTERM).
+    0, or what `run` returns; 2 for a user's mistake, a full disk or too little memory among them, and 1 for other
+    trouble, such as a disk that fails; 128 + the signal's number where one stopped it (129: its terminal was closed,
+    130: Ctrl-C, 143: SIGTERM).
     """
     args, rest = parser.parse_known_args(arguments)
     # argparse lets `key=value` stand before the options or behind them, but not both; what it leaves is taken here.
@@ -77,13 +83,18 @@ def run_command(
     if rest:
         args.overrides += rest
     try:
-        with signals_interrupt(partial(_tell, name, args.verb)):
+        with signals_interrupt(partial(_tell, name, args.verb)), no_more_than_there_is():
             code = run(args) or 0
             sys.stdout.flush()
             return code
     except UserError as error:
         _say(f"{name} {args.verb}: {_one_line(str(error))}")
         return error.exit_code
+    except (MemoryError, RuntimeError) as error:
+        if not is_shortage(error):
+            raise
+        _say(f"{name} {args.verb}: it takes more memory than there is; {_SMALLER}")
+        return 2
     except OSError as error:  # reading and writing have better messages; this is what slipped through
         if error.filename is None and _nobody_reads_on():
             return 128 + signal.SIGPIPE

@@ -70,14 +70,18 @@ def _text(stream: io.TextIOWrapper) -> str:
     return stream.read()
 
 
+def process_memory_mb(field: str, process: int | str = "self") -> float:
+    """A field of /proc/PROCESS/status: VmData, VmHWM, ...; 0 for a process that has ended and waits to be noticed."""
+    found = re.search(rf"^{field}:\s*(\d+) kB", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+    return int(found[1]) / 1024 if found else 0.0
+
+
 def peak_memory_mb(process: int | str = "self") -> float:
-    """The most memory that a process has held since it was started, or since `forget_peak_memory`; 0 once it is dead.
+    """The most memory that a process has held since it was started, or since `forget_peak_memory`.
 
     `ru_maxrss` begins at the size of the process that started this one, and cannot be forgotten.
     """
-    status = Path(f"/proc/{process}/status").read_text()
-    found = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
-    return int(found[1]) / 1024 if found else 0.0
+    return process_memory_mb("VmHWM", process)
 
 
 def forget_peak_memory() -> float:

@@ -5,6 +5,7 @@ file whose checksums are right. What must hold: no code runs, nothing outside is
 refuses in one line, or does what it does without the attack.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -17,21 +18,24 @@ import sys
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import yaml
 
 from recipes.__main__ import main as recipes
-from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb
+from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb, process_memory_mb
 from tests.faults.damaged_files import damageable, replace_value
 from tests.faults.fault import Fault
-from tests.faults.small_runs import SETTINGS, make_speech_run, make_text_run
+from tests.faults.small_runs import SETTINGS, WAVENET_SETTINGS, make_speech_run, make_text_run
 from waveform.cli import main as waveform
+from waveform.engine import memory, reading
 from waveform.engine.shards import signed
 
 _opened: list[str] = []  # what this process opened since the list was emptied, once `_watch` has been called
@@ -280,6 +284,23 @@ _ATTACKS: dict[str, Callable[[Path, Path], None]] = {
     ),
 }
 
+_SMALL_MACHINE_MB = 700  # beyond what this process holds, that commands may take
+_SWELLING_MODELS: dict[str, Callable[[Path, Path], None]] = {
+    **{f"{field} 10^7": _set("model", **{field: 10**7}) for field in ("window", "memory", "compressed")},
+    "reference attention, window 20,000": _set("model", attention="reference", window=20_000),
+    "reference attention, memory 10^6": _set("model", attention="reference", memory=10**6),
+    "calls of 10^9": _set("train", window=10**9),
+}
+# What changes no parameter and takes memory only once the model is at work.
+_SWELLING: dict[str, dict[str, Callable[[Path, Path], None]]] = {
+    "speech": _SWELLING_MODELS,
+    "text": _SWELLING_MODELS,
+    "wavenet": {
+        **{f"chunk {n}": _set("train", chunk=n) for n in (10**6, 10**9)},
+        "calls of 10^6": _set("train", window=10**6),
+    },
+}
+
 
 def _commands(place: Path, *, text: bool) -> dict[str, Callable[[], Outcome]]:
     more = [*SETTINGS, "train.max_steps=5"]
@@ -389,6 +410,56 @@ def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def _small_machine() -> Iterator[None]:
+    """A machine with _SMALL_MACHINE_MB more than this process has been given."""
+    present = (int(process_memory_mb("VmData")) + _SMALL_MACHINE_MB) << 20
+    with (
+        mock.patch.object(memory, "machine_bytes", lambda: present),
+        mock.patch.object(reading, "machine_bytes", lambda: present),
+    ):
+        yield
+
+
+def swell(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Sizes that take more memory than there is, before the commands that open a run."""
+    places = {"speech": make_speech_run, "text": make_text_run}
+    places["wavenet"] = partial(make_speech_run, settings=WAVENET_SETTINGS)
+    todo = [
+        (kind, name, change, what)
+        for kind, attacks in _SWELLING.items()
+        for name in ("evaluate", "sample")
+        for what, change in attacks.items()
+    ]
+    rng.shuffle(todo)
+    outcomes: Counter[str] = Counter()
+    slowest = largest = 0.0
+    for kind, name, change, what in todo[:cases]:
+        if not (folder / kind).exists():
+            places[kind](folder / kind)
+        place = folder / "work"
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(folder / kind, place)
+        change(place, folder)
+        began, memory_before = time.perf_counter(), forget_peak_memory()
+        with _small_machine():
+            outcome = _commands(place, text=kind == "text")[name]()
+        slowest = max(slowest, time.perf_counter() - began)
+        case = f"{kind} {name}: {what}"
+        assert outcome.code == 0 or outcome.is_one_line_error, (
+            f"no single line of code 2: {case}\n{outcome.err[-3000:]}"
+        )
+        outcomes[f"{name}: {'refused' if outcome.code else 'not needed'}"] += 1
+        grown = peak_memory_mb() - memory_before
+        largest = max(largest, grown)
+        assert grown < 2 * _SMALL_MACHINE_MB, f"{grown} MB: {case}"  # what it held before may have been given back
+    return {
+        "outcomes": dict(sorted(outcomes.items())),
+        "slowest_s": round(slowest, 2),
+        "memory_grown_mb": round(largest),
+    }
+
+
 FAULTS = [
     Fault(
         "hostile runs",
@@ -396,5 +467,12 @@ FAULTS = [
         attack,
         short=50,
         long=3000,
-    )
+    ),
+    Fault(
+        "runs that swell",
+        "one line refuses what takes more memory than the machine has, before the system kills it",
+        swell,
+        short=8,
+        long=100,
+    ),
 ]

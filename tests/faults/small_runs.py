@@ -1,5 +1,6 @@
 """Tiny runs on speech and on text, with two checkpoints each, for faults to damage."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,11 @@ _TRAIN = [
     "train.warmup_steps=1", "train.lr=1e-3", "train.update_period=1", "train.decay_steps=6",
     "train.evaluate_batch_size=2", "train.keep_checkpoints=2",
 ]  # fmt: skip
+_WAVENET = [
+    "model.num_stacks=1", "model.layers_per_stack=3", "model.residual_channels=8", "model.gate_channels=8",
+    "model.skip_channels=8",
+]  # fmt: skip
+WAVENET_SETTINGS = ["model=wavenet", *_WAVENET, *_TRAIN]
 SETTINGS = ["model=compressive_transformer", *_MODEL, *_TRAIN]
 
 
@@ -42,13 +48,13 @@ def write_texts(folder: Path) -> None:
         (folder / f"{i}.txt").write_text("\n".join(sentences(6, seed=i)) + "\n")
 
 
-def make_speech_run(folder: Path) -> None:
+def make_speech_run(folder: Path, settings: Sequence[str] = SETTINGS) -> None:
     """audio/, data/ and run/ in `folder`."""
     torch.set_num_threads(1)
     write_audio(folder / "audio")
     for arguments in (
         ["prepare", folder / "audio", folder / "data"],
-        ["train", folder / "data", "--run", folder / "run", *SETTINGS],
+        ["train", folder / "data", "--run", folder / "run", *settings],
     ):
         outcome = call(waveform, arguments)
         assert outcome.code == 0, outcome.err

@@ -5,7 +5,6 @@ with the scores (summing them, training on them, looking inside the model) is th
 mode, which the reader takes as it finds it.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from waveform.engine.errors import UserError
 from waveform.engine.interface import SequenceModel, State, Step, reset_rows, state_tensors, take_rows, to_device
+from waveform.engine.memory import machine_bytes
 from waveform.engine.shards import TokenSet
 from waveform.engine.streams import Window, fill_row
 
@@ -131,7 +131,7 @@ def require_state_memory(model: SequenceModel, rows: int) -> None:
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state_tensors(state))
     except RuntimeError as error:  # sizes beyond what torch can count
         raise UserError(f"the model's memories of {rows} rows are too large: {str(error).splitlines()[0]}") from error
-    present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    present = machine_bytes()
     if num_bytes > present:
         raise UserError(
             f"the model's memories of {rows} rows would take {num_bytes / 1e9:,.1f} GB, more than the "
