@@ -42,8 +42,8 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: tuple[str, ...] = 
         result = train(
             out_dir / "data", run_dir, [f"model={model}", "preset=demo", *overrides], show_progress=show_progress
         )
-        if result.interrupted:
-            raise Interrupted(result.stopped_by, f"`waveform demo --out {out_dir}` goes on from here")
+        if result.asked_by:  # also too late to stop that training
+            raise Interrupted(result.asked_by, f"`waveform demo --out {out_dir}` goes on from here")
 
     print("3/5 comparing them on the held-out recordings", flush=True)
     compare(run_dirs, json_file=out_dir / "comparison.json", show_progress=show_progress)

@@ -18,5 +18,5 @@ class Fault:
     name: str
     must_hold: str
     run: Callable[[Path, int, random.Random], dict[str, Any]]
-    short: int  # cases in the test suite, where all faults together stay under 3 minutes
+    short: int  # cases in the test suite, where all faults together stay under 3 minutes; 0: none there
     long: int  # cases by hand

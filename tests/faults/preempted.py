@@ -8,6 +8,7 @@ import select
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from tests.faults.forks import Failures, Points
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def command(arguments: list[str], said: Path, *, points: Points, surround: bool = True) -> int:
-    """Run a command line in a child; returns its id."""
+def command(
+    arguments: list[str], said: Path, *, points: Points, also: Callable[[Points], None] = lambda points: None
+) -> int:
+    """Run a command line in a child; returns its id. also: makes more points."""
 
     def work() -> int:
         from recipes.__main__ import main as recipes
@@ -31,9 +34,9 @@ def command(arguments: list[str], said: Path, *, points: Points, surround: bool 
         from waveform.engine.trainer import Trainer
 
         points.install()
-        if surround:
-            for owner, name in ((Trainer, "update"), (trainer, "evaluate"), (reading, "score_window")):
-                killed_training.surround(owner, name, points)
+        for owner, name in ((Trainer, "update"), (trainer, "evaluate"), (reading, "score_window")):
+            killed_training.surround(owner, name, points)
+        also(points)
         code = recipes(arguments[1:]) if arguments[0] == "recipes" else main(arguments)
         points.enabled = False
         said.with_suffix(".points").write_text(json.dumps(points.seen))
@@ -42,9 +45,11 @@ def command(arguments: list[str], said: Path, *, points: Points, surround: bool 
     return forks.fork(work, output=said)
 
 
-def count_points(arguments: list[str], said: Path) -> list[str]:
+def count_points(
+    arguments: list[str], said: Path, *, also: Callable[[Points], None] = lambda points: None
+) -> list[str]:
     """The points of a command that nothing disturbs."""
-    code = forks.wait(command(arguments, said, points=Points()))
+    code = forks.wait(command(arguments, said, points=Points(), also=also))
     assert code == 0, said.read_text()
     said.unlink()
     points_file = said.with_suffix(".points")

@@ -131,6 +131,7 @@ class TrainResult:
     seconds: float  # spent on training steps
     tokens_seen: int
     stopped_by: int  # the signal that asked to stop, after which the state was saved; 0: none
+    asked_by: int  # the signal that asked to stop this process, in time or after the last step; 0: none
 
     @property
     def interrupted(self) -> bool:
@@ -425,7 +426,7 @@ class Trainer:
                 (stopped_by,) = world.largest(stop.number if self._evaluation_due else 0)
             if self.finite.skipped:
                 progress.write(f"{self.finite.skipped} of {self.step} steps were skipped: their loss was not finite")
-        return TrainResult(self.step, self.seconds, self.tokens_seen, stopped_by)
+        return TrainResult(self.step, self.seconds, self.tokens_seen, stopped_by, stop.number)
 
     def update(self) -> tuple[Tensor, dict[str, Tensor]]:
         """One update. Returns this rank's [sum of nats, tokens, sum of auxiliary losses, rows x windows] and norms."""

@@ -1,0 +1,112 @@
+"""`waveform demo` killed, or asked to stop, at any moment of it.
+
+The same command then goes on to its end, with the figures and the samples of a demo that nobody disturbed, and nothing
+else is left.
+"""
+
+import json
+import random
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+from tests.faults import forks, killed_training, preempted
+from tests.faults.fault import Fault
+from tests.faults.forks import Failures, Points
+
+_SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+_SETTINGS = [
+    *("train.max_seconds=null", "train.max_steps=3", "train.batch_size=2", "train.checkpoint_every=2"),
+    *("train.evaluate_every=2", "train.evaluate_tokens=200", "train.device=cpu"),
+]
+_OF_THE_CLOCK = {"train_seconds", "train_samples_per_second", "sampling_samples_per_second"}
+
+
+def _shorten(folder: Path) -> None:
+    """Let this process's demos take little time: tones instead of speech, and shorter samples and measurements."""
+    import tensorboard.compat.proto.event_pb2  # noqa: F401  # so that children find imported what they need
+    import torch.utils.tensorboard  # noqa: F401
+
+    from tests.test_cli import write_tones
+    from waveform import comparison, demo
+
+    for split in ("train", "valid", "test"):
+        write_tones(folder / "speech" / split, num=2, seconds=0.05)
+    demo.demo_speech_dir = lambda: folder / "speech"
+    demo._SAMPLE_SECONDS = 0.01
+    comparison._SPEED_SECONDS = 0.01
+
+
+def _surround_stages(points: Points) -> None:
+    """A point before and after each of a demo's stages."""
+    from waveform import demo
+
+    for name in ("prepare", "train", "compare", "write_wav", "sample", "save_demo_panel"):
+        killed_training.surround(demo, name, points)
+
+
+def _content(out: Path) -> dict[str, Any]:
+    """Everything that a finished demo leaves, but for what the clock says and the pictures' and logs' bytes."""
+    entries = json.loads((out / "comparison.json").read_bytes())
+    picture = (out / "demo.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and picture.endswith(b"IEND\xaeB`\x82"), "the picture is not whole"
+    return {
+        "files": sorted(forks.names_under(out, skip=lambda path: "tensorboard" in path.parts)),
+        "comparison": [{key: value for key, value in e.items() if key not in _OF_THE_CLOCK} for e in entries],
+        **{path.name: path.read_bytes() for path in (out / "samples").iterdir()},
+        **{path.name: path.read_bytes() for path in (out / "data" / "shards").iterdir()},
+    }
+
+
+def _disturb(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """A signal at points spread over the demo, each time in a new folder of the same name; then the demo again."""
+    from waveform.cli import main
+
+    _shorten(folder)
+    out, said = folder / "out", folder / "said.log"
+    arguments = ["demo", "--out", str(out), *_SETTINGS]
+    assert main(arguments) == 0  # here, so that forks find imports and kernels
+    shutil.rmtree(out)
+    points = preempted.count_points(arguments, said, also=_surround_stages)
+    expected = _content(out)
+    failures = Failures()
+    chosen = forks.spread(points, cases, rng)
+    counts: dict[str, int] = {}
+    for index in chosen:
+        shutil.rmtree(out)
+        number = rng.choice(_SIGNALS)
+        with failures.of(f"{number.name} at {index}, {points[index]!r}"):
+            disturbed = Points(signals={index: int(number)})
+            code = forks.wait(preempted.command(arguments, said, points=disturbed, also=_surround_stages))
+            if number == signal.SIGKILL:
+                assert code == -number, (code, said.read_text())
+            else:
+                preempted.check_told(said, code, number, verb="demo")
+            counts[number.name] = counts.get(number.name, 0) + 1
+            assert forks.wait(preempted.command(arguments, said, points=Points())) == 0, said.read_text()
+            found = _content(out)
+            for what in expected.keys() | found.keys():
+                assert found.get(what) == expected.get(what), f"other {what}: {found.get(what)!r:.3000}"
+        said.unlink(missing_ok=True)
+    failures.tell()
+    return {"signals": counts, "points": len(points)}
+
+
+def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    """Kill the demo, or ask it to stop."""
+    return forks.in_server(__name__, folder, cases, rng, what="demo")
+
+
+FAULTS = [
+    Fault(
+        "the demo killed, or asked to stop",
+        "the same command goes on to its end, with the comparison and samples of an undisturbed one; nothing left over",
+        run,
+        short=0,  # some seconds a case
+        long=60,
+    )
+]
+
+if __name__ == "__main__":
+    forks.serve({"demo": _disturb})
