@@ -180,13 +180,12 @@ class SubwordTokenizer:
 
     def encode(self, document: Document) -> Iterator[np.ndarray]:
         for text in read_text(document):
-            yield self._encode(text)
-
-    def _encode(self, text: str) -> np.ndarray:
-        return np.array(self._tokenizer.encode(text).ids, dtype=np.int32)
+            # A third of the time of `encode`, which also notes where in the text each token stands.
+            (encoding,) = self._tokenizer.encode_batch_fast([text])
+            yield np.array(encoding.ids, dtype=np.int32)
 
     def encode_prompt(self, text: str) -> np.ndarray:
-        return self._encode(text)
+        return np.array(self._tokenizer.encode(text).ids, dtype=np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids))

@@ -131,7 +131,7 @@ def _long_line(folder: Path, num_bytes: int) -> dict[str, Any]:
         for recipe in ("folder", "folder by subwords", "wikitext103"):
             name = f"long {kind} {recipe}"
             source, path = _place(recipe, folder / name, "odd.txt", b"")
-            # Learning subwords takes a second a megabyte.
+            # Learning and encoding subwords take half a second a megabyte in the library, whatever the line.
             length = min(num_bytes, _LONGEST_FOR_SUBWORDS) if "subwords" in recipe else num_bytes
             with open(path, "wb") as file:
                 for _ in range(length // (len(unit) * 100_000)):
