@@ -21,9 +21,9 @@ from waveform.engine.nonfinite import Diverged
 from waveform.engine.shards import Shard, ShardWriter, TokenSet
 from waveform.engine.trainer import Trainer
 
-_POISON = VOCAB_SIZE - 1  # the token that one utterance holds, once, and no other
-_STEPS = 12
-_KINDS = ("loss", "state", "gradient")
+POISON = VOCAB_SIZE - 1  # the token that one utterance holds, once, and no other
+STEPS = 12
+KINDS = ("loss", "state", "gradient")
 
 
 class _BadGradient(torch.autograd.Function):
@@ -38,7 +38,7 @@ class _BadGradient(torch.autograd.Function):
         return gradient * math.nan
 
 
-def _tokens(path: Path, source: random.Random) -> tuple[TokenSet, str, int]:
+def poisoned_tokens(path: Path, source: random.Random) -> tuple[TokenSet, str, int]:
     """Utterances of which one holds the poison: the set, that one's name, and where in it the poison lies."""
     lengths = [source.randrange(20, 80) for _ in range(10)]
     bad = source.randrange(len(lengths))
@@ -47,19 +47,19 @@ def _tokens(path: Path, source: random.Random) -> tuple[TokenSet, str, int]:
     with ShardWriter(path, vocab_size=VOCAB_SIZE) as writer:
         for i, length in enumerate(lengths):
             writer.begin(f"utterance_{i:03d}")
-            values = numbers.integers(0, _POISON, length)
+            values = numbers.integers(0, POISON, length)
             if i == bad:
-                values[place] = _POISON
+                values[place] = POISON
             writer.append(values)
     return TokenSet([Shard(path)], vocab_size=VOCAB_SIZE), f"utterance_{bad:03d}", place
 
 
-def _plant(trainer: Trainer, kind: str) -> None:
+def plant(trainer: Trainer, kind: str) -> None:
     """Make the poison do what `kind` says, through the model's own parts."""
     nll = trainer.model.head.nll
 
     def bad_nll(hidden: Tensor, targets: Tensor) -> Tensor:
-        value, poisoned = nll(hidden, targets), targets == _POISON
+        value, poisoned = nll(hidden, targets), targets == POISON
         if kind == "loss":
             return torch.where(poisoned, math.inf, value)
         return _BadGradient.apply(value) if kind == "gradient" and poisoned.any() else value
@@ -68,19 +68,19 @@ def _plant(trainer: Trainer, kind: str) -> None:
     if kind == "state":
 
         def bad_embedding(module: Any, arguments: tuple[Tensor], output: Tensor) -> Tensor:
-            return torch.where((arguments[0] == _POISON)[..., None], math.nan, output)
+            return torch.where((arguments[0] == POISON)[..., None], math.nan, output)
 
         embeddings = [m for m in trainer.module.modules() if isinstance(m, torch.nn.Embedding)]
         embeddings[0].register_forward_hook(bad_embedding)
 
 
-def _bad_steps(trainer: Trainer, name: str, place: int, kind: str) -> dict[int, list[int]]:
+def bad_steps(trainer: Trainer, name: str, place: int, kind: str) -> dict[int, list[int]]:
     """Steps in which the poison is a target (or, for `state`, an input), and the rows that read it."""
     found: dict[int, list[int]] = {}
     cursor = trainer.stream.cursor()
     # A chunk of its own begins with begin-of-utterance, whatever token is before it.
     unread = kind == "state" and trainer.config.state == "chunk" and (place + 1) % trainer.config.chunk == 0
-    for step in range(0 if unread else _STEPS):
+    for step in range(0 if unread else STEPS):
         at = trainer.stream.cursor()
         for part in trainer.stream.places(at, num_chunks=1):
             # An input is the token before a target; the last one of an utterance is never one.
@@ -93,7 +93,7 @@ def _bad_steps(trainer: Trainer, name: str, place: int, kind: str) -> dict[int, 
 
 def _reference(trainer: Trainer, bad: dict[int, list[int]], kind: str) -> dict[str, Any]:
     """What training must come to: no poison, bad steps only read, and then the rows that were bad start afresh."""
-    while trainer.step < _STEPS:
+    while trainer.step < STEPS:
         if trainer.step not in bad:
             trainer.update()
             continue
@@ -112,25 +112,25 @@ def _read_only(trainer: Trainer) -> int:
     return chunk.num_scored
 
 
-def _say(action: Any) -> str:
+def say(action: Any) -> str:
     with contextlib.redirect_stderr(io.StringIO()) as said:
         action()
     return said.getvalue()
 
 
 def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: str) -> int:
-    tokens, utterance, place = _tokens(folder / "shard", source)
-    options: dict[str, Any] = {"state": mode, "max_steps": _STEPS, "checkpoint_every": 1, "evaluate_tokens": 0}
-    options |= {"keep_checkpoints": 2 * _STEPS, "decay_steps": _STEPS}
+    tokens, utterance, place = poisoned_tokens(folder / "shard", source)
+    options: dict[str, Any] = {"state": mode, "max_steps": STEPS, "checkpoint_every": 1, "evaluate_tokens": 0}
+    options |= {"keep_checkpoints": 2 * STEPS, "decay_steps": STEPS}
 
     def trainer(run: str, **more: Any) -> Trainer:
         made = small_trainer(name, tokens, folder / run, fields=CONFIGS[name][_FIELDS[name]], **options, **more)
         if run != "reference":
-            _plant(made, kind)
+            plant(made, kind)
         return made
 
     reference = trainer("reference")
-    bad = _bad_steps(reference, utterance, place, kind)
+    bad = bad_steps(reference, utterance, place, kind)
     if not bad:
         return 0
     expected, first = _reference(reference, bad, kind), min(bad)
@@ -149,7 +149,7 @@ def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: st
 
     # skip: exactly as if the step's update had not been; and so when the run is cut right behind it.
     skipping = trainer("skip", on_nonfinite="skip")
-    said = _say(skipping.run)
+    said = say(skipping.run)
     assert_bitwise_equal(everything(skipping), expected)
     assert said.count("is skipped") == skipping.finite.skipped == len(bad), said
     assert f"step {first} is skipped" in said and (kind == "gradient" or utterance in said), said
@@ -157,12 +157,12 @@ def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: st
     parts = small_trainer(
         name, tokens, folder / "parts", fields=CONFIGS[name][_FIELDS[name]], **cut, on_nonfinite="skip"
     )
-    _plant(parts, kind)
-    _say(parts.run)
+    plant(parts, kind)
+    say(parts.run)
     torch.manual_seed(99)
     rest = trainer("parts", on_nonfinite="skip")
     assert rest.step == first + 1 and rest.finite.skipped == 1
-    _say(rest.run)
+    say(rest.run)
     assert_bitwise_equal(everything(rest), expected)
     return len(bad)
 
@@ -171,7 +171,7 @@ _FIELDS = {name: next(iter(cases)) for name, cases in CONFIGS.items()}
 
 
 def _bad_loss(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
-    kinds, skipped = [(n, k) for k in _KINDS for n in ("compressive_transformer", "transformer_xl", "wavenet")], 0
+    kinds, skipped = [(n, k) for k in KINDS for n in ("compressive_transformer", "transformer_xl", "wavenet")], 0
     for case in range(cases):
         name, kind = kinds[case % len(kinds)]
         if name == "wavenet" and kind == "state":
@@ -185,7 +185,7 @@ def _bad_loss(folder: Path, cases: int, source: random.Random) -> dict[str, Any]
 
 def _bad_for_good(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     """Weights, or every loss, not finite from some step on: skipping gives up, and what is saved is good."""
-    tokens, _, _ = _tokens(folder / "shard", source)
+    tokens, _, _ = poisoned_tokens(folder / "shard", source)
     for case in range(cases):
         at, limit, weights = source.randrange(1, 5), source.randrange(1, 5), case % 2 == 0
         options = {"max_steps": 50, "checkpoint_every": 1, "on_nonfinite": "skip", "max_skipped": limit}
@@ -214,7 +214,7 @@ def _bad_for_good(folder: Path, cases: int, source: random.Random) -> dict[str, 
                 said.append(str(error))
 
         num_skipped = 0 if weights else limit
-        assert _say(run).count("is skipped") == num_skipped
+        assert say(run).count("is skipped") == num_skipped
         assert said and f"not finite at step {at + num_skipped}" in said[0], said
         assert ("the weights are not finite" if weights else f"train.max_skipped is {limit}") in said[0], said
         kept = checkpoint.newest(folder / f"run_{case}")

@@ -2,6 +2,7 @@
 
 from tests.faults import (
     bad_loss,
+    bad_loss_on_ranks,
     damaged_files,
     full_disk,
     hostile_audio,
@@ -23,6 +24,7 @@ from tests.faults.fault import Fault
 
 FAULTS: list[Fault] = [
     *bad_loss.FAULTS,
+    *bad_loss_on_ranks.FAULTS,
     *damaged_files.FAULTS,
     *full_disk.FAULTS,
     *hostile_audio.FAULTS,
