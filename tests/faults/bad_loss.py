@@ -22,7 +22,7 @@ from waveform.engine.shards import Shard, ShardWriter, TokenSet
 from waveform.engine.trainer import Trainer
 
 POISON = VOCAB_SIZE - 1  # the token that one utterance holds, once, and no other
-STEPS = 12
+_STEPS = 12
 KINDS = ("loss", "state", "gradient")
 
 
@@ -74,13 +74,13 @@ def plant(trainer: Trainer, kind: str) -> None:
         embeddings[0].register_forward_hook(bad_embedding)
 
 
-def bad_steps(trainer: Trainer, name: str, place: int, kind: str) -> dict[int, list[int]]:
+def bad_steps(trainer: Trainer, name: str, place: int, kind: str, *, steps: int) -> dict[int, list[int]]:
     """Steps in which the poison is a target (or, for `state`, an input), and the rows that read it."""
     found: dict[int, list[int]] = {}
     cursor = trainer.stream.cursor()
     # A chunk of its own begins with begin-of-utterance, whatever token is before it.
     unread = kind == "state" and trainer.config.state == "chunk" and (place + 1) % trainer.config.chunk == 0
-    for step in range(0 if unread else STEPS):
+    for step in range(0 if unread else steps):
         at = trainer.stream.cursor()
         for part in trainer.stream.places(at, num_chunks=1):
             # An input is the token before a target; the last one of an utterance is never one.
@@ -93,7 +93,7 @@ def bad_steps(trainer: Trainer, name: str, place: int, kind: str) -> dict[int, l
 
 def _reference(trainer: Trainer, bad: dict[int, list[int]], kind: str) -> dict[str, Any]:
     """What training must come to: no poison, bad steps only read, and then the rows that were bad start afresh."""
-    while trainer.step < STEPS:
+    while trainer.step < _STEPS:
         if trainer.step not in bad:
             trainer.update()
             continue
@@ -120,8 +120,8 @@ def say(action: Any) -> str:
 
 def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: str) -> int:
     tokens, utterance, place = poisoned_tokens(folder / "shard", source)
-    options: dict[str, Any] = {"state": mode, "max_steps": STEPS, "checkpoint_every": 1, "evaluate_tokens": 0}
-    options |= {"keep_checkpoints": 2 * STEPS, "decay_steps": STEPS}
+    options: dict[str, Any] = {"state": mode, "max_steps": _STEPS, "checkpoint_every": 1, "evaluate_tokens": 0}
+    options |= {"keep_checkpoints": 2 * _STEPS, "decay_steps": _STEPS}
 
     def trainer(run: str, **more: Any) -> Trainer:
         made = small_trainer(name, tokens, folder / run, fields=CONFIGS[name][_FIELDS[name]], **options, **more)
@@ -130,7 +130,7 @@ def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: st
         return made
 
     reference = trainer("reference")
-    bad = bad_steps(reference, utterance, place, kind)
+    bad = bad_steps(reference, utterance, place, kind, steps=_STEPS)
     if not bad:
         return 0
     expected, first = _reference(reference, bad, kind), min(bad)

@@ -16,17 +16,20 @@ import torch
 from tests.engine.test_trainer import assert_bitwise_equal, everything
 from tests.engine.training import small_trainer
 from tests.faults import forked
-from tests.faults.bad_loss import KINDS, STEPS, bad_steps, plant, poisoned_tokens, say
+from tests.faults.bad_loss import KINDS, bad_steps, plant, poisoned_tokens, say
 from tests.faults.fault import Fault
+from tests.faults.full_disk import SETTINGS, SPLIT, write_audio
 from tests.laws import CONFIGS, VOCAB_SIZE
+from waveform.cli import main
 from waveform.engine import checkpoint, nonfinite, sharding
+from waveform.engine import trainer as trainer_module
 from waveform.engine.distributed import World, join, leave
 from waveform.engine.interface import state_tensors
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.shards import Shard, TokenSet
 from waveform.engine.trainer import Trainer
 
-_ROWS = 4
+_ROWS, _STEPS = 4, 8
 _MODELS = [
     ("compressive_transformer", "conv-ragged"),
     ("transformer_xl", "pre"),
@@ -137,15 +140,30 @@ def _give_up(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]
     return {"error": error, "num_skipped": trainer.finite.skipped, "step": trainer.step, "said": said}
 
 
-def _rank(rank: int, port: int, folder: Path, cases: list[dict[str, Any]]) -> None:
+def _command(folder: Path, *, rank: int, bad_rank: int) -> tuple[int, str]:
+    """`waveform train`, whose second step gives one rank's row a loss that is not finite: exit code and stderr."""
+    usual, steps = trainer_module.score_window, itertools.count()
+
+    def scored(*arguments: Any, **options: Any) -> Any:
+        scores = usual(*arguments, **options)
+        return scores._replace(nll=scores.nll * torch.inf) if next(steps) == 1 and rank == bad_rank else scores
+
+    trainer_module.score_window = scored
+    arguments = ["train", folder / "audio", "--run", folder / "run", *SETTINGS, *SPLIT, "train.checkpoint_every=1"]
+    return forked.command(main, arguments)
+
+
+def _rank(rank: int, ports: list[int], folder: Path, cases: list[dict[str, Any]], bad_rank: int) -> None:
     """One rank of a job that does all cases, one after the other: a rank that falls out of step spoils the next."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    os.environ["MASTER_PORT"] = str(port)
+    os.environ["MASTER_PORT"] = str(ports[0])
     world = join(device="cpu", timeout_s=20)
     for i, case in enumerate(cases):
         does = _give_up if "limit" in case else _try
         torch.save(does(case, folder / f"case_{i}", world), folder / f"case_{i}_{rank}.pt")
     leave()
+    os.environ["MASTER_PORT"] = str(ports[1])
+    torch.save(_command(folder, rank=rank, bad_rank=bad_rank), folder / f"command_{rank}.pt")
     os._exit(0)
 
 
@@ -168,19 +186,19 @@ def _plan(folder: Path, num: int, source: random.Random) -> list[dict[str, Any]]
             "state": source.choice(["utterance", "carry", "chunk"]),
             "sharding": how,
             "batch_size": _ROWS,
-            "max_steps": STEPS,
+            "max_steps": _STEPS,
             "checkpoint_every": source.randrange(2, 5),
             "log_every": source.randrange(1, 4),
-            "keep_checkpoints": 2 * STEPS,
+            "keep_checkpoints": 2 * _STEPS,
             "evaluate_tokens": 0,
-            "decay_steps": STEPS,
+            "decay_steps": _STEPS,
             "update_period": source.choice([1, 1, 2]),
             "update_period_from": 4,
             "unroll": 2 if fields == "conv-no-loss" else 1,
         }
         if kind in KINDS:
             one = _trainer(case, folder / "planning")
-            case["bad"] = bad_steps(one, utterance, place, kind)
+            case["bad"] = bad_steps(one, utterance, place, kind, steps=_STEPS)
             if not case["bad"]:
                 continue
             case["cut"] = _next_update(case["options"], min(_updates(case)))  # right behind the first bad update
@@ -199,7 +217,7 @@ def _updates(case: dict[str, Any]) -> dict[int, list[int]]:
     """The updates that hold bad steps of a case, by the step before them, and their bad rows."""
     found: dict[int, list[int]] = {}
     step = 0
-    while step < STEPS:
+    while step < _STEPS:
         after = _next_update(case["options"], step)
         rows = sorted({row for each in range(step, after) for row in case["bad"].get(each, ())})
         if rows:
@@ -278,10 +296,15 @@ def _bad_loss_on_ranks(folder: Path, num: int, source: random.Random) -> dict[st
     cases = _plan(folder, num, source)
     job = folder / "job"
     job.mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = [forked.start(_rank, rank, port, job, cases, output=job / f"said_{rank}.txt") for rank in range(2)]
+    write_audio(job / "audio")
+    with socket.socket() as probe, socket.socket() as another:
+        for each in (probe, another):
+            each.bind(("127.0.0.1", 0))
+        ports = [each.getsockname()[1] for each in (probe, another)]
+    bad_rank = source.randrange(2)
+    ranks = [
+        forked.start(_rank, rank, ports, job, cases, bad_rank, output=job / f"said_{rank}.txt") for rank in range(2)
+    ]
     alone = [_try(case, folder / f"alone_{i}", World()) if "bad" in case else {} for i, case in enumerate(cases)]
     for rank, process in enumerate(ranks):
         process.join(60 + 10 * len(cases))
@@ -296,6 +319,12 @@ def _bad_loss_on_ranks(folder: Path, num: int, source: random.Random) -> dict[st
             skipped += _check(case, came_to, alone[i], job / f"case_{i}")
         else:
             _check_given_up(case, came_to, job / f"case_{i}")
+    for rank in range(2):
+        code, said = torch.load(job / f"command_{rank}.pt", weights_only=True)
+        last = said.splitlines()[-1]
+        assert code == 2 and "Traceback" not in said and last.startswith("waveform train: the loss is"), (code, said)
+        assert "not finite at step 1," in last and "Last good checkpoint: step 1 in " in last, said
+        assert (f"in row {rank} (tokens " in last) == (rank == bad_rank), said
     return {"jobs": len(cases), "skipped_updates": skipped}
 
 
