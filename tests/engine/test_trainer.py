@@ -103,6 +103,17 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
     assert all(torch.isfinite(value).all() for value in found.model_weights().values())
 
 
+def test_weights_gone_bad_are_not_evaluated(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    """On a GPU a loss is looked at late, which is still before anything comes of it."""
+    trainer = small_trainer("transformer_xl", token_set(LENGTHS), tmp_path, log_every=10, evaluate_every=4)
+    trainer.finite.looks_at_once = lambda: False
+    nll = trainer.model.head.nll
+    trainer.model.head.nll = lambda h, t: nll(h, t) * (math.inf if trainer.step == 2 and trainer.module.training else 1)
+    with pytest.raises(Diverged, match="not finite at step 2"):
+        trainer.run()
+    assert trainer.step == 4 and read_metrics(tmp_path) == []
+
+
 def test_signal_saves_and_resumes(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
     tokens = token_set(LENGTHS)
     trainer = small_trainer("wavenet", tokens, tmp_path, max_steps=100_000)

@@ -1,7 +1,7 @@
 """Notices a loss or gradient that is not finite, says where in the data it was, and has such updates left out.
 
 Looking waits for the device, so it is done when the trainer asks for it: on a CPU and with `train.on_nonfinite=skip` at
-every update, else when figures are logged and before anything is saved.
+every update, else when figures are logged and before anything is evaluated or saved.
 
 Shape letters: B rows of this rank.
 """

@@ -150,10 +150,11 @@ def parameter_groups(model: SequenceModel) -> dict[str, list[nn.Parameter]]:
 class Trainer:
     """Trains one model on one token set; resumes from the newest checkpoint of `run_dir`, if any.
 
-    A loss or gradient that is not finite never reaches a checkpoint. `train.on_nonfinite=stop` raises Diverged: on a
-    CPU at that step, on a GPU when figures are next logged, as looking makes it wait. `skip` looks at every step: one
-    that is not finite on any rank leaves weights and optimiser as they are on all, the rows whose loss or state went
-    bad start afresh, and training goes on behind it; after more than `train.max_skipped` in a row it stops.
+    A loss or gradient that is not finite never reaches a checkpoint or an evaluation. `train.on_nonfinite=stop` raises
+    Diverged: on a CPU at that step, on a GPU at the latest when figures are next logged, as looking makes it wait.
+    `skip` looks at every step: one that is not finite on any rank leaves weights and optimiser as they are on all, the
+    rows whose loss or state went bad start afresh, and training goes on behind it; after more than `train.max_skipped`
+    in a row it stops.
     """
 
     def __init__(
@@ -526,13 +527,14 @@ class Trainer:
     def _validate(self, log: MetricsLog | None, progress: Progress, stop: StopRequest) -> None:
         """Evaluate, unless the log has it: a process killed right after its record resumes at the same step.
 
-        Where a stop is asked for it ends early, and the evaluation remains due.
+        Where a stop is asked for it ends early, and the evaluation remains due. Raises Diverged for a loss gone wrong.
         """
         self._evaluation_due = True
         missing = self.world.any(log is not None and not log.has_evaluation(self.step))
         if self.config.evaluate_tokens == 0 or not missing:
             self._evaluation_due = False
             return
+        self.finite.check()  # weights gone bad would be recorded, and no sample can be drawn from them
         self.module.eval()
         # Ranks score different numbers of windows, and the first one samples alone.
         with suppress(Stopped), sharding.gathered(self._scored):
