@@ -30,6 +30,7 @@ _BARRIER_TIMEOUT = timedelta(hours=2)
 # What the backends say when a rank is gone (its connection closes at once) or does not come (the timeout passes).
 _LOST = ("closed by peer", "reset by peer", "broken pipe", "pair closure")
 _LATE = ("timed out", "timeout")
+_ALONE = "was alone at work for"
 # Carries the reductions; the default group is there because torch wants one.
 _group: dist.ProcessGroup | None = None
 # Carries questions of the ranks to each other, always through the CPU.
@@ -55,6 +56,8 @@ def explain_lost_ranks(world: "World", *, timeout_s: float, where: Callable[[], 
         reason = f"did not answer for {timeout_s:g} s (train.timeout_s) and may hang"
         if any(sign in text for sign in _LOST):
             reason = "ended; its own output says why"
+        elif _ALONE in text:
+            reason = f"{_ALONE} {_BARRIER_TIMEOUT} h and may hang"
         at = "" if where is None else f" at {where()}"
         raise RankLost(f"rank {world.rank} stops{at}: another rank {reason}") from error
 
@@ -157,8 +160,10 @@ class World:
                 silent_s, beats = 0.0, _pulse.beats
             if _pulse.lost:
                 raise RuntimeError("the job's store was closed by peer")
-            if silent_s > _timeout_s or now > end:
+            if silent_s > _timeout_s:
                 raise RuntimeError("timed out at a barrier")
+            if now > end:
+                raise RuntimeError(f"timed out: the first rank {_ALONE} {_BARRIER_TIMEOUT}")
 
 
 def choose_device(device: str | None) -> str:
