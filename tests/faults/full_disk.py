@@ -36,6 +36,14 @@ def write_audio(folder: Path) -> Path:
     return folder
 
 
+def write_text(folder: Path) -> Path:
+    """A few documents."""
+    folder.mkdir()
+    for i in range(6):
+        (folder / f"{i}.txt").write_text("to be or not to be, that is the question. " * 40)
+    return folder
+
+
 def digests(folder: Path) -> dict[str, str]:
     """Of every file in `folder` but locks."""
     files = [p for p in sorted(folder.rglob("*")) if p.is_file() and not p.name.endswith("lock")]
@@ -52,10 +60,7 @@ def weights(run: Path) -> str:
 def _make(place: Path) -> None:
     """Audio, data sets and finished runs on a disk with space enough, and what they must come to."""
     audio = write_audio(place / "audio")
-    text = place / "text"
-    text.mkdir()
-    for i in range(6):
-        (text / f"{i}.txt").write_text("to be or not to be, that is the question. " * 40)
+    text = write_text(place / "text")
     for arguments in (
         ["prepare", audio, place / "data", *SPLIT],
         ["train", place / "data", "--run", place / "run", *SETTINGS],

@@ -1,4 +1,4 @@
-"""A rank of two is killed or stopped at any phase: the other ends in time with a line, and a restart goes on."""
+"""A rank of two is killed, stopped or loops at any phase: the other ends in time with a line; a restart goes on."""
 
 import itertools
 import json
@@ -9,21 +9,52 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import recipes.evaluation
+from recipes.__main__ import main as text_main
 from tests.faults import forked
 from tests.faults.fault import Fault
-from tests.faults.full_disk import SETTINGS, SPLIT, weights, write_audio
+from tests.faults.full_disk import SETTINGS, SPLIT, weights, write_audio, write_text
 from waveform.cli import main
-from waveform.engine import checkpoint, evaluator
-from waveform.engine.distributed import World
+from waveform.engine import checkpoint, distributed, evaluator
+from waveform.engine.distributed import World, job
 from waveform.engine.trainer import Trainer
 
 _TIMEOUT_S = 4.0
+_PATIENCE_S = 10.0  # for the first rank at a barrier, instead of two hours
 _SLACK_S = 8.0  # on a busy machine, and to leave
 _PHASES = ("step", "checkpoint", "evaluation", "drawing", "last barrier", "preparing")
 _FIRST_ALONE = ("drawing", "preparing")
+# Commands: `waveform train`, `recipes train`, and `recipes evaluate` of what that trained.
+_AUDIO, _TEXT, _EVALUATE = "audio", "text", "evaluate"
+_LOOP, _SLEEP = "LOOP", "SLEEP"  # of the main thread, while other threads of the process go on
+_LAST_BARRIER = 3 * 3 + 2  # three in each of three checkpoints, and two evaluations; the last one
+
+
+class _Plan(NamedTuple):
+    """What a rank does to itself."""
+
+    command: str
+    phase: str
+    how: str  # name of a signal, LOOP or SLEEP
+    count: int  # at which call
+
+    @property
+    def is_first_alone(self) -> bool:
+        """Whether it is where only the first rank has work, and goes on to run: then it may well be at that work."""
+        return self.how in (_LOOP, _SLEEP) and self.phase in _FIRST_ALONE
+
+    def fail(self) -> None:
+        if self.how == _LOOP:
+            while True:
+                pass
+        if self.how == _SLEEP:
+            time.sleep(10**6)
+        os.kill(os.getpid(), signal.Signals[self.how])
 
 
 def _before(owner: Any, name: str, count: int, action: Callable[[], None]) -> None:
@@ -38,45 +69,56 @@ def _before(owner: Any, name: str, count: int, action: Callable[[], None]) -> No
     setattr(owner, name, acting)
 
 
-def _plant(phase: str, action: Callable[[], None], count: int) -> None:
+def _plant(plan: _Plan, action: Callable[[], None]) -> None:
     import waveform.run
     import waveform.training
 
+    count = plan.count
     where: dict[str, tuple[Any, str, int]] = {
         "step": (Trainer, "reduce_gradients", count),
-        "checkpoint": (checkpoint, "_write_tensors", count),
-        "evaluation": (evaluator.Tally, "result", 1 + count % 2),
+        "checkpoint": (checkpoint, "_write_tensors", 1),
+        "evaluation": (evaluator.Tally, "result", 1 if plan.command == _EVALUATE else 1 + count % 2),
         "drawing": (Trainer, "_report", 1 + count % 2),
-        "last barrier": (World, "barrier", _LAST_BARRIER),
+        "last barrier": (World, "barrier", _LAST_BARRIER + (plan.command == _AUDIO)),  # one after preparing
         "preparing": (waveform.run, "prepare", 1),
     }
-    _before(*where[phase], action)
+    _before(*where[plan.phase], action)
 
 
-_LAST_BARRIER = 1 + 3 * 3 + 2  # after preparing, three in each of three checkpoints, and two evaluations; the last one
+def _arguments(command: str, place: Path, run: Path) -> list[str | Path]:
+    if command == _EVALUATE:
+        return ["evaluate", run, "--json", run.with_suffix(".json"), "--device", "cpu"]
+    settings = [*SETTINGS, f"train.timeout_s={_TIMEOUT_S}"]
+    source = [place / "audio", *SPLIT] if command == _AUDIO else ["folder", place / "text_data", "preset=smoke"]
+    return ["train", *source, "--run", run, *settings]
 
 
-def _rank(rank: int, port: int, place: Path, run: Path, plan: tuple[str, int, int] | None, said: Path) -> None:
-    """One rank of a job; `plan`: phase, signal that it sends itself there, and at which call."""
+def _rank(rank: int, port: int, command: str, place: Path, run: Path, plans: dict[int, _Plan], said: Path) -> None:
+    """One rank of a job."""
+    if any(plan.is_first_alone for plan in plans.values()):
+        distributed._BARRIER_TIMEOUT = timedelta(seconds=_PATIENCE_S)
+    plan = plans.get(rank)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     os.environ["MASTER_PORT"] = str(port)
 
     if plan is not None:
-        phase, number, count = plan
 
         def fail() -> None:
             said.with_suffix(".failing").touch()
-            os.kill(os.getpid(), number)
+            plan.fail()
 
-        _plant(phase, fail, count)
-    arguments = ["train", place / "audio", "--run", run, *SETTINGS, *SPLIT, f"train.timeout_s={_TIMEOUT_S}"]
-    code, lines = forked.command(main, arguments)
+        _plant(plan, fail)
+    recipes.evaluation.job = partial(job, timeout_s=_TIMEOUT_S)  # which has no such setting
+    code, lines = forked.command(main if command == _AUDIO else text_main, _arguments(command, place, run))
     said.write_text(json.dumps({"code": code, "said": lines}))
     os._exit(0)  # what gloo's threads do at the end of an interpreter is no matter here
 
 
-def _job(folder: Path, place: Path, run: Path, plans: dict[int, tuple[str, int, int]]) -> dict[int, tuple[int, str]]:
+def _job(
+    folder: Path, command: str, place: Path, run: Path, plans: dict[int, _Plan] | None = None
+) -> dict[int, tuple[int, str]]:
     """Run both ranks; the exit code and stderr of each that ended by itself. A stopped one is killed at the end."""
+    plans = plans or {}
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -84,22 +126,28 @@ def _job(folder: Path, place: Path, run: Path, plans: dict[int, tuple[str, int, 
     files = {rank: folder / f"rank_{rank}.json" for rank in range(2)}
     ranks = {
         rank: forked.start(
-            _rank, rank, port, place, run, plans.get(rank), files[rank], output=folder / f"rank_{rank}.txt"
+            _rank, rank, port, command, place, run, plans, files[rank], output=folder / f"rank_{rank}.txt"
         )
         for rank in range(2)
     }
-    for rank in sorted(ranks, key=lambda rank: rank in plans):
-        if rank in plans:
-            failing = files[rank].with_suffix(".failing")
-            assert failing.exists(), f"nothing failed: {[file.read_text() for file in files.values() if file.exists()]}"
-            ranks[rank].kill()
-        ranks[rank].join(60)
-        if plans and rank not in plans:
-            failing = files[1 - rank].with_suffix(".failing")
-            took = time.time() - failing.stat().st_mtime if failing.exists() else 0
-            assert took < _TIMEOUT_S + _SLACK_S, f"rank {rank} took {took:.1f} s to end, or hung"
-    for process in ranks.values():
-        if process.is_alive():
+    try:
+        for rank in sorted(ranks, key=lambda rank: rank in plans):
+            if rank in plans:
+                failing = files[rank].with_suffix(".failing")
+                assert failing.exists(), (
+                    f"nothing failed: {[file.read_text() for file in files.values() if file.exists()]}"
+                )
+                ranks[rank].kill()
+            ranks[rank].join(60)
+            if plans and rank not in plans:
+                failing = files[1 - rank].with_suffix(".failing")
+                took = time.time() - failing.stat().st_mtime if failing.exists() else 0
+                patient = plans[1 - rank].is_first_alone
+                limit_s = _PATIENCE_S if patient else _TIMEOUT_S
+                assert took < limit_s + _SLACK_S, f"rank {rank} took {took:.1f} s to end, or hung"
+                assert not patient or took > limit_s - 1, f"rank {rank} gave the first one up after {took:.1f} s"
+    finally:  # one that loops hears no SIGTERM
+        for process in ranks.values():
             process.kill()
     return {
         rank: (told["code"], told["said"])
@@ -108,39 +156,77 @@ def _job(folder: Path, place: Path, run: Path, plans: dict[int, tuple[str, int, 
     }
 
 
+def _outcome(command: str, run: Path) -> Any:
+    if command != _EVALUATE:
+        return weights(run)
+    figures = json.loads(run.with_suffix(".json").read_text())
+    return {name: value for name, value in figures.items() if name != "run"}
+
+
+def _prepare_text(place: Path) -> None:
+    code, said = forked.command(text_main, ["prepare", "folder", write_text(place / "text"), place / "text_data"])
+    assert code == 0, said
+
+
+def _kinds() -> list[tuple[str, str, str]]:
+    """Command, phase and how the rank fails; the first ones are those of the test suite."""
+    kinds = [(_AUDIO, "checkpoint", "SIGSTOP"), (_TEXT, "step", _LOOP)]
+    kinds += [(_AUDIO, phase, how) for how in ("SIGKILL", "SIGSTOP") for phase in _PHASES]
+    for how in ("SIGKILL", "SIGSTOP"):
+        kinds += [(_TEXT, phase, how) for phase in ("step", "checkpoint", "evaluation", "last barrier")]
+        kinds += [(_EVALUATE, "evaluation", how)]
+    kinds += [(_TEXT, "checkpoint", _LOOP), (_AUDIO, "last barrier", _LOOP)]
+    kinds += [(_AUDIO, phase, _SLEEP) for phase in ("step", "evaluation")]
+    kinds += [(_AUDIO, "drawing", _LOOP), (_TEXT, "drawing", _SLEEP)]
+    return list(dict.fromkeys(kinds))
+
+
 def _lost(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     place = folder / "place"
     place.mkdir()
     write_audio(place / "audio")
-    whole = _job(folder / "whole", place, folder / "runs" / "whole", {})
-    assert all(code == 0 for code, _ in whole.values()), whole
-    expected = weights(folder / "runs" / "whole")
-    kinds = [(phase, number) for number in (signal.SIGSTOP, signal.SIGKILL) for phase in _PHASES]
+    kinds = (_kinds() * cases)[:cases]
+    expected: dict[str, Any] = {}
+    whole = {_AUDIO: "audio", _TEXT: "text", _EVALUATE: "text"}
+    if {_TEXT, _EVALUATE} & {command for command, _, _ in kinds}:
+        forked.run(_prepare_text, place, output=folder / "prepared.txt")
+    needed = {command for command, _, _ in kinds}
+    for command in [each for each in whole if each in needed or (each == _TEXT and _EVALUATE in needed)]:
+        run = folder / "runs" / whole[command]
+        codes = _job(folder / f"whole_{command}", command, place, run)
+        assert all(code == 0 for code, _ in codes.values()), codes
+        expected[command] = _outcome(command, run)
     seconds = []
-    for case in range(cases):
-        phase, number = kinds[case % len(kinds)]
+    for case, (command, phase, how) in enumerate(kinds):
         rank = 0 if phase in _FIRST_ALONE else source.randrange(2)
+        # The others wait for the first one there.
+        if how in (_LOOP, _SLEEP) and phase in ("checkpoint", "last barrier"):
+            rank = 1
         place_of_case = folder / f"case_{case}"
         run = place_of_case / "runs" / "run"
         run.parent.mkdir(parents=True)
         if phase != "preparing":
             for prepared in (folder / "runs").glob("*.prepared"):
                 shutil.copytree(prepared, run.parent / prepared.name)
+        if command == _EVALUATE:
+            shutil.copytree(folder / "runs" / "text", run)
         began = time.monotonic()
-        plan = (phase, int(number), 1 if phase == "checkpoint" else source.randrange(1, 5))
-        left = _job(place_of_case / "failing", place, run, {rank: plan})
+        plan = _Plan(command, phase, how, source.randrange(1, 5))
+        left = _job(place_of_case / "failing", command, place, run, {rank: plan})
         seconds.append(time.monotonic() - began)
         ((code, said),) = left.values()
         last = said.splitlines()[-1]
-        why = f"did not answer for {_TIMEOUT_S:g} s" if number == signal.SIGSTOP else "ended; its own output says why"
-        name = f"{number.name} of rank {rank} at {plan}"
+        killed = how == "SIGKILL"
+        why = "ended; its own output says why" if killed else f"did not answer for {_TIMEOUT_S:g} s"
+        why = "was alone at work for 0:00:10 h and may hang" if plan.is_first_alone else why
+        name = f"rank {rank}, {plan}"
         assert code == 1 and "Traceback" not in said, f"{name}: {code} {said}"
         # Who waits at a barrier for one that was killed learns of it by its silence.
         assert f"rank {1 - rank} stops" in last, f"{name}: {said}"
-        assert why in last or (number == signal.SIGKILL and "did not answer" in last), f"{name}: {said}"
-        again = _job(place_of_case / "again", place, run, {})
+        assert why in last or (killed and "did not answer" in last), f"{name}: {said}"
+        again = _job(place_of_case / "again", command, place, run)
         assert all(code == 0 for code, _ in again.values()), f"{name}: {again}"
-        assert weights(run) == expected, name
+        assert _outcome(command, run) == expected[command], name
     return {"most_seconds_of_a_failing_job": round(max(seconds), 1), "timeout_s": _TIMEOUT_S}
 
 
@@ -150,6 +236,6 @@ FAULTS = [
         "the other ends within train.timeout_s and a few seconds, with a line and exit code 1; a restart ends bitwise",
         _lost,
         short=2,
-        long=24,
+        long=29,
     ),
 ]
