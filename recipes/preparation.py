@@ -1,6 +1,5 @@
 """`python -m recipes prepare`: a corpus into a data set of token shards, whole or not at all."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from recipes.tokenizers import (
 from waveform.composing import typed
 from waveform.engine.atomic import explain_write_errors, sync
 from waveform.engine.errors import UserError
+from waveform.engine.locks import take_lock
 from waveform.engine.progress import Progress
 from waveform.engine.shards import Dataset, ShardWriter, dtype_for, read_dataset, write_dataset
 
@@ -110,7 +110,7 @@ def _partial_folder(data_dir: Path) -> Iterator[Path]:
         descriptor = os.open(partial, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(descriptor)
             ours = partial.exists() and os.path.samestat(os.fstat(descriptor), partial.stat())  # not renamed meanwhile
         except BlockingIOError:
             ours = False

@@ -1,6 +1,5 @@
 """Training into a run folder, whatever the modality: claims the folder, refuses another configuration, resumes."""
 
-import fcntl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from waveform.engine.atomic import explain_write_errors, write_file
 from waveform.engine.checkpoint import CHECKPOINTS_DIR
 from waveform.engine.distributed import World, explain_lost_ranks
 from waveform.engine.errors import UserError
+from waveform.engine.locks import take_lock
 from waveform.engine.metrics import METRICS_FILE
 from waveform.engine.shards import Dataset, TokenSet
 from waveform.engine.streams import check_sizes
@@ -138,7 +138,7 @@ def _locked(run_dir: Path, world: World) -> Iterator[None]:
         path.touch()  # alone, so that a full disk during training is not blamed on this file
     with open(path, "w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(file.fileno())
         except BlockingIOError:
             raise UserError(f"another process is training in {run_dir}; wait for it, or give another --run") from None
         yield

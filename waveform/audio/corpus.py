@@ -8,7 +8,6 @@
     unfinished/     records of finished groups, while a preparation runs or after it was interrupted
 """
 
-import fcntl
 import json
 import multiprocessing
 import os
@@ -42,6 +41,7 @@ from waveform.audio.scan import FoundFile, Scan, scan_folder
 from waveform.audio.splits import SPLITS, SplitConfig, SplitPlan, plan_split, require_all_splits
 from waveform.engine.atomic import explain_write_errors, write_file
 from waveform.engine.errors import UserError
+from waveform.engine.locks import take_lock
 from waveform.engine.progress import Progress
 from waveform.engine.shards import DATASET_FILE, Dataset, Shard, is_dataset, read_dataset, write_dataset
 from waveform.engine.stopping import SIGNALS, Interrupted
@@ -155,9 +155,9 @@ def _locked(data_dir: Path) -> Iterator[None]:
         descriptor = os.open(data_dir / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"another waveform prepare is at work on {data_dir}; wait until it is done") from error
+            take_lock(descriptor)
+        except BlockingIOError:
+            raise UserError(f"another waveform prepare is at work on {data_dir}; wait until it is done") from None
         with explain_write_errors(data_dir):
             for folder in (SHARDS, UNFINISHED):
                 (data_dir / folder).mkdir(exist_ok=True)
