@@ -334,7 +334,7 @@ FAULTS = [
         "both ranks stop, or skip, at the same step, with and without sharding; the rank that read it names row and "
         "utterance; weights stay equal and are what one process comes to; a resumed job is bitwise the uncut one",
         _bad_loss_on_ranks,
-        short=5,
+        short=3,
         long=60,
     ),
 ]

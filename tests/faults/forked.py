@@ -13,16 +13,21 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.faults.preloaded"])
 
 
-def start(function: Callable[..., Any], *arguments: Any, output: Path) -> Any:
-    """Start `function(*arguments)` in a process of its own, whose stdout and stderr go to `output`."""
-    process = _context.Process(target=_child, args=(function, arguments, output), daemon=True)
+def start(function: Callable[..., Any], *arguments: Any, output: Path, daemon: bool = True) -> Any:
+    """Start `function(*arguments)` in a process of its own, whose stdout and stderr go to `output`.
+
+    daemon: ends with this one, and starts no pool of processes.
+    """
+    process = _context.Process(target=_child, args=(function, arguments, output), daemon=daemon)
     process.start()
     return process
 
 
-def run(function: Callable[..., Any], *arguments: Any, output: Path, timeout_s: float = 120) -> str:
+def run(
+    function: Callable[..., Any], *arguments: Any, output: Path, timeout_s: float | None = 120, daemon: bool = True
+) -> str:
     """Run it to its end; returns what it printed. Raises AssertionError, with that, where it raised one or hung."""
-    process = start(function, *arguments, output=output)
+    process = start(function, *arguments, output=output, daemon=daemon)
     process.join(timeout_s)
     code = process.exitcode
     if code is None:

@@ -1,7 +1,7 @@
 """Kills processes at chosen points, many of them for the price of one import: children forked off one server.
 
-A module that uses this is run twice: `in_server` starts it as a program, which imports torch once and forks a child for
-each case; in a child, every step that touches the disk for good is a point at which it can be told to die.
+`in_server` gives a fault a process that has imported torch and computed nothing yet, and forks a child off it for each
+case; in a child, every step that touches the disk for good is a point at which it can be told to die.
 """
 
 import builtins
@@ -21,35 +21,33 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tests.faults import forked
+
 ROOT = Path(__file__).parents[2]
 Process: TypeAlias = "subprocess.Popen[str]"
 TIMEOUT_S = 120.0  # of one child: a hang is a failure
 
 
-def in_server(module: str, folder: Path, cases: int, rng: random.Random, *, what: str = "") -> dict[str, Any]:
-    """Run `what` of `module` in a process of its own. Returns its figures; raises AssertionError where it failed."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, str(folder), str(cases), str(rng.randrange(10**6)), what],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
+def in_server(
+    work: Callable[[Path, int, random.Random], dict[str, Any]], folder: Path, cases: int, rng: random.Random
+) -> dict[str, Any]:
+    """Run `work` in a process of its own, from which cases can be forked; returns its figures.
+
+    Raises AssertionError where it failed.
+    """
+    place = folder / "server"
+    place.mkdir()
+    said = forked.run(
+        _serve, work, place, cases, rng.randrange(10**6), output=folder / "server.log", timeout_s=None, daemon=False
     )
-    assert done.returncode == 0, f"{module} {folder} {cases}:\n{done.stderr[-6000:]}"
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    figures: dict[str, Any] = json.loads(said.splitlines()[-1])
     return figures
 
 
-def serve(runs: dict[str, Callable[[Path, int, random.Random], dict[str, Any]]]) -> None:
-    """What `in_server` starts: `python -m MODULE FOLDER CASES SEED WHAT`."""
-    import torch
-
-    torch.set_num_threads(1)
+def _serve(work: Callable[[Path, int, random.Random], dict[str, Any]], folder: Path, cases: int, seed: int) -> None:
     # A shell starts what it runs in the background with SIGINT ignored, and programs that come from here inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    figures = runs[sys.argv[4]](Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3])))
-    print(json.dumps(figures), flush=True)
+    print(json.dumps(work(folder, cases, random.Random(seed))), flush=True)
 
 
 class Points:

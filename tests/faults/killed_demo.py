@@ -95,7 +95,7 @@ def _disturb(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
 
 def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill the demo, or ask it to stop."""
-    return forks.in_server(__name__, folder, cases, rng, what="demo")
+    return forks.in_server(_disturb, folder, cases, rng)
 
 
 FAULTS = [
@@ -107,6 +107,3 @@ FAULTS = [
         long=60,
     )
 ]
-
-if __name__ == "__main__":
-    forks.serve({"demo": _disturb})

@@ -143,12 +143,12 @@ def _kill_workers(folder: Path, cases: int, rng: random.Random) -> dict[str, Any
 
 def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """The process that prepares is killed."""
-    return forks.in_server(__name__, folder, cases, rng, what="kill")
+    return forks.in_server(_kill, folder, cases, rng)
 
 
 def run_workers(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """A worker alone is killed."""
-    return forks.in_server(__name__, folder, cases, rng, what="workers")
+    return forks.in_server(_kill_workers, folder, cases, rng)
 
 
 FAULTS = [
@@ -161,6 +161,3 @@ FAULTS = [
     ),
     Fault("a worker killed while preparing", "one line, no hang; the next run goes on", run_workers, short=1, long=10),
 ]
-
-if __name__ == "__main__":
-    forks.serve({"kill": _kill, "workers": _kill_workers})

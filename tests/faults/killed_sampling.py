@@ -111,7 +111,7 @@ def _check_left(out: Path, expected: dict[str, bytes]) -> int:
 
 def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Commands that write files are killed."""
-    return forks.in_server(__name__, folder, cases, rng, what="kill")
+    return forks.in_server(_kill, folder, cases, rng)
 
 
 FAULTS = [
@@ -123,6 +123,3 @@ FAULTS = [
         long=100,
     )
 ]
-
-if __name__ == "__main__":
-    forks.serve({"kill": _kill})

@@ -301,17 +301,17 @@ def _kill_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, A
 
 def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill at every point, one process."""
-    return forks.in_server(__name__, folder, cases, rng, what="everywhere")
+    return forks.in_server(_kill_everywhere, folder, cases, rng)
 
 
 def run_ranks(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill one rank of two, or both."""
-    return forks.in_server(__name__, folder, cases, rng, what="ranks")
+    return forks.in_server(_kill_a_rank, folder, cases, rng)
 
 
 def run_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill real processes."""
-    return forks.in_server(__name__, folder, cases, rng, what="processes")
+    return forks.in_server(_kill_processes, folder, cases, rng)
 
 
 _HOLDS = "resumes; weights, random numbers and metrics of an undisturbed run; no other files"
@@ -320,6 +320,3 @@ FAULTS = [
     Fault("a rank of two killed while training", _HOLDS, run_ranks, short=2, long=60),
     Fault("processes killed while training, at any time", _HOLDS, run_processes, short=1, long=100),
 ]
-
-if __name__ == "__main__":
-    forks.serve({"everywhere": _kill_everywhere, "ranks": _kill_a_rank, "processes": _kill_processes})

@@ -280,22 +280,22 @@ def _listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
 
 def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Signals during training."""
-    return forks.in_server(__name__, folder, cases, rng, what="training")
+    return forks.in_server(_training, folder, cases, rng)
 
 
 def run_others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Signals during other commands."""
-    return forks.in_server(__name__, folder, cases, rng, what="others")
+    return forks.in_server(_others, folder, cases, rng)
 
 
 def run_listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Nobody left to listen."""
-    return forks.in_server(__name__, folder, cases, rng, what="listeners")
+    return forks.in_server(_listeners, folder, cases, rng)
 
 
 def run_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Signals to real processes."""
-    return forks.in_server(__name__, folder, cases, rng, what="processes")
+    return forks.in_server(_processes, folder, cases, rng)
 
 
 FAULTS = [
@@ -329,6 +329,3 @@ FAULTS = [
         long=40,
     ),
 ]
-
-if __name__ == "__main__":
-    forks.serve({"training": _training, "others": _others, "listeners": _listeners, "processes": _processes})

@@ -110,7 +110,7 @@ def _two(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
 
 def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Two at once."""
-    return forks.in_server(__name__, folder, cases, rng, what="two")
+    return forks.in_server(_two, folder, cases, rng)
 
 
 FAULTS = [
@@ -122,6 +122,3 @@ FAULTS = [
         long=10,
     )
 ]
-
-if __name__ == "__main__":
-    forks.serve({"two": _two})
