@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recipes.corpora import find_recipe
 from recipes.metrics import UNITS, frequency_bucket, text_metrics
-from waveform.engine.distributed import World, job
+from waveform.engine.distributed import SCORING_TIMEOUT_S, World, job
 from waveform.engine.dynamic import DynamicConfig
 from waveform.engine.errors import UserError
 from waveform.engine.evaluator import Evaluation
@@ -39,7 +39,7 @@ def evaluate(
     every process calls this and scores its share of the documents or pieces. Raises UserError where there is no whole
     run or its data is gone.
     """
-    with job(device=device) as world:
+    with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
         run = open_text_run(run_dir, world=world, **model_fields)
         figures = measure(
             run,

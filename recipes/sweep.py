@@ -8,7 +8,7 @@ from typing import Any
 from recipes.evaluation import measure, open_text_run
 from recipes.metrics import UNITS
 from waveform.engine.atomic import write_file
-from waveform.engine.distributed import job
+from waveform.engine.distributed import SCORING_TIMEOUT_S, job
 from waveform.engine.errors import UserError
 from waveform.scoring import write_json
 
@@ -43,7 +43,7 @@ def sweep(
     plot = None if json_file is None else Path(json_file).with_suffix(".png")
     if plot is not None and plot.exists() and not Path(json_file or "").exists():
         raise UserError(f"{plot} exists, and the plot would replace it; give another --json, or move it away")
-    with job(device=device) as world:
+    with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
         entries = []
         for size in compressed:
             fields = {"compressed": size, **({} if memory is None else {"memory": memory})}

@@ -24,6 +24,7 @@ from waveform.engine.stopping import end_with_launcher
 
 _BUCKET_ELEMENTS = 1 << 24
 TIMEOUT_S = 600.0  # a rank that lets the others wait so long in training hangs
+SCORING_TIMEOUT_S = 7200.0  # a document is scored by one rank, and the others may long be done with theirs
 # Where ranks find each other, and at a barrier, where they wait for the first one while it prepares data, writes or
 # draws a sample, slowness is no sign of a hang.
 _BARRIER_TIMEOUT = timedelta(hours=2)
@@ -53,7 +54,7 @@ def explain_lost_ranks(world: "World", *, timeout_s: float, where: Callable[[], 
         text = str(error).lower()
         if world.size == 1 or not any(sign in text for sign in _LOST + _LATE):
             raise
-        reason = f"did not answer for {timeout_s:g} s (train.timeout_s) and may hang"
+        reason = f"did not answer for {timeout_s:g} s (in training: train.timeout_s) and may hang"
         if any(sign in text for sign in _LOST):
             reason = "ended; its own output says why"
         elif _ALONE in text:
@@ -63,7 +64,7 @@ def explain_lost_ranks(world: "World", *, timeout_s: float, where: Callable[[], 
 
 
 @contextmanager
-def job(*, device: str | None = None, timeout_s: float = TIMEOUT_S) -> Iterator["World"]:
+def job(*, device: str | None = None, timeout_s: float) -> Iterator["World"]:
     """Join the job (see `join`) for a block, and leave it after. Raises RankLost where another rank ended or hangs."""
     world = join(device=device, timeout_s=timeout_s)
     try:
