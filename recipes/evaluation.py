@@ -9,6 +9,7 @@ from torch import Tensor
 
 from recipes.corpora import find_recipe
 from recipes.metrics import UNITS, frequency_bucket, text_metrics
+from waveform.engine.atomic import require_writable
 from waveform.engine.distributed import SCORING_TIMEOUT_S, World, job
 from waveform.engine.dynamic import DynamicConfig
 from waveform.engine.errors import UserError
@@ -39,6 +40,7 @@ def evaluate(
     every process calls this and scores its share of the documents or pieces. Raises UserError where there is no whole
     run or its data is gone.
     """
+    require_writable(json_file, option="--json")
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
         run = open_text_run(run_dir, world=world, **model_fields)
         figures = measure(

@@ -7,7 +7,7 @@ from typing import Any
 
 from recipes.evaluation import measure, open_text_run
 from recipes.metrics import UNITS
-from waveform.engine.atomic import write_file
+from waveform.engine.atomic import require_writable, write_file
 from waveform.engine.distributed import SCORING_TIMEOUT_S, job
 from waveform.engine.errors import UserError
 from waveform.scoring import write_json
@@ -40,6 +40,7 @@ def sweep(
     rows: as in `evaluate`. Under torchrun every process calls this. Raises UserError as `evaluate` does, and where the
     plot would replace something else.
     """
+    require_writable(json_file, option="--json")
     plot = None if json_file is None else Path(json_file).with_suffix(".png")
     if plot is not None and plot.exists() and not Path(json_file or "").exists():
         raise UserError(f"{plot} exists, and the plot would replace it; give another --json, or move it away")

@@ -69,7 +69,7 @@ def one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--model", "wavenet", "model.num_heads=2"], "unknown setting 'model.num_heads'"),
         (["--model", "wavenet", "--batch-size", "0"], "train.batch_size is 0"),
         (["--audio-minutes", "-1"], "--audio-minutes -1"),
-        (["--json", "missing/bench.json"], "there is no folder missing; make it"),
+        (["--json", f"{__file__}/bench.json"], "test_benchmarking.py is a file, not a folder"),
     ],
 )
 def test_a_mistake_is_one_line_before_any_work(

@@ -265,6 +265,78 @@ def test_train_prepares_raw_audio_once_and_resumes(
     assert "note:" not in second.err and "warning:" not in second.err  # all is as it was
 
 
+def test_text_is_left_to_the_recipes(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from recipes.__main__ import main as recipes
+
+    (tmp_path / "text").mkdir()
+    for i in range(8):
+        (tmp_path / "text" / f"{i}.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 20)
+    small = settings("transformer_xl")
+    assert recipes(["prepare", "folder", str(tmp_path / "text"), str(tmp_path / "data")]) == 0
+    assert (
+        recipes(["train", "folder", str(tmp_path / "data"), "--run", str(tmp_path / "run"), "preset=smoke", *small])
+        == 0
+    )
+    line = mistake(["train", tmp_path / "data", "--run", tmp_path / "other", *small], capsys)
+    assert "holds text, not audio; use python -m recipes" in line and not (tmp_path / "other" / "config.yaml").exists()
+    for verb, *more in (["evaluate"], ["compare"], ["analyse"], ["sample", "--out", tmp_path / "wavs"]):
+        assert "holds text, not audio" in mistake([verb, tmp_path / "run", *more], capsys)
+    assert not (tmp_path / "wavs").exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "expected"),
+    [
+        ("sample", ["--seed", "99999999999999999999"], "it must be a whole number from 0 to"),
+        ("sample", ["--seed", "-1"], "it must be a whole number from 0 to"),
+        ("evaluate", ["--json", f"{__file__}/figures.json"], "test_cli.py is a file, not a folder"),
+        ("compare", ["--json", f"{__file__}/figures.json"], "test_cli.py is a file, not a folder"),
+        ("analyse", ["--plot", f"{__file__}/figures.png"], "test_cli.py is a file, not a folder"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_before_any_work(
+    verb: str,
+    options: list[str],
+    expected: str,
+    place: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("evaluation", "comparison", "analysis", "sampling"):
+        monkeypatch.setattr(f"waveform.{module}.load", lambda *_, **__: pytest.fail("work began"))
+    more = ["--out", str(tmp_path / "wavs")] if verb == "sample" else []
+    assert expected in mistake([verb, place / "wavenet", *more, *options], capsys)
+
+
+def test_samples_stay_out_of_a_data_set(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is a prepared data set" in mistake(["sample", place / "wavenet", "--out", place / "data"], capsys)
+
+
+def test_the_demo_refuses_a_setting_before_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown setting 'trian.lr'" in mistake(["demo", "--out", tmp_path / "demo", "trian.lr=1"], capsys)
+    assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "1e12"])
+def test_seconds_of_a_sample_are_checked(
+    seconds: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", place / "data", "--run", tmp_path / "run", *settings("wavenet")]
+    assert "train.sample_seconds is" in mistake([*command, f"train.sample_seconds={seconds}"], capsys)
+
+
+def test_less_than_one_sample_is_none(place: Path, tmp_path: Path) -> None:
+    command = ["train", str(place / "data"), "--run", str(tmp_path / "run"), *settings("wavenet")]
+    assert main([*command, "train.sample_seconds=1e-9", "train.evaluate_every=3"]) == 0
+
+
+def test_closed_stdout_is_no_trouble(place: Path, tmp_path: Path) -> None:
+    command = f"exec '{sys.executable}' -m waveform train --print-config x --run y >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_reader_that_has_seen_enough_gets_no_complaint(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

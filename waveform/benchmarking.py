@@ -7,7 +7,6 @@ Within a process the limits are measured in turn with the speeds; two processes'
 import datetime
 import json
 import math
-import os
 import shlex
 import signal
 import subprocess
@@ -23,7 +22,7 @@ import torch
 from waveform.audio.files import SAMPLE_RATE_HZ
 from waveform.composing import typed
 from waveform.config import compose_config
-from waveform.engine.atomic import write_file
+from waveform.engine.atomic import require_writable
 from waveform.engine.bench import BACKWARD_FACTOR, measure_sampling, measure_training, updates_needed
 from waveform.engine.distributed import World, choose_device
 from waveform.engine.errors import UserError
@@ -33,6 +32,7 @@ from waveform.engine.shards import Shard, ShardWriter, TokenSet
 from waveform.engine.trainer import TrainConfig, Trainer
 from waveform.models.registry import model_class, model_names
 from waveform.run_folder import model_from, num_parameters, window_of
+from waveform.scoring import write_json
 
 PRESETS = ("small", "speech_paper")
 _VOCAB_SIZE = 256
@@ -64,8 +64,7 @@ def bench(
     that cannot be written; and at the end, when everything has been printed and written, where a measurement failed.
     """
     chosen = choose_device(device)
-    if json_file is not None:
-        _require_writable(Path(json_file))
+    require_writable(json_file, option="--json")
     if not 0 <= audio_minutes < math.inf:
         raise UserError(f"--audio-minutes {audio_minutes}: give 0 or more")
     jobs: list[dict[str, Any]] = [
@@ -96,20 +95,10 @@ def bench(
             progress.update()
     if show_progress:
         print(format_figures(content))
-    if json_file is not None:
-        write_file(Path(json_file), (json.dumps(content, indent=1) + "\n").encode())
+    write_json(json_file, content)
     if failed:
         raise UserError(f"{len(failed)} of {len(jobs)} measurements failed, the first with: {failed[0]['error']}")
     return content
-
-
-def _require_writable(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise UserError(f"cannot write --json {path}: there is no folder {path.parent}; make it, or name another")
-    if path.is_dir():
-        raise UserError(f"cannot write --json {path}: it is a folder; name a file")
-    if not os.access(path.parent, os.W_OK):
-        raise UserError(f"cannot write --json {path}: no permission to write there; name another folder")
 
 
 def _command_line(options: dict[str, Any], overrides: Sequence[str]) -> str:

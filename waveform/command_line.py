@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from waveform.engine.errors import UserError
 from waveform.engine.memory import is_shortage, no_more_than_there_is
+from waveform.engine.output import drop, say
 from waveform.engine.stopping import Interrupted, signals_interrupt
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def report_training(result: "TrainResult", unit: str) -> int:
         if result.interrupted:
             how = f"stopped by {signal.Signals(result.stopped_by).name}; the same command resumes"
         seen = f"{result.seconds:.0f} s of training, {result.tokens_seen:,} {unit} seen"
-        _say(f"{how}: step {result.step}, {seen}", sys.stdout)
+        say(f"{how}: step {result.step}, {seen}")
     return 128 + result.stopped_by if result.interrupted else 0
 
 
@@ -76,6 +77,8 @@ def run_command(
     trouble, such as a disk that fails; 128 + the signal's number where one stopped it (129: its terminal was closed,
     130: Ctrl-C, 143: SIGTERM).
     """
+    for closed in [name for name in ("stdout", "stderr") if getattr(sys, name) is None]:  # by `>&-`
+        setattr(sys, closed, open(os.devnull, "w"))  # noqa: SIM115 (as long as the process)
     args, rest = parser.parse_known_args(arguments)
     # argparse lets `key=value` stand before the options or behind them, but not both; what it leaves is taken here.
     if rest and (not hasattr(args, "overrides") or any(argument.startswith("-") for argument in rest)):
@@ -88,30 +91,21 @@ def run_command(
             sys.stdout.flush()
             return code
     except UserError as error:
-        _say(f"{name} {args.verb}: {_one_line(str(error))}")
+        say(f"{name} {args.verb}: {_one_line(str(error))}", sys.stderr)
         return error.exit_code
     except (MemoryError, RuntimeError) as error:
         if not is_shortage(error):
             raise
-        _say(f"{name} {args.verb}: it takes more memory than there is; {_SMALLER}")
+        say(f"{name} {args.verb}: it takes more memory than there is; {_SMALLER}", sys.stderr)
         return 2
     except OSError as error:  # reading and writing have better messages; this is what slipped through
         if error.filename is None and _nobody_reads_on():
             return 128 + signal.SIGPIPE
         named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
-        _say(f"{name} {args.verb}: the system refuses: {_one_line(named)}")
+        say(f"{name} {args.verb}: the system refuses: {_one_line(named)}", sys.stderr)
         return 1
     except Interrupted as interrupted:
         return _tell(name, args.verb, interrupted)
-
-
-def _say(line: str, stream: TextIO | None = None) -> None:
-    """The last words of a command, on stderr; where nobody hears them its exit code is to tell all the same."""
-    stream = stream or sys.stderr
-    try:
-        print(line, file=stream, flush=True)
-    except OSError:
-        _drop(stream.fileno())
 
 
 def _nobody_reads_on() -> bool:
@@ -122,17 +116,12 @@ def _nobody_reads_on() -> bool:
             poll.register(stream, 0)
     gone = [stream for stream, event in poll.poll(0) if event & (select.POLLERR | select.POLLHUP)]
     for stream in gone:
-        _drop(stream)
+        drop(stream)
     return bool(gone)
-
-
-def _drop(stream: int) -> None:
-    """Let nothing that is still to be printed there fail, as Python's own flush at its end would."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def _tell(name: str, verb: str, interrupted: Interrupted) -> int:
     """Say in a line what a signal did; returns the exit code."""
     by = signal.Signals(interrupted.number).name
-    _say(f"{name} {verb}: " + "; ".join(filter(None, [f"stopped by {by}", interrupted.note])))
+    say(f"{name} {verb}: " + "; ".join(filter(None, [f"stopped by {by}", interrupted.note])), sys.stderr)
     return 128 + interrupted.number

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from waveform.audio.files import SAMPLE_RATE_HZ
+from waveform.engine.atomic import require_writable
 from waveform.engine.drawing import SamplingConfig, drawing
 from waveform.engine.errors import UserError
 from waveform.engine.evaluator import Evaluation
@@ -85,6 +86,7 @@ def compare(
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
     if not run_dirs:
         raise UserError("name at least one run folder")
+    require_writable(json_file, option="--json")
     runs = [load(run_dir, device=device) for run_dir in run_dirs]
     chunks = {run.config["train"]["chunk"] for run in runs}
     if protocol == "chunk" and len(chunks) > 1:

@@ -8,10 +8,14 @@ from waveform.audio.demo_speech import demo_speech_dir
 from waveform.audio.files import SAMPLE_RATE_HZ, read_audio, write_wav
 from waveform.audio.plots import save_demo_panel
 from waveform.comparison import compare
+from waveform.composing import typed
+from waveform.config import compose_config
 from waveform.engine.errors import UserError
 from waveform.engine.metrics import read_metrics
+from waveform.engine.output import say
 from waveform.engine.shards import is_dataset
 from waveform.engine.stopping import Interrupted
+from waveform.engine.trainer import TrainConfig
 from waveform.run import load
 from waveform.sampling import sample
 from waveform.training import train
@@ -32,12 +36,14 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: tuple[str, ...] = 
     others = out_dir.exists() and (not out_dir.is_dir() or any(path.name != "data" for path in out_dir.iterdir()))
     if others and not is_dataset(out_dir / "data"):
         raise UserError(f"--out {out_dir} holds other things; give a new folder")
+    for model in MODELS:
+        typed(TrainConfig, compose_config([f"model={model}", "preset=demo", *overrides])["train"], section="train")
     began = time.perf_counter()
-    print(f"1/5 preparing 2.5 minutes of bundled speech into {out_dir / 'data'}", flush=True)
+    say(f"1/5 preparing 2.5 minutes of bundled speech into {out_dir / 'data'}")
     prepare(demo_speech_dir(), out_dir / "data", show_progress=show_progress)
 
     run_dirs = [out_dir / model for model in MODELS]
-    print("2/5 training three models for equal time", flush=True)
+    say("2/5 training three models for equal time")
     for model, run_dir in zip(MODELS, run_dirs, strict=True):
         result = train(
             out_dir / "data", run_dir, [f"model={model}", "preset=demo", *overrides], show_progress=show_progress
@@ -45,10 +51,10 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: tuple[str, ...] = 
         if result.asked_by:  # also too late to stop that training
             raise Interrupted(result.asked_by, f"`waveform demo --out {out_dir}` goes on from here")
 
-    print("3/5 comparing them on the held-out recordings", flush=True)
+    say("3/5 comparing them on the held-out recordings")
     compare(run_dirs, json_file=out_dir / "comparison.json", show_progress=show_progress)
 
-    print(f"4/5 sampling {_SAMPLE_SECONDS} s from each", flush=True)
+    say(f"4/5 sampling {_SAMPLE_SECONDS} s from each")
     samples_dir = out_dir / "samples"
     clip = read_audio(sorted((demo_speech_dir() / "test").iterdir())[0])
     clips = {"real speech (held out)": clip[: int(_SAMPLE_SECONDS * SAMPLE_RATE_HZ)]}
@@ -61,7 +67,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: tuple[str, ...] = 
         )
         clips[f"{run_dir.name} (sampled, temperature {_TEMPERATURE})"] = read_audio(path)
 
-    print(f"5/5 drawing {out_dir / 'demo.png'}", flush=True)
+    say(f"5/5 drawing {out_dir / 'demo.png'}")
     curves = {
         run_dir.name: [(r["seconds"], r["nll_nats"]) for r in read_metrics(run_dir) if r["kind"] == "train"]
         for run_dir in run_dirs

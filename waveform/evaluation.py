@@ -6,6 +6,7 @@ from typing import Any
 from waveform import scoring
 from waveform.audio.corpus import DataConfig
 from waveform.composing import typed
+from waveform.engine.atomic import require_writable
 from waveform.engine.distributed import World
 from waveform.engine.dynamic import DynamicConfig
 from waveform.engine.errors import UserError
@@ -37,6 +38,7 @@ def evaluate(
     learning on the way by `dynamic_optimiser` at `dynamic_lr` (see `DynamicConfig`), reported apart as `dynamic`; the
     run itself stays as it is. Raises UserError as `load`.
     """
+    require_writable(json_file, option="--json")
     run = load(run_dir, device=device, **model_fields)
     dynamic_config = scoring.dynamic_config(run, optimiser=dynamic_optimiser, lr=dynamic_lr) if dynamic else None
     tokens = test_tokens(run, data=data, split=split, show_progress=show_progress)

@@ -15,6 +15,7 @@ from waveform.audio.mulaw import decode, encode
 from waveform.engine.distributed import World
 from waveform.engine.drawing import SamplingConfig
 from waveform.engine.errors import UserError
+from waveform.engine.output import say
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.shards import Dataset, is_dataset, read_dataset
 from waveform.run_folder import TrainedRun, open_run
@@ -37,7 +38,7 @@ def open_data(source: Path, *, beside: Path, config: DataConfig, world: World, s
     cache = cache_of(source, beside=beside)
     if world.is_first:
         if show_progress:
-            print(f"preparing {source} into {cache} (once; later runs reuse it)")
+            say(f"preparing {source} into {cache} (once; later runs reuse it)")
         prepare(source, cache, config=config, show_progress=show_progress)
     world.barrier()
     return read_dataset(cache)
@@ -118,6 +119,15 @@ def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int)
     """Open the newest checkpoint of a run for `nll` and `sample`.
 
     device: cpu, cuda, or None for a GPU where there is one. model_fields: fields that change no parameter, such as a
-    longer `memory` or `compressed` than in training. Raises UserError where there is no run or no whole checkpoint.
+    longer `memory` or `compressed` than in training. Raises UserError where there is no run on audio or no whole
+    checkpoint.
     """
-    return Run(**vars(open_run(run_dir, device=device, **model_fields)))
+    run = open_run(run_dir, device=device, **model_fields)
+    require_audio(run.config["dataset"]["modality"], run_dir)
+    return Run(**vars(run))
+
+
+def require_audio(modality: dict[str, Any], place: Path | str) -> None:
+    """Raises UserError for a data set, or a run on one, of another kind, such as the text recipes'."""
+    if modality.get("kind") != "audio":
+        raise UserError(f"{place} holds {modality.get('kind')}, not audio; use python -m recipes")

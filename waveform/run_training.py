@@ -14,6 +14,7 @@ from waveform.engine.distributed import World, explain_lost_ranks
 from waveform.engine.errors import UserError
 from waveform.engine.locks import take_lock
 from waveform.engine.metrics import METRICS_FILE
+from waveform.engine.output import say
 from waveform.engine.shards import Dataset, TokenSet
 from waveform.engine.streams import check_sizes
 from waveform.engine.trainer import OnEvaluate, TrainConfig, Trainer, TrainResult
@@ -113,10 +114,9 @@ def train_run(
         if world.is_first:  # now that every setting has been accepted
             write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())
         if show_progress and world.is_first:
-            print(
+            say(
                 f"training {config['model']['name']} ({num_parameters(model):,} parameters, preset {config['preset']}) "
-                f"on {amount(splits['train'])}, {world.size} x {world.device.type}, into {run_dir}",
-                flush=True,
+                f"on {amount(splits['train'])}, {world.size} x {world.device.type}, into {run_dir}"
             )
         return trainer.run()
 

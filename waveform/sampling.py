@@ -10,6 +10,7 @@ from waveform.engine.atomic import explain_write_errors, is_held
 from waveform.engine.drawing import SamplingConfig
 from waveform.engine.errors import UserError
 from waveform.engine.progress import Progress
+from waveform.engine.shards import is_dataset
 from waveform.engine.stopping import Interrupted
 from waveform.quantisation import quantisation_loss
 from waveform.run import check_amount, load
@@ -39,6 +40,8 @@ def sample(
     """
     out_dir = Path(out_dir)
     check_amount(num, seconds)  # settings out of range must leave no empty files behind
+    if is_dataset(out_dir):
+        raise UserError(f"--out {out_dir} is a prepared data set; give another folder")
     SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     run = load(run_dir, device=device)
     loss = quantisation_loss(run) if int8 else None

@@ -17,11 +17,12 @@ from waveform.engine.drawing import SamplingConfig
 from waveform.engine.errors import UserError
 from waveform.engine.interface import SequenceModel
 from waveform.engine.metrics import MetricsLog
+from waveform.engine.output import say
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.shards import Dataset, is_dataset, read_dataset
 from waveform.engine.stopping import StopRequest
 from waveform.engine.trainer import OnEvaluate, TrainConfig, TrainResult
-from waveform.run import cache_of, open_data
+from waveform.run import cache_of, open_data, require_audio
 from waveform.run_folder import CONFIG_FILE, model_from, read_config
 from waveform.run_training import check_run_dir, check_settings, train_run
 
@@ -59,7 +60,8 @@ def _train(
     if data is None:
         data = open_data(source, beside=run_dir, config=data_config, world=world, show_progress=show_progress)
     elif show_progress and world.is_first:
-        print(f"resuming with {data.folder}, as prepared when this run began")
+        say(f"resuming with {data.folder}, as prepared when this run began")
+    require_audio(data.modality, data.folder)
     rate_hz = data.modality.get("sample_rate_hz")
     return train_run(
         data,
@@ -87,13 +89,13 @@ def _data_of_run(source: Path, run_dir: Path) -> Dataset | None:
 
 def _audio_summary(config: TrainConfig, data: Dataset) -> OnEvaluate | None:
     """A hook that puts one generated sample, heard and seen, into TensorBoard at each evaluation."""
-    if config.sample_seconds <= 0:
+    num_steps = int(config.sample_seconds * SAMPLE_RATE_HZ)
+    if num_steps == 0:
         return None
 
     def summarise(model: SequenceModel, step: int, log: MetricsLog, stop: StopRequest) -> None:
         from waveform.audio.plots import mel_image
 
-        num_steps = int(config.sample_seconds * SAMPLE_RATE_HZ)
         blocks: list[Tensor] = []
 
         def keep(block: Tensor) -> None:

@@ -45,8 +45,9 @@ def in_server(
 
 
 def _serve(work: Callable[[Path, int, random.Random], dict[str, Any]], folder: Path, cases: int, seed: int) -> None:
-    # A shell starts what it runs in the background with SIGINT ignored, and programs that come from here inherit that.
+    # What a shell runs in the background ignores SIGINT, under nohup SIGHUP; programs that come from here inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     print(json.dumps(work(folder, cases, random.Random(seed))), flush=True)
 
 

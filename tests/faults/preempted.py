@@ -228,8 +228,9 @@ def _said_to(listener: str, arguments: list[str]) -> tuple[int, int]:
         if "terminal" in listener:
             os.login_tty(writer)
         else:
-            os.dup2(writer, 1)
-            os.dup2(writer if listener == "pipe" else os.open("/dev/full", os.O_WRONLY), 2)
+            output = writer if listener == "pipe" else os.open("/dev/full", os.O_WRONLY)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
             os.close(writer)
         signal.signal(signal.SIGHUP, signal.SIG_IGN if "nohup" in listener else signal.SIG_DFL)
         code = main(arguments)

@@ -11,6 +11,7 @@ from waveform.analyses.context import RATIOS, THRESHOLD, context_grid, effective
 from waveform.analyses.layers import attention_by_position, compression_loss_by_layer, observe_layers
 from waveform.analyses.plots import save_analysis
 from waveform.analyses.state_reuse import attention_length, state_reuse_speed
+from waveform.engine.atomic import require_writable
 from waveform.engine.errors import UserError
 from waveform.engine.progress import Progress
 from waveform.engine.shards import TokenSet
@@ -98,9 +99,8 @@ def check_files(*, json_file: Path | None, plot_file: Path | None) -> None:
     """Raises UserError for names that cannot be written, before any work is done."""
     if plot_file is not None and plot_file.suffix.lower() != ".png":
         raise UserError(f"--plot {plot_file} is no .png; only PNG files are drawn")
-    for option, path in (("--json", json_file), ("--plot", plot_file)):
-        if path is not None and path.is_dir():
-            raise UserError(f"{option} {path} is a folder; give a file")
+    require_writable(json_file, option="--json")
+    require_writable(plot_file, option="--plot")
 
 
 def _labels(runs: Sequence[TrainedRun]) -> list[str]:

@@ -42,6 +42,7 @@ from waveform.audio.splits import SPLITS, SplitConfig, SplitPlan, plan_split, re
 from waveform.engine.atomic import explain_write_errors, write_file
 from waveform.engine.errors import UserError
 from waveform.engine.locks import take_lock
+from waveform.engine.output import say
 from waveform.engine.progress import Progress
 from waveform.engine.shards import DATASET_FILE, Dataset, Shard, is_dataset, read_dataset, write_dataset
 from waveform.engine.stopping import SIGNALS, Interrupted
@@ -107,7 +108,7 @@ def prepare(
         report = build_report(dataset.sources["files"], scan=scan, split=split_plan.describe())
         _write_if_new(data_dir / REPORT_FILE, json.dumps(report, indent=1).encode())
     if show_progress:
-        print(format_report(report, title=f"{printable(str(data_dir))}: {notes}"))
+        say(format_report(report, title=f"{printable(str(data_dir))}: {notes}"))
     return dataset
 
 

@@ -20,6 +20,22 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def require_writable(path: Path | str | None, *, option: str) -> None:
+    """Raises UserError, before any work is done for it, for a file that could not be written in the end."""
+    if path is None:
+        return
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"cannot write {option} {path}: it is a folder; name a file")
+    folder = path.absolute().parent
+    while not folder.exists():  # it will be made
+        folder = folder.parent
+    if not folder.is_dir():
+        raise UserError(f"cannot write {option} {path}: {folder} is a file, not a folder; choose another folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write {option} {path}: no permission to write in {folder}; choose another folder")
+
+
 def write_file(path: Path, content: bytes) -> None:
     """Replace `path` by `content` in one step. Raises UserError where the disk is full or the folder read-only.
 

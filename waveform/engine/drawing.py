@@ -23,6 +23,9 @@ _WARM_STEPS = 3  # taken before a capture, in which libraries set up what may no
 STEPS_TO_CAPTURE = _WARM_STEPS + GRAPH_STEPS + 1  # of a first call, after which all is captured
 
 
+MAX_SEED = (1 << 43) - 1
+
+
 @dataclass(frozen=True)
 class SamplingConfig:
     """How the next token is drawn."""
@@ -30,9 +33,11 @@ class SamplingConfig:
     temperature: float = 1.0  # 0 takes the most probable token
     top_k: int | None = None  # keep the k most probable classes
     top_p: float | None = None  # keep the fewest classes whose probabilities reach p (nucleus; Holtzman et al. 2019)
-    seed: int = 0
+    seed: int = 0  # streams' generators are seeded by it and their number
 
     def __post_init__(self) -> None:
+        if not 0 <= self.seed <= MAX_SEED:
+            raise UserError(f"seed is {self.seed}; it must be a whole number from 0 to {MAX_SEED}")
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"temperature is {self.temperature}; it must be 0 or more")
         if self.top_k is not None and self.top_k < 1:

@@ -33,6 +33,8 @@ from waveform.engine.shards import TokenSet
 from waveform.engine.stopping import Stopped, StopRequest, signals_ask
 from waveform.engine.streams import Chunk, TokenStream, Window, check_sizes
 
+MAX_SAMPLE_SECONDS = 600.0  # a listener's patience, while training waits
+
 
 @dataclass
 class TrainConfig:
@@ -82,11 +84,15 @@ class TrainConfig:
             raise UserError(f"train.beta2 is {self.beta2}; it must be at least 0 and below 1")
         for name in ("max_steps", "max_seconds"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise UserError(f"train.{name} is {value}; it must be above 0, or null for no limit")
         for name in ("warmup_steps", "evaluate_tokens", "decay_steps", "lr_change_at", "lr_after"):
-            if (getattr(self, name) or 0) < 0:
+            if not (getattr(self, name) or 0) >= 0:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be 0 or more")
+        if not 0 <= self.sample_seconds <= MAX_SAMPLE_SECONDS:
+            raise UserError(
+                f"train.sample_seconds is {self.sample_seconds}; it must be from 0 to {MAX_SAMPLE_SECONDS:g}"
+            )
         if self.sharding not in sharding.KINDS:
             raise UserError(f"train.sharding is {self.sharding!r}; choose one of {', '.join(sharding.KINDS)}")
         if self.on_nonfinite not in NONFINITE_CHOICES:
