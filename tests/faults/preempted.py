@@ -215,7 +215,7 @@ _LISTENERS = ("terminal", "terminal, nohup", "pipe", "full disk")
 
 def _said_to(listener: str, arguments: list[str]) -> tuple[int, int]:
     """Run a command in a child whose output goes there; its id, and the end that listens."""
-    reader, writer = os.pipe() if listener == "pipe" else os.openpty()
+    reader, writer = os.openpty() if "terminal" in listener else os.pipe()
     child = os.fork()
     if child:
         os.close(writer)
