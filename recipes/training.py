@@ -10,7 +10,6 @@ from waveform.engine.distributed import job
 from waveform.engine.errors import UserError
 from waveform.engine.shards import read_dataset
 from waveform.engine.trainer import TrainConfig, TrainResult
-from waveform.models.registry import model_class
 from waveform.run_training import check_run_dir, check_settings, train_run
 
 
@@ -35,11 +34,9 @@ def train(
     prepared_as = data.modality.get("recipe")
     if prepared_as != recipe:
         raise UserError(f"{data_dir} was prepared as {prepared_as or data.modality.get('kind')}, not as {recipe}")
-    fields = {key: value for key, value in config["model"].items() if key != "name"}
-    model_class(config["model"]["name"]).Config(vocab_size=data.vocab_size, **fields)  # refuses bad fields early
     with job(device=train_config.device, timeout_s=train_config.timeout_s) as world:
         check_run_dir(run_dir)
-        check_settings(run_dir, config, train_config, world=world)
+        check_settings(run_dir, config, train_config, vocab_size=data.vocab_size, world=world)
         return train_run(
             data,
             run_dir,

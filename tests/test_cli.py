@@ -452,6 +452,22 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
         lambda p, t: ["train", p / "data", "--run", t / "r", "model.num_heads=5"],
         ["num_heads", "multiple"],
     ),
+    "more layers than memory": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "preset=demo", "model.num_layers=100000000"],
+        ["GB", "lower model.num_layers=100000000"],
+    ),
+    "a model wider than memory": (
+        lambda p, t: ["train", p / "audio", "--run", t / "r", "preset=demo", "model.d_model=1000000"],
+        ["GB", "lower model.d_model=1000000"],
+    ),
+    "a model wider than numbers": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "model.d_model=400000000000000"],
+        ["model.d_model=400000000000000"],
+    ),
+    "memories larger than memory": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "model.memory=1000000000"],
+        ["GB", "model.memory"],
+    ),
     "chunk and window": (
         lambda p, t: ["train", p / "data", "--run", t / "r", "train.chunk=1000"],
         ["train.chunk", "multiple"],
@@ -504,6 +520,7 @@ def test_mistakes_get_one_line(place: Path, tmp_path: Path, name: str, capsys: p
         assert part in line
     assert not (tmp_path / "o").exists()  # no empty samples
     assert not (tmp_path / "r" / "config.yaml").exists()  # the corrected command may use the same folder
+    assert not list(tmp_path.glob("*.prepared"))
 
 
 def test_compare_refuses_other_test_data(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

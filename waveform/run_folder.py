@@ -5,8 +5,8 @@ config.yaml  metrics.jsonl  tensorboard/  checkpoints/step_N/
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import yaml
 from omegaconf import OmegaConf
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from waveform.composing import differing_keys
@@ -22,13 +22,15 @@ from waveform.engine import checkpoint
 from waveform.engine.distributed import choose_device
 from waveform.engine.errors import UserError
 from waveform.engine.interface import SequenceModel
+from waveform.engine.memory import machine_bytes
 from waveform.engine.reading import require_state_memory
 from waveform.engine.streams import MODES
-from waveform.models.registry import build
+from waveform.models.registry import build, model_class
 
 CONFIG_FILE = "config.yaml"
 _MOST_CONFIG_BYTES = 1 << 20
 _MOST_NESTED = 50  # brackets within each other
+_MANY_PARAMETERS = 5000  # tensors, of some 300 layers; sketching them takes a second or two
 # Settings that may differ when a run is resumed: when it ends (which also moves the end of a cosine without
 # train.decay_steps), what it reports, and where things lie.
 _MAY_DIFFER = {
@@ -54,6 +56,75 @@ def window_of(config: dict[str, Any]) -> int:
 def num_parameters(model: SequenceModel) -> int:
     """Trainable numbers in a model."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def sketch_model(config: dict[str, Any], *, num_copies: int) -> SequenceModel:
+    """The model of `config` without memory for its weights, once this machine is known to have that for `num_copies`.
+
+    Raises UserError, naming settings, where the model refuses them or its weights would be too large.
+    """
+    try:
+        try:
+            with _no_more_parameters_than(_MANY_PARAMETERS), torch.device("meta"):
+                sketch = model_from(config)
+        except _TooMany:
+            _refuse_too_deep(config, num_copies=num_copies)
+            with torch.device("meta"):
+                sketch = model_from(config)
+        num_bytes = num_copies * _num_bytes(sketch)
+    except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond what torch can count
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"the model cannot be made ({reason}); {_lower(config)}") from error
+    if num_bytes > machine_bytes():
+        raise _too_large(num_bytes, num_copies, _lower(config))
+    return sketch
+
+
+def _num_bytes(model: SequenceModel) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def _refuse_too_deep(config: dict[str, Any], *, num_copies: int) -> None:
+    """Raises UserError where one setting says how many equal parts there are, and that is too many.
+
+    Millions of layers would take hours to sketch; a few tell what each takes.
+    """
+    for name, value in config["model"].items():
+        if type(value) is not int or value <= 100:
+            continue
+        sizes = []
+        with suppress(UserError, _TooMany), torch.device("meta"):  # UserError: another setting asks for more than few
+            for few in (8, 16, 24):
+                with _no_more_parameters_than(_MANY_PARAMETERS):
+                    sizes.append(_num_bytes(model_from({**config, "model": {**config["model"], name: few}})))
+            each = (sizes[1] - sizes[0]) // 8
+            num_bytes = num_copies * (sizes[0] + (value - 8) * each)
+            if sizes[2] - sizes[1] == sizes[1] - sizes[0] and num_bytes > machine_bytes():
+                break
+    else:
+        return
+    raise _too_large(num_bytes, num_copies, f"lower model.{name}={value}")
+
+
+def _too_large(num_bytes: int, num_copies: int, remedy: str) -> UserError:
+    what = "weights" if num_copies == 1 else "weights, their gradients and Adam's two moments"
+    return UserError(
+        f"the model's {what} would take {num_bytes / 1e9:,.1f} GB, more than the {machine_bytes() / 1e9:,.1f} GB of "
+        f"this machine; {remedy}"
+    )
+
+
+def _lower(config: dict[str, Any]) -> str:
+    """Advice that names the sizes set furthest above the model's own defaults."""
+    default = {field.name: field.default for field in fields(model_class(config["model"]["name"]).Config)}
+    sizes = {name: value for name, value in config["model"].items() if type(value) is int and value > 0}
+    above = {
+        name: value / known
+        for name, value in sizes.items()
+        if type(known := default.get(name)) is int and 0 < known < value
+    }
+    named = sorted(above, key=above.__getitem__, reverse=True)[:3] or list(sizes)
+    return f"lower {' or '.join(f'model.{name}={sizes[name]}' for name in named)}"
 
 
 def comparable(config: dict[str, Any]) -> dict[str, Any]:
@@ -207,8 +278,13 @@ def _model_of(
     path = run_dir / CONFIG_FILE
     weights = found.model_weights()
     try:
-        with _no_more_parameters_than(weights), torch.device("meta"):
-            sketch = model_from(config)
+        try:
+            with _no_more_parameters_than(2 * len(weights) + 16), torch.device("meta"):  # a shared one counts twice
+                sketch = model_from(config)
+        except _TooMany:
+            raise UserError(
+                f"it asks for more than the {len(weights)} parameters of the checkpoint; was it edited?"
+            ) from None
         assert isinstance(sketch, nn.Module)
         expected = {name: (tensor.shape, tensor.dtype) for name, tensor in sketch.state_dict().items()}
         if expected != {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}:
@@ -224,16 +300,20 @@ def _model_of(
     return model
 
 
+class _TooMany(Exception):
+    """A model has more parameters than it was allowed."""
+
+
 @contextmanager
-def _no_more_parameters_than(weights: dict[str, Tensor]) -> Iterator[None]:
-    """Raises UserError within as soon as a module gets more parameters than could have been saved as `weights`."""
-    num_left = 2 * len(weights) + 16  # a shared parameter is registered more than once
+def _no_more_parameters_than(most: int) -> Iterator[None]:
+    """Raises _TooMany within as soon as modules have registered more than `most` parameters."""
+    num_left = most
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         nonlocal num_left
         num_left -= 1
         if num_left < 0:
-            raise UserError(f"it asks for more than the {len(weights)} parameters of the checkpoint; was it edited?")
+            raise _TooMany
 
     hook = register_module_parameter_registration_hook(count)
     try:

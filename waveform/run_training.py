@@ -15,6 +15,7 @@ from waveform.engine.errors import UserError
 from waveform.engine.locks import take_lock
 from waveform.engine.metrics import METRICS_FILE
 from waveform.engine.output import say
+from waveform.engine.reading import require_state_memory
 from waveform.engine.shards import Dataset, TokenSet
 from waveform.engine.streams import check_sizes
 from waveform.engine.trainer import OnEvaluate, TrainConfig, Trainer, TrainResult
@@ -25,6 +26,7 @@ from waveform.run_folder import (
     model_from,
     num_parameters,
     read_config,
+    sketch_model,
     window_of,
 )
 
@@ -47,8 +49,17 @@ def check_run_dir(run_dir: Path) -> None:
             raise UserError(f"--run {run_dir} holds other files ({unknown[0]}, ...) and no run; give a new folder")
 
 
-def check_settings(run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, world: World) -> None:
-    """What can be refused before any data is opened. Raises UserError for sizes or a configuration that do not fit."""
+def check_settings(
+    run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, vocab_size: int, world: World
+) -> None:
+    """What can be refused before anything is prepared or written.
+
+    Raises UserError for fields that the model refuses, for sizes that do not fit each other or this machine, and for
+    another configuration than that of `run_dir`.
+    """
+    # A GPU, whose own allocator refuses, and sharding leave no more than the weights themselves to this machine.
+    alone = world.device.type == "cpu" and train_config.sharding == "none"
+    sketch = sketch_model({**config, "dataset": {"vocab_size": vocab_size}}, num_copies=4 if alone else 1)
     check_sizes(
         batch_size=train_config.batch_size,
         window=window_of(config),
@@ -56,6 +67,8 @@ def check_settings(run_dir: Path, config: dict[str, Any], train_config: TrainCon
         mode=train_config.state,
         num_ranks=world.size,
     )
+    if world.device.type == "cpu":
+        require_state_memory(sketch, train_config.batch_size // world.size)
     _refuse_other_config(run_dir, config)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from waveform.audio.corpus import DataConfig
 from waveform.audio.files import SAMPLE_RATE_HZ
-from waveform.audio.mulaw import decode
+from waveform.audio.mulaw import NUM_CLASSES, decode
 from waveform.composing import typed
 from waveform.config import compose_config
 from waveform.engine.distributed import World, job
@@ -23,7 +23,7 @@ from waveform.engine.shards import Dataset, is_dataset, read_dataset
 from waveform.engine.stopping import StopRequest
 from waveform.engine.trainer import OnEvaluate, TrainConfig, TrainResult
 from waveform.run import cache_of, open_data, require_audio
-from waveform.run_folder import CONFIG_FILE, model_from, read_config
+from waveform.run_folder import CONFIG_FILE, read_config
 from waveform.run_training import check_run_dir, check_settings, train_run
 
 
@@ -53,9 +53,8 @@ def _train(
     if not source.exists():
         raise UserError(f"no such folder: {source}; give a folder of audio or a prepared data set")
     check_run_dir(run_dir)
-    model_from({**config, "dataset": {"vocab_size": 256}})  # refuses bad fields before any data is prepared
     data_config: DataConfig = typed(DataConfig, config["data"], section="data")
-    check_settings(run_dir, config, train_config, world=world)
+    check_settings(run_dir, config, train_config, vocab_size=NUM_CLASSES, world=world)
     data = _data_of_run(source, run_dir)
     if data is None:
         data = open_data(source, beside=run_dir, config=data_config, world=world, show_progress=show_progress)

@@ -237,6 +237,18 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         lambda p, t: ["train", "wikitext103", p / "data", "--run", t / "r", "preset=small"],
         "model.cutoffs is [20000, 40000, 200000]",
     ),
+    "more layers than memory": (
+        lambda p, t: [
+            "train",
+            "wikitext103",
+            p / "data",
+            "--run",
+            t / "r",
+            "preset=smoke",
+            "model.num_layers=90000000",
+        ],
+        "lower model.num_layers=90000000",
+    ),
     "a run folder of other things": (
         lambda p, t: ["train", "wikitext103", p / "data", "--run", p / "source", "preset=smoke"],
         "holds other files",

@@ -135,7 +135,8 @@ def require_state_memory(model: SequenceModel, rows: int) -> None:
     if num_bytes > present:
         raise UserError(
             f"the model's memories of {rows} rows would take {num_bytes / 1e9:,.1f} GB, more than the "
-            f"{present / 1e9:,.1f} GB of this machine; lower model.window, model.memory or model.compressed"
+            f"{present / 1e9:,.1f} GB of this machine; lower the batch size, model.window, model.memory or "
+            "model.compressed"
         )
 
 
