@@ -523,6 +523,12 @@ def test_mistakes_get_one_line(place: Path, tmp_path: Path, name: str, capsys: p
     assert not list(tmp_path.glob("*.prepared"))
 
 
+def test_only_what_is_no_setting_is_unrecognized(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "data", "--run", "r", "train.lr=1", "-x"])
+    assert "unrecognized arguments: -x" in capsys.readouterr().err
+
+
 def test_compare_refuses_other_test_data(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for split in ("train", "valid", "test"):
         write_tones(tmp_path / "others" / split, num=1)

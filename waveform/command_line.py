@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _SMALLER = (
     "lower train.batch_size or train.evaluate_batch_size, train.chunk, train.window, model.window, model.memory or "
-    "model.compressed, a run's in its config.yaml, or use a larger machine"
+    "model.compressed, a run's in its config.yaml; train with lower model.num_layers or model.d_model; or use a larger "
+    "machine"
 )
 
 
@@ -81,8 +82,9 @@ def run_command(
         setattr(sys, closed, open(os.devnull, "w"))  # noqa: SIM115 (as long as the process)
     args, rest = parser.parse_known_args(arguments)
     # argparse lets `key=value` stand before the options or behind them, but not both; what it leaves is taken here.
-    if rest and (not hasattr(args, "overrides") or any(argument.startswith("-") for argument in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options = [argument for argument in rest if argument.startswith("-") or not hasattr(args, "overrides")]
+    if options:
+        parser.error(f"unrecognized arguments: {' '.join(options)}")
     if rest:
         args.overrides += rest
     try:
