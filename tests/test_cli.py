@@ -468,6 +468,38 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
         lambda p, t: ["train", p / "data", "--run", t / "r", "model.memory=1000000000"],
         ["GB", "model.memory"],
     ),
+    "a setting of another model": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "model=wavenet", "model.layers=3"],
+        ["unknown setting 'model.layers'", "did you mean 'model.layers_per_stack'"],
+    ),
+    "a setting of no model chosen": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "model=wavenet", "model.num_layers=3"],
+        ["unknown setting 'model.num_layers'; did you mean 'model.num_stacks'"],
+    ),
+    "a setting that is added": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "+foo=1"],
+        ["unknown setting 'foo'"],
+    ),
+    "a setting of a section that is added": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "+train.batchsize=1"],
+        ["did you mean 'train.batch_size'"],
+    ),
+    "a setting that is removed": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "~train.lr=0.0003"],
+        ["~train.lr", "give it a value"],
+    ),
+    "a seed beyond its range": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "seed=99999999999999999999"],
+        ["from 0 to 2147483647"],
+    ),
+    "a value given twice": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "train.batch_size=2", "train.batch_size=2.5"],
+        ["train.batch_size=2.5: "],
+    ),
+    "an empty choice": (
+        lambda p, t: ["train", p / "data", "--run", t / "r", "train="],
+        ["unknown train ''; choose one of default"],
+    ),
     "chunk and window": (
         lambda p, t: ["train", p / "data", "--run", t / "r", "train.chunk=1000"],
         ["train.chunk", "multiple"],

@@ -83,17 +83,36 @@ def compose_family(
             composed = compose(family.root, overrides=[_search_path(family, config_dir), *overrides])
         content = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except Exception as error:  # Hydra and its grammar raise whatever they come across
-        raise UserError(_shown(_explain(family, error, overrides), _LONGEST_MESSAGE)) from error
+        raise UserError(_shown(_explain(family, error, overrides, config_dir), _LONGEST_MESSAGE)) from error
     assert isinstance(content, dict)
     for section in ("model", "train", *family.groups):
         if not isinstance(content.get(section), dict):
             raise UserError(f"the settings {_all(overrides)} leave nothing of {section!r}, which a run needs")
+    _check_added(family, overrides, config_dir)
     seed = content.get("seed")
     if type(seed) is not int or not 0 <= seed < 2**31:
-        raise UserError(f"seed is {_shown(repr(seed))}; it must be a whole number, 0 or more")
+        raise UserError(f"seed is {_shown(repr(seed))}; it must be a whole number from 0 to {2**31 - 1}")
     if not isinstance(content.get("preset"), str):
         raise UserError("the chosen preset's file needs the lines '# @package _global_' and 'preset: ITS_NAME'")
     return {str(key): value for key, value in content.items()}
+
+
+def _check_added(family: ConfigFamily, overrides: Sequence[str], config_dir: Path | None) -> None:
+    """Raises UserError for a setting that Hydra's `+` would add: nothing would read it."""
+    added = [override for override in overrides if override.startswith("+")]
+    if not added:
+        return
+    known = _names(compose_family(family, [o for o in overrides if o not in added], config_dir=config_dir))
+    for override in added:
+        key = override.lstrip("+").partition("=")[0]
+        if key.count(".") < 2 and key not in known:  # what lies deeper is its dataclass's to refuse
+            raise UserError(f"unknown setting {_shown(key)!r}{_nearest(family, key, overrides, config_dir)}")
+
+
+def _names(config: Mapping[str, Any]) -> set[str]:
+    """Names of the settings of a configuration, such as `train` and `train.lr`."""
+    fields = {f"{group}.{name}" for group, value in config.items() if isinstance(value, dict) for name in value}
+    return {*config, *fields}
 
 
 def _check_override(override: str) -> None:
@@ -105,6 +124,8 @@ def _check_override(override: str) -> None:
         raise UserError(f"{_shown(override)} holds a character that cannot be printed")
     if key.lstrip("+~").startswith("hydra"):
         raise UserError(f"unknown setting {_shown(key)!r}: Hydra's own have no meaning here")
+    if key.startswith("~"):
+        raise UserError(f"{_shown(override)} would remove a setting, and a run needs them all; give it a value")
     try:
         OverridesParser.create().parse_override(override)
     except Exception as error:  # of Hydra's grammar, or of Python where brackets are nested too deep
@@ -122,7 +143,7 @@ def _all(overrides: Sequence[str]) -> str:
     return ", ".join(_shown(override) for override in overrides)
 
 
-def _explain(family: ConfigFamily, error: Exception, overrides: Sequence[str]) -> str:
+def _explain(family: ConfigFamily, error: Exception, overrides: Sequence[str], config_dir: Path | None) -> str:
     """One line of Hydra's several: which setting is wrong, and the nearest right one."""
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__) is not None:
@@ -131,10 +152,11 @@ def _explain(family: ConfigFamily, error: Exception, overrides: Sequence[str]) -
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         if f"'{key}'" in text and ("not in" in text or "not found" in text):
-            return f"unknown setting {key!r}{_nearest(family, key)}"
-        if f"{key}/{value}" in text and key in ("model", *family.chosen):
+            return f"unknown setting {key!r}{_nearest(family, key, overrides, config_dir)}"
+        if f"{key}/{value}" in text and key in ("model", "train", *family.groups, *family.chosen):
             return f"unknown {key} {value!r}; choose one of {', '.join(_choices(family, key))}"
-    for override in overrides:
+    # Of a key that is given twice, the value that is wrong.
+    for override in sorted(overrides, key=lambda override: repr(override.partition("=")[2]) not in text):
         key, _, value = override.lstrip("+~").partition("=")
         if f"full_key: {key}" in text or f"'{override}'" in text or repr(value) in text:
             return f"{_shown(override)}: {' '.join(str(causes[-1]).split('full_key')[0].split())}"
@@ -144,22 +166,22 @@ def _explain(family: ConfigFamily, error: Exception, overrides: Sequence[str]) -
 def _choices(family: ConfigFamily, group: str) -> list[str]:
     if group == "model":
         return model_names()
+    if group == "train":
+        return ["default"]
+    if group in family.groups:
+        return [family.groups[group][0]]
     (folder,) = import_module(family.module).__path__
     return sorted(path.stem for path in (Path(folder) / group).glob("*.yaml"))
 
 
-def _nearest(family: ConfigFamily, key: str) -> str:
+def _nearest(family: ConfigFamily, key: str, overrides: Sequence[str], config_dir: Path | None) -> str:
+    """Advice that names a setting of what `overrides` choose, such as a model, or else how all are listed."""
+    chosen = [o for o in overrides if o.partition("=")[0] in {"model", "recipe", *family.chosen} - {key}]
     try:
-        config = compose_family(family)
-    except UserError:  # the defaults always compose; a broken plug-in may spoil that
+        known = _names(compose_family(family, chosen, config_dir=config_dir))
+    except UserError:  # a choice is wrong too, or a plug-in is broken
         return ""
-    known = [
-        *config,
-        *(f"{group}.{name}" for group, value in config.items() if isinstance(value, dict) for name in value),
-    ]
-    for name in model_names():
-        known += [f"model.{field.name}" for field in dataclasses.fields(model_class(name).Config)]
-    close = difflib.get_close_matches(key, sorted(set(known)), n=1)
+    close = difflib.get_close_matches(key, sorted(known - {"model.name"}), n=1)  # `model` chooses it
     return f"; did you mean {close[0]!r}?" if close else f"; `{family.command}` lists all settings"
 
 
