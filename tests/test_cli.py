@@ -412,6 +412,11 @@ def corrupt_checkpoints(place: Path, run: Path) -> Path:
     return run
 
 
+def config_of(run: Path, text: str) -> Path:
+    (run / "config.yaml").write_text(text)
+    return run
+
+
 MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] = {
     "no such audio folder": (lambda p, t: ["prepare", t / "none", t / "d"], ["no such folder", "none"]),
     "no such folder to train on": (lambda p, t: ["train", t / "none", "--run", t / "r"], ["no such folder", "none"]),
@@ -500,6 +505,8 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
         lambda p, t: ["train", p / "data", "--run", t / "r", "train="],
         ["unknown train ''; choose one of default"],
     ),
+    "an empty config.yaml": (lambda p, t: ["evaluate", config_of(t, "")], ["config.yaml is damaged: it is empty"]),
+    "a config.yaml without a model": (lambda p, t: ["evaluate", config_of(t, "train: {}")], ["no section 'model'"]),
     "chunk and window": (
         lambda p, t: ["train", p / "data", "--run", t / "r", "train.chunk=1000"],
         ["train.chunk", "multiple"],

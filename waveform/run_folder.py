@@ -183,6 +183,11 @@ def _check_config(config: Any) -> None:
     """Raises ValueError, KeyError or TypeError where something that commands rely on is missing or of another kind."""
     if not isinstance(config, dict):
         raise ValueError("it is not a mapping")
+    if not config:
+        raise ValueError("it is empty")
+    for section in ("model", "train", "dataset"):
+        if not isinstance(config.get(section), dict):
+            raise ValueError(f"it has no section {section!r}")
 
     def check(section: str, key: str, is_right: Callable[[Any], bool]) -> None:
         if key not in config[section]:
