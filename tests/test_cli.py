@@ -417,6 +417,12 @@ def config_of(run: Path, text: str) -> Path:
     return run
 
 
+def damage_dataset(place: Path, folder: Path) -> Path:
+    shutil.copytree(place / "data", folder / "damaged")
+    (folder / "damaged" / "dataset.json").write_text("{")
+    return folder / "damaged"
+
+
 MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] = {
     "no such audio folder": (lambda p, t: ["prepare", t / "none", t / "d"], ["no such folder", "none"]),
     "no such folder to train on": (lambda p, t: ["train", t / "none", "--run", t / "r"], ["no such folder", "none"]),
@@ -507,6 +513,14 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
     ),
     "an empty config.yaml": (lambda p, t: ["evaluate", config_of(t, "")], ["config.yaml is damaged: it is empty"]),
     "a config.yaml without a model": (lambda p, t: ["evaluate", config_of(t, "train: {}")], ["no section 'model'"]),
+    "evaluate on a damaged dataset.json": (
+        lambda p, t: ["evaluate", p / "wavenet", "--data", damage_dataset(p, t)],
+        ["dataset.json is damaged", "remove the folder", "damaged and prepare the data again"],
+    ),
+    "prepare into a damaged data set": (
+        lambda p, t: ["prepare", p / "audio", damage_dataset(p, t)],
+        ["dataset.json is damaged", "remove the folder", "damaged and prepare the data again"],
+    ),
     "chunk and window": (
         lambda p, t: ["train", p / "data", "--run", t / "r", "train.chunk=1000"],
         ["train.chunk", "multiple"],

@@ -171,10 +171,7 @@ def _read_previous(data_dir: Path, *, split_plan: SplitPlan, wanted: dict[FoundF
     """The data set as it stands, or None. Raises UserError where bringing it up to date would change its meaning."""
     if not is_dataset(data_dir):
         return None
-    try:
-        old = read_dataset(data_dir)
-    except UserError as error:
-        raise UserError(f"{error}, after deleting {data_dir}") from error
+    old = read_dataset(data_dir)
     if old.modality != _MODALITY or "files" not in old.sources:
         raise UserError(f"{data_dir} holds a data set that is not audio; give another folder")
     before, now = old.sources["split"], split_plan.settings()

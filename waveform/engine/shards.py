@@ -374,12 +374,13 @@ def write_dataset(dataset: Dataset) -> Dataset:
 def read_dataset(folder: Path) -> Dataset:
     """Read `folder`/dataset.json. Raises UserError where there is none, it is damaged, or names files elsewhere."""
     path = folder / DATASET_FILE
+    again = f"remove the folder {folder} and prepare the data again"
     try:
         if path.exists() and not path.is_file():
             raise ValueError("it is no regular file")
         content = json.loads(path.read_bytes())
         if content["format"] != _DATASET_FORMAT:
-            raise UserError(f"{path} has format {content['format']!r}, not {_DATASET_FORMAT}; prepare the data again")
+            raise UserError(f"{path} has format {content['format']!r}, not {_DATASET_FORMAT}; {again}")
         check_signed(content)
         if type(content["vocab_size"]) is not int or not 0 < content["vocab_size"] < 1 << 31:
             raise ValueError(f"a vocabulary of {content['vocab_size']!r}")
@@ -398,7 +399,7 @@ def read_dataset(folder: Path) -> Dataset:
     except FileNotFoundError:
         raise UserError(f"{folder} is no prepared data set (it has no {DATASET_FILE})") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise UserError(f"{path} is damaged ({error}); prepare the data again") from error
+        raise UserError(f"{path} is damaged ({error}); {again}") from error
 
 
 def lies_within(name: Any) -> bool:
