@@ -519,7 +519,7 @@ def test_no_space_while_committing(corpus_dir: Path, tmp_path: Path, monkeypatch
 def test_a_damaged_dataset_json_is_explained(corpus_dir: Path, tmp_path: Path) -> None:
     _prepare(corpus_dir, tmp_path / "data")
     (tmp_path / "data" / "dataset.json").write_text("{")
-    with pytest.raises(UserError, match=r"dataset.json is damaged .* after deleting .*data"):
+    with pytest.raises(UserError, match=r"dataset.json is damaged .* remove the folder .*data"):
         _prepare(corpus_dir, tmp_path / "data")
 
 
