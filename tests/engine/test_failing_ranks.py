@@ -25,4 +25,4 @@ def test_torchrun_restarts_from_the_last_checkpoint(tmp_path: Path) -> None:
     assert "attempt 0: rank 0 stops at step 3 (step 2 is saved" in done.stderr
     assert "another rank ended" in done.stderr
     assert "attempt 1: rank 0 stops at step 5 (step 4 is saved" in done.stderr
-    assert "another rank did not answer for 8 s (train.timeout_s)" in done.stderr
+    assert "another rank did not answer for 8 s (in training: train.timeout_s)" in done.stderr
