@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from waveform.engine.errors import UserError
 from waveform.engine.memory import is_shortage, no_more_than_there_is
-from waveform.engine.output import drop, say
+from waveform.engine.output import drop, replace_closed, say
 from waveform.engine.stopping import Interrupted, signals_interrupt
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def run_command(
     trouble, such as a disk that fails; 128 + the signal's number where one stopped it (129: its terminal was closed,
     130: Ctrl-C, 143: SIGTERM).
     """
-    for closed in [name for name in ("stdout", "stderr") if getattr(sys, name) is None]:  # by `>&-`
-        setattr(sys, closed, open(os.devnull, "w"))  # noqa: SIM115 (as long as the process)
+    replace_closed()
     args, rest = parser.parse_known_args(arguments)
     # argparse lets `key=value` stand before the options or behind them, but not both; what it leaves is taken here.
     options = [argument for argument in rest if argument.startswith("-") or not hasattr(args, "overrides")]

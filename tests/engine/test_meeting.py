@@ -70,7 +70,9 @@ time.sleep(60)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is of Linux")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent ended (prctl)"
+)
 def test_processes_end_with_torchrun() -> None:
     environment = {**os.environ, "TORCHELASTIC_RUN_ID": "job"}
     # The worker keeps stderr open, so communicate returns when it has ended too.

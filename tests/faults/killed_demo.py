@@ -25,9 +25,6 @@ _OF_THE_CLOCK = {"train_seconds", "train_samples_per_second", "sampling_samples_
 
 def _shorten(folder: Path) -> None:
     """Let this process's demos take little time: tones instead of speech, and shorter samples and measurements."""
-    import tensorboard.compat.proto.event_pb2  # noqa: F401  # so that children find imported what they need
-    import torch.utils.tensorboard  # noqa: F401
-
     from tests.test_cli import write_tones
     from waveform import comparison, demo
 

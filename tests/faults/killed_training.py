@@ -43,8 +43,6 @@ class Place:
     """A data set, a configuration and what an undisturbed run makes of them."""
 
     def __init__(self, folder: Path, *, num_ranks: int = 1) -> None:
-        import torch.utils.tensorboard  # noqa: F401  # so that children find it imported
-
         from waveform.config import compose_config
         from waveform.engine.shards import Dataset, ShardWriter, read_dataset, write_dataset
 

@@ -21,9 +21,7 @@ BLOCK_STEPS = 1024  # most steps of one call of `Drawing.draw`
 GRAPH_STEPS = 16  # of a captured graph; divides the windows in use, so that single steps are few
 _WARM_STEPS = 3  # taken before a capture, in which libraries set up what may not be set up within one
 STEPS_TO_CAPTURE = _WARM_STEPS + GRAPH_STEPS + 1  # of a first call, after which all is captured
-
-
-MAX_SEED = (1 << 43) - 1
+MAX_SEED = (1 << 43) - 1  # the sampler makes each stream's own 64-bit seed by multiplying it by a million
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
+from waveform.engine.output import drop
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # torchrun hands a signal on to its processes, which may have had it from the scheduler or the terminal already.
 _ECHO_S = 1.0
@@ -69,7 +71,7 @@ def _handling(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]
     def silence_and_handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:  # writing to a terminal that is closed fails
             for stream in terminals:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+                drop(stream)
         handle(number, frame)
 
     usual = {number: signal.signal(number, silence_and_handle) for number in SIGNALS if not _left_ignored(number)}
