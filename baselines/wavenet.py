@@ -20,9 +20,9 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from waveform.engine.errors import UserError
 from waveform.engine.interface import Decoder, Step
 from waveform.models.heads import SoftmaxHead
+from waveform.system.errors import UserError
 
 _MAX_STACKS = 1000  # likewise
 _MAX_LAYERS_PER_STACK = 20  # a dilation of 2^19 steps is 22 s at 24 kHz; more is a slip of the pen

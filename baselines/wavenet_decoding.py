@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from baselines.wavenet import WaveNet, WaveNetState
-from waveform.models.kernels import (
+from waveform.decoding.kernels import (
     ADD,
     F32,
     SET,
@@ -30,7 +30,7 @@ from waveform.models.kernels import (
     padded,
     share,
 )
-from waveform.models.simd import address, compiled, fill, get, load, maximum, multiply, sigmoid, store, tanh
+from waveform.decoding.simd import address, compiled, fill, get, load, maximum, multiply, sigmoid, store, tanh
 
 _I64 = np.int64(0)
 

@@ -20,7 +20,7 @@ import torch
 import waveform
 from waveform.audio.files import read_audio
 from waveform.cli import main
-from waveform.quantisation import _validation_tokens, quantisation_loss
+from waveform.decoding.int8 import _validation_tokens, quantisation_loss
 
 MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
 SMALL = {
@@ -266,7 +266,7 @@ def test_train_prepares_raw_audio_once_and_resumes(
 
 
 def test_text_is_left_to_the_recipes(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from recipes.__main__ import main as recipes
+    from recipes.cli import main as recipes
 
     (tmp_path / "text").mkdir()
     for i in range(8):
@@ -303,8 +303,8 @@ def test_what_cannot_be_made_is_refused_before_any_work(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("evaluation", "comparison", "analysis", "sampling"):
-        monkeypatch.setattr(f"waveform.{module}.load", lambda *_, **__: pytest.fail("work began"))
+    for module in ("evaluate", "compare", "analyse", "sample"):
+        monkeypatch.setattr(f"waveform.verbs.{module}.load", lambda *_, **__: pytest.fail("work began"))
     more = ["--out", str(tmp_path / "wavs")] if verb == "sample" else []
     assert expected in mistake([verb, place / "wavenet", *more, *options], capsys)
 

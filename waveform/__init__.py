@@ -9,28 +9,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from waveform.analysis import analyse as analyse
-    from waveform.audio.corpus import prepare as prepare
-    from waveform.benchmarking import bench as bench
-    from waveform.comparison import compare as compare
-    from waveform.engine.errors import UserError as UserError
-    from waveform.evaluation import evaluate as evaluate
+    from waveform.audio.corpus.prepare import prepare as prepare
     from waveform.models.registry import build as build
-    from waveform.run import load as load
-    from waveform.sampling import sample as sample
-    from waveform.training import train as train
+    from waveform.speech import load as load
+    from waveform.system.errors import UserError as UserError
+    from waveform.verbs.analyse import analyse as analyse
+    from waveform.verbs.bench import bench as bench
+    from waveform.verbs.compare import compare as compare
+    from waveform.verbs.evaluate import evaluate as evaluate
+    from waveform.verbs.sample import sample as sample
+    from waveform.verbs.train import train as train
 
 _HOMES = {
-    "UserError": "waveform.engine.errors",
-    "analyse": "waveform.analysis",
-    "bench": "waveform.benchmarking",
+    "UserError": "waveform.system.errors",
+    "analyse": "waveform.verbs.analyse",
+    "bench": "waveform.verbs.bench",
     "build": "waveform.models.registry",
-    "compare": "waveform.comparison",
-    "evaluate": "waveform.evaluation",
-    "load": "waveform.run",
-    "prepare": "waveform.audio.corpus",
-    "sample": "waveform.sampling",
-    "train": "waveform.training",
+    "compare": "waveform.verbs.compare",
+    "evaluate": "waveform.verbs.evaluate",
+    "load": "waveform.speech",
+    "prepare": "waveform.audio.corpus.prepare",
+    "sample": "waveform.verbs.sample",
+    "train": "waveform.verbs.train",
 }
 __all__ = list(_HOMES)
 

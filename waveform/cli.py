@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from waveform.command_line import add_device, add_dynamic, add_verb, report_training, run_command
+from waveform.runs.command import add_device, add_dynamic, add_verb, report_training, run_command
 
 _TRAIN_EPILOG = """\
 settings (Hydra overrides), any number, after the paths:
@@ -112,30 +112,30 @@ def _add_test_data(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     if args.verb == "prepare":
-        from waveform.audio.corpus import DataConfig, prepare
-        from waveform.composing import typed
+        from waveform.audio.corpus.prepare import DataConfig, prepare
         from waveform.config import compose_config
+        from waveform.runs.settings import typed
 
         config = compose_config(args.overrides, config_dir=args.config_dir)
         prepare(args.audio_dir, args.data_dir, config=typed(DataConfig, config["data"], section="data"))
         return 0
     if args.verb == "train" and args.print_config:
-        from waveform.composing import to_yaml
         from waveform.config import compose_config
+        from waveform.runs.settings import to_yaml
 
         print(to_yaml(compose_config(args.overrides, config_dir=args.config_dir)), end="")
         return 0
 
-    from waveform.cpu import set_defaults
+    from waveform.system.cpu import set_defaults
 
     set_defaults()
     if args.verb == "train":
-        from waveform.training import train
+        from waveform.verbs.train import train
 
         result = train(args.source, args.run, args.overrides, config_dir=args.config_dir)
         return report_training(result, "samples")
     elif args.verb == "evaluate":
-        from waveform.evaluation import evaluate
+        from waveform.verbs.evaluate import evaluate
 
         longer = {name: getattr(args, name) for name in ("memory", "compressed") if getattr(args, name) is not None}
         evaluate(
@@ -151,7 +151,7 @@ def _run(args: argparse.Namespace) -> int:
             **longer,
         )
     elif args.verb == "sample":
-        from waveform.sampling import sample
+        from waveform.verbs.sample import sample
 
         sample(
             args.run_dir,
@@ -167,7 +167,7 @@ def _run(args: argparse.Namespace) -> int:
             int8=args.int8,
         )
     elif args.verb == "compare":
-        from waveform.comparison import compare
+        from waveform.verbs.compare import compare
 
         compare(
             args.run_dirs,
@@ -178,7 +178,7 @@ def _run(args: argparse.Namespace) -> int:
             device=args.device,
         )
     elif args.verb == "bench":
-        from waveform.benchmarking import bench
+        from waveform.verbs.bench import bench
 
         # argparse gives what follows --model or --preset to them, settings too.
         named = [*args.model, *args.preset]
@@ -193,7 +193,7 @@ def _run(args: argparse.Namespace) -> int:
             config_dir=args.config_dir,
         )
     elif args.verb == "analyse":
-        from waveform.analysis import analyse
+        from waveform.verbs.analyse import analyse
 
         analyse(
             args.run_dirs,
@@ -206,7 +206,7 @@ def _run(args: argparse.Namespace) -> int:
             device=args.device,
         )
     else:
-        from waveform.demo import demo
+        from waveform.verbs.demo import demo
 
         demo(args.out, overrides=tuple(args.overrides))
     return 0

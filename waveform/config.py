@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from waveform.audio.corpus import DataConfig
-from waveform.composing import ConfigFamily, compose_family
+from waveform.audio.corpus.prepare import DataConfig
+from waveform.runs.settings import ConfigFamily, compose_family
 
 _SPEECH = ConfigFamily(
     module="waveform.conf",

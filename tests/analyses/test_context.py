@@ -11,8 +11,8 @@ from tests import laws
 from tests.engine.conftest import write_tokens
 from waveform.analyses.context import ContextGrid, context_grid, effective_context, losses_by_context, relative_gain
 from waveform.analyses.state_reuse import attention_length, state_reuse_speed
-from waveform.engine.errors import UserError
 from waveform.engine.shards import TokenSet
+from waveform.system.errors import UserError
 
 CPU = torch.device("cpu")
 

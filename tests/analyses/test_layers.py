@@ -18,8 +18,8 @@ from waveform.analyses.layers import (
     in_buckets,
     observe_layers,
 )
-from waveform.engine.errors import UserError
 from waveform.engine.shards import TokenSet
+from waveform.system.errors import UserError
 
 CPU = torch.device("cpu")
 CASES = [

@@ -12,8 +12,8 @@ import soundfile
 import torch
 import torchaudio
 
-from waveform.audio import backend, decoding, files
-from waveform.audio.decoding import RefusedFile, check_regular
+from waveform.audio import decoding_child, files, torchaudio_import
+from waveform.audio.decoding_child import RefusedFile, check_regular
 from waveform.audio.files import (
     SAMPLE_RATE_HZ,
     WavWriter,
@@ -22,7 +22,7 @@ from waveform.audio.files import (
     resample_blocks,
     write_wav,
 )
-from waveform.engine.errors import UserError
+from waveform.system.errors import UserError
 
 Write = Callable[..., np.ndarray]
 
@@ -38,7 +38,7 @@ def test_every_format_is_read(tmp_path: Path, write_audio: Write, suffix: str) -
     samples = write_audio(path, duration_s=1.0)
     read = read_audio(path)
     assert files.is_audio_name(path.name)
-    assert read.dtype == np.float32 and abs(len(read) - 24_000) <= decoding._MPEG_SLACK
+    assert read.dtype == np.float32 and abs(len(read) - 24_000) <= decoding_child._MPEG_SLACK
     if suffix.lower() in ("wav", "flac", "aiff", "aif"):
         np.testing.assert_allclose(read, samples[:, 0], atol=2 / 32768)
     else:  # a lossy codec may shift the signal by a part of a frame
@@ -294,4 +294,4 @@ def test_a_wav_cannot_pass_4_gib(tmp_path: Path) -> None:
 def test_a_broken_torchaudio_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torchaudio", None)
     with pytest.raises(UserError, match="install torch and torchaudio together: pip install"):
-        backend.import_torchaudio()
+        torchaudio_import.import_torchaudio()

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from waveform.audio.plots import mel_decibels, mel_image, save_demo_panel
-from waveform.engine.errors import UserError
+from waveform.system.errors import UserError
 
 
 def _sine(hz: float, *, amplitude: float = 1.0, num: int = 24_000) -> np.ndarray:
@@ -55,7 +55,7 @@ def test_a_panel_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_importing_plots_loads_neither_pyplot_nor_librosa() -> None:
-    code = "import sys, waveform.audio.plots, waveform.audio.corpus; print([m for m in sys.modules if m in %r])"
+    code = "import sys, waveform.audio.plots, waveform.audio.corpus.prepare; print([m for m in sys.modules if m in %r])"
     names = ("matplotlib", "matplotlib.pyplot", "librosa", "numba")
     done = subprocess.run([sys.executable, "-c", code % (names,)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

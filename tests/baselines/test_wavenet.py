@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from baselines.wavenet import WaveNet, WaveNetState
-from waveform.engine.errors import UserError
 from waveform.engine.interface import ForwardDecoder, decoder, map_state, reset_rows, state_tensors
+from waveform.system.errors import UserError
 
 _SIZES = [
     WaveNet.Config(11, num_stacks=2, layers_per_stack=3, kernel_size=2, residual_channels=5, gate_channels=4),

@@ -17,11 +17,11 @@ import numba
 import numpy as np
 import torch
 
-from waveform.cpu import set_defaults
+from waveform.decoding.kernels import F32
+from waveform.decoding.simd import add, address, compiled, fill, load, total
 from waveform.engine.interface import Decoder, SequenceModel, State, decoder, map_state
-from waveform.models.kernels import F32
 from waveform.models.registry import build
-from waveform.models.simd import add, address, compiled, fill, load, total
+from waveform.system.cpu import set_defaults
 
 _FULL = 4096  # windows read: every memory is full
 _DEMO = {
@@ -62,7 +62,7 @@ def _midway(model: Any, batch_size: int) -> State:
 def _eager(model: Any, state: State) -> Decoder:
     """The decoder made of torch's operations, which fp64 and GPUs use."""
     if hasattr(state, "steps"):
-        from waveform.models.decoding import CachedDecoder
+        from waveform.decoding.cached import CachedDecoder
 
         return CachedDecoder(model, state)
     from baselines.wavenet import WaveNetDecoder

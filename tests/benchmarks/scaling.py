@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.scaling
 
-Bytes are `waveform.engine.communication`'s. Computation is 6 FLOPs a parameter and token, and 12 for each layer, slot
+Bytes are `tests.benchmarks.communication`'s. Computation is 6 FLOPs a parameter and token, and 12 for each layer, slot
 and unit of width. Communication hides behind nothing.
 """
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from recipes.settings import compose_config as compose_text
+from recipes.text import compose_config as compose_text
+from tests.benchmarks.communication import bytes_sent, scaling
 from waveform.config import compose_config as compose_speech
-from waveform.engine.communication import bytes_sent, scaling
 from waveform.models.registry import build
-from waveform.run_folder import num_parameters
+from waveform.runs.folder import num_parameters
 
 _FLOPS_PER_SECOND = 400e12  # 40% of an H100's bf16
 _ACHIEVED = 0.8  # of a network's rate

@@ -9,9 +9,9 @@ import torch
 
 from tests.engine.training import small_trainer
 from waveform.engine import checkpoint
-from waveform.engine.errors import UserError
 from waveform.engine.shards import TokenSet
 from waveform.engine.trainer import Trainer
+from waveform.system.errors import UserError
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import torch
 
 from tests import laws
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
-from waveform.engine.errors import UserError
 from waveform.engine.evaluator import Evaluation, evaluate
 from waveform.engine.shards import Shard, ShardWriter, TokenSet
 from waveform.models.registry import build
+from waveform.system.errors import UserError
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
 CPU = torch.device("cpu")

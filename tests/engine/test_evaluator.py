@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests import laws
-from waveform.engine.errors import UserError
 from waveform.engine.evaluator import evaluate
 from waveform.engine.metrics import bits, unigram_nll
 from waveform.engine.shards import TokenSet
 from waveform.models.registry import build
+from waveform.system.errors import UserError
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
 

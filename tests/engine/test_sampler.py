@@ -5,9 +5,9 @@ import torch
 
 from tests import laws
 from waveform.engine.drawing import SamplingConfig, draw, probabilities
-from waveform.engine.errors import UserError
 from waveform.engine.sampler import sample
 from waveform.models.registry import build
+from waveform.system.errors import UserError
 
 LOGITS = torch.tensor([[0.5, 2.0, -1.0, 1.0, 0.0]])
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from waveform.engine.errors import UserError
 from waveform.engine.shards import (
     Dataset,
     Shard,
@@ -21,6 +20,7 @@ from waveform.engine.shards import (
     read_dataset,
     write_dataset,
 )
+from waveform.system.errors import UserError
 
 
 def write(path: Path, utterances: dict[str, list[int]], *, dtype: str = "uint8") -> Path:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.laws import VOCAB_SIZE
-from waveform.engine.errors import UserError
 from waveform.engine.shards import TokenSet
 from waveform.engine.streams import Chunk, TokenStream
+from waveform.system.errors import UserError
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
 

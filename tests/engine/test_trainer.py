@@ -16,12 +16,12 @@ import torch
 from tests import laws
 from tests.engine.training import small_trainer
 from waveform.engine import checkpoint
-from waveform.engine.errors import UserError
 from waveform.engine.interface import state_tensors
 from waveform.engine.metrics import read_metrics
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.shards import TokenSet
 from waveform.engine.trainer import TrainConfig, Trainer
+from waveform.system.errors import UserError
 
 LENGTHS = [60, 45, 33, 80, 21, 52, 70]
 

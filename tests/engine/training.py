@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from tests.laws import CONFIGS, VOCAB_SIZE
-from waveform.engine.distributed import World
 from waveform.engine.shards import TokenSet
 from waveform.engine.trainer import TrainConfig, Trainer
 from waveform.models.registry import build
+from waveform.ranks.distributed import World
 
 
 def small_trainer(

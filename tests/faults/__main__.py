@@ -15,8 +15,8 @@ import torch
 
 from tests.faults.every import FAULTS
 from tests.faults.fault import Fault
-from waveform.engine.atomic import write_file
-from waveform.engine.machine import describe_machine
+from waveform.system.atomic import write_file
+from waveform.system.machine import describe_machine
 
 
 def main() -> int:

@@ -21,13 +21,14 @@ from tests.faults.fault import Fault
 from tests.faults.full_disk import SETTINGS, SPLIT, write_audio
 from tests.laws import CONFIGS, VOCAB_SIZE
 from waveform.cli import main
-from waveform.engine import checkpoint, nonfinite, sharding
+from waveform.engine import checkpoint, nonfinite
 from waveform.engine import trainer as trainer_module
-from waveform.engine.distributed import World, join, leave
 from waveform.engine.interface import state_tensors
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.shards import Shard, TokenSet
 from waveform.engine.trainer import Trainer
+from waveform.ranks import fsdp
+from waveform.ranks.distributed import World, join, leave
 
 _ROWS, _STEPS = 4, 8
 _MODELS = [
@@ -59,8 +60,8 @@ def _outcome(trainer: Trainer) -> dict[str, Any]:
     """What a trainer came to, whole, but for the rows of other ranks."""
     optimiser = trainer.optimiser.state_dict()["state"]
     return {
-        "weights": {n: sharding.whole(value.detach()).clone() for n, value in trainer.module.state_dict().items()},
-        "optimiser": {f"{i}/{n}": sharding.whole(v).clone() for i, of in optimiser.items() for n, v in of.items()},
+        "weights": {n: fsdp.whole(value.detach()).clone() for n, value in trainer.module.state_dict().items()},
+        "optimiser": {f"{i}/{n}": fsdp.whole(v).clone() for i, of in optimiser.items() for n, v in of.items()},
         "state": [tensor.clone() for tensor in state_tensors(trainer.state)],
         "cursor": trainer.stream.cursor(),
         "figures": (trainer.step, trainer.tokens_seen, trainer.finite.skipped, trainer.finite.skipped_in_row),

@@ -18,12 +18,12 @@ from unittest import mock
 import torch
 import yaml
 
-from recipes.__main__ import main as recipes
+from recipes.cli import main as recipes
 from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb
 from tests.faults.fault import Fault
 from tests.faults.small_runs import SETTINGS, make_speech_run, make_text_run
-from waveform import comparison
 from waveform.cli import main as waveform
+from waveform.verbs import compare
 
 _MORE = [*SETTINGS, "train.max_steps=6"]
 _SLOW_S = 60.0  # of a command that takes tenths of a second on whole files
@@ -290,8 +290,8 @@ def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     expected: dict[str, tuple[Any, Any]] = {}  # made when needed: some commands are slow
     places: dict[str, tuple[Path, Path]] = {}
     swift = (
-        mock.patch.object(comparison, "_SPEED_SECONDS", 0.001),
-        mock.patch.object(comparison, "_RESAMPLES", 10),
+        mock.patch.object(compare, "_SPEED_SECONDS", 0.001),
+        mock.patch.object(compare, "_RESAMPLES", 10),
     )
     with swift[0], swift[1]:
         for kind, make, readers in (("speech", make_speech_run, _SPEECH), ("text", make_text_run, _TEXT)):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from recipes.__main__ import main as text_main
+from recipes.cli import main as text_main
 from tests.faults import forked
 from tests.faults.disks import PAGE, SmallDisk
 from tests.faults.fault import Fault

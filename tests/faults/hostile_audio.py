@@ -24,7 +24,7 @@ import soundfile
 
 from tests.faults.calling import call, forget_peak_memory, peak_memory_mb
 from tests.faults.fault import Fault
-from waveform.audio import decoder
+from waveform.audio import decoding_process
 from waveform.cli import main as waveform
 from waveform.engine.shards import read_dataset
 
@@ -184,15 +184,15 @@ def _traps() -> Iterator[None]:
     def may_read(path: Any, mode: int, **options: Any) -> bool:
         return "forbidden" not in os.fsdecode(path) and access(path, mode, **options)
 
-    start = decoder._START.replace("serve()", f"exec({_TRAPS!r}); serve()")
-    decoder._end_idle()
+    start = decoding_process._START.replace("serve()", f"exec({_TRAPS!r}); serve()")
+    decoding_process._end_idle()
     with (
-        mock.patch.object(decoder, "_START", start),
-        mock.patch.object(decoder, "PATIENCE_S", 4.0),
+        mock.patch.object(decoding_process, "_START", start),
+        mock.patch.object(decoding_process, "PATIENCE_S", 4.0),
         mock.patch.object(os, "access", may_read),
     ):
         yield
-    decoder._end_idle()
+    decoding_process._end_idle()
 
 
 @contextlib.contextmanager
@@ -201,7 +201,7 @@ def _watched_decoders() -> Iterator[dict[int, float]]:
     peaks: dict[int, float] = {}
 
     def watched(real: Callable[..., Any]) -> Callable[..., Any]:
-        def look_first(self: decoder.Decoder, *arguments: Any) -> Any:
+        def look_first(self: decoding_process.Decoder, *arguments: Any) -> Any:
             with contextlib.suppress(FileNotFoundError):  # one that ended by itself
                 pid = self._process.pid
                 peaks[pid] = max(peaks.get(pid, 0.0), peak_memory_mb(pid))
@@ -210,8 +210,8 @@ def _watched_decoders() -> Iterator[dict[int, float]]:
         return look_first
 
     with (
-        mock.patch.object(decoder.Decoder, "receive", watched(decoder.Decoder.receive)),
-        mock.patch.object(decoder.Decoder, "kill", watched(decoder.Decoder.kill)),
+        mock.patch.object(decoding_process.Decoder, "receive", watched(decoding_process.Decoder.receive)),
+        mock.patch.object(decoding_process.Decoder, "kill", watched(decoding_process.Decoder.kill)),
     ):
         yield peaks
 

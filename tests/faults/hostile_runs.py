@@ -29,14 +29,15 @@ import numpy as np
 import torch
 import yaml
 
-from recipes.__main__ import main as recipes
+from recipes.cli import main as recipes
 from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb, process_memory_mb
 from tests.faults.damaged_files import damageable, replace_value
 from tests.faults.fault import Fault
 from tests.faults.small_runs import SETTINGS, WAVENET_SETTINGS, make_speech_run, make_text_run
 from waveform.cli import main as waveform
-from waveform.engine import memory, reading
+from waveform.engine import scoring
 from waveform.engine.shards import signed
+from waveform.system import ram
 
 _opened: list[str] = []  # what this process opened since the list was emptied, once `_watch` has been called
 _watching = False
@@ -415,8 +416,8 @@ def _small_machine() -> Iterator[None]:
     """A machine with _SMALL_MACHINE_MB more than this process has been given."""
     present = (int(process_memory_mb("VmData")) + _SMALL_MACHINE_MB) << 20
     with (
-        mock.patch.object(memory, "machine_bytes", lambda: present),
-        mock.patch.object(reading, "machine_bytes", lambda: present),
+        mock.patch.object(ram, "machine_bytes", lambda: present),
+        mock.patch.object(scoring, "machine_bytes", lambda: present),
     ):
         yield
 

@@ -26,18 +26,18 @@ _OF_THE_CLOCK = {"train_seconds", "train_samples_per_second", "sampling_samples_
 def _shorten(folder: Path) -> None:
     """Let this process's demos take little time: tones instead of speech, and shorter samples and measurements."""
     from tests.test_cli import write_tones
-    from waveform import comparison, demo
+    from waveform.verbs import compare, demo
 
     for split in ("train", "valid", "test"):
         write_tones(folder / "speech" / split, num=2, seconds=0.05)
     demo.demo_speech_dir = lambda: folder / "speech"
     demo._SAMPLE_SECONDS = 0.01
-    comparison._SPEED_SECONDS = 0.01
+    compare._SPEED_SECONDS = 0.01
 
 
 def _surround_stages(points: Points) -> None:
     """A point before and after each of a demo's stages."""
-    from waveform import demo
+    from waveform.verbs import demo
 
     for name in ("prepare", "train", "compare", "write_wav", "sample", "save_demo_panel"):
         killed_training.surround(demo, name, points)

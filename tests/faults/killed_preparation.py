@@ -19,10 +19,10 @@ Prepare = Callable[[Path], Any]
 
 def make_sources(folder: Path) -> dict[str, Prepare]:
     """A folder of audio and one of text, and what prepares each into a folder."""
-    from recipes.preparation import prepare as prepare_text
+    from recipes.verbs.prepare import prepare as prepare_text
     from tests.test_cli import write_tones
-    from waveform.audio import groups
-    from waveform.audio.corpus import prepare as prepare_audio
+    from waveform.audio.corpus import groups
+    from waveform.audio.corpus.prepare import prepare as prepare_audio
 
     groups._MIN_GROUP_BYTES = 15_000  # several shards of few files
     for split, num in (("train", 8), ("valid", 2), ("test", 2)):
@@ -104,8 +104,8 @@ import sys
 from waveform import cli
 run = cli._run
 def with_a_pool(args):
-    from waveform.audio import corpus, groups
-    groups._MIN_GROUP_BYTES, corpus._MIN_POOL_BYTES = 15_000, 0
+    from waveform.audio.corpus import groups, prepare
+    groups._MIN_GROUP_BYTES, prepare._MIN_POOL_BYTES = 15_000, 0
     return run(args)
 cli._run = with_a_pool
 if __name__ == "__main__":

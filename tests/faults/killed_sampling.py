@@ -44,7 +44,7 @@ def _command(arguments: list[str], said: Path, points: Points) -> int:
 
 def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill each of three commands at points spread over them."""
-    from waveform.sampling import sample
+    from waveform.verbs.sample import sample
 
     place = killed_training.Place(folder)
     run_dir, said, out = folder / "whole_1", folder / "said.log", folder / "out"

@@ -25,7 +25,7 @@ from safetensors.numpy import load_file
 from tests.faults import forks
 from tests.faults.fault import Fault
 from tests.faults.forks import Failures, Points
-from waveform.engine.errors import UserError
+from waveform.system.errors import UserError
 
 _STEPS = 7
 SETTINGS = [
@@ -136,11 +136,11 @@ class Place:
 
 def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> None:
     """One rank, in a child."""
-    from waveform.composing import typed
     from waveform.engine import trainer
-    from waveform.engine.distributed import join, leave
     from waveform.engine.trainer import TrainConfig, Trainer
-    from waveform.run_training import check_run_dir, train_run
+    from waveform.ranks.distributed import join, leave
+    from waveform.runs.settings import typed
+    from waveform.runs.training import check_run_dir, train_run
 
     config = copy.deepcopy(place.config)
     if keep_all:  # one of each step, to compare with

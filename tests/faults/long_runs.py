@@ -17,10 +17,10 @@ from waveform.audio.files import WavWriter
 from waveform.audio.mulaw import decode
 from waveform.engine.drawing import SamplingConfig
 from waveform.engine.evaluator import evaluate
-from waveform.engine.machine import resident_bytes
 from waveform.engine.sampler import sample
 from waveform.engine.shards import Shard, ShardWriter, TokenSet
 from waveform.models.registry import build
+from waveform.system.machine import resident_bytes
 
 _SMALL = {
     "compressive_transformer": {"num_layers": 1, "d_model": 16, "num_heads": 1, "d_feedforward": 16, "window": 64,

@@ -13,15 +13,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import recipes.evaluation
-from recipes.__main__ import main as text_main
+import recipes.verbs.evaluate
+from recipes.cli import main as text_main
 from tests.faults import forked
 from tests.faults.fault import Fault
 from tests.faults.full_disk import SETTINGS, SPLIT, weights, write_audio, write_text
 from waveform.cli import main
-from waveform.engine import checkpoint, distributed, evaluator
-from waveform.engine.distributed import World
+from waveform.engine import checkpoint, evaluator
 from waveform.engine.trainer import Trainer
+from waveform.ranks import distributed
+from waveform.ranks.distributed import World
 
 _TIMEOUT_S = 4.0
 _PATIENCE_S = 10.0  # for the first rank at a barrier, instead of two hours
@@ -69,8 +70,8 @@ def _before(owner: Any, name: str, count: int, action: Callable[[], None]) -> No
 
 
 def _plant(plan: _Plan, action: Callable[[], None]) -> None:
-    import waveform.run
-    import waveform.training
+    import waveform.speech
+    import waveform.verbs.train
 
     count = plan.count
     where: dict[str, tuple[Any, str, int]] = {
@@ -79,7 +80,7 @@ def _plant(plan: _Plan, action: Callable[[], None]) -> None:
         "evaluation": (evaluator.Tally, "result", 1 if plan.command == _EVALUATE else 1 + count % 2),
         "drawing": (Trainer, "_report", 1 + count % 2),
         "last barrier": (World, "barrier", _LAST_BARRIER + (plan.command == _AUDIO)),  # one after preparing
-        "preparing": (waveform.run, "prepare", 1),
+        "preparing": (waveform.speech, "prepare", 1),
     }
     _before(*where[plan.phase], action)
 
@@ -107,7 +108,7 @@ def _rank(rank: int, port: int, command: str, place: Path, run: Path, plans: dic
             plan.fail()
 
         _plant(plan, fail)
-    recipes.evaluation.SCORING_TIMEOUT_S = _TIMEOUT_S  # there is no such setting
+    recipes.verbs.evaluate.SCORING_TIMEOUT_S = _TIMEOUT_S  # there is no such setting
     code, lines = forked.command(main if command == _AUDIO else text_main, _arguments(command, place, run))
     said.write_text(json.dumps({"code": code, "said": lines}))
     os._exit(0)  # what gloo's threads do at the end of an interpreter is no matter here

@@ -16,7 +16,7 @@ from tests.engine.conftest import write_tokens
 from tests.engine.training import small_trainer
 from tests.faults.fault import Fault
 from waveform.engine import checkpoint, trainer
-from waveform.engine.errors import UserError
+from waveform.system.errors import UserError
 
 
 def _edit(folder: Path, **fields: Any) -> None:

@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from recipes.__main__ import main as recipes
+from recipes.cli import main as recipes
 from tests.faults.calling import Outcome, call
 from tests.faults.fault import Fault
-from waveform.audio.corpus import DataConfig
+from waveform.audio.corpus.prepare import DataConfig
 from waveform.cli import main as waveform
-from waveform.composing import typed
 from waveform.config import compose_config
-from waveform.engine.errors import UserError
 from waveform.engine.trainer import TrainConfig
-from waveform.run_folder import model_from
+from waveform.runs.folder import model_from
+from waveform.runs.settings import typed
+from waveform.system.errors import UserError
 
 _KEYS = [
     "train.lr", "train.max_steps", "train.batch_size", "train.state", "train.window", "train.device", "model",

@@ -28,13 +28,13 @@ def command(
     """Run a command line in a child; returns its id. also: makes more points."""
 
     def work() -> int:
-        from recipes.__main__ import main as recipes
+        from recipes.cli import main as recipes
         from waveform.cli import main
-        from waveform.engine import reading, trainer
+        from waveform.engine import scoring, trainer
         from waveform.engine.trainer import Trainer
 
         points.install()
-        for owner, name in ((Trainer, "update"), (trainer, "evaluate"), (reading, "score_window")):
+        for owner, name in ((Trainer, "update"), (trainer, "evaluate"), (scoring, "score_window")):
             killed_training.surround(owner, name, points)
         also(points)
         code = recipes(arguments[1:]) if arguments[0] == "recipes" else main(arguments)

@@ -11,16 +11,16 @@ from tensorboard.compat.proto import event_pb2
 
 import baselines.transformer_xl
 import baselines.wavenet_decoding
-import recipes.__main__
-import recipes.training
+import recipes.cli
+import recipes.verbs.train
 import waveform.analyses.report
-import waveform.audio.corpus
+import waveform.audio.corpus.prepare
 import waveform.audio.plots
 import waveform.cli
-import waveform.comparison
-import waveform.models.compiled_decoding
-import waveform.sampling
-import waveform.training
+import waveform.decoding.compiled
+import waveform.verbs.compare
+import waveform.verbs.sample
+import waveform.verbs.train
 
 torch.set_num_threads(1)
 assert callable(librosa.feature.melspectrogram)  # librosa imports its parts when they are first named

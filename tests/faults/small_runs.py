@@ -7,7 +7,7 @@ import numpy as np
 import soundfile
 import torch
 
-from recipes.__main__ import main as recipes
+from recipes.cli import main as recipes
 from tests.faults.calling import call
 from tests.recipes.corpus_files import sentences
 from waveform.cli import main as waveform

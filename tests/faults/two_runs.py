@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.faults import forks, killed_training
 from tests.faults.fault import Fault
-from waveform.engine.atomic import is_held
+from waveform.system.atomic import is_held
 
 Work = Callable[[], int]
 
@@ -43,7 +43,7 @@ def _main(arguments: list[str], *, slow: tuple[str, str]) -> Work:
     def work() -> int:
         import importlib
 
-        from recipes.__main__ import main as recipes
+        from recipes.cli import main as recipes
         from waveform.cli import main as waveform
 
         module = importlib.import_module(slow[0])
@@ -79,7 +79,10 @@ def _two(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             ready=(run_dir / "metrics.jsonl").exists,
         )
         _refused(
-            _main(["prepare", str(folder / "audio"), str(data_dir)], slow=("waveform.audio.corpus", "prepare_group")),
+            _main(
+                ["prepare", str(folder / "audio"), str(data_dir)],
+                slow=("waveform.audio.corpus.prepare", "prepare_group"),
+            ),
             data_dir,
             f"another waveform prepare is at work on {data_dir}; wait until it is done",
             ready=(data_dir / "unfinished").exists,
@@ -87,7 +90,7 @@ def _two(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         _refused(
             _main(
                 ["recipes", "prepare", "folder", str(folder / "text"), str(text_dir)],
-                slow=("recipes.preparation", "save_tokenizer"),
+                slow=("recipes.verbs.prepare", "save_tokenizer"),
             ),
             text_dir,
             f"another process is preparing {text_dir}; wait until it is done",

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from waveform.engine.errors import UserError
 from waveform.models.embeddings import AdaptiveEmbedding
 from waveform.models.heads import AdaptiveSoftmaxHead
 from waveform.models.registry import build
+from waveform.system.errors import UserError
 
 V, D, CUTOFFS, DIV = 50, 16, [8, 20, 35], 2
 

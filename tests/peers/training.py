@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from waveform.cpu import set_defaults
+from waveform.system.cpu import set_defaults
 
 SHAPE = {"num_layers": 20, "d_model": 384, "num_heads": 6, "window": 768, "memory": 768, "compressed": 192}
 D_FEEDFORWARD = 1536

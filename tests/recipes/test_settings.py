@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 import recipes
-from recipes.corpora import RECIPES
-from recipes.settings import compose_config
-from waveform.composing import typed
-from waveform.engine.errors import UserError
+from recipes.corpora.catalogue import RECIPES
+from recipes.text import compose_config
 from waveform.engine.streams import check_sizes
 from waveform.engine.trainer import TrainConfig
 from waveform.models.registry import model_class
-from waveform.run_folder import window_of
+from waveform.runs.folder import window_of
+from waveform.runs.settings import typed
+from waveform.system.errors import UserError
 
 MODELS = ("compressive_transformer", "transformer_xl")
 VOCABULARY = {"enwik8": 256, "text8": 27, "wikitext103": 267_735, "pg19": 32_000, "lm1b": 793_471, "ptb": 10_000}

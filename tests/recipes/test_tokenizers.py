@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recipes import sources
-from recipes.corpora import Document
-from recipes.sources import open_source
-from recipes.tokenizers import (
+from recipes.corpora import sources
+from recipes.corpora.catalogue import Document
+from recipes.corpora.sources import open_source
+from recipes.corpora.tokenizers import (
     ByteTokenizer,
     CharacterTokenizer,
     SubwordTokenizer,
@@ -24,7 +24,7 @@ from recipes.tokenizers import (
     save_tokenizer,
 )
 from tests.recipes.corpus_files import sentences
-from waveform.engine.errors import UserError
+from waveform.system.errors import UserError
 
 TEXTS = st.text(alphabet=st.sampled_from("ab ,\n\r\t é\xa0\u3000漢"), max_size=60)
 SYLLABLES = st.lists(st.sampled_from(["ka", "lo", "min", " ", "  ", "\n", "\r\n", ",", "é", "漢"]), max_size=30)

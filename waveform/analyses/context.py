@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from waveform.engine.errors import UserError
 from waveform.engine.interface import SequenceModel
-from waveform.engine.progress import Progress
 from waveform.engine.shards import TokenSet
+from waveform.system.errors import UserError
+from waveform.system.progress import Progress
 
 RATIOS = (0.1, 0.5, 1.0)  # r: share of positions, those hardest at the short context, that count (Table 8)
 THRESHOLD = 0.01  # relative gain below which more context is not used any more

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from waveform.analyses.observing import attention_modules, observe_attention, observe_compression_loss
-from waveform.engine.errors import UserError
-from waveform.engine.progress import Progress
-from waveform.engine.reading import read
+from waveform.engine.scoring import read
 from waveform.engine.shards import TokenSet
 from waveform.models.attention import Slots
 from waveform.models.compressive_transformer import CompressiveTransformerConfig
+from waveform.system.errors import UserError
+from waveform.system.progress import Progress
 
 NUM_BUCKETS = 6  # of each region, as in Figure 2
 REGIONS = ("compressed", "memory", "window")

@@ -11,12 +11,12 @@ from waveform.analyses.context import RATIOS, THRESHOLD, context_grid, effective
 from waveform.analyses.layers import attention_by_position, compression_loss_by_layer, observe_layers
 from waveform.analyses.plots import save_analysis
 from waveform.analyses.state_reuse import attention_length, state_reuse_speed
-from waveform.engine.atomic import require_writable
-from waveform.engine.errors import UserError
-from waveform.engine.progress import Progress
 from waveform.engine.shards import TokenSet
-from waveform.run_folder import TrainedRun, num_parameters
-from waveform.scoring import write_json
+from waveform.runs.evaluation import write_json
+from waveform.runs.folder import TrainedRun, num_parameters
+from waveform.system.atomic import require_writable
+from waveform.system.errors import UserError
+from waveform.system.progress import Progress
 
 DEFAULT_TOKENS = 200_000
 _NUM_CONTEXTS = 16  # lengths tried by default

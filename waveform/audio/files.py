@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from waveform.audio.backend import import_torchaudio
-from waveform.audio.decoder import Decoder, take_decoder
-from waveform.audio.decoding import END, HEADER, REFUSED, RefusedFile, check_regular
-from waveform.engine.atomic import drop_leftovers, explain_write_errors
-from waveform.engine.errors import UserError
+from waveform.audio.decoding_child import END, HEADER, REFUSED, RefusedFile, check_regular
+from waveform.audio.decoding_process import Decoder, take_decoder
+from waveform.audio.torchaudio_import import import_torchaudio
+from waveform.system.atomic import drop_leftovers, explain_write_errors
+from waveform.system.errors import UserError
 
 SAMPLE_RATE_HZ = 24_000
 AUDIO_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif"})

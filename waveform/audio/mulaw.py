@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.audio.backend import import_torchaudio
+from waveform.audio.torchaudio_import import import_torchaudio
 
 NUM_CLASSES = 256
 SILENCE = 128  # the class of 0.0

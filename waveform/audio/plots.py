@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from waveform.audio.files import SAMPLE_RATE_HZ
-from waveform.engine.atomic import explain_write_errors, write_file
+from waveform.system.atomic import explain_write_errors, write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

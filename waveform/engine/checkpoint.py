@@ -26,11 +26,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from waveform.engine.atomic import explain_write_errors, sync, write_file
-from waveform.engine.distributed import World
-from waveform.engine.errors import UserError
 from waveform.engine.interface import State, map_state, state_tensors
-from waveform.engine.sharding import like_parameter, whole
+from waveform.ranks.distributed import World
+from waveform.ranks.fsdp import like_parameter, whole
+from waveform.system.atomic import explain_write_errors, sync, write_file
+from waveform.system.errors import UserError
 
 CHECKPOINTS_DIR = "checkpoints"
 _COMPLETE = "complete.json"

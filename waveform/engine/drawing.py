@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from waveform.engine.errors import UserError
 from waveform.engine.interface import Decoder, DeviceDecoder
+from waveform.system.errors import UserError
 
 BLOCK_STEPS = 1024  # most steps of one call of `Drawing.draw`
 GRAPH_STEPS = 16  # of a captured graph; divides the windows in use, so that single steps are few

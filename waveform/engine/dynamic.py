@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from waveform.engine.distributed import World
-from waveform.engine.errors import UserError
 from waveform.engine.evaluator import Evaluation, Tally, check_protocol
 from waveform.engine.interface import SequenceModel
-from waveform.engine.progress import Progress
-from waveform.engine.reading import read
+from waveform.engine.scoring import read
 from waveform.engine.shards import TokenSet
 from waveform.engine.trainer import parameter_groups
+from waveform.ranks.distributed import World
+from waveform.system.errors import UserError
+from waveform.system.progress import Progress
 
 # The best of four each on held-out speech (results/notes.md).
 _DEFAULT_LR = {"sgd": 3e-2, "adam": 3e-5}

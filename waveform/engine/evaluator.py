@@ -6,14 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.engine.distributed import World
-from waveform.engine.errors import UserError
 from waveform.engine.interface import SequenceModel
 from waveform.engine.metrics import bits
-from waveform.engine.progress import Progress
-from waveform.engine.reading import DealtWindow, ScoredWindow, read
+from waveform.engine.scoring import DealtWindow, ScoredWindow, read
 from waveform.engine.shards import TokenSet
-from waveform.engine.stopping import Stopped, StopRequest
+from waveform.ranks.distributed import World
+from waveform.system.errors import UserError
+from waveform.system.progress import Progress
+from waveform.system.signals import Stopped, StopRequest
 
 PROTOCOLS = ("utterance", "chunk")
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from waveform.engine.errors import UserError
+from waveform.system.errors import UserError
 
 # A (possibly nested) NamedTuple or tuple of tensors, every one batch first. Counters live on the CPU, so that
 # deciding where a window ends never waits for an accelerator.

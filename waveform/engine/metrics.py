@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from waveform.engine.atomic import explain_write_errors, write_file
-from waveform.engine.errors import UserError
-from waveform.engine.event_file import event_writer
+from waveform.engine.tensorboard import event_writer
+from waveform.system.atomic import explain_write_errors, write_file
+from waveform.system.errors import UserError
 
 METRICS_FILE = "metrics.jsonl"
 _KINDS = ("train", "evaluate")

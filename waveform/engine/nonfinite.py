@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from waveform.engine import checkpoint
-from waveform.engine.distributed import World
-from waveform.engine.errors import UserError
 from waveform.engine.interface import State, reset_rows, state_tensors
 from waveform.engine.streams import TokenStream
+from waveform.ranks.distributed import World
+from waveform.system.errors import UserError
 
 CHOICES = ("stop", "skip")
 

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from waveform.engine.atomic import explain_write_errors, sync, write_file
-from waveform.engine.errors import Trouble, UserError
+from waveform.system.atomic import explain_write_errors, sync, write_file
+from waveform.system.errors import Trouble, UserError
 
 DATASET_FILE = "dataset.json"
 _DATASET_FORMAT = 2

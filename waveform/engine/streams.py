@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.engine.errors import UserError
 from waveform.engine.shards import TokenSet
+from waveform.system.errors import UserError
 
 MODES = ("utterance", "chunk", "carry")
 

@@ -17,21 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from waveform.engine import checkpoint, sharding
-from waveform.engine.distributed import TIMEOUT_S, World, explain_lost_ranks
-from waveform.engine.errors import UserError
+from waveform.engine import checkpoint
 from waveform.engine.evaluator import Evaluation, evaluate
 from waveform.engine.interface import SequenceModel, State, detach
-from waveform.engine.machine import cpu_name
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.nonfinite import CHOICES as NONFINITE_CHOICES
 from waveform.engine.nonfinite import FiniteWatch, Update
-from waveform.engine.progress import Progress
-from waveform.engine.reading import score_window
 from waveform.engine.schedule import learning_rate, update_period
+from waveform.engine.scoring import score_window
 from waveform.engine.shards import TokenSet
-from waveform.engine.stopping import Stopped, StopRequest, signals_ask
 from waveform.engine.streams import Chunk, TokenStream, Window, check_sizes
+from waveform.ranks import fsdp
+from waveform.ranks.distributed import TIMEOUT_S, World, explain_lost_ranks
+from waveform.system.errors import UserError
+from waveform.system.machine import cpu_name
+from waveform.system.progress import Progress
+from waveform.system.signals import Stopped, StopRequest, signals_ask
 
 MAX_SAMPLE_SECONDS = 600.0  # a listener's patience, while training waits
 
@@ -93,8 +94,8 @@ class TrainConfig:
             raise UserError(
                 f"train.sample_seconds is {self.sample_seconds}; it must be from 0 to {MAX_SAMPLE_SECONDS:g}"
             )
-        if self.sharding not in sharding.KINDS:
-            raise UserError(f"train.sharding is {self.sharding!r}; choose one of {', '.join(sharding.KINDS)}")
+        if self.sharding not in fsdp.KINDS:
+            raise UserError(f"train.sharding is {self.sharding!r}; choose one of {', '.join(fsdp.KINDS)}")
         if self.on_nonfinite not in NONFINITE_CHOICES:
             raise UserError(f"train.on_nonfinite is {self.on_nonfinite!r}; choose {' or '.join(NONFINITE_CHOICES)}")
         if self.device not in (None, "cpu", "cuda"):
@@ -211,11 +212,11 @@ class Trainer:
             setattr(model, "checkpoint_activations", True)  # noqa: B010  # not of every model, so not in the contract
         self.module.to(self.world.device)
         self.world.broadcast_([*self.module.parameters(), *self.module.buffers()])
-        self._scored = sharding.ScoredForward(model)
-        self._watch: sharding.GradientWatch | None = None
+        self._scored = fsdp.ScoredForward(model)
+        self._watch: fsdp.GradientWatch | None = None
         if config.sharding == "fsdp" and self.world.size > 1:
             units: list[nn.Module] = getattr(model, "sharding_units", lambda window: [])(window)
-            self._watch = sharding.shard(self._scored, units, world=self.world)
+            self._watch = fsdp.shard(self._scored, units, world=self.world)
         self.stream = TokenStream(
             train,
             batch_size=config.batch_size,
@@ -456,7 +457,7 @@ class Trainer:
         self.reduce_gradients()
         norms = {
             # Without any gradient (nothing evicted yet) the norm is a zero on the CPU.
-            name: sharding.whole(nn.utils.clip_grad_norm_(parameters, config.clip_norm)).to(self.world.device)
+            name: fsdp.whole(nn.utils.clip_grad_norm_(parameters, config.clip_norm)).to(self.world.device)
             for name, parameters in self.groups.items()
         }
         seen = sums + 0 * torch.stack(list(norms.values())).sum().to(sums.dtype)
@@ -517,7 +518,7 @@ class Trainer:
             fresh=self._fresh,
             device=device,
             autocast=self.config.autocast(device),
-            forward=lambda inputs, targets, state: self._scored(sharding.Inputs(inputs, targets, state)),
+            forward=lambda inputs, targets, state: self._scored(fsdp.Inputs(inputs, targets, state)),
         )
         self.state = scores.state
         self._row_nats.append(scores.row_nats)
@@ -543,7 +544,7 @@ class Trainer:
         self.finite.check()  # weights gone bad would be recorded, and no sample can be drawn from them
         self.module.eval()
         # Ranks score different numbers of windows, and the first one samples alone.
-        with suppress(Stopped), sharding.gathered(self._scored):
+        with suppress(Stopped), fsdp.gathered(self._scored):
             result = evaluate(
                 self.model,
                 self._valid,

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from waveform.engine.errors import UserError
 from waveform.engine.interface import Decoder, ForwardDecoder, Step, detach, to_device
 from waveform.models import attention, compression, heads
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots, content_attention
 from waveform.models.compression import Compressor, mean_square_by_row
 from waveform.models.embeddings import check_cutoffs, token_embedding
+from waveform.system.errors import UserError
 
 _INIT_STD = 0.02
 
@@ -641,13 +641,13 @@ class CompressiveTransformer(nn.Module):
         int8: weights and cache in 8 bits, for fp32 models on a CPU with a plain softmax. Raises UserError elsewhere.
         """
         # Imported here: those modules import this one, and compiled kernels are for who samples.
-        from waveform.models.decoding import CachedDecoder
+        from waveform.decoding.cached import CachedDecoder
 
         weight = next(self.parameters())
         in_step = not bool((state.steps != state.steps[0]).any())
         plain = isinstance(self.embedding, nn.Embedding) and isinstance(self.head, heads.SoftmaxHead)
         if in_step and plain and weight.device.type == "cpu" and weight.dtype == torch.float32:
-            from waveform.models.compiled_decoding import CompiledDecoder
+            from waveform.decoding.compiled import CompiledDecoder
 
             return CompiledDecoder(self, state, int8=int8)
         if int8:

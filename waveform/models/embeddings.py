@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from waveform.engine.errors import UserError
+from waveform.system.errors import UserError
 
 _STD = 0.02
 

@@ -5,8 +5,8 @@ import difflib
 from importlib.metadata import entry_points
 from typing import Any
 
-from waveform.engine.errors import UserError
 from waveform.engine.interface import SequenceModel
+from waveform.system.errors import UserError
 
 _GROUP = "waveform.models"
 

@@ -1,0 +1,294 @@
+"""Text to tokens and back: bytes, 27 characters, words by frequency, or subwords.
+
+Each kind reads a document in blocks and holds no more than a block and its vocabulary. A tokenizer is saved with the
+data set as JSON and read back without running anything.
+"""
+
+import codecs
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import tokenizers
+
+from recipes.corpora.catalogue import Document
+from waveform.engine.shards import check_signed, signed
+from waveform.system.atomic import write_file
+from waveform.system.errors import UserError
+
+TOKENIZER_FILE = "tokenizer.json"
+END_OF_LINE, UNKNOWN = "<eos>", "<unk>"
+_ALPHABET = " abcdefghijklmnopqrstuvwxyz"
+_LONGEST_WORD = 1 << 20  # characters; a longer one is no text, and would be held in memory
+# Characters; learning merges takes time that grows with the square of a word's length, so a longer one is cut.
+_ENDLESS_WORD = re.compile(r"\S{4096}|\s{4096}")
+
+
+class TextTokenizer(Protocol):
+    """Turns documents into token ids 0..vocab_size - 1, and ids into text."""
+
+    kind: str
+    vocab_size: int
+
+    def encode(self, document: Document) -> Iterator[np.ndarray]:
+        """Token ids [n] of a document, part by part. Raises UserError where it holds something else than its text."""
+        ...
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """Token ids [n] of a text to continue. Raises UserError for what the vocabulary cannot say."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        ...
+
+    def content(self) -> dict[str, Any]:
+        """All that `load_tokenizer` needs, as JSON."""
+        ...
+
+
+class ByteTokenizer:
+    """Every byte is a token."""
+
+    kind = "bytes"
+    vocab_size = 256
+
+    def encode(self, document: Document) -> Iterator[np.ndarray]:
+        for block in document.blocks():
+            yield np.frombuffer(block, dtype=np.uint8)
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(errors="surrogateescape"), dtype=np.uint8)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    def content(self) -> dict[str, Any]:
+        return {}
+
+
+class CharacterTokenizer:
+    """text8's characters: a space and the letters a to z."""
+
+    kind = "characters"
+    vocab_size = len(_ALPHABET)
+    _ids = np.full(256, 255, dtype=np.uint8)
+    _ids[np.frombuffer(_ALPHABET.encode(), dtype=np.uint8)] = np.arange(len(_ALPHABET))
+
+    def encode(self, document: Document) -> Iterator[np.ndarray]:
+        position = document.start
+        for block in document.blocks():
+            ids = self._ids[np.frombuffer(block, dtype=np.uint8)]
+            wrong = np.flatnonzero(ids == 255)
+            if len(wrong):
+                raise UserError(
+                    f"{document.source.path}: byte {position + int(wrong[0]):,} of {document.file} is "
+                    f"{block[wrong[0] : wrong[0] + 1]!r}, but text8 holds only a to z and spaces"
+                )
+            position += len(block)
+            yield ids
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        wrong = sorted(set(text.rstrip("\n")) - set(_ALPHABET))
+        if wrong:
+            raise UserError(f"the prompt holds {wrong[0]!r}, but this run knows only a to z and spaces")
+        return self._ids[np.frombuffer(text.rstrip("\n").encode(), dtype=np.uint8)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(_ALPHABET[i] for i in ids)
+
+    def content(self) -> dict[str, Any]:
+        return {}
+
+
+class WordTokenizer:
+    """Words between spaces, and <eos> for the end of each line; ids are ranks by frequency in the training split."""
+
+    kind = "words"
+
+    def __init__(self, words: Sequence[str]) -> None:
+        """`words` from the most frequent on, <eos> and <unk> among them."""
+        self._words = list(words)
+        self._ids = {word: i for i, word in enumerate(self._words)}
+        self.vocab_size = len(self._words)
+        self._unknown = self._ids[UNKNOWN]
+
+    @classmethod
+    def train(cls, documents: Iterable[Document], *, min_count: int) -> tuple["WordTokenizer", int]:
+        """The vocabulary of the words that occur `min_count` times or more, and the number of tokens read."""
+        counts: Counter[str] = Counter()
+        for document in documents:
+            for words in read_words(document):
+                counts.update(words)
+        num_tokens = counts.total()
+        rare = [word for word, count in counts.items() if count < min_count and word not in (UNKNOWN, END_OF_LINE)]
+        counts[UNKNOWN] += sum(counts.pop(word) for word in rare)
+        counts[END_OF_LINE] += 0
+        return cls(sorted(counts, key=lambda word: (-counts[word], word))), num_tokens
+
+    def encode(self, document: Document) -> Iterator[np.ndarray]:
+        for words in read_words(document):
+            yield self._encode(words)
+
+    def _encode(self, words: Sequence[str]) -> np.ndarray:
+        ids, unknown = self._ids, self._unknown
+        return np.fromiter((ids.get(word, unknown) for word in words), dtype=np.int32, count=len(words))
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        return self._encode(text.replace("\n", f" {END_OF_LINE} ").split())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        lines: list[list[str]] = [[]]
+        for word in (self._words[i] for i in ids):
+            if word == END_OF_LINE:
+                lines.append([])
+            else:
+                lines[-1].append(word)
+        return "\n".join(" ".join(line) for line in lines)
+
+    def content(self) -> dict[str, Any]:
+        return {"words": self._words}
+
+
+class SubwordTokenizer:
+    """Byte-level byte-pair encoding by the `tokenizers` library: any text has an encoding, and it is lossless."""
+
+    kind = "subwords"
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size = tokenizer.get_vocab_size()
+
+    @classmethod
+    def train(cls, documents: Iterable[Document], *, vocab_size: int) -> "SubwordTokenizer":
+        """Learn merges from `documents`, streamed; fewer than `vocab_size` where there are not so many."""
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator((text for document in documents for text in read_text(document)), trainer)
+        return cls(tokenizer)
+
+    def encode(self, document: Document) -> Iterator[np.ndarray]:
+        for text in read_text(document):
+            # A third of the time of `encode`, which also notes where in the text each token stands.
+            (encoding,) = self._tokenizer.encode_batch_fast([text])
+            yield np.array(encoding.ids, dtype=np.int32)
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        return np.array(self._tokenizer.encode(text).ids, dtype=np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids))
+
+    def content(self) -> dict[str, Any]:
+        return {"tokenizer": json.loads(self._tokenizer.to_str())}
+
+
+def _decoded(document: Document, *, translate_newlines: bool) -> Iterator[str]:
+    """The document's text, block by block. Raises UserError where it is no UTF-8."""
+    utf8 = codecs.getincrementaldecoder("utf-8")("strict")
+    decoder = io.IncrementalNewlineDecoder(utf8, translate=True) if translate_newlines else utf8
+    try:
+        for block in document.blocks():
+            yield decoder.decode(block)
+        yield decoder.decode(b"", True)
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{document.source.path}: {document.file} is no UTF-8 text ({error.reason}); convert it"
+            + ("" if translate_newlines else ", or read it by bytes (corpus.tokens=bytes)")
+        ) from error
+
+
+def read_words(document: Document) -> Iterator[list[str]]:
+    """The words of a document in lists, <eos> for each end of a line. Raises UserError for an endless word."""
+    rest, ended = "", True
+    for block in _decoded(document, translate_newlines=True):
+        text = rest + block
+        # What stands behind the last space may go on in the next block.
+        rest = "" if not text or text[-1].isspace() else text.rsplit(None, 1)[-1]
+        if len(rest) > _LONGEST_WORD:
+            raise UserError(
+                f"{document.source.path}: {document.file} holds a word of more than {_LONGEST_WORD:,} letters; "
+                "it must be text whose words have spaces between them"
+            )
+        whole = text[: len(text) - len(rest)]
+        if whole:
+            ended = whole.endswith("\n")
+            yield whole.replace("\n", f" {END_OF_LINE} ").split()
+        elif rest:
+            ended = False
+    # A last line without its end is a line all the same.
+    if rest:
+        yield [rest, END_OF_LINE]
+    elif document.num_bytes and not ended:
+        yield [END_OF_LINE]
+
+
+def read_text(document: Document) -> Iterator[str]:
+    """The text of a document in parts that begin with a space, so that subwords are the same as of the whole.
+
+    A word of more than 4,096 characters is cut into parts of its own.
+    """
+    rest = ""
+    for block in _decoded(document, translate_newlines=False):
+        text = rest + block
+        # Cut before the last run of spaces, and within a word that goes on and on.
+        body = text.rstrip()
+        words = body.rsplit(None, 1)
+        cut = len(words[0]) if len(words) == 2 else 0
+        if len(text) - cut > _LONGEST_WORD:
+            cut = len(text)
+        if cut:
+            yield from _without_endless_words(text[:cut])
+        rest = text[cut:]
+    if rest:
+        yield from _without_endless_words(rest)
+
+
+def _without_endless_words(text: str) -> Iterator[str]:
+    start = 0
+    for match in _ENDLESS_WORD.finditer(text):
+        yield text[start : match.end()]
+        start = match.end()
+    if start < len(text):
+        yield text[start:]
+
+
+def save_tokenizer(tokenizer: TextTokenizer, folder: Path) -> None:
+    """Write `folder`/tokenizer.json. Raises UserError where the disk refuses."""
+    content = signed({"kind": tokenizer.kind, **tokenizer.content()})
+    write_file(folder / TOKENIZER_FILE, json.dumps(content, ensure_ascii=True).encode())
+
+
+def load_tokenizer(folder: Path) -> TextTokenizer:
+    """Read `folder`/tokenizer.json. Raises UserError where it is missing or damaged."""
+    path = folder / TOKENIZER_FILE
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no regular file")
+        content = json.loads(path.read_bytes())
+        check_signed(content)
+        kind = content["kind"]
+        if kind == "words":
+            return WordTokenizer([str(word) for word in content["words"]])
+        if kind == "subwords":
+            return SubwordTokenizer(tokenizers.Tokenizer.from_str(json.dumps(content["tokenizer"])))
+        if kind == "characters":
+            return CharacterTokenizer()
+        if kind != "bytes":
+            raise ValueError(f"kind {kind!r} is unknown")
+        return ByteTokenizer()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; prepare the data again") from error
+    except Exception as error:  # the library raises a bare Exception for a file that it cannot parse
+        raise UserError(f"{path} is damaged ({error}); prepare the data again") from error

@@ -1,0 +1,194 @@
+"""`python -m recipes evaluate`: a run's metrics on held-out text."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from recipes.corpora.catalogue import find_recipe
+from recipes.metrics import UNITS, frequency_bucket, text_metrics
+from waveform.engine.dynamic import DynamicConfig
+from waveform.engine.evaluator import Evaluation
+from waveform.engine.shards import DATASET_FILE, Dataset, TokenSet, read_dataset
+from waveform.ranks.distributed import SCORING_TIMEOUT_S, World, job
+from waveform.runs.evaluation import describe_dynamic, dynamic_config, own_tokens, score, write_json
+from waveform.runs.folder import TrainedRun, num_parameters, open_run
+from waveform.system.atomic import require_writable
+from waveform.system.errors import UserError
+
+
+def evaluate(
+    run_dir: Path | str,
+    *,
+    split: str = "test",
+    rows: int | None = None,
+    dynamic: bool = False,
+    dynamic_optimiser: str = "sgd",
+    dynamic_lr: float | None = None,
+    json_file: Path | str | None = None,
+    device: str | None = None,
+    show_progress: bool = True,
+    **model_fields: int,
+) -> dict[str, Any]:
+    """The recipe's metrics of a run on a split; prints them and returns (and writes) the figures.
+
+    rows: cut the split into so many pieces, each from empty memories, to score them side by side; None carries state
+    through each document. dynamic: score a second time, on one process, learning on the way by `dynamic_optimiser` at
+    `dynamic_lr` (see `DynamicConfig`), reported apart. model_fields: a longer `memory` or `compressed`. Under torchrun
+    every process calls this and scores its share of the documents or pieces. Raises UserError where there is no whole
+    run or its data is gone.
+    """
+    require_writable(json_file, option="--json")
+    with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
+        run = open_text_run(run_dir, world=world, **model_fields)
+        figures = measure(
+            run,
+            split=split,
+            rows=rows,
+            dynamic=dynamic_config(run, optimiser=dynamic_optimiser, lr=dynamic_lr) if dynamic else None,
+            world=world,
+            show_progress=show_progress and world.is_first,
+        )
+        if world.is_first:
+            if show_progress:
+                print(describe(figures))
+            write_json(json_file, figures)
+        return figures
+
+
+def open_text_run(run_dir: Path | str, *, world: World, **model_fields: int) -> TrainedRun:
+    """The run on this process's device. Raises UserError where there is none, or it is none on text."""
+    run = open_run(run_dir, device=world.device.type, **model_fields)
+    if run.config["dataset"]["modality"].get("kind") != "text":
+        raise UserError(f"{run_dir} is a run on {run.config['dataset']['modality'].get('kind')}, not on text")
+    return run
+
+
+def measure(
+    run: TrainedRun,
+    *,
+    split: str,
+    rows: int | None,
+    dynamic: DynamicConfig | None = None,
+    world: World,
+    show_progress: bool = True,
+) -> dict[str, Any]:
+    """What `evaluate --json` writes."""
+    modality = run.config["dataset"]["modality"]
+    tokens = own_tokens(run, split=split)
+    data = read_dataset(Path(run.config["dataset"]["path"]))
+    sizes = _sizes(data, split)
+    checksum, num_documents = tokens.checksum, len(tokens)
+    if rows is not None:
+        tokens, batch_size = _cut(tokens, rows, world)
+        run = replace(run, config={**run.config, "train": {**run.config["train"], "evaluate_batch_size": batch_size}})
+    protocol = "chunk" if run.config["train"]["state"] == "chunk" else "utterance"
+    classes = _classes(data) if modality["tokens"] == "words" else None
+    result: Evaluation = score(
+        run, tokens, protocol=protocol, world=world, classes=classes, show_progress=show_progress
+    )
+    metrics_of = partial(
+        text_metrics,
+        tokens=modality["tokens"],
+        recipe=modality["recipe"],
+        num_bytes=sizes["bytes"],
+        num_words=sizes["words"],
+    )
+    metrics = metrics_of(result)
+    headline = find_recipe(modality["recipe"]).headline
+    apart = {}
+    if dynamic is not None:
+        learned = score(
+            run,
+            tokens,
+            protocol=protocol,
+            world=world,
+            classes=classes,
+            dynamic=dynamic,
+            show_progress=show_progress,
+        )
+        apart["dynamic"] = {
+            **describe_dynamic(learned, dynamic, plain=result, unit="token"),
+            **metrics_of(learned),
+        }
+    return {
+        "recipe": modality["recipe"],
+        "model": run.name,
+        "run": str(run.folder),
+        "split": split,
+        "headline": headline,
+        headline: metrics[headline],
+        **{name: value for name, value in metrics.items() if name != headline},
+        "num_tokens": int(result.counts.sum()),
+        "num_bytes": sizes["bytes"],
+        "num_words": sizes["words"],
+        "words_are": str(data.sources.get("words_are")),
+        "published_corpus": data.sources.get("checked") is True,
+        "num_documents": num_documents,
+        "rows": rows,
+        "state": f"reset at the start of {len(tokens)} pieces" if rows else f"by {protocol}",
+        "memory": run.config["model"].get("memory"),
+        "compressed": run.config["model"].get("compressed"),
+        "num_parameters": num_parameters(run.model),
+        "step": run.step,
+        "train_seconds": run.train_seconds,
+        "train_tokens_seen": run.tokens_seen,
+        "data_checksum": checksum,
+        "model_config": dict(run.config["model"]),
+        **apart,
+    }
+
+
+def _sizes(data: Dataset, split: str) -> dict[str, int]:
+    """Bytes and words of a split. Raises UserError where dataset.json does not hold them."""
+    sizes = {}
+    for name in ("bytes", "words"):
+        counts = data.sources.get(name)
+        count = counts.get(split) if isinstance(counts, dict) else None
+        if type(count) is not int or not 0 < count < 1 << 62:
+            raise UserError(f"{data.folder / DATASET_FILE} has no count of {name} of {split!r}; prepare the data again")
+        sizes[name] = count
+    return sizes
+
+
+def _cut(tokens: TokenSet, rows: int, world: World) -> tuple[TokenSet, int]:
+    """The tokens in about `rows` pieces, and how many of them each process scores side by side."""
+    if rows < 1:
+        raise UserError(f"--rows is {rows}; it must be at least 1")
+    pieces = tokens.cut(-(-tokens.num_tokens // rows))
+    return pieces, -(-rows // world.size)
+
+
+def _classes(data: Dataset) -> Tensor:
+    return frequency_bucket(data.open_split("train").counts)
+
+
+def describe(figures: dict[str, Any]) -> str:
+    """The figures in a few lines."""
+    headline = figures["headline"]
+    lines = [
+        f"{figures['recipe']}, {figures['model']}, step {figures['step']}, {figures['split']} split: "
+        f"{figures[headline]:.4f} {UNITS[headline]}",
+        f"  {figures['nats_per_token']:.4f} nats = {figures['bits_per_token']:.4f} bits per token, "
+        f"{figures['num_tokens']:,} tokens, memory {figures['memory']}, compressed {figures['compressed']}",
+    ]
+    lines += [f"  {figures[name]:.4f} {unit}" for name, unit in UNITS.items() if name in figures and name != headline]
+    for bucket, entry in figures.get("perplexity_by_frequency", {}).items():
+        lines.append(
+            f"  {bucket:>7} in training: perplexity {entry['perplexity']:,.2f} ({entry['num_tokens']:,} tokens)"
+        )
+    if headline == "word_perplexity" or "word_perplexity" in figures:
+        lines.append(f"  by {figures['num_words']:,} words, {figures['words_are']}")
+    if "dynamic" in figures:
+        dynamic = figures["dynamic"]
+        lines.append(
+            f"  dynamic, {dynamic['optimiser']} at {dynamic['lr']:g}: {dynamic[headline]:.4f} {UNITS[headline]}, "
+            f"{dynamic['nats_per_token']:.4f} nats per token ({dynamic['difference_to_plain_nats']:+.4f})"
+        )
+    if figures["rows"]:
+        lines.append(f"  cut for speed, state {figures['state']}: a little worse than in one piece")
+    if not figures["published_corpus"]:
+        lines.append("  on another corpus than the published one: not comparable with the papers' figures")
+    return "\n".join(lines)

@@ -1,0 +1,213 @@
+"""`python -m recipes prepare`: a corpus into a data set of token shards, whole or not at all."""
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from recipes.corpora.catalogue import SPLITS, CorpusConfig, Document, Documents, Recipe, find_recipe, open_corpus
+from recipes.corpora.sources import Source, open_source
+from recipes.corpora.tokenizers import (
+    ByteTokenizer,
+    CharacterTokenizer,
+    SubwordTokenizer,
+    TextTokenizer,
+    WordTokenizer,
+    save_tokenizer,
+)
+from waveform.engine.shards import Dataset, ShardWriter, dtype_for, read_dataset, write_dataset
+from waveform.runs.settings import typed
+from waveform.system.atomic import explain_write_errors, sync
+from waveform.system.errors import UserError
+from waveform.system.locks import take_lock
+from waveform.system.progress import Progress
+
+_MEGABYTE = 1_000_000
+
+
+@dataclass
+class _Amount:
+    """What a split holds."""
+
+    documents: int = 0
+    tokens: int = 0
+    words: int = 0  # between ASCII white space
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Counted(Document):
+    """A document whose bytes and words are counted as they pass."""
+
+    amount: _Amount
+    progress: Progress
+
+    def blocks(self) -> Iterator[bytes]:
+        inside = False  # a word that the last block began
+        for block in super().blocks():
+            starts_inside = not block[:1].isspace()
+            self.amount.words += len(block.split()) - (inside and starts_inside)
+            inside = not block[-1:].isspace()
+            self.amount.bytes += len(block)
+            self.progress.update(len(block) / _MEGABYTE)
+            yield block
+
+
+def corpus_config(settings: Sequence[str]) -> CorpusConfig:
+    """CorpusConfig from `corpus.NAME=value` settings. Raises UserError for another name or value."""
+    content: dict[str, str | None] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        name = key.removeprefix("corpus.")
+        if not equals or not key.startswith("corpus.") or name not in asdict(CorpusConfig()):
+            known = ", ".join(f"corpus.{name}" for name in asdict(CorpusConfig()))
+            raise UserError(f"{setting!r} is no setting of prepare; it has {known}")
+        content[name] = None if value == "null" else value
+    return typed(CorpusConfig, content, section="corpus")
+
+
+def prepare(
+    recipe_name: str,
+    source_path: Path | str,
+    data_dir: Path | str,
+    settings: Sequence[str] = (),
+    *,
+    show_progress: bool = True,
+) -> Dataset:
+    """Turn a user's copy of a corpus into a data set in `data_dir`, a new folder.
+
+    settings: `corpus.NAME=value`. Prints what each split holds. Raises UserError for a wrong, cut or damaged source,
+    for a `data_dir` that holds anything and where another process is preparing it; then nothing is left behind.
+    """
+    recipe, config = find_recipe(recipe_name), corpus_config(settings)
+    recipe = _with_tokens(recipe, config)
+    source_path, data_dir = Path(source_path), Path(data_dir)
+    if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
+        raise UserError(f"{data_dir} holds something already; give a new folder")
+    source = open_source(source_path)
+    documents = open_corpus(recipe, source, config=config)
+    with _partial_folder(data_dir) as partial:
+        amounts = _write(recipe, source, documents, partial, config=config, show_progress=show_progress)
+        with explain_write_errors(data_dir):
+            partial.replace(data_dir)
+            sync(partial.parent)
+    if show_progress:
+        _report(data_dir, amounts)
+    return read_dataset(data_dir)
+
+
+@contextmanager
+def _partial_folder(data_dir: Path) -> Iterator[Path]:
+    """An empty folder beside `data_dir`, gone in the end unless it was renamed, with what a killed process left of it.
+
+    Raises UserError where a living process has it.
+    """
+    partial = data_dir.absolute().with_name(f".{data_dir.absolute().name}.partial")
+    with explain_write_errors(data_dir):
+        partial.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(partial, os.O_RDONLY)
+    try:
+        try:
+            take_lock(descriptor)
+            ours = partial.exists() and os.path.samestat(os.fstat(descriptor), partial.stat())  # not renamed meanwhile
+        except BlockingIOError:
+            ours = False
+        if not ours:
+            raise UserError(f"another process is preparing {data_dir}; wait until it is done")
+        try:
+            with explain_write_errors(partial):
+                for leftover in partial.iterdir():
+                    leftover.unlink()
+            yield partial
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def _with_tokens(recipe: Recipe, config: CorpusConfig) -> Recipe:
+    if config.tokens is None or config.tokens == recipe.tokens:
+        return recipe
+    if recipe.name != "folder":
+        raise UserError(f"corpus.tokens={config.tokens}: {recipe.name} is read by {recipe.tokens}, as in the papers")
+    if config.tokens not in ("bytes", "subwords"):
+        raise UserError(f"corpus.tokens is {config.tokens!r}; choose bytes or subwords")
+    return replace(recipe, tokens=config.tokens)
+
+
+def _write(
+    recipe: Recipe, source: Source, documents: Documents, folder: Path, *, config: CorpusConfig, show_progress: bool
+) -> dict[str, _Amount]:
+    tokenizer = _tokenizer(recipe, source, documents["train"], config=config, show_progress=show_progress)
+    amounts = {split: _Amount(documents=len(documents[split])) for split in SPLITS}
+    total = sum(document.num_bytes for split in SPLITS for document in documents[split])
+    with Progress(f"prepare {recipe.name}", total=total / _MEGABYTE, unit="MB", enabled=show_progress) as progress:
+        for split in SPLITS:
+            amount = amounts[split]
+            path = folder / f"{split}.shard"
+            with ShardWriter(path, vocab_size=tokenizer.vocab_size, dtype=dtype_for(tokenizer.vocab_size)) as writer:
+                for document in documents[split]:
+                    writer.begin(document.name)
+                    for ids in tokenizer.encode(_Counted(**vars(document), amount=amount, progress=progress)):
+                        writer.append(ids)
+                        amount.tokens += len(ids)
+            expected = recipe.num_tokens.get(split)
+            if config.check and expected is not None and amount.tokens != expected:
+                raise recipe.refuse(source, f"its {split} split has {amount.tokens:,} tokens, not {expected:,}")
+    save_tokenizer(tokenizer, folder)
+    published = config.check and bool(recipe.num_words)
+    words = dict(recipe.num_words) if published else {split: amount.words for split, amount in amounts.items()}
+    write_dataset(
+        Dataset(
+            folder=folder,
+            vocab_size=tokenizer.vocab_size,
+            modality={"kind": "text", "recipe": recipe.name, "tokens": tokenizer.kind},
+            splits={split: [f"{split}.shard"] for split in SPLITS},
+            sources={
+                "path": str(source.path.resolve()),
+                "checked": config.check,
+                "bytes": {split: amount.bytes for split, amount in amounts.items()},
+                "words": words,
+                "words_are": "published" if published else "counted",
+            },
+        )
+    )
+    return amounts
+
+
+def _tokenizer(
+    recipe: Recipe, source: Source, train: list[Document], *, config: CorpusConfig, show_progress: bool
+) -> TextTokenizer:
+    """The tokenizer of `recipe`, made from the training documents alone where it has a vocabulary."""
+    if recipe.tokens == "bytes":
+        return ByteTokenizer()
+    if recipe.tokens == "characters":
+        return CharacterTokenizer()
+    total = sum(document.num_bytes for document in train) / _MEGABYTE
+    with Progress(f"{recipe.tokens} of {recipe.name}", total=total, unit="MB", enabled=show_progress) as progress:
+        passing = (_Counted(**vars(document), amount=_Amount(), progress=progress) for document in train)
+        if recipe.tokens == "subwords":
+            return SubwordTokenizer.train(passing, vocab_size=config.vocab_size)
+        tokenizer, num_tokens = WordTokenizer.train(passing, min_count=recipe.min_count)
+    # Told now, a wrong source costs one reading of it rather than two.
+    expected = recipe.num_tokens.get("train")
+    if config.check and expected is not None and num_tokens != expected:
+        raise recipe.refuse(source, f"its train split has {num_tokens:,} tokens, not {expected:,}")
+    if config.check and recipe.num_types is not None and tokenizer.vocab_size != recipe.num_types:
+        raise recipe.refuse(source, f"it has {tokenizer.vocab_size:,} types, not {recipe.num_types:,}")
+    return tokenizer
+
+
+def _report(data_dir: Path, amounts: dict[str, _Amount]) -> None:
+    data = read_dataset(data_dir)
+    print(f"{data_dir}: {data.modality['recipe']} by {data.modality['tokens']}, vocabulary of {data.vocab_size:,}")
+    for split, amount in amounts.items():
+        print(
+            f"  {split:5}  {amount.tokens:>13,} tokens  {amount.bytes:>14,} bytes  {amount.words:>13,} words  "
+            f"in {amount.documents:,} documents"
+        )
+    if data.sources["words_are"] == "published":
+        words = ", ".join(f"{split} {count:,}" for split, count in data.sources["words"].items())
+        print(f"  word-level perplexity divides by the published counts: {words}")

@@ -1,0 +1,97 @@
+"""`python -m recipes sweep`: one run at several sizes of compressed memory (Rae et al. 2019, Tables 8 and 9)."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recipes.metrics import UNITS
+from recipes.verbs.evaluate import measure, open_text_run
+from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
+from waveform.runs.evaluation import write_json
+from waveform.system.atomic import require_writable, write_file
+from waveform.system.errors import UserError
+
+
+def sizes_from(text: str) -> list[int]:
+    """`512,1024` -> [512, 1024]. Raises UserError for anything else."""
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 0:
+        raise UserError(f"--compressed is {text!r}; give whole numbers with commas between them, such as 512,1024,2048")
+    return sorted(set(sizes))
+
+
+def sweep(
+    run_dir: Path | str,
+    *,
+    compressed: Sequence[int],
+    memory: int | None = None,
+    split: str = "test",
+    rows: int | None = None,
+    json_file: Path | str | None = None,
+    device: str | None = None,
+    show_progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Evaluate a run at each size; prints a table, writes the figures as JSON and a plot beside it.
+
+    rows: as in `evaluate`. Under torchrun every process calls this. Raises UserError as `evaluate` does, and where the
+    plot would replace something else.
+    """
+    require_writable(json_file, option="--json")
+    plot = None if json_file is None else Path(json_file).with_suffix(".png")
+    if plot is not None and plot.exists() and not Path(json_file or "").exists():
+        raise UserError(f"{plot} exists, and the plot would replace it; give another --json, or move it away")
+    with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
+        entries = []
+        for size in compressed:
+            fields = {"compressed": size, **({} if memory is None else {"memory": memory})}
+            run = open_text_run(run_dir, world=world, **fields)
+            entries.append(
+                measure(run, split=split, rows=rows, world=world, show_progress=show_progress and world.is_first)
+            )
+        if world.is_first:
+            if show_progress:
+                print(format_table(entries))
+            write_json(json_file, entries)
+            if plot is not None:
+                save_plot(plot, entries)
+        return entries
+
+
+def _trained_with(entries: Sequence[dict[str, Any]]) -> str:
+    first = entries[0]
+    return f"{first['recipe']}, {first['split']} split, {first['model']} at step {first['step']}"
+
+
+def format_table(entries: Sequence[dict[str, Any]]) -> str:
+    """One line a size."""
+    headline = entries[0]["headline"]
+    lines = [
+        f"{_trained_with(entries)}, memory {entries[0]['memory']}",
+        f"compressed  {UNITS[headline]:>21}  nats/token",
+    ]
+    for entry in entries:
+        lines.append(f"{entry['compressed']:>10}  {entry[headline]:>21.4f}  {entry['nats_per_token']:>10.4f}")
+    if entries[0]["rows"]:
+        lines.append(f"cut for speed, state {entries[0]['state']}")
+    return "\n".join(lines)
+
+
+def save_plot(path: Path, entries: Sequence[dict[str, Any]]) -> None:
+    """The headline metric over the slots of compressed memory, as PNG. Raises UserError where the disk refuses."""
+    from matplotlib.figure import Figure
+
+    headline = entries[0]["headline"]
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([entry["compressed"] for entry in entries], [entry[headline] for entry in entries], marker="o")
+    axes.set_xlabel("slots of compressed memory at evaluation")
+    axes.set_ylabel(UNITS[headline])
+    axes.set_title(_trained_with(entries), fontsize="medium")
+    axes.grid(alpha=0.3)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=150)
+    write_file(path, content.getvalue())

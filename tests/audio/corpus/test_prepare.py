@@ -1,0 +1,537 @@
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from waveform.audio.corpus import groups
+from waveform.audio.corpus import prepare as preparing
+from waveform.audio.corpus.prepare import DataConfig, prepare
+from waveform.audio.corpus.scan import scan_folder
+from waveform.audio.corpus.splits import SPLITS, SplitConfig
+from waveform.audio.demo_speech import demo_speech_dir
+from waveform.audio.files import read_audio
+from waveform.audio.mulaw import encode
+from waveform.engine.shards import Dataset, Shard
+from waveform.system.errors import UserError
+
+Write = Callable[..., np.ndarray]
+
+
+def _prepare(audio_dir: Path, data_dir: Path, config: DataConfig | None = None) -> Dataset:
+    return prepare(audio_dir, data_dir, config=config, show_progress=False)
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are decoded, in order."""
+    names: list[str] = []
+
+    class Recorded(groups.AudioFile):
+        def __init__(self, path: Path) -> None:
+            names.append(Path(path).name)
+            super().__init__(path)
+
+    monkeypatch.setattr(groups, "AudioFile", Recorded)
+    return names
+
+
+@pytest.fixture
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut the twelve clips of `corpus_dir` into several shards a split."""
+    monkeypatch.setattr(groups, "_MIN_GROUP_BYTES", 40_000)
+
+
+def test_tokens_are_the_audio(corpus_dir: Path, tmp_path: Path, small_groups: None) -> None:
+    dataset = _prepare(corpus_dir, tmp_path / "data")
+    assert dataset.vocab_size == 256
+    assert dataset.modality == {
+        "kind": "audio", "sample_rate_hz": 24_000, "quantiser": "mu-law", "num_classes": 256,
+    }  # fmt: skip
+    assert len(dataset.splits["train"]) > 1
+    names = set()
+    for split in SPLITS:
+        tokens = dataset.open_split(split)
+        for index, name in enumerate(tokens.names):
+            expected = encode(torch.from_numpy(read_audio(corpus_dir / name))).numpy()
+            np.testing.assert_array_equal(tokens.read(index, start=0, stop=tokens.lengths[index]), expected)
+            assert name.startswith(split)
+            names.add(name)
+    assert len(names) == 12
+
+
+def test_the_pool_gives_the_same_bytes(
+    corpus_dir: Path, tmp_path: Path, small_groups: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _prepare(corpus_dir, tmp_path / "inline")
+    monkeypatch.setattr(preparing, "_MIN_POOL_BYTES", 0)
+    _prepare(corpus_dir, tmp_path / "pool", DataConfig(num_workers=2))
+    assert _content(tmp_path / "pool") == _content(tmp_path / "inline")
+
+
+def _die(group: groups.Group, *, audio_dir: Path, data_dir: Path) -> groups.GroupResult:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def test_a_dying_worker_is_reported(
+    corpus_dir: Path, tmp_path: Path, small_groups: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparing, "_MIN_POOL_BYTES", 0)
+    monkeypatch.setattr(preparing, "prepare_group", _die)
+    with pytest.raises(UserError, match=r"a process that decodes audio died.*num_workers=1"):
+        _prepare(corpus_dir, tmp_path / "data", DataConfig(num_workers=2))
+
+
+def test_nothing_is_done_twice(
+    corpus_dir: Path, tmp_path: Path, decoded: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (corpus_dir / "train" / "bad.wav").write_bytes(b"no audio")
+    first = prepare(corpus_dir, tmp_path / "data")
+    assert "prepared 13 files" in capsys.readouterr().out and len(decoded) == 13
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*") if path.is_file()}
+    again = prepare(corpus_dir, tmp_path / "data")
+    out = capsys.readouterr().out
+    assert "up to date" in out and "train/bad.wav: not readable as audio" in out
+    assert len(decoded) == 13 and again == first
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_added_files_alone_are_decoded(
+    corpus_dir: Path, tmp_path: Path, small_groups: None, decoded: list[str], write_audio: Write
+) -> None:
+    first = _prepare(corpus_dir, tmp_path / "data")
+    before = _content(tmp_path / "data" / "shards")
+    decoded.clear()
+    write_audio(corpus_dir / "train" / "added.flac")
+    second = _prepare(corpus_dir, tmp_path / "data")
+    after = _content(tmp_path / "data" / "shards")
+    assert decoded == ["added.flac"]
+    assert before.items() < after.items() and len(after) == len(before) + 1
+    assert set(first.splits["train"]) < set(second.splits["train"])
+    assert "train/added.flac" in second.open_split("train").names
+
+
+def test_changed_and_removed_files(
+    corpus_dir: Path, tmp_path: Path, small_groups: None, decoded: list[str], write_audio: Write
+) -> None:
+    first = _prepare(corpus_dir, tmp_path / "data")
+    files = first.sources["files"]
+    victims = {files["train/clip0.wav"]["shard"], files["train/clip7.wav"]["shard"]}
+    affected = {Path(path).name for path, record in files.items() if record["shard"] in victims}
+    decoded.clear()
+    write_audio(corpus_dir / "train" / "clip0.wav", seed=99, duration_s=0.4)
+    (corpus_dir / "train" / "clip7.wav").unlink()
+    second = _prepare(corpus_dir, tmp_path / "data")
+    assert set(decoded) == affected - {"clip7.wav"} and len(decoded) < 11
+    train = second.open_split("train")
+    assert "train/clip7.wav" not in train.names and len(train) == 7
+    index = train.names.index("train/clip0.wav")
+    expected = encode(torch.from_numpy(read_audio(corpus_dir / "train" / "clip0.wav"))).numpy()
+    np.testing.assert_array_equal(train.read(index, start=0, stop=10**9), expected)
+    on_disk = {f"shards/{name}" for name in os.listdir(tmp_path / "data" / "shards")}
+    assert on_disk == {shard for shards in second.splits.values() for shard in shards}
+    for split in SPLITS:  # the same tokens as a data set prepared afresh
+        fresh = _prepare(corpus_dir, tmp_path / "fresh").open_split(split)
+        assert fresh.checksum == second.open_split(split).checksum
+
+
+def test_a_change_of_the_same_size_is_seen(corpus_dir: Path, tmp_path: Path, write_audio: Write) -> None:
+    path = corpus_dir / "test" / "clip10.wav"
+    size = path.stat().st_size
+    first = _prepare(corpus_dir, tmp_path / "data").open_split("test").checksum
+    write_audio(path, seed=99, duration_s=0.3, sample_rate_hz=44_100)
+    assert path.stat().st_size == size
+    assert _prepare(corpus_dir, tmp_path / "data").open_split("test").checksum != first
+
+
+def test_a_file_moved_to_another_split_moves(corpus_dir: Path, tmp_path: Path) -> None:
+    _prepare(corpus_dir, tmp_path / "data")
+    os.rename(corpus_dir / "train" / "clip1.wav", corpus_dir / "test" / "clip1.wav")
+    dataset = _prepare(corpus_dir, tmp_path / "data")
+    assert "test/clip1.wav" in dataset.open_split("test").names
+    assert "train/clip1.wav" not in dataset.open_split("train").names
+
+
+def test_damaged_tokens_are_made_anew(
+    corpus_dir: Path, tmp_path: Path, small_groups: None, decoded: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What every message about damaged tokens advises."""
+    dataset = _prepare(corpus_dir, tmp_path / "data")
+    whole = _content(tmp_path / "data")
+    shard = tmp_path / "data" / dataset.splits["train"][0]
+    content = bytearray(shard.read_bytes())
+    content[100] ^= 1
+    shard.write_bytes(content)
+    decoded.clear()
+    prepare(corpus_dir, tmp_path / "data")
+    assert _content(tmp_path / "data") == whole and 0 < len(decoded) < 8
+    assert f"{len(decoded)} files prepared again, as their shards were damaged, all " in capsys.readouterr().out
+
+
+def test_a_lost_shard_is_made_again(corpus_dir: Path, tmp_path: Path, small_groups: None, decoded: list[str]) -> None:
+    dataset = _prepare(corpus_dir, tmp_path / "data")
+    before = _content(tmp_path / "data")
+    (tmp_path / "data" / dataset.splits["train"][0]).unlink()
+    (tmp_path / "data" / dataset.splits["test"][0]).write_bytes(b"cut")
+    decoded.clear()
+    _prepare(corpus_dir, tmp_path / "data")
+    assert _content(tmp_path / "data") == before and 0 < len(decoded) < 12
+
+
+_KILLED_RUNS = """
+import os, random, signal, sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from waveform.audio.corpus import groups
+from waveform.audio.corpus.prepare import prepare
+groups._MIN_GROUP_BYTES = 60_000
+audio_dir, root = Path(sys.argv[1]), Path(sys.argv[2])
+
+def run(data_dir, before_step=lambda: None):
+    '''Prepare in a fork, with a hook in front of every step that touches the disk for good.'''
+    child = os.fork()
+    if child == 0:
+        for name in ("replace", "fsync", "unlink", "mkdir", "rmdir"):
+            real = getattr(os, name) if name != "fsync" else lambda descriptor: None  # a kill loses no written data
+            def step(*args, real=real, **kwargs):
+                before_step()
+                return real(*args, **kwargs)
+            setattr(os, name, step)
+        prepare(audio_dir, data_dir, show_progress=False)
+        os._exit(0)
+    return child
+
+def status(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+def killer(after):
+    left = [after]
+    def step():
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left[0] -= 1
+    return step
+
+prepare(audio_dir, root / "whole", show_progress=False)  # in this process, so that forks find imports and kernels
+start = time.monotonic()
+assert status(run(root / "timed")) == 0
+took = time.monotonic() - start
+steps = 0
+while status(run(root / f"step{steps}", killer(steps))) == -signal.SIGKILL:
+    assert status(run(root / f"step{steps}")) == 0
+    steps += 1
+rng = random.Random(int(sys.argv[3]))
+for index in range(4):
+    for _ in range(3):  # several kills in a row
+        child = run(root / f"time{index}")
+        time.sleep(rng.uniform(0, took))
+        os.kill(child, signal.SIGKILL)
+        status(child)
+    assert status(run(root / f"time{index}")) == 0
+print(steps)
+"""
+
+
+def test_killed_at_any_step_the_next_run_ends_the_same(corpus_dir: Path, tmp_path: Path) -> None:
+    seed = random.randrange(10**6)
+    (corpus_dir / "train" / "bad.wav").write_bytes(b"no audio")
+    command = [sys.executable, "-c", _KILLED_RUNS, str(corpus_dir), str(tmp_path / "runs"), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, (seed, done.stderr)
+    assert int(done.stdout) > 30  # steps at which it was killed
+    whole = _content(tmp_path / "runs" / "whole")
+    assert len([name for name in whole if name.startswith("shards/")]) >= 5
+    folders = [folder for folder in (tmp_path / "runs").iterdir() if folder.name != "whole"]
+    assert len(folders) > 30
+    for folder in folders:
+        assert _content(folder) == whole, (seed, folder.name)
+
+
+def test_finished_groups_are_not_decoded_again(
+    corpus_dir: Path,
+    tmp_path: Path,
+    small_groups: None,
+    decoded: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    real, calls = preparing.prepare_group, []
+
+    def interrupted(group: groups.Group, *, audio_dir: Path, data_dir: Path) -> groups.GroupResult:
+        calls.append(group)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(group, audio_dir=audio_dir, data_dir=data_dir)
+
+    monkeypatch.setattr(preparing, "prepare_group", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _prepare(corpus_dir, tmp_path / "data")
+    monkeypatch.setattr(preparing, "prepare_group", real)
+    shards = sorted((tmp_path / "data" / "shards").iterdir())
+    assert len(shards) == 3
+    os.rename(shards[0], tmp_path / "lost")  # a record whose shard is gone counts for nothing
+    finished = set(decoded)
+    lost = {Path(utterance.name).name for utterance in Shard(tmp_path / "lost").utterances}
+    finished -= lost
+    decoded.clear()
+    prepare(corpus_dir, tmp_path / "data")
+    assert finished and not finished & set(decoded) and len(finished) + len(decoded) == 12
+    assert f"{len(finished)} taken from an interrupted run" in capsys.readouterr().out
+    assert not (tmp_path / "data" / "unfinished").exists()
+
+
+_KILLED_POOL = """
+import sys, time
+from pathlib import Path
+from waveform.audio.corpus import groups, prepare as preparing
+groups.AudioFile = lambda path: time.sleep(600)  # in the workers too, which import this script
+if __name__ == "__main__":
+    groups._MIN_GROUP_BYTES = 1
+    preparing._MIN_POOL_BYTES = 0
+    config = preparing.DataConfig(num_workers=2)
+    preparing.prepare(Path(sys.argv[1]), Path(sys.argv[2]), config=config, show_progress=False)
+"""
+
+
+def test_a_killed_pool_leaves_no_worker(corpus_dir: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_KILLED_POOL)
+    run = subprocess.Popen([sys.executable, str(script), str(corpus_dir), str(tmp_path / "data")])
+    try:
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+        deadline = time.monotonic() + 60
+        workers: list[str] = []
+        while len(workers) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+            workers = [
+                pid
+                for pid in children.read_text().split()
+                if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            ]
+        assert len(workers) == 2
+        while not list((tmp_path / "data" / "unfinished").glob(".*.partial")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        run.kill()
+        run.wait()
+    while any(_runs(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(_runs(pid) for pid in workers)
+    _prepare(corpus_dir, tmp_path / "data")  # the lock went with the process
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_second_preparation_is_refused(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = preparing.prepare_group
+
+    def meanwhile(group: groups.Group, *, audio_dir: Path, data_dir: Path) -> groups.GroupResult:
+        with pytest.raises(UserError, match=r"another waveform prepare is at work on .*data"):
+            _prepare(corpus_dir, tmp_path / "data")
+        return real(group, audio_dir=audio_dir, data_dir=data_dir)
+
+    monkeypatch.setattr(preparing, "prepare_group", meanwhile)
+    assert len(_prepare(corpus_dir, tmp_path / "data").open_split("train")) == 8
+
+
+def test_other_split_settings_are_refused(tmp_path: Path, write_audio: Write) -> None:
+    for index in range(30):
+        write_audio(tmp_path / "audio" / f"{index % 5}" / f"{index}.wav", duration_s=0.02)
+    config = DataConfig(split=SplitConfig(valid=0.3, test=0.3))
+    _prepare(tmp_path / "audio", tmp_path / "data", config)
+    before = _content(tmp_path / "data")
+    with pytest.raises(UserError, match=r"split.by was file and is folder, split.valid was 0.3 and is 0.4"):
+        _prepare(tmp_path / "audio", tmp_path / "data", DataConfig(split=SplitConfig(by="folder", valid=0.4, test=0.3)))
+    assert _content(tmp_path / "data") == before
+
+
+def test_adding_files_moves_none_between_splits(tmp_path: Path, write_audio: Write) -> None:
+    config = DataConfig(split=SplitConfig(valid=0.3, test=0.3))
+    for index in range(20):
+        write_audio(tmp_path / "audio" / f"{index}.wav", duration_s=0.02)
+    first = _prepare(tmp_path / "audio", tmp_path / "data", config)
+    for index in range(20, 40):
+        write_audio(tmp_path / "audio" / f"{index}.wav", duration_s=0.02)
+    second = _prepare(tmp_path / "audio", tmp_path / "data", config)
+    for split in SPLITS:
+        assert set(first.open_split(split).names) < set(second.open_split(split).names)
+
+
+def test_another_corpus_does_not_replace_the_first(corpus_dir: Path, tmp_path: Path, write_audio: Write) -> None:
+    _prepare(corpus_dir, tmp_path / "data")
+    for split in SPLITS:
+        write_audio(tmp_path / "other" / split / "x.wav")
+    with pytest.raises(UserError, match="was prepared from other audio"):
+        _prepare(tmp_path / "other", tmp_path / "data")
+    moved = tmp_path / "moved"
+    os.rename(corpus_dir, moved)
+    assert len(_prepare(moved, tmp_path / "data").open_split("train")) == 8
+
+
+def _names(folder: Path, skip: Path) -> list[str]:
+    return [file.path for file in scan_folder(folder, skip=skip).files]
+
+
+def test_scan_finds_what_it_should(tmp_path: Path, write_audio: Write) -> None:
+    folder = tmp_path / "audio"
+    write_audio(folder / "b c" / "größe.WAV")
+    write_audio(folder / "a.flac")
+    os.makedirs(os.fsencode(folder) + b"/caf\xe9")
+    shutil.copy(folder / "a.flac", os.fsencode(folder) + b"/caf\xe9/x.flac")
+    write_audio(folder / ".hidden" / "h.wav")
+    write_audio(folder / "._a.wav")
+    write_audio(folder / "data" / "own.wav")
+    write_audio(tmp_path / "elsewhere" / "linked.wav")
+    (folder / "z").symlink_to(tmp_path / "elsewhere")
+    (folder / "b c" / "loop").symlink_to(folder)
+    (folder / "b c" / "up").symlink_to(tmp_path)  # would pull in what stands beside the corpus
+    write_audio(tmp_path / "beside" / "other.wav")
+    (folder / "aaa").symlink_to(folder / "b c")  # reached by its real path already
+    (folder / "self.wav").symlink_to("self.wav")
+    (folder / "notes.txt").touch()
+    (folder / "cover.JPG").touch()
+    scan = scan_folder(folder, skip=folder / "data")
+    expected = ["a.flac", "b c/größe.WAV", "caf\udce9/x.flac", "z/linked.wav"]
+    assert [file.path for file in scan.files] == expected
+    assert scan.refused == {"self.wav": "its links form a loop"}
+    assert scan.other == {".txt": 1, ".jpg": 1}
+
+
+def test_names_that_are_not_utf8_survive(corpus_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.rename(corpus_dir / "train" / "clip0.wav", os.fsencode(corpus_dir) + b"/train/caf\xe9.wav")
+    dataset = prepare(corpus_dir, tmp_path / "data")
+    assert "train/caf\udce9.wav" in dataset.open_split("train").names
+    assert dataset.open_split("train").checksum
+    assert "up to date" not in capsys.readouterr().out
+    prepare(corpus_dir, tmp_path / "data")
+    assert "up to date" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("missing", "no such folder: .*audio; give the folder"),
+        ("file", "is a file, not a folder"),
+        ("empty", "audio is empty; put audio files there"),
+        ("no audio", r"no audio in .*: it holds 2 other files \(2 .txt\)"),
+        ("nothing usable", r"no usable audio in .*: test/b.wav: not readable as audio .*; train/.*: it is empty"),
+        ("only links", r"no usable audio in .*: a.wav: it is a link to nothing"),
+        ("one file", r"too small: 1 file to split.*add files, or sort the files into folders train/, valid/ and test/"),
+        ("usable too few", r"no usable audio in test/; put some there"),
+        ("same folder", "is the audio folder itself"),
+        ("data is a file", "data is a file; give a folder"),
+        ("data is foreign", r"data is not empty \(thesis.doc\) and holds no prepared data"),
+        ("no workers", "data.num_workers is 0; use 1 or more"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_explained(tmp_path: Path, write_audio: Write, case: str, message: str) -> None:
+    audio_dir, data_dir = tmp_path / "audio", tmp_path / "data"
+    config = DataConfig(num_workers=0 if case == "no workers" else None)
+    if case == "file":
+        audio_dir.write_text("")
+    elif case != "missing":
+        audio_dir.mkdir()
+    if case == "no audio":
+        for name in "ab":
+            (audio_dir / f"{name}.txt").touch()
+    elif case in ("nothing usable", "usable too few"):
+        for split in SPLITS:
+            (audio_dir / split).mkdir()
+            write_audio(audio_dir / split / "b.wav")
+        (audio_dir / "test" / "b.wav").write_bytes(b"no audio")
+        if case == "nothing usable":
+            for split in ("train", "valid"):
+                (audio_dir / split / "b.wav").write_bytes(b"")
+    elif case == "only links":
+        (audio_dir / "a.wav").symlink_to("nowhere")
+    elif case not in ("missing", "file", "empty"):
+        write_audio(audio_dir / "a.wav")
+    if case == "same folder":
+        data_dir = audio_dir
+    elif case == "data is a file":
+        data_dir.touch()
+    elif case == "data is foreign":
+        audio_dir = demo_speech_dir()
+        data_dir.mkdir()
+        (data_dir / "thesis.doc").touch()
+    with pytest.raises(UserError, match=message) as error:
+        _prepare(audio_dir, data_dir, config)
+    assert "\n" not in str(error.value)
+    if case == "data is foreign":
+        assert os.listdir(data_dir) == ["thesis.doc"]
+
+
+def test_the_suggestion_for_a_small_corpus_works(tmp_path: Path, write_audio: Write) -> None:
+    for index in range(6):
+        write_audio(tmp_path / "audio" / f"{index}.wav", duration_s=0.02)
+    with pytest.raises(UserError, match="too small: 6 files to split") as error:
+        _prepare(tmp_path / "audio", tmp_path / "data")
+    settings = dict(word.split("=") for word in str(error.value).replace("data.split.", "").split() if "=" in word)
+    split = SplitConfig(valid=float(settings["valid"]), test=float(settings["test"]))
+    dataset = _prepare(tmp_path / "audio", tmp_path / "data", DataConfig(split=split))
+    assert all(len(dataset.open_split(name)) for name in SPLITS)
+
+
+def test_a_full_disk_is_explained_and_survived(corpus_dir: Path, tmp_path: Path, write_audio: Write) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"cannot write .*: the file would exceed the size limit"):
+            _prepare(corpus_dir, tmp_path / "data")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    _prepare(corpus_dir, tmp_path / "data")
+    _prepare(corpus_dir, tmp_path / "fresh")
+    assert _content(tmp_path / "data") == _content(tmp_path / "fresh")
+
+
+def test_no_space_while_committing(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: object, target: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(UserError, match="the disk is full; free some space and run the same command again"):
+            _prepare(corpus_dir, tmp_path / "data")
+    _prepare(corpus_dir, tmp_path / "data")
+
+
+def test_a_damaged_dataset_json_is_explained(corpus_dir: Path, tmp_path: Path) -> None:
+    _prepare(corpus_dir, tmp_path / "data")
+    (tmp_path / "data" / "dataset.json").write_text("{")
+    with pytest.raises(UserError, match=r"dataset.json is damaged .* remove the folder .*data"):
+        _prepare(corpus_dir, tmp_path / "data")
+
+
+def test_the_demo_speech_prepares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = prepare(demo_speech_dir(), tmp_path / "data")
+    seconds = {split: dataset.open_split(split).num_tokens / 24_000 for split in SPLITS}
+    assert {split: len(dataset.open_split(split)) for split in SPLITS} == {"train": 29, "valid": 5, "test": 5}
+    assert 110 < seconds["train"] < 140 and 14 < seconds["valid"] < 16 and 19 < seconds["test"] < 22
+    assert sum(path.stat().st_size for path in demo_speech_dir().rglob("*.flac")) < 4e6
+    attribution = (demo_speech_dir().parent / "README.md").read_text()
+    for needed in ("Allison Smith", "Digium", "https://creativecommons.org/licenses/by-sa/3.0/", "8 kHz"):
+        assert needed in attribution
+    assert json.loads((tmp_path / "data" / "report.json").read_bytes())["files"] == 39

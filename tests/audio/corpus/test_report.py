@@ -1,0 +1,105 @@
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from waveform.audio.corpus.prepare import prepare
+from waveform.audio.corpus.report import build_report, format_report, printable
+from waveform.audio.corpus.scan import Scan
+
+Write = Callable[..., np.ndarray]
+
+
+def _report(audio_dir: Path, data_dir: Path) -> dict:
+    prepare(audio_dir, data_dir, show_progress=False)
+    return json.loads((data_dir / "report.json").read_bytes())
+
+
+def _fill_valid_and_test(folder: Path) -> None:
+    """One second of silence in each, so that the numbers of train can be told."""
+    for split in ("valid", "test"):
+        (folder / split).mkdir(parents=True)
+        soundfile.write(folder / split / "s.wav", np.zeros(24_000), 24_000)
+
+
+def test_totals_rates_and_channels(corpus_dir: Path, tmp_path: Path, write_audio: Write) -> None:
+    write_audio(corpus_dir / "train" / "stereo.flac", duration_s=36, channels=2)
+    (corpus_dir / "notes.txt").touch()
+    report = _report(corpus_dir, tmp_path / "data")
+    assert report["files"] == 13 and report["hours"] == pytest.approx((12 * 0.3 + 36) / 3600, rel=1e-4)
+    assert report["splits"]["train"] == {"files": 9, "hours": pytest.approx((8 * 0.3 + 36) / 3600, rel=1e-4)}
+    assert report["splits"]["test"]["files"] == 2
+    assert report["sample_rates_hz"] == {"16000": 4, "24000": 5, "44100": 4}
+    assert report["channels"] == {"1": 12, "2": 1}
+    assert report["below_24khz"] == {
+        f"{split}/clip{index}.wav": 16_000 for split, index in (("train", 2), ("train", 5), ("valid", 8), ("test", 11))
+    }
+    assert report["other_files"] == {".txt": 1} and report["refused"] == {}
+    assert report["duration_s"]["min"] == 0.3 and report["duration_s"]["max"] == 36.0
+    assert report["duration_s"]["50%"] == 0.3
+
+
+def test_clipped_share_is_of_the_samples_as_decoded(tmp_path: Path) -> None:
+    """Counted before mixing: a clipped left channel counts even where the right one brings the mean down."""
+    _fill_valid_and_test(tmp_path / "audio")
+    samples = np.zeros((48_000, 2))
+    samples[:3000, 0], samples[3000:4000, 0], samples[4000:5000, 1] = 1.0, -1.0, 0.99
+    (tmp_path / "audio" / "train").mkdir()
+    soundfile.write(tmp_path / "audio" / "train" / "a.wav", samples, 48_000)
+    report = _report(tmp_path / "audio", tmp_path / "data")
+    assert report["clipped_share"] == pytest.approx(4000 / (96_000 + 2 * 24_000))
+
+
+def test_silent_share_is_of_20_ms_frames(tmp_path: Path) -> None:
+    _fill_valid_and_test(tmp_path / "audio")
+    (tmp_path / "audio" / "train").mkdir()
+    samples = np.full(6 * 24_000 + 100, 0.5)  # the 100 samples fill no frame
+    samples[480 * 10 : 480 * 60] = 0.0009  # 50 frames below -60 dBFS
+    samples[480 * 60 : 480 * 70] = 0.0011  # 10 above
+    soundfile.write(tmp_path / "audio" / "train" / "a.wav", samples, 24_000, subtype="FLOAT")
+    report = _report(tmp_path / "audio", tmp_path / "data")
+    assert report["silent_share"] == pytest.approx((50 + 2 * 50) / (300 + 2 * 50))
+
+
+def test_every_refusal_is_listed(corpus_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for index in range(25):
+        (corpus_dir / "train" / f"bad{index:02}.wav").write_bytes(b"no audio")
+    (corpus_dir / "stray.wav").write_bytes(b"")
+    (corpus_dir / "test" / "link.wav").symlink_to("nowhere")
+    prepare(corpus_dir, tmp_path / "data")
+    out = capsys.readouterr().out
+    report = json.loads((tmp_path / "data" / "report.json").read_bytes())
+    assert len(report["refused"]) == 27
+    assert report["refused"]["stray.wav"] == "it lies outside the folders train, valid, test"
+    assert report["refused"]["test/link.wav"] == "it is a link to nothing"
+    assert "27 refused" in out and "and 7 more (all are in report.json)" in out
+    assert "    stray.wav: it lies outside" in out and out.count("bad") == 18
+    assert "below 24 kHz: 4 files; their upper band is empty" in out and "train/clip2.wav (16000 Hz)" in out
+
+
+def test_copies_in_two_splits_are_named(corpus_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(corpus_dir / "train" / "clip0.wav", corpus_dir / "test" / "copy.wav")
+    shutil.copy(corpus_dir / "train" / "clip1.wav", corpus_dir / "train" / "copy.wav")  # within a split: no leak
+    prepare(corpus_dir, tmp_path / "data")
+    report = json.loads((tmp_path / "data" / "report.json").read_bytes())
+    assert report["shared_by_splits"] == [["test/copy.wav", "train/clip0.wav"]]
+    out = capsys.readouterr().out
+    assert "copies: 1 recordings are in more than one split" in out and "test/copy.wav = train/clip0.wav" in out
+
+
+def test_odd_names_are_printed_escaped() -> None:
+    assert printable("größe 日本.wav") == "größe 日本.wav"
+    assert printable("a\nb\x1b[31m\udce9.wav") == "a\\nb\\x1b[31m\\udce9.wav"
+    record = {
+        "split": "train", "duration_s": 1.0, "sample_rate_hz": 8000, "channels": 1,
+        "samples": 8000, "clipped": 0, "frames": 50, "silent": 0, "digest": "00",
+    }  # fmt: skip
+    report = build_report({"\udce9\n.wav": record}, scan=Scan(), split="by hash")
+    text = format_report(report, title="data")
+    text.encode("utf-8")
+    assert "\\udce9\\n.wav (8000 Hz)" in text
+    json.dumps(report).encode("ascii")

@@ -1,0 +1,24 @@
+"""The benchmark of data preparation."""
+
+import numpy as np
+import pytest
+
+from waveform.audio.corpus.speed import measure_preparation, synthesise
+
+
+@pytest.mark.parametrize("num_channels", [1, 2])
+def test_preparation_is_measured_beside_its_limit(num_channels: int) -> None:
+    figures = measure_preparation(0.1, num_channels=num_channels)
+    assert (figures["channels"], figures["files"], figures["audio_seconds"]) == (num_channels, 3, 45)
+    parts = [figures["decode_times_real_time"]["median"], figures["resample_times_real_time"]["median"]]
+    assert figures["limit_times_real_time"] == pytest.approx(1 / sum(1 / part for part in parts))
+    assert figures["limit_times_real_time"] < min(parts)
+    assert 0 < figures["share_of_limit"] < 1.5
+    assert figures["times_real_time"]["repeats"] >= 3
+
+
+def test_synthesised_files_differ_and_do_not_clip() -> None:
+    first, second = (synthesise(1, seed=seed, num_channels=2) for seed in (0, 1))
+    assert first.shape == (44_100, 2) and first.dtype == np.float32
+    assert not np.allclose(first, second)
+    assert 0.05 < np.abs(first).max() < 0.999

@@ -1,0 +1,187 @@
+"""What the benchmark counts, against hand counts; that its memories are full and its limits sane."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engine.training import small_trainer
+from tests.laws import VOCAB_SIZE as V
+from waveform.benchmarks.measure import (
+    Limits,
+    bytes_read_by_step,
+    counted_flops,
+    fill_memories,
+    forward_flops,
+    measure_sampling,
+    measure_training,
+    model_flops,
+    spread,
+    updates_needed,
+)
+from waveform.decoding.cached import CachedDecoder
+from waveform.engine.shards import Shard, ShardWriter, TokenSet
+from waveform.models.registry import build
+
+
+def full_state(model: Any, *, window: int, batch_size: int = 1) -> Any:
+    state = model.init_state(batch_size, device="cpu", dtype=torch.float32)
+    return fill_memories(model, state, window=window, vocab_size=V)[0]
+
+
+def test_flops_of_a_compressive_transformer_are_those_counted_by_hand() -> None:
+    L, W, M, C, c, d, F, P, B = 2, 16, 32, 32, 4, 64, 96, 24, 2
+    model = build(
+        "compressive_transformer", vocab_size=V, num_layers=L, window=W, memory=M, compressed=C, compression_rate=c,
+        d_model=d, num_heads=(H := 4), d_feedforward=F, num_position_features=P,
+    )  # fmt: skip
+    inputs = torch.zeros(B, W, dtype=torch.int64), full_state(model, window=W, batch_size=B)
+    counted = forward_flops(model, *inputs)
+    K, G = M + C + W, W // c
+    projections = W * d * d + 2 * K * d * d + W * d * d + W * d * P  # queries, keys and values, output, position
+    attention = W * K * (d + H * P) + W * K * d  # scores of longer queries and keys, mixing
+    layer = projections + attention + 2 * W * d * F + G * (c * d) * d  # the last makes the compressed slots
+    compression_loss = 2 * B * L * (2 * G * d * d + 2 * W * W * d + 2 * W * G * d)  # their keys, two attentions
+    total = 2 * B * (L * layer + W * d * V) + compression_loss
+    # A kernel may leave out what causality hides; nothing else.
+    hidden = 2 * B * L * (W * (W - 1) // 2) * (2 * d + H * P)
+    assert total - hidden <= counted <= total
+    assert model_flops(model, *inputs) == 3 * (counted - compression_loss) + compression_loss
+
+
+def test_flops_of_a_wavenet_are_those_counted_by_hand() -> None:
+    layers, taps, C, G, S, T, B = 6, 3, 16, 24, 20, 10, 3
+    model = build(
+        "wavenet", vocab_size=V, num_stacks=2, layers_per_stack=3, kernel_size=taps, residual_channels=C,
+        gate_channels=G, skip_channels=S,
+    )  # fmt: skip
+    counted = forward_flops(model, torch.zeros(B, T, dtype=torch.int64), full_state(model, window=T, batch_size=B))
+    convolutions = layers * taps * C * 2 * G + (layers - 1) * G * C + layers * G * S
+    assert counted == 2 * B * T * (convolutions + S * S + S * V)
+
+
+class _Product(torch.autograd.Function):
+    """A product whose backward makes its forward again."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return torch.bmm(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        again = torch.bmm(a, b)
+        grad = grad + 0 * again
+        return grad @ b.transpose(1, 2), a.transpose(1, 2) @ grad
+
+
+def test_custom_functions_are_counted_and_in_place_products_too() -> None:
+    a, b = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 4, 5, requires_grad=True)
+    one = 2 * 2 * 3 * 4 * 5
+    assert counted_flops(lambda: _Product.apply(a, b)) == one
+    assert counted_flops(lambda: _Product.apply(a, b).sum().backward()) == 4 * one
+    assert counted_flops(lambda: torch.zeros(2, 3, 5).baddbmm_(a.detach(), b.detach())) == one
+    assert counted_flops(lambda: torch.zeros(3, 5).addmm_(a[0].detach(), b[0].detach())) == one // 2
+    q = torch.randn(1, 2, 3, 8)  # widths that CPU flash attention takes
+    assert counted_flops(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q)) == 2 * 2 * 2 * 3 * 3 * 8
+
+
+@pytest.mark.parametrize("compressed", [0, 8, 20])
+def test_memories_are_full_when_reading_ends(compressed: int) -> None:
+    model = build(
+        "compressive_transformer", vocab_size=V, num_layers=1, d_model=8, num_heads=1, d_feedforward=8,
+        num_position_features=4, window=8, memory=20, compressed=compressed, compression_rate=4,
+    )  # fmt: skip
+    steps = int(full_state(model, window=8).steps)
+    assert steps - 8 >= 20 + 4 * compressed  # full before the last window but one
+
+
+def test_a_step_reads_its_weights_and_cache_once() -> None:
+    L, W, M, C, d, F, P, H, B = 2, 16, 16, 8, 32, 48, 8, 4, 3
+    model = build(
+        "compressive_transformer", vocab_size=V, num_layers=L, d_model=d, num_heads=H, d_feedforward=F,
+        num_position_features=P, window=W, memory=M, compressed=C, compression_rate=4,
+    )  # fmt: skip
+    state = full_state(model, window=W, batch_size=B)
+    counted = bytes_read_by_step(CachedDecoder(model, state), torch.zeros(B, dtype=torch.int64))
+    slots = M + C + W  # with those that are masked
+    weights = L * (d * (3 * d + H * P) + d * d + 2 * d * F) + d * V
+    biases = L * (3 * d + H * P + F + d) + V
+    assert counted == 4 * (weights + biases + L * 2 * B * slots * d + P * slots + slots)
+
+
+class _Says:
+    bytes_per_step = 12
+
+    def step(self, tokens: Tensor) -> Tensor:
+        raise AssertionError("not needed")
+
+
+def test_a_decoder_may_say_itself_what_it_reads() -> None:
+    assert bytes_read_by_step(_Says(), torch.zeros(1)) == 12
+
+
+def random_tokens(folder: Path, *, num_rows: int, length: int) -> TokenSet:
+    with ShardWriter(folder / "a.shard", vocab_size=V) as writer:
+        for row in range(num_rows):
+            writer.begin(str(row))
+            writer.append(torch.randint(V, (length,), dtype=torch.uint8).numpy())
+    return TokenSet([Shard(folder / "a.shard")], vocab_size=V)
+
+
+class _Seen(NamedTuple):
+    reset: bool
+    steps: int
+
+
+def test_updates_are_timed_with_full_memories_and_no_reset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"num_layers": 1, "d_model": 8, "num_heads": 1, "d_feedforward": 8, "num_position_features": 4}
+    fields |= {"window": 8, "memory": 16, "compressed": 8, "compression_rate": 4}
+    tokens = random_tokens(tmp_path, num_rows=2, length=updates_needed() * 8)
+    trainer = small_trainer(
+        "compressive_transformer", tokens, tmp_path, fields=fields, batch_size=2, chunk=8, state="utterance"
+    )
+    seen = []
+    forward = trainer._forward
+
+    def spy(window: Any) -> Any:
+        seen.append(_Seen(bool(window.reset.any()), int(trainer.state.steps.min())))
+        return forward(window)
+
+    monkeypatch.setattr(trainer, "_forward", spy)
+    figures = measure_training(trainer, window=8, vocab_size=V)
+    assert len(seen) == updates_needed() - 1 == figures["tokens_per_second"]["repeats"] + 1
+    assert not any(window.reset for window in seen)
+    assert all(window.steps >= 16 + 4 * 8 for window in seen)
+    assert figures["tokens_per_update"] == 16
+    # Backward does about twice the products of forward, so the rule of three is near what is carried out.
+    assert 0.8 < figures["model_flops_per_token"] / figures["executed_flops_per_token"] < 1.1
+
+
+def test_every_case_of_sampling_is_measured() -> None:
+    model = build("wavenet", vocab_size=V, num_stacks=1, layers_per_stack=2, residual_channels=8)
+    state = full_state(model, window=64)
+    cases = measure_sampling(model, state, window=64, vocab_size=V, stream_counts=(1, 3))
+    assert [(case["num_streams"], case["decoder"]) for case in cases] == [
+        (1, "exact"), (1, "int8"), (3, "exact"), (3, "int8")
+    ]  # fmt: skip
+    for case in cases:
+        speed = case["samples_per_second"]
+        assert 0 < speed["min"] <= speed["median"] <= speed["max"]
+        # The share is the bound's time over the step's.
+        step_s = case["num_streams"] / speed["median"]
+        bound_s = case["bytes_per_step"] / case["memory_bytes_per_second"]["median"]
+        assert case["share_of_bound"] == pytest.approx(bound_s / step_s)
+
+
+def test_limits_are_plausible() -> None:
+    limits = Limits(torch.device("cpu"), dtype=torch.float32)
+    assert 1e8 < limits.matrix_rate() < 1e14
+    assert 1e8 < limits.memory_rate() < 1e13
+
+
+def test_spread() -> None:
+    assert spread([3.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 3.0, "repeats": 3}

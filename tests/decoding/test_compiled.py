@@ -1,0 +1,292 @@
+"""The compiled decoders: equal to `forward`, alike for every batch size, and int8 close to fp32."""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from baselines.wavenet_decoding import CompiledWaveNetDecoder
+from tests import laws
+from waveform.decoding import simd
+from waveform.decoding.cached import CachedDecoder
+from waveform.decoding.compiled import CompiledDecoder
+from waveform.decoding.kernels import DenseWeights, pad_last
+from waveform.engine import interface
+from waveform.engine.drawing import SamplingConfig
+from waveform.engine.sampler import sample
+from waveform.models.registry import build
+from waveform.system.errors import UserError
+
+# Adaptive and tied embeddings are for vocabularies of words; those models step with torch.
+COMPILED = [case for case in laws.CASES if not {"head", "tie_embeddings"} & set(case.fields)]
+every_case = pytest.mark.parametrize("case", COMPILED, ids=str)
+attention_cases = [case for case in COMPILED if case.model != "wavenet"]
+
+# Logits of these models are of size 5, and layer norms over 16 features magnify rounding. The eager decoder, which
+# computes the same in another order, is up to 5e-5 from `forward`; a wrong slot, weight or position is off by 0.1.
+_TOLERANCE = 2e-4
+
+
+@pytest.fixture(autouse=True)
+def no_gradient() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def build_fp32(case: laws.Case) -> Any:
+    return case.build().float()
+
+
+def starts(model: Any, window: int, batch_size: int = 3) -> list[Any]:
+    """A fresh state, and states within the first window, at the start of one, and just before an end."""
+    fresh = model.init_state(batch_size, device="cpu", dtype=torch.float32)
+    lengths = (2, 4 * window, 5 * window - 1)
+    return [fresh] + [model(laws.random_tokens(n, batch_size=batch_size, seed=9), fresh).state for n in lengths]
+
+
+def run(decoder: Any, tokens: Tensor) -> Tensor:
+    return torch.stack([decoder.step(tokens[:, t]).clone() for t in range(tokens.shape[1])], 1)
+
+
+def is_compiled(decoder: Any) -> bool:
+    return isinstance(decoder, CompiledDecoder | CompiledWaveNetDecoder)
+
+
+@every_case
+def test_steps_equal_teacher_forcing(case: laws.Case) -> None:
+    model = build_fp32(case)
+    tokens = laws.random_tokens(6 * case.window + 2)
+    for start in starts(model, case.window):
+        expected = model.head.logits(model(tokens, laws.clone(start)).hidden)
+        decoder = interface.decoder(model, laws.clone(start))
+        assert is_compiled(decoder)
+        laws.assert_same(run(decoder, tokens), expected, atol=_TOLERANCE)
+
+
+@pytest.mark.parametrize("case", attention_cases, ids=str)
+def test_steps_equal_the_eager_decoder(case: laws.Case) -> None:
+    model = build_fp32(case)
+    tokens = laws.random_tokens(6 * case.window + 2, seed=3)
+    for start in starts(model, case.window):
+        expected = run(CachedDecoder(model, laws.clone(start)), tokens)
+        laws.assert_same(run(CompiledDecoder(model, start), tokens), expected, atol=_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"d_model": 24, "num_heads": 3, "d_feedforward": 20},  # padded vectors everywhere
+        {"d_model": 160, "num_heads": 2, "window": 40, "memory": 90, "compressed": 70},  # 80 features a head, 4 blocks
+        {"window": 300, "memory": 310, "compressed": 30, "norm": "post"},  # two parts
+        {"window": 300, "memory": 310, "compressed": 30, "compression": "most_used"},
+    ],
+    ids=["padding", "wide", "parts", "parts-most-used"],
+)
+def test_other_sizes(fields: dict[str, Any]) -> None:
+    base = laws.CONFIGS["compressive_transformer"]["conv-ragged"]
+    torch.manual_seed(0)
+    model = build("compressive_transformer", vocab_size=laws.VOCAB_SIZE, **{**base, **fields})
+    model = laws.randomise(model, std=0.1).float()
+    window = model.config.window
+    fresh = model.init_state(2, device="cpu", dtype=torch.float32)
+    start = model(laws.random_tokens(5 * window - 3, batch_size=2, seed=5), fresh).state
+    tokens = laws.random_tokens(window + 7, batch_size=2)
+    expected = model.head.logits(model(tokens, laws.clone(start)).hidden)
+    laws.assert_same(run(CompiledDecoder(model, start), tokens), expected, atol=_TOLERANCE)
+
+
+def test_usage_is_counted() -> None:
+    """The attention that slots in memory received, which decides what `most_used` keeps, equals the eager decoder's."""
+    case = laws.Case("compressive_transformer", "most-used")
+    model, config = build_fp32(case), case.fields
+    start = starts(model, case.window)[2]
+    tokens = laws.random_tokens(case.window - 1)
+    eager, compiled = CachedDecoder(model, laws.clone(start)), CompiledDecoder(model, laws.clone(start))
+    run(eager, tokens)
+    run(compiled, tokens)
+    begin = int(start.steps[0])
+    steps = np.arange(begin - config["memory"], begin) % compiled._memory.usage.shape[2]
+    for layer in range(config["num_layers"]):
+        counted = torch.from_numpy(compiled._memory.usage[layer][:, steps])
+        laws.assert_same(counted, eager._usage[layer][:, -config["memory"] :], atol=1e-4)
+        assert counted.sum() > 1
+
+
+@every_case
+@pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
+def test_a_row_is_bitwise_the_same_in_every_batch(case: laws.Case, int8: bool) -> None:
+    model = build_fp32(case)
+    tokens = laws.random_tokens(6 * case.window + 2, batch_size=8)
+    start = starts(model, case.window, batch_size=1)[3]
+    expected = run(interface.decoder(model, laws.clone(interface.take_rows(start, [0] * 8)), int8=int8), tokens)
+    for rows in ([0], [6], [0, 1], [5, 3, 7]):
+        state = interface.take_rows(start, [0] * len(rows))
+        assert torch.equal(run(interface.decoder(model, state, int8=int8), tokens[rows]), expected[rows])
+
+
+def test_threads_change_no_bit() -> None:
+    torch.manual_seed(0)
+    fields = {
+        "num_layers": 2,
+        "d_model": 128,
+        "num_heads": 4,
+        "d_feedforward": 256,
+        "window": 80,
+        "memory": 700,
+        "compressed": 30,
+    }
+    model = build("compressive_transformer", vocab_size=256, **fields)
+    start = model.init_state(5, device="cpu", dtype=torch.float32)
+    tokens = torch.randint(256, (5, 170))
+    one, three = CompiledDecoder(model, laws.clone(start)), CompiledDecoder(model, laws.clone(start))
+    three._plan["num_threads"] = 3  # shares, whatever the number of processors
+    assert torch.equal(run(one, tokens), run(three, tokens))
+
+
+@pytest.mark.parametrize("name", sorted(laws.CONFIGS))
+@pytest.mark.parametrize("prompted", [False, True], ids=["empty", "prompt"])
+def test_a_sampled_stream_is_the_same_in_every_batch(name: str, prompted: bool) -> None:
+    torch.manual_seed(0)
+    model = build(name, vocab_size=laws.VOCAB_SIZE, **next(iter(laws.CONFIGS[name].values())))
+    prompt = laws.random_tokens(21, batch_size=1)[0].clamp(max=laws.VOCAB_SIZE - 1) if prompted else None
+
+    def stream(num_streams: int) -> Tensor:
+        config = SamplingConfig(seed=5, top_p=0.95, temperature=0.9)
+        return sample(
+            model, vocab_size=laws.VOCAB_SIZE, num_streams=num_streams, num_steps=60, config=config, prompt=prompt
+        )
+
+    eight = stream(8)
+    assert len({tuple(row) for row in eight.tolist()}) == 8
+    for num_streams in (1, 2, 3):
+        assert torch.equal(stream(num_streams), eight[:num_streams])
+
+
+@every_case
+def test_int8_is_close(case: laws.Case) -> None:
+    """Random weights of 12 to 24 inputs are the worst case: their rounding errors hardly cancel.
+
+    Log-probabilities differ by 0.01 to 0.03 nats in the mean; without one array of scales by 0.2 to 0.7.
+    """
+    model = build_fp32(case)
+    tokens = laws.random_tokens(6 * case.window + 2)
+    start = starts(model, case.window)[2]
+    fp32 = run(interface.decoder(model, laws.clone(start)), tokens).log_softmax(-1)
+    int8 = run(interface.decoder(model, laws.clone(start), int8=True), tokens).log_softmax(-1)
+    assert not torch.equal(fp32, int8)
+    assert (fp32 - int8).abs().mean() < 0.06
+
+
+def test_int8_weights_are_within_half_a_step() -> None:
+    weight = torch.randn(20, 40, generator=torch.Generator().manual_seed(0))
+    weight[3] = 0
+    matrix = DenseWeights([weight], int8=True)
+    tiles = torch.from_numpy(matrix.weights).view(8, 3, 4, 16).transpose(1, 2).reshape(32, 48)
+    restored = tiles * torch.from_numpy(matrix.scales)[0, :, None]
+    step = weight.abs().amax(1, keepdim=True) / 127
+    assert ((restored[:20, :40] - weight).abs() <= step / 2 + 1e-7).all()
+    assert not restored[20:].any() and not restored[:, 40:].any()
+    assert pad_last(weight).shape == (20, 48)
+
+
+def test_int8_is_refused_where_there_is_none() -> None:
+    case = laws.Case("compressive_transformer", "conv")
+    model = case.build()
+    with pytest.raises(UserError, match="fp32 models on a CPU"):
+        interface.decoder(model, laws.fresh_state(model), int8=True)
+
+    class Plain:
+        pass
+
+    with pytest.raises(UserError, match="Plain has no int8 decoder"):
+        interface.decoder(Plain(), None, int8=True)
+
+
+def test_int8_is_refused_by_a_decoder_that_does_not_know_it() -> None:
+    class Exact:
+        def decoder(self, state: Any) -> Any:
+            raise AssertionError("not to be asked")
+
+    with pytest.raises(UserError, match="no int8 decoder"):
+        interface.decoder(Exact(), None, int8=True)
+
+
+@simd.compiled(entry=True)
+def _apply(which, x, out, size):
+    for i in range(0, size, 16):
+        value = simd.load(x, i, np.float32(0))
+        if which == 0:
+            value = simd.exp(value)
+        elif which == 1:
+            value = simd.gelu(value)
+        elif which == 2:
+            value = simd.tanh(value)
+        else:
+            value = simd.sigmoid(value)
+        simd.store(out, i, value)
+
+
+def test_elementary_functions() -> None:
+    x = np.linspace(-30, 30, 1 << 14, dtype=np.float32)
+    exact = x.astype(np.float64)
+    results = [np.empty_like(x) for _ in range(4)]
+    for which, out in enumerate(results):
+        _apply(which, simd.address(x), simd.address(out), x.size)
+    exp, gelu, tanh, sigmoid = (out.astype(np.float64) for out in results)
+    assert np.abs(exp / np.exp(exact) - 1).max() < 1.5e-7
+    erf = np.array([math.erf(value / math.sqrt(2)) for value in exact])
+    assert np.abs(gelu - exact / 2 * (1 + erf)).max() < 1e-6
+    assert np.abs(tanh - np.tanh(exact)).max() < 3e-7
+    assert np.abs(sigmoid * (1 + np.exp(-exact)) - 1).max() < 3e-7
+    far = np.array([-np.inf, -1e30, -88, 88] * 4, dtype=np.float32)
+    _apply(0, simd.address(far), simd.address(results[0]), 16)
+    assert results[0][:3].tolist() == [0, 0, 0] and results[0][3] > 1e38
+
+
+def test_no_folder_for_compiled_code_is_needed() -> None:
+    """Where numba finds no place to keep code (here: code without a file), it is compiled anew, without a word."""
+    code = """
+from waveform.decoding.simd import compiled
+@compiled(entry=True)
+def plus(a): return a + 1
+print(plus(1))"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout == "2\n", done.stderr
+
+
+def test_training_and_help_do_not_load_numba() -> None:
+    code = """
+import sys, waveform.cli, waveform.engine.trainer, waveform.models.compressive_transformer, baselines.wavenet
+print("numba" in sys.modules)"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_the_kernels_leave_torch_its_threads() -> None:
+    """numba and torch share OpenMP; a sample drawn in training must not change how training goes on."""
+    code = (
+        "import torch; torch.set_num_threads(1); torch.get_num_threads();"  # torch sets it when it first needs it
+        "from tests.laws import CASES; from waveform.engine.interface import decoder;"
+        "model = next(case for case in CASES if case.model == 'wavenet').build().float().eval().requires_grad_(False);"
+        "step = decoder(model, model.init_state(1, device='cpu', dtype=torch.float32)).step;"
+        "step(torch.zeros(1, dtype=torch.int64));"
+        "import numba; print(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env={**os.environ, "NUMBA_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["1", "2"]

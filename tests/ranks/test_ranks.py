@@ -1,0 +1,262 @@
+"""Several processes against one: law 8, evaluation, sharding, resuming on other numbers of ranks."""
+
+import functools
+import multiprocessing
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests import laws
+from tests.benchmarks.communication import bytes_sent
+from tests.engine.conftest import write_tokens
+from tests.engine.training import small_trainer
+from waveform.engine import checkpoint
+from waveform.engine.evaluator import evaluate
+from waveform.engine.interface import state_tensors
+from waveform.engine.trainer import Trainer
+from waveform.ranks import fsdp
+from waveform.ranks.distributed import World, join, leave
+
+LENGTHS = [60, 45, 33, 80, 21, 52, 70]
+ALL = [(name, case) for name, cases in laws.CONFIGS.items() for case in cases]
+FEW = [
+    ("compressive_transformer", "conv-ragged"),
+    ("compressive_transformer", "conv-no-loss"),  # BPTT
+    ("transformer_xl", "pre"),
+    ("wavenet", next(iter(laws.CONFIGS["wavenet"]))),
+    ("compressive_transformer", "dilated-autoencode-post"),
+    ("compressive_transformer", "most-used"),
+    ("compressive_transformer", "adaptive-tied"),
+]
+# Number of ranks, sharding, whether activations are computed again.
+JOBS = {2: [("none", False), ("fsdp", False), ("fsdp", True)], 3: [("none", False), ("fsdp", False)]}
+SETTINGS = [(size, *how) for size, hows in JOBS.items() for how in hows]
+
+
+def _cases(size: int, kind: str, again: bool) -> list[tuple[str, str]]:
+    """All cases once, with two ranks; beyond, what each setting could break."""
+    if (size, kind) == (2, "none"):
+        return ALL
+    if again:
+        return FEW[:3]
+    return FEW if size == 2 else FEW[:4]
+
+
+def _trainer(name: str, case: str, folder: Path, world: World | None = None, **train: Any) -> Trainer:
+    folder.mkdir(parents=True, exist_ok=True)
+    return small_trainer(
+        name,
+        write_tokens(Path(tempfile.mkdtemp(dir=folder)) / "tokens", LENGTHS),  # one for each process
+        folder / "run",
+        world=world,
+        fields=laws.CONFIGS[name][case],
+        dtype=torch.float64,
+        batch_size=6,
+        **({"unroll": 2} if case == "conv-no-loss" else {}),
+        **train,
+    )
+
+
+def _figures(trainer: Trainer) -> dict[str, Any]:
+    """Losses and gradients of three steps, the weights after an update, and an evaluation, all of them whole."""
+    losses, gradients = [], []
+    for _ in range(3):
+        losses.append(trainer.world.sum_(trainer.accumulate_gradients([trainer.stream.next_chunk()])))
+        trainer.reduce_gradients()
+        found = {n: p.grad for n, p in trainer.module.named_parameters() if p.grad is not None}
+        gradients.append({n: fsdp.whole(grad).clone() for n, grad in found.items()})
+        trainer.optimiser.zero_grad()
+    norms = dict(trainer.update()[1])
+    weights = {n: fsdp.whole(value.detach()).clone() for n, value in trainer.module.state_dict().items()}
+    trainer.module.eval()
+    with fsdp.gathered(trainer._scored):
+        result = evaluate(
+            trainer.model, trainer._valid, window=trainer._window, batch_size=2, world=trainer.world, classes=_CLASSES
+        )
+    sums = {"nats": result.nats, "counts": result.counts, "class": result.class_nats, "of": result.class_counts}
+    evaluation = {key: torch.from_numpy(value).clone() for key, value in sums.items() if value is not None}
+    return {"losses": losses, "gradients": gradients, "norms": norms, "weights": weights, "evaluation": evaluation}
+
+
+_CLASSES = torch.arange(laws.VOCAB_SIZE) % 3
+
+
+def _saved(trainer: Trainer) -> dict[str, Any]:
+    """What a resumed trainer took over, whole, but for the rows of other ranks."""
+    optimiser = trainer.optimiser.state_dict()["state"]
+    return {
+        "weights": {n: fsdp.whole(value.detach()).clone() for n, value in trainer.module.state_dict().items()},
+        "optimiser": {f"{i}/{n}": fsdp.whole(v).clone() for i, of in optimiser.items() for n, v in of.items()},
+        "state": [tensor.clone() for tensor in state_tensors(trainer.state)],
+        "step": trainer.step,
+    }
+
+
+class _Sent(TorchDispatchMode):
+    """Bytes that this rank sends in collectives of more than a few numbers, if they are rings."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self.num_bytes = size, 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if name.startswith(("c10d.", "_c10d_functional.")):
+            tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor) and t.dtype == torch.float64]
+            sizes = [t.numel() * t.element_size() for t in tensors]
+            share = (self.size - 1) / self.size
+            if "allgather" in name or "reduce_scatter" in name:
+                self.num_bytes += share * max(sizes)
+            elif "allreduce" in name and sum(sizes) > 64:
+                self.num_bytes += 2 * share * sum(sizes)
+        return func(*args, **(kwargs or {}))
+
+
+def _count_sent(name: str, case: str, where: Path, world: World, *, kind: str) -> dict[str, float]:
+    """Bytes sent in one late update, in which every parameter has a gradient, as seen and as computed before."""
+    trainer = _trainer(name, case, where, world, sharding=kind, max_steps=20)
+    for _ in range(3):
+        trainer.update()
+    config = trainer.config
+    model = _trainer(name, case, where / "whole").module  # weights not sharded
+    computed = bytes_sent(
+        model,
+        num_ranks=world.size,
+        sharding=kind,
+        units=model.sharding_units(trainer._window) if hasattr(model, "sharding_units") else (),
+        num_windows=config.chunk // trainer._window,
+        unroll=config.unroll,
+    )
+    with _Sent(world.size) as sent:
+        trainer.update()
+    return {"seen": sent.num_bytes, "computed": computed}
+
+
+RESUMED = ("compressive_transformer", "conv-ragged")
+
+
+def _rank(rank: int, size: int, port: int, folder: Path) -> None:
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), **address})
+    torch.set_num_threads(1)
+    sys.stderr = open(folder / f"stderr_{rank}", "w", buffering=1)  # noqa: SIM115  # until the process ends
+    world = join(device="cpu", timeout_s=120)
+    for kind, again in JOBS[size]:
+        for name, case in _cases(size, kind, again):
+            where = folder / f"{name}-{case}-{kind}-{again}-{rank}"
+            train = {"sharding": kind, "checkpoint_activations": again}
+            figures = _figures(_trainer(name, case, where, world, **train))
+            if world.is_first:
+                torch.save(figures, where / "figures.pt")
+    for kind in ("none", "fsdp"):
+        for name, case in FEW[:4]:
+            counts = _count_sent(name, case, folder / f"sent-{name}-{case}-{kind}-{rank}", world, kind=kind)
+            torch.save(counts, folder / f"sent-{name}-{case}-{kind}-{rank}.pt")
+        for start in sorted(folder.parent.glob("start_*")):  # runs of other numbers of ranks
+            resumed = _trainer(*RESUMED, start, world, sharding=kind, max_steps=5)
+            torch.save(_saved(resumed), folder / f"resumed-{start.name}-{kind}-{rank}.pt")
+            for _ in range(2):
+                resumed.update()
+            weights = {n: fsdp.whole(value.detach()) for n, value in resumed.module.state_dict().items()}
+            torch.save(weights, folder / f"continued-{start.name}-{kind}-{rank}.pt")
+        _trainer(*RESUMED, folder / f"end_{kind}", world, sharding=kind, max_steps=3).run()
+    leave()
+    os._exit(0)  # all is written; how gloo's threads end is no matter of these tests
+
+
+def _spawn(size: int, folder: Path) -> None:
+    folder.mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=_rank, args=(rank, size, port, folder)) for rank in range(size)]
+    for process in ranks:
+        process.start()
+    for rank, process in enumerate(ranks):
+        process.join(240)
+        assert process.exitcode == 0, (folder / f"stderr_{rank}").read_text()
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the results of a job of two ranks and one of three: each resumes runs of another number of ranks."""
+    folder = tmp_path_factory.mktemp("jobs")
+    _trainer(*RESUMED, folder / "start_1", max_steps=3).run()
+    _spawn(2, folder / "2")
+    for kind in ("none", "fsdp"):
+        shutil.copytree(folder / "2" / f"end_{kind}", folder / f"start_2_{kind}")
+    _spawn(3, folder / "3")
+    return folder
+
+
+@functools.cache
+def _alone(name: str, case: str, folder: Path) -> dict[str, Any]:
+    return _figures(_trainer(name, case, folder / f"{name}-{case}-alone"))
+
+
+@pytest.mark.parametrize(("size", "kind", "again"), SETTINGS)
+def test_law_8_ranks_give_what_one_process_gives(size: int, kind: str, again: bool, jobs: Path) -> None:
+    for name, case in _cases(size, kind, again):
+        together = torch.load(jobs / str(size) / f"{name}-{case}-{kind}-{again}-0" / "figures.pt", weights_only=True)
+        alone = _alone(name, case, jobs)
+        assert [g.keys() for g in together["gradients"]] == [g.keys() for g in alone["gradients"]], (name, case)
+        # NLL itself is computed in fp32 by some heads; sums differ by their order alone.
+        for what, rtol, atol in (("losses", 1e-6, 0), ("gradients", 1e-6, 1e-9), ("norms", 1e-5, 0)):
+            torch.testing.assert_close(together[what], alone[what], rtol=rtol, atol=atol, msg=f"{name} {case} {what}")
+        torch.testing.assert_close(together["weights"], alone["weights"], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(together["evaluation"], alone["evaluation"], rtol=1e-6, atol=0)
+        assert together["evaluation"]["counts"].tolist() == LENGTHS
+
+
+@pytest.mark.parametrize("kind", ["none", "fsdp"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_is_sent_is_what_was_counted(size: int, kind: str, jobs: Path) -> None:
+    for name, case in FEW[:4]:
+        for rank in range(size):
+            sent = torch.load(jobs / str(size) / f"sent-{name}-{case}-{kind}-{rank}.pt", weights_only=True)
+            assert sent["seen"] == pytest.approx(sent["computed"], abs=1), (name, case)
+
+
+@pytest.mark.parametrize("kind", ["none", "fsdp"])
+@pytest.mark.parametrize(("size", "start"), [(2, "start_1"), (3, "start_1"), (3, "start_2_none"), (3, "start_2_fsdp")])
+def test_a_run_resumes_on_another_number_of_ranks(size: int, start: str, kind: str, jobs: Path) -> None:
+    """Weights and optimiser bit by bit; each rank has its rows' memories; two more steps go the same way."""
+    alone = _trainer(*RESUMED, jobs / start, max_steps=5)
+    expected, each = _saved(alone), 6 // size
+    for rank in range(size):
+        found = torch.load(jobs / str(size) / f"resumed-{start}-{kind}-{rank}.pt", weights_only=True)
+        for what in ("weights", "optimiser", "step"):
+            torch.testing.assert_close(found[what], expected[what], rtol=0, atol=0, msg=what)
+        for whole, part in zip(expected["state"], found["state"], strict=True):
+            assert torch.equal(whole[each * rank : each * rank + each], part)
+    for _ in range(2):
+        alone.update()
+    continued = torch.load(jobs / str(size) / f"continued-{start}-{kind}-0.pt", weights_only=True)
+    torch.testing.assert_close(continued, dict(alone.module.state_dict()), rtol=1e-4, atol=1e-6)
+    said = (jobs / str(size) / "stderr_0").read_text()
+    before = 1 if start == "start_1" else 2
+    assert f"note: saved by {before} processes, resumed by {size}: " in said and "rows are dealt anew" in said
+
+
+@pytest.mark.parametrize("kind", ["none", "fsdp"])
+def test_one_process_opens_a_checkpoint_of_two(kind: str, jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole weights, of plain names and shapes, whatever the sharding; the sharded run is the unsharded one."""
+    found = checkpoint.newest(jobs / "2" / f"end_{kind}" / "run")
+    assert found is not None and found.step == 3
+    reference = _trainer(*RESUMED, jobs / "start_1", max_steps=5)
+    assert capsys.readouterr().err == ""
+    weights = found.model_weights()
+    assert weights.keys() == reference.module.state_dict().keys()
+    torch.testing.assert_close(weights, dict(reference.module.state_dict()), rtol=1e-4, atol=1e-6)
+    _trainer(*RESUMED, jobs / f"start_2_{kind}", max_steps=5)
+    assert "saved by 2 processes, resumed by 1" in capsys.readouterr().err

@@ -1,0 +1,309 @@
+"""`python -m recipes` as a user meets it: every recipe end to end; every mistake in one line, exit code 2."""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.cli import main
+from recipes.corpora.catalogue import RECIPES
+from recipes.verbs.evaluate import evaluate
+from tests.recipes.corpus_files import write_source
+from waveform.engine.metrics import read_metrics
+
+PROMPTS = {"text8": "kaka lolo", "enwik8": "kaka lolo", "folder": "kaka lolo"}
+SHORT = ["train.max_steps=4", "train.evaluate_every=4", "train.checkpoint_every=4"]
+
+
+def run(*arguments: Any) -> None:
+    assert main([str(argument) for argument in arguments]) == 0
+
+
+def mistake(arguments: list[Any], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr of a command that must fail with exit code 2."""
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source, a data set and a short run on words."""
+    place = tmp_path_factory.mktemp("odd [name], a=b")
+    source = write_source("wikitext103", place / "source")
+    run("prepare", "wikitext103", source, place / "data", "corpus.check=false")
+    run("train", "wikitext103", place / "data", "--run", place / "run", "preset=smoke", *SHORT)
+    return place
+
+
+@pytest.mark.parametrize("model", ["compressive_transformer", "transformer_xl"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_smoke_end_to_end(recipe: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_source(recipe, tmp_path / "source")
+    data, run_dir = tmp_path / "data", tmp_path / "runs" / "run"
+    settings = ["corpus.check=false"]
+    if recipe == "folder" and model == "transformer_xl":
+        settings += ["corpus.tokens=subwords", "corpus.vocab_size=300"]
+    if recipe == "pg19":
+        settings += ["corpus.vocab_size=400"]
+    run("prepare", recipe, source, data, *settings)
+    steps = [] if model == "compressive_transformer" else SHORT
+    run("train", recipe, data, "--run", run_dir, f"model={model}", "preset=smoke", *steps)
+    run("evaluate", run_dir, "--json", tmp_path / "figures.json")
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    headline = RECIPES[recipe].headline
+    assert figures["headline"] == headline and 0 < figures[headline] < math.inf
+    assert not figures["published_corpus"]
+    nats = figures["nats_per_token"] * figures["num_tokens"]
+    if headline == "perplexity":
+        assert figures[headline] == pytest.approx(math.exp(figures["nats_per_token"]))
+    elif headline == "word_perplexity":
+        assert figures[headline] == pytest.approx(math.exp(nats / figures["num_words"]))
+    else:
+        assert figures[headline] == pytest.approx(nats / math.log(2) / figures["num_bytes"])
+    if model == "compressive_transformer":  # learns something in its few seconds
+        vocab_size = json.loads((data / "dataset.json").read_text())["vocab_size"]
+        assert figures["nats_per_token"] < 0.9 * math.log(vocab_size)
+    capsys.readouterr()
+    run("sample", run_dir, "--prompt", PROMPTS.get(recipe, "kaka lolo\n"), "--tokens", 20, "--top-k", 40)
+    assert capsys.readouterr().out.startswith("kaka lolo")
+
+
+def test_two_processes_train_and_evaluate_as_one(place: Path, tmp_path: Path) -> None:
+    """Under torchrun: the same run, and each token of the test split scored once between them."""
+
+    def torchrun(*arguments: Any) -> str:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "recipes"]
+        done = subprocess.run(
+            [*command, "--", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run_dir = tmp_path / "run"
+    out = torchrun("train", "wikitext103", place / "data", "--run", run_dir, "preset=smoke", *SHORT)
+    assert "2 x cpu" in out and "finished: step 4" in out
+    run("evaluate", run_dir, "--rows", 3, "--json", tmp_path / "alone.json")
+    torchrun("evaluate", run_dir, "--rows", 3, "--json", tmp_path / "together.json")
+    run("evaluate", place / "run", "--rows", 3, "--json", tmp_path / "one_process.json")
+    alone, together, one = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("alone", "together", "one_process")
+    )
+    assert together["num_tokens"] == alone["num_tokens"]
+    assert together["perplexity"] == pytest.approx(alone["perplexity"], rel=1e-6)
+    assert together["perplexity_by_frequency"] == {
+        bucket: {"perplexity": pytest.approx(entry["perplexity"], rel=1e-6), "num_tokens": entry["num_tokens"]}
+        for bucket, entry in alone["perplexity_by_frequency"].items()
+    }
+    assert alone["perplexity"] == pytest.approx(one["perplexity"], rel=1e-3)
+
+
+def test_a_run_resumes(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", "wikitext103", place / "data", "--run", tmp_path / "run", "preset=smoke", *SHORT]
+    run(*command)
+    run(*command, "train.max_steps=6")
+    assert "finished: step 6" in capsys.readouterr().out
+    assert "holds a run of another configuration" in mistake([*command, "train.lr=1"], capsys)
+
+
+def test_longer_memories_and_rows(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {}
+    for name, options in {
+        "trained": [],
+        "the same, said": ["--memory", 16, "--compressed", 8],
+        "longer": ["--memory", 32, "--compressed", 24],
+        "rows": ["--rows", 7],
+    }.items():
+        run("evaluate", place / "run", *options, "--json", tmp_path / "f.json")
+        figures[name] = json.loads((tmp_path / "f.json").read_text())
+    assert figures["trained"]["perplexity"] == figures["the same, said"]["perplexity"]
+    assert figures["trained"]["perplexity"] != figures["longer"]["perplexity"]
+    assert figures["longer"]["compressed"] == 24
+    assert figures["rows"]["num_tokens"] == figures["trained"]["num_tokens"]
+    assert figures["rows"]["perplexity"] != figures["trained"]["perplexity"]
+    assert "cut for speed, state reset at the start of 7 pieces" in capsys.readouterr().out
+
+
+def test_sweep_prints_a_table_and_draws(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("sweep", place / "run", "--compressed", "16,4,8", "--memory", 20, "--json", tmp_path / "sweep.json")
+    entries = json.loads((tmp_path / "sweep.json").read_text())
+    assert [entry["compressed"] for entry in entries] == [4, 8, 16]
+    assert {entry["memory"] for entry in entries} == {20}
+    assert len({entry["perplexity"] for entry in entries}) == 3
+    table = capsys.readouterr().out
+    for entry in entries:
+        assert f"{entry['compressed']:>10}  {entry['perplexity']:>21.4f}" in table
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "mine.png").write_text("a picture of mine")
+    line = mistake(["sweep", place / "run", "--compressed", "4", "--json", tmp_path / "mine.json"], capsys)
+    assert "mine.png exists" in line and (tmp_path / "mine.png").read_text() == "a picture of mine"
+
+
+def test_dynamic_evaluation_is_reported_apart(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("evaluate", place / "run", "--json", tmp_path / "plain.json")
+    arguments = ["evaluate", place / "run", "--dynamic", "--dynamic-optimiser", "adam", "--dynamic-lr", "1e-3"]
+    run(*arguments, "--json", tmp_path / "dynamic.json")
+    plain, figures = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("plain", "dynamic"))
+    dynamic = figures.pop("dynamic")
+    assert figures == plain
+    assert dynamic["perplexity"] == pytest.approx(math.exp(dynamic["nats_per_token"]))
+    assert dynamic["perplexity"] < 0.9 * plain["perplexity"]
+    assert dynamic["perplexity_by_frequency"].keys() == plain["perplexity_by_frequency"].keys()
+    assert f"dynamic, adam at 0.001: {dynamic['perplexity']:.4f}" in capsys.readouterr().out
+    assert "learning rate" in mistake([*arguments[:3], "--dynamic-lr", "-1"], capsys)
+
+
+def test_analyse(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--json", tmp_path / "a.json", "--plot", tmp_path / "a.png"]
+    run("analyse", place / "run", place / "run", "--tokens", 4000, "--split", "train", *files)
+    figures = json.loads((tmp_path / "a.json").read_text())
+    assert len(figures["runs"]) == 2 and figures["unit"] == "token"
+    regions = figures["runs"][0]["attention_by_position"]["regions"]
+    assert set(regions) == {"compressed", "memory", "window"}
+    assert len(figures["effective_context"]["by_ratio"]["0.1"]) == 2
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert "relative effective context in tokens of the group" in capsys.readouterr().out
+    assert "is no .png" in mistake(["analyse", place / "run", "--plot", tmp_path / "a.pdf"], capsys)
+
+
+def test_samples_depend_on_prompt_and_seed_alone(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sample(*options: Any) -> str:
+        capsys.readouterr()
+        run("sample", place / "run", "--tokens", 30, *options)
+        return capsys.readouterr().out
+
+    (tmp_path / "prompt.txt").write_text("kaka lolo")
+    text = sample("--prompt", "kaka lolo", "--seed", 1)
+    assert text == sample("--prompt", tmp_path / "prompt.txt", "--seed", 1) != sample("--prompt", "kaka lolo")
+    assert sample("--seed", 1, "--top-p", 0.98) == sample("--seed", 1) != sample("--seed", 1, "--top-p", 1)
+    assert sample("--temperature", 0) == sample("--temperature", 0, "--seed", 9)
+    run("sample", place / "run", "--tokens", 3, "--prompt", "kaka notaword")
+    assert "1 of 2 words of the prompt are not in the vocabulary" in capsys.readouterr().err
+
+
+Mistake = Callable[[Path, Path], list[Any]]
+MISTAKES: dict[str, tuple[Mistake, str]] = {
+    "no such recipe": (lambda p, t: ["prepare", "enwik9", p / "source", t / "d"], "choose one of enwik8, text8"),
+    "no source": (lambda p, t: ["prepare", "enwik8", t / "none", t / "d"], "no such file or folder"),
+    "a setting that is none": (lambda p, t: ["prepare", "folder", p, t / "d", "corpus.chek=1"], "corpus.check, "),
+    "a value of the wrong type": (lambda p, t: ["prepare", "folder", p, t / "d", "corpus.check=maybe"], "corpus:"),
+    "tokens of another recipe": (
+        lambda p, t: ["prepare", "wikitext103", p / "source", t / "d", "corpus.tokens=bytes"],
+        "is read by words",
+    ),
+    "data there already": (
+        lambda p, t: ["prepare", "wikitext103", p / "source/wikitext-103-v1.zip", p / "data"],
+        "holds something already",
+    ),
+    "a slice as the whole": (
+        lambda p, t: ["prepare", "wikitext103", p / "source/wikitext-103-v1.zip", t / "d"],
+        "not 103,227,021. Expected: wiki.train.tokens",
+    ),
+    "another corpus": (lambda p, t: ["prepare", "ptb", p / "source/wikitext-103-v1.zip", t / "d"], "ptb.train.txt"),
+    "too few files": (lambda p, t: ["prepare", "folder", p / "source", t / "d"], "at least 3"),
+    "another recipe's data": (
+        lambda p, t: ["train", "ptb", p / "data", "--run", t / "r", "preset=smoke"],
+        "was prepared as wikitext103, not as ptb",
+    ),
+    "no data": (lambda p, t: ["train", "ptb", t, "--run", t / "r"], "is no prepared data set"),
+    "no such preset": (
+        lambda p, t: ["train", "wikitext103", p / "data", "--run", t / "r", "preset=big"],
+        "choose one of paper, small, smoke",
+    ),
+    "no such study": (
+        lambda p, t: ["train", "wikitext103", p / "data", "--run", t / "r", "study=table9"],
+        "table5_max",
+    ),
+    "no such setting": (
+        lambda p, t: ["train", "wikitext103", p / "data", "--run", t / "r", "model.compresed=3"],
+        "did you mean 'model.compressed'",
+    ),
+    "cutoffs beyond the vocabulary": (
+        lambda p, t: ["train", "wikitext103", p / "data", "--run", t / "r", "preset=small"],
+        "model.cutoffs is [20000, 40000, 200000]",
+    ),
+    "more layers than memory": (
+        lambda p, t: [
+            "train",
+            "wikitext103",
+            p / "data",
+            "--run",
+            t / "r",
+            "preset=smoke",
+            "model.num_layers=90000000",
+        ],
+        "lower model.num_layers=90000000",
+    ),
+    "a run folder of other things": (
+        lambda p, t: ["train", "wikitext103", p / "data", "--run", p / "source", "preset=smoke"],
+        "holds other files",
+    ),
+    "evaluate nothing": (lambda p, t: ["evaluate", t / "none"], "no such run folder"),
+    "evaluate no split": (lambda p, t: ["evaluate", p / "run", "--split", "dev"], "has no split 'dev'"),
+    "evaluate no rows": (lambda p, t: ["evaluate", p / "run", "--rows", 0], "--rows is 0"),
+    "evaluate no memory": (lambda p, t: ["evaluate", p / "run", "--memory", -1], "model.memory is -1"),
+    "sweep words": (lambda p, t: ["sweep", p / "run", "--compressed", "4,x"], "--compressed is '4,x'"),
+    "sample nothing": (lambda p, t: ["sample", p / "run", "--tokens", 0], "--tokens is 0"),
+    "sample from nowhere": (lambda p, t: ["sample", p / "run", "--top-p", 0], "top-p is 0"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line(name: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, words = MISTAKES[name]
+    before = sorted(place.rglob("*"))
+    assert words in mistake(arguments(place, tmp_path), capsys)
+    assert sorted(place.rglob("*")) == before
+    assert not [path for path in tmp_path.rglob("*") if path.name != ".train.lock" and path.is_file()]
+    assert not (tmp_path / "d").exists() and not list(tmp_path.glob("*.partial"))
+
+
+def test_a_run_on_audio_is_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(place / "run", tmp_path / "run")
+    config = (place / "run" / "config.yaml").read_text().replace("kind: text", "kind: audio")
+    (tmp_path / "run" / "config.yaml").write_text(config)
+    for folder in (tmp_path / "run" / "checkpoints").iterdir():
+        progress = (folder / "progress.json").read_text().replace('"kind": "text"', '"kind": "audio"')
+        digests = json.loads((folder / "complete.json").read_text())
+        (folder / "progress.json").write_text(progress)
+        digests["progress.json"] = hashlib.blake2b(progress.encode(), digest_size=16).hexdigest()
+        (folder / "complete.json").write_text(json.dumps(digests))
+    assert "a run on audio, not on text" in mistake(["evaluate", tmp_path / "run"], capsys)
+
+
+def test_a_vocabulary_that_is_gone_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, run_dir = tmp_path / "data", tmp_path / "run"
+    run("prepare", "text8", write_source("text8", tmp_path / "source"), data, "corpus.check=false")
+    run("train", "text8", data, "--run", run_dir, "preset=smoke", *SHORT)
+    assert "holds 'K'" in mistake(["sample", run_dir, "--prompt", "Kaka"], capsys)
+    (data / "tokenizer.json").write_text("{")
+    assert "tokenizer.json is damaged" in mistake(["sample", run_dir], capsys)
+    data.rename(tmp_path / "moved")
+    assert "is gone" in mistake(["sample", run_dir], capsys)
+    assert "is gone" in mistake(["evaluate", run_dir], capsys)
+
+
+def test_validation_in_training_fills_its_rows(place: Path, tmp_path: Path) -> None:
+    """WikiText's validation split is one document; a quick look cuts it into a piece a row, and scores all of it."""
+    (look,) = (record for record in read_metrics(place / "run") if record["kind"] == "evaluate")
+    nats = {}
+    for rows in (None, 4):
+        figures = evaluate(place / "run", split="valid", rows=rows, device="cpu", show_progress=False)
+        nats[rows] = figures["nats_per_token"]
+    assert look["nll_nats"] == pytest.approx(nats[4], rel=1e-6)
+    assert look["nll_nats"] != pytest.approx(nats[None], rel=1e-6)

@@ -1,0 +1,42 @@
+"""Memory that there is not."""
+
+import resource
+
+import numpy as np
+import pytest
+import torch
+
+from tests.faults.calling import process_memory_mb
+from waveform.system import ram
+
+
+def _grow_torch(num_bytes):
+    return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+def _grow_numpy(num_bytes):
+    return np.zeros(num_bytes, dtype=np.uint8)
+
+
+@pytest.mark.parametrize("grow", [_grow_torch, _grow_numpy])
+def test_more_than_there_is_is_refused_until_the_end_of_the_block(monkeypatch, grow):
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    present = (int(process_memory_mb("VmData")) + 200) << 20
+    monkeypatch.setattr(ram, "machine_bytes", lambda: present)
+    with ram.no_more_than_there_is():
+        grow(50 << 20)
+        with pytest.raises((MemoryError, RuntimeError)) as caught:
+            grow(500 << 20)
+    assert ram.is_shortage(caught.value)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    grow(500 << 20)
+
+
+def test_other_errors_are_no_shortage():
+    assert not ram.is_shortage(RuntimeError("shapes do not fit"))
+    assert not ram.is_shortage(ValueError("not enough memory"))
+    assert ram.is_shortage(torch.OutOfMemoryError("CUDA out of memory"))
+
+
+def test_the_machine_has_more_memory_than_this_process():
+    assert ram.machine_bytes() > process_memory_mb("VmHWM") * 1e6

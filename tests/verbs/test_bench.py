@@ -1,0 +1,96 @@
+"""`waveform bench` as a user meets it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from waveform.audio.corpus.speed import measure_preparation
+from waveform.cli import main
+from waveform.verbs import bench as verb
+from waveform.verbs.bench import _run_in_child as run_in_child
+
+TINY = ["--model", "wavenet", "--preset", "demo", "model.num_stacks=1", "model.layers_per_stack=3", "train.chunk=64"]
+
+
+def test_the_figures_are_there_and_sane(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(job: dict[str, Any]) -> dict[str, Any]:  # starting a process for each would take most of the time
+        if job["kind"] == "model":
+            return run_in_child(job)
+        return measure_preparation(job["minutes"], num_channels=job["channels"])
+
+    monkeypatch.setattr(verb, "_run_in_child", run)
+    file = tmp_path / "bench.json"
+    command = ["bench", "--device", "cpu", "--audio-minutes", "0.1", "--json", str(file), "--batch-size", "2", *TINY]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "training" in out and "sampling" in out and "preparation" in out
+    assert max(map(len, out.splitlines())) <= 120
+
+    content = json.loads(file.read_text())
+    assert content["command"].startswith("waveform bench model.num_stacks=1") and "--batch-size 2" in content["command"]
+    machine = content["machine"]
+    assert all(machine[field] for field in ("cpu", "cores", "memory_bytes", "threads", "python", "torch", "waveform"))
+    assert {"numba", "commit", "gpu", "gpu_driver"} <= machine.keys() and content["date"].startswith("2")
+    (model,) = content["models"]
+    assert (model["model"], model["preset"], model["batch_size"], model["chunk"]) == ("wavenet", "demo", 2, 64)
+    assert model["model_config"]["layers_per_stack"] == 3
+    training = model["training"]
+    assert training["tokens_per_second"]["min"] > 0
+    assert training["tokens_per_second"]["repeats"] >= 3
+    assert 0 < training["model_flop_utilisation"] < 1.5
+    memory = model["training_memory"]
+    assert 0 < memory["peak_without_imports_bytes"] < memory["peak_bytes"]
+    assert memory["imports_bytes"] > 50e6
+    assert [(case["num_streams"], case["decoder"]) for case in model["sampling"]] == [
+        (1, "exact"), (1, "int8"), (4, "exact"), (4, "int8")
+    ]  # fmt: skip
+    assert all(0 < case["share_of_bound"] < 1.5 for case in model["sampling"])
+    assert [part["channels"] for part in content["preparation"]] == [1, 2]
+
+
+def one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(["bench", *arguments]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("waveform bench: ")
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--model", "wavnet"], "unknown model 'wavnet'"),
+        (["--preset", "huge"], "unknown preset 'huge'; choose one of demo, small, speech_paper"),
+        (["--model", "wavenet", "model.num_heads=2"], "unknown setting 'model.num_heads'"),
+        (["--model", "wavenet", "--batch-size", "0"], "train.batch_size is 0"),
+        (["--audio-minutes", "-1"], "--audio-minutes -1"),
+        (["--json", f"{__file__}/bench.json"], "test_bench.py is a file, not a folder"),
+    ],
+)
+def test_a_mistake_is_one_line_before_any_work(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verb, "_run_in_child", lambda job: pytest.fail("work began"))
+    assert expected in one_line(arguments, capsys)
+
+
+def test_cuda_without_a_gpu_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "no usable CUDA device" in one_line(["--device", "cuda"], capsys)
+
+
+def test_what_fails_is_named_and_the_rest_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verb, "_CHILD", "raise MemoryError('no room')")
+    file = tmp_path / "bench.json"
+    assert main(["bench", "--device", "cpu", "--audio-minutes", "0", "--json", str(file), *TINY]) == 2
+    assert "1 of 1 measurements failed, the first with: MemoryError: no room" in capsys.readouterr().err
+    assert json.loads(file.read_text())["models"] == [
+        {"preset": "demo", "model": "wavenet", "error": "MemoryError: no room"}
+    ]

@@ -1,0 +1,194 @@
+"""Turns groups of audio files into token shards: the work of preparing, done in this process or in several.
+
+A group is some files of one split that share a shard. A finished group leaves two files: the shard, named by its
+content, in `shards/`, and its record in `unfinished/`, named by what went in (paths, sizes, times), which lets an
+interrupted run take up where it stopped. The record of a group is written last.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from waveform.audio import mulaw
+from waveform.audio.corpus.scan import FoundFile
+from waveform.audio.decoding_child import RefusedFile
+from waveform.audio.decoding_process import DecoderDied
+from waveform.audio.files import SAMPLE_RATE_HZ, AudioFile
+from waveform.engine.shards import Shard, ShardWriter, Utterance
+from waveform.system.atomic import explain_write_errors, write_file
+from waveform.system.errors import UserError
+from waveform.system.signals import SIGNALS
+
+FORMAT = 1  # raise it whenever the same audio would give other tokens or records
+SHARDS, UNFINISHED = "shards", "unfinished"  # folders inside the data set
+SILENCE_FRAME = SAMPLE_RATE_HZ // 50  # 20 ms
+SILENCE_RMS = 1e-3  # -60 dBFS
+
+_MIN_GROUP_BYTES = 8 << 20  # of source files: a few minutes of audio, a second of work
+_MAX_GROUPS = 256  # so that training need not hold thousands of files open
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files of one split that go into one shard, in the order of their paths."""
+
+    split: str
+    files: tuple[FoundFile, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)  # bytes
+
+    @property
+    def key(self) -> str:
+        """Hex digest of everything that determines the shard, short of reading the audio."""
+        content = json.dumps([FORMAT, self.split, [[file.path, file.size, file.mtime_ns] for file in self.files]])
+        return hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """What became of a group."""
+
+    shard: str | None  # file name relative to the data set; None where every file was refused
+    records: dict[str, dict[str, Any]]  # path -> what dataset.json keeps of the file
+    duration_s: float  # of the audio prepared
+
+
+def cut_into_groups(files: Iterable[tuple[FoundFile, str]]) -> list[Group]:
+    """Cut (file, split) pairs into groups. Depends on nothing but the files, so an interrupted run cuts alike."""
+    files = sorted(files)
+    limit = max(_MIN_GROUP_BYTES, sum(file.size for file, _ in files) // _MAX_GROUPS)
+    groups: list[Group] = []
+    for split in sorted({split for _, split in files}):
+        members: list[FoundFile] = []
+        size = 0
+        for file, file_split in files:
+            if file_split != split:
+                continue
+            if members and size + file.size > limit:
+                groups.append(Group(split, tuple(members)))
+                members, size = [], 0
+            members.append(file)
+            size += file.size
+        groups.append(Group(split, tuple(members)))
+    return groups
+
+
+def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> GroupResult:
+    """Decode, resample and quantise the files of a group into a shard; refused files are recorded, not raised.
+
+    Raises UserError where the disk refuses.
+    """
+    partial = data_dir / UNFINISHED / f"{group.key}.{os.getpid()}.shard"
+    records: dict[str, dict[str, Any]] = {}
+    with ShardWriter(partial, vocab_size=mulaw.NUM_CLASSES) as writer:
+        for file in group.files:
+            record: dict[str, Any] = {"size": file.size, "mtime_ns": file.mtime_ns, "split": group.split}
+            for last_try in (False, True):
+                writer.begin(file.path)
+                try:
+                    record |= _append_file(writer, audio_dir / file.path)
+                except RefusedFile as refusal:
+                    writer.discard()
+                    if isinstance(refusal, DecoderDied) and not last_try:
+                        continue  # it may have been killed for another reason than the file
+                    record["refused"] = refusal.reason
+                break
+            records[file.path] = record
+    utterances = Shard(partial).utterances
+    shard = _name_by_content(partial, utterances, group.split, data_dir)
+    for utterance in utterances:
+        records[utterance.name] |= {"shard": shard, "digest": utterance.digest}
+    result = GroupResult(shard, records, sum(record.get("duration_s", 0) for record in records.values()))
+    write_file(_record_path(group, data_dir), json.dumps({"shard": shard, "records": records}).encode())
+    return result
+
+
+def finished_result(group: Group, data_dir: Path) -> GroupResult | None:
+    """What an interrupted run left of this very group, if it is whole."""
+    try:
+        content = json.loads(_record_path(group, data_dir).read_bytes())
+        if content["shard"] is not None:
+            Shard(data_dir / content["shard"])
+        return GroupResult(content["shard"], content["records"], 0.0)
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return None
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Keep torch to one thread in this process: its small steps here cost more to share out than to do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def start_worker() -> None:
+    """Make a pool's process a good citizen: one thread, no traceback on Ctrl-C, gone when its parent is gone."""
+    import multiprocessing
+
+    torch.set_num_threads(1)
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # held until here, where no traceback can come of them any more
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow_parent() -> None:
+        parent.join()
+        os._exit(1)  # a killed parent must not leave workers that go on writing
+
+    threading.Thread(target=follow_parent, daemon=True).start()
+
+
+def _append_file(writer: ShardWriter, path: Path) -> dict[str, Any]:
+    """Append one file's tokens; return what the report needs to know of it. Raises RefusedFile."""
+    num_samples = num_frames = num_silent = 0
+    with AudioFile(path) as file:
+        for block in file.blocks():  # whole seconds but for the last, so 20-ms frames never straddle blocks
+            writer.append(mulaw.encode(torch.from_numpy(block)).numpy())
+            num_samples += len(block)
+            frames = block[: len(block) // SILENCE_FRAME * SILENCE_FRAME].reshape(-1, SILENCE_FRAME)
+            power = np.einsum("ij,ij->i", frames, frames) / SILENCE_FRAME
+            num_frames += len(frames)
+            num_silent += int(np.count_nonzero(power < SILENCE_RMS**2))
+        return {
+            "duration_s": round(num_samples / SAMPLE_RATE_HZ, 6),
+            "sample_rate_hz": file.sample_rate_hz,
+            "channels": file.num_channels,
+            "samples": file.num_frames * file.num_channels,
+            "clipped": file.num_clipped,
+            "frames": num_frames,
+            "silent": num_silent,
+        }
+
+
+def _name_by_content(partial: Path, utterances: list[Utterance], split: str, data_dir: Path) -> str | None:
+    """Move a written shard to its final name and return that, relative to the data set; drop a shard with nothing."""
+    if not utterances:
+        partial.unlink()
+        return None
+    content = json.dumps([[utterance.name, utterance.length, utterance.digest] for utterance in utterances])
+    name = f"{SHARDS}/{split}-{hashlib.blake2b(content.encode(), digest_size=8).hexdigest()}.shard"
+    with explain_write_errors(data_dir / name):
+        os.replace(partial, data_dir / name)
+    return name
+
+
+def _record_path(group: Group, data_dir: Path) -> Path:
+    return data_dir / UNFINISHED / f"{group.key}.json"

@@ -1,0 +1,370 @@
+"""Prepares a folder of audio for training: scan -> split -> decode, resample, mu-law -> token shards -> report.
+
+`prepare` brings a data set up to date with its folder. A data set is
+
+    dataset.json    what training reads; replaced in one step at the very end
+    shards/         tokens, one file for each group of audio files, named by content and never changed
+    report.json     what was found in the audio
+    unfinished/     records of finished groups, while a preparation runs or after it was interrupted
+"""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from waveform.audio import mulaw
+from waveform.audio.corpus.groups import (
+    FORMAT,
+    SHARDS,
+    UNFINISHED,
+    Group,
+    GroupResult,
+    cut_into_groups,
+    finished_result,
+    one_torch_thread,
+    prepare_group,
+    start_worker,
+)
+from waveform.audio.corpus.report import build_report, format_report, printable
+from waveform.audio.corpus.scan import FoundFile, Scan, scan_folder
+from waveform.audio.corpus.splits import SPLITS, SplitConfig, SplitPlan, plan_split, require_all_splits
+from waveform.audio.files import AUDIO_SUFFIXES, SAMPLE_RATE_HZ
+from waveform.engine.shards import DATASET_FILE, Dataset, Shard, is_dataset, read_dataset, write_dataset
+from waveform.system.atomic import explain_write_errors, write_file
+from waveform.system.console import say
+from waveform.system.errors import UserError
+from waveform.system.locks import take_lock
+from waveform.system.progress import Progress
+from waveform.system.signals import SIGNALS, Interrupted
+
+REPORT_FILE = "report.json"
+_LOCK_FILE = ".prepare.lock"
+# Starting a process costs 2-3 s of imports, in which one core prepares this much FLAC.
+_MIN_POOL_BYTES = 128 << 20
+_LOSSY_SUFFIXES, _LOSSY_WEIGHT = (".mp3", ".ogg", ".opus"), 8  # as much audio in an eighth of the bytes
+_MODALITY = {
+    "kind": "audio",
+    "sample_rate_hz": SAMPLE_RATE_HZ,
+    "quantiser": "mu-law",
+    "num_classes": mulaw.NUM_CLASSES,
+}
+
+
+@dataclass
+class DataConfig:
+    """Settings of `waveform prepare`."""
+
+    # which files train, validate and test
+    split: SplitConfig = field(default_factory=SplitConfig)
+    # processes that decode; null: one for each core this process may use
+    num_workers: int | None = None
+
+
+def prepare(
+    audio_dir: Path, data_dir: Path, *, config: DataConfig | None = None, show_progress: bool = True
+) -> Dataset:
+    """Bring `data_dir` up to date with the audio under `audio_dir`, and report what was found.
+
+    Only new and changed files are decoded (judged by relative path, size and modification time); files that are gone
+    leave the data set. The same files give the same shards, byte for byte, whether or not earlier runs were killed.
+    With `show_progress` the report is printed; it is always written to `data_dir`/report.json.
+
+    Raises UserError for anything a user can mend: no usable audio, a split that would be empty, other split settings
+    than the data set was made with, another preparation at work, a full disk.
+    """
+    config = config or DataConfig()
+    audio_dir, data_dir = Path(audio_dir), Path(data_dir)
+    if config.num_workers is not None and config.num_workers < 1:
+        raise UserError(f"data.num_workers is {config.num_workers}; use 1 or more, or null for every core")
+    _check_audio_dir(audio_dir, data_dir)
+    split_plan = plan_split(audio_dir, config.split)
+    scan = scan_folder(audio_dir, skip=data_dir)
+    if not scan.files:
+        raise UserError(_explain_no_audio(audio_dir, scan))
+    wanted: dict[FoundFile, str] = {}
+    for file in scan.files:
+        split = split_plan.split_of(file.path)
+        if split is None:
+            scan.refused[file.path] = f"it lies outside the folders {split_plan.layout.replace('/', ', ')}"
+        else:
+            wanted[file] = split
+    require_all_splits(split_plan, [file.path for file in wanted])
+    with _locked(data_dir):
+        old = _read_previous(data_dir, split_plan=split_plan, wanted=wanted)
+        dataset, notes = _update(
+            audio_dir, data_dir, old=old, wanted=wanted, split_plan=split_plan, config=config, show=show_progress
+        )
+        _clean(dataset)
+        report = build_report(dataset.sources["files"], scan=scan, split=split_plan.describe())
+        _write_if_new(data_dir / REPORT_FILE, json.dumps(report, indent=1).encode())
+    if show_progress:
+        say(format_report(report, title=f"{printable(str(data_dir))}: {notes}"))
+    return dataset
+
+
+def _check_audio_dir(audio_dir: Path, data_dir: Path) -> None:
+    if not audio_dir.exists():
+        raise UserError(f"no such folder: {audio_dir}; give the folder that holds your audio files")
+    if not audio_dir.is_dir():
+        raise UserError(f"{audio_dir} is a file, not a folder; give the folder that holds your audio files")
+    if not os.access(audio_dir, os.R_OK | os.X_OK):
+        raise UserError(f"no permission to read the folder {audio_dir}")
+    if data_dir.exists() and not data_dir.is_dir():
+        raise UserError(f"{data_dir} is a file; give a folder for the prepared data")
+    if data_dir.is_dir() and data_dir.samefile(audio_dir):
+        raise UserError(f"{data_dir} is the audio folder itself; give another folder for the prepared data")
+
+
+def _explain_no_audio(audio_dir: Path, scan: Scan) -> str:
+    suffixes = ", ".join(sorted(suffix[1:] for suffix in AUDIO_SUFFIXES))
+    if scan.refused:
+        return f"no usable audio in {audio_dir}: {_first_reasons(scan.refused)}"
+    if scan.other:
+        common = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in scan.other.most_common(3))
+        return f"no audio in {audio_dir}: it holds {scan.other.total()} other files ({common}); audio is {suffixes}"
+    return f"{audio_dir} is empty; put audio files there ({suffixes})"
+
+
+def _first_reasons(refused: dict[str, str]) -> str:
+    first = "; ".join(f"{printable(path)}: {reason}" for path, reason in list(refused.items())[:3])
+    return f"{first}; and {len(refused) - 3} more" if len(refused) > 3 else first
+
+
+@contextmanager
+def _locked(data_dir: Path) -> Iterator[None]:
+    """Hold the data set's lock; the system releases it when the process dies. Refuses a folder of something else."""
+    with explain_write_errors(data_dir):
+        ours = {DATASET_FILE, REPORT_FILE, SHARDS, UNFINISHED}
+        if data_dir.is_dir() and not is_dataset(data_dir):
+            foreign = sorted(name for name in os.listdir(data_dir) if name not in ours and not name.startswith("."))
+            if foreign:
+                raise UserError(
+                    f"{data_dir} is not empty ({printable(foreign[0])}) and holds no prepared data; "
+                    "give a new folder for the prepared data"
+                )
+        data_dir.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(data_dir / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            take_lock(descriptor)
+        except BlockingIOError:
+            raise UserError(f"another waveform prepare is at work on {data_dir}; wait until it is done") from None
+        with explain_write_errors(data_dir):
+            for folder in (SHARDS, UNFINISHED):
+                (data_dir / folder).mkdir(exist_ok=True)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read_previous(data_dir: Path, *, split_plan: SplitPlan, wanted: dict[FoundFile, str]) -> Dataset | None:
+    """The data set as it stands, or None. Raises UserError where bringing it up to date would change its meaning."""
+    if not is_dataset(data_dir):
+        return None
+    old = read_dataset(data_dir)
+    if old.modality != _MODALITY or "files" not in old.sources:
+        raise UserError(f"{data_dir} holds a data set that is not audio; give another folder")
+    before, now = old.sources["split"], split_plan.settings()
+    if before != now:
+        # Moving files between splits would put test files of yesterday into the training data of today.
+        names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+        changes = ", ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in names)
+        raise UserError(f"{data_dir} was split otherwise: {changes}; use the same settings, or another folder")
+    known = {(path, record["size"]) for path, record in old.sources["files"].items() if "refused" not in record}
+    if known and not known & {(file.path, file.size) for file in wanted}:
+        raise UserError(
+            f"{data_dir} was prepared from other audio (none of its {len(known)} files is there now); "
+            "give another folder for this audio, or delete that one"
+        )
+    return old
+
+
+def _update(
+    audio_dir: Path,
+    data_dir: Path,
+    *,
+    old: Dataset | None,
+    wanted: dict[FoundFile, str],
+    split_plan: SplitPlan,
+    config: DataConfig,
+    show: bool,
+) -> tuple[Dataset, str]:
+    """Prepare what is new or changed and commit dataset.json. Returns the data set and one phrase on what was done."""
+    kept = _still_valid(old, wanted) if old else {}
+    pending = [(file, split) for file, split in wanted.items() if file.path not in kept]
+    groups = cut_into_groups(pending)
+    results = {group.key: result for group in groups if (result := finished_result(group, data_dir)) is not None}
+    todo = [group for group in groups if group.key not in results]
+    num_reused = sum(len(group.files) for group in groups) - sum(len(group.files) for group in todo)
+    if todo:
+        results |= _run(todo, audio_dir=audio_dir, data_dir=data_dir, num_workers=config.num_workers, show=show)
+    records = dict(kept)
+    for result in results.values():
+        records |= result.records
+    usable = [path for path, record in records.items() if "refused" not in record]
+    if not usable:
+        reasons = {path: records[path]["refused"] for path in sorted(records)}
+        raise UserError(f"no usable audio in {audio_dir}: {_first_reasons(reasons)}")
+    require_all_splits(split_plan, usable)
+    dataset = Dataset(
+        folder=data_dir,
+        vocab_size=mulaw.NUM_CLASSES,
+        modality=dict(_MODALITY),
+        splits={
+            split: sorted({records[path]["shard"] for path in usable if records[path]["split"] == split})
+            for split in SPLITS
+        },
+        sources={"format": FORMAT, "split": split_plan.settings(), "files": dict(sorted(records.items()))},
+    )
+    num_done = sum(len(group.files) for group in todo)
+    if old is not None and dataset == replace(old, digests={}):
+        as_before = f"all {len(wanted)} files as before (by path, size and time)"
+        done = f"{num_done} files prepared again, as their shards were damaged" if num_done else "up to date"
+        return old, f"{done}, {as_before}"
+    dataset = write_dataset(dataset)
+    notes = [f"prepared {num_done} files"]
+    num_gone = len(old.sources["files"].keys() - records.keys()) if old else 0
+    for number, what in (
+        (num_reused, "taken from an interrupted run"),
+        (len(kept), "unchanged"),
+        (num_gone, "gone and dropped"),
+    ):
+        if number:
+            notes.append(f"{number} {what}")
+    return dataset, ", ".join(notes)
+
+
+def _still_valid(old: Dataset, wanted: dict[FoundFile, str]) -> dict[str, dict[str, Any]]:
+    """Records of the files that need no work: unchanged, and in a shard of which nothing else changed."""
+    if old.sources["format"] != FORMAT:
+        return {}
+    unchanged = {
+        file.path: record
+        for file, split in wanted.items()
+        if (record := old.sources["files"].get(file.path)) is not None
+        and (record["size"], record["mtime_ns"], record["split"]) == (file.size, file.mtime_ns, split)
+    }
+    stale = {
+        record["shard"]
+        for path, record in old.sources["files"].items()
+        if path not in unchanged and "refused" not in record
+    }
+    in_use = sorted({record["shard"] for record in unchanged.values() if "refused" not in record} - stale)
+    with ThreadPoolExecutor() as pool:  # reading and hashing leave Python's lock to others
+        whole = list(pool.map(lambda shard: _is_whole(old, shard), in_use))
+    stale |= {shard for shard, is_whole in zip(in_use, whole, strict=True) if not is_whole}
+    return {path: record for path, record in unchanged.items() if record.get("shard") not in stale}
+
+
+def _is_whole(dataset: Dataset, shard: str) -> bool:
+    """Whether a shard holds what it did; otherwise someone deleted, cut or changed it, and it is made again."""
+    try:
+        opened = Shard(dataset.folder / shard)
+        opened.verify()
+        return opened.digest == dataset.digests.get(shard)
+    except UserError:
+        return False
+
+
+def _run(
+    groups: list[Group], *, audio_dir: Path, data_dir: Path, num_workers: int | None, show: bool
+) -> dict[str, GroupResult]:
+    """Prepare `groups`, in a pool of processes where that pays. Returns results by group key."""
+    num_workers = min(num_workers or _num_cores(), len(groups))
+    total_bytes = sum(group.size for group in groups)
+    lossy_bytes = sum(
+        file.size for group in groups for file in group.files if file.path.lower().endswith(_LOSSY_SUFFIXES)
+    )
+    work_bytes = total_bytes + (_LOSSY_WEIGHT - 1) * lossy_bytes
+    results: dict[str, GroupResult] = {}
+    start_s = time.monotonic()
+    with Progress("prepare", total=total_bytes / 1e6, unit="MB", enabled=show) as progress:
+
+        def finish(group: Group, result: GroupResult) -> None:
+            results[group.key] = result
+            audio_s = sum(done.duration_s for done in results.values())
+            progress.update(group.size / 1e6, note=f"{audio_s / (time.monotonic() - start_s):,.0f}x real time")
+
+        if num_workers == 1 or work_bytes < _MIN_POOL_BYTES:
+            with one_torch_thread():
+                for group in groups:
+                    finish(group, prepare_group(group, audio_dir=audio_dir, data_dir=data_dir))
+        else:
+            _run_pool(groups, finish, audio_dir=audio_dir, data_dir=data_dir, num_workers=num_workers)
+    return results
+
+
+def _num_cores() -> int:
+    """Cores that this process may use, which the system may hold below what the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _run_pool(
+    groups: list[Group],
+    finish: Callable[[Group, GroupResult], None],
+    *,
+    audio_dir: Path,
+    data_dir: Path,
+    num_workers: int,
+) -> None:
+    # Spawned, not forked: a forked child of a process that has run torch threads may hang.
+    context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=start_worker) as pool:
+        largest_first = sorted(groups, key=lambda group: -group.size)  # no long file left over at the end
+        with _held_signals():
+            futures: dict[Future[GroupResult], Group] = {
+                pool.submit(prepare_group, group, audio_dir=audio_dir, data_dir=data_dir): group
+                for group in largest_first
+            }
+        try:
+            for future in as_completed(futures):
+                finish(futures[future], future.result())
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a process that decodes audio died (out of memory, or killed); run the same command again to go on "
+                "from there, with data.num_workers=1 if it happens again"
+            ) from error
+        except (Interrupted, KeyboardInterrupt):
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()  # rather than wait for a long file; what is half-written counts for nothing
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _held_signals() -> Iterator[None]:
+    """Deliver signals that ask to stop after the block. Processes started within hold them until they release them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def _clean(dataset: Dataset) -> None:
+    """Remove what this data set does not name: shards of earlier states, records and parts of interrupted runs."""
+    named = {name for names in dataset.splits.values() for name in names}
+    for path in (dataset.folder / SHARDS).iterdir():
+        if f"{SHARDS}/{path.name}" not in named:
+            path.unlink()
+    shutil.rmtree(dataset.folder / UNFINISHED)
+    for file in (DATASET_FILE, REPORT_FILE):
+        for path in dataset.folder.glob(f".{file}.*.partial"):
+            path.unlink()
+
+
+def _write_if_new(path: Path, content: bytes) -> None:
+    if not path.is_file() or path.read_bytes() != content:
+        write_file(path, content)

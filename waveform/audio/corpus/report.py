@@ -1,0 +1,132 @@
+"""Says what is in a corpus: the report of `waveform prepare`, as JSON and as text.
+
+Definitions. A file's *duration* is its number of 24 kHz samples / 24000. The *clipped share* is the share of decoded
+samples, over all channels and before mixing and resampling, with |x| >= 0.999. The *silent share* is the share of
+whole 20-ms frames of the mono 24 kHz signal whose RMS is below -60 dBFS (0.001). *Quantiles* are of the durations of
+the used files, interpolated linearly. *Shared audio* are files of different splits with the same tokens, sample for
+sample: copies, which make a test look better than it is.
+"""
+
+from collections import Counter, defaultdict
+from typing import Any
+
+import numpy as np
+
+from waveform.audio.corpus.scan import Scan
+from waveform.audio.corpus.splits import SPLITS
+from waveform.audio.files import SAMPLE_RATE_HZ
+
+_MAX_LINES = 20  # of a list that is printed; the JSON has all
+_QUANTILES = {"min": 0, "5%": 5, "50%": 50, "95%": 95, "max": 100}
+
+
+def build_report(files: dict[str, dict[str, Any]], *, scan: Scan, split: str) -> dict[str, Any]:
+    """Sum up the records of a data set's `files` and what the scan set aside (definitions: see the module).
+
+    The result depends on the audio folder alone, so an unchanged folder gives an unchanged report.
+    """
+    used = {path: record for path, record in files.items() if "refused" not in record}
+    refused = {path: record["refused"] for path, record in files.items() if "refused" in record} | scan.refused
+    durations_s = [record["duration_s"] for record in used.values()]
+    splits = {}
+    for name in SPLITS:
+        of_split = [record["duration_s"] for record in used.values() if record["split"] == name]
+        splits[name] = {"files": len(of_split), "hours": sum(of_split) / 3600}
+    low = {path: record["sample_rate_hz"] for path, record in used.items() if record["sample_rate_hz"] < SAMPLE_RATE_HZ}
+    return {
+        "hours": sum(durations_s) / 3600,
+        "files": len(used),
+        "split": split,
+        "splits": splits,
+        "sample_rates_hz": _counts(record["sample_rate_hz"] for record in used.values()),
+        "channels": _counts(record["channels"] for record in used.values()),
+        "duration_s": {
+            name: round(float(np.percentile(durations_s, percent)), 3) for name, percent in _QUANTILES.items()
+        },
+        "clipped_share": _share(used, "clipped", "samples"),
+        "silent_share": _share(used, "silent", "frames"),
+        "below_24khz": low,
+        "shared_by_splits": _shared_by_splits(used),
+        "refused": dict(sorted(refused.items())),
+        "other_files": dict(sorted(scan.other.items())),
+    }
+
+
+def _shared_by_splits(used: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """Paths of the same audio, for audio that is in more than one split."""
+    paths = defaultdict(list)
+    for path, record in used.items():
+        paths[record["digest"]].append(path)
+    return sorted(sorted(same) for same in paths.values() if len({used[path]["split"] for path in same}) > 1)
+
+
+def _counts(values: Any) -> dict[str, int]:
+    return {str(value): count for value, count in sorted(Counter(values).items())}
+
+
+def _share(used: dict[str, dict[str, Any]], part: str, whole: str) -> float:
+    total = sum(record[whole] for record in used.values())
+    return sum(record[part] for record in used.values()) / total if total else 0.0
+
+
+def printable(name: str) -> str:
+    """A file name fit for a terminal: control characters and bytes that are not UTF-8 as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+def format_report(report: dict[str, Any], *, title: str) -> str:
+    """Lay out a report as text for a terminal."""
+    duration = report["duration_s"]
+    lines = [
+        title,
+        f"  total       {_hours(report['hours'])} in {report['files']} files"
+        + (f"; {len(report['refused'])} refused" if report["refused"] else "")
+        + _others(report["other_files"]),
+        *(f"  {name:<11} {_hours(part['hours'])} in {part['files']} files" for name, part in report["splits"].items()),
+        f"  split       {report['split']}",
+        f"  rates       {_list_counts(report['sample_rates_hz'], 'Hz')}",
+        f"  channels    {_list_counts(report['channels'], '')}",
+        "  durations   " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in duration.items()) + " s",
+        f"  clipped     {100 * report['clipped_share']:.3f}% of samples (|x| >= 0.999)",
+        f"  silent      {100 * report['silent_share']:.1f}% of 20-ms frames (RMS below -60 dBFS)",
+    ]
+    low = report["below_24khz"]
+    if low:
+        lines.append(f"  below 24 kHz: {len(low)} files; their upper band is empty, which lowers NLL")
+        by_rate = defaultdict(list)
+        for path, rate in low.items():
+            by_rate[rate].append(path)
+        entries = [f"{printable(path)} ({rate} Hz)" for rate in sorted(by_rate) for path in by_rate[rate]]
+        lines += _first(entries)
+    if report["shared_by_splits"]:
+        lines.append(
+            f"  copies: {len(report['shared_by_splits'])} recordings are in more than one split; remove copies"
+        )
+        lines += _first([" = ".join(map(printable, same)) for same in report["shared_by_splits"]])
+    if report["refused"]:
+        lines.append(f"  refused: {len(report['refused'])} files")
+        lines += _first([f"{printable(path)}: {reason}" for path, reason in report["refused"].items()])
+    return "\n".join(lines)
+
+
+def _first(entries: list[str]) -> list[str]:
+    lines = [f"    {entry}" for entry in entries[:_MAX_LINES]]
+    if len(entries) > _MAX_LINES:
+        lines.append(f"    and {len(entries) - _MAX_LINES} more (all are in report.json)")
+    return lines
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.2f} h" if hours >= 1 else f"{60 * hours:.2f} min"
+
+
+def _others(other: dict[str, int]) -> str:
+    if not other:
+        return ""
+    common = sorted(other.items(), key=lambda item: -item[1])[:3]
+    kinds = ", ".join(f"{count} {printable(suffix) or 'without suffix'}" for suffix, count in common)
+    return f"; {sum(other.values())} other files ({kinds})"
+
+
+def _list_counts(counts: dict[str, int], unit: str) -> str:
+    return ", ".join(f"{value} {unit} x {count}".replace("  ", " ") for value, count in counts.items())

@@ -1,0 +1,111 @@
+"""Measures how fast `prepare` works on synthesised FLAC, beside decoding alone and resampling alone."""
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import torch
+
+from waveform.audio import mulaw
+from waveform.audio.corpus.groups import one_torch_thread
+from waveform.audio.corpus.prepare import DataConfig, prepare
+from waveform.audio.files import SAMPLE_RATE_HZ, resample_blocks
+from waveform.benchmarks.measure import spread
+from waveform.system.machine import peak_resident_bytes, resident_bytes
+
+RATE_HZ = 44_100
+FILE_S = 15
+_REPEATS = 3
+_DECODED_VALUES = 1 << 20  # at a time
+
+
+def synthesise(seconds: int, *, seed: int, num_channels: int) -> np.ndarray:
+    """Sound that is about as hard to decode as speech: float32 [n, channels] at RATE_HZ.
+
+    Syllables, four a second, of harmonics under a falling spectrum, with pauses, over noise at -60 dBFS.
+    """
+    rng = np.random.default_rng(seed)
+    time_s = np.arange(seconds * RATE_HZ) / RATE_HZ
+    pitch_hz = rng.uniform(90, 220) * (1 + 0.1 * np.sin(2 * np.pi * 0.7 * time_s))
+    phase = 2 * np.pi * np.cumsum(pitch_hz) / RATE_HZ
+    voice = sum(np.sin(n * phase + rng.uniform(0, 6)) / n**1.5 for n in range(1, 12))
+    envelope = np.clip(np.sin(2 * np.pi * 4 * time_s + rng.uniform(0, 6)) * np.sin(2 * np.pi * 0.3 * time_s), 0, None)
+    hiss = rng.standard_normal(len(time_s)) * (1e-3 + 0.03 * envelope)
+    mono = (0.2 * envelope * voice + hiss).astype(np.float32)
+    other = mono * np.float32(0.8) + rng.standard_normal(len(mono)).astype(np.float32) * np.float32(1e-3)
+    return np.stack([mono, *[other] * (num_channels - 1)], axis=1)
+
+
+def measure_preparation(minutes: float, *, num_channels: int) -> dict[str, Any]:
+    """Speed of preparing `minutes` of 16-bit 44.1 kHz FLAC in files of 15 s with one worker, in x real time.
+
+    The limit is the time of decoding the files and of resampling as much sound, each alone, in turn with the
+    preparations. Loading torchaudio is not counted.
+    """
+    num_files = max(3, round(minutes * 60 / FILE_S))  # one for each split at least
+    audio_s = num_files * FILE_S
+    before = resident_bytes()
+    with tempfile.TemporaryDirectory(prefix="waveform-bench-") as scratch, one_torch_thread():
+        folder = Path(scratch) / "audio"
+        for i in range(num_files):
+            place = folder / ("train", "valid", "test")[i if i < 3 else 0]
+            place.mkdir(parents=True, exist_ok=True)
+            sound = synthesise(FILE_S, seed=i, num_channels=num_channels)
+            soundfile.write(place / f"{i:05}.flac", sound, RATE_HZ)
+        mono = sound[:, 0].copy()
+        paths = sorted(folder.rglob("*.flac"))
+        config = DataConfig(num_workers=1)
+        _resample(mono)  # loads torchaudio and makes the kernel
+        mulaw.decode(torch.zeros(1, dtype=torch.uint8))  # makes the table
+        total, decode, resample = [], [], []
+        for i in range(_REPEATS):
+            total.append(_times_real(audio_s, _preparation(folder, Path(scratch) / f"data{i}", config)))
+            decode.append(_times_real(audio_s, lambda: _decode(paths)))
+            resample.append(_times_real(FILE_S, lambda: _resample(mono)))
+    speed, decoding, resampling = spread(total), spread(decode), spread(resample)
+    limit = 1 / (1 / decoding["median"] + 1 / resampling["median"])
+    return {
+        "sample_rate_hz": RATE_HZ,
+        "channels": num_channels,
+        "files": num_files,
+        "audio_seconds": audio_s,
+        "workers": 1,
+        "times_real_time": speed,
+        "decode_times_real_time": decoding,
+        "resample_times_real_time": resampling,
+        "limit_times_real_time": limit,
+        "share_of_limit": speed["median"] / limit,
+        "samples_per_second": speed["median"] * SAMPLE_RATE_HZ,
+        "peak_bytes": peak_resident_bytes(),
+        "imports_bytes": before,
+    }
+
+
+def _times_real(audio_s: float, function: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    function()
+    return audio_s / (time.perf_counter() - began)
+
+
+def _preparation(folder: Path, data_dir: Path, config: DataConfig) -> Callable[[], None]:
+    def run() -> None:
+        prepare(folder, data_dir, config=config, show_progress=False)
+
+    return run
+
+
+def _decode(paths: list[Path]) -> None:
+    for path in paths:
+        with soundfile.SoundFile(path) as file:
+            block = np.empty((_DECODED_VALUES // file.channels, file.channels), dtype=np.float32)
+            while len(file.read(out=block, dtype="float32")):
+                pass
+
+
+def _resample(mono: np.ndarray) -> None:
+    for _ in resample_blocks([mono], sample_rate_hz=RATE_HZ):
+        pass

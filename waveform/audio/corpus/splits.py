@@ -1,0 +1,148 @@
+"""Decides which files train, validate and test: by a hash of the path, or by the user's own folders.
+
+The hash (BLAKE2b of the path relative to the audio folder) places each file, or each folder, in 0..1 for good, so
+adding files moves no other file between splits. A split is by whole file or folder, never by window.
+"""
+
+import hashlib
+import os
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from waveform.system.errors import UserError
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass
+class SplitConfig:
+    """How files are divided. A folder with train/ and test/ (and valid/) inside is taken as it is instead."""
+
+    # "file": every file on its own; "folder": all files of a top-level folder (a speaker, a book) stay together
+    by: str = "file"
+    # share of the files (or folders) held out for validation; with train/ and test/ but no valid/, of those in train/
+    valid: float = 0.05
+    # share of the files (or folders) held out for the final test
+    test: float = 0.05
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """The rule in force for one audio folder. Two plans that differ put some file elsewhere."""
+
+    by: str
+    valid: float
+    test: float
+    layout: str  # "": by hash; "train/test": folders, valid taken from train by hash; "train/valid/test": folders
+
+    def split_of(self, path: str) -> str | None:
+        """The split of a file, by its relative path; None for a file outside the folders of a layout."""
+        top = path.split("/", 1)[0] if "/" in path else ""
+        if not self.layout:
+            return self._by_position(self.position(path))
+        if top not in self.layout.split("/"):
+            return None
+        if top == "train" and self.layout == "train/test":
+            return self._by_position(self.position(path))
+        return top
+
+    def position(self, path: str) -> float:
+        """Where the file, or its folder, stands in 0..1."""
+        key = path
+        if self.by == "folder":
+            depth = 2 if self.layout else 1  # in a layout, the folders inside train/ are the speakers
+            folders = path.split("/")[:-1][:depth]
+            key = "/".join(folders) if len(folders) == depth else path
+        digest = hashlib.blake2b(os.fsencode(key), digest_size=8).digest()
+        return int.from_bytes(digest, "big") / 2**64
+
+    def _by_position(self, position: float) -> str:
+        if position < self.test:
+            return "test"
+        return "valid" if position < self.test + self.valid else "train"
+
+    def settings(self) -> dict[str, str | float]:
+        """The settings that matter under this layout, by the names that a user sets."""
+        settings: dict[str, str | float] = {"layout": self.layout or "none"}
+        if self.layout != "train/valid/test":
+            settings |= {"split.by": self.by, "split.valid": self.valid}
+        if not self.layout:
+            settings["split.test"] = self.test
+        return settings
+
+    def describe(self) -> str:
+        """One phrase for the report."""
+        if self.layout == "train/valid/test":
+            return "by the folders train/, valid/ and test/"
+        if self.layout:
+            return f"by the folders train/ and test/; valid is {self.valid:g} of train by hash of each {self.by}'s name"
+        return f"by hash of each {self.by}'s name: valid {self.valid:g}, test {self.test:g}"
+
+
+def plan_split(audio_dir: Path, config: SplitConfig) -> SplitPlan:
+    """Check the settings and look for a train/valid/test layout. Raises UserError naming a bad setting."""
+    if config.by not in ("file", "folder"):
+        raise UserError(f"data.split.by is {config.by!r}; use file or folder")
+    for name, share in (("valid", config.valid), ("test", config.test)):
+        if not 0 < share < 1:
+            raise UserError(f"data.split.{name} is {share}; use a share above 0 and below 1, such as 0.05")
+    if config.valid + config.test >= 1:
+        total = config.valid + config.test
+        raise UserError(f"data.split.valid + data.split.test is {total:g}; keep it below 1 so that train has files")
+    layout = ""
+    if (audio_dir / "train").is_dir() and (audio_dir / "test").is_dir():
+        layout = "train/valid/test" if (audio_dir / "valid").is_dir() else "train/test"
+    test = 0.0 if layout else config.test  # in a layout, no file is taken for the test set by its hash
+    return SplitPlan(by=config.by, valid=config.valid, test=test, layout=layout)
+
+
+def require_all_splits(plan: SplitPlan, paths: Iterable[str]) -> None:
+    """Raise UserError, with settings that would work for these files, where a split would hold none of `paths`."""
+    paths = list(paths)
+    present = {plan.split_of(path) for path in paths}
+    empty = [split for split in SPLITS if split not in present]
+    if not empty:
+        return
+    remedy = "sort the files into folders train/, valid/ and test/"
+    if plan.layout:
+        folders = {path.split("/", 1)[0] for path in paths}
+        bare = [f"{split}/" for split in plan.layout.split("/") if split not in folders]
+        if bare:
+            raise UserError(f"no usable audio in {' and '.join(bare)}; put some there")
+        remedy = "put some files into valid/"
+    hashed = [path for path in paths if not plan.layout or path.startswith("train/")]
+    positions = sorted({plan.position(path) for path in hashed})
+    shares = _working_shares(plan, positions)
+    advice = ["add files"]
+    if shares is not None:
+        valid, test = shares
+        settings = f"data.split.valid={valid:.2f}" + ("" if plan.layout else f" data.split.test={test:.2f}")
+        advice.append(f"set {settings} (enough for these)")
+    elif plan.by == "folder" and len(positions) < 3:
+        advice.append("set data.split.by=file")
+    things = plan.by if len(positions) == 1 else f"{plan.by}s"
+    raise UserError(
+        f"the corpus is too small: {len(positions)} {things} to split, and {' and '.join(empty)} would be empty; "
+        f"{', '.join(advice)}, or {remedy}"
+    )
+
+
+def _working_shares(plan: SplitPlan, positions: list[float]) -> tuple[float, float] | None:
+    """The shares (valid, test), in steps of 0.01 and nearest to those set, that leave no split empty."""
+    percents = range(1, 100)
+    works = []
+    for test in percents if not plan.layout else [0]:
+        num_test = bisect_left(positions, test / 100)
+        if num_test == 0 and not plan.layout:
+            continue
+        for valid in percents:
+            # The same sum as in split_of, so that rounding cannot tell them apart.
+            num_held = bisect_left(positions, test / 100 + valid / 100)
+            if num_test < num_held < len(positions):
+                works.append((abs(valid - 100 * plan.valid) + abs(test - 100 * plan.test), valid, test))
+    if not works:
+        return None
+    _, valid, test = min(works)
+    return valid / 100, test / 100

@@ -1,0 +1,225 @@
+"""Decodes audio files in a process of its own: libsndfile, and nothing of this toolkit's memory.
+
+libsndfile and the codecs beneath it are C, and a file made to do so may end the process that reads it, hang it or fill
+its memory. So `serve` runs in a child (0.1 s to start; `waveform.audio.files` keeps one for many files), judges what it
+decodes and sends it back mono:
+
+    parent -> child   path
+    child -> parent   header | piece | piece | ... | end        or a refusal, with its reason
+
+A child that dies takes one file with it.
+"""
+
+import errno
+import json
+import os
+import re
+import resource
+import signal
+import stat
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import soundfile
+
+from waveform.system.errors import UserError
+
+CLIPPED_AMPLITUDE = 0.999  # a decoded sample at or above it counts as clipped
+
+HEADER, PIECE, END, REFUSED = b"h", b"p", b"e", b"r"
+FRAME = struct.Struct("<cQ")  # kind and number of bytes that follow
+LENGTH = struct.Struct("<Q")
+
+_MIN_RATE_HZ, _MAX_RATE_HZ = 1_000, 768_000
+_MAX_CHANNELS = 64
+_READ_VALUES = 1 << 20  # samples x channels decoded at a time
+_UNKNOWN_LENGTH = 0x7FFF0000  # programs that write WAV to a pipe declare a length of this or more
+_MPEG_SLACK = 2 * 1152 + 529  # samples: encoders disagree on whether delay and padding count
+_MOST_MEMORY = 4 << 30  # bytes of a child's address space; decoding takes a tenth of it
+
+
+class RefusedFile(UserError):
+    """A file that cannot be used as audio; `reason` says why, without the file's name."""
+
+    def __init__(self, path: str | Path, reason: str) -> None:
+        super().__init__(f"cannot use {path}: {reason}")
+        self._path, self.reason = path, reason
+
+    def __reduce__(self) -> tuple[type, tuple[str | Path, str]]:  # so that it can cross to another process
+        return RefusedFile, (self._path, self.reason)
+
+
+def check_regular(path: str | Path) -> os.stat_result:
+    """Stat a file that may be read. Raises RefusedFile for pipes, devices, broken or looping links, no permission."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            reason = "it is a link to nothing" if os.path.islink(path) else "no such file"
+        elif error.errno == errno.ELOOP:
+            reason = "its links form a loop"
+        else:
+            reason = error.strerror or str(error)
+        raise RefusedFile(path, reason) from error
+    if not stat.S_ISREG(status.st_mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
+        raise RefusedFile(path, f"it is {kind}, not a regular file")
+    if not os.access(path, os.R_OK):
+        raise RefusedFile(path, "no permission to read it")
+    return status
+
+
+class Source:
+    """One audio file, opened for one pass of decoding by this very process.
+
+    The counters hold what has been read so far. Raises RefusedFile, on opening or while reading, for whatever cannot
+    be trusted: damaged, cut short, empty, not finite, absurd rates.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = path
+        size_bytes = check_regular(path).st_size
+        if size_bytes == 0:
+            raise RefusedFile(path, "it is empty (0 bytes)")
+        try:
+            # Bytes, because soundfile cannot encode names that are not valid UTF-8.
+            self._file = soundfile.SoundFile(os.fsencode(path))
+        except soundfile.LibsndfileError as error:
+            # Some decoders report whatever stops them as a missing file (code 7); it has just been seen.
+            detail = error.error_string.strip().rstrip(".") if error.code != 7 else ""
+            raise RefusedFile(path, "not readable as audio" + (f" ({detail})" if detail else "")) from error
+        try:
+            self.sample_rate_hz: int = self._file.samplerate
+            self.num_channels: int = self._file.channels
+            self._judge_header()
+        except BaseException:
+            self._file.close()
+            raise
+        self.num_frames = 0  # decoded so far, at the file's own rate
+        self.num_clipped = 0  # samples of any channel, before mixing, with |x| >= CLIPPED_AMPLITUDE
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _judge_header(self) -> None:
+        rate = self.sample_rate_hz
+        if not _MIN_RATE_HZ <= rate <= _MAX_RATE_HZ:
+            raise RefusedFile(self.path, f"sample rate {rate} Hz is outside {_MIN_RATE_HZ} to {_MAX_RATE_HZ} Hz")
+        if self.num_channels > _MAX_CHANNELS:
+            raise RefusedFile(self.path, f"it has {self.num_channels} channels; at most {_MAX_CHANNELS} are taken")
+        if self._file.frames == 0:
+            raise RefusedFile(self.path, "it holds no samples")
+        # libsndfile mends the lengths of a WAV or AIFF that is cut short, and mentions it in its log only.
+        mended = re.search(r"^\s*(?:data|SSND)\s*:\s*(\d+) \(should be (\d+)\)", self._file.extra_info, re.MULTILINE)
+        if mended:
+            declared, present = int(mended[1]), int(mended[2])
+            if present < declared < _UNKNOWN_LENGTH:
+                raise RefusedFile(self.path, f"cut short: {present} of the {declared} bytes of audio are there")
+        if self._file.format == "OGG":
+            _judge_ogg_end(self.path)
+
+    def pieces(self) -> Iterator[np.ndarray]:
+        """Yield mono float32 pieces at the file's own rate; count and judge the samples on the way."""
+        declared: int = self._file.frames
+        piece = np.empty((max(1, _READ_VALUES // self.num_channels), self.num_channels), dtype=np.float32)
+        while True:
+            try:
+                block = self._file.read(dtype="float32", out=piece)
+            except soundfile.LibsndfileError as error:
+                raise RefusedFile(self.path, f"damaged or cut short: {self._where(declared)}") from error
+            if len(block) == 0:
+                break
+            self.num_frames += len(block)
+            low, high = block.min(), block.max()  # both propagate NaN
+            if not (np.isfinite(low) and np.isfinite(high)):
+                raise RefusedFile(self.path, "it holds samples that are not finite (NaN or infinity)")
+            if max(-low, high) >= CLIPPED_AMPLITUDE:
+                self.num_clipped += int(np.count_nonzero(np.abs(block) >= CLIPPED_AMPLITUDE))
+            yield _mix(block)
+        slack = _MPEG_SLACK if self._file.format in ("MP3", "MPEG") else 0
+        # A FLAC written to a pipe does not know its length; libsndfile then declares the largest number there is.
+        if self.num_frames + slack < declared < 1 << 62:
+            raise RefusedFile(self.path, f"cut short: {self._where(declared)}")
+        if self.num_frames == 0:
+            raise RefusedFile(self.path, "it holds no samples")
+
+    def _where(self, declared: int) -> str:
+        total = f"the {declared / self.sample_rate_hz:.2f} s that it declares" if declared < 1 << 62 else "its length"
+        return f"decoding stops after {self.num_frames / self.sample_rate_hz:.2f} s of {total}"
+
+
+def _mix(block: np.ndarray) -> np.ndarray:
+    """Average the channels of [n, channels] -> [n], as a fresh array."""
+    channels = block.shape[1]
+    if channels == 1:
+        return block[:, 0].copy()
+    if channels == 2:  # several times as fast as a mean over an axis of two
+        return (block[:, 0] + block[:, 1]) * np.float32(0.5)
+    return block @ np.full(channels, 1 / channels, dtype=np.float32)
+
+
+def _judge_ogg_end(path: str | Path) -> None:
+    """Refuse an Ogg file whose last page is cut or does not end its stream: libsndfile plays it without a word."""
+    longest_page = 27 + 255 + 255 * 255
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 2 * longest_page))
+        tail = file.read()
+    start = tail.rfind(b"OggS")
+    page = tail[start:]
+    if start >= 0 and len(page) >= 27 and len(page) >= 27 + page[26]:
+        whole = len(page) >= 27 + page[26] + sum(page[27 : 27 + page[26]])
+        if whole and page[5] & 4:
+            return
+    raise RefusedFile(path, "cut short: its Ogg stream has no end")
+
+
+def serve() -> None:
+    """Decode the files that the parent names, until it closes the pipe. The child's whole life."""
+    channel = os.fdopen(os.dup(1), "wb", buffering=0)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):  # some codecs print what they think of a file
+        os.dup2(silence, descriptor)
+    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a closed terminal are the parent's to answer
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    while length := sys.stdin.buffer.read(LENGTH.size):
+        path = os.fsdecode(sys.stdin.buffer.read(LENGTH.unpack(length)[0]))
+        try:
+            _send_file(channel, path)
+        except RefusedFile as refusal:
+            _send(channel, REFUSED, refusal.reason)
+        except MemoryError:
+            _send(channel, REFUSED, "decoding it takes too much memory")
+        except (RuntimeError, ValueError, TypeError, OSError) as error:
+            _send(channel, REFUSED, f"not readable as audio ({' '.join(str(error).split())})")
+
+
+def _send_file(channel: BinaryIO, path: str) -> None:
+    source = Source(path)
+    try:
+        _send(channel, HEADER, [source.sample_rate_hz, source.num_channels])
+        for piece in source.pieces():
+            _write(channel, FRAME.pack(PIECE, piece.nbytes))
+            _write(channel, piece.data.cast("B"))
+        _send(channel, END, [source.num_frames, source.num_clipped])
+    finally:
+        source.close()
+
+
+def _send(channel: BinaryIO, kind: bytes, content: Any) -> None:
+    raw = json.dumps(content).encode()
+    _write(channel, FRAME.pack(kind, len(raw)) + raw)
+
+
+def _write(channel: BinaryIO, content: bytes | memoryview) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[channel.write(view) :]

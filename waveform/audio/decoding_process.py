@@ -1,0 +1,114 @@
+"""The parent's end of a decoding process (see `decoding`): started when first needed, kept for the next file."""
+
+import atexit
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from waveform.audio.decoding_child import FRAME, LENGTH, PIECE, RefusedFile
+
+PATIENCE_S = 60.0  # for the next second or so of audio
+_START = "import sys; sys.path[:] = {path!r}; from waveform.audio.decoding_child import serve; serve()"
+_PIPE_BYTES = 1 << 20
+_idle: list["Decoder"] = []  # of this process, ready for the next file
+
+
+class DecoderDied(RefusedFile):
+    """A file on which the decoding process ended or hung; to be tried again once, for it may have been killed."""
+
+    def __reduce__(self) -> tuple[type, tuple[str | Path, str]]:
+        return DecoderDied, (self._path, self.reason)
+
+
+class Decoder:
+    """One decoding process."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # it mixes channels; threads would take memory
+        command = [sys.executable, "-c", _START.format(path=sys.path)]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment, bufsize=0
+        )
+        self.owner = os.getpid()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._to, self._from = self._process.stdin, self._process.stdout
+        if hasattr(fcntl, "F_SETPIPE_SZ"):
+            with contextlib.suppress(OSError):  # above the user's limit; slower
+                fcntl.fcntl(self._from, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._ready = select.poll()
+        self._ready.register(self._from, select.POLLIN)
+
+    def open(self, path: str | Path) -> None:
+        """Ask for a file; `receive` gives what comes of it."""
+        name = os.fsencode(os.path.abspath(path))
+        try:
+            self._to.write(LENGTH.pack(len(name)) + name)
+        except BrokenPipeError as error:  # it died while idle, of nothing that has to do with this file
+            raise DecoderDied(path, "the decoding process was gone") from error
+
+    def receive(self, path: str | Path) -> tuple[bytes, Any]:
+        """The next message: its kind, and a piece [n] float32 or JSON. Raises DecoderDied for a death or a hang."""
+        header = self._read(bytearray(FRAME.size), path)
+        kind, size = FRAME.unpack(header)
+        if kind == PIECE:
+            piece = np.empty(size // 4, dtype=np.float32)
+            self._read(piece.view(np.uint8).data, path)
+            return kind, piece
+        return kind, json.loads(bytes(self._read(bytearray(size), path)))
+
+    def _read(self, into: Any, path: str | Path) -> Any:
+        view = memoryview(into)
+        while view:
+            if not self._ready.poll(1000 * PATIENCE_S):
+                self.kill()
+                raise DecoderDied(path, f"decoding it makes no progress in {PATIENCE_S:g} s")
+            num = os.readv(self._from.fileno(), [view])
+            if num == 0:
+                raise DecoderDied(path, f"decoding it ended the decoding process ({self._how_it_ended()})")
+            view = view[num:]
+        return into
+
+    def _how_it_ended(self) -> str:
+        code = self._process.wait()
+        if code >= 0:
+            return f"exit code {code}"
+        name = signal.Signals(-code).name
+        return f"{name}, perhaps for want of memory" if name == "SIGKILL" else name
+
+    def give_back(self) -> None:
+        """Keep this process for the next file."""
+        _idle.append(self)
+
+    def kill(self) -> None:
+        """End the process, whatever it is doing."""
+        if self.owner == os.getpid():
+            self._process.kill()
+            self._process.wait()
+            self._to.close()
+            self._from.close()
+
+
+def take_decoder() -> Decoder:
+    """A decoding process of this process, an idle one if there is one."""
+    while _idle:
+        decoder = _idle.pop()
+        if decoder.owner == os.getpid() and decoder._process.poll() is None:
+            return decoder
+        decoder.kill()
+    return Decoder()
+
+
+@atexit.register
+def _end_idle() -> None:
+    while _idle:
+        _idle.pop().kill()

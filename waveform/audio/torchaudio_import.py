@@ -1,0 +1,24 @@
+"""Imports torchaudio on behalf of the audio modules, and says what to do where it does not load."""
+
+from types import ModuleType
+
+from waveform.system.errors import UserError
+
+
+def import_torchaudio() -> ModuleType:
+    """Import torchaudio with its `functional` and `transforms`.
+
+    Raises UserError where it is missing or was built for another torch (its library then fails to load, which shows
+    as an OSError or a RuntimeError that names symbols).
+    """
+    try:
+        import torchaudio
+        import torchaudio.functional
+        import torchaudio.transforms
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"torchaudio cannot be imported ({reason}); install torch and torchaudio together: "
+            'pip install "torch>=2.11,<2.15" "torchaudio>=2.11"'
+        ) from error
+    return torchaudio

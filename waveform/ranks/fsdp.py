@@ -1,0 +1,127 @@
+"""Fully sharded data parallelism (FSDP2, after ZeRO: Rajbhandari et al. 2020), for models that do not fit whole.
+
+Each rank keeps its part of every weight, gradient and optimiser state; the weights of one unit (a layer) are gathered
+just before it runs, forward and backward, and dropped after. Memories stay with the rank that owns their rows.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from waveform.engine.interface import SequenceModel, State, Step
+from waveform.ranks.distributed import World
+
+KINDS = ("none", "fsdp")
+
+
+class Inputs:
+    """Arguments of a forward. An object of its own, because FSDP moves tensors that it sees among the arguments of its
+    root to the GPU, and a state's counters belong on the CPU."""
+
+    def __init__(self, tokens: Tensor, targets: Tensor, state: State) -> None:
+        self.tokens, self.targets, self.state = tokens, targets, state
+
+
+class ScoredForward(nn.Module):
+    """A model and its head in one forward, because sharded weights are whole only within one."""
+
+    def __init__(self, model: SequenceModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Inputs) -> tuple[Tensor, Step]:
+        """NLL in nats [B, T] of the targets, and what the model returned."""
+        step = self.model.forward(inputs.tokens, inputs.state)
+        return self.model.head.nll(step.hidden, inputs.targets), step
+
+
+def shard(root: ScoredForward, units: Sequence[nn.Module], *, world: World) -> "GradientWatch":
+    """Shard the parameters in `root` over all ranks in place; each of `units` is gathered apart, the rest as one unit.
+
+    Call it before the optimiser is made, with the same weights on every rank. Ask the result before each step of it.
+    """
+    from torch.distributed.device_mesh import DeviceMesh  # seconds to import, of use here only
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    mesh = DeviceMesh.from_group(world.group, world.device.type)
+    for module in [*units, root]:
+        fully_shard(module, mesh=mesh)
+    for module in _sharded(root):
+        assert isinstance(module, FSDPModule)
+        # The loss is already divided by the tokens of all ranks, so gradients are summed, not averaged.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+        # Rows are in different places of their utterances: one rank may compress where another does not.
+        module.set_reduce_scatter_unused_params(True, recurse=False)
+    return GradientWatch(root, units)
+
+
+def _sharded(root: nn.Module) -> list[nn.Module]:
+    return [module for module in root.modules() if hasattr(module, "unshard")]
+
+
+class GradientWatch:
+    """Which sharded parameters got a gradient. FSDP makes zeros for others, and Adam would move them by momentum."""
+
+    def __init__(self, root: nn.Module, units: Sequence[nn.Module]) -> None:
+        self._parameters = dict(root.named_parameters())
+        self._received: set[str] = set()
+        self._watched: dict[str, Tensor] = {}
+        names = {module: name for name, module in root.named_modules()}
+        for module in [*units, root]:
+            module.register_forward_pre_hook(partial(self._watch, f"{names[module]}." if names[module] else ""))
+
+    def _watch(self, prefix: str, module: nn.Module, _: Any) -> None:
+        """Within a unit's forward its parameters are the whole ones, to which the backward pass gives gradients."""
+        for name, parameter in module.named_parameters(prefix=prefix.removesuffix(".")):
+            if not hasattr(parameter, "device_mesh") and self._watched.get(name) is not parameter:
+                self._watched[name] = parameter
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._received.add(name))
+
+    def drop_missing(self, *, world: World) -> None:
+        """Take the gradient from each parameter that got none on any rank since the last call."""
+        received = torch.tensor([name in self._received for name in self._parameters], device=world.device).int()
+        dist.all_reduce(received, op=dist.ReduceOp.MAX, group=world.group)
+        for parameter, has in zip(self._parameters.values(), received.tolist(), strict=True):
+            if not has:
+                parameter.grad = None
+        self._received.clear()
+
+
+@contextmanager
+def gathered(root: nn.Module) -> Iterator[None]:
+    """Keep all weights whole on every rank within the block, for uses that ranks do not share step by step."""
+    units = _sharded(root)
+    for unit in units:
+        unit.unshard()  # type: ignore[operator]  # nn.Module types every attribute as a tensor or module
+        if unit is not root:  # whose own forward is not called within
+            unit.set_reshard_after_forward(False, recurse=False)  # type: ignore[operator]  # as above
+    try:
+        yield
+    finally:
+        for unit in units:
+            if unit is not root:
+                unit.set_reshard_after_forward(True, recurse=False)  # type: ignore[operator]  # as above
+            unit.reshard()  # type: ignore[operator]  # as above
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor, gathered (every rank must call this), or the tensor itself."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
+def like_parameter(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A whole tensor, the same on every rank, cut as `parameter` is sharded (or itself); nothing is communicated."""
+    if not hasattr(parameter, "device_mesh"):
+        return tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(parameter, DTensor)
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return distribute_tensor(tensor.to(parameter.device), mesh, placements, src_data_rank=None)

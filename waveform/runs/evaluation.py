@@ -1,0 +1,128 @@
+"""NLL of a trained run on a token set, whatever the modality, and what every report of it holds."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
+from waveform.engine.evaluator import Evaluation
+from waveform.engine.evaluator import evaluate as evaluate_tokens
+from waveform.engine.metrics import unigram_nll
+from waveform.engine.shards import TokenSet, is_dataset, read_dataset
+from waveform.ranks.distributed import World
+from waveform.runs.folder import CONFIG_FILE, TrainedRun
+from waveform.system.atomic import explain_write_errors, write_file
+from waveform.system.errors import UserError
+from waveform.system.progress import Progress
+
+
+def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
+    """The tokens of a split of the run's own data set.
+
+    Warns where they changed since training. Raises UserError for a damaged shard, which it names, and where the data
+    is gone.
+    """
+    folder = Path(run.config["dataset"]["path"])
+    if not is_dataset(folder):
+        raise UserError(
+            f"the data set of {run.folder}, {folder}, is gone; put it back, name one with --data, or set dataset.path "
+            f"in {run.folder / CONFIG_FILE}"
+        )
+    tokens = read_dataset(folder).open_split(split)
+    known = run.config["dataset"]["checksums"].get(split)
+    if known != tokens.checksum:
+        print(
+            f"warning: the {split} data of {folder} changed since {run.folder} was trained; files that it trained "
+            "on may be among them",
+            file=sys.stderr,
+        )
+    tokens.verify()
+    return tokens
+
+
+def score(
+    run: TrainedRun,
+    tokens: TokenSet,
+    *,
+    protocol: str,
+    unit: str = "token",
+    unit_s: float | None = None,
+    world: World | None = None,
+    classes: Tensor | None = None,
+    dynamic: DynamicConfig | None = None,
+    show_progress: bool = True,
+) -> Evaluation:
+    """NLL of each utterance of `tokens` under `run`, in fp32 on every device.
+
+    unit, unit_s: of the progress line. world, classes: as in the engine's `evaluate`; by default this process alone.
+    dynamic: let a copy of the model learn from what it has scored. Raises UserError for that on several processes.
+    """
+    verb = "evaluate" if dynamic is None else "evaluate dynamically"
+    world = world or World(device=run.device)
+    if dynamic is not None and world.size > 1:
+        raise UserError(f"dynamic evaluation follows one stream, on one process; it was started on {world.size}")
+    with Progress(
+        f"{verb} {run.name}", total=tokens.num_tokens, unit=unit, unit_s=unit_s, enabled=show_progress
+    ) as progress:
+        if dynamic is not None:
+            return evaluate_dynamically(
+                run.model,
+                tokens,
+                config=dynamic,
+                window=run.window,
+                batch_size=run.config["train"]["evaluate_batch_size"],
+                protocol=protocol,
+                chunk=run.config["train"]["chunk"],
+                device=run.device,
+                progress=progress,
+                classes=classes,
+            )
+        return evaluate_tokens(
+            run.model,
+            tokens,
+            window=run.window,
+            batch_size=run.config["train"]["evaluate_batch_size"],
+            protocol=protocol,
+            chunk=run.config["train"]["chunk"],
+            world=world,
+            progress=progress,
+            classes=classes,
+        )
+
+
+def dynamic_config(run: TrainedRun, *, optimiser: str = "sgd", lr: float | None = None) -> DynamicConfig:
+    """Dynamic evaluation with what training clipped and weighed. Raises UserError for values out of range."""
+    train = run.config["train"]
+    return DynamicConfig(optimiser=optimiser, lr=lr, clip_norm=train["clip_norm"], aux_weight=train["aux_weight"])
+
+
+def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evaluation, unit: str) -> dict[str, Any]:
+    """What reports hold of a dynamic evaluation, apart from the plain one of the same tokens."""
+    return {
+        "optimiser": config.optimiser,
+        "lr": config.learning_rate,
+        "clip_norm": config.clip_norm,
+        f"nll_nats_per_{unit}": result.nats_per_token,
+        f"nll_bits_per_{unit}": result.bits_per_token,
+        "difference_to_plain_nats": result.nats_per_token - plain.nats_per_token,
+    }
+
+
+def unigram_nats(run: TrainedRun, tokens: TokenSet) -> float | None:
+    """NLL per token of the training histogram on `tokens`; None where the training data is gone."""
+    folder = Path(run.config["dataset"]["path"])
+    if not is_dataset(folder):
+        return None
+    return unigram_nll(read_dataset(folder).open_split("train").counts, tokens.counts)
+
+
+def write_json(path: Path | str | None, content: Any) -> None:
+    """Write `content` as indented JSON, making the folder where there is none; does nothing for None."""
+    if path is not None:
+        path = Path(path)
+        with explain_write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, (json.dumps(content, indent=1) + "\n").encode())

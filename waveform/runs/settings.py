@@ -1,0 +1,213 @@
+"""Composes a run's configuration: typed defaults, a preset, a user's folder, and `key=value` overrides, by Hydra.
+
+Each family of runs (speech, text) has a root file, which names its groups. The groups `model` and `train`, and others
+that a family adds, come from the dataclasses that document each field; the rest are YAML files.
+"""
+
+import dataclasses
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from waveform.engine.trainer import TrainConfig
+from waveform.models.registry import model_class, model_names
+from waveform.system.errors import UserError
+
+_LONGEST_MESSAGE = 1000  # characters
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigFamily:
+    """Where the configurations of one family of runs come from."""
+
+    module: str  # the package that holds the root file and the groups' YAML files
+    root: str  # the root file's name
+    command: str  # what lists all settings, for a hint
+    groups: Mapping[str, tuple[str, Any]] = dataclasses.field(default_factory=dict)  # group -> (choice, dataclass)
+    plugins: str | None = None  # entry-point group of further packages with YAML files
+    chosen: tuple[str, ...] = ("preset",)  # groups of which a user names one choice
+
+
+def _model_node(name: str) -> Any:
+    """The typed config group of one model: its Config without `vocab_size`, which the data decides."""
+    fields = [
+        (field.name, field.type, dataclasses.field(default=field.default, default_factory=field.default_factory))
+        for field in dataclasses.fields(model_class(name).Config)
+        if field.name != "vocab_size"
+    ]
+    return dataclasses.make_dataclass("Model", [("name", str, dataclasses.field(default=name)), *fields])
+
+
+def _register_groups(family: ConfigFamily) -> None:
+    store = ConfigStore.instance()
+    for name in model_names():
+        try:
+            store.store(group="model", name=name, node=_model_node(name))
+        except Exception as error:  # whatever is wrong with another package must not spoil the other models
+            print(f"warning: the registered model {name!r} does not load: {error!r}", file=sys.stderr)
+    store.store(group="train", name="default", node=TrainConfig)
+    for group, (choice, node) in family.groups.items():
+        store.store(group=group, name=choice, node=node)
+
+
+def _search_path(family: ConfigFamily, config_dir: Path | None) -> str:
+    plugins = entry_points(group=family.plugins) if family.plugins else ()
+    places = [f"pkg://{entry.value}" for entry in plugins if entry.value != family.module]
+    if config_dir is not None:
+        if not config_dir.is_dir():
+            raise UserError(f"--config-dir {config_dir} is no folder")
+        places.append(f"file://{config_dir.absolute()}")
+    quoted = ['"' + place.replace("\\", "\\\\").replace('"', '\\"') + '"' for place in places]
+    return f"hydra.searchpath=[{','.join(quoted)}]"
+
+
+def compose_family(
+    family: ConfigFamily, overrides: Sequence[str] = (), *, config_dir: Path | None = None
+) -> dict[str, Any]:
+    """The resolved configuration as plain dicts. Raises UserError for an unknown key, choice or type."""
+    for override in overrides:
+        _check_override(override)
+    _register_groups(family)
+    try:
+        with initialize_config_module(family.module, version_base="1.3"):
+            composed = compose(family.root, overrides=[_search_path(family, config_dir), *overrides])
+        content = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except Exception as error:  # Hydra and its grammar raise whatever they come across
+        raise UserError(_shown(_explain(family, error, overrides, config_dir), _LONGEST_MESSAGE)) from error
+    assert isinstance(content, dict)
+    for section in ("model", "train", *family.groups):
+        if not isinstance(content.get(section), dict):
+            raise UserError(f"the settings {_all(overrides)} leave nothing of {section!r}, which a run needs")
+    _check_added(family, overrides, config_dir)
+    seed = content.get("seed")
+    if type(seed) is not int or not 0 <= seed < 2**31:
+        raise UserError(f"seed is {_shown(repr(seed))}; it must be a whole number from 0 to {2**31 - 1}")
+    if not isinstance(content.get("preset"), str):
+        raise UserError("the chosen preset's file needs the lines '# @package _global_' and 'preset: ITS_NAME'")
+    return {str(key): value for key, value in content.items()}
+
+
+def _check_added(family: ConfigFamily, overrides: Sequence[str], config_dir: Path | None) -> None:
+    """Raises UserError for a setting that Hydra's `+` would add: nothing would read it."""
+    added = [override for override in overrides if override.startswith("+")]
+    if not added:
+        return
+    known = _names(compose_family(family, [o for o in overrides if o not in added], config_dir=config_dir))
+    for override in added:
+        key = override.lstrip("+").partition("=")[0]
+        if key.count(".") < 2 and key not in known:  # what lies deeper is its dataclass's to refuse
+            raise UserError(f"unknown setting {_shown(key)!r}{_nearest(family, key, overrides, config_dir)}")
+
+
+def _names(config: Mapping[str, Any]) -> set[str]:
+    """Names of the settings of a configuration, such as `train` and `train.lr`."""
+    fields = {f"{group}.{name}" for group, value in config.items() if isinstance(value, dict) for name in value}
+    return {*config, *fields}
+
+
+def _check_override(override: str) -> None:
+    """Raises UserError, naming it, for what is no setting at all."""
+    key, equals, _ = override.partition("=")
+    if not equals:
+        raise UserError(f"{_shown(repr(override))} is no key=value setting; an example: train.max_steps=1000")
+    if not override.isprintable():  # in a terminal, a log or a YAML file these would not be what they seem
+        raise UserError(f"{_shown(override)} holds a character that cannot be printed")
+    if key.lstrip("+~").startswith("hydra"):
+        raise UserError(f"unknown setting {_shown(key)!r}: Hydra's own have no meaning here")
+    if key.startswith("~"):
+        raise UserError(f"{_shown(override)} would remove a setting, and a run needs them all; give it a value")
+    try:
+        OverridesParser.create().parse_override(override)
+    except Exception as error:  # of Hydra's grammar, or of Python where brackets are nested too deep
+        reason = " ".join(str(error).split("See https")[0].split())
+        raise UserError(f"{_shown(override)} is no key=value setting ({_shown(reason)})") from error
+
+
+def _shown(text: str, most: int = 200) -> str:
+    """Text fit for one line of a terminal."""
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _all(overrides: Sequence[str]) -> str:
+    return ", ".join(_shown(override) for override in overrides)
+
+
+def _explain(family: ConfigFamily, error: Exception, overrides: Sequence[str], config_dir: Path | None) -> str:
+    """One line of Hydra's several: which setting is wrong, and the nearest right one."""
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    text = " ".join(" ".join(str(cause) for cause in causes).split())
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        if f"'{key}'" in text and ("not in" in text or "not found" in text):
+            return f"unknown setting {key!r}{_nearest(family, key, overrides, config_dir)}"
+        if f"{key}/{value}" in text and key in ("model", "train", *family.groups, *family.chosen):
+            return f"unknown {key} {value!r}; choose one of {', '.join(_choices(family, key))}"
+    # Of a key that is given twice, the value that is wrong.
+    for override in sorted(overrides, key=lambda override: repr(override.partition("=")[2]) not in text):
+        key, _, value = override.lstrip("+~").partition("=")
+        if f"full_key: {key}" in text or f"'{override}'" in text or repr(value) in text:
+            return f"{_shown(override)}: {' '.join(str(causes[-1]).split('full_key')[0].split())}"
+    return f"{_all(overrides)}: {text}" if overrides else text
+
+
+def _choices(family: ConfigFamily, group: str) -> list[str]:
+    if group == "model":
+        return model_names()
+    if group == "train":
+        return ["default"]
+    if group in family.groups:
+        return [family.groups[group][0]]
+    (folder,) = import_module(family.module).__path__
+    return sorted(path.stem for path in (Path(folder) / group).glob("*.yaml"))
+
+
+def _nearest(family: ConfigFamily, key: str, overrides: Sequence[str], config_dir: Path | None) -> str:
+    """Advice that names a setting of what `overrides` choose, such as a model, or else how all are listed."""
+    chosen = [o for o in overrides if o.partition("=")[0] in {"model", "recipe", *family.chosen} - {key}]
+    try:
+        known = _names(compose_family(family, chosen, config_dir=config_dir))
+    except UserError:  # a choice is wrong too, or a plug-in is broken
+        return ""
+    close = difflib.get_close_matches(key, sorted(known - {"model.name"}), n=1)  # `model` chooses it
+    return f"; did you mean {close[0]!r}?" if close else f"; `{family.command}` lists all settings"
+
+
+def typed(cls: Any, content: dict[str, Any], *, section: str) -> Any:
+    """A dataclass instance from one section of a configuration, its types checked.
+
+    Raises UserError naming the section, for a file that was edited by hand or written by another version.
+    """
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), OmegaConf.create(content)))
+    except OmegaConfBaseException as error:
+        raise UserError(f"{section}: {' '.join(str(error).split('full_key')[0].split())}") from error
+
+
+def to_yaml(config: dict[str, Any]) -> str:
+    """The configuration as YAML text."""
+    return OmegaConf.to_yaml(DictConfig(config))
+
+
+def differing_keys(old: dict[str, Any], new: dict[str, Any], *, prefix: str = "") -> list[str]:
+    """Dotted names of the settings in which two configurations differ, each with both values."""
+    different = []
+    for key in sorted({*old, *new}):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            different += differing_keys(a, b, prefix=f"{prefix}{key}.")
+        elif a != b:
+            different.append(f"{prefix}{key} ({a!r} there, {b!r} asked for)")
+    return different

@@ -1,0 +1,178 @@
+"""Training into a run folder, whatever the modality: claims the folder, refuses another configuration, resumes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from waveform.engine.checkpoint import CHECKPOINTS_DIR
+from waveform.engine.metrics import METRICS_FILE
+from waveform.engine.scoring import require_state_memory
+from waveform.engine.shards import Dataset, TokenSet
+from waveform.engine.streams import check_sizes
+from waveform.engine.trainer import OnEvaluate, TrainConfig, Trainer, TrainResult
+from waveform.ranks.distributed import World, explain_lost_ranks
+from waveform.runs.folder import (
+    CONFIG_FILE,
+    check_recorded,
+    comparable,
+    model_from,
+    num_parameters,
+    read_config,
+    sketch_model,
+    window_of,
+)
+from waveform.runs.settings import differing_keys, to_yaml
+from waveform.system.atomic import explain_write_errors, write_file
+from waveform.system.console import say
+from waveform.system.errors import UserError
+from waveform.system.locks import take_lock
+
+_LOCK_FILE = ".train.lock"
+
+
+def check_run_dir(run_dir: Path) -> None:
+    """Raises UserError where `run_dir` is a file, a folder of other things than a run, or leads elsewhere by links."""
+    for name in (CONFIG_FILE, _LOCK_FILE, METRICS_FILE, CHECKPOINTS_DIR, "tensorboard"):
+        if (run_dir / name).is_symlink():  # a run from an untrusted place must not make training write elsewhere
+            raise UserError(
+                f"{run_dir / name} is a link, and training writes inside its run folder only; put what it leads to in "
+                "its place, or make a link of the whole run folder"
+            )
+    if run_dir.exists() and not run_dir.is_dir():
+        raise UserError(f"--run {run_dir} is a file; give a folder")
+    if run_dir.is_dir() and any(run_dir.iterdir()) and not (run_dir / CONFIG_FILE).exists():
+        unknown = [path.name for path in run_dir.iterdir() if not path.name.startswith(".")]  # such as our own lock
+        if unknown:
+            raise UserError(f"--run {run_dir} holds other files ({unknown[0]}, ...) and no run; give a new folder")
+
+
+def check_settings(
+    run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, vocab_size: int, world: World
+) -> None:
+    """What can be refused before anything is prepared or written.
+
+    Raises UserError for fields that the model refuses, for sizes that do not fit each other or this machine, and for
+    another configuration than that of `run_dir`.
+    """
+    # A GPU, whose own allocator refuses, and sharding leave no more than the weights themselves to this machine.
+    alone = world.device.type == "cpu" and train_config.sharding == "none"
+    sketch = sketch_model({**config, "dataset": {"vocab_size": vocab_size}}, num_copies=4 if alone else 1)
+    check_sizes(
+        batch_size=train_config.batch_size,
+        window=window_of(config),
+        chunk=train_config.chunk,
+        mode=train_config.state,
+        num_ranks=world.size,
+    )
+    if world.device.type == "cpu":
+        require_state_memory(sketch, train_config.batch_size // world.size)
+    _refuse_other_config(run_dir, config)
+
+
+def train_run(
+    data: Dataset,
+    run_dir: Path,
+    config: dict[str, Any],
+    train_config: TrainConfig,
+    *,
+    world: World,
+    amount: Callable[[TokenSet], str],
+    units_per_second: float | None = None,
+    on_evaluate: OnEvaluate | None = None,
+    cut_valid: bool = False,
+    show_progress: bool = True,
+) -> TrainResult:
+    """Train on `data` into `run_dir`, or resume what is there; `config` gains the section `dataset`.
+
+    amount: says how much the training split holds, for the line that is printed first. cut_valid: cut long validation
+    utterances so that the quick looks during training fill their rows. The rest is as in `Trainer`.
+    Raises UserError for a run folder of another configuration or data, and where the loss stops being finite.
+    """
+    splits = {split: data.open_split(split) for split in ("train", "valid", "test")}
+    config["dataset"] = {
+        "path": str(data.folder.resolve()),
+        "vocab_size": data.vocab_size,
+        "modality": data.modality,
+        "checksums": {split: tokens.checksum for split, tokens in splits.items()},
+    }
+    _refuse_other_config(run_dir, config)
+    torch.manual_seed(config["seed"] + world.rank)
+    with explain_write_errors(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+    with (
+        explain_lost_ranks(world, timeout_s=train_config.timeout_s, where=lambda: "the start"),
+        _locked(run_dir, world),
+    ):
+        _refuse_other_config(run_dir, config)  # which another process may have begun since
+        model = model_from(config)
+        trainer = Trainer(
+            model,
+            train_config,
+            train=splits["train"],
+            valid=cut_for_a_look(splits["valid"], train_config, world=world) if cut_valid else splits["valid"],
+            run_dir=run_dir,
+            window=window_of(config),
+            seed=config["seed"],
+            world=world,
+            units_per_second=units_per_second,
+            on_evaluate=on_evaluate,
+            record=comparable(config),
+            show_progress=show_progress,
+        )
+        if trainer.resumed_from is not None:
+            check_recorded(run_dir, config, trainer.resumed_from)
+        if world.is_first:  # now that every setting has been accepted
+            write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())
+        if show_progress and world.is_first:
+            say(
+                f"training {config['model']['name']} ({num_parameters(model):,} parameters, preset {config['preset']}) "
+                f"on {amount(splits['train'])}, {world.size} x {world.device.type}, into {run_dir}"
+            )
+        return trainer.run()
+
+
+def cut_for_a_look(valid: TokenSet, config: TrainConfig, *, world: World) -> TokenSet:
+    """Long utterances cut, so that a look at train.evaluate_tokens of them fills the rows of every process."""
+    num_tokens = min(valid.num_tokens, config.evaluate_tokens or valid.num_tokens)
+    return valid.cut(max(1, -(-num_tokens // (config.evaluate_batch_size * world.size))))
+
+
+@contextmanager
+def _locked(run_dir: Path, world: World) -> Iterator[None]:
+    """Refuse a second training process on one run folder; a dead process holds no lock."""
+    if not world.is_first:
+        yield
+        return
+    path = run_dir / _LOCK_FILE
+    with explain_write_errors(path):
+        path.touch()  # alone, so that a full disk during training is not blamed on this file
+    with open(path, "w") as file:
+        try:
+            take_lock(file.fileno())
+        except BlockingIOError:
+            raise UserError(f"another process is training in {run_dir}; wait for it, or give another --run") from None
+        yield
+
+
+def _refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
+    """Raises UserError, naming the settings, where `run_dir` holds a run of another configuration."""
+    if not (run_dir / CONFIG_FILE).exists():
+        return
+    here, asked = comparable(read_config(run_dir)), comparable(config)
+    if "dataset" not in config:  # not opened yet
+        here.pop("dataset")
+    different = differing_keys(here, asked)
+    if not different:
+        return
+    if all(key.startswith("dataset.checksums") for key in different):
+        raise UserError(
+            f"the data changed since the run in {run_dir} began, so it cannot go on exactly; train on the data set "
+            "that it began with, or give another --run"
+        )
+    raise UserError(
+        f"{run_dir} holds a run of another configuration, by its {run_dir / CONFIG_FILE}: {'; '.join(different)}. "
+        "Give another --run, or the settings of that run to resume it"
+    )

@@ -1,0 +1,133 @@
+"""Runs on speech: their data, and a trained model opened for NLL and sampling of audio."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from waveform.audio.corpus.prepare import DataConfig, prepare
+from waveform.audio.files import SAMPLE_RATE_HZ, resample_blocks
+from waveform.audio.mulaw import decode, encode
+from waveform.engine.drawing import SamplingConfig
+from waveform.engine.sampler import sample as sample_tokens
+from waveform.engine.shards import Dataset, is_dataset, read_dataset
+from waveform.ranks.distributed import World
+from waveform.runs.folder import TrainedRun, open_run
+from waveform.system.console import say
+from waveform.system.errors import UserError
+
+
+def cache_of(source: Path, *, beside: Path) -> Path:
+    """Where the data set of a folder of raw audio is kept: beside the run `beside`, by the folder's name and place."""
+    resolved = source.resolve()
+    name = f"{resolved.name}-{hashlib.blake2b(os.fsencode(resolved), digest_size=4).hexdigest()}.prepared"
+    return beside.absolute().parent / name
+
+
+def open_data(source: Path, *, beside: Path, config: DataConfig, world: World, show_progress: bool = True) -> Dataset:
+    """The data set at `source`; raw audio is first prepared into a folder beside `beside` (the run), which it names.
+
+    Raises UserError as `prepare` does.
+    """
+    if is_dataset(source):
+        return read_dataset(source)
+    cache = cache_of(source, beside=beside)
+    if world.is_first:
+        if show_progress:
+            say(f"preparing {source} into {cache} (once; later runs reuse it)")
+        prepare(source, cache, config=config, show_progress=show_progress)
+    world.barrier()
+    return read_dataset(cache)
+
+
+class Run(TrainedRun):
+    """A trained run on speech."""
+
+    def nll(self, audio: np.ndarray | Tensor, *, sample_rate_hz: int) -> np.ndarray:
+        """NLL in nats of each 24 kHz sample of one utterance.
+
+        audio: mono [n], floats in [-1, 1], at `sample_rate_hz` (resampled to 24 kHz where it differs). Returns [n'],
+        fp32, n' samples at 24 kHz. Raises UserError for other shapes or values that are not finite.
+        """
+        samples = np.asarray(audio, dtype=np.float32)
+        if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
+            raise UserError(f"audio of shape {samples.shape}: give finite mono samples [n], n at least 1")
+        samples = np.concatenate(list(resample_blocks([samples], sample_rate_hz=sample_rate_hz)))
+        tokens = encode(torch.from_numpy(samples)).to(torch.int64)
+        vocab_size = int(self.config["dataset"]["vocab_size"])
+        inputs = torch.cat([torch.tensor([vocab_size]), tokens[:-1]])
+        state = self.model.init_state(1, device=self.device, dtype=torch.float32)
+        parts = []
+        with torch.inference_mode():
+            for x, y in zip(inputs.split(self.window), tokens.split(self.window), strict=True):
+                step = self.model.forward(x[None].to(self.device), state)
+                state = step.state
+                parts.append(self.model.head.nll(step.hidden, y[None].to(self.device))[0].cpu())
+        return torch.cat(parts).numpy()
+
+    def sample(
+        self,
+        *,
+        num: int = 1,
+        seconds: float = 1.0,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        prime: np.ndarray | Tensor | None = None,
+        on_block: Any = None,
+        int8: bool = False,
+    ) -> np.ndarray:
+        """Generate audio [num, seconds x 24000], fp32 in [-1, 1]; [num, 0] where `on_block` takes it instead.
+
+        prime: mono audio [n] at 24 kHz that every sample continues (not part of the result). on_block is called with
+        [num, n] samples as they come. int8: weights, and what is remembered, in 8 bits; faster on a CPU, and
+        `waveform.decoding.int8` measures what it costs. Raises UserError for settings out of range, and for int8 where
+        the model or the device has none.
+        """
+        num_steps = check_amount(num, seconds)
+        config = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        prompt = None if prime is None else encode(torch.as_tensor(np.asarray(prime, dtype=np.float32)))
+        tokens = sample_tokens(
+            self.model,
+            vocab_size=int(self.config["dataset"]["vocab_size"]),
+            num_streams=num,
+            num_steps=num_steps,
+            config=config,
+            prompt=prompt,
+            on_block=None if on_block is None else lambda block: on_block(decode(block.to(torch.uint8)).numpy()),
+            int8=int8,
+        )
+        return decode(tokens.to(torch.uint8)).numpy()
+
+
+def check_amount(num: int, seconds: float) -> int:
+    """Steps of one of `num` samples of `seconds`. Raises UserError for nothing at all."""
+    if num < 1:
+        raise UserError(f"num is {num}; it must be at least 1")
+    num_steps = round(seconds * SAMPLE_RATE_HZ) if np.isfinite(seconds) else 0
+    if num_steps < 1:
+        raise UserError(f"seconds is {seconds}; it must be above 0")
+    return num_steps
+
+
+def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> Run:
+    """Open the newest checkpoint of a run for `nll` and `sample`.
+
+    device: cpu, cuda, or None for a GPU where there is one. model_fields: fields that change no parameter, such as a
+    longer `memory` or `compressed` than in training. Raises UserError where there is no run on audio or no whole
+    checkpoint.
+    """
+    run = open_run(run_dir, device=device, **model_fields)
+    require_audio(run.config["dataset"]["modality"], run_dir)
+    return Run(**vars(run))
+
+
+def require_audio(modality: dict[str, Any], place: Path | str) -> None:
+    """Raises UserError for a data set, or a run on one, of another kind, such as the text recipes'."""
+    if modality.get("kind") != "audio":
+        raise UserError(f"{place} holds {modality.get('kind')}, not audio; use python -m recipes")

@@ -1,0 +1,104 @@
+"""Writing files so that a reader, or a process killed half-way, sees the old content or the new, never a part."""
+
+import errno
+import fcntl
+import glob
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from waveform.system.errors import Trouble, UserError
+
+
+def sync(path: Path) -> None:
+    """Ask the operating system to put a file, or a folder's entries, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def require_writable(path: Path | str | None, *, option: str) -> None:
+    """Raises UserError, before any work is done for it, for a file that could not be written in the end."""
+    if path is None:
+        return
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"cannot write {option} {path}: it is a folder; name a file")
+    folder = path.absolute().parent
+    while not folder.exists():  # it will be made
+        folder = folder.parent
+    if not folder.is_dir():
+        raise UserError(f"cannot write {option} {path}: {folder} is a file, not a folder; choose another folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write {option} {path}: no permission to write in {folder}; choose another folder")
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Replace `path` by `content` in one step. Raises UserError where the disk is full or the folder read-only.
+
+    What a process that was killed while writing `path` left behind is removed.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with explain_write_errors(path):
+        drop_leftovers(path)
+        try:
+            with open(partial, "wb") as file:
+                with suppress(OSError):  # a file system may have no locks
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the sign of a living writer
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(partial, path)
+            sync(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def drop_leftovers(path: Path) -> None:
+    """Remove partial files of `path` that no living process is writing."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        if not is_held(leftover):
+            leftover.unlink(missing_ok=True)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living process holds the lock of a file, as one does that is writing it."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:  # of another user, or on a file system without locks: better left alone
+        return True
+
+
+@contextmanager
+def explain_write_errors(path: Path, *, then: str = "run the same command again") -> Iterator[None]:
+    """Turn the operating system's refusals to write into one line that names the file and the remedy.
+
+    then: what to do once there is space. Raises UserError for what the user can mend, and Trouble for the rest, such as
+    a disk that fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        reasons = {
+            errno.ENOSPC: f"the disk is full; free some space and {then}",
+            errno.EDQUOT: f"the disk quota is used up; free some space and {then}",
+            errno.EACCES: "no permission to write there; choose another folder",
+            errno.EROFS: "the file system is read-only; choose another folder",
+            errno.EFBIG: "the file would exceed the size limit of this system",
+            errno.ENOTDIR: "a part of that path is a file, not a folder; choose another folder",
+            errno.ENOENT: "its folder does not exist; make it, or choose another",
+            errno.EISDIR: "a folder of that name is in the way; choose another name",
+            errno.EEXIST: "a file of that name is in the way; choose another folder",
+            errno.ENOTEMPTY: "a folder that holds something is in the way; choose another",
+        }
+        if error.errno not in reasons:
+            what = (error.strerror or str(error)).lower()
+            raise Trouble(
+                f"cannot write {path}: {what}; see that its disk or network drive works, or use another"
+            ) from error
+        raise UserError(f"cannot write {path}: {reasons[error.errno]}") from error

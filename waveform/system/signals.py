@@ -1,0 +1,149 @@
+"""Signals that ask a command to end: SIGINT (Ctrl-C), SIGTERM (a scheduler, `kill`), SIGHUP (its terminal is closed).
+
+A command stops where it is, with one line and the exit code 128 + the signal's number, as shells have it; training
+first saves the step that it is at. A second signal ends the process at once.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import NoReturn
+
+from waveform.system.console import drop
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# torchrun hands a signal on to its processes, which may have had it from the scheduler or the terminal already.
+_ECHO_S = 1.0
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_PATIENCE_S = 5  # for the exception to reach the command
+
+
+class Interrupted(BaseException):
+    """A signal asked to stop; `note` says what a user may want to know of it. As little an Exception as Ctrl-C is."""
+
+    def __init__(self, number: int, note: str = "") -> None:
+        super().__init__(number, note)
+        self.number, self.note = number, note
+
+
+class Stopped(Exception):
+    """Some work was left undone because a stop was asked for."""
+
+
+class StopRequest:
+    """Whether a signal has asked to stop: its number, or 0."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __bool__(self) -> bool:
+        return self.number != 0
+
+    def check(self) -> None:
+        """Raises Stopped where a stop was asked for."""
+        if self:
+            raise Stopped
+
+
+def _left_ignored(number: int) -> bool:
+    """Whether `nohup` has had SIGHUP ignored. torchrun ends on one all the same, and its processes with it."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN and not _under_torchrun()
+
+
+def _under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+@contextmanager
+def _handling(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle the signals within; does nothing outside the main thread, where Python allows no handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    terminals = [stream for stream in (1, 2) if os.isatty(stream)]
+
+    def silence_and_handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:  # writing to a terminal that is closed fails
+            for stream in terminals:
+                drop(stream)
+        handle(number, frame)
+
+    usual = {number: signal.signal(number, silence_and_handle) for number in SIGNALS if not _left_ignored(number)}
+    try:
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+
+
+def end_with_launcher() -> None:
+    """Have this process be sent SIGTERM when torchrun, if that started it, ends; on Linux.
+
+    torchrun that is killed, or interrupted while it starts its processes, leaves them behind, and they would train on.
+    """
+    if not _under_torchrun() or not sys.platform.startswith("linux"):
+        return
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextmanager
+def signals_interrupt(tell: Callable[[Interrupted], int]) -> Iterator[None]:
+    """Within, a first signal raises Interrupted, and a second one ends the process as if nobody listened.
+
+    tell: says it to the user and returns the exit code; called here only where the exception was swallowed, as Python
+    does in finalisers and some libraries do, and the process must be ended all the same.
+    """
+    usual_hook = sys.unraisablehook
+
+    def end(interrupted: Interrupted) -> NoReturn:
+        code = tell(interrupted)
+        with suppress(Exception):
+            sys.stdout.flush()
+        os._exit(code)
+
+    def hook(swallowed: "sys.UnraisableHookArgs", /) -> None:
+        if isinstance(swallowed.exc_value, Interrupted):
+            end(swallowed.exc_value)
+        usual_hook(swallowed)
+
+    def handle(number: int, frame: FrameType | None) -> NoReturn:
+        for each in SIGNALS:
+            if signal.getsignal(each) != signal.SIG_IGN:
+                signal.signal(each, signal.SIG_DFL)
+        signal.signal(signal.SIGALRM, lambda *_: end(Interrupted(number)))
+        signal.alarm(_PATIENCE_S)
+        raise Interrupted(number)
+
+    with _handling(handle):
+        sys.unraisablehook = hook
+        try:
+            yield
+        finally:
+            signal.alarm(0)
+            sys.unraisablehook = usual_hook
+
+
+@contextmanager
+def signals_ask() -> Iterator[StopRequest]:
+    """Within, a first signal is noted for the caller to stop when it can; a second one ends the process at once."""
+    request = StopRequest()
+    asked_at_s = 0.0
+    under_torchrun = _under_torchrun()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal asked_at_s
+        if not request:
+            request.number, asked_at_s = number, time.monotonic()
+        elif not under_torchrun or time.monotonic() - asked_at_s > _ECHO_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    with _handling(handle):
+        yield request

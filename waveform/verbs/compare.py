@@ -1,0 +1,172 @@
+"""Compares trained runs on the same test tokens: NLL, its difference to WaveNet, size and speed."""
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from waveform.audio.files import SAMPLE_RATE_HZ
+from waveform.engine.drawing import SamplingConfig, drawing
+from waveform.engine.evaluator import Evaluation
+from waveform.engine.interface import decoder
+from waveform.engine.metrics import bits, read_metrics
+from waveform.runs.evaluation import unigram_nats, write_json
+from waveform.speech import Run, load
+from waveform.system.atomic import require_writable
+from waveform.system.errors import UserError
+from waveform.verbs.evaluate import describe, score, test_tokens
+
+_BASELINE = "wavenet"
+_RESAMPLES = 10_000
+_SPEED_SECONDS = 2.0  # of measuring how fast a run samples
+
+
+def bootstrap_interval(
+    a: Evaluation, b: Evaluation, *, resamples: int = _RESAMPLES, seed: int = 0
+) -> tuple[float, float]:
+    """95% interval of NLL(a) - NLL(b), nats per token, by the paired bootstrap over utterances.
+
+    Each resample draws utterances with replacement and takes both models' NLL on the same draw (percentile interval;
+    Efron and Tibshirani 1993).
+    """
+    rng = np.random.default_rng(seed)
+    difference, counts = a.nats - b.nats, a.counts
+    means = []
+    for _ in range(resamples):
+        chosen = rng.integers(len(counts), size=len(counts))
+        means.append(difference[chosen].sum() / counts[chosen].sum())
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+@torch.inference_mode()
+def sampling_speed(run: Run) -> float:
+    """Samples per second of one stream that `run` generates on its device, from empty memories."""
+    vocab_size = int(run.config["dataset"]["vocab_size"])
+    tokens = torch.full((1,), vocab_size, device=run.device)
+    state = run.model.init_state(1, device=run.device, dtype=torch.float32)
+    source = drawing(decoder(run.model, state), tokens, SamplingConfig())
+    uniform = torch.full((32, 1), 0.5, device=run.device)
+    source.draw(uniform)  # may wait for a compiler, or a capture
+    steps, began = 0, time.perf_counter()
+    while time.perf_counter() - began < _SPEED_SECONDS:
+        source.draw(uniform).cpu()  # wait for the device
+        steps += len(uniform)
+    return steps / (time.perf_counter() - began)
+
+
+def training_speed(run_dir: Path) -> float | None:
+    """Median training speed in samples per second, as logged; None before the first record."""
+    rates = [record.get("tokens_per_second") for record in read_metrics(run_dir) if record["kind"] == "train"]
+    numbers = [rate for rate in rates if isinstance(rate, int | float) and 0 < rate < math.inf]
+    return statistics.median(numbers) if numbers else None
+
+
+def compare(
+    run_dirs: Sequence[Path | str] | Path | str,
+    *,
+    data: Path | str | None = None,
+    split: str = "test",
+    protocol: str = "utterance",
+    json_file: Path | str | None = None,
+    device: str | None = None,
+    show_progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Evaluate runs on the same tokens under one protocol; prints a table, returns (and writes) a list of figures.
+
+    Each entry holds what `evaluate` gives, `difference_to_wavenet_nats` with its `interval_95` (None where no run is a
+    WaveNet), `train_samples_per_second` and `sampling_samples_per_second`. Raises UserError as `load` does, and where
+    the runs' test tokens differ.
+    """
+    run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
+    if not run_dirs:
+        raise UserError("name at least one run folder")
+    require_writable(json_file, option="--json")
+    runs = [load(run_dir, device=device) for run_dir in run_dirs]
+    chunks = {run.config["train"]["chunk"] for run in runs}
+    if protocol == "chunk" and len(chunks) > 1:
+        raise UserError(f"protocol chunk would reset these runs at different chunks, {sorted(chunks)}; use utterance")
+    token_sets = [test_tokens(run, data=data, split=split, show_progress=show_progress) for run in runs]
+    for run, tokens in zip(runs, token_sets, strict=True):
+        if tokens.checksum != token_sets[0].checksum:
+            raise UserError(
+                f"{runs[0].folder} and {run.folder} have other {split} data, so their NLL cannot be compared; "
+                "name one data set for all with --data"
+            )
+    results = [
+        score(run, tokens, protocol=protocol, show_progress=show_progress)
+        for run, tokens in zip(runs, token_sets, strict=True)
+    ]
+    baseline = next((i for i, run in enumerate(runs) if run.name == _BASELINE), None)
+    entries = []
+    for i, (run, result) in enumerate(zip(runs, results, strict=True)):
+        difference = interval = None
+        if baseline is not None:
+            difference = result.nats_per_token - results[baseline].nats_per_token
+            interval = list(bootstrap_interval(result, results[baseline])) if i != baseline else [0.0, 0.0]
+        entries.append(
+            {
+                **describe(
+                    run, result, split=split, checksum=token_sets[i].checksum, unigram=unigram_nats(run, token_sets[i])
+                ),
+                "difference_to_wavenet_nats": difference,
+                "interval_95": interval,
+                "train_samples_per_second": training_speed(run.folder),
+                "sampling_samples_per_second": sampling_speed(run),
+                "device": str(run.device),
+                "num_threads": torch.get_num_threads(),
+            }
+        )
+    if show_progress:
+        print(format_table(entries))
+    write_json(json_file, entries)
+    return entries
+
+
+def format_table(entries: Sequence[dict[str, Any]]) -> str:
+    """The comparison as text, best NLL first."""
+    header = ["model", "nats/sample", "bits/sample", "vs WaveNet, nats [95% interval]", "parameters",
+              "trained on", "training", "sampling"]  # fmt: skip
+    rows = []
+    names = [entry["model"] for entry in entries]
+    for entry in sorted(entries, key=lambda e: e["nll_nats_per_sample"]):
+        difference = entry["difference_to_wavenet_nats"]
+        if difference is None or entry["interval_95"] == [0.0, 0.0]:
+            against = "-"
+        else:
+            low, high = entry["interval_95"]
+            against = f"{difference:+.4f} [{low:+.4f}, {high:+.4f}]"
+        rate = entry["train_samples_per_second"]
+        rows.append(
+            [
+                entry["model"] if names.count(entry["model"]) == 1 else f"{entry['model']} ({Path(entry['run']).name})",
+                f"{entry['nll_nats_per_sample']:.4f}",
+                f"{bits(entry['nll_nats_per_sample']):.4f}",
+                against,
+                f"{entry['num_parameters'] / 1e6:.2f} M",
+                f"{entry['train_samples_seen'] / 1e6:.1f} M samples, {entry['train_seconds']:.0f} s",
+                "-" if rate is None else f"{rate:,.0f}/s ({rate / SAMPLE_RATE_HZ:.2f} x real time)",
+                f"{entry['sampling_samples_per_second']:,.0f}/s",
+            ]
+        )
+    first = entries[0]
+    if first["unigram_nats_per_sample"] is not None:
+        unigram = first["unigram_nats_per_sample"]
+        rows.append(["(unigram)", f"{unigram:.4f}", f"{bits(unigram):.4f}", *["-"] * 5])
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [header, *rows]
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines.append(
+        f"{first['split']} split: {first['num_samples']:,} samples of {first['num_utterances']} utterances, "
+        f"state by {first['protocol']}; lower NLL is better; speeds on {first['device']} with "
+        f"{first['num_threads']} threads; sampling: one stream, from empty memories"
+    )
+    return "\n".join(lines)

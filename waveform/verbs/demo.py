@@ -1,0 +1,89 @@
+"""`waveform demo`: the whole job on bundled speech in minutes; prepare, train three models, compare, sample, draw."""
+
+import time
+from pathlib import Path
+
+from waveform.audio.corpus.prepare import prepare
+from waveform.audio.demo_speech import demo_speech_dir
+from waveform.audio.files import SAMPLE_RATE_HZ, read_audio, write_wav
+from waveform.audio.plots import save_demo_panel
+from waveform.config import compose_config
+from waveform.engine.metrics import read_metrics
+from waveform.engine.shards import is_dataset
+from waveform.engine.trainer import TrainConfig
+from waveform.runs.settings import typed
+from waveform.speech import load
+from waveform.system.console import say
+from waveform.system.errors import UserError
+from waveform.system.signals import Interrupted
+from waveform.verbs.compare import compare
+from waveform.verbs.sample import sample
+from waveform.verbs.train import train
+
+MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
+_SAMPLE_SECONDS = 1.2
+_TEMPERATURE = 0.9
+
+
+def demo(out_dir: Path | str = "waveform-demo", *, overrides: tuple[str, ...] = (), show_progress: bool = True) -> None:
+    """Train the three models of preset `demo` for equal time on the bundled speech, into `out_dir`.
+
+    Leaves data/, one run folder a model, comparison.json, samples/*.wav and demo.png. Interrupted, it goes on where it
+    was when called again. overrides: settings for all three trainings. Raises UserError where `out_dir` holds other
+    things.
+    """
+    out_dir = Path(out_dir)
+    others = out_dir.exists() and (not out_dir.is_dir() or any(path.name != "data" for path in out_dir.iterdir()))
+    if others and not is_dataset(out_dir / "data"):
+        raise UserError(f"--out {out_dir} holds other things; give a new folder")
+    for model in MODELS:
+        typed(TrainConfig, compose_config([f"model={model}", "preset=demo", *overrides])["train"], section="train")
+    began = time.perf_counter()
+    say(f"1/5 preparing 2.5 minutes of bundled speech into {out_dir / 'data'}")
+    prepare(demo_speech_dir(), out_dir / "data", show_progress=show_progress)
+
+    run_dirs = [out_dir / model for model in MODELS]
+    say("2/5 training three models for equal time")
+    for model, run_dir in zip(MODELS, run_dirs, strict=True):
+        result = train(
+            out_dir / "data", run_dir, [f"model={model}", "preset=demo", *overrides], show_progress=show_progress
+        )
+        if result.asked_by:  # also too late to stop that training
+            raise Interrupted(result.asked_by, f"`waveform demo --out {out_dir}` goes on from here")
+
+    say("3/5 comparing them on the held-out recordings")
+    compare(run_dirs, json_file=out_dir / "comparison.json", show_progress=show_progress)
+
+    say(f"4/5 sampling {_SAMPLE_SECONDS} s from each")
+    samples_dir = out_dir / "samples"
+    clip = read_audio(sorted((demo_speech_dir() / "test").iterdir())[0])
+    clips = {"real speech (held out)": clip[: int(_SAMPLE_SECONDS * SAMPLE_RATE_HZ)]}
+    write_wav(samples_dir / "real_speech.wav", clip)
+    for run_dir in run_dirs:
+        for old in samples_dir.glob(f"{run_dir.name}_step*_seed0_0.wav"):  # of an earlier demo in the same folder
+            old.unlink()
+        (path,) = sample(
+            run_dir, samples_dir, seconds=_SAMPLE_SECONDS, temperature=_TEMPERATURE, show_progress=show_progress
+        )
+        clips[f"{run_dir.name} (sampled, temperature {_TEMPERATURE})"] = read_audio(path)
+
+    say(f"5/5 drawing {out_dir / 'demo.png'}")
+    curves = {
+        run_dir.name: [(r["seconds"], r["nll_nats"]) for r in read_metrics(run_dir) if r["kind"] == "train"]
+        for run_dir in run_dirs
+    }
+    save_demo_panel(out_dir / "demo.png", clips, curves)
+    minutes = (time.perf_counter() - began) / 60
+    num_layers = load(run_dirs[0]).config["model"]["num_layers"]
+    print(
+        f"""
+done in {minutes:.1f} minutes. Look at {out_dir / "demo.png"}, listen to {samples_dir}/*.wav.
+These models have {num_layers} layers and about a minute of training; expect speech-like sound, not words.
+
+On your own recordings:
+    waveform train YOUR_AUDIO_DIR --run runs/ct                        # Compressive Transformer
+    waveform train YOUR_AUDIO_DIR --run runs/wavenet model=wavenet
+    waveform compare runs/ct runs/wavenet
+    waveform sample runs/ct --out samples --num 4 --seconds 2
+    waveform train YOUR_AUDIO_DIR --run runs/paper preset=speech_paper # the paper's 40M model, on a GPU"""
+    )

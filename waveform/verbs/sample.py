@@ -1,0 +1,95 @@
+"""`waveform sample`: generated audio into WAV files that grow as they are made."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from waveform.audio.files import SAMPLE_RATE_HZ, WavWriter, read_audio
+from waveform.decoding.int8 import quantisation_loss
+from waveform.engine.drawing import SamplingConfig
+from waveform.engine.shards import is_dataset
+from waveform.speech import check_amount, load
+from waveform.system.atomic import explain_write_errors, is_held
+from waveform.system.errors import UserError
+from waveform.system.progress import Progress
+from waveform.system.signals import Interrupted
+
+
+def sample(
+    run_dir: Path | str,
+    out_dir: Path | str,
+    *,
+    num: int = 1,
+    seconds: float = 1.0,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    prime: Path | None = None,
+    device: str | None = None,
+    int8: bool = False,
+    show_progress: bool = True,
+) -> list[Path]:
+    """Write `num` WAV files of generated audio into `out_dir`, growing as they are made; returns their paths.
+
+    Until all are done they are named `.unfinished.wav`, and are replaced by the next call that makes the same ones.
+    With `int8`, weights and memories are kept in 8 bits; what that costs in NLL is measured and printed first.
+    With `prime`, an audio file, each WAV begins with it and continues it for `seconds`. Files are named by model,
+    step, seed and number, and none that exists is overwritten. Raises UserError as `load` does, and for a full disk.
+    """
+    out_dir = Path(out_dir)
+    check_amount(num, seconds)  # settings out of range must leave no empty files behind
+    if is_dataset(out_dir):
+        raise UserError(f"--out {out_dir} is a prepared data set; give another folder")
+    SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    run = load(run_dir, device=device)
+    loss = quantisation_loss(run) if int8 else None
+    if loss is not None and show_progress:
+        print(loss, flush=True)
+    primer = read_audio(prime) if prime is not None else None
+    paths = [out_dir / f"{run.name}_step{run.step}_seed{seed}_{i}.wav" for i in range(num)]
+    for path in paths:
+        if path.exists():
+            raise UserError(f"{path} exists; give another --out or --seed, or move it away")
+    growing = [path.with_suffix(".unfinished.wav") for path in paths]
+    for path in growing:
+        if path.exists() and is_held(path):
+            raise UserError(f"another process is writing {path}; give another --out or --seed")
+    with explain_write_errors(out_dir):
+        out_dir.mkdir(parents=True, exist_ok=True)
+    writers = [WavWriter(path) for path in growing]
+    try:
+        if primer is not None:
+            for writer in writers:
+                writer.append(primer)
+        with Progress("sample", total=num * seconds, unit="s", unit_s=1, enabled=show_progress) as progress:
+
+            def write(block: np.ndarray) -> None:
+                for writer, samples in zip(writers, block, strict=True):
+                    writer.append(samples)
+                progress.update(block.size / SAMPLE_RATE_HZ)
+
+            run.sample(
+                num=num,
+                seconds=seconds,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                seed=seed,
+                prime=primer,
+                on_block=write,
+                int8=int8,
+            )
+    except Interrupted as stopped:
+        raise Interrupted(stopped.number, f"what was made is in {growing[0]}" + " and others" * (num > 1)) from None
+    finally:
+        for writer in writers:
+            writer.close()
+    with explain_write_errors(out_dir):
+        for unfinished, path in zip(growing, paths, strict=True):
+            os.replace(unfinished, path)
+    if show_progress:
+        for path in paths:
+            print(path)
+    return paths

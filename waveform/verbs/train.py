@@ -1,0 +1,116 @@
+"""`waveform train`: composes a configuration, opens the audio's data set and trains into a run folder."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from waveform.audio.corpus.prepare import DataConfig
+from waveform.audio.files import SAMPLE_RATE_HZ
+from waveform.audio.mulaw import NUM_CLASSES, decode
+from waveform.config import compose_config
+from waveform.engine.drawing import SamplingConfig
+from waveform.engine.interface import SequenceModel
+from waveform.engine.metrics import MetricsLog
+from waveform.engine.sampler import sample as sample_tokens
+from waveform.engine.shards import Dataset, is_dataset, read_dataset
+from waveform.engine.trainer import OnEvaluate, TrainConfig, TrainResult
+from waveform.ranks.distributed import World, job
+from waveform.runs.folder import CONFIG_FILE, read_config
+from waveform.runs.settings import typed
+from waveform.runs.training import check_run_dir, check_settings, train_run
+from waveform.speech import cache_of, open_data, require_audio
+from waveform.system.console import say
+from waveform.system.errors import UserError
+from waveform.system.signals import StopRequest
+
+
+def train(
+    source: Path | str,
+    run_dir: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: Path | str | None = None,
+    show_progress: bool = True,
+) -> TrainResult:
+    """Train on `source` (a folder of audio, or a prepared data set) into `run_dir`; resumes what is there.
+
+    overrides: `key=value` settings. Under torchrun every process calls this. Raises UserError for bad settings or
+    data, for a run folder of another configuration, and where the loss stops being finite.
+    """
+    source, run_dir = Path(source), Path(run_dir)
+    config = compose_config(overrides, config_dir=None if config_dir is None else Path(config_dir))
+    train_config: TrainConfig = typed(TrainConfig, config["train"], section="train")
+    with job(device=train_config.device, timeout_s=train_config.timeout_s) as world:
+        return _train(source, run_dir, config, train_config, world=world, show_progress=show_progress)
+
+
+def _train(
+    source: Path, run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, world: World, show_progress: bool
+) -> TrainResult:
+    if not source.exists():
+        raise UserError(f"no such folder: {source}; give a folder of audio or a prepared data set")
+    check_run_dir(run_dir)
+    data_config: DataConfig = typed(DataConfig, config["data"], section="data")
+    check_settings(run_dir, config, train_config, vocab_size=NUM_CLASSES, world=world)
+    data = _data_of_run(source, run_dir)
+    if data is None:
+        data = open_data(source, beside=run_dir, config=data_config, world=world, show_progress=show_progress)
+    elif show_progress and world.is_first:
+        say(f"resuming with {data.folder}, as prepared when this run began")
+    require_audio(data.modality, data.folder)
+    rate_hz = data.modality.get("sample_rate_hz")
+    return train_run(
+        data,
+        run_dir,
+        config,
+        train_config,
+        world=world,
+        amount=lambda tokens: f"{tokens.num_tokens / (rate_hz or 1) / 60:.1f} minutes of audio",
+        units_per_second=rate_hz,
+        on_evaluate=_audio_summary(train_config, data) if data.modality.get("kind") == "audio" else None,
+        show_progress=show_progress,
+    )
+
+
+def _data_of_run(source: Path, run_dir: Path) -> Dataset | None:
+    """The data set that the run in `run_dir` began with, if it was prepared from the raw audio in `source`.
+
+    It is left as it is: bringing it up to date with files added since would change what the run is trained on.
+    """
+    if not (run_dir / CONFIG_FILE).exists() or is_dataset(source):
+        return None
+    folder = Path(read_config(run_dir)["dataset"]["path"])
+    return read_dataset(folder) if folder == cache_of(source, beside=run_dir).resolve() and is_dataset(folder) else None
+
+
+def _audio_summary(config: TrainConfig, data: Dataset) -> OnEvaluate | None:
+    """A hook that puts one generated sample, heard and seen, into TensorBoard at each evaluation."""
+    num_steps = int(config.sample_seconds * SAMPLE_RATE_HZ)
+    if num_steps == 0:
+        return None
+
+    def summarise(model: SequenceModel, step: int, log: MetricsLog, stop: StopRequest) -> None:
+        from waveform.audio.plots import mel_image
+
+        blocks: list[Tensor] = []
+
+        def keep(block: Tensor) -> None:
+            blocks.append(block[0])
+            stop.check()
+
+        sample_tokens(
+            model,
+            vocab_size=data.vocab_size,
+            num_streams=1,
+            num_steps=num_steps,
+            config=SamplingConfig(),
+            on_block=keep,
+        )
+        samples = decode(torch.cat(blocks).to(torch.uint8))
+        log.tensorboard.add_audio("sample", samples, step, sample_rate=SAMPLE_RATE_HZ)
+        log.tensorboard.add_image("sample/mel", mel_image(samples.numpy()), step, dataformats="HWC")
+
+    return summarise
