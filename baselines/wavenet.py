@@ -20,7 +20,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from waveform.engine.interface import Decoder, Step
+from waveform.engine.interface import Decoder, OptionalParts, Step
 from waveform.models.heads import SoftmaxHead
 from waveform.system.errors import UserError
 
@@ -95,14 +95,15 @@ class WaveNetHead(nn.Module):
         return self.softmax.nll(self._features(hidden), targets)
 
 
-class WaveNet(nn.Module):
+class WaveNet(nn.Module, OptionalParts):
     """The trunk and the head; see the module's docstring and `WaveNetConfig`."""
 
     Config = WaveNetConfig
+    has_int8_decoder = True
 
     def __init__(self, config: WaveNetConfig) -> None:
         super().__init__()
-        self.config, self.carry_gradient = config, False
+        self.config = config
         taps, c, g = config.kernel_size, config.residual_channels, config.gate_channels
         num_layers = len(config.dilations)
         # Initial values keep every sum near unit variance, however many layers there are; RMS(tanh * sigmoid) is 1/3.

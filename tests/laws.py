@@ -379,7 +379,7 @@ def check_reset_rows(case: Case) -> None:
 
 def _split_parameters(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The named parameters of the trunk (head included), and those of the compressor."""
-    ids = {id(parameter) for parameter in getattr(model, "compressor_parameters", list)()}
+    ids = {id(parameter) for parameter in interface.optional_parts(model).compressor_parameters()}
     named = dict(model.named_parameters())
     assert ids <= {id(parameter) for parameter in named.values()}
     trunk = {name: parameter for name, parameter in named.items() if id(parameter) not in ids}

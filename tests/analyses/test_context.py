@@ -10,7 +10,8 @@ import torch
 from tests import laws
 from tests.engine.conftest import write_tokens
 from waveform.analyses.context import ContextGrid, context_grid, effective_context, losses_by_context, relative_gain
-from waveform.analyses.state_reuse import attention_length, state_reuse_speed
+from waveform.analyses.state_reuse import state_reuse_speed
+from waveform.engine.interface import optional_parts
 from waveform.engine.shards import TokenSet
 from waveform.system.errors import UserError
 
@@ -92,7 +93,7 @@ def test_state_reuse_is_measured(name: str) -> None:
     model = case.build().eval()
     # conv: 4 + 4 + 2 x 4; Transformer-XL: 4 + 6; WaveNet: 1 + 2 x 2 x (1 + 2 + 4).
     expected = {"compressive_transformer": 16, "transformer_xl": 10, "wavenet": 29}[name]
-    assert attention_length(model) == expected
+    assert optional_parts(model).receptive_field == expected
     figures = state_reuse_speed(model, vocab_size=laws.VOCAB_SIZE, window=case.window, device=CPU, rounds=3)
     assert expected - case.window <= figures["context_tokens"] < expected
     seconds = figures["seconds_per_token"]

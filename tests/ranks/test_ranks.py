@@ -132,7 +132,7 @@ def _count_sent(name: str, case: str, where: Path, world: World, *, kind: str) -
         model,
         num_ranks=world.size,
         sharding=kind,
-        units=model.sharding_units(trainer._window) if hasattr(model, "sharding_units") else (),
+        units=trainer.parts.sharding_units(trainer._window),
         num_windows=config.chunk // trainer._window,
         unroll=config.unroll,
     )

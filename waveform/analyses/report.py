@@ -10,7 +10,8 @@ import numpy as np
 from waveform.analyses.context import RATIOS, THRESHOLD, context_grid, effective_context, losses_by_context
 from waveform.analyses.layers import attention_by_position, compression_loss_by_layer, observe_layers
 from waveform.analyses.plots import save_analysis
-from waveform.analyses.state_reuse import attention_length, state_reuse_speed
+from waveform.analyses.state_reuse import state_reuse_speed
+from waveform.engine.interface import optional_parts
 from waveform.engine.shards import TokenSet
 from waveform.runs.evaluation import write_json
 from waveform.runs.folder import TrainedRun, num_parameters
@@ -141,7 +142,7 @@ def _context(
 ) -> dict[str, Any]:
     """RECL of each run among `runs`, for every ratio."""
     # Layers of attention reach further than one does; a receptive field is all that there is.
-    reach = [(attention_length(run.model) or run.window) * (2 if _has_window(run) else 1) for run in runs]
+    reach = [(optional_parts(run.model).receptive_field or run.window) * (2 if _has_window(run) else 1) for run in runs]
     windows = [run.window for run in runs if _has_window(run)]
     common = math.lcm(*windows)  # 1 for none; see ContextGrid
     step = step or -(-max(reach) // (_NUM_CONTEXTS * common)) * common

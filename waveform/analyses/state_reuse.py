@@ -13,19 +13,9 @@ from typing import Any
 
 import torch
 
-from waveform.engine.interface import SequenceModel, State
-from waveform.models.compressive_transformer import CompressiveTransformerConfig
+from waveform.engine.interface import SequenceModel, State, optional_parts
 
 _ROUNDS = 5
-
-
-def attention_length(model: SequenceModel) -> int | None:
-    """Steps that one attention reaches back from the end of a window, or a receptive field; None where unknown."""
-    config = getattr(model, "config", None)
-    if isinstance(config, CompressiveTransformerConfig):
-        return config.window + config.memory + config.compression_rate * config.compressed
-    field: int | None = getattr(model, "receptive_field", None)
-    return field
 
 
 @torch.inference_mode()
@@ -36,7 +26,7 @@ def state_reuse_speed(
 
     Random tokens: the time does not depend on them.
     """
-    length = attention_length(model)
+    length = optional_parts(model).receptive_field
     if length is None:
         return {"absent": "the model does not say how far back it reaches"}
     # Whole windows, so that every way reads the context in the same cuts.

@@ -29,8 +29,8 @@ from waveform.engine.interface import (
     SequenceModel,
     State,
     decoder,
-    has_int8_decoder,
     map_state,
+    optional_parts,
     state_tensors,
     take_rows,
 )
@@ -222,7 +222,7 @@ def _enough(durations_s: Sequence[float]) -> bool:
 def decoders(model: SequenceModel) -> Mapping[str, Callable[[State], Decoder]]:
     """Every way in which `model` samples, by the name it has in the results; another decoder gets its line here."""
     ways: dict[str, Callable[[State], Decoder]] = {"exact": lambda state: decoder(model, state)}
-    if has_int8_decoder(model) and next(iter(model.parameters())).device.type == "cpu":
+    if optional_parts(model).has_int8_decoder and next(iter(model.parameters())).device.type == "cpu":
         ways["int8"] = lambda state: decoder(model, state, int8=True)
     return ways
 

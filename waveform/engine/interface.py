@@ -3,7 +3,6 @@
 Shape letters: B rows (independent streams), T steps, D model width, V classes.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -41,15 +40,15 @@ class Head(Protocol):
 
 @runtime_checkable
 class SequenceModel(Protocol):
-    """A causal model of token streams. Input ids are 0..V, where V itself is the begin-of-utterance id."""
+    """A causal model of token streams: the required part of the contract; `OptionalParts` is the rest.
+
+    Input ids are 0..V, where V itself is the begin-of-utterance id.
+    """
 
     @property
     def head(self) -> Head:
         """Maps `Step.hidden` to distributions."""
         ...
-
-    # True: the returned state keeps its graph, for BPTT over several calls. False (default): it is detached.
-    carry_gradient: bool
 
     def init_state(self, batch_size: int, *, device: torch.device | str, dtype: torch.dtype) -> State:
         """State of `batch_size` streams of which nothing has been read."""
@@ -60,7 +59,10 @@ class SequenceModel(Protocol):
         ...
 
     def forward(self, tokens: Tensor, state: State) -> Step:
-        """tokens [B, T], any T >= 1. Cutting a stream elsewhere never changes an output."""
+        """tokens [B, T], any T >= 1. Cutting a stream elsewhere never changes an output.
+
+        The returned state is detached, unless `OptionalParts.carry_gradient` says otherwise.
+        """
         ...
 
 
@@ -104,24 +106,67 @@ class ForwardDecoder:
         return self._model.head.logits(hidden)[:, 0]
 
 
+class OptionalParts:
+    """What a model may offer beyond `SequenceModel`: inherit from it, and override what the model has.
+
+    The engine does without whatever is left at its default.
+    """
+
+    # The trainer sets it to True for BPTT over several calls: the returned state then keeps its graph.
+    carry_gradient: bool = False
+    # Set to True by train.checkpoint_activations: backward computes each layer again instead of keeping its
+    # activations. None: the model cannot do that.
+    checkpoint_activations: bool | None = None
+    # Whether `decoder(..., int8=True)` exists (it may still refuse a device).
+    has_int8_decoder: bool = False
+
+    @property
+    def receptive_field(self) -> int | None:
+        """Tokens that one layer of attention, or a whole stack of convolutions, sees, the newest included.
+
+        None: the model does not say. Analyses choose the lengths of contexts by it.
+        """
+        return None
+
+    @property
+    def trains_through_time(self) -> bool:
+        """Whether some parameters learn only from the loss of later windows, so that train.unroll must be above 1."""
+        return False
+
+    def compressor_parameters(self) -> list[nn.Parameter]:
+        """Parameters that auxiliary losses train and the task loss never reaches; their gradient is clipped apart."""
+        return []
+
+    def sharding_units(self, window: int) -> list[nn.Module]:
+        """Modules that FSDP may gather one at a time, for calls of `window` tokens.
+
+        Their parameters must be used within their own forward only, and equally often on every rank.
+        """
+        return []
+
+    def decoder(self, state: State, *, int8: bool = False) -> Decoder | None:
+        """A faster way to step this model than `forward`, continuing from `state`, which it may consume.
+
+        int8: compute with weights in 8 bits. None: there is none. Raises UserError if it has no int8 decoder for this
+        device or these weights.
+        """
+        return None
+
+
+def optional_parts(model: SequenceModel) -> OptionalParts:
+    """The optional part of a model: the model itself if it inherits from `OptionalParts`, else the defaults."""
+    return model if isinstance(model, OptionalParts) else OptionalParts()
+
+
 def decoder(model: SequenceModel, state: State, *, int8: bool = False) -> Decoder:
     """The fastest decoder that `model` has, continuing from `state` (which it may consume).
 
-    A model brings one by a method `decoder(state)`; if that also takes `int8`, it has one that computes with weights
-    in 8 bits. Raises UserError where int8 is asked of a model that has none.
+    Raises UserError if int8 is asked of a model that has no such decoder.
     """
-    own = getattr(model, "decoder", None)
-    if int8:
-        if own is None or not has_int8_decoder(model):
-            raise UserError(f"{type(model).__name__} has no int8 decoder; sample without int8")
-        return own(state, int8=True)
-    return own(state) if own is not None else ForwardDecoder(model, state)
-
-
-def has_int8_decoder(model: SequenceModel) -> bool:
-    """Whether `decoder(..., int8=True)` can be asked for (it may still refuse a device)."""
-    own = getattr(model, "decoder", None)
-    return own is not None and "int8" in inspect.signature(own).parameters
+    parts = optional_parts(model)
+    if int8 and not parts.has_int8_decoder:
+        raise UserError(f"{type(model).__name__} has no int8 decoder; sample without int8")
+    return parts.decoder(state, int8=int8) or ForwardDecoder(model, state)
 
 
 def map_state(function: Callable[..., Tensor], state: S, *others: S) -> S:

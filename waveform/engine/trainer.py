@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from waveform.engine import checkpoint
 from waveform.engine.evaluator import Evaluation, evaluate
-from waveform.engine.interface import SequenceModel, State, detach
+from waveform.engine.interface import SequenceModel, State, detach, optional_parts
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.nonfinite import CHOICES as NONFINITE_CHOICES
 from waveform.engine.nonfinite import FiniteWatch, Update
@@ -148,7 +148,7 @@ class TrainResult:
 
 def parameter_groups(model: SequenceModel) -> dict[str, list[nn.Parameter]]:
     """The parameters in groups whose gradients are clipped apart: `trunk`, and `compressor` where one learns alone."""
-    compressor: list[nn.Parameter] = getattr(model, "compressor_parameters", list)()
+    compressor = optional_parts(model).compressor_parameters()
     apart = {id(parameter) for parameter in compressor}
     trunk = [parameter for parameter in model.parameters() if id(parameter) not in apart]
     return {"trunk": trunk, **({"compressor": compressor} if compressor else {})}
@@ -185,7 +185,7 @@ class Trainer:
         on_evaluate: called by the first rank after each evaluation. record: JSON that each checkpoint keeps as `run`.
         """
         assert isinstance(model, nn.Module)
-        self.model, self.module, self.config = model, model, config
+        self.model, self.module, self.parts, self.config = model, model, optional_parts(model), config
         self.world = world or World()
         self._valid, self._run_dir, self._window = valid, run_dir, window
         self._units_per_second, self._on_evaluate = units_per_second, on_evaluate
@@ -198,25 +198,24 @@ class Trainer:
             mode=config.state,
             num_ranks=self.world.size,
         )
-        if min(config.unroll, config.chunk // window) < 2 and getattr(model, "trains_through_time", False):
+        if min(config.unroll, config.chunk // window) < 2 and self.parts.trains_through_time:
             raise UserError(
                 "model.compression_loss=none leaves the compressor to backpropagation through time, which this "
                 "training does not do; set train.unroll=2 or more and a train.chunk of as many windows, or another loss"
             )
         if config.checkpoint_activations:
-            if not hasattr(model, "checkpoint_activations"):
+            if self.parts.checkpoint_activations is None:
                 raise UserError(
                     f"train.checkpoint_activations: {type(model).__name__} has no layers that can be computed again; "
                     "leave it false, or lower train.batch_size"
                 )
-            setattr(model, "checkpoint_activations", True)  # noqa: B010  # not of every model, so not in the contract
+            self.parts.checkpoint_activations = True
         self.module.to(self.world.device)
         self.world.broadcast_([*self.module.parameters(), *self.module.buffers()])
         self._scored = fsdp.ScoredForward(model)
         self._watch: fsdp.GradientWatch | None = None
         if config.sharding == "fsdp" and self.world.size > 1:
-            units: list[nn.Module] = getattr(model, "sharding_units", lambda window: [])(window)
-            self._watch = fsdp.shard(self._scored, units, world=self.world)
+            self._watch = fsdp.shard(self._scored, self.parts.sharding_units(window), world=self.world)
         self.stream = TokenStream(
             train,
             batch_size=config.batch_size,
@@ -498,14 +497,14 @@ class Trainer:
             group = windows[begin : begin + config.unroll]
             loss = torch.zeros((), device=device)
             for i, window in enumerate(group):
-                self.model.carry_gradient = i + 1 < len(group)
+                self.parts.carry_gradient = i + 1 < len(group)
                 nats, aux, count = self._forward(window)
                 loss = loss + nats / num_scored + aux * (config.aux_weight / num_row_windows)
                 sums[:3] += torch.stack([t.detach().double() for t in (nats, count, aux)])
             loss.backward()
             self.state = detach(self.state)
         sums[3] += len(windows) * len(windows[0].reset)
-        self.model.carry_gradient = False
+        self.parts.carry_gradient = False
         return sums
 
     def _forward(self, window: Window) -> tuple[Tensor, Tensor, Tensor]:

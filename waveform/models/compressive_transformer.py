@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from waveform.engine.interface import Decoder, ForwardDecoder, Step, detach, to_device
+from waveform.engine.interface import Decoder, OptionalParts, Step, detach, to_device
 from waveform.models import attention, compression, heads
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots, content_attention
 from waveform.models.compression import Compressor, mean_square_by_row
@@ -247,16 +247,16 @@ class _Boundary(NamedTuple):
     through_time: bool  # as in _Piece
 
 
-class CompressiveTransformer(nn.Module):
+class CompressiveTransformer(nn.Module, OptionalParts):
     """Compressive Transformer over tokens 0..V - 1, with V as the begin-of-utterance input."""
 
     Config: type = CompressiveTransformerConfig
+    has_int8_decoder = True
 
     def __init__(self, config: CompressiveTransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.carry_gradient = False
-        self.checkpoint_activations = False  # compute layers again in the backward pass instead of keeping activations
+        self.checkpoint_activations = False
         self.embedding = token_embedding(
             config.d_model,
             vocab_size=config.vocab_size,
@@ -309,24 +309,28 @@ class CompressiveTransformer(nn.Module):
             yield layer
 
     def compressor_parameters(self) -> list[nn.Parameter]:
-        """Parameters that the compression loss trains and the task loss never reaches; clipped apart."""
+        """Those of every layer's compressor, unless only BPTT trains them."""
         if self.config.compression_loss == "none" or not self.config.compressed:
             return []
         return [parameter for layer in self._layers() for parameter in layer.compressor.parameters()]
 
     def sharding_units(self, window: int) -> list[nn.Module]:
-        """Modules whose parameters are used within their own forward only, and equally often on every rank.
+        """The layers; none if neither `window` nor the model's window is a multiple of the other.
 
-        `window`: tokens of a call. Where neither it nor the model's window is a multiple of the other, the number of
-        pieces that a call is cut into depends on the rows' phases, and there are none.
+        The number of pieces that a call is cut into then depends on the rows' phases.
         """
         own = self.config.window
         return list(self.layers) if not (window % own and own % window) else []
 
     @property
     def trains_through_time(self) -> bool:
-        """Whether the compressor learns only from the task loss of later windows (train.unroll above 1)."""
+        """Whether the compressor has parameters and no loss of its own."""
         return self.config.compression_loss == "none" and self.config.compressor_has_parameters
+
+    @property
+    def receptive_field(self) -> int:
+        """Steps that one layer attends to from the end of a window; layers above reach further through its memory."""
+        return self.config.window + self.config.memory + self.config.compression_rate * self.config.compressed
 
     def init_state(
         self, batch_size: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
@@ -635,10 +639,10 @@ class CompressiveTransformer(nn.Module):
         values = layer.frozen_projection(groups, layer.attention.value)
         return mean_square_by_row(content_attention(queries.detach(), keys, values), target)
 
-    def decoder(self, state: CompressiveState, *, int8: bool = False) -> Decoder:
-        """A decoder with cached keys and values; rows must be equally far (else a slower general one is given).
+    def decoder(self, state: CompressiveState, *, int8: bool = False) -> Decoder | None:
+        """A decoder with cached keys and values; None if the rows are not equally far into their streams.
 
-        int8: weights and cache in 8 bits, for fp32 models on a CPU with a plain softmax. Raises UserError elsewhere.
+        int8: weights and cache in 8 bits, for fp32 models on a CPU with a plain softmax. Raises UserError for others.
         """
         # Imported here: those modules import this one, and compiled kernels are for who samples.
         from waveform.decoding.cached import CachedDecoder
@@ -654,7 +658,7 @@ class CompressiveTransformer(nn.Module):
             raise UserError(
                 "int8 sampling is for fp32 models on a CPU, without adaptive or tied embeddings; sample without it"
             )
-        return CachedDecoder(self, state) if in_step else ForwardDecoder(self, state)
+        return CachedDecoder(self, state) if in_step else None
 
 
 def _where_rows(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
