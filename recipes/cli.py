@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from waveform.runs.command import add_device, add_dynamic, add_verb, report_training, run_command
+from waveform.runs.command import add_device, add_dynamic, add_run_dir, add_verb, report_training, run_command
 
 _RECIPES = "enwik8, text8, wikitext103, pg19, lm1b, ptb or folder"
 
@@ -26,8 +26,8 @@ settings (Hydra overrides), any number, after the paths:
   train.max_steps=1000 train.batch_size=8 train.lr=3e-4 model.compressed=1152 seed=1
 A run folder that exists with the same settings is resumed.
 
-several GPUs (the lone -- keeps torchrun from taking --run for its own option):
-  torchrun --nproc-per-node=8 -m recipes -- train RECIPE DATA_DIR --run RUN_DIR
+several GPUs:
+  torchrun --nproc-per-node=8 -m recipes train RECIPE DATA_DIR RUN_DIR
 """
 
 
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     p = verb("train", "train a model on a prepared data set", _TRAIN_EPILOG)
     p.add_argument("recipe", metavar="RECIPE", help=_RECIPES)
     p.add_argument("data_dir", type=Path, metavar="DATA_DIR")
-    p.add_argument("--run", type=Path, required=True, metavar="RUN_DIR", help="where the run is kept; resumed if there")
+    add_run_dir(p)
     p.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
     p.add_argument(
         "--config-dir", type=Path, metavar="DIR", help="your own Hydra configs, such as DIR/preset/mine.yaml"
@@ -117,7 +117,7 @@ def _run(args: argparse.Namespace) -> int:
     elif args.verb == "train":
         from recipes.verbs.train import train
 
-        result = train(args.recipe, args.data_dir, args.run, args.overrides, config_dir=args.config_dir)
+        result = train(args.recipe, args.data_dir, args.run_dir, args.overrides, config_dir=args.config_dir)
         return report_training(result, "tokens")
     elif args.verb == "evaluate":
         from recipes.verbs.evaluate import evaluate

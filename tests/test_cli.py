@@ -63,7 +63,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_tones(place / "audio" / split, num=num)
     assert main(["prepare", str(place / "audio"), str(place / "data")]) == 0
     for model in MODELS:
-        assert main(["train", str(place / "data"), "--run", str(place / model), *settings(model)]) == 0
+        assert main(["train", str(place / "data"), str(place / model), *settings(model)]) == 0
     return place
 
 
@@ -252,7 +252,7 @@ def test_train_prepares_raw_audio_once_and_resumes(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "runs" / "one"
-    command = ["train", str(place / "audio"), "--run", str(run), *settings("wavenet")]
+    command = ["train", str(place / "audio"), str(run), *settings("wavenet")]
     assert main(command) == 0
     first = capsys.readouterr()
     assert "preparing" in first.out and "files" in first.out
@@ -273,11 +273,8 @@ def test_text_is_left_to_the_recipes(place: Path, tmp_path: Path, capsys: pytest
         (tmp_path / "text" / f"{i}.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 20)
     small = settings("transformer_xl")
     assert recipes(["prepare", "folder", str(tmp_path / "text"), str(tmp_path / "data")]) == 0
-    assert (
-        recipes(["train", "folder", str(tmp_path / "data"), "--run", str(tmp_path / "run"), "preset=smoke", *small])
-        == 0
-    )
-    line = mistake(["train", tmp_path / "data", "--run", tmp_path / "other", *small], capsys)
+    assert recipes(["train", "folder", str(tmp_path / "data"), str(tmp_path / "run"), "preset=smoke", *small]) == 0
+    line = mistake(["train", tmp_path / "data", tmp_path / "other", *small], capsys)
     assert "holds text, not audio; use python -m recipes" in line and not (tmp_path / "other" / "config.yaml").exists()
     for verb, *more in (["evaluate"], ["compare"], ["analyse"], ["sample", "--out", tmp_path / "wavs"]):
         assert "holds text, not audio" in mistake([verb, tmp_path / "run", *more], capsys)
@@ -322,17 +319,17 @@ def test_the_demo_refuses_a_setting_before_it_writes(tmp_path: Path, capsys: pyt
 def test_seconds_of_a_sample_are_checked(
     seconds: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["train", place / "data", "--run", tmp_path / "run", *settings("wavenet")]
+    command = ["train", place / "data", tmp_path / "run", *settings("wavenet")]
     assert "train.sample_seconds is" in mistake([*command, f"train.sample_seconds={seconds}"], capsys)
 
 
 def test_less_than_one_sample_is_none(place: Path, tmp_path: Path) -> None:
-    command = ["train", str(place / "data"), "--run", str(tmp_path / "run"), *settings("wavenet")]
+    command = ["train", str(place / "data"), str(tmp_path / "run"), *settings("wavenet")]
     assert main([*command, "train.sample_seconds=1e-9", "train.evaluate_every=3"]) == 0
 
 
 def test_closed_stdout_is_no_trouble(place: Path, tmp_path: Path) -> None:
-    command = f"exec '{sys.executable}' -m waveform train --print-config x --run y >&-"
+    command = f"exec '{sys.executable}' -m waveform train --print-config x y >&-"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -344,7 +341,7 @@ def test_a_reader_that_has_seen_enough_gets_no_complaint(
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
         monkeypatch.setattr("sys.stdout", pipe)
-        assert main(["train", "x", "--run", "y", "--print-config"]) == 128 + signal.SIGPIPE
+        assert main(["train", "x", "y", "--print-config"]) == 128 + signal.SIGPIPE
         assert capsys.readouterr().err == ""
 
 
@@ -368,7 +365,7 @@ def test_files_added_later_do_not_disturb_a_run(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     audio = shutil.copytree(place / "audio", tmp_path / "audio")
-    command = ["train", str(audio), "--run", str(tmp_path / "run"), *settings("wavenet")]
+    command = ["train", str(audio), str(tmp_path / "run"), *settings("wavenet")]
     assert main(command) == 0
     before = waveform.evaluate(tmp_path / "run", show_progress=False)["data_checksum"]
     write_tones(audio / "train", num=6)
@@ -391,7 +388,7 @@ def test_damaged_tokens_are_named(place: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "x", "--run", "y", "preset=speech_paper", "--print-config"]) == 0
+    assert main(["train", "x", "y", "preset=speech_paper", "--print-config"]) == 0
     out = capsys.readouterr().out
     assert "max_steps: 400000" in out and "num_layers: 20" in out and "chunk: 3840" in out
 
@@ -400,7 +397,7 @@ def test_config_dir_adds_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[
     folder = tmp_path / "my, configs=[1] 'é'"
     (folder / "preset").mkdir(parents=True)
     (folder / "preset" / "mine.yaml").write_text("# @package _global_\npreset: mine\ntrain:\n  max_steps: 77\n")
-    arguments = ["train", "x", "--run", "y", "--print-config", "--config-dir", str(folder), "preset=mine"]
+    arguments = ["train", "x", "y", "--print-config", "--config-dir", str(folder), "preset=mine"]
     assert main(arguments) == 0
     assert "max_steps: 77" in capsys.readouterr().out
 
@@ -425,90 +422,90 @@ def damage_dataset(place: Path, folder: Path) -> Path:
 
 MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] = {
     "no such audio folder": (lambda p, t: ["prepare", t / "none", t / "d"], ["no such folder", "none"]),
-    "no such folder to train on": (lambda p, t: ["train", t / "none", "--run", t / "r"], ["no such folder", "none"]),
-    "empty folder": (lambda p, t: ["train", t, "--run", t / "r"], ["is empty"]),
+    "no such folder to train on": (lambda p, t: ["train", t / "none", t / "r"], ["no such folder", "none"]),
+    "empty folder": (lambda p, t: ["train", t, t / "r"], ["is empty"]),
     "no audio in the folder": (lambda p, t: ["prepare", Path(__file__).parent / "references", t / "d"], ["no audio"]),
     "unknown key": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "train.max_step=3"],
+        lambda p, t: ["train", p / "data", t / "r", "train.max_step=3"],
         ["train.max_step", "did you mean", "train.max_steps"],
     ),
     "unknown model field": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "model.heads=3"],
+        lambda p, t: ["train", p / "data", t / "r", "model.heads=3"],
         ["model.heads"],
     ),
-    "seed of another type": (lambda p, t: ["train", p / "data", "--run", t / "r", "seed=abc"], ["seed", "abc"]),
+    "seed of another type": (lambda p, t: ["train", p / "data", t / "r", "seed=abc"], ["seed", "abc"]),
     "negative budget": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "train.max_steps=-1"],
+        lambda p, t: ["train", p / "data", t / "r", "train.max_steps=-1"],
         ["train.max_steps", "above 0"],
     ),
     "unknown device": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "train.device=gpu"],
+        lambda p, t: ["train", p / "data", t / "r", "train.device=gpu"],
         ["train.device", "cpu or cuda"],
     ),
     "wrong type": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "train.lr=fast"],
+        lambda p, t: ["train", p / "data", t / "r", "train.lr=fast"],
         ["train.lr", "fast"],
     ),
-    "no key=value": (lambda p, t: ["train", p / "data", "--run", t / "r", "steps"], ["steps", "key=value"]),
-    "broken override": (lambda p, t: ["train", p / "data", "--run", t / "r", "train.lr=[1,"], ["train.lr"]),
+    "no key=value": (lambda p, t: ["train", p / "data", t / "r", "steps"], ["steps", "key=value"]),
+    "broken override": (lambda p, t: ["train", p / "data", t / "r", "train.lr=[1,"], ["train.lr"]),
     "unknown model": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "model=rnn"],
+        lambda p, t: ["train", p / "data", t / "r", "model=rnn"],
         ["unknown model 'rnn'", "compressive_transformer, transformer_xl, wavenet"],
     ),
     "unknown preset": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "preset=huge"],
+        lambda p, t: ["train", p / "data", t / "r", "preset=huge"],
         ["unknown preset 'huge'", "demo, small, speech_paper"],
     ),
     "value out of range": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "model.num_heads=5"],
+        lambda p, t: ["train", p / "data", t / "r", "model.num_heads=5"],
         ["num_heads", "multiple"],
     ),
     "more layers than memory": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "preset=demo", "model.num_layers=100000000"],
+        lambda p, t: ["train", p / "data", t / "r", "preset=demo", "model.num_layers=100000000"],
         ["GB", "lower model.num_layers=100000000"],
     ),
     "a model wider than memory": (
-        lambda p, t: ["train", p / "audio", "--run", t / "r", "preset=demo", "model.d_model=1000000"],
+        lambda p, t: ["train", p / "audio", t / "r", "preset=demo", "model.d_model=1000000"],
         ["GB", "lower model.d_model=1000000"],
     ),
     "a model wider than numbers": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "model.d_model=400000000000000"],
+        lambda p, t: ["train", p / "data", t / "r", "model.d_model=400000000000000"],
         ["model.d_model=400000000000000"],
     ),
     "memories larger than memory": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "model.memory=1000000000"],
+        lambda p, t: ["train", p / "data", t / "r", "model.memory=1000000000"],
         ["GB", "model.memory"],
     ),
     "a setting of another model": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "model=wavenet", "model.layers=3"],
+        lambda p, t: ["train", p / "data", t / "r", "model=wavenet", "model.layers=3"],
         ["unknown setting 'model.layers'", "did you mean 'model.layers_per_stack'"],
     ),
     "a setting of no model chosen": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "model=wavenet", "model.num_layers=3"],
+        lambda p, t: ["train", p / "data", t / "r", "model=wavenet", "model.num_layers=3"],
         ["unknown setting 'model.num_layers'; did you mean 'model.num_stacks'"],
     ),
     "a setting that is added": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "+foo=1"],
+        lambda p, t: ["train", p / "data", t / "r", "+foo=1"],
         ["unknown setting 'foo'"],
     ),
     "a setting of a section that is added": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "+train.batchsize=1"],
+        lambda p, t: ["train", p / "data", t / "r", "+train.batchsize=1"],
         ["did you mean 'train.batch_size'"],
     ),
     "a setting that is removed": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "~train.lr=0.0003"],
+        lambda p, t: ["train", p / "data", t / "r", "~train.lr=0.0003"],
         ["~train.lr", "give it a value"],
     ),
     "a seed beyond its range": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "seed=99999999999999999999"],
+        lambda p, t: ["train", p / "data", t / "r", "seed=99999999999999999999"],
         ["from 0 to 2147483647"],
     ),
     "a value given twice": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "train.batch_size=2", "train.batch_size=2.5"],
+        lambda p, t: ["train", p / "data", t / "r", "train.batch_size=2", "train.batch_size=2.5"],
         ["train.batch_size=2.5: "],
     ),
     "an empty choice": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "train="],
+        lambda p, t: ["train", p / "data", t / "r", "train="],
         ["unknown train ''; choose one of default"],
     ),
     "an empty config.yaml": (lambda p, t: ["evaluate", config_of(t, "")], ["config.yaml is damaged: it is empty"]),
@@ -522,14 +519,14 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
         ["dataset.json is damaged", "remove the folder", "damaged and prepare the data again"],
     ),
     "chunk and window": (
-        lambda p, t: ["train", p / "data", "--run", t / "r", "train.chunk=1000"],
+        lambda p, t: ["train", p / "data", t / "r", "train.chunk=1000"],
         ["train.chunk", "multiple"],
     ),
     "another configuration": (
-        lambda p, t: ["train", p / "data", "--run", p / "wavenet", *settings("wavenet"), "train.lr=0.5"],
+        lambda p, t: ["train", p / "data", p / "wavenet", *settings("wavenet"), "train.lr=0.5"],
         ["another configuration", "train.lr", "0.5"],
     ),
-    "run folder with other files": (lambda p, t: ["train", p / "data", "--run", p / "audio"], ["holds other files"]),
+    "run folder with other files": (lambda p, t: ["train", p / "data", p / "audio"], ["holds other files"]),
     "checkpoint cut short": (
         lambda p, t: ["evaluate", corrupt_checkpoints(p, t / "damaged")],
         ["no usable checkpoint", "model.safetensors", "cut short"],
@@ -578,7 +575,7 @@ def test_mistakes_get_one_line(place: Path, tmp_path: Path, name: str, capsys: p
 
 def test_only_what_is_no_setting_is_unrecognized(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["train", "data", "--run", "r", "train.lr=1", "-x"])
+        main(["train", "data", "r", "train.lr=1", "-x"])
     assert "unrecognized arguments: -x" in capsys.readouterr().err
 
 
@@ -586,7 +583,7 @@ def test_compare_refuses_other_test_data(place: Path, tmp_path: Path, capsys: py
     for split in ("train", "valid", "test"):
         write_tones(tmp_path / "others" / split, num=1)
     run = tmp_path / "run"
-    assert main(["train", str(tmp_path / "others"), "--run", str(run), *settings("wavenet")]) == 0
+    assert main(["train", str(tmp_path / "others"), str(run), *settings("wavenet")]) == 0
     assert "cannot be compared" in mistake(["compare", place / "wavenet", run], capsys)
     assert "no group" in mistake(["analyse", place / "wavenet", run], capsys)
 
@@ -605,7 +602,7 @@ def test_a_second_training_of_one_run_is_refused(
     run = shutil.copytree(place / "wavenet", tmp_path / "run")
     with open(run / ".train.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        command = ["train", place / "data", "--run", run, *settings("wavenet"), "train.max_steps=9"]
+        command = ["train", place / "data", run, *settings("wavenet"), "train.max_steps=9"]
         assert "another process is training" in mistake(command, capsys)
 
 
@@ -617,7 +614,7 @@ def test_full_disk_is_one_line(place: Path, tmp_path: Path) -> None:
         "from waveform.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     for command in (
-        ["train", place / "data", "--run", tmp_path / "r", *settings("compressive_transformer"), "model.d_model=64"],
+        ["train", place / "data", tmp_path / "r", *settings("compressive_transformer"), "model.d_model=64"],
         ["sample", place / "wavenet", "--out", tmp_path / "o", "--seconds", "1"],
         ["prepare", place / "audio", tmp_path / "d"],
     ):
@@ -642,9 +639,8 @@ def test_torchrun_trains_one_run(place: Path, tmp_path: Path) -> None:
                 "--nproc-per-node=2",
                 "-m",
                 "waveform",
-                "--",
             ),
-            *("train", str(place / "data"), "--run", str(tmp_path / "run"), *settings("compressive_transformer")),
+            *("train", str(place / "data"), str(tmp_path / "run"), *settings("compressive_transformer")),
         ],
         capture_output=True,
         text=True,
@@ -657,3 +653,10 @@ def test_torchrun_trains_one_run(place: Path, tmp_path: Path) -> None:
     together = waveform.evaluate(tmp_path / "run", show_progress=False)
     assert together["train_samples_seen"] == alone["train_samples_seen"]
     assert together["nll_nats_per_sample"] == pytest.approx(alone["nll_nats_per_sample"], abs=1e-3)
+
+
+def test_a_forgotten_run_folder_is_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(place / "data"), "model=wavenet"])
+    assert ended.value.code == 2
+    assert "name the run folder before the settings" in capsys.readouterr().err

@@ -100,7 +100,7 @@ def test_recipes_load_no_audio_library(tmp_path: Path) -> None:
 import sys
 from recipes.cli import main
 place = {str(tmp_path)!r}
-train = ["train", "folder", place + "/data", "--run", place + "/run", "preset=smoke", "train.max_steps=2"]
+train = ["train", "folder", place + "/data", place + "/run", "preset=smoke", "train.max_steps=2"]
 for command in (
     ["prepare", "folder", place, place + "/data"],
     train + ["--print-config"],

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from waveform.runs.command import add_device, add_dynamic, add_verb, report_training, run_command
+from waveform.runs.command import add_device, add_dynamic, add_run_dir, add_verb, report_training, run_command
 
 _TRAIN_EPILOG = """\
 settings (Hydra overrides), any number, after the paths:
@@ -15,8 +15,8 @@ settings (Hydra overrides), any number, after the paths:
   model.num_layers=4 model.compression=max seed=1        see --print-config for all of them
 A run folder that exists with the same settings is resumed.
 
-several GPUs (the lone -- keeps torchrun from taking --run for its own option):
-  torchrun --nproc-per-node=8 -m waveform -- train AUDIO_DIR --run RUN_DIR
+several GPUs:
+  torchrun --nproc-per-node=8 -m waveform train AUDIO_DIR RUN_DIR
 """
 
 
@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
 
     p = verb("train", "train a model on a folder of audio or a prepared data set", _TRAIN_EPILOG)
     p.add_argument("source", type=Path, metavar="AUDIO_DIR|DATA_DIR")
-    p.add_argument("--run", type=Path, required=True, metavar="RUN_DIR", help="where the run is kept; resumed if there")
+    add_run_dir(p)
     p.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
     _add_overrides(p, "train.max_steps=1000 model=wavenet")
 
@@ -132,7 +132,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.verb == "train":
         from waveform.verbs.train import train
 
-        result = train(args.source, args.run, args.overrides, config_dir=args.config_dir)
+        result = train(args.source, args.run_dir, args.overrides, config_dir=args.config_dir)
         return report_training(result, "samples")
     elif args.verb == "evaluate":
         from waveform.verbs.evaluate import evaluate

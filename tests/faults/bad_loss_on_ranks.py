@@ -150,7 +150,7 @@ def _command(folder: Path, *, rank: int, bad_rank: int) -> tuple[int, str]:
         return scores._replace(nll=scores.nll * torch.inf) if next(steps) == 1 and rank == bad_rank else scores
 
     trainer_module.score_window = scored
-    arguments = ["train", folder / "audio", "--run", folder / "run", *SETTINGS, *SPLIT, "train.checkpoint_every=1"]
+    arguments = ["train", folder / "audio", folder / "run", *SETTINGS, *SPLIT, "train.checkpoint_every=1"]
     return forked.command(main, arguments)
 
 

@@ -97,7 +97,7 @@ _SPEECH = [
     ),
     Reader(
         "train",
-        lambda p: call(waveform, ["train", p / "data", "--run", p / "run", *_MORE], seconds=_SLOW_S),
+        lambda p: call(waveform, ["train", p / "data", p / "run", *_MORE], seconds=_SLOW_S),
         _last_weights,
         ("run", "data"),
     ),
@@ -123,9 +123,7 @@ _TEXT = [
     ),
     Reader(
         "recipes train",
-        lambda p: call(
-            recipes, ["train", "folder", p / "data", "--run", p / "run", "preset=smoke", *_MORE], seconds=_SLOW_S
-        ),
+        lambda p: call(recipes, ["train", "folder", p / "data", p / "run", "preset=smoke", *_MORE], seconds=_SLOW_S),
         _last_weights,
         ("run", "data"),
     ),

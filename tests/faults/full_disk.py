@@ -63,18 +63,18 @@ def _make(place: Path) -> None:
     text = write_text(place / "text")
     for arguments in (
         ["prepare", audio, place / "data", *SPLIT],
-        ["train", place / "data", "--run", place / "run", *SETTINGS],
+        ["train", place / "data", place / "run", *SETTINGS],
     ):
         code, said = forked.command(main, arguments)
         assert code == 0, said
     code, said = forked.command(text_main, ["prepare", "folder", text, place / "text_data"])
     assert code == 0, said
-    code, said = forked.command(text_main, ["train", *_text(place), "--run", place / "text_run"])
+    code, said = forked.command(text_main, ["train", *_text(place, place / "text_run")])
     assert code == 0, said
 
 
-def _text(place: Path) -> list[str | Path]:
-    return ["folder", place / "text_data", "preset=smoke", *SETTINGS]
+def _text(place: Path, run: Path) -> list[str | Path]:
+    return ["folder", place / "text_data", run, "preset=smoke", *SETTINGS]
 
 
 def _size(folder: Path) -> tuple[int, int]:
@@ -86,8 +86,8 @@ def _size(folder: Path) -> tuple[int, int]:
 def _train(place: Path, disk_dir: Path, pages: int | None, inodes: int | None, text: bool) -> None:
     disk = SmallDisk(disk_dir, pages=pages, inodes=inodes)
     run, expected = disk_dir / "run", weights(place / ("text_run" if text else "run"))
-    entry, arguments = (text_main, ["train", *_text(place)]) if text else (main, ["train", place / "data", *SETTINGS])
-    arguments = [*arguments, "--run", run]
+    entry, arguments = (main, [place / "data", run, *SETTINGS]) if not text else (text_main, _text(place, run))
+    arguments = ["train", *arguments]
     code, said = forked.command(entry, arguments)
     failed = code != 0
     if failed:
@@ -104,7 +104,7 @@ def _train(place: Path, disk_dir: Path, pages: int | None, inodes: int | None, t
 
 def _train_on_failing_disk(place: Path, run: Path, failing: int) -> None:
     """The disk fails (EIO) when it is asked for the `failing`-th time to write what it was given."""
-    arguments = ["train", place / "data", *SETTINGS, "--run", run]
+    arguments = ["train", place / "data", run, *SETTINGS]
     fsync, count = os.fsync, itertools.count(1)
 
     def fail(descriptor: int) -> None:

@@ -310,14 +310,14 @@ def _commands(place: Path, *, text: bool) -> dict[str, Callable[[], Outcome]]:
         arguments: dict[str, list[str | Path]] = {
             "evaluate": ["evaluate", place / "run"],
             "sample": ["sample", place / "run", "--tokens", "9"],
-            "train": ["train", "folder", place / "data", "--run", place / "run", "preset=smoke", *more],
+            "train": ["train", "folder", place / "data", place / "run", "preset=smoke", *more],
         }
     else:
         main = waveform
         arguments = {
             "evaluate": ["evaluate", place / "run"],
             "sample": ["sample", place / "run", "--out", place / "out", "--seconds", "0.002"],
-            "train": ["train", place / "data", "--run", place / "run", *more],
+            "train": ["train", place / "data", place / "run", *more],
         }
     return {name: lambda command=command: call(main, command, seconds=60) for name, command in arguments.items()}
 

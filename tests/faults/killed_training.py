@@ -248,10 +248,10 @@ _LONGER = ["train.max_steps=24", "train.checkpoint_every=3", "train.evaluate_eve
 
 def start_command(data_dir: Path, run_dir: Path, *, num_ranks: int, settings: Sequence[str]) -> forks.Process:
     """`waveform train` as a user starts it, alone or under torchrun."""
-    arguments = ["-m", "waveform", "train", str(data_dir), "--run", str(run_dir), *SETTINGS, *settings]
+    arguments = ["-m", "waveform", "train", str(data_dir), str(run_dir), *SETTINGS, *settings]
     if num_ranks > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-        arguments = [*torchrun, *arguments[:2], "--", *arguments[2:]]
+        arguments = [*torchrun, *arguments]
     return forks.start(arguments)
 
 

@@ -89,8 +89,9 @@ def _arguments(command: str, place: Path, run: Path) -> list[str | Path]:
     if command == _EVALUATE:
         return ["evaluate", run, "--json", run.with_suffix(".json"), "--device", "cpu"]
     settings = [*SETTINGS, f"train.timeout_s={_TIMEOUT_S}"]
-    source = [place / "audio", *SPLIT] if command == _AUDIO else ["folder", place / "text_data", "preset=smoke"]
-    return ["train", *source, "--run", run, *settings]
+    if command == _AUDIO:
+        return ["train", place / "audio", run, *SPLIT, *settings]
+    return ["train", "folder", place / "text_data", run, "preset=smoke", *settings]
 
 
 def _rank(rank: int, port: int, command: str, place: Path, run: Path, plans: dict[int, _Plan], said: Path) -> None:

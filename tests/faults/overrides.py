@@ -128,10 +128,10 @@ def fuzz(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         if where < 0.4:
             outcome = call(_use, overrides)
         elif where < 0.7:
-            command = ["train", folder / "data", "--run", folder / "run", "--print-config", *overrides]
+            command = ["train", folder / "data", folder / "run", "--print-config", *overrides]
             outcome = call(waveform, command)
         else:
-            command = ["train", "folder", folder / "data", "--run", folder / "run", "--print-config", *overrides]
+            command = ["train", "folder", folder / "data", folder / "run", "--print-config", *overrides]
             outcome = call(recipes, command)
         outcomes[_judge(outcome, overrides, case)] += 1
         assert not list(folder.iterdir()), f"case {case} wrote {list(folder.iterdir())}"

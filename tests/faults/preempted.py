@@ -73,7 +73,7 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     said = folder / "said.log"
 
     def arguments(run_dir: Path) -> list[str]:
-        return ["train", str(place.data.folder), "--run", str(run_dir), *killed_training.SETTINGS]
+        return ["train", str(place.data.folder), str(run_dir), *killed_training.SETTINGS]
 
     points = count_points(arguments(folder / "counted"), said)
     failures = Failures()
@@ -137,7 +137,6 @@ def _others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         "train": [
             "train",
             str(folder / "audio"),
-            "--run",
             str(out / "run"),
             *killed_training.SETTINGS,
             "train.evaluate_tokens=0",
@@ -249,7 +248,7 @@ def _listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     failures = Failures()
     for case in range(cases):
         listener, run_dir = _LISTENERS[case % len(_LISTENERS)], folder / f"run_{case}"
-        arguments = ["train", str(place.data.folder), "--run", str(run_dir), *killed_training.SETTINGS]
+        arguments = ["train", str(place.data.folder), str(run_dir), *killed_training.SETTINGS]
         with failures.of(f"{listener}, case {case}"):
             child, reader = _said_to(listener, [*arguments, *endless, "train.log_every=1"])
             metrics = run_dir / "metrics.jsonl"

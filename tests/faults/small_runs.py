@@ -54,7 +54,7 @@ def make_speech_run(folder: Path, settings: Sequence[str] = SETTINGS) -> None:
     write_audio(folder / "audio")
     for arguments in (
         ["prepare", folder / "audio", folder / "data"],
-        ["train", folder / "data", "--run", folder / "run", *settings],
+        ["train", folder / "data", folder / "run", *settings],
     ):
         outcome = call(waveform, arguments)
         assert outcome.code == 0, outcome.err
@@ -66,7 +66,7 @@ def make_text_run(folder: Path) -> None:
     write_texts(folder / "texts")
     for arguments in (
         ["prepare", "folder", folder / "texts", folder / "data", "corpus.tokens=subwords", "corpus.vocab_size=280"],
-        ["train", "folder", folder / "data", "--run", folder / "run", "preset=smoke", *SETTINGS],
+        ["train", "folder", folder / "data", folder / "run", "preset=smoke", *SETTINGS],
     ):
         outcome = call(recipes, arguments)
         assert outcome.code == 0, outcome.err

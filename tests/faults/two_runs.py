@@ -71,11 +71,11 @@ def _two(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         (folder / "text" / f"{i}.txt").write_text(f"some words of file {i} " * 50)
     for case in range(cases):
         run_dir, data_dir, text_dir, samples = (folder / f"{name}_{case}" for name in ("run", "data", "text", "out"))
-        train = ["train", str(place.data.folder), "--run", str(run_dir), *killed_training.SETTINGS]
+        train = ["train", str(place.data.folder), str(run_dir), *killed_training.SETTINGS]
         _refused(
             _main(train, slow=("waveform.engine.trainer", "evaluate")),
             run_dir,
-            f"another process is training in {run_dir}; wait for it, or give another --run",
+            f"another process is training in {run_dir}; wait for it, or give another RUN_DIR",
             ready=(run_dir / "metrics.jsonl").exists,
         )
         _refused(

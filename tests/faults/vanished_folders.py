@@ -131,7 +131,7 @@ def _during_training(place: Path, disk_dir: Path, name: str, step: int) -> None:
     shutil.copytree(place / "data", data)
     change, must_say = _Change(run, data, disk), []
     _at_step(step, lambda: must_say.append(getattr(change, name)()))
-    arguments = ["train", data, *SETTINGS, "--run", run]
+    arguments = ["train", data, run, *SETTINGS]
     code, said = forked.command(main, arguments)
     assert len(must_say) == 1
     if must_say[0] is None:

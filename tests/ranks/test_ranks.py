@@ -21,7 +21,7 @@ from tests.engine.conftest import write_tokens
 from tests.engine.training import small_trainer
 from waveform.engine import checkpoint
 from waveform.engine.evaluator import evaluate
-from waveform.engine.interface import state_tensors
+from waveform.engine.interface import optional_parts, state_tensors
 from waveform.engine.trainer import Trainer
 from waveform.ranks import fsdp
 from waveform.ranks.distributed import World, join, leave
@@ -132,7 +132,7 @@ def _count_sent(name: str, case: str, where: Path, world: World, *, kind: str) -
         model,
         num_ranks=world.size,
         sharding=kind,
-        units=trainer.parts.sharding_units(trainer._window),
+        units=optional_parts(model).sharding_units(trainer._window),
         num_windows=config.chunk // trainer._window,
         unroll=config.unroll,
     )

@@ -42,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("odd [name], a=b")
     source = write_source("wikitext103", place / "source")
     run("prepare", "wikitext103", source, place / "data", "corpus.check=false")
-    run("train", "wikitext103", place / "data", "--run", place / "run", "preset=smoke", *SHORT)
+    run("train", "wikitext103", place / "data", place / "run", "preset=smoke", *SHORT)
     return place
 
 
@@ -58,7 +58,7 @@ def test_smoke_end_to_end(recipe: str, model: str, tmp_path: Path, capsys: pytes
         settings += ["corpus.vocab_size=400"]
     run("prepare", recipe, source, data, *settings)
     steps = [] if model == "compressive_transformer" else SHORT
-    run("train", recipe, data, "--run", run_dir, f"model={model}", "preset=smoke", *steps)
+    run("train", recipe, data, run_dir, f"model={model}", "preset=smoke", *steps)
     run("evaluate", run_dir, "--json", tmp_path / "figures.json")
     figures = json.loads((tmp_path / "figures.json").read_text())
     headline = RECIPES[recipe].headline
@@ -85,7 +85,7 @@ def test_two_processes_train_and_evaluate_as_one(place: Path, tmp_path: Path) ->
     def torchrun(*arguments: Any) -> str:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "recipes"]
         done = subprocess.run(
-            [*command, "--", *map(str, arguments)],
+            [*command, *map(str, arguments)],
             capture_output=True,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -94,7 +94,7 @@ def test_two_processes_train_and_evaluate_as_one(place: Path, tmp_path: Path) ->
         return done.stdout
 
     run_dir = tmp_path / "run"
-    out = torchrun("train", "wikitext103", place / "data", "--run", run_dir, "preset=smoke", *SHORT)
+    out = torchrun("train", "wikitext103", place / "data", run_dir, "preset=smoke", *SHORT)
     assert "2 x cpu" in out and "finished: step 4" in out
     run("evaluate", run_dir, "--rows", 3, "--json", tmp_path / "alone.json")
     torchrun("evaluate", run_dir, "--rows", 3, "--json", tmp_path / "together.json")
@@ -112,7 +112,7 @@ def test_two_processes_train_and_evaluate_as_one(place: Path, tmp_path: Path) ->
 
 
 def test_a_run_resumes(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["train", "wikitext103", place / "data", "--run", tmp_path / "run", "preset=smoke", *SHORT]
+    command = ["train", "wikitext103", place / "data", tmp_path / "run", "preset=smoke", *SHORT]
     run(*command)
     run(*command, "train.max_steps=6")
     assert "finished: step 6" in capsys.readouterr().out
@@ -217,24 +217,24 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "another corpus": (lambda p, t: ["prepare", "ptb", p / "source/wikitext-103-v1.zip", t / "d"], "ptb.train.txt"),
     "too few files": (lambda p, t: ["prepare", "folder", p / "source", t / "d"], "at least 3"),
     "another recipe's data": (
-        lambda p, t: ["train", "ptb", p / "data", "--run", t / "r", "preset=smoke"],
+        lambda p, t: ["train", "ptb", p / "data", t / "r", "preset=smoke"],
         "was prepared as wikitext103, not as ptb",
     ),
-    "no data": (lambda p, t: ["train", "ptb", t, "--run", t / "r"], "is no prepared data set"),
+    "no data": (lambda p, t: ["train", "ptb", t, t / "r"], "is no prepared data set"),
     "no such preset": (
-        lambda p, t: ["train", "wikitext103", p / "data", "--run", t / "r", "preset=big"],
+        lambda p, t: ["train", "wikitext103", p / "data", t / "r", "preset=big"],
         "choose one of paper, small, smoke",
     ),
     "no such study": (
-        lambda p, t: ["train", "wikitext103", p / "data", "--run", t / "r", "study=table9"],
+        lambda p, t: ["train", "wikitext103", p / "data", t / "r", "study=table9"],
         "table5_max",
     ),
     "no such setting": (
-        lambda p, t: ["train", "wikitext103", p / "data", "--run", t / "r", "model.compresed=3"],
+        lambda p, t: ["train", "wikitext103", p / "data", t / "r", "model.compresed=3"],
         "did you mean 'model.compressed'",
     ),
     "cutoffs beyond the vocabulary": (
-        lambda p, t: ["train", "wikitext103", p / "data", "--run", t / "r", "preset=small"],
+        lambda p, t: ["train", "wikitext103", p / "data", t / "r", "preset=small"],
         "model.cutoffs is [20000, 40000, 200000]",
     ),
     "more layers than memory": (
@@ -242,7 +242,6 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
             "train",
             "wikitext103",
             p / "data",
-            "--run",
             t / "r",
             "preset=smoke",
             "model.num_layers=90000000",
@@ -250,7 +249,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         "lower model.num_layers=90000000",
     ),
     "a run folder of other things": (
-        lambda p, t: ["train", "wikitext103", p / "data", "--run", p / "source", "preset=smoke"],
+        lambda p, t: ["train", "wikitext103", p / "data", p / "source", "preset=smoke"],
         "holds other files",
     ),
     "evaluate nothing": (lambda p, t: ["evaluate", t / "none"], "no such run folder"),
@@ -289,7 +288,7 @@ def test_a_run_on_audio_is_refused(place: Path, tmp_path: Path, capsys: pytest.C
 def test_a_vocabulary_that_is_gone_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, run_dir = tmp_path / "data", tmp_path / "run"
     run("prepare", "text8", write_source("text8", tmp_path / "source"), data, "corpus.check=false")
-    run("train", "text8", data, "--run", run_dir, "preset=smoke", *SHORT)
+    run("train", "text8", data, run_dir, "preset=smoke", *SHORT)
     assert "holds 'K'" in mistake(["sample", run_dir, "--prompt", "Kaka"], capsys)
     (data / "tokenizer.json").write_text("{")
     assert "tokenizer.json is damaged" in mistake(["sample", run_dir], capsys)

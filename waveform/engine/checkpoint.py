@@ -253,7 +253,7 @@ def _open(folder: Path) -> Checkpoint:
         if isinstance(progress, dict) and progress.get("format", 1) != FORMAT:
             raise OtherFormat(
                 f"{folder} has format {progress['format']!r}, and this waveform reads format {FORMAT}; use the version "
-                "of waveform that wrote it, or another --run"
+                "of waveform that wrote it, or another run folder"
             )
         progress = _checked_progress(progress, folder)
         ranks = [f"rank_{rank}.safetensors" for rank in range(progress["num_ranks"])]

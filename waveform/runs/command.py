@@ -3,12 +3,14 @@
 import argparse
 import io
 import os
+import re
 import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waveform.system.console import drop, replace_closed, say
@@ -41,6 +43,18 @@ def add_verb(verbs: Any, name: str, help_text: str, epilog: str | None = None) -
 def add_device(parser: argparse.ArgumentParser) -> None:
     """--device."""
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU where there is one")
+
+
+def run_dir(text: str) -> Path:
+    """A run folder on the command line. Raises ArgumentTypeError for a setting, before which it was left out."""
+    if re.match(r"[+~]?[a-z_.]+=", text):
+        raise argparse.ArgumentTypeError(f"name the run folder before the settings; for one called {text!r}, ./{text}")
+    return Path(text)
+
+
+def add_run_dir(parser: argparse.ArgumentParser) -> None:
+    """RUN_DIR, of training."""
+    parser.add_argument("run_dir", type=run_dir, metavar="RUN_DIR", help="where the run is kept; resumed if it exists")
 
 
 def add_dynamic(parser: argparse.ArgumentParser) -> None:

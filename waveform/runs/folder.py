@@ -156,9 +156,9 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     damaged."""
     path = run_dir / CONFIG_FILE
     if not run_dir.is_dir():
-        raise UserError(f"no such run folder: {run_dir}; training with --run {run_dir} makes one")
+        raise UserError(f"no such run folder: {run_dir}; `train` makes one")
     if not path.is_file() or path.is_symlink():
-        raise UserError(f"{run_dir} is no run (it has no {CONFIG_FILE}); give the folder that --run named in training")
+        raise UserError(f"{run_dir} is no run (it has no {CONFIG_FILE}); give the folder that training wrote")
     try:
         if path.stat().st_size > _MOST_CONFIG_BYTES:
             raise ValueError("it is too long for a configuration")

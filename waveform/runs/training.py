@@ -42,11 +42,11 @@ def check_run_dir(run_dir: Path) -> None:
                 "its place, or make a link of the whole run folder"
             )
     if run_dir.exists() and not run_dir.is_dir():
-        raise UserError(f"--run {run_dir} is a file; give a folder")
+        raise UserError(f"{run_dir} is a file; give a folder for the run")
     if run_dir.is_dir() and any(run_dir.iterdir()) and not (run_dir / CONFIG_FILE).exists():
         unknown = [path.name for path in run_dir.iterdir() if not path.name.startswith(".")]  # such as our own lock
         if unknown:
-            raise UserError(f"--run {run_dir} holds other files ({unknown[0]}, ...) and no run; give a new folder")
+            raise UserError(f"{run_dir} holds other files ({unknown[0]}, ...) and no run; give a new folder")
 
 
 def check_settings(
@@ -153,7 +153,7 @@ def _locked(run_dir: Path, world: World) -> Iterator[None]:
         try:
             take_lock(file.fileno())
         except BlockingIOError:
-            raise UserError(f"another process is training in {run_dir}; wait for it, or give another --run") from None
+            raise UserError(f"another process is training in {run_dir}; wait for it, or give another RUN_DIR") from None
         yield
 
 
@@ -170,9 +170,9 @@ def _refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
     if all(key.startswith("dataset.checksums") for key in different):
         raise UserError(
             f"the data changed since the run in {run_dir} began, so it cannot go on exactly; train on the data set "
-            "that it began with, or give another --run"
+            "that it began with, or give another RUN_DIR"
         )
     raise UserError(
         f"{run_dir} holds a run of another configuration, by its {run_dir / CONFIG_FILE}: {'; '.join(different)}. "
-        "Give another --run, or the settings of that run to resume it"
+        "Give another RUN_DIR, or the settings of that run to resume it"
     )

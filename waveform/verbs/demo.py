@@ -81,9 +81,9 @@ done in {minutes:.1f} minutes. Look at {out_dir / "demo.png"}, listen to {sample
 These models have {num_layers} layers and about a minute of training; expect speech-like sound, not words.
 
 On your own recordings:
-    waveform train YOUR_AUDIO_DIR --run runs/ct                        # Compressive Transformer
-    waveform train YOUR_AUDIO_DIR --run runs/wavenet model=wavenet
+    waveform train YOUR_AUDIO_DIR runs/ct                        # Compressive Transformer
+    waveform train YOUR_AUDIO_DIR runs/wavenet model=wavenet
     waveform compare runs/ct runs/wavenet
     waveform sample runs/ct --out samples --num 4 --seconds 2
-    waveform train YOUR_AUDIO_DIR --run runs/paper preset=speech_paper # the paper's 40M model, on a GPU"""
+    waveform train YOUR_AUDIO_DIR runs/paper preset=speech_paper # the paper's 40M model, on a GPU"""
     )
