@@ -21,7 +21,7 @@ from waveform.engine.shards import Dataset, ShardWriter, dtype_for, read_dataset
 from waveform.runs.settings import typed
 from waveform.system.atomic import explain_write_errors, sync
 from waveform.system.errors import UserError
-from waveform.system.locks import take_lock
+from waveform.system.locks import locked
 from waveform.system.progress import Progress
 
 _MEGABYTE = 1_000_000
@@ -107,15 +107,10 @@ def _partial_folder(data_dir: Path) -> Iterator[Path]:
     partial = data_dir.absolute().with_name(f".{data_dir.absolute().name}.partial")
     with explain_write_errors(data_dir):
         partial.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(partial, os.O_RDONLY)
-    try:
-        try:
-            take_lock(descriptor)
-            ours = partial.exists() and os.path.samestat(os.fstat(descriptor), partial.stat())  # not renamed meanwhile
-        except BlockingIOError:
-            ours = False
-        if not ours:
-            raise UserError(f"another process is preparing {data_dir}; wait until it is done")
+    refusal = f"another process is preparing {data_dir}; wait until it is done"
+    with locked(partial, refusal=refusal) as descriptor:
+        if not (partial.exists() and os.path.samestat(os.fstat(descriptor), partial.stat())):  # renamed meanwhile
+            raise UserError(refusal)
         try:
             with explain_write_errors(partial):
                 for leftover in partial.iterdir():
@@ -123,8 +118,6 @@ def _partial_folder(data_dir: Path) -> Iterator[Path]:
             yield partial
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    finally:
-        os.close(descriptor)
 
 
 def _with_tokens(recipe: Recipe, config: CorpusConfig) -> Recipe:

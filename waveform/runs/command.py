@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from waveform.system.console import drop, replace_closed, say
+from waveform.system.console import drop, printable, replace_closed, say
 from waveform.system.errors import UserError
 from waveform.system.ram import is_shortage, no_more_than_there_is
 from waveform.system.signals import Interrupted, signals_interrupt
@@ -75,11 +75,6 @@ def report_training(result: "TrainResult", unit: str) -> int:
     return 128 + result.stopped_by if result.interrupted else 0
 
 
-def _one_line(text: str) -> str:
-    """Text whose names of files and settings cannot break the line or steer the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def run_command(
     name: str,
     parser: argparse.ArgumentParser,
@@ -106,7 +101,7 @@ def run_command(
             sys.stdout.flush()
             return code
     except UserError as error:
-        say(f"{name} {args.verb}: {_one_line(str(error))}", sys.stderr)
+        say(f"{name} {args.verb}: {printable(str(error))}", sys.stderr)
         return error.exit_code
     except (MemoryError, RuntimeError) as error:
         if not is_shortage(error):
@@ -117,7 +112,7 @@ def run_command(
         if error.filename is None and _nobody_reads_on():
             return 128 + signal.SIGPIPE
         named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
-        say(f"{name} {args.verb}: the system refuses: {_one_line(named)}", sys.stderr)
+        say(f"{name} {args.verb}: the system refuses: {printable(named)}", sys.stderr)
         return 1
     except Interrupted as interrupted:
         return _tell(name, args.verb, interrupted)

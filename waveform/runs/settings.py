@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from waveform.engine.trainer import TrainConfig
 from waveform.models.registry import model_class, model_names
+from waveform.system.console import printable
 from waveform.system.errors import UserError
 
 _LONGEST_MESSAGE = 1000  # characters
@@ -135,7 +136,7 @@ def _check_override(override: str) -> None:
 
 def _shown(text: str, most: int = 200) -> str:
     """Text fit for one line of a terminal."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    text = printable(text)
     return text if len(text) <= most else f"{text[:most]}..."
 
 

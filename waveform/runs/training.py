@@ -1,7 +1,7 @@
 """Training into a run folder, whatever the modality: claims the folder, refuses another configuration, resumes."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from waveform.runs.settings import differing_keys, to_yaml
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.console import say
 from waveform.system.errors import UserError
-from waveform.system.locks import take_lock
+from waveform.system.locks import locked
 
 _LOCK_FILE = ".train.lock"
 
@@ -102,9 +102,10 @@ def train_run(
     torch.manual_seed(config["seed"] + world.rank)
     with explain_write_errors(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
+    refusal = f"another process is training in {run_dir}; wait for it, or give another RUN_DIR"
     with (
         explain_lost_ranks(world, timeout_s=train_config.timeout_s, where=lambda: "the start"),
-        _locked(run_dir, world),
+        locked(run_dir / _LOCK_FILE, refusal=refusal) if world.is_first else nullcontext(),
     ):
         _refuse_other_config(run_dir, config)  # which another process may have begun since
         model = model_from(config)
@@ -138,23 +139,6 @@ def cut_for_a_look(valid: TokenSet, config: TrainConfig, *, world: World) -> Tok
     """Long utterances cut, so that a look at train.evaluate_tokens of them fills the rows of every process."""
     num_tokens = min(valid.num_tokens, config.evaluate_tokens or valid.num_tokens)
     return valid.cut(max(1, -(-num_tokens // (config.evaluate_batch_size * world.size))))
-
-
-@contextmanager
-def _locked(run_dir: Path, world: World) -> Iterator[None]:
-    """Refuse a second training process on one run folder; a dead process holds no lock."""
-    if not world.is_first:
-        yield
-        return
-    path = run_dir / _LOCK_FILE
-    with explain_write_errors(path):
-        path.touch()  # alone, so that a full disk during training is not blamed on this file
-    with open(path, "w") as file:
-        try:
-            take_lock(file.fileno())
-        except BlockingIOError:
-            raise UserError(f"another process is training in {run_dir}; wait for it, or give another RUN_DIR") from None
-        yield
 
 
 def _refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:

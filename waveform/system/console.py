@@ -2,7 +2,22 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import TextIO
+
+
+def printable(text: str) -> str:
+    """Text that cannot break a line or steer a terminal: control characters, and bytes that are not UTF-8, escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table with a rule under its header; every row has as many cells as the header."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [header, ["-" * width for width in widths], *rows]
+    ]
 
 
 def say(line: str, stream: TextIO | None = None) -> None:

@@ -30,6 +30,7 @@ from waveform.runs.evaluation import write_json
 from waveform.runs.folder import model_from, num_parameters, window_of
 from waveform.runs.settings import typed
 from waveform.system.atomic import require_writable
+from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.machine import describe_machine, resident_bytes
 from waveform.system.progress import Progress
@@ -234,14 +235,14 @@ def format_figures(content: dict[str, Any]) -> str:
     hardware = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
     lines = [f"{hardware}; torch {machine['torch']}, waveform {machine['waveform']}"]
     measured = [figures for figures in content["models"] if "error" not in figures]
-    lines += ["", *_table(["training", "", "", "samples/s (min to max)", "real time", "FLOP use", "peak memory"],
+    lines += ["", *table(["training", "", "", "samples/s (min to max)", "real time", "FLOP use", "peak memory"],
                           [_training_row(figures) for figures in measured])]  # fmt: skip
-    lines += ["", *_table(["sampling", "", "", "samples/s (min to max)", "real time", "of bound", "read a step"],
+    lines += ["", *table(["sampling", "", "", "samples/s (min to max)", "real time", "of bound", "read a step"],
                           list(_sampling_rows(measured)))]  # fmt: skip
     prepared = [figures for figures in content["preparation"] if "error" not in figures]
     if prepared:
         header = ["preparation", "", "real time (min to max)", "of limit", "decode", "resample", "peak memory"]
-        lines += ["", *_table(header, [_preparation_row(figures) for figures in prepared])]
+        lines += ["", *table(header, [_preparation_row(figures) for figures in prepared])]
     lines += ["", *_legend(measured)]
     return "\n".join(lines)
 
@@ -309,11 +310,3 @@ def _with_range(values: dict[str, float]) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [header, ["-" * width for width in widths], *rows]
-    ]

@@ -18,6 +18,7 @@ from waveform.engine.metrics import bits, read_metrics
 from waveform.runs.evaluation import unigram_nats, write_json
 from waveform.speech import Run, load
 from waveform.system.atomic import require_writable
+from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.verbs.evaluate import describe, score, test_tokens
 
@@ -158,12 +159,7 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
     if first["unigram_nats_per_sample"] is not None:
         unigram = first["unigram_nats_per_sample"]
         rows.append(["(unigram)", f"{unigram:.4f}", f"{bits(unigram):.4f}", *["-"] * 5])
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [header, *rows]
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines = table(header, rows)
     lines.append(
         f"{first['split']} split: {first['num_samples']:,} samples of {first['num_utterances']} utterances, "
         f"state by {first['protocol']}; lower NLL is better; speeds on {first['device']} with "

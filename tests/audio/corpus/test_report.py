@@ -8,8 +8,9 @@ import pytest
 import soundfile
 
 from waveform.audio.corpus.prepare import prepare
-from waveform.audio.corpus.report import build_report, format_report, printable
+from waveform.audio.corpus.report import build_report, format_report
 from waveform.audio.corpus.scan import Scan
+from waveform.system.console import printable
 
 Write = Callable[..., np.ndarray]
 

@@ -35,15 +35,15 @@ from waveform.audio.corpus.groups import (
     prepare_group,
     start_worker,
 )
-from waveform.audio.corpus.report import build_report, format_report, printable
+from waveform.audio.corpus.report import build_report, format_report
 from waveform.audio.corpus.scan import FoundFile, Scan, scan_folder
 from waveform.audio.corpus.splits import SPLITS, SplitConfig, SplitPlan, plan_split, require_all_splits
 from waveform.audio.files import AUDIO_SUFFIXES, SAMPLE_RATE_HZ
 from waveform.engine.shards import DATASET_FILE, Dataset, Shard, is_dataset, read_dataset, write_dataset
 from waveform.system.atomic import explain_write_errors, write_file
-from waveform.system.console import say
+from waveform.system.console import printable, say
 from waveform.system.errors import UserError
-from waveform.system.locks import take_lock
+from waveform.system.locks import locked
 from waveform.system.progress import Progress
 from waveform.system.signals import SIGNALS, Interrupted
 
@@ -153,18 +153,12 @@ def _locked(data_dir: Path) -> Iterator[None]:
                     "give a new folder for the prepared data"
                 )
         data_dir.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(data_dir / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        try:
-            take_lock(descriptor)
-        except BlockingIOError:
-            raise UserError(f"another waveform prepare is at work on {data_dir}; wait until it is done") from None
+    refusal = f"another waveform prepare is at work on {data_dir}; wait until it is done"
+    with locked(data_dir / _LOCK_FILE, refusal=refusal):
         with explain_write_errors(data_dir):
             for folder in (SHARDS, UNFINISHED):
                 (data_dir / folder).mkdir(exist_ok=True)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _read_previous(data_dir: Path, *, split_plan: SplitPlan, wanted: dict[FoundFile, str]) -> Dataset | None:

@@ -15,6 +15,7 @@ import numpy as np
 from waveform.audio.corpus.scan import Scan
 from waveform.audio.corpus.splits import SPLITS
 from waveform.audio.files import SAMPLE_RATE_HZ
+from waveform.system.console import printable
 
 _MAX_LINES = 20  # of a list that is printed; the JSON has all
 _QUANTILES = {"min": 0, "5%": 5, "50%": 50, "95%": 95, "max": 100}
@@ -67,11 +68,6 @@ def _counts(values: Any) -> dict[str, int]:
 def _share(used: dict[str, dict[str, Any]], part: str, whole: str) -> float:
     total = sum(record[whole] for record in used.values())
     return sum(record[part] for record in used.values()) / total if total else 0.0
-
-
-def printable(name: str) -> str:
-    """A file name fit for a terminal: control characters and bytes that are not UTF-8 as escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def format_report(report: dict[str, Any], *, title: str) -> str:
