@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.engine.test_trainer import assert_bitwise_equal, everything
 from tests.engine.training import small_trainer
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from tests.laws import CONFIGS, VOCAB_SIZE
 from waveform.engine import checkpoint
 from waveform.engine.interface import reset_rows
@@ -170,6 +170,13 @@ def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: st
 _FIELDS = {name: next(iter(cases)) for name, cases in CONFIGS.items()}
 
 
+@fault(
+    "loss that is not finite",
+    "stops, naming step, row and utterance, with the last good checkpoint kept; or skips that step's update "
+    "exactly, and resumes bitwise",
+    short=9,
+    long=200,
+)
 def _bad_loss(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     kinds, skipped = [(n, k) for k in KINDS for n in ("compressive_transformer", "transformer_xl", "wavenet")], 0
     for case in range(cases):
@@ -183,6 +190,12 @@ def _bad_loss(folder: Path, cases: int, source: random.Random) -> dict[str, Any]
     return {"skipped_steps": skipped}
 
 
+@fault(
+    "loss or weights not finite for good",
+    "skipping stops at once for bad weights, else after train.max_skipped steps; no bad weights are saved",
+    short=4,
+    long=50,
+)
 def _bad_for_good(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     """Weights, or every loss, not finite from some step on: skipping gives up, and what is saved is good."""
     tokens, _, _ = poisoned_tokens(folder / "shard", source)
@@ -221,22 +234,3 @@ def _bad_for_good(folder: Path, cases: int, source: random.Random) -> dict[str, 
         assert kept is not None and kept.step == at + num_skipped
         assert all(torch.isfinite(value).all() for value in kept.model_weights().values())
     return {}
-
-
-FAULTS = [
-    Fault(
-        "loss that is not finite",
-        "stops, naming step, row and utterance, with the last good checkpoint kept; or skips that step's update "
-        "exactly, and resumes bitwise",
-        _bad_loss,
-        short=9,
-        long=200,
-    ),
-    Fault(
-        "loss or weights not finite for good",
-        "skipping stops at once for bad weights, else after train.max_skipped steps; no bad weights are saved",
-        _bad_for_good,
-        short=4,
-        long=50,
-    ),
-]

@@ -17,7 +17,7 @@ from tests.engine.test_trainer import assert_bitwise_equal, everything
 from tests.engine.training import small_trainer
 from tests.faults import forked
 from tests.faults.bad_loss import KINDS, bad_steps, plant, poisoned_tokens, say
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from tests.faults.full_disk import SETTINGS, SPLIT, write_audio
 from tests.laws import CONFIGS, VOCAB_SIZE
 from waveform.cli import main
@@ -293,6 +293,13 @@ def _check_given_up(case: dict[str, Any], ranks: list[dict[str, Any]], folder: P
     assert all(torch.isfinite(value).all() for value in kept.model_weights().values()), case
 
 
+@fault(
+    "loss that is not finite on one rank of two",
+    "both ranks stop, or skip, at the same step, with and without sharding; the rank that read it names row and "
+    "utterance; weights stay equal and are what one process comes to; a resumed job is bitwise the uncut one",
+    short=3,
+    long=60,
+)
 def _bad_loss_on_ranks(folder: Path, num: int, source: random.Random) -> dict[str, Any]:
     cases = _plan(folder, num, source)
     job = folder / "job"
@@ -327,15 +334,3 @@ def _bad_loss_on_ranks(folder: Path, num: int, source: random.Random) -> dict[st
         assert "not finite at step 1," in last and "Last good checkpoint: step 1 in " in last, said
         assert (f"in row {rank} (tokens " in last) == (rank == bad_rank), said
     return {"jobs": len(cases), "skipped_updates": skipped}
-
-
-FAULTS = [
-    Fault(
-        "loss that is not finite on one rank of two",
-        "both ranks stop, or skip, at the same step, with and without sharding; the rank that read it names row and "
-        "utterance; weights stay equal and are what one process comes to; a resumed job is bitwise the uncut one",
-        _bad_loss_on_ranks,
-        short=3,
-        long=60,
-    ),
-]

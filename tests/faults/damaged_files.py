@@ -20,7 +20,7 @@ import yaml
 
 from recipes.cli import main as recipes
 from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from tests.faults.small_runs import SETTINGS, make_speech_run, make_text_run
 from waveform.cli import main as waveform
 from waveform.verbs import compare
@@ -282,6 +282,12 @@ def _expected(reader: Reader, work: Path, pristine: Path) -> tuple[Any, Any]:
     return made[0], made[1]
 
 
+@fault(
+    "damaged files",
+    "an error that names the file, or the checkpoint before with a warning; no traceback, no silent use",
+    short=40,
+    long=1000,
+)
 def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Every command on every file in turn, each damaged in another way."""
     pairs: list[tuple[Reader, Path]] = []
@@ -325,14 +331,3 @@ def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         "slowest_s": round(slowest, 2),
         "memory_grown_mb": round(peak_memory_mb() - memory_before),
     }
-
-
-FAULTS = [
-    Fault(
-        "damaged files",
-        "an error that names the file, or the checkpoint before with a warning; no traceback, no silent use",
-        damage,
-        short=40,
-        long=1000,
-    )
-]

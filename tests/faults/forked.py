@@ -10,7 +10,18 @@ from pathlib import Path
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.faults.preloaded"])
+_context.set_forkserver_preload(
+    [
+        "librosa.feature.spectral",  # librosa imports its parts when they are first named
+        "matplotlib.figure",
+        "soundfile",
+        "torch.utils.tensorboard",
+        "recipes.verbs.train",
+        "waveform.decoding.compiled",
+        "waveform.verbs.compare",
+        "waveform.verbs.demo",
+    ]
+)
 
 
 def start(function: Callable[..., Any], *arguments: Any, output: Path, daemon: bool = True) -> Any:

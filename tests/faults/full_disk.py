@@ -16,7 +16,7 @@ import soundfile
 from recipes.cli import main as text_main
 from tests.faults import forked
 from tests.faults.disks import PAGE, SmallDisk
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from waveform.cli import main
 from waveform.engine import checkpoint
 
@@ -205,6 +205,13 @@ def _spread(highest: int, count: int, source: random.Random) -> list[int]:
     return [source.randrange(a, max(b, a + 1)) for a, b in itertools.pairwise(edges)]
 
 
+@fault(
+    "disk full",
+    "one line that names the file, exit code 2, no part of a checkpoint left, every checkpoint whole; with space "
+    "the same command ends bitwise as ever; WAVs so far open; the same for a disk that fails, with exit code 1",
+    short=10,
+    long=150,
+)
 def _full_disk(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     place = folder / "place"
     place.mkdir()
@@ -234,15 +241,3 @@ def _full_disk(folder: Path, cases: int, source: random.Random) -> dict[str, Any
             lines.add(told["said"][0].replace(str(disk), "DISK"))
     assert num_failed > len(plan) // 2, f"only {num_failed} of {len(plan)} disks were full"
     return {"commands": len(plan), "failed_and_mended": num_failed, "disk": sorted(kinds), "messages": len(lines)}
-
-
-FAULTS = [
-    Fault(
-        "disk full",
-        "one line that names the file, exit code 2, no part of a checkpoint left, every checkpoint whole; with space "
-        "the same command ends bitwise as ever; WAVs so far open; the same for a disk that fails, with exit code 1",
-        _full_disk,
-        short=10,
-        long=150,
-    ),
-]

@@ -23,7 +23,7 @@ import numpy as np
 import soundfile
 
 from tests.faults.calling import call, forget_peak_memory, peak_memory_mb
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from waveform.audio import decoding_process
 from waveform.cli import main as waveform
 from waveform.engine.shards import read_dataset
@@ -216,6 +216,12 @@ def _watched_decoders() -> Iterator[dict[int, float]]:
         yield peaks
 
 
+@fault(
+    "hostile audio",
+    "none stops the corpus; each is used or listed with its reason; memory and time stay bounded",
+    short=300,
+    long=2000,
+)
 def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """One corpus of `cases` files; prepared twice."""
     audio = folder / "audio"
@@ -274,14 +280,3 @@ def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         "memory_grown_mb": round(grown_mb),
         "decoder_mb": round(decoder_mb),
     }
-
-
-FAULTS = [
-    Fault(
-        "hostile audio",
-        "none stops the corpus; each is used or listed with its reason; memory and time stay bounded",
-        prepare,
-        short=300,
-        long=2000,
-    )
-]

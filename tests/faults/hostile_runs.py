@@ -32,7 +32,7 @@ import yaml
 from recipes.cli import main as recipes
 from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb, process_memory_mb
 from tests.faults.damaged_files import damageable, replace_value
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from tests.faults.small_runs import SETTINGS, WAVENET_SETTINGS, make_speech_run, make_text_run
 from waveform.cli import main as waveform
 from waveform.engine import scoring
@@ -339,6 +339,12 @@ def _judge(outcome: Outcome, case: str, secret: Path, before: dict[str, bytes], 
     return "refused" if outcome.code else "not needed"
 
 
+@fault(
+    "hostile runs",
+    "no code runs, nothing elsewhere is touched; one line refuses, or the attack has no effect",
+    short=50,
+    long=3000,
+)
 def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Every attack before every command; in the long form every file by every content, then random values signed."""
     _watch()
@@ -422,6 +428,12 @@ def _small_machine() -> Iterator[None]:
         yield
 
 
+@fault(
+    "runs that swell",
+    "one line refuses what takes more memory than the machine has, before the system kills it",
+    short=8,
+    long=100,
+)
 def swell(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Sizes that take more memory than there is, before the commands that open a run."""
     places = {"speech": make_speech_run, "text": make_text_run}
@@ -459,21 +471,3 @@ def swell(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         "slowest_s": round(slowest, 2),
         "memory_grown_mb": round(largest),
     }
-
-
-FAULTS = [
-    Fault(
-        "hostile runs",
-        "no code runs, nothing elsewhere is touched; one line refuses, or the attack has no effect",
-        attack,
-        short=50,
-        long=3000,
-    ),
-    Fault(
-        "runs that swell",
-        "one line refuses what takes more memory than the machine has, before the system kills it",
-        swell,
-        short=8,
-        long=100,
-    ),
-]

@@ -14,7 +14,7 @@ from typing import Any
 
 from recipes.cli import main as recipes
 from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from tests.recipes.corpus_files import sentences
 from waveform.engine.shards import read_dataset
 
@@ -152,6 +152,12 @@ def _long_line(folder: Path, num_bytes: int) -> dict[str, Any]:
     return figures
 
 
+@fault(
+    "hostile text",
+    "taken as it is, or one line that names the file; nothing left behind; memory does not grow with a line",
+    short=60,
+    long=400,
+)
 def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Every kind of odd text before every recipe, then long lines: 1 GB in the long form, for subwords 64 MB."""
     pairs = [(recipe, odd) for recipe in _RECIPES for odd in _ODD]
@@ -175,14 +181,3 @@ def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         "outcomes": dict(sorted(outcomes.items())),
         **_long_line(folder, (1 << 30) if cases >= 300 else (1 << 20)),
     }
-
-
-FAULTS = [
-    Fault(
-        "hostile text",
-        "taken as it is, or one line that names the file; nothing left behind; memory does not grow with a line",
-        prepare,
-        short=60,
-        long=400,
-    )
-]

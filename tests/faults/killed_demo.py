@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults import forks, killed_training, preempted
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from tests.faults.forks import Failures, Points
 
 _SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
@@ -56,6 +56,13 @@ def _content(out: Path) -> dict[str, Any]:
     }
 
 
+@fault(
+    "the demo killed, or asked to stop",
+    "the same command goes on to its end, with the comparison and samples of an undisturbed one; nothing left over",
+    short=0,  # a case takes some seconds
+    long=60,
+    in_server=True,
+)
 def _disturb(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """A signal at points spread over the demo, each time in a new folder of the same name; then the demo again."""
     from waveform.cli import main
@@ -88,19 +95,3 @@ def _disturb(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         said.unlink(missing_ok=True)
     failures.tell()
     return {"signals": counts, "points": len(points)}
-
-
-def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill the demo, or ask it to stop."""
-    return forks.in_server(_disturb, folder, cases, rng)
-
-
-FAULTS = [
-    Fault(
-        "the demo killed, or asked to stop",
-        "the same command goes on to its end, with the comparison and samples of an undisturbed one; nothing left over",
-        run,
-        short=0,  # some seconds a case
-        long=60,
-    )
-]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults import forks
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from tests.faults.forks import Failures, Points
 
 Prepare = Callable[[Path], Any]
@@ -58,6 +58,13 @@ def _in_child(prepare: Prepare, data_dir: Path, points: Points, said: Path) -> i
     return forks.fork(work, output=said)
 
 
+@fault(
+    "killed while preparing",
+    "the next run ends with the same shards, manifest and splits; nothing is left over",
+    short=9,
+    long=150,
+    in_server=True,
+)
 def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Half of the kills at chosen points, half at any time; each in a folder of its own."""
     sources = make_sources(folder)
@@ -113,6 +120,7 @@ if __name__ == "__main__":
 """
 
 
+@fault("a worker killed while preparing", "one line, no hang; the next run goes on", short=1, long=10, in_server=True)
 def _kill_workers(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill one worker of a pool at any moment of its life: a clear error or a finished data set, and no hang."""
     sources = make_sources(folder)
@@ -139,25 +147,3 @@ def _kill_workers(folder: Path, cases: int, rng: random.Random) -> dict[str, Any
             assert content(data_dir) == expected, "another data set"
     failures.tell()
     return {"kills": cases, "told": told}
-
-
-def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """The process that prepares is killed."""
-    return forks.in_server(_kill, folder, cases, rng)
-
-
-def run_workers(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """A worker alone is killed."""
-    return forks.in_server(_kill_workers, folder, cases, rng)
-
-
-FAULTS = [
-    Fault(
-        "killed while preparing",
-        "the next run ends with the same shards, manifest and splits; nothing is left over",
-        run,
-        short=9,
-        long=150,
-    ),
-    Fault("a worker killed while preparing", "one line, no hang; the next run goes on", run_workers, short=1, long=10),
-]

@@ -10,7 +10,7 @@ from typing import Any
 import soundfile
 
 from tests.faults import forks, killed_training
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from tests.faults.forks import Failures, Points
 
 
@@ -42,6 +42,13 @@ def _command(arguments: list[str], said: Path, points: Points) -> int:
     return forks.fork(work, output=said)
 
 
+@fault(
+    "killed while sampling, evaluating, comparing",
+    "WAVs open and hold what was finished, JSON is whole or not there; the same command then works",
+    short=4,
+    long=100,
+    in_server=True,
+)
 def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill each of three commands at points spread over them."""
     from waveform.verbs.sample import sample
@@ -107,19 +114,3 @@ def _check_left(out: Path, expected: dict[str, bytes]) -> int:
         assert declared == 2 * len(samples) <= path.stat().st_size - 44, f"{path.name}: another length in its header"
         num_wavs += 1
     return num_wavs
-
-
-def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Commands that write files are killed."""
-    return forks.in_server(_kill, folder, cases, rng)
-
-
-FAULTS = [
-    Fault(
-        "killed while sampling, evaluating, comparing",
-        "WAVs open and hold what was finished, JSON is whole or not there; the same command then works",
-        run,
-        short=4,
-        long=100,
-    )
-]

@@ -23,10 +23,11 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from tests.faults import forks
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from tests.faults.forks import Failures, Points
 from waveform.system.errors import UserError
 
+_HOLDS = "resumes; weights, random numbers and metrics of an undisturbed run; no other files"
 _STEPS = 7
 SETTINGS = [
     *("model=compressive_transformer", "model.num_layers=1", "model.d_model=16", "model.num_heads=2"),
@@ -209,6 +210,7 @@ def _free_port() -> int:
         return int(found.getsockname()[1])
 
 
+@fault("killed while training, at every step of it", _HOLDS, short=14, long=1000, in_server=True)
 def _kill_everywhere(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill a process at points spread over the whole run, each in a folder of its own."""
     place = Place(folder)
@@ -227,6 +229,7 @@ def _kill_everywhere(folder: Path, cases: int, rng: random.Random) -> dict[str, 
     return {"kills": len(chosen), "points": len(place.points), "resumed_from_step": dict(sorted(resumed_from.items()))}
 
 
+@fault("a rank of two killed while training", _HOLDS, short=2, long=60, in_server=True)
 def _kill_a_rank(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill one of two ranks, or both, at any of its points; the other must end by itself, in a line."""
     place = Place(folder, num_ranks=2)
@@ -255,6 +258,7 @@ def start_command(data_dir: Path, run_dir: Path, *, num_ranks: int, settings: Se
     return forks.start(arguments)
 
 
+@fault("processes killed while training, at any time", _HOLDS, short=1, long=100, in_server=True)
 def _kill_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Real commands, killed at any moment of the clock, again and again until they have ended; one process and two."""
     place = Place(folder)
@@ -295,26 +299,3 @@ def _kill_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, A
             shutil.rmtree(run_dir)
     failures.tell()
     return {"kills": kills, "runs": runs}
-
-
-def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill at every point, one process."""
-    return forks.in_server(_kill_everywhere, folder, cases, rng)
-
-
-def run_ranks(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill one rank of two, or both."""
-    return forks.in_server(_kill_a_rank, folder, cases, rng)
-
-
-def run_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill real processes."""
-    return forks.in_server(_kill_processes, folder, cases, rng)
-
-
-_HOLDS = "resumes; weights, random numbers and metrics of an undisturbed run; no other files"
-FAULTS = [
-    Fault("killed while training, at every step of it", _HOLDS, run, short=14, long=1000),
-    Fault("a rank of two killed while training", _HOLDS, run_ranks, short=2, long=60),
-    Fault("processes killed while training, at any time", _HOLDS, run_processes, short=1, long=100),
-]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.faults import forked
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from waveform.audio.files import WavWriter
 from waveform.audio.mulaw import decode
 from waveform.engine.drawing import SamplingConfig
@@ -75,6 +75,7 @@ def _sample(folder: Path, model: Any, way: str, num_tokens: int, count: Callable
         sample(model, **options, on_block=write, int8=way == "int8")
 
 
+@fault("long evaluation and sampling", "memory after a tenth of the samples stays flat within 1%", short=7, long=15)
 def _flat(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     num_tokens = 10_000_000 if cases >= len(_WAYS) else 20_000
     growth = {}
@@ -89,14 +90,3 @@ def _flat(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
         growth[f"{name} {way}, {num:,} tokens"] = round(100 * (told["most"] / told["begin"] - 1), 3)
         assert told["most"] < 1.01 * told["begin"], f"{name} {way}: {told}"
     return {"growth_percent": growth}
-
-
-FAULTS = [
-    Fault(
-        "long evaluation and sampling",
-        "memory after a tenth of the samples stays flat within 1%",
-        _flat,
-        short=7,
-        long=15,
-    ),
-]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import recipes.verbs.evaluate
 from recipes.cli import main as text_main
 from tests.faults import forked
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from tests.faults.full_disk import SETTINGS, SPLIT, weights, write_audio, write_text
 from waveform.cli import main
 from waveform.engine import checkpoint, evaluator
@@ -182,6 +182,12 @@ def _kinds() -> list[tuple[str, str, str]]:
     return list(dict.fromkeys(kinds))
 
 
+@fault(
+    "a rank dies or hangs",
+    "the other ends within train.timeout_s and a few seconds, with a line and exit code 1; a restart ends bitwise",
+    short=2,
+    long=29,
+)
 def _lost(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     place = folder / "place"
     place.mkdir()
@@ -229,14 +235,3 @@ def _lost(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
         assert all(code == 0 for code, _ in again.values()), f"{name}: {again}"
         assert _outcome(command, run) == expected[command], name
     return {"most_seconds_of_a_failing_job": round(max(seconds), 1), "timeout_s": _TIMEOUT_S}
-
-
-FAULTS = [
-    Fault(
-        "a rank dies or hangs",
-        "the other ends within train.timeout_s and a few seconds, with a line and exit code 1; a restart ends bitwise",
-        _lost,
-        short=2,
-        long=29,
-    ),
-]

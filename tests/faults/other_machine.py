@@ -14,7 +14,7 @@ import torch
 
 from tests.engine.conftest import write_tokens
 from tests.engine.training import small_trainer
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from waveform.engine import checkpoint, trainer
 from waveform.system.errors import UserError
 
@@ -28,6 +28,12 @@ def _edit(folder: Path, **fields: Any) -> None:
     (folder / "complete.json").write_text(json.dumps(digests))
 
 
+@fault(
+    "resumed elsewhere",
+    "goes on and says what is not bitwise any more; another checkpoint format is refused, never replaced",
+    short=8,
+    long=200,
+)
 def _elsewhere(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     tokens = write_tokens(folder / "shard", [60, 45, 33, 80, 21, 52, 70])
     changes: dict[str, Any] = {
@@ -70,14 +76,3 @@ def _elsewhere(folder: Path, cases: int, source: random.Random) -> dict[str, Any
                 raise AssertionError("another format was read")
         assert len(list((run / "checkpoints").iterdir())) == 2  # the older one was not taken, the newer not removed
     return {}
-
-
-FAULTS = [
-    Fault(
-        "resumed elsewhere",
-        "goes on and says what is not bitwise any more; another checkpoint format is refused, never replaced",
-        _elsewhere,
-        short=8,
-        long=200,
-    ),
-]

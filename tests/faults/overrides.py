@@ -15,7 +15,7 @@ import torch
 
 from recipes.cli import main as recipes
 from tests.faults.calling import Outcome, call
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.cli import main as waveform
 from waveform.config import compose_config
@@ -118,6 +118,12 @@ def _judge(outcome: Outcome, overrides: list[str], case: int) -> str:
     return "refused"
 
 
+@fault(
+    "strange settings",
+    "composed, or one line that names the setting, exit code 2; nothing is written",
+    short=40,
+    long=2000,
+)
 def fuzz(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """`--print-config` with one to three random settings each."""
     os.environ.pop("NOT_SET", None)
@@ -136,14 +142,3 @@ def fuzz(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         outcomes[_judge(outcome, overrides, case)] += 1
         assert not list(folder.iterdir()), f"case {case} wrote {list(folder.iterdir())}"
     return {"outcomes": dict(sorted(outcomes.items()))}
-
-
-FAULTS = [
-    Fault(
-        "strange settings",
-        "composed, or one line that names the setting, exit code 2; nothing is written",
-        fuzz,
-        short=40,
-        long=2000,
-    )
-]

@@ -16,7 +16,7 @@ from typing import Any
 import soundfile
 
 from tests.faults import forks, killed_training
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from tests.faults.forks import Failures, Points
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -67,6 +67,13 @@ def check_told(said: Path, code: int, number: int, *, verb: str) -> None:
     assert len(re.findall(rf"stopped by {name}", text)) == 1, f"{verb}: {text}"
 
 
+@fault(
+    "training asked to stop, once or twice",
+    "saves once; one line and 128 + the signal; a second signal ends it at once; resumes as if undisturbed",
+    short=6,
+    long=300,
+    in_server=True,
+)
 def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """A signal at points spread over a training, once or twice in a row; then the same command to the end."""
     place = killed_training.Place(folder)
@@ -122,6 +129,13 @@ def _check_saved_once(place: killed_training.Place, run_dir: Path, text: str) ->
     return True
 
 
+@fault(
+    "other commands asked to stop",
+    "one line and 128 + the signal; what is left is no hindrance",
+    short=6,
+    long=150,
+    in_server=True,
+)
 def _others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """A signal at points spread over every other command that works for long; then the same command."""
     from tests.faults.killed_preparation import make_sources
@@ -167,6 +181,13 @@ def _others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     return figures
 
 
+@fault(
+    "training processes asked to stop, at any time",
+    "ends within 30 s with 128 + the signal; saved, where a step was made",
+    short=1,
+    long=40,
+    in_server=True,
+)
 def _processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Real commands at any moment of the clock, imports included, alone and under torchrun; always within 30 s."""
     place = killed_training.Place(folder)
@@ -241,6 +262,14 @@ def _is_larger(path: Path, size: int) -> bool:
     return path.stat().st_size > size
 
 
+@fault(
+    "nobody hears what training says",
+    "a terminal that closes: saves and exits with 129; under nohup, or where a log's reader or its disk fails, it "
+    "goes on and heeds signals as ever; resumes",
+    short=4,
+    long=40,
+    in_server=True,
+)
 def _listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """What training says goes to a terminal or a reader that closes, or to a full disk; then the command again."""
     place, said = killed_training.Place(folder), folder / "said.log"
@@ -276,56 +305,3 @@ def _listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         said.unlink(missing_ok=True)
     failures.tell()
     return {"listeners": cases}
-
-
-def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Signals during training."""
-    return forks.in_server(_training, folder, cases, rng)
-
-
-def run_others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Signals during other commands."""
-    return forks.in_server(_others, folder, cases, rng)
-
-
-def run_listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Nobody left to listen."""
-    return forks.in_server(_listeners, folder, cases, rng)
-
-
-def run_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Signals to real processes."""
-    return forks.in_server(_processes, folder, cases, rng)
-
-
-FAULTS = [
-    Fault(
-        "training asked to stop, once or twice",
-        "saves once; one line and 128 + the signal; a second signal ends it at once; resumes as if undisturbed",
-        run,
-        short=6,
-        long=300,
-    ),
-    Fault(
-        "other commands asked to stop",
-        "one line and 128 + the signal; what is left is no hindrance",
-        run_others,
-        short=6,
-        long=150,
-    ),
-    Fault(
-        "nobody hears what training says",
-        "a terminal that closes: saves and exits with 129; under nohup, or where a log's reader or its disk fails, it "
-        "goes on and heeds signals as ever; resumes",
-        run_listeners,
-        short=4,
-        long=40,
-    ),
-    Fault(
-        "training processes asked to stop, at any time",
-        "ends within 30 s with 128 + the signal; saved, where a step was made",
-        run_processes,
-        short=1,
-        long=40,
-    ),
-]

@@ -1,12 +1,60 @@
-"""The short form of every fault."""
+"""Runs every fault: its short form in the test suite, its long form with `pytest tests/faults --faults=long`."""
 
+import importlib
+import json
+import pkgutil
 import random
+import re
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from tests.faults.every import FAULTS
+import tests.faults
+from tests.faults.fault import FAULTS, Fault
+from waveform.system.atomic import write_file
+from waveform.system.locks import locked
+from waveform.system.machine import describe_machine
+
+for _module in pkgutil.iter_modules(tests.faults.__path__, "tests.faults."):
+    importlib.import_module(_module.name)
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.short], ids=lambda fault: fault.name)
-def test_fault(fault, tmp_path):
-    fault.run(tmp_path, fault.short, random.Random(0))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test for each fault that has cases in the form asked for; a long form may take hours."""
+    long = metafunc.config.getoption("faults") == "long"
+    forms = [(fault, fault.long if long else fault.short) for fault in FAULTS]
+    marks = [pytest.mark.slow, *([pytest.mark.timeout(0)] if long else [])]
+    parameters = [pytest.param(fault, cases, id=_id(fault), marks=marks) for fault, cases in forms if cases]
+    metafunc.parametrize(("fault", "cases"), parameters)
+
+
+def test_fault(fault: Fault, cases: int, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    print(f"{fault.name}: {cases} cases; must hold: {fault.must_hold}")  # pytest shows it if something does not
+    form, seed, json_file = (pytestconfig.getoption(name) for name in ("faults", "faults_seed", "faults_json"))
+    command = f"pytest tests/faults --faults={form} --faults-seed={seed} -k '[{_id(fault)}]'"
+    figures: dict[str, Any] = {}
+    held, began = False, time.perf_counter()
+    try:
+        figures = fault.make(tmp_path, cases, random.Random(seed))
+        held = True
+    finally:
+        if json_file:
+            seconds = round(time.perf_counter() - began, 1)
+            _add_result(json_file, fault.name, {
+                "must_hold": fault.must_hold, "held": held, "cases": cases, "seconds": seconds, "seed": seed,
+                "command": command, "machine": describe_machine(torch.device("cpu")), **figures,
+            })  # fmt: skip
+
+
+def _id(fault: Fault) -> str:
+    return re.sub(r"\W+", "-", fault.name)
+
+
+def _add_result(path: Path, name: str, result: dict[str, Any]) -> None:
+    """Write a fault's figures beside those of other faults, at once: a long run may be killed too."""
+    with locked(path.absolute().parent, refusal=f"another process is writing {path}"):  # another worker of pytest-xdist
+        results = json.loads(path.read_text()) if path.exists() else {}
+        write_file(path, (json.dumps(results | {name: result}, indent=1) + "\n").encode())

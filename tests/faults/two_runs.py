@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults import forks, killed_training
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from waveform.system.atomic import is_held
 
 Work = Callable[[], int]
@@ -59,6 +59,13 @@ def _main(arguments: list[str], *, slow: tuple[str, str]) -> Work:
     return work
 
 
+@fault(
+    "two processes on one folder",
+    "the second is refused in a line and changes nothing; once the first is dead, it goes on",
+    short=1,
+    long=10,
+    in_server=True,
+)
 def _two(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Each pair of commands that could hurt one another, `cases` times."""
     from tests.test_cli import write_tones
@@ -109,19 +116,3 @@ def _two(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         left = [path for path in folder.iterdir() if path.name.endswith(".partial")]
         assert not left, left
     return {"pairs": 4 * cases}
-
-
-def run(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Two at once."""
-    return forks.in_server(_two, folder, cases, rng)
-
-
-FAULTS = [
-    Fault(
-        "two processes on one folder",
-        "the second is refused in a line and changes nothing; once the first is dead, it goes on",
-        run,
-        short=1,
-        long=10,
-    )
-]

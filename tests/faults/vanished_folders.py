@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.faults import forked
 from tests.faults.disks import SmallDisk, cover_read_only, uncover
-from tests.faults.fault import Fault
+from tests.faults.fault import fault
 from tests.faults.full_disk import SETTINGS, _check_checkpoints, _make, digests, weights
 from waveform.cli import main
 from waveform.engine import evaluator
@@ -169,6 +169,13 @@ def _during_evaluation(place: Path, disk_dir: Path, name: str, window: int) -> N
     print(json.dumps({"said": must_say[0] is not None}))
 
 
+@fault(
+    "folders vanish or change under a run",
+    "refused with the reason, nothing written elsewhere; put back, the same command ends bitwise; data deleted "
+    "or replaced as a whole is read to the end",
+    short=10,
+    long=200,
+)
 def _vanished(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     place = folder / "place"
     place.mkdir()
@@ -181,15 +188,3 @@ def _vanished(folder: Path, cases: int, source: random.Random) -> dict[str, Any]
         told = forked.run(function, place, where, name, step, output=folder / f"{case}.txt")
         said += json.loads(told.splitlines()[-1])["said"]
     return {"refused": said, "went_on": cases - said}
-
-
-FAULTS = [
-    Fault(
-        "folders vanish or change under a run",
-        "refused with the reason, nothing written elsewhere; put back, the same command ends bitwise; data deleted "
-        "or replaced as a whole is read to the end",
-        _vanished,
-        short=10,
-        long=200,
-    ),
-]
