@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.corpus.prepare import DataConfig, prepare
-from waveform.audio.files import SAMPLE_RATE_HZ, resample_blocks
 from waveform.audio.mulaw import decode, encode
+from waveform.audio.resample import resample_blocks
 from waveform.engine.drawing import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.shards import Dataset, is_dataset, read_dataset

@@ -2,34 +2,19 @@ import os
 import pickle
 import struct
 import tracemalloc
-import wave
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
-import torch
-import torchaudio
 
-from waveform.audio import decoding_child, files, torchaudio_import
-from waveform.audio.decoding_child import RefusedFile, check_regular
-from waveform.audio.files import (
-    SAMPLE_RATE_HZ,
-    WavWriter,
-    read_audio,
-    read_blocks,
-    resample_blocks,
-    write_wav,
-)
+from waveform.audio import decoding_child, files
+from waveform.audio.files import read_audio, read_blocks
+from waveform.audio.refusal import RefusedFile, check_regular
 from waveform.system.errors import UserError
 
 Write = Callable[..., np.ndarray]
-
-
-def _resample_whole(samples: np.ndarray, rate: int) -> np.ndarray:
-    """torchaudio in fp64: in fp32 its kernel is off by up to 4e-4."""
-    return torchaudio.functional.resample(torch.from_numpy(samples).double(), rate, SAMPLE_RATE_HZ).numpy()
 
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "opus", "mp3", "aiff", "aif", "WAV", "Flac"])
@@ -55,33 +40,6 @@ def test_channels_are_averaged(tmp_path: Path, write_audio: Write) -> None:
     for channels in (2, 5):
         samples = write_audio(tmp_path / "x.wav", channels=channels, subtype="FLOAT")
         np.testing.assert_allclose(read_audio(tmp_path / "x.wav"), samples.mean(axis=1), atol=1e-6)
-
-
-@pytest.mark.parametrize("rate", [44_100, 48_000, 22_050, 8_000, 8_010, 22_060, 96_000, 1_000, 24_000])
-@pytest.mark.parametrize("piece", [333, 70_001, 10**7])
-def test_blocks_equal_the_whole(rate: int, piece: int) -> None:
-    """At 22,060 Hz our own banded kernel takes over from torchaudio's."""
-    random = np.random.default_rng(rate)
-    for num in (1, 5, 9 * rate + 17):
-        samples = random.uniform(-1, 1, num).astype(np.float32)
-        pieces = [samples[start : start + piece] for start in range(0, num, piece)]
-        blocks = list(resample_blocks(pieces, sample_rate_hz=rate))
-        assert sum(map(len, blocks)) == -(-num * 24_000 // rate)
-        assert all(len(block) % SAMPLE_RATE_HZ == 0 for block in blocks[:-1])
-        np.testing.assert_allclose(np.concatenate(blocks), _resample_whole(samples, rate), rtol=0, atol=1e-6)
-
-
-def test_rates_without_a_neat_ratio_match_the_formula_in_fp64() -> None:
-    """At 44,101 Hz torchaudio's kernel would take 4 GB; sum torchaudio's formula directly at some outputs."""
-    rate, num = 44_101, 5 * 44_101 + 3
-    samples = np.random.default_rng(0).uniform(-1, 1, num).astype(np.float32)
-    read = np.concatenate(list(resample_blocks([samples], sample_rate_hz=rate)))
-    assert len(read) == -(-num * 24_000 // rate)
-    cutoff = 24_000 * 0.99 / rate
-    for index in [0, 1, 7, 23_999, 24_000, 60_001, 96_000, len(read) - 1]:
-        t = np.clip((np.arange(num) - index * rate / 24_000) * cutoff, -6, 6)
-        weights = np.sinc(t) * np.cos(t * np.pi / 12) ** 2 * cutoff
-        assert abs(read[index] - weights @ samples.astype(np.float64)) < 1e-6
 
 
 def test_reading_takes_constant_memory(tmp_path: Path) -> None:
@@ -228,70 +186,3 @@ def test_no_permission_is_refused(tmp_path: Path, write_audio: Write, monkeypatc
 def test_a_refusal_crosses_processes() -> None:
     refusal = pickle.loads(pickle.dumps(RefusedFile("a.wav", "it is empty")))
     assert (str(refusal), refusal.reason) == ("cannot use a.wav: it is empty", "it is empty")
-
-
-def test_wav_is_whole_after_every_append(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "x.wav"
-    samples = np.random.default_rng(0).uniform(-1, 1, 1000).astype(np.float32)
-    writer = WavWriter(path)
-    for start in range(0, 1000, 250):
-        with wave.open(str(path)) as reader:
-            assert (reader.getnframes(), reader.getframerate(), reader.getnchannels()) == (start, 24_000, 1)
-        writer.append(samples[start : start + 250])
-    read, rate = soundfile.read(path, dtype="float32")  # before close: as a killed process leaves it
-    writer.close()
-    assert rate == 24_000 and path.stat().st_size == 44 + 2000
-    np.testing.assert_allclose(read, samples, atol=0.5001 / 32768)
-
-
-def test_wav_clips_and_takes_tensors(tmp_path: Path) -> None:
-    write_wav(tmp_path / "x.wav", torch.tensor([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0], requires_grad=True), 8000)
-    read, rate = soundfile.read(tmp_path / "x.wav", dtype="int16")
-    assert rate == 8000 and read.tolist() == [-32768, -32768, 0, 16384, 32767, 32767]
-
-
-def test_a_header_is_never_ahead_of_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed between its two writes, `append` leaves the WAV of before."""
-
-    class Killed(BaseException):
-        pass
-
-    writer = WavWriter(tmp_path / "x.wav")
-    writer.append(np.zeros(100, dtype=np.float32))
-    write, calls = writer._write, []
-
-    def once(content: bytes, *, offset: int) -> None:
-        if calls:
-            raise Killed
-        calls.append(offset)
-        write(content, offset=offset)
-
-    monkeypatch.setattr(writer, "_write", once)
-    with pytest.raises(Killed):
-        writer.append(np.zeros(100, dtype=np.float32))
-    writer.close()
-    assert (tmp_path / "x.wav").stat().st_size == 44 + 400
-    assert len(read_audio(tmp_path / "x.wav")) == 100  # and not refused as cut short
-
-
-def test_a_full_disk_is_a_user_error(tmp_path: Path) -> None:
-    writer = WavWriter(tmp_path / "x.wav")
-    writer._file.close()
-    writer._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115 (closed below)
-    with pytest.raises(UserError, match=r"cannot write .*x\.wav: the disk is full"):
-        writer.append(np.zeros(10, dtype=np.float32))
-    writer.close()
-
-
-def test_a_wav_cannot_pass_4_gib(tmp_path: Path) -> None:
-    writer = WavWriter(tmp_path / "x.wav")
-    writer._data_bytes = 2**32 - 50
-    with pytest.raises(UserError, match="at most 25 hours"):
-        writer.append(np.zeros(100, dtype=np.float32))
-    writer.close()
-
-
-def test_a_broken_torchaudio_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torchaudio", None)
-    with pytest.raises(UserError, match="install torch and torchaudio together: pip install"):
-        torchaudio_import.import_torchaudio()

@@ -25,6 +25,7 @@ import soundfile
 from tests.faults.calling import call, forget_peak_memory, peak_memory_mb
 from tests.faults.fault import fault
 from waveform.audio import decoding_process
+from waveform.audio.decoding_process import DecodingProcess
 from waveform.cli import main as waveform
 from waveform.engine.shards import read_dataset
 
@@ -201,7 +202,7 @@ def _watched_decoders() -> Iterator[dict[int, float]]:
     peaks: dict[int, float] = {}
 
     def watched(real: Callable[..., Any]) -> Callable[..., Any]:
-        def look_first(self: decoding_process.Decoder, *arguments: Any) -> Any:
+        def look_first(self: DecodingProcess, *arguments: Any) -> Any:
             with contextlib.suppress(FileNotFoundError):  # one that ended by itself
                 pid = self._process.pid
                 peaks[pid] = max(peaks.get(pid, 0.0), peak_memory_mb(pid))
@@ -210,8 +211,8 @@ def _watched_decoders() -> Iterator[dict[int, float]]:
         return look_first
 
     with (
-        mock.patch.object(decoding_process.Decoder, "receive", watched(decoding_process.Decoder.receive)),
-        mock.patch.object(decoding_process.Decoder, "kill", watched(decoding_process.Decoder.kill)),
+        mock.patch.object(DecodingProcess, "receive", watched(DecodingProcess.receive)),
+        mock.patch.object(DecodingProcess, "kill", watched(DecodingProcess.kill)),
     ):
         yield peaks
 

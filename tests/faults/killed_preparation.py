@@ -111,8 +111,8 @@ import sys
 from waveform import cli
 run = cli._run
 def with_a_pool(args):
-    from waveform.audio.corpus import groups, prepare
-    groups._MIN_GROUP_BYTES, prepare._MIN_POOL_BYTES = 15_000, 0
+    from waveform.audio.corpus import groups, workers
+    groups._MIN_GROUP_BYTES, workers._MIN_POOL_BYTES = 15_000, 0
     return run(args)
 cli._run = with_a_pool
 if __name__ == "__main__":

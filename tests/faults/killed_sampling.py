@@ -18,7 +18,7 @@ def _command(arguments: list[str], said: Path, points: Points) -> int:
     """Run a command line in a child, with a point before, within and after every write of a WAV; returns its id."""
 
     def work() -> int:
-        from waveform.audio.files import WavWriter
+        from waveform.audio.wav import WavWriter
         from waveform.cli import main
 
         real = WavWriter._write

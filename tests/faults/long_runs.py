@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tests.faults import forked
 from tests.faults.fault import fault
-from waveform.audio.files import WavWriter
 from waveform.audio.mulaw import decode
+from waveform.audio.wav import WavWriter
 from waveform.engine.drawing import SamplingConfig
 from waveform.engine.evaluator import evaluate
 from waveform.engine.sampler import sample

@@ -88,7 +88,7 @@ def _two(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         _refused(
             _main(
                 ["prepare", str(folder / "audio"), str(data_dir)],
-                slow=("waveform.audio.corpus.prepare", "prepare_group"),
+                slow=("waveform.audio.corpus.workers", "prepare_group"),
             ),
             data_dir,
             f"another waveform prepare is at work on {data_dir}; wait until it is done",

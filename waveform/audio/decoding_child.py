@@ -10,13 +10,11 @@ decodes and sends it back mono:
 A child that dies takes one file with it.
 """
 
-import errno
 import json
 import os
 import re
 import resource
 import signal
-import stat
 import struct
 import sys
 from collections.abc import Iterator
@@ -26,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import soundfile
 
-from waveform.system.errors import UserError
+from waveform.audio.refusal import RefusedFile, check_regular
 
 CLIPPED_AMPLITUDE = 0.999  # a decoded sample at or above it counts as clipped
 
@@ -40,38 +38,6 @@ _READ_VALUES = 1 << 20  # samples x channels decoded at a time
 _UNKNOWN_LENGTH = 0x7FFF0000  # programs that write WAV to a pipe declare a length of this or more
 _MPEG_SLACK = 2 * 1152 + 529  # samples: encoders disagree on whether delay and padding count
 _MOST_MEMORY = 4 << 30  # bytes of a child's address space; decoding takes a tenth of it
-
-
-class RefusedFile(UserError):
-    """A file that cannot be used as audio; `reason` says why, without the file's name."""
-
-    def __init__(self, path: str | Path, reason: str) -> None:
-        super().__init__(f"cannot use {path}: {reason}")
-        self._path, self.reason = path, reason
-
-    def __reduce__(self) -> tuple[type, tuple[str | Path, str]]:  # so that it can cross to another process
-        return RefusedFile, (self._path, self.reason)
-
-
-def check_regular(path: str | Path) -> os.stat_result:
-    """Stat a file that may be read. Raises RefusedFile for pipes, devices, broken or looping links, no permission."""
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            reason = "it is a link to nothing" if os.path.islink(path) else "no such file"
-        elif error.errno == errno.ELOOP:
-            reason = "its links form a loop"
-        else:
-            reason = error.strerror or str(error)
-        raise RefusedFile(path, reason) from error
-    if not stat.S_ISREG(status.st_mode):
-        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-        kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
-        raise RefusedFile(path, f"it is {kind}, not a regular file")
-    if not os.access(path, os.R_OK):
-        raise RefusedFile(path, "no permission to read it")
-    return status
 
 
 class Source:

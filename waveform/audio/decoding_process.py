@@ -1,4 +1,4 @@
-"""The parent's end of a decoding process (see `decoding`): started when first needed, kept for the next file."""
+"""The parent's end of a decoding process (see `decoding_child`): started when first needed, kept for the next file."""
 
 import atexit
 import contextlib
@@ -14,22 +14,23 @@ from typing import Any
 
 import numpy as np
 
-from waveform.audio.decoding_child import FRAME, LENGTH, PIECE, RefusedFile
+from waveform.audio.decoding_child import FRAME, LENGTH, PIECE
+from waveform.audio.refusal import RefusedFile
 
 PATIENCE_S = 60.0  # for the next second or so of audio
 _START = "import sys; sys.path[:] = {path!r}; from waveform.audio.decoding_child import serve; serve()"
 _PIPE_BYTES = 1 << 20
-_idle: list["Decoder"] = []  # of this process, ready for the next file
+_idle: list["DecodingProcess"] = []  # of this process, ready for the next file
 
 
-class DecoderDied(RefusedFile):
+class DecodingProcessDied(RefusedFile):
     """A file on which the decoding process ended or hung; to be tried again once, for it may have been killed."""
 
     def __reduce__(self) -> tuple[type, tuple[str | Path, str]]:
-        return DecoderDied, (self._path, self.reason)
+        return DecodingProcessDied, (self._path, self.reason)
 
 
-class Decoder:
+class DecodingProcess:
     """One decoding process."""
 
     def __init__(self) -> None:
@@ -54,10 +55,13 @@ class Decoder:
         try:
             self._to.write(LENGTH.pack(len(name)) + name)
         except BrokenPipeError as error:  # it died while idle, of nothing that has to do with this file
-            raise DecoderDied(path, "the decoding process was gone") from error
+            raise DecodingProcessDied(path, "the decoding process was gone") from error
 
     def receive(self, path: str | Path) -> tuple[bytes, Any]:
-        """The next message: its kind, and a piece [n] float32 or JSON. Raises DecoderDied for a death or a hang."""
+        """Wait for the next message: its kind, and a piece [n] float32 or what JSON holds.
+
+        Raises DecodingProcessDied if the process ends or hangs.
+        """
         header = self._read(bytearray(FRAME.size), path)
         kind, size = FRAME.unpack(header)
         if kind == PIECE:
@@ -71,10 +75,10 @@ class Decoder:
         while view:
             if not self._ready.poll(1000 * PATIENCE_S):
                 self.kill()
-                raise DecoderDied(path, f"decoding it makes no progress in {PATIENCE_S:g} s")
+                raise DecodingProcessDied(path, f"decoding it makes no progress in {PATIENCE_S:g} s")
             num = os.readv(self._from.fileno(), [view])
             if num == 0:
-                raise DecoderDied(path, f"decoding it ended the decoding process ({self._how_it_ended()})")
+                raise DecodingProcessDied(path, f"decoding it ended the decoding process ({self._how_it_ended()})")
             view = view[num:]
         return into
 
@@ -98,14 +102,14 @@ class Decoder:
             self._from.close()
 
 
-def take_decoder() -> Decoder:
+def take_decoding_process() -> DecodingProcess:
     """A decoding process of this process, an idle one if there is one."""
     while _idle:
-        decoder = _idle.pop()
-        if decoder.owner == os.getpid() and decoder._process.poll() is None:
-            return decoder
-        decoder.kill()
-    return Decoder()
+        idle = _idle.pop()
+        if idle.owner == os.getpid() and idle._process.poll() is None:
+            return idle
+        idle.kill()
+    return DecodingProcess()
 
 
 @atexit.register

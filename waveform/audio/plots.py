@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from waveform.audio.files import SAMPLE_RATE_HZ
+from waveform.audio import SAMPLE_RATE_HZ
 from waveform.system.atomic import explain_write_errors, write_file
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from waveform.audio.files import SAMPLE_RATE_HZ
+from waveform.audio import SAMPLE_RATE_HZ
 from waveform.benchmarks.measure import BACKWARD_FACTOR, measure_sampling, measure_training, updates_needed
 from waveform.config import compose_config
 from waveform.engine.shards import Shard, ShardWriter, TokenSet

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from waveform.audio.files import SAMPLE_RATE_HZ
+from waveform.audio import SAMPLE_RATE_HZ
 from waveform.engine.drawing import SamplingConfig, drawing
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.interface import decoder

@@ -3,10 +3,12 @@
 import time
 from pathlib import Path
 
+from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.corpus.prepare import prepare
 from waveform.audio.demo_speech import demo_speech_dir
-from waveform.audio.files import SAMPLE_RATE_HZ, read_audio, write_wav
+from waveform.audio.files import read_audio
 from waveform.audio.plots import save_demo_panel
+from waveform.audio.wav import write_wav
 from waveform.config import compose_config
 from waveform.engine.metrics import read_metrics
 from waveform.engine.shards import is_dataset

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from waveform.audio.files import SAMPLE_RATE_HZ, WavWriter, read_audio
+from waveform.audio import SAMPLE_RATE_HZ
+from waveform.audio.files import read_audio
+from waveform.audio.wav import WavWriter
 from waveform.decoding.int8 import quantisation_loss
 from waveform.engine.drawing import SamplingConfig
 from waveform.engine.shards import is_dataset

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.corpus.prepare import DataConfig
-from waveform.audio.files import SAMPLE_RATE_HZ
 from waveform.audio.mulaw import NUM_CLASSES, decode
 from waveform.config import compose_config
 from waveform.engine.drawing import SamplingConfig

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from waveform.audio.corpus import groups
-from waveform.audio.corpus import prepare as preparing
+from waveform.audio.corpus import groups, workers
 from waveform.audio.corpus.prepare import DataConfig, prepare
 from waveform.audio.corpus.scan import scan_folder
 from waveform.audio.corpus.splits import SPLITS, SplitConfig
@@ -79,7 +78,7 @@ def test_the_pool_gives_the_same_bytes(
     corpus_dir: Path, tmp_path: Path, small_groups: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _prepare(corpus_dir, tmp_path / "inline")
-    monkeypatch.setattr(preparing, "_MIN_POOL_BYTES", 0)
+    monkeypatch.setattr(workers, "_MIN_POOL_BYTES", 0)
     _prepare(corpus_dir, tmp_path / "pool", DataConfig(num_workers=2))
     assert _content(tmp_path / "pool") == _content(tmp_path / "inline")
 
@@ -92,8 +91,8 @@ def _die(group: groups.Group, *, audio_dir: Path, data_dir: Path) -> groups.Grou
 def test_a_dying_worker_is_reported(
     corpus_dir: Path, tmp_path: Path, small_groups: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparing, "_MIN_POOL_BYTES", 0)
-    monkeypatch.setattr(preparing, "prepare_group", _die)
+    monkeypatch.setattr(workers, "_MIN_POOL_BYTES", 0)
+    monkeypatch.setattr(workers, "prepare_group", _die)
     with pytest.raises(UserError, match=r"a process that decodes audio died.*num_workers=1"):
         _prepare(corpus_dir, tmp_path / "data", DataConfig(num_workers=2))
 
@@ -272,7 +271,7 @@ def test_finished_groups_are_not_decoded_again(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    real, calls = preparing.prepare_group, []
+    real, calls = workers.prepare_group, []
 
     def interrupted(group: groups.Group, *, audio_dir: Path, data_dir: Path) -> groups.GroupResult:
         calls.append(group)
@@ -280,10 +279,10 @@ def test_finished_groups_are_not_decoded_again(
             raise KeyboardInterrupt
         return real(group, audio_dir=audio_dir, data_dir=data_dir)
 
-    monkeypatch.setattr(preparing, "prepare_group", interrupted)
+    monkeypatch.setattr(workers, "prepare_group", interrupted)
     with pytest.raises(KeyboardInterrupt):
         _prepare(corpus_dir, tmp_path / "data")
-    monkeypatch.setattr(preparing, "prepare_group", real)
+    monkeypatch.setattr(workers, "prepare_group", real)
     shards = sorted((tmp_path / "data" / "shards").iterdir())
     assert len(shards) == 3
     os.rename(shards[0], tmp_path / "lost")  # a record whose shard is gone counts for nothing
@@ -300,13 +299,13 @@ def test_finished_groups_are_not_decoded_again(
 _KILLED_POOL = """
 import sys, time
 from pathlib import Path
-from waveform.audio.corpus import groups, prepare as preparing
+from waveform.audio.corpus import groups, prepare, workers
 groups.AudioFile = lambda path: time.sleep(600)  # in the workers too, which import this script
 if __name__ == "__main__":
     groups._MIN_GROUP_BYTES = 1
-    preparing._MIN_POOL_BYTES = 0
-    config = preparing.DataConfig(num_workers=2)
-    preparing.prepare(Path(sys.argv[1]), Path(sys.argv[2]), config=config, show_progress=False)
+    workers._MIN_POOL_BYTES = 0
+    config = prepare.DataConfig(num_workers=2)
+    prepare.prepare(Path(sys.argv[1]), Path(sys.argv[2]), config=config, show_progress=False)
 """
 
 
@@ -345,14 +344,14 @@ def _runs(pid: str) -> bool:
 
 
 def test_a_second_preparation_is_refused(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = preparing.prepare_group
+    real = workers.prepare_group
 
     def meanwhile(group: groups.Group, *, audio_dir: Path, data_dir: Path) -> groups.GroupResult:
         with pytest.raises(UserError, match=r"another waveform prepare is at work on .*data"):
             _prepare(corpus_dir, tmp_path / "data")
         return real(group, audio_dir=audio_dir, data_dir=data_dir)
 
-    monkeypatch.setattr(preparing, "prepare_group", meanwhile)
+    monkeypatch.setattr(workers, "prepare_group", meanwhile)
     assert len(_prepare(corpus_dir, tmp_path / "data").open_split("train")) == 8
 
 

@@ -8,10 +8,7 @@ interrupted run take up where it stopped. The record of a group is written last.
 import hashlib
 import json
 import os
-import signal
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from waveform.audio import mulaw
+from waveform.audio import SAMPLE_RATE_HZ, mulaw
 from waveform.audio.corpus.scan import FoundFile
-from waveform.audio.decoding_child import RefusedFile
-from waveform.audio.decoding_process import DecoderDied
-from waveform.audio.files import SAMPLE_RATE_HZ, AudioFile
+from waveform.audio.decoding_process import DecodingProcessDied
+from waveform.audio.files import AudioFile
+from waveform.audio.refusal import RefusedFile
 from waveform.engine.shards import Shard, ShardWriter, Utterance
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.errors import UserError
-from waveform.system.signals import SIGNALS
 
 FORMAT = 1  # raise it whenever the same audio would give other tokens or records
 SHARDS, UNFINISHED = "shards", "unfinished"  # folders inside the data set
@@ -101,7 +97,7 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> GroupResu
                     record |= _append_file(writer, audio_dir / file.path)
                 except RefusedFile as refusal:
                     writer.discard()
-                    if isinstance(refusal, DecoderDied) and not last_try:
+                    if isinstance(refusal, DecodingProcessDied) and not last_try:
                         continue  # it may have been killed for another reason than the file
                     record["refused"] = refusal.reason
                 break
@@ -124,36 +120,6 @@ def finished_result(group: Group, data_dir: Path) -> GroupResult | None:
         return GroupResult(content["shard"], content["records"], 0.0)
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
-
-
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Keep torch to one thread in this process: its small steps here cost more to share out than to do."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def start_worker() -> None:
-    """Make a pool's process a good citizen: one thread, no traceback on Ctrl-C, gone when its parent is gone."""
-    import multiprocessing
-
-    torch.set_num_threads(1)
-    for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # held until here, where no traceback can come of them any more
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow_parent() -> None:
-        parent.join()
-        os._exit(1)  # a killed parent must not leave workers that go on writing
-
-    threading.Thread(target=follow_parent, daemon=True).start()
 
 
 def _append_file(writer: ShardWriter, path: Path) -> dict[str, Any]:

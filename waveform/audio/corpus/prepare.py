@@ -9,49 +9,36 @@
 """
 
 import json
-import multiprocessing
 import os
 import shutil
-import signal
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from waveform.audio import mulaw
+from waveform.audio import SAMPLE_RATE_HZ, mulaw
 from waveform.audio.corpus.groups import (
     FORMAT,
     SHARDS,
     UNFINISHED,
-    Group,
-    GroupResult,
     cut_into_groups,
     finished_result,
-    one_torch_thread,
-    prepare_group,
-    start_worker,
 )
 from waveform.audio.corpus.report import build_report, format_report
 from waveform.audio.corpus.scan import FoundFile, Scan, scan_folder
 from waveform.audio.corpus.splits import SPLITS, SplitConfig, SplitPlan, plan_split, require_all_splits
-from waveform.audio.files import AUDIO_SUFFIXES, SAMPLE_RATE_HZ
+from waveform.audio.corpus.workers import run_groups
+from waveform.audio.files import AUDIO_SUFFIXES
 from waveform.engine.shards import DATASET_FILE, Dataset, Shard, is_dataset, read_dataset, write_dataset
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.console import printable, say
 from waveform.system.errors import UserError
 from waveform.system.locks import locked
-from waveform.system.progress import Progress
-from waveform.system.signals import SIGNALS, Interrupted
 
 REPORT_FILE = "report.json"
 _LOCK_FILE = ".prepare.lock"
-# Starting a process costs 2-3 s of imports, in which one core prepares this much FLAC.
-_MIN_POOL_BYTES = 128 << 20
-_LOSSY_SUFFIXES, _LOSSY_WEIGHT = (".mp3", ".ogg", ".opus"), 8  # as much audio in an eighth of the bytes
 _MODALITY = {
     "kind": "audio",
     "sample_rate_hz": SAMPLE_RATE_HZ,
@@ -201,7 +188,7 @@ def _update(
     todo = [group for group in groups if group.key not in results]
     num_reused = sum(len(group.files) for group in groups) - sum(len(group.files) for group in todo)
     if todo:
-        results |= _run(todo, audio_dir=audio_dir, data_dir=data_dir, num_workers=config.num_workers, show=show)
+        results |= run_groups(todo, audio_dir=audio_dir, data_dir=data_dir, num_workers=config.num_workers, show=show)
     records = dict(kept)
     for result in results.values():
         records |= result.records
@@ -268,83 +255,6 @@ def _is_whole(dataset: Dataset, shard: str) -> bool:
         return opened.digest == dataset.digests.get(shard)
     except UserError:
         return False
-
-
-def _run(
-    groups: list[Group], *, audio_dir: Path, data_dir: Path, num_workers: int | None, show: bool
-) -> dict[str, GroupResult]:
-    """Prepare `groups`, in a pool of processes where that pays. Returns results by group key."""
-    num_workers = min(num_workers or _num_cores(), len(groups))
-    total_bytes = sum(group.size for group in groups)
-    lossy_bytes = sum(
-        file.size for group in groups for file in group.files if file.path.lower().endswith(_LOSSY_SUFFIXES)
-    )
-    work_bytes = total_bytes + (_LOSSY_WEIGHT - 1) * lossy_bytes
-    results: dict[str, GroupResult] = {}
-    start_s = time.monotonic()
-    with Progress("prepare", total=total_bytes / 1e6, unit="MB", enabled=show) as progress:
-
-        def finish(group: Group, result: GroupResult) -> None:
-            results[group.key] = result
-            audio_s = sum(done.duration_s for done in results.values())
-            progress.update(group.size / 1e6, note=f"{audio_s / (time.monotonic() - start_s):,.0f}x real time")
-
-        if num_workers == 1 or work_bytes < _MIN_POOL_BYTES:
-            with one_torch_thread():
-                for group in groups:
-                    finish(group, prepare_group(group, audio_dir=audio_dir, data_dir=data_dir))
-        else:
-            _run_pool(groups, finish, audio_dir=audio_dir, data_dir=data_dir, num_workers=num_workers)
-    return results
-
-
-def _num_cores() -> int:
-    """Cores that this process may use, which the system may hold below what the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _run_pool(
-    groups: list[Group],
-    finish: Callable[[Group, GroupResult], None],
-    *,
-    audio_dir: Path,
-    data_dir: Path,
-    num_workers: int,
-) -> None:
-    # Spawned, not forked: a forked child of a process that has run torch threads may hang.
-    context = multiprocessing.get_context("spawn")
-    others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=start_worker) as pool:
-        largest_first = sorted(groups, key=lambda group: -group.size)  # no long file left over at the end
-        with _held_signals():
-            futures: dict[Future[GroupResult], Group] = {
-                pool.submit(prepare_group, group, audio_dir=audio_dir, data_dir=data_dir): group
-                for group in largest_first
-            }
-        try:
-            for future in as_completed(futures):
-                finish(futures[future], future.result())
-        except BrokenProcessPool as error:
-            raise UserError(
-                "a process that decodes audio died (out of memory, or killed); run the same command again to go on "
-                "from there, with data.num_workers=1 if it happens again"
-            ) from error
-        except (Interrupted, KeyboardInterrupt):
-            for worker in set(multiprocessing.active_children()) - others:
-                worker.terminate()  # rather than wait for a long file; what is half-written counts for nothing
-            raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-@contextmanager
-def _held_signals() -> Iterator[None]:
-    """Deliver signals that ask to stop after the block. Processes started within hold them until they release them."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _clean(dataset: Dataset) -> None:

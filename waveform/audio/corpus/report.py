@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.corpus.scan import Scan
 from waveform.audio.corpus.splits import SPLITS
-from waveform.audio.files import SAMPLE_RATE_HZ
 from waveform.system.console import printable
 
 _MAX_LINES = 20  # of a list that is printed; the JSON has all

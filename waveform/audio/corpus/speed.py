@@ -10,10 +10,10 @@ import numpy as np
 import soundfile
 import torch
 
-from waveform.audio import mulaw
-from waveform.audio.corpus.groups import one_torch_thread
+from waveform.audio import SAMPLE_RATE_HZ, mulaw
 from waveform.audio.corpus.prepare import DataConfig, prepare
-from waveform.audio.files import SAMPLE_RATE_HZ, resample_blocks
+from waveform.audio.corpus.workers import one_torch_thread
+from waveform.audio.resample import resample_blocks
 from waveform.benchmarks.measure import spread
 from waveform.system.machine import peak_resident_bytes, resident_bytes
 

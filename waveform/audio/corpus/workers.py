@@ -1,0 +1,128 @@
+"""Does the work of a preparation, group by group: in this process, or in a pool of processes where that pays."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from waveform.audio.corpus.groups import Group, GroupResult, prepare_group
+from waveform.system.errors import UserError
+from waveform.system.progress import Progress
+from waveform.system.signals import SIGNALS, Interrupted
+
+# Starting a process costs 2-3 s of imports, in which one core prepares this much FLAC.
+_MIN_POOL_BYTES = 128 << 20
+_LOSSY_SUFFIXES, _LOSSY_WEIGHT = (".mp3", ".ogg", ".opus"), 8  # as much audio in an eighth of the bytes
+
+
+def run_groups(
+    groups: list[Group], *, audio_dir: Path, data_dir: Path, num_workers: int | None, show: bool
+) -> dict[str, GroupResult]:
+    """Prepare `groups`, in a pool of processes where that pays. Returns results by group key."""
+    num_workers = min(num_workers or _num_cores(), len(groups))
+    total_bytes = sum(group.size for group in groups)
+    lossy_bytes = sum(
+        file.size for group in groups for file in group.files if file.path.lower().endswith(_LOSSY_SUFFIXES)
+    )
+    work_bytes = total_bytes + (_LOSSY_WEIGHT - 1) * lossy_bytes
+    results: dict[str, GroupResult] = {}
+    start_s = time.monotonic()
+    with Progress("prepare", total=total_bytes / 1e6, unit="MB", enabled=show) as progress:
+
+        def finish(group: Group, result: GroupResult) -> None:
+            results[group.key] = result
+            audio_s = sum(done.duration_s for done in results.values())
+            progress.update(group.size / 1e6, note=f"{audio_s / (time.monotonic() - start_s):,.0f}x real time")
+
+        if num_workers == 1 or work_bytes < _MIN_POOL_BYTES:
+            with one_torch_thread():
+                for group in groups:
+                    finish(group, prepare_group(group, audio_dir=audio_dir, data_dir=data_dir))
+        else:
+            _run_pool(groups, finish, audio_dir=audio_dir, data_dir=data_dir, num_workers=num_workers)
+    return results
+
+
+def _num_cores() -> int:
+    """Cores that this process may use, which the system may hold below what the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _run_pool(
+    groups: list[Group],
+    finish: Callable[[Group, GroupResult], None],
+    *,
+    audio_dir: Path,
+    data_dir: Path,
+    num_workers: int,
+) -> None:
+    # Spawned, not forked: a forked child of a process that has run torch threads may hang.
+    context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker) as pool:
+        largest_first = sorted(groups, key=lambda group: -group.size)  # no long file left over at the end
+        with _held_signals():
+            futures: dict[Future[GroupResult], Group] = {
+                pool.submit(prepare_group, group, audio_dir=audio_dir, data_dir=data_dir): group
+                for group in largest_first
+            }
+        try:
+            for future in as_completed(futures):
+                finish(futures[future], future.result())
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a process that decodes audio died (out of memory, or killed); run the same command again to go on "
+                "from there, with data.num_workers=1 if it happens again"
+            ) from error
+        except (Interrupted, KeyboardInterrupt):
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()  # rather than wait for a long file; what is half-written counts for nothing
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start_worker() -> None:
+    """Make a pool's process a good citizen: one thread, no traceback on Ctrl-C, gone when its parent is gone."""
+    torch.set_num_threads(1)
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # held until here, where no traceback can come of them any more
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow_parent() -> None:
+        parent.join()
+        os._exit(1)  # a killed parent must not leave workers that go on writing
+
+    threading.Thread(target=follow_parent, daemon=True).start()
+
+
+@contextmanager
+def _held_signals() -> Iterator[None]:
+    """Deliver signals that ask to stop after the block. Processes started within hold them until they release them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Keep torch to one thread in this process: its small steps here cost more to share out than to do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

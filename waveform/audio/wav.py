@@ -1,0 +1,93 @@
+"""16-bit WAV files, the last step of sampling: whole and playable at every moment while they are written."""
+
+import fcntl
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import torch
+
+from waveform.audio import SAMPLE_RATE_HZ
+from waveform.system.atomic import drop_leftovers, explain_write_errors
+from waveform.system.errors import UserError
+
+_WAV_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
+_MAX_WAV_BYTES = 2**32 - 1 - _WAV_HEADER.size
+
+
+class WavWriter:
+    """Writes a mono 16-bit PCM WAV as samples come; a context manager. Replaces an existing file.
+
+    The file on disk is a whole WAV at every moment, so what a killed process leaves can be played; while it is open its
+    lock is held (`atomic.is_held`). libsndfile is not used here because it hides why a write failed. Raises UserError
+    where the disk is full or the folder read-only.
+    """
+
+    def __init__(self, path: str | Path, sample_rate_hz: int = SAMPLE_RATE_HZ) -> None:
+        self.path = Path(path)
+        self._rate = sample_rate_hz
+        self._data_bytes = 0
+        with explain_write_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            drop_leftovers(self.path)
+            partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
+            self._file = open(partial, "wb", buffering=0)  # noqa: SIM115 (closed by close)
+            try:
+                with suppress(OSError):  # a file system may have no locks
+                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._write(self._header(), offset=0)
+                os.replace(partial, self.path)
+            except OSError:
+                self._file.close()
+                partial.unlink(missing_ok=True)
+                raise
+
+    def append(self, samples: np.ndarray | torch.Tensor) -> None:
+        """Add float samples [n]; values outside -1..1 are clipped."""
+        values = np.asarray(samples.detach().cpu() if isinstance(samples, torch.Tensor) else samples, dtype=np.float32)
+        assert values.ndim == 1 and np.isfinite(values).all()
+        # 32768, not 32767: libsndfile divides by it on reading, so mu-law values come back as the same class.
+        pcm = np.clip(np.rint(values * 32768), -32768, 32767).astype("<i2").tobytes()
+        if self._data_bytes + len(pcm) > _MAX_WAV_BYTES:
+            hours = _MAX_WAV_BYTES / 2 / self._rate / 3600
+            raise UserError(f"cannot write {self.path}: a WAV holds at most {hours:.0f} hours; write several files")
+        with explain_write_errors(self.path, then="sample into another --out; what was made so far can be played"):
+            # Samples first, header second: a process killed in between leaves a header that is true.
+            self._write(pcm, offset=_WAV_HEADER.size + self._data_bytes)
+            self._data_bytes += len(pcm)
+            self._write(self._header(), offset=0)
+
+    def close(self) -> None:
+        """Close the file; nothing is left to write."""
+        self._file.close()
+
+    def _header(self) -> bytes:
+        size = self._data_bytes
+        pcm, channels, bytes_per_sample = 1, 1, 2
+        return _WAV_HEADER.pack(
+            b"RIFF", _WAV_HEADER.size - 8 + size, b"WAVE", b"fmt ", 16, pcm, channels, self._rate,
+            self._rate * bytes_per_sample, bytes_per_sample, 8 * bytes_per_sample, b"data", size,
+        )  # fmt: skip
+
+    def _write(self, content: bytes, *, offset: int) -> None:
+        self._file.seek(offset)
+        view = memoryview(content)
+        while view:  # a raw write may take a part only
+            view = view[self._file.write(view) :]
+
+    def __enter__(self) -> "WavWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def write_wav(path: str | Path, samples: np.ndarray | torch.Tensor, sample_rate_hz: int = SAMPLE_RATE_HZ) -> None:
+    """Write float samples [n] in -1..1 as a mono 16-bit PCM WAV. Raises UserError where the disk refuses."""
+    with WavWriter(path, sample_rate_hz) as writer:
+        writer.append(samples)
