@@ -22,6 +22,18 @@ def test_a_sine_stands_at_its_level_and_pitch(amplitude: float) -> None:
     assert high[:, middle].max() == pytest.approx(20 * np.log10(amplitude), abs=4)
 
 
+@pytest.mark.slow  # librosa compiles for 13 s when it is first used
+@pytest.mark.parametrize("num", [0, 1, 1024, 30_001])
+def test_decibels_are_those_of_librosa(num: int) -> None:
+    import librosa
+
+    samples = (0.1 * np.random.default_rng(num).standard_normal(num)).astype(np.float32)
+    padded = np.pad(samples, (0, max(0, 1024 - num)))
+    power = librosa.feature.melspectrogram(y=padded, sr=24_000, n_fft=1024, hop_length=240, n_mels=80, norm=None)
+    expected = librosa.power_to_db(power / 256**2, amin=1e-12, top_db=None)
+    np.testing.assert_array_equal(mel_decibels(samples), expected)
+
+
 def test_the_image_has_high_frequencies_on_top() -> None:
     image = mel_image(_sine(8000, amplitude=0.5))
     assert image.dtype == np.uint8 and image.shape[0] == 160 and image.shape[2] == 3 and image.flags["C_CONTIGUOUS"]

@@ -12,7 +12,7 @@ from typing import Any
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
-        "librosa.feature.spectral",  # librosa imports its parts when they are first named
+        "librosa.core.convert",
         "matplotlib.figure",
         "soundfile",
         "torch.utils.tensorboard",

@@ -30,15 +30,32 @@ def mel_decibels(samples: np.ndarray) -> np.ndarray:
 
     The reference is fixed, not the clip's own maximum, so that a loud and a quiet clip look different.
     """
-    import librosa  # takes a second to import, which only pictures should pay
-
     samples = np.asarray(samples, dtype=np.float32)
-    samples = np.pad(samples, (0, max(0, _FFT - len(samples))))
-    power = librosa.feature.melspectrogram(
-        y=samples, sr=SAMPLE_RATE_HZ, n_fft=_FFT, hop_length=_HOP, n_mels=_NUM_MELS, norm=None
-    )
+    padded = np.pad(samples, (_FFT // 2, _FFT // 2 + max(0, _FFT - len(samples))))
+    frames = np.lib.stride_tricks.sliding_window_view(padded, _FFT)[::_HOP]
+    spectrum = np.fft.rfft(np.hanning(_FFT + 1)[:-1] * frames).astype(np.complex64)
     full_scale = (_FFT / 4) ** 2  # power of a sine of amplitude 1 under a Hann window
-    return librosa.power_to_db(power / full_scale, amin=1e-12, top_db=None)
+    power = _mel_filters() @ (np.abs(spectrum) ** 2).T / full_scale
+    return 10 * np.log10(np.maximum(power, 1e-12))
+
+
+def _mel_filters() -> np.ndarray:
+    """Triangular filters of height 1 [80, 513] fp32, as librosa.filters.mel has them.
+
+    Using that, or librosa.feature.melspectrogram, imports much else that compiles for 13 s when it is first used.
+    """
+    corners_hz = _mel_corners_hz()[:, None]
+    bins_hz = np.fft.rfftfreq(_FFT, 1 / SAMPLE_RATE_HZ)
+    widths_hz = np.diff(corners_hz, axis=0)
+    rising, falling = (bins_hz - corners_hz[:-2]) / widths_hz[:-1], (corners_hz[2:] - bins_hz) / widths_hz[1:]
+    return np.maximum(0, np.minimum(rising, falling)).astype(np.float32)
+
+
+def _mel_corners_hz() -> np.ndarray:
+    """Where the filters begin, peak and end [82]: filter i at corners i, i + 1 and i + 2."""
+    from librosa.core.convert import mel_frequencies  # takes a second to import, which only pictures should pay
+
+    return mel_frequencies(n_mels=_NUM_MELS + 2, fmax=SAMPLE_RATE_HZ / 2)
 
 
 def mel_image(samples: np.ndarray) -> np.ndarray:
@@ -116,8 +133,6 @@ def _draw_waveform(axes: "Axes", samples: np.ndarray, *, limit: float) -> None:
 
 
 def _draw_spectrogram(axes: "Axes", samples: np.ndarray) -> Any:
-    import librosa
-
     decibels = mel_decibels(samples)
     mesh = axes.imshow(
         decibels,
@@ -129,8 +144,7 @@ def _draw_spectrogram(axes: "Axes", samples: np.ndarray) -> Any:
         vmax=_CEILING_DB,
         extent=(0, decibels.shape[1] * _HOP / SAMPLE_RATE_HZ, 0, _NUM_MELS),
     )
-    centres = librosa.mel_frequencies(n_mels=_NUM_MELS + 2, fmax=SAMPLE_RATE_HZ / 2)[1:-1]
-    positions = np.interp(_TICKS_HZ, centres, np.arange(_NUM_MELS) + 0.5)
+    positions = np.interp(_TICKS_HZ, _mel_corners_hz()[1:-1], np.arange(_NUM_MELS) + 0.5)
     axes.set_yticks(positions, [f"{hz / 1000:g}k" for hz in _TICKS_HZ])
     return mesh
 
