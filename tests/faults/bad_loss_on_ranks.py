@@ -7,7 +7,6 @@ import os
 import random
 import re
 import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ import torch
 
 from tests.engine.test_trainer import assert_bitwise_equal, everything
 from tests.engine.training import small_trainer
-from tests.faults import forked
+from tests.faults import forks, forkserver
 from tests.faults.bad_loss import KINDS, bad_steps, plant, poisoned_tokens, say
+from tests.faults.calling import call
 from tests.faults.fault import fault
 from tests.faults.full_disk import SETTINGS, SPLIT, write_audio
 from tests.laws import CONFIGS, VOCAB_SIZE
@@ -141,7 +141,7 @@ def _give_up(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]
     return {"error": error, "num_skipped": trainer.finite.skipped, "step": trainer.step, "said": said}
 
 
-def _command(folder: Path, *, rank: int, bad_rank: int) -> tuple[int, str]:
+def _command(folder: Path, *, rank: int, bad_rank: int) -> tuple[int | None, str]:
     """`waveform train`, whose second step gives one rank's row a loss that is not finite: exit code and stderr."""
     usual, steps = trainer_module.score_window, itertools.count()
 
@@ -151,7 +151,8 @@ def _command(folder: Path, *, rank: int, bad_rank: int) -> tuple[int, str]:
 
     trainer_module.score_window = scored
     arguments = ["train", folder / "audio", folder / "run", *SETTINGS, *SPLIT, "train.checkpoint_every=1"]
-    return forked.command(main, arguments)
+    outcome = call(main, arguments)
+    return outcome.code, outcome.err
 
 
 def _rank(rank: int, ports: list[int], folder: Path, cases: list[dict[str, Any]], bad_rank: int) -> None:
@@ -305,13 +306,10 @@ def _bad_loss_on_ranks(folder: Path, num: int, source: random.Random) -> dict[st
     job = folder / "job"
     job.mkdir()
     write_audio(job / "audio")
-    with socket.socket() as probe, socket.socket() as another:
-        for each in (probe, another):
-            each.bind(("127.0.0.1", 0))
-        ports = [each.getsockname()[1] for each in (probe, another)]
+    ports = [forks.free_port() for _ in range(2)]
     bad_rank = source.randrange(2)
     ranks = [
-        forked.start(_rank, rank, ports, job, cases, bad_rank, output=job / f"said_{rank}.txt") for rank in range(2)
+        forkserver.start(_rank, rank, ports, job, cases, bad_rank, output=job / f"said_{rank}.txt") for rank in range(2)
     ]
     alone = [_try(case, folder / f"alone_{i}", World()) if "bad" in case else {} for i, case in enumerate(cases)]
     for rank, process in enumerate(ranks):

@@ -6,9 +6,9 @@ import re
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 _ON_THE_WAY = ("warning: ", "note: ", "resumed at step ", "step ")
 
@@ -17,8 +17,7 @@ class TookTooLong(BaseException):
     """No `Exception`, so that nothing in the toolkit takes it for one of its own."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a command did."""
 
     code: int | None  # None: an exception came out of it, which a user sees as a traceback

@@ -11,6 +11,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tests.faults import forked
+from tests.faults import forkserver
 
 ROOT = Path(__file__).parents[2]
 Process: TypeAlias = "subprocess.Popen[str]"
@@ -37,7 +38,7 @@ def in_server(
     """
     place = folder / "server"
     place.mkdir()
-    said = forked.run(
+    said = forkserver.run(
         _serve, work, place, cases, rng.randrange(10**6), output=folder / "server.log", timeout_s=None, daemon=False
     )
     figures: dict[str, Any] = json.loads(said.splitlines()[-1])
@@ -247,3 +248,10 @@ def kill_if_there(pid: int, number: int = signal.SIGKILL) -> None:
     """Send a signal to a process that may have ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens to, for ranks to meet at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

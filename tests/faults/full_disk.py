@@ -14,7 +14,8 @@ import numpy as np
 import soundfile
 
 from recipes.cli import main as text_main
-from tests.faults import forked
+from tests.faults import forkserver
+from tests.faults.calling import call
 from tests.faults.disks import PAGE, SmallDisk
 from tests.faults.fault import fault
 from waveform.cli import main
@@ -65,11 +66,11 @@ def _make(place: Path) -> None:
         ["prepare", audio, place / "data", *SPLIT],
         ["train", place / "data", place / "run", *SETTINGS],
     ):
-        code, said = forked.command(main, arguments)
+        code, _, said = call(main, arguments)
         assert code == 0, said
-    code, said = forked.command(text_main, ["prepare", "folder", text, place / "text_data"])
+    code, _, said = call(text_main, ["prepare", "folder", text, place / "text_data"])
     assert code == 0, said
-    code, said = forked.command(text_main, ["train", *_text(place, place / "text_run")])
+    code, _, said = call(text_main, ["train", *_text(place, place / "text_run")])
     assert code == 0, said
 
 
@@ -88,13 +89,13 @@ def _train(place: Path, disk_dir: Path, pages: int | None, inodes: int | None, t
     run, expected = disk_dir / "run", weights(place / ("text_run" if text else "run"))
     entry, arguments = (main, [place / "data", run, *SETTINGS]) if not text else (text_main, _text(place, run))
     arguments = ["train", *arguments]
-    code, said = forked.command(entry, arguments)
+    code, _, said = call(entry, arguments)
     failed = code != 0
     if failed:
         _check_line(code, said, disk)
         _check_checkpoints(run)
         disk.grow()
-        code, again = forked.command(entry, arguments)
+        code, _, again = call(entry, arguments)
         assert code == 0, again
         assert "warning" not in again, again
     assert weights(run) == expected, f"{weights(run)} is not {expected}"
@@ -113,7 +114,7 @@ def _train_on_failing_disk(place: Path, run: Path, failing: int) -> None:
         fsync(descriptor)
 
     os.fsync = fail
-    code, said = forked.command(main, arguments)
+    code, _, said = call(main, arguments)
     os.fsync = fsync
     last = said.splitlines()[-1]
     failed = next(count) > failing
@@ -121,7 +122,7 @@ def _train_on_failing_disk(place: Path, run: Path, failing: int) -> None:
     if failed:
         assert "cannot write" in last and "input/output error" in last and "Traceback" not in said, said
         _check_checkpoints(run)
-        code, again = forked.command(main, arguments)
+        code, _, again = call(main, arguments)
         assert code == 0, again
     assert weights(run) == weights(place / "run")
     print(json.dumps({"kind": "failing", "failed": failed, "said": [last]}))
@@ -147,12 +148,12 @@ def _prepare(place: Path, disk_dir: Path, pages: int | None, inodes: int | None,
         "prepare",
         *(["folder", place / "text", data] if text else [place / "audio", data, *SPLIT]),
     ]
-    code, said = forked.command(text_main if text else main, arguments)
+    code, _, said = call(text_main if text else main, arguments)
     failed = code != 0
     if failed:
         _check_line(code, said, disk)
         disk.grow()
-        code, again = forked.command(text_main if text else main, arguments)
+        code, _, again = call(text_main if text else main, arguments)
         assert code == 0, again
     assert digests(data) == digests(place / ("text_data" if text else "data"))
     assert {path.name for path in disk_dir.iterdir()} == {"data"}, "something was left behind"
@@ -162,7 +163,7 @@ def _prepare(place: Path, disk_dir: Path, pages: int | None, inodes: int | None,
 def _sample(place: Path, disk_dir: Path, pages: int | None, inodes: int | None) -> None:
     disk = SmallDisk(disk_dir, pages=pages, inodes=inodes)
     arguments: list[str | Path] = ["sample", place / "run", "--out", disk_dir / "out", "--seconds", "0.3", "--num", "2"]
-    code, said = forked.command(main, [*arguments, "--device", "cpu"])
+    code, _, said = call(main, [*arguments, "--device", "cpu"])
     failed = code != 0
     if failed:
         _check_line(code, said, disk)
@@ -187,12 +188,12 @@ def _report(place: Path, disk_dir: Path, pages: int | None, inodes: int | None, 
         arguments += ["--device", "cpu"]
     # Where only one page is left, the first write fits, and the second fails.
     json_file = disk_dir / ("figures.json" if verb == "bench" else "out/figures.json")
-    code, said = forked.command(entry, [*arguments, "--json", json_file])
+    code, _, said = call(entry, [*arguments, "--json", json_file])
     failed = code != 0
     if failed:
         _check_line(code, said, disk)
         disk.grow()
-        code, again = forked.command(entry, [*arguments, "--json", json_file])
+        code, _, again = call(entry, [*arguments, "--json", json_file])
         assert code == 0, again
     json.loads(json_file.read_text())
     assert not list(disk_dir.rglob("*.partial"))
@@ -215,7 +216,7 @@ def _spread(highest: int, count: int, source: random.Random) -> list[int]:
 def _full_disk(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     place = folder / "place"
     place.mkdir()
-    forked.run(_make, place, output=folder / "made.txt")
+    forkserver.run(_make, place, output=folder / "made.txt")
     plan: list[tuple[Any, ...]] = []
     share = {"run": 0.4, "data": 0.2, "text_run": 0.1, "text_data": 0.1}
     for name, part in share.items():
@@ -233,7 +234,7 @@ def _full_disk(folder: Path, cases: int, source: random.Random) -> dict[str, Any
     num_failed, kinds, lines = 0, set(), set()
     for i, (function, *arguments) in enumerate(plan):
         disk = folder / f"disk_{i}"
-        said = forked.run(function, arguments[0], disk, *arguments[1:], output=folder / f"case_{i}.txt")
+        said = forkserver.run(function, arguments[0], disk, *arguments[1:], output=folder / f"case_{i}.txt")
         told = json.loads(said.splitlines()[-1])
         num_failed += told["failed"]
         kinds.add(told["kind"])

@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -80,7 +79,7 @@ class Place:
         """
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         said, points_file = run_dir.with_name(f"{run_dir.name}.log"), run_dir.with_name(f"{run_dir.name}.points")
-        port = _free_port()
+        port = forks.free_port()
         children = []
         for rank in range(self.num_ranks):
             points = Points(kill_at=(kill or {}).get(rank))
@@ -202,12 +201,6 @@ def difference(a: Any, b: Any) -> str:
     if isinstance(a, list) and isinstance(b, list):
         return next((f"{x} and not {y}" for x, y in zip(a, b, strict=False) if not same(x, y)), f"{a} and not {b}")
     return f"{a} and not {b}"
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @fault("killed while training, at every step of it", _HOLDS, short=14, long=1000, in_server=True)

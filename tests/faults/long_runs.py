@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.faults import forked
+from tests.faults import forkserver
 from tests.faults.fault import fault
 from waveform.audio.mulaw import decode
 from waveform.audio.wav import WavWriter
@@ -85,7 +85,7 @@ def _flat(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
         here.mkdir()
         # The slowest way of all makes some 2,000 a second.
         num = num_tokens if way != "eager" else min(num_tokens, 500_000) // 5
-        said = forked.run(_long, here, name, way, num, output=here / "said.txt", timeout_s=7200)
+        said = forkserver.run(_long, here, name, way, num, output=here / "said.txt", timeout_s=7200)
         told = json.loads(said.splitlines()[-1])
         growth[f"{name} {way}, {num:,} tokens"] = round(100 * (told["most"] / told["begin"] - 1), 3)
         assert told["most"] < 1.01 * told["begin"], f"{name} {way}: {told}"

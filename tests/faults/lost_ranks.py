@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,7 +14,8 @@ from typing import Any, NamedTuple
 
 import recipes.verbs.evaluate
 from recipes.cli import main as text_main
-from tests.faults import forked
+from tests.faults import forks, forkserver
+from tests.faults.calling import call
 from tests.faults.fault import fault
 from tests.faults.full_disk import SETTINGS, SPLIT, weights, write_audio, write_text
 from waveform.cli import main
@@ -110,7 +110,7 @@ def _rank(rank: int, port: int, command: str, place: Path, run: Path, plans: dic
 
         _plant(plan, fail)
     recipes.verbs.evaluate.SCORING_TIMEOUT_S = _TIMEOUT_S  # there is no such setting
-    code, lines = forked.command(main if command == _AUDIO else text_main, _arguments(command, place, run))
+    code, _, lines = call(main if command == _AUDIO else text_main, _arguments(command, place, run))
     said.write_text(json.dumps({"code": code, "said": lines}))
     os._exit(0)  # what gloo's threads do at the end of an interpreter is no matter here
 
@@ -120,13 +120,11 @@ def _job(
 ) -> dict[int, tuple[int, str]]:
     """Run both ranks; the exit code and stderr of each that ended by itself. A stopped one is killed at the end."""
     plans = plans or {}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = forks.free_port()
     folder.mkdir()
     files = {rank: folder / f"rank_{rank}.json" for rank in range(2)}
     ranks = {
-        rank: forked.start(
+        rank: forkserver.start(
             _rank, rank, port, command, place, run, plans, files[rank], output=folder / f"rank_{rank}.txt"
         )
         for rank in range(2)
@@ -165,7 +163,7 @@ def _outcome(command: str, run: Path) -> Any:
 
 
 def _prepare_text(place: Path) -> None:
-    code, said = forked.command(text_main, ["prepare", "folder", write_text(place / "text"), place / "text_data"])
+    code, _, said = call(text_main, ["prepare", "folder", write_text(place / "text"), place / "text_data"])
     assert code == 0, said
 
 
@@ -196,7 +194,7 @@ def _lost(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     expected: dict[str, Any] = {}
     whole = {_AUDIO: "audio", _TEXT: "text", _EVALUATE: "text"}
     if {_TEXT, _EVALUATE} & {command for command, _, _ in kinds}:
-        forked.run(_prepare_text, place, output=folder / "prepared.txt")
+        forkserver.run(_prepare_text, place, output=folder / "prepared.txt")
     needed = {command for command, _, _ in kinds}
     for command in [each for each in whole if each in needed or (each == _TEXT and _EVALUATE in needed)]:
         run = folder / "runs" / whole[command]

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.faults import forked
+from tests.faults import forkserver
+from tests.faults.calling import call
 from tests.faults.disks import SmallDisk, cover_read_only, uncover
 from tests.faults.fault import fault
 from tests.faults.full_disk import SETTINGS, _check_checkpoints, _make, digests, weights
@@ -132,7 +133,7 @@ def _during_training(place: Path, disk_dir: Path, name: str, step: int) -> None:
     change, must_say = _Change(run, data, disk), []
     _at_step(step, lambda: must_say.append(getattr(change, name)()))
     arguments = ["train", data, run, *SETTINGS]
-    code, said = forked.command(main, arguments)
+    code, _, said = call(main, arguments)
     assert len(must_say) == 1
     if must_say[0] is None:
         assert code == 0, said
@@ -141,7 +142,7 @@ def _during_training(place: Path, disk_dir: Path, name: str, step: int) -> None:
         assert code == 2 and must_say[0] in last and "Traceback" not in said, said
     getattr(change, f"undo_{name}", lambda: None)()
     _check_checkpoints(run)
-    code, again = forked.command(main, arguments)
+    code, _, again = call(main, arguments)
     assert code == 0, again
     assert weights(run) == weights(place / "run")
     print(json.dumps({"said": must_say[0] is not None}))
@@ -158,7 +159,7 @@ def _during_evaluation(place: Path, disk_dir: Path, name: str, window: int) -> N
     before, must_say = digests(data), []
     change = _Change(run, data, disk)
     _at_step(window, lambda: must_say.append(getattr(change, name)()))
-    code, said = forked.command(main, ["evaluate", run, "--device", "cpu", "--json", place.parent / f"{name}.json"])
+    code, _, said = call(main, ["evaluate", run, "--device", "cpu", "--json", place.parent / f"{name}.json"])
     assert len(must_say) == 1
     if must_say[0] is None or name.startswith(("run", "disk")):  # the run was read already
         assert code == 0, said
@@ -179,12 +180,12 @@ def _during_evaluation(place: Path, disk_dir: Path, name: str, window: int) -> N
 def _vanished(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     place = folder / "place"
     place.mkdir()
-    forked.run(_make, place, output=folder / "made.txt")
+    forkserver.run(_make, place, output=folder / "made.txt")
     said = 0
     for case in range(cases):
         name = _CHANGES[case % len(_CHANGES)]
         where = folder / f"disk_{case}"
         function, step = (_during_training, source.randrange(6)) if case < 0.8 * cases else (_during_evaluation, 1)
-        told = forked.run(function, place, where, name, step, output=folder / f"{case}.txt")
+        told = forkserver.run(function, place, where, name, step, output=folder / f"{case}.txt")
         said += json.loads(told.splitlines()[-1])["said"]
     return {"refused": said, "went_on": cases - said}

@@ -1,6 +1,5 @@
 """Runs cases in processes of their own, forked from one that has imported everything and computed nothing yet."""
 
-import contextlib
 import multiprocessing
 import os
 import sys
@@ -62,15 +61,3 @@ def _child(function: Callable[..., Any], arguments: Sequence[Any], output: Path)
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
-
-
-def command(main: Callable[[list[str]], int], arguments: Sequence[str | Path]) -> tuple[int, str]:
-    """A command's exit code and what it wrote on stderr."""
-    import io
-
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as error:
-            code = int(error.code or 0)
-    return code, said.getvalue()
