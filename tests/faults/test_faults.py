@@ -6,6 +6,7 @@ import pkgutil
 import random
 import re
 import time
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def test_fault(fault: Fault, cases: int, tmp_path: Path, pytestconfig: pytest.Co
             seconds = round(time.perf_counter() - began, 1)
             _add_result(json_file, fault.name, {
                 "must_hold": fault.must_hold, "held": held, "cases": cases, "seconds": seconds, "seed": seed,
-                "command": command, "machine": describe_machine(torch.device("cpu")), **figures,
+                "command": command, **figures,
             })  # fmt: skip
 
 
@@ -55,6 +56,10 @@ def _id(fault: Fault) -> str:
 
 def _add_result(path: Path, name: str, result: dict[str, Any]) -> None:
     """Write a fault's figures beside those of other faults, at once: a long run may be killed too."""
+    machine = describe_machine(torch.device("cpu"))
+    result |= {field: machine.pop(field) for field in ("commit", "changed_since_commit")} | {"torch": machine["torch"]}
     with locked(path.absolute().parent, refusal=f"another process is writing {path}"):  # another worker of pytest-xdist
-        results = json.loads(path.read_text()) if path.exists() else {}
-        write_file(path, (json.dumps(results | {name: result}, indent=1) + "\n").encode())
+        content = json.loads(path.read_text()) if path.exists() else {"faults": {}}
+        content |= {"date": date.today().isoformat(), "machine": machine}
+        content["faults"][name] = result
+        write_file(path, (json.dumps(content, indent=1) + "\n").encode())
