@@ -137,6 +137,7 @@ def test_evaluate_on_other_audio(place: Path, tmp_path: Path) -> None:
     assert figures["num_utterances"] == 1 and figures["num_samples"] == 9600
 
 
+@pytest.mark.slow
 def test_compare(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *(str(place / model) for model in MODELS), "--json", str(tmp_path / "c.json")]) == 0
     out = capsys.readouterr().out
@@ -328,6 +329,7 @@ def test_less_than_one_sample_is_none(place: Path, tmp_path: Path) -> None:
     assert main([*command, "train.sample_seconds=1e-9", "train.evaluate_every=3"]) == 0
 
 
+@pytest.mark.slow
 def test_closed_stdout_is_no_trouble(place: Path, tmp_path: Path) -> None:
     command = f"exec '{sys.executable}' -m waveform train --print-config x y >&-"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
@@ -606,6 +608,7 @@ def test_a_second_training_of_one_run_is_refused(
         assert "another process is training" in mistake(command, capsys)
 
 
+@pytest.mark.slow
 def test_full_disk_is_one_line(place: Path, tmp_path: Path) -> None:
     """A limit on the size of files stands in for a full disk: the operating system refuses the write."""
     code = (
@@ -628,6 +631,7 @@ def test_full_disk_is_one_line(place: Path, tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr and "cannot write" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_torchrun_trains_one_run(place: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [

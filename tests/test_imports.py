@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 AUDIO_LIBRARIES = {"soundfile", "torchaudio", "librosa"}
 _TRAINING = ("system", "ranks", "engine", "models")
@@ -92,6 +94,7 @@ def run_python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.slow
 def test_recipes_load_no_audio_library(tmp_path: Path) -> None:
     """Every verb, from a folder of text to a sample."""
     for i in range(4):

@@ -161,6 +161,7 @@ def test_updates_are_timed_with_full_memories_and_no_reset(tmp_path: Path, monke
     assert 0.8 < figures["model_flops_per_token"] / figures["executed_flops_per_token"] < 1.1
 
 
+@pytest.mark.slow
 def test_every_case_of_sampling_is_measured() -> None:
     model = build("wavenet", vocab_size=V, num_stacks=1, layers_per_stack=2, residual_channels=8)
     state = full_state(model, window=64)

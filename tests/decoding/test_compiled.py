@@ -120,6 +120,7 @@ def test_usage_is_counted() -> None:
         assert counted.sum() > 1
 
 
+@pytest.mark.slow
 @every_case
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
 def test_a_row_is_bitwise_the_same_in_every_batch(case: laws.Case, int8: bool) -> None:
@@ -132,6 +133,7 @@ def test_a_row_is_bitwise_the_same_in_every_batch(case: laws.Case, int8: bool) -
         assert torch.equal(run(interface.decoder(model, state, int8=int8), tokens[rows]), expected[rows])
 
 
+@pytest.mark.slow
 def test_threads_change_no_bit() -> None:
     torch.manual_seed(0)
     fields = {
@@ -263,6 +265,7 @@ print(plus(1))"""
     assert done.stdout == "2\n", done.stderr
 
 
+@pytest.mark.slow
 def test_training_and_help_do_not_load_numba() -> None:
     code = """
 import sys, waveform.cli, waveform.engine.trainer, waveform.models.compressive_transformer, baselines.wavenet
@@ -270,6 +273,7 @@ print("numba" in sys.modules)"""
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
+@pytest.mark.slow
 def test_the_kernels_leave_torch_its_threads() -> None:
     """numba and torch share OpenMP; a sample drawn in training must not change how training goes on."""
     code = (

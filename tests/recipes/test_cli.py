@@ -79,6 +79,7 @@ def test_smoke_end_to_end(recipe: str, model: str, tmp_path: Path, capsys: pytes
     assert capsys.readouterr().out.startswith("kaka lolo")
 
 
+@pytest.mark.slow
 def test_two_processes_train_and_evaluate_as_one(place: Path, tmp_path: Path) -> None:
     """Under torchrun: the same run, and each token of the test split scored once between them."""
 

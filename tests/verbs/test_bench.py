@@ -14,6 +14,7 @@ from waveform.verbs.bench import _run_in_child as run_in_child
 TINY = ["--model", "wavenet", "--preset", "demo", "model.num_stacks=1", "model.layers_per_stack=3", "train.chunk=64"]
 
 
+@pytest.mark.slow
 def test_the_figures_are_there_and_sane(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from waveform.audio.demo_speech import demo_speech_dir
 from waveform.audio.files import read_audio
 from waveform.audio.mulaw import encode
 from waveform.engine.shards import Dataset, Shard
+from waveform.system import locks
 from waveform.system.errors import UserError
 
 Write = Callable[..., np.ndarray]
@@ -88,6 +89,7 @@ def _die(group: groups.Group, *, audio_dir: Path, data_dir: Path) -> groups.Grou
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_a_dying_worker_is_reported(
     corpus_dir: Path, tmp_path: Path, small_groups: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +250,7 @@ print(steps)
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_step_the_next_run_ends_the_same(corpus_dir: Path, tmp_path: Path) -> None:
     seed = random.randrange(10**6)
     (corpus_dir / "train" / "bad.wav").write_bytes(b"no audio")
@@ -309,6 +312,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_killed_pool_leaves_no_worker(corpus_dir: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_KILLED_POOL)
@@ -352,6 +356,7 @@ def test_a_second_preparation_is_refused(corpus_dir: Path, tmp_path: Path, monke
         return real(group, audio_dir=audio_dir, data_dir=data_dir)
 
     monkeypatch.setattr(workers, "prepare_group", meanwhile)
+    monkeypatch.setattr(locks, "_PATIENCE_S", 0.05)
     assert len(_prepare(corpus_dir, tmp_path / "data").open_split("train")) == 8
 
 
