@@ -131,7 +131,7 @@ def _odd_files() -> dict[str, tuple[bytes, str | None]]:
         "crashes.wav": (wav, "SIGSEGV"),
         "aborts.wav": (wav, "SIGABRT"),
         "hangs.wav": (wav, "no progress"),
-        "hungry.wav": (wav, "too much memory"),
+        "hungry.wav": (wav, "too much RAM"),
         "forbidden.wav": (wav, "no permission"),
     }
 
@@ -172,7 +172,7 @@ def _place_special(folder: Path) -> tuple[dict[str, str], list[Callable[[], Any]
     loop = subprocess.Popen(["sh", "-c", 'while :; do printf x >> "$0" || exit; done', growing])
     reasons = {
         "pipe.wav": "a pipe", "socket.wav": "a socket", "dangling.wav": "a link to nothing", "loop.wav": "loop",
-        "device.wav": "a device", "grows.wav": "changed while it was read",
+        "device.wav": "a device", "grows.wav": "changed while it was being read",
     }  # fmt: skip
     return reasons, [loop.kill, loop.wait, server.close]
 

@@ -91,7 +91,7 @@ def _two(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
                 slow=("waveform.audio.corpus.workers", "prepare_group"),
             ),
             data_dir,
-            f"another waveform prepare is at work on {data_dir}; wait until it is done",
+            f"another waveform prepare is running on {data_dir}; wait until it is done",
             ready=(data_dir / "unfinished").exists,
         )
         _refused(

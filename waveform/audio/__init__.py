@@ -1,3 +1,3 @@
-"""Audio: files in, 24 kHz blocks, mu-law tokens; the other way round, WAV files and pictures out."""
+"""Audio in and out: files become 24 kHz blocks and mu-law tokens; samples become WAV files and pictures."""
 
-SAMPLE_RATE_HZ = 24_000  # of everything that a model sees or makes
+SAMPLE_RATE_HZ = 24_000  # of everything that a model reads or generates

@@ -1,13 +1,13 @@
-"""Decodes audio files in a process of its own: libsndfile, and nothing of this toolkit's memory.
+"""The child's end of decoding: reads audio files with libsndfile in a process of its own, and sends them to the parent.
 
-libsndfile and the codecs beneath it are C, and a file made to do so may end the process that reads it, hang it or fill
-its memory. So `serve` runs in a child (0.1 s to start; `waveform.audio.files` keeps one for many files), judges what it
-decodes and sends it back mono:
+libsndfile and the codecs beneath it are written in C: a malicious file can crash the process that reads it, make it
+hang or fill its RAM. `serve` therefore runs in a child, which starts in 0.1 s and is kept for many files
+(`decoding_process`). It checks what it decodes, averages the channels and sends the result back:
 
     parent -> child   path
-    child -> parent   header | piece | piece | ... | end        or a refusal, with its reason
+    child -> parent   header | piece | piece | ... | end        or a refusal with its reason
 
-A child that dies takes one file with it.
+If the child dies, only the file that it was reading is lost.
 """
 
 import json
@@ -29,22 +29,22 @@ from waveform.audio.refusal import RefusedFile, check_regular
 CLIPPED_AMPLITUDE = 0.999  # a decoded sample at or above it counts as clipped
 
 HEADER, PIECE, END, REFUSED = b"h", b"p", b"e", b"r"
-FRAME = struct.Struct("<cQ")  # kind and number of bytes that follow
+FRAME = struct.Struct("<cQ")  # of a message: its kind, and the number of bytes that follow
 LENGTH = struct.Struct("<Q")
 
 _MIN_RATE_HZ, _MAX_RATE_HZ = 1_000, 768_000
 _MAX_CHANNELS = 64
 _READ_VALUES = 1 << 20  # samples x channels decoded at a time
-_UNKNOWN_LENGTH = 0x7FFF0000  # programs that write WAV to a pipe declare a length of this or more
+_UNKNOWN_LENGTH = 0x7FFF0000  # programs that write a WAV to a pipe declare this length or a greater one
 _MPEG_SLACK = 2 * 1152 + 529  # samples: encoders disagree on whether delay and padding count
-_MOST_MEMORY = 4 << 30  # bytes of a child's address space; decoding takes a tenth of it
+_MAX_ADDRESS_SPACE = 4 << 30  # bytes; decoding takes a tenth of it
 
 
 class Source:
-    """One audio file, opened for one pass of decoding by this very process.
+    """One audio file, opened for a single pass of decoding in this process.
 
-    The counters hold what has been read so far. Raises RefusedFile, on opening or while reading, for whatever cannot
-    be trusted: damaged, cut short, empty, not finite, absurd rates.
+    The counters hold what has been read so far. Raises RefusedFile, on opening or while reading, for audio that cannot
+    be trusted: damaged, cut short, empty, not finite, or of an absurd rate.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -56,7 +56,7 @@ class Source:
             # Bytes, because soundfile cannot encode names that are not valid UTF-8.
             self._file = soundfile.SoundFile(os.fsencode(path))
         except soundfile.LibsndfileError as error:
-            # Some decoders report whatever stops them as a missing file (code 7); it has just been seen.
+            # Some decoders report any trouble as a missing file (code 7); the parent has just seen this one.
             detail = error.error_string.strip().rstrip(".") if error.code != 7 else ""
             raise RefusedFile(path, "not readable as audio" + (f" ({detail})" if detail else "")) from error
         try:
@@ -67,7 +67,7 @@ class Source:
             self._file.close()
             raise
         self.num_frames = 0  # decoded so far, at the file's own rate
-        self.num_clipped = 0  # samples of any channel, before mixing, with |x| >= CLIPPED_AMPLITUDE
+        self.num_clipped = 0  # samples of all channels, before mixing, with |x| >= CLIPPED_AMPLITUDE
 
     def close(self) -> None:
         self._file.close()
@@ -77,20 +77,20 @@ class Source:
         if not _MIN_RATE_HZ <= rate <= _MAX_RATE_HZ:
             raise RefusedFile(self.path, f"sample rate {rate} Hz is outside {_MIN_RATE_HZ} to {_MAX_RATE_HZ} Hz")
         if self.num_channels > _MAX_CHANNELS:
-            raise RefusedFile(self.path, f"it has {self.num_channels} channels; at most {_MAX_CHANNELS} are taken")
+            raise RefusedFile(self.path, f"it has {self.num_channels} channels, more than {_MAX_CHANNELS}")
         if self._file.frames == 0:
             raise RefusedFile(self.path, "it holds no samples")
-        # libsndfile mends the lengths of a WAV or AIFF that is cut short, and mentions it in its log only.
-        mended = re.search(r"^\s*(?:data|SSND)\s*:\s*(\d+) \(should be (\d+)\)", self._file.extra_info, re.MULTILINE)
-        if mended:
-            declared, present = int(mended[1]), int(mended[2])
+        # libsndfile corrects the lengths of a WAV or AIFF that is cut short, and mentions it only in its log.
+        corrected = re.search(r"^\s*(?:data|SSND)\s*:\s*(\d+) \(should be (\d+)\)", self._file.extra_info, re.MULTILINE)
+        if corrected:
+            declared, present = int(corrected[1]), int(corrected[2])
             if present < declared < _UNKNOWN_LENGTH:
-                raise RefusedFile(self.path, f"cut short: {present} of the {declared} bytes of audio are there")
+                raise RefusedFile(self.path, f"cut short: it has {present} of its {declared} bytes of audio")
         if self._file.format == "OGG":
             _judge_ogg_end(self.path)
 
     def pieces(self) -> Iterator[np.ndarray]:
-        """Yield mono float32 pieces at the file's own rate; count and judge the samples on the way."""
+        """Yield mono float32 pieces [n] at the file's own rate; count and check the samples on the way."""
         declared: int = self._file.frames
         piece = np.empty((max(1, _READ_VALUES // self.num_channels), self.num_channels), dtype=np.float32)
         while True:
@@ -108,7 +108,7 @@ class Source:
                 self.num_clipped += int(np.count_nonzero(np.abs(block) >= CLIPPED_AMPLITUDE))
             yield _mix(block)
         slack = _MPEG_SLACK if self._file.format in ("MP3", "MPEG") else 0
-        # A FLAC written to a pipe does not know its length; libsndfile then declares the largest number there is.
+        # A FLAC that was written to a pipe does not know its length; libsndfile then declares the largest int64.
         if self.num_frames + slack < declared < 1 << 62:
             raise RefusedFile(self.path, f"cut short: {self._where(declared)}")
         if self.num_frames == 0:
@@ -120,17 +120,17 @@ class Source:
 
 
 def _mix(block: np.ndarray) -> np.ndarray:
-    """Average the channels of [n, channels] -> [n], as a fresh array."""
+    """Average the channels: [n, channels] -> [n], always a new array."""
     channels = block.shape[1]
     if channels == 1:
         return block[:, 0].copy()
-    if channels == 2:  # several times as fast as a mean over an axis of two
+    if channels == 2:  # several times faster than a mean over an axis of two
         return (block[:, 0] + block[:, 1]) * np.float32(0.5)
     return block @ np.full(channels, 1 / channels, dtype=np.float32)
 
 
 def _judge_ogg_end(path: str | Path) -> None:
-    """Refuse an Ogg file whose last page is cut or does not end its stream: libsndfile plays it without a word."""
+    """Refuse an Ogg file whose last page is cut or does not end its stream: libsndfile plays such a file silently."""
     longest_page = 27 + 255 + 255 * 255
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -146,15 +146,15 @@ def _judge_ogg_end(path: str | Path) -> None:
 
 
 def serve() -> None:
-    """Decode the files that the parent names, until it closes the pipe. The child's whole life."""
+    """Decode the files that the parent names until it closes the pipe: all that the child does."""
     channel = os.fdopen(os.dup(1), "wb", buffering=0)
     silence = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):  # some codecs print what they think of a file
+    for descriptor in (1, 2):  # some codecs print remarks
         os.dup2(silence, descriptor)
-    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a closed terminal are the parent's to answer
+    for number in (signal.SIGINT, signal.SIGHUP):  # the parent answers Ctrl-C and a closed terminal
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_ADDRESS_SPACE, _MAX_ADDRESS_SPACE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while length := sys.stdin.buffer.read(LENGTH.size):
         path = os.fsdecode(sys.stdin.buffer.read(LENGTH.unpack(length)[0]))
@@ -163,7 +163,7 @@ def serve() -> None:
         except RefusedFile as refusal:
             _send(channel, REFUSED, refusal.reason)
         except MemoryError:
-            _send(channel, REFUSED, "decoding it takes too much memory")
+            _send(channel, REFUSED, "decoding it takes too much RAM")
         except (RuntimeError, ValueError, TypeError, OSError) as error:
             _send(channel, REFUSED, f"not readable as audio ({' '.join(str(error).split())})")
 

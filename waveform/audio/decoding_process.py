@@ -1,4 +1,4 @@
-"""The parent's end of a decoding process (see `decoding_child`): started when first needed, kept for the next file."""
+"""The parent's end of decoding: starts a process (`decoding_child`) when needed and keeps it for the next file."""
 
 import atexit
 import contextlib
@@ -17,14 +17,14 @@ import numpy as np
 from waveform.audio.decoding_child import FRAME, LENGTH, PIECE
 from waveform.audio.refusal import RefusedFile
 
-PATIENCE_S = 60.0  # for the next second or so of audio
+PATIENCE_S = 60.0  # to wait for the next message, which holds a second or so of audio
 _START = "import sys; sys.path[:] = {path!r}; from waveform.audio.decoding_child import serve; serve()"
 _PIPE_BYTES = 1 << 20
-_idle: list["DecodingProcess"] = []  # of this process, ready for the next file
+_idle: list["DecodingProcess"] = []  # those of this process that are ready for the next file
 
 
 class DecodingProcessDied(RefusedFile):
-    """A file on which the decoding process ended or hung; to be tried again once, for it may have been killed."""
+    """A file on which the decoding process ended or hung. Try it once more: the process may have been killed."""
 
     def __reduce__(self) -> tuple[type, tuple[str | Path, str]]:
         return DecodingProcessDied, (self._path, self.reason)
@@ -34,7 +34,7 @@ class DecodingProcess:
     """One decoding process."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # it mixes channels; threads would take memory
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # for averaging channels; threads would take RAM
         command = [sys.executable, "-c", _START.format(path=sys.path)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
@@ -44,18 +44,18 @@ class DecodingProcess:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._to, self._from = self._process.stdin, self._process.stdout
         if hasattr(fcntl, "F_SETPIPE_SZ"):
-            with contextlib.suppress(OSError):  # above the user's limit; slower
+            with contextlib.suppress(OSError):  # above the user's limit: only slower
                 fcntl.fcntl(self._from, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._ready = select.poll()
         self._ready.register(self._from, select.POLLIN)
 
     def open(self, path: str | Path) -> None:
-        """Ask for a file; `receive` gives what comes of it."""
+        """Ask for a file; `receive` returns the answer."""
         name = os.fsencode(os.path.abspath(path))
         try:
             self._to.write(LENGTH.pack(len(name)) + name)
-        except BrokenPipeError as error:  # it died while idle, of nothing that has to do with this file
-            raise DecodingProcessDied(path, "the decoding process was gone") from error
+        except BrokenPipeError as error:  # it died while idle, so this file is not the cause
+            raise DecodingProcessDied(path, "the decoding process had ended") from error
 
     def receive(self, path: str | Path) -> tuple[bytes, Any]:
         """Wait for the next message: its kind, and a piece [n] float32 or what JSON holds.
@@ -75,7 +75,7 @@ class DecodingProcess:
         while view:
             if not self._ready.poll(1000 * PATIENCE_S):
                 self.kill()
-                raise DecodingProcessDied(path, f"decoding it makes no progress in {PATIENCE_S:g} s")
+                raise DecodingProcessDied(path, f"decoding it made no progress for {PATIENCE_S:g} s")
             num = os.readv(self._from.fileno(), [view])
             if num == 0:
                 raise DecodingProcessDied(path, f"decoding it ended the decoding process ({self._how_it_ended()})")
@@ -87,14 +87,14 @@ class DecodingProcess:
         if code >= 0:
             return f"exit code {code}"
         name = signal.Signals(-code).name
-        return f"{name}, perhaps for want of memory" if name == "SIGKILL" else name
+        return f"{name}, perhaps because RAM ran out" if name == "SIGKILL" else name
 
     def give_back(self) -> None:
         """Keep this process for the next file."""
         _idle.append(self)
 
     def kill(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process, whatever it is doing."""
         if self.owner == os.getpid():
             self._process.kill()
             self._process.wait()
@@ -103,7 +103,7 @@ class DecodingProcess:
 
 
 def take_decoding_process() -> DecodingProcess:
-    """A decoding process of this process, an idle one if there is one."""
+    """Return an idle decoding process of this process if there is one, otherwise a new one."""
     while _idle:
         idle = _idle.pop()
         if idle.owner == os.getpid() and idle._process.poll() is None:

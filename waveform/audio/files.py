@@ -1,7 +1,7 @@
-"""Reads audio files: any common format in, mono 24 kHz blocks out; the first step of preparing, after the scan.
+"""Reads audio files of any common format as mono 24 kHz blocks: in preparing, the step between the scan and mu-law.
 
-Decode block by block, judge and average the channels (`decoding_child`, in a process of its own) -> resample -> blocks
-of whole seconds. Memory does not depend on the length of the file.
+A process of its own decodes the file piece by piece, checks it and averages its channels (`decoding_child`); `resample`
+turns the pieces into blocks of whole seconds. The RAM taken does not depend on the length of the file.
 """
 
 import os
@@ -21,18 +21,18 @@ AUDIO_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", "
 
 
 def is_audio_name(name: str) -> bool:
-    """Whether a file name ends like audio that this toolkit reads."""
+    """Whether a file name has the suffix of an audio format that this toolkit reads."""
     return os.path.splitext(name)[1].lower() in AUDIO_SUFFIXES
 
 
 class AudioFile:
-    """One audio file, opened for one pass of reading; a context manager.
+    """One audio file, opened for a single pass of reading; a context manager.
 
-    `blocks()` yields mono float32 [n] at 24 kHz; the counters are right once it has ended. A process of its own decodes
-    (see `decoding_child`), so that no file can end this one.
+    `blocks()` yields mono float32 [n] at 24 kHz; the counters are valid once it has ended. Another process decodes (see
+    `decoding_child`), so that no file can crash this one.
 
-    Raises RefusedFile, on opening or while reading, for whatever cannot be trusted (damaged, cut short, empty, not
-    finite, absurd rates), and DecodingProcessDied for a file that ends the decoding process.
+    Raises RefusedFile, on opening or while reading, for audio that cannot be trusted (damaged, cut short, empty, not
+    finite, or of an absurd rate), and DecodingProcessDied if the decoding process ends or hangs.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -41,7 +41,7 @@ class AudioFile:
         if self._before.st_size == 0:
             raise RefusedFile(path, "it is empty (0 bytes)")
         self.num_frames = 0  # at the file's own rate
-        self.num_clipped = 0  # samples of any channel, before mixing, with |x| >= CLIPPED_AMPLITUDE
+        self.num_clipped = 0  # samples of all channels, before mixing, with |x| >= CLIPPED_AMPLITUDE
         self._decoding: DecodingProcess | None = take_decoding_process()
         try:
             self._decoding.open(path)
@@ -61,17 +61,17 @@ class AudioFile:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file; a decoder that is still at work on it is ended."""
+        """Let go of the file; a process that is still decoding it is killed."""
         if self._decoding is not None:
             self._decoding.kill()
             self._decoding = None
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """Yield mono float32 blocks [n] at 24 kHz; each but the last is a whole number of seconds."""
+        """Yield mono float32 blocks [n] at 24 kHz; all but the last are a whole number of seconds."""
         yield from resample_blocks(self._pieces(), sample_rate_hz=self.sample_rate_hz)
 
     def _receive(self) -> tuple[bytes, Any]:
-        """The next message about this file. Raises RefusedFile where it is a refusal."""
+        """Return the next message about this file. Raises RefusedFile if it is a refusal."""
         assert self._decoding is not None
         kind, content = self._decoding.receive(self.path)
         if kind in (END, REFUSED):
@@ -82,7 +82,7 @@ class AudioFile:
         return kind, content
 
     def _pieces(self) -> Iterator[np.ndarray]:
-        """Yield mono float32 pieces at the file's own rate."""
+        """Yield mono float32 pieces [n] at the file's own rate."""
         while True:
             kind, content = self._receive()
             if kind == END:
@@ -91,11 +91,11 @@ class AudioFile:
         self.num_frames, self.num_clipped = content
         after = check_regular(self.path)
         if (after.st_size, after.st_mtime_ns) != (self._before.st_size, self._before.st_mtime_ns):
-            raise RefusedFile(self.path, "it changed while it was read; prepare again when it is complete")
+            raise RefusedFile(self.path, "it changed while it was being read; prepare again when it is complete")
 
 
 def read_blocks(path: str | Path) -> Iterator[np.ndarray]:
-    """Yield a file as mono float32 blocks [n] at 24 kHz, in constant memory. Raises RefusedFile."""
+    """Yield a file as mono float32 blocks [n] at 24 kHz, in constant RAM. Raises RefusedFile."""
     with AudioFile(path) as file:
         yield from file.blocks()
 

@@ -1,9 +1,9 @@
-"""8-bit mu-law: the quantiser between waveforms and tokens.
+"""8-bit mu-law: the quantiser between 24 kHz blocks and token shards, and between sampled tokens and WAV files.
 
 The classes are torchaudio's (`mu_law_encoding`, mu = 255): class c stands for the companded value 2 c / 255 - 1.
-Encoding goes through a table, because torchaudio's logarithm is the slowest step of preparing a corpus (1,500x real
-time on one core, the table 7,000x) and its last bit depends on how the vector units cut the tensor: the table gives
-every sample the same class wherever it stands in a block, so shards are reproducible.
+Encoding goes through a table for two reasons. torchaudio's logarithm would be the slowest step of preparing a corpus
+(1,500x real time on one core; the table 7,000x). And its last bit depends on how the vector units cut the tensor, while
+the table gives a sample the same class wherever it stands in a block, so that shards are reproducible.
 """
 
 from functools import cache
@@ -18,14 +18,14 @@ NUM_CLASSES = 256
 SILENCE = 128  # the class of 0.0
 
 _CELLS = 32_768  # table cells per unit of amplitude; the narrowest class is 5.7 cells wide
-_CELL_MARGIN = 1e-6  # cells overlap by more than the rounding of x + 1 in fp32
+_CELL_MARGIN = 1e-6  # cells overlap by more than x + 1 is rounded in fp32
 
 
 @cache
 def _tables() -> tuple[Tensor, Tensor, Tensor]:
-    """Class below each cell's boundary [cells] uint8, that boundary [cells] fp32, value of each class [256] fp32."""
+    """Return per cell the class below its boundary [cells] uint8 and that boundary [cells]; the classes' values [256]."""
     mu = NUM_CLASSES - 1
-    # torchaudio rounds the companded value to the nearest class, so classes c - 1 and c part at (2 c - 1) / mu - 1.
+    # torchaudio rounds the companded value to the nearest class, so classes c - 1 and c meet at (2 c - 1) / mu - 1.
     companded = (2 * np.arange(1, NUM_CLASSES) - 1) / mu - 1
     boundaries = np.sign(companded) * np.expm1(np.abs(companded) * np.log1p(mu)) / mu
     lower_edges = (np.arange(2 * _CELLS + 1) - 0.5) / _CELLS - 1 - _CELL_MARGIN
@@ -36,9 +36,9 @@ def _tables() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def encode(samples: Tensor) -> Tensor:
-    """Quantise a waveform: float samples [...], clipped to -1..1 -> classes [...] uint8; 0.0 becomes 128.
+    """Quantise a waveform: float samples [...], clipped to -1..1, become classes [...] uint8; 0.0 becomes 128.
 
-    Samples must be finite (`files.read_blocks` refuses a file where they are not).
+    Samples must be finite (`files.read_blocks` refuses a file if they are not).
     """
     below, boundary, _ = (table.to(samples.device) for table in _tables())
     flat = samples.detach().to(torch.float32).flatten().clamp(-1, 1)

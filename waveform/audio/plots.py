@@ -1,6 +1,6 @@
-"""Pictures of audio: the demo's panel of clips and learning curves, and mel spectrograms for TensorBoard.
+"""Pictures of audio: the demo's panel of clips and learning curves, and the mel spectrograms in TensorBoard.
 
-Drawn with matplotlib's Agg canvas and no pyplot, so that nothing depends on a display or on another figure's state.
+They are drawn on matplotlib's Agg canvas without pyplot, so that nothing depends on a display or on another figure.
 """
 
 import io
@@ -42,7 +42,7 @@ def mel_decibels(samples: np.ndarray) -> np.ndarray:
 def _mel_filters() -> np.ndarray:
     """Triangular filters of height 1 [80, 513] fp32, as librosa.filters.mel has them.
 
-    Using that, or librosa.feature.melspectrogram, imports much else that compiles for 13 s when it is first used.
+    Calling that, or librosa.feature.melspectrogram, imports modules that compile for 13 s when they are first used.
     """
     corners_hz = _mel_corners_hz()[:, None]
     bins_hz = np.fft.rfftfreq(_FFT, 1 / SAMPLE_RATE_HZ)
@@ -52,8 +52,8 @@ def _mel_filters() -> np.ndarray:
 
 
 def _mel_corners_hz() -> np.ndarray:
-    """Where the filters begin, peak and end [82]: filter i at corners i, i + 1 and i + 2."""
-    from librosa.core.convert import mel_frequencies  # takes a second to import, which only pictures should pay
+    """Return the frequencies at which filters begin, peak and end [82]: filter i at corners i, i + 1 and i + 2."""
+    from librosa.core.convert import mel_frequencies  # importing takes a second, which only pictures should pay
 
     return mel_frequencies(n_mels=_NUM_MELS + 2, fmax=SAMPLE_RATE_HZ / 2)
 
@@ -72,10 +72,10 @@ def save_demo_panel(
     clips: Mapping[str, np.ndarray],
     curves: Mapping[str, Sequence[tuple[float, float]]],
 ) -> None:
-    """Draw a PNG, 1600 pixels wide: for each clip its waveform and mel spectrogram, below them the NLL curves.
+    """Draw a PNG, 1600 pixels wide: each clip's waveform and mel spectrogram, and the NLL curves below them.
 
     `clips`: title -> mono 24 kHz samples [n]; `curves`: model -> (training seconds, nats per sample) points. Either
-    may be empty. Raises UserError where the picture cannot be written.
+    may be empty. Raises UserError if the picture cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -118,7 +118,7 @@ def save_demo_panel(
 
 
 def _draw_waveform(axes: "Axes", samples: np.ndarray, *, limit: float) -> None:
-    """Draw the range of every pixel column: 24,000 points a second are slow to draw and look no different."""
+    """Draw each pixel column's range of values: drawing 24,000 points a second is slow and looks the same."""
     samples = np.asarray(samples, dtype=np.float32)
     step = max(1, len(samples) // 4000)
     columns = -(-len(samples) // step)

@@ -1,4 +1,4 @@
-"""Why a file cannot be used as audio: the error that says so, and what the file system alone already tells."""
+"""Refusing a file that cannot be used as audio: the error with its reason, and the checks that need no decoding."""
 
 import errno
 import os
@@ -15,12 +15,15 @@ class RefusedFile(UserError):
         super().__init__(f"cannot use {path}: {reason}")
         self._path, self.reason = path, reason
 
-    def __reduce__(self) -> tuple[type, tuple[str | Path, str]]:  # so that it can cross to another process
+    def __reduce__(self) -> tuple[type, tuple[str | Path, str]]:  # so that it can be pickled
         return RefusedFile, (self._path, self.reason)
 
 
 def check_regular(path: str | Path) -> os.stat_result:
-    """Stat a file that may be read. Raises RefusedFile for pipes, devices, broken or looping links, no permission."""
+    """Return the status of a file that can be read.
+
+    Raises RefusedFile for pipes, devices, broken or looping links, and a lack of permission.
+    """
     try:
         status = os.stat(path)
     except OSError as error:

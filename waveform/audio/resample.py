@@ -1,7 +1,4 @@
-"""Resampling to 24 kHz, block by block: between decoding and mu-law when preparing, and for audio given in Python.
-
-The filter is torchaudio's windowed sinc.
-"""
+"""Resamples to 24 kHz, block by block, with torchaudio's windowed sinc: in preparing, between decoding and mu-law."""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -14,15 +11,15 @@ from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.torchaudio_import import import_torchaudio
 
 _BLOCK_VALUES = 1 << 20  # samples of a block before resampling, at most
-_BLOCK_S = 4  # whole seconds: then every rate has a whole number of samples per block, before and after resampling
+_BLOCK_S = 4  # whole seconds, so that a block of any rate is a whole number of samples before and after
 _ZERO_CROSSINGS, _ROLLOFF = 6, 0.99  # torchaudio's defaults
 _MAX_DENSE_KERNEL = 1 << 20  # weights
 
 
 class _TorchaudioKernel:
-    """torchaudio's resampler, for rates whose ratio to 24 kHz is neat enough for its dense kernel.
+    """torchaudio's resampler, for rates whose ratio to 24 kHz is simple enough for its dense kernel.
 
-    The kernel is computed in fp64 and then rounded: computed in fp32, as by default, it is wrong by up to 4e-4.
+    The kernel is computed in fp64 and then rounded: in fp32, the default, it is wrong by up to 4e-4.
     """
 
     def __init__(self, sample_rate_hz: int) -> None:
@@ -40,7 +37,7 @@ class _TorchaudioKernel:
 
 
 class _BandedKernel:
-    """The same filter for awkward ratios (44,101 Hz), where torchaudio's kernel would take gigabytes.
+    """The same filter for awkward ratios (44,101 Hz), for which torchaudio's kernel would take gigabytes.
 
     Each of the 24,000 phases of a second keeps only the taps under its window (formula: torchaudio's
     `_get_sinc_resample_kernel`, Hann window, 6 zero crossings, roll-off 0.99; the tests compare the two).
@@ -51,7 +48,7 @@ class _BandedKernel:
         half = _half_width(sample_rate_hz)
         self.context = half + 1
         centre = np.arange(SAMPLE_RATE_HZ) * sample_rate_hz // SAMPLE_RATE_HZ  # input sample at or before each output
-        self._first = centre + self.context - half  # first tap, where the input starts with the left context
+        self._first = centre + self.context - half  # first tap, counted from the left context
         position = np.arange(SAMPLE_RATE_HZ) * (sample_rate_hz / SAMPLE_RATE_HZ)
         taps = centre[:, None] + np.arange(-half, half + 2)
         cutoff = min(sample_rate_hz, SAMPLE_RATE_HZ) * _ROLLOFF / sample_rate_hz
@@ -70,7 +67,7 @@ class _BandedKernel:
 
 
 def _half_width(sample_rate_hz: int) -> int:
-    """Input samples that the filter reaches to either side."""
+    """Return how many input samples the filter reaches on either side."""
     return int(np.ceil(_ZERO_CROSSINGS * sample_rate_hz / (min(sample_rate_hz, SAMPLE_RATE_HZ) * _ROLLOFF)))
 
 
@@ -84,11 +81,11 @@ def _resampling_kernel(sample_rate_hz: int) -> _TorchaudioKernel | _BandedKernel
 
 
 def resample_blocks(pieces: Iterable[np.ndarray], *, sample_rate_hz: int) -> Iterator[np.ndarray]:
-    """Resample a stream of float32 pieces [n] to 24 kHz, block by block; ceil(n * 24000 / rate) samples in all.
+    """Resample float32 pieces [n] of one recording to 24 kHz, block by block: ceil(n * 24000 / rate) samples in all.
 
-    Equal to resampling the whole at once, because every block is resampled with its neighbourhood:
+    The result equals resampling the whole at once, because each block is resampled together with its neighbourhood:
 
-        stream      ........................................
+        recording   ........................................
         first block [zeros|   block   |right]
         next                    [left |   block   |right]
     """

@@ -1,4 +1,4 @@
-"""Imports torchaudio on behalf of the audio modules, and says what to do where it does not load."""
+"""Imports torchaudio for the other audio modules, and says what to do if it does not load."""
 
 from types import ModuleType
 
@@ -8,8 +8,8 @@ from waveform.system.errors import UserError
 def import_torchaudio() -> ModuleType:
     """Import torchaudio with its `functional` and `transforms`.
 
-    Raises UserError where it is missing or was built for another torch (its library then fails to load, which shows
-    as an OSError or a RuntimeError that names symbols).
+    Raises UserError if it is missing or was built for a different torch: its library then fails to load, with an
+    OSError or a RuntimeError that names symbols.
     """
     try:
         import torchaudio

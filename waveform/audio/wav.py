@@ -1,4 +1,4 @@
-"""16-bit WAV files, the last step of sampling: whole and playable at every moment while they are written."""
+"""Writes 16-bit WAV files, the last step of sampling, so that they can be played at any moment of the writing."""
 
 import fcntl
 import os
@@ -19,11 +19,12 @@ _MAX_WAV_BYTES = 2**32 - 1 - _WAV_HEADER.size
 
 
 class WavWriter:
-    """Writes a mono 16-bit PCM WAV as samples come; a context manager. Replaces an existing file.
+    """Writes a mono 16-bit PCM WAV as samples arrive; a context manager. An existing file is replaced.
 
-    The file on disk is a whole WAV at every moment, so what a killed process leaves can be played; while it is open its
-    lock is held (`atomic.is_held`). libsndfile is not used here because it hides why a write failed. Raises UserError
-    where the disk is full or the folder read-only.
+    The file on disk is a complete WAV at every moment, so that what a killed process leaves can be played. While it is
+    open, its lock is held (`atomic.is_held`). libsndfile is not used because it hides why a write failed.
+
+    Raises UserError if the disk is full or the folder read-only.
     """
 
     def __init__(self, path: str | Path, sample_rate_hz: int = SAMPLE_RATE_HZ) -> None:
@@ -36,7 +37,7 @@ class WavWriter:
             partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
             self._file = open(partial, "wb", buffering=0)  # noqa: SIM115 (closed by close)
             try:
-                with suppress(OSError):  # a file system may have no locks
+                with suppress(OSError):  # some file systems have no locks
                     fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._write(self._header(), offset=0)
                 os.replace(partial, self.path)
@@ -49,19 +50,19 @@ class WavWriter:
         """Add float samples [n]; values outside -1..1 are clipped."""
         values = np.asarray(samples.detach().cpu() if isinstance(samples, torch.Tensor) else samples, dtype=np.float32)
         assert values.ndim == 1 and np.isfinite(values).all()
-        # 32768, not 32767: libsndfile divides by it on reading, so mu-law values come back as the same class.
+        # 32768, not 32767: libsndfile divides by it when reading, so that mu-law values return as the same class.
         pcm = np.clip(np.rint(values * 32768), -32768, 32767).astype("<i2").tobytes()
         if self._data_bytes + len(pcm) > _MAX_WAV_BYTES:
             hours = _MAX_WAV_BYTES / 2 / self._rate / 3600
             raise UserError(f"cannot write {self.path}: a WAV holds at most {hours:.0f} hours; write several files")
-        with explain_write_errors(self.path, then="sample into another --out; what was made so far can be played"):
-            # Samples first, header second: a process killed in between leaves a header that is true.
+        with explain_write_errors(self.path, then="sample into another --out; what was written so far can be played"):
+            # Samples first, header second: if the process is killed in between, the header is still true.
             self._write(pcm, offset=_WAV_HEADER.size + self._data_bytes)
             self._data_bytes += len(pcm)
             self._write(self._header(), offset=0)
 
     def close(self) -> None:
-        """Close the file; nothing is left to write."""
+        """Close the file, which is complete already."""
         self._file.close()
 
     def _header(self) -> bytes:
@@ -75,7 +76,7 @@ class WavWriter:
     def _write(self, content: bytes, *, offset: int) -> None:
         self._file.seek(offset)
         view = memoryview(content)
-        while view:  # a raw write may take a part only
+        while view:  # a raw write may write only a part
             view = view[self._file.write(view) :]
 
     def __enter__(self) -> "WavWriter":
@@ -88,6 +89,6 @@ class WavWriter:
 
 
 def write_wav(path: str | Path, samples: np.ndarray | torch.Tensor, sample_rate_hz: int = SAMPLE_RATE_HZ) -> None:
-    """Write float samples [n] in -1..1 as a mono 16-bit PCM WAV. Raises UserError where the disk refuses."""
+    """Write float samples [n] in -1..1 as a mono 16-bit PCM WAV. Raises UserError if the file cannot be written."""
     with WavWriter(path, sample_rate_hz) as writer:
         writer.append(samples)

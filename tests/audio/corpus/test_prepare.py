@@ -182,7 +182,7 @@ def test_damaged_tokens_are_made_anew(
     decoded.clear()
     prepare(corpus_dir, tmp_path / "data")
     assert _content(tmp_path / "data") == whole and 0 < len(decoded) < 8
-    assert f"{len(decoded)} files prepared again, as their shards were damaged, all " in capsys.readouterr().out
+    assert f"{len(decoded)} files prepared again, because their shards were damaged, all " in capsys.readouterr().out
 
 
 def test_a_lost_shard_is_made_again(corpus_dir: Path, tmp_path: Path, small_groups: None, decoded: list[str]) -> None:
@@ -351,7 +351,7 @@ def test_a_second_preparation_is_refused(corpus_dir: Path, tmp_path: Path, monke
     real = workers.prepare_group
 
     def meanwhile(group: groups.Group, *, audio_dir: Path, data_dir: Path) -> groups.GroupResult:
-        with pytest.raises(UserError, match=r"another waveform prepare is at work on .*data"):
+        with pytest.raises(UserError, match=r"another waveform prepare is running on .*data"):
             _prepare(corpus_dir, tmp_path / "data")
         return real(group, audio_dir=audio_dir, data_dir=data_dir)
 
@@ -387,7 +387,7 @@ def test_another_corpus_does_not_replace_the_first(corpus_dir: Path, tmp_path: P
     _prepare(corpus_dir, tmp_path / "data")
     for split in SPLITS:
         write_audio(tmp_path / "other" / split / "x.wav")
-    with pytest.raises(UserError, match="was prepared from other audio"):
+    with pytest.raises(UserError, match="was prepared from different audio"):
         _prepare(tmp_path / "other", tmp_path / "data")
     moved = tmp_path / "moved"
     os.rename(corpus_dir, moved)

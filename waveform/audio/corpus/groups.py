@@ -1,8 +1,8 @@
-"""Turns groups of audio files into token shards: the work of preparing, done in this process or in several.
+"""Turns groups of audio files into token shards: the central step of preparing.
 
-A group is some files of one split that share a shard. A finished group leaves two files: the shard, named by its
-content, in `shards/`, and its record in `unfinished/`, named by what went in (paths, sizes, times), which lets an
-interrupted run take up where it stopped. The record of a group is written last.
+A group is a number of files of one split that share a shard. A finished group leaves two files: the shard in `shards/`,
+named by its content, and its record in `unfinished/`, named by what went in (paths, sizes, times). An interrupted
+preparation continues from these records; a group's record is written last.
 """
 
 import hashlib
@@ -25,18 +25,18 @@ from waveform.engine.shards import Shard, ShardWriter, Utterance
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.errors import UserError
 
-FORMAT = 1  # raise it whenever the same audio would give other tokens or records
+FORMAT = 1  # raise it whenever the same audio would give different tokens or records
 SHARDS, UNFINISHED = "shards", "unfinished"  # folders inside the data set
 SILENCE_FRAME = SAMPLE_RATE_HZ // 50  # 20 ms
 SILENCE_RMS = 1e-3  # -60 dBFS
 
 _MIN_GROUP_BYTES = 8 << 20  # of source files: a few minutes of audio, a second of work
-_MAX_GROUPS = 256  # so that training need not hold thousands of files open
+_MAX_GROUPS = 256  # so that training does not have to keep thousands of files open
 
 
 @dataclass(frozen=True)
 class Group:
-    """Files of one split that go into one shard, in the order of their paths."""
+    """The files of one split that go into one shard, in the order of their paths."""
 
     split: str
     files: tuple[FoundFile, ...]
@@ -47,7 +47,7 @@ class Group:
 
     @property
     def key(self) -> str:
-        """Hex digest of everything that determines the shard, short of reading the audio."""
+        """Hex digest of all that determines the shard and can be known without reading the audio."""
         content = json.dumps([FORMAT, self.split, [[file.path, file.size, file.mtime_ns] for file in self.files]])
         return hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
 
@@ -56,13 +56,13 @@ class Group:
 class GroupResult:
     """What became of a group."""
 
-    shard: str | None  # file name relative to the data set; None where every file was refused
-    records: dict[str, dict[str, Any]]  # path -> what dataset.json keeps of the file
+    shard: str | None  # file name relative to the data set; None if every file was refused
+    records: dict[str, dict[str, Any]]  # path -> what dataset.json says about the file
     duration_s: float  # of the audio prepared
 
 
 def cut_into_groups(files: Iterable[tuple[FoundFile, str]]) -> list[Group]:
-    """Cut (file, split) pairs into groups. Depends on nothing but the files, so an interrupted run cuts alike."""
+    """Cut (file, split) pairs into groups. The groups depend only on the files, so the next run cuts the same ones."""
     files = sorted(files)
     limit = max(_MIN_GROUP_BYTES, sum(file.size for file, _ in files) // _MAX_GROUPS)
     groups: list[Group] = []
@@ -82,9 +82,9 @@ def cut_into_groups(files: Iterable[tuple[FoundFile, str]]) -> list[Group]:
 
 
 def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> GroupResult:
-    """Decode, resample and quantise the files of a group into a shard; refused files are recorded, not raised.
+    """Decode, resample and quantise the files of a group into a shard. Files that are refused are recorded.
 
-    Raises UserError where the disk refuses.
+    Raises UserError if the shard or the record cannot be written.
     """
     partial = data_dir / UNFINISHED / f"{group.key}.{os.getpid()}.shard"
     records: dict[str, dict[str, Any]] = {}
@@ -98,7 +98,7 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> GroupResu
                 except RefusedFile as refusal:
                     writer.discard()
                     if isinstance(refusal, DecodingProcessDied) and not last_try:
-                        continue  # it may have been killed for another reason than the file
+                        continue  # the file may not have been the reason
                     record["refused"] = refusal.reason
                 break
             records[file.path] = record
@@ -112,7 +112,7 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> GroupResu
 
 
 def finished_result(group: Group, data_dir: Path) -> GroupResult | None:
-    """What an interrupted run left of this very group, if it is whole."""
+    """Return what an interrupted run left of exactly this group, or None if that is not complete."""
     try:
         content = json.loads(_record_path(group, data_dir).read_bytes())
         if content["shard"] is not None:
@@ -123,10 +123,10 @@ def finished_result(group: Group, data_dir: Path) -> GroupResult | None:
 
 
 def _append_file(writer: ShardWriter, path: Path) -> dict[str, Any]:
-    """Append one file's tokens; return what the report needs to know of it. Raises RefusedFile."""
+    """Append one file's tokens; return what the report needs to know about it. Raises RefusedFile."""
     num_samples = num_frames = num_silent = 0
     with AudioFile(path) as file:
-        for block in file.blocks():  # whole seconds but for the last, so 20-ms frames never straddle blocks
+        for block in file.blocks():  # whole seconds, except the last, so no 20-ms frame spans two blocks
             writer.append(mulaw.encode(torch.from_numpy(block)).numpy())
             num_samples += len(block)
             frames = block[: len(block) // SILENCE_FRAME * SILENCE_FRAME].reshape(-1, SILENCE_FRAME)
@@ -145,7 +145,7 @@ def _append_file(writer: ShardWriter, path: Path) -> dict[str, Any]:
 
 
 def _name_by_content(partial: Path, utterances: list[Utterance], split: str, data_dir: Path) -> str | None:
-    """Move a written shard to its final name and return that, relative to the data set; drop a shard with nothing."""
+    """Move a written shard to its final name and return that, relative to the data set; remove an empty shard."""
     if not utterances:
         partial.unlink()
         return None

@@ -1,11 +1,11 @@
 """Prepares a folder of audio for training: scan -> split -> decode, resample, mu-law -> token shards -> report.
 
-`prepare` brings a data set up to date with its folder. A data set is
+`prepare` brings a data set up to date with its folder of audio. A data set is
 
     dataset.json    what training reads; replaced in one step at the very end
-    shards/         tokens, one file for each group of audio files, named by content and never changed
+    shards/         tokens: one file for each group of audio files, named by its content and never changed
     report.json     what was found in the audio
-    unfinished/     records of finished groups, while a preparation runs or after it was interrupted
+    unfinished/     records of finished groups, while a preparation is running or after it was interrupted
 """
 
 import json
@@ -53,7 +53,7 @@ class DataConfig:
 
     # which files train, validate and test
     split: SplitConfig = field(default_factory=SplitConfig)
-    # processes that decode; null: one for each core this process may use
+    # processes that decode; null: one for each core that this process may use
     num_workers: int | None = None
 
 
@@ -62,12 +62,12 @@ def prepare(
 ) -> Dataset:
     """Bring `data_dir` up to date with the audio under `audio_dir`, and report what was found.
 
-    Only new and changed files are decoded (judged by relative path, size and modification time); files that are gone
-    leave the data set. The same files give the same shards, byte for byte, whether or not earlier runs were killed.
-    With `show_progress` the report is printed; it is always written to `data_dir`/report.json.
+    Only files that are new or have changed (in relative path, size or modification time) are decoded; files that have
+    been removed leave the data set. The same files give the same shards, byte for byte, whether or not earlier runs
+    were killed. The report is written to `data_dir`/report.json, and printed if `show_progress`.
 
-    Raises UserError for anything a user can mend: no usable audio, a split that would be empty, other split settings
-    than the data set was made with, another preparation at work, a full disk.
+    Raises UserError for anything that a user can fix: no usable audio, a split that would be empty, split settings that
+    differ from those of the data set, another preparation that is running, a full disk.
     """
     config = config or DataConfig()
     audio_dir, data_dir = Path(audio_dir), Path(data_dir)
@@ -129,7 +129,7 @@ def _first_reasons(refused: dict[str, str]) -> str:
 
 @contextmanager
 def _locked(data_dir: Path) -> Iterator[None]:
-    """Hold the data set's lock; the system releases it when the process dies. Refuses a folder of something else."""
+    """Hold the data set's lock, which the system releases if the process dies. Refuses a folder of anything else."""
     with explain_write_errors(data_dir):
         ours = {DATASET_FILE, REPORT_FILE, SHARDS, UNFINISHED}
         if data_dir.is_dir() and not is_dataset(data_dir):
@@ -140,7 +140,7 @@ def _locked(data_dir: Path) -> Iterator[None]:
                     "give a new folder for the prepared data"
                 )
         data_dir.mkdir(parents=True, exist_ok=True)
-    refusal = f"another waveform prepare is at work on {data_dir}; wait until it is done"
+    refusal = f"another waveform prepare is running on {data_dir}; wait until it is done"
     with locked(data_dir / _LOCK_FILE, refusal=refusal):
         with explain_write_errors(data_dir):
             for folder in (SHARDS, UNFINISHED):
@@ -149,7 +149,7 @@ def _locked(data_dir: Path) -> Iterator[None]:
 
 
 def _read_previous(data_dir: Path, *, split_plan: SplitPlan, wanted: dict[FoundFile, str]) -> Dataset | None:
-    """The data set as it stands, or None. Raises UserError where bringing it up to date would change its meaning."""
+    """Return the data set as it is, or None. Raises UserError if bringing it up to date would change its meaning."""
     if not is_dataset(data_dir):
         return None
     old = read_dataset(data_dir)
@@ -157,14 +157,14 @@ def _read_previous(data_dir: Path, *, split_plan: SplitPlan, wanted: dict[FoundF
         raise UserError(f"{data_dir} holds a data set that is not audio; give another folder")
     before, now = old.sources["split"], split_plan.settings()
     if before != now:
-        # Moving files between splits would put test files of yesterday into the training data of today.
+        # Moving files between splits would put yesterday's test files into today's training data.
         names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
         changes = ", ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in names)
-        raise UserError(f"{data_dir} was split otherwise: {changes}; use the same settings, or another folder")
+        raise UserError(f"{data_dir} was split differently: {changes}; use the same settings, or another folder")
     known = {(path, record["size"]) for path, record in old.sources["files"].items() if "refused" not in record}
     if known and not known & {(file.path, file.size) for file in wanted}:
         raise UserError(
-            f"{data_dir} was prepared from other audio (none of its {len(known)} files is there now); "
+            f"{data_dir} was prepared from different audio (none of its {len(known)} files is there now); "
             "give another folder for this audio, or delete that one"
         )
     return old
@@ -180,7 +180,7 @@ def _update(
     config: DataConfig,
     show: bool,
 ) -> tuple[Dataset, str]:
-    """Prepare what is new or changed and commit dataset.json. Returns the data set and one phrase on what was done."""
+    """Prepare what is new or changed and replace dataset.json. Returns the data set and a phrase on what was done."""
     kept = _still_valid(old, wanted) if old else {}
     pending = [(file, split) for file, split in wanted.items() if file.path not in kept]
     groups = cut_into_groups(pending)
@@ -210,7 +210,7 @@ def _update(
     num_done = sum(len(group.files) for group in todo)
     if old is not None and dataset == replace(old, digests={}):
         as_before = f"all {len(wanted)} files as before (by path, size and time)"
-        done = f"{num_done} files prepared again, as their shards were damaged" if num_done else "up to date"
+        done = f"{num_done} files prepared again, because their shards were damaged" if num_done else "up to date"
         return old, f"{done}, {as_before}"
     dataset = write_dataset(dataset)
     notes = [f"prepared {num_done} files"]
@@ -218,7 +218,7 @@ def _update(
     for number, what in (
         (num_reused, "taken from an interrupted run"),
         (len(kept), "unchanged"),
-        (num_gone, "gone and dropped"),
+        (num_gone, "no longer there"),
     ):
         if number:
             notes.append(f"{number} {what}")
@@ -226,7 +226,7 @@ def _update(
 
 
 def _still_valid(old: Dataset, wanted: dict[FoundFile, str]) -> dict[str, dict[str, Any]]:
-    """Records of the files that need no work: unchanged, and in a shard of which nothing else changed."""
+    """Return the records of files that need no work: unchanged, and in a shard in which nothing else has changed."""
     if old.sources["format"] != FORMAT:
         return {}
     unchanged = {
@@ -241,14 +241,14 @@ def _still_valid(old: Dataset, wanted: dict[FoundFile, str]) -> dict[str, dict[s
         if path not in unchanged and "refused" not in record
     }
     in_use = sorted({record["shard"] for record in unchanged.values() if "refused" not in record} - stale)
-    with ThreadPoolExecutor() as pool:  # reading and hashing leave Python's lock to others
+    with ThreadPoolExecutor() as pool:  # reading and hashing release Python's lock
         whole = list(pool.map(lambda shard: _is_whole(old, shard), in_use))
     stale |= {shard for shard, is_whole in zip(in_use, whole, strict=True) if not is_whole}
     return {path: record for path, record in unchanged.items() if record.get("shard") not in stale}
 
 
 def _is_whole(dataset: Dataset, shard: str) -> bool:
-    """Whether a shard holds what it did; otherwise someone deleted, cut or changed it, and it is made again."""
+    """Whether a shard still holds what it did. If it was deleted, cut or changed, it is made again."""
     try:
         opened = Shard(dataset.folder / shard)
         opened.verify()
@@ -258,7 +258,7 @@ def _is_whole(dataset: Dataset, shard: str) -> bool:
 
 
 def _clean(dataset: Dataset) -> None:
-    """Remove what this data set does not name: shards of earlier states, records and parts of interrupted runs."""
+    """Remove what this data set does not name: shards of earlier states, and what interrupted runs left."""
     named = {name for names in dataset.splits.values() for name in names}
     for path in (dataset.folder / SHARDS).iterdir():
         if f"{SHARDS}/{path.name}" not in named:

@@ -1,10 +1,10 @@
-"""Says what is in a corpus: the report of `waveform prepare`, as JSON and as text.
+"""Reports what is in a corpus, as JSON and as text: the last step of preparing.
 
 Definitions. A file's *duration* is its number of 24 kHz samples / 24000. The *clipped share* is the share of decoded
-samples, over all channels and before mixing and resampling, with |x| >= 0.999. The *silent share* is the share of
-whole 20-ms frames of the mono 24 kHz signal whose RMS is below -60 dBFS (0.001). *Quantiles* are of the durations of
-the used files, interpolated linearly. *Shared audio* are files of different splits with the same tokens, sample for
-sample: copies, which make a test look better than it is.
+samples with |x| >= 0.999, over all channels, before mixing and resampling. The *silent share* is the share of whole
+20-ms frames of the mono 24 kHz signal whose RMS is below -60 dBFS (0.001). *Quantiles* are those of the durations of
+the files used, interpolated linearly. *Shared audio* means files of different splits that have the same tokens, sample
+for sample: copies, which make test results look better than they are.
 """
 
 from collections import Counter, defaultdict
@@ -17,14 +17,14 @@ from waveform.audio.corpus.scan import Scan
 from waveform.audio.corpus.splits import SPLITS
 from waveform.system.console import printable
 
-_MAX_LINES = 20  # of a list that is printed; the JSON has all
+_MAX_LINES = 20  # printed of a list; the JSON has them all
 _QUANTILES = {"min": 0, "5%": 5, "50%": 50, "95%": 95, "max": 100}
 
 
 def build_report(files: dict[str, dict[str, Any]], *, scan: Scan, split: str) -> dict[str, Any]:
-    """Sum up the records of a data set's `files` and what the scan set aside (definitions: see the module).
+    """Sum up the records of a data set's `files` and what the scan refused (see the module for definitions).
 
-    The result depends on the audio folder alone, so an unchanged folder gives an unchanged report.
+    The result depends only on the audio folder, so an unchanged folder gives an unchanged report.
     """
     used = {path: record for path, record in files.items() if "refused" not in record}
     refused = {path: record["refused"] for path, record in files.items() if "refused" in record} | scan.refused
@@ -54,7 +54,7 @@ def build_report(files: dict[str, dict[str, Any]], *, scan: Scan, split: str) ->
 
 
 def _shared_by_splits(used: dict[str, dict[str, Any]]) -> list[list[str]]:
-    """Paths of the same audio, for audio that is in more than one split."""
+    """Return, for each recording that is in more than one split, the paths of its copies."""
     paths = defaultdict(list)
     for path, record in used.items():
         paths[record["digest"]].append(path)
@@ -88,7 +88,7 @@ def format_report(report: dict[str, Any], *, title: str) -> str:
     ]
     low = report["below_24khz"]
     if low:
-        lines.append(f"  below 24 kHz: {len(low)} files; their upper band is empty, which lowers NLL")
+        lines.append(f"  below 24 kHz: {len(low)} files; their upper band is empty, which lowers the NLL")
         by_rate = defaultdict(list)
         for path, rate in low.items():
             by_rate[rate].append(path)
@@ -96,7 +96,7 @@ def format_report(report: dict[str, Any], *, title: str) -> str:
         lines += _first(entries)
     if report["shared_by_splits"]:
         lines.append(
-            f"  copies: {len(report['shared_by_splits'])} recordings are in more than one split; remove copies"
+            f"  copies: {len(report['shared_by_splits'])} recordings are in more than one split; remove the copies"
         )
         lines += _first([" = ".join(map(printable, same)) for same in report["shared_by_splits"]])
     if report["refused"]:
@@ -108,7 +108,7 @@ def format_report(report: dict[str, Any], *, title: str) -> str:
 def _first(entries: list[str]) -> list[str]:
     lines = [f"    {entry}" for entry in entries[:_MAX_LINES]]
     if len(entries) > _MAX_LINES:
-        lines.append(f"    and {len(entries) - _MAX_LINES} more (all are in report.json)")
+        lines.append(f"    and {len(entries) - _MAX_LINES} more (report.json lists them all)")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Finds the audio files under a folder: the first step of preparing a corpus."""
+"""Finds the audio files in a folder and its subfolders: the first step of preparing."""
 
 import os
 from collections import Counter
@@ -11,33 +11,33 @@ from waveform.audio.refusal import RefusedFile, check_regular
 
 @dataclass(frozen=True, order=True)
 class FoundFile:
-    """An audio file as the scan saw it. Size and time tell whether it has changed since."""
+    """An audio file as the scan saw it. Its size and time show whether it has changed since."""
 
-    path: str  # relative to the audio folder, with "/"; bytes that are not UTF-8 as surrogate escapes
+    path: str  # relative to the audio folder, with "/"; bytes that are not UTF-8 are surrogate escapes
     size: int  # bytes
     mtime_ns: int
 
 
 @dataclass
 class Scan:
-    """What lies under an audio folder, in the order of the paths."""
+    """What an audio folder holds, in the order of the paths."""
 
     files: list[FoundFile] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)  # path -> reason; what the file system already rules out
-    other: Counter[str] = field(default_factory=Counter)  # suffix -> number of files that are no audio
+    refused: dict[str, str] = field(default_factory=dict)  # path -> reason, if the file system alone rules it out
+    other: Counter[str] = field(default_factory=Counter)  # suffix -> number of files that are not audio
 
 
 def scan_folder(audio_dir: Path, *, skip: Path) -> Scan:
-    """Walk `audio_dir` in sorted order, following links; `skip` (the data set's own folder) and hidden names are left.
+    """Walk `audio_dir` in sorted order, following links; skip hidden names and the folder `skip` (the data set's own).
 
-    Every folder is visited once, real paths before links, so that loops end and no recording is counted twice.
+    Each folder is visited once, real paths before links, so that loops end and no recording is counted twice.
     """
     scan = Scan()
-    # A link to a folder above would pull in whatever stands beside the corpus.
+    # A link to a folder above would pull in whatever is next to the corpus.
     above = audio_dir.resolve().parents
     visited = {_identity(folder) for folder in (skip, audio_dir, *above) if folder.is_dir()}
     folders = [""]
-    links: list[str] = []  # to folders, taken up once the real folders are done
+    links: list[str] = []  # to folders; followed after all real folders
     while folders or links:
         if folders:
             folder = folders.pop()
@@ -88,5 +88,5 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _identity(folder: Path | os.DirEntry[str]) -> tuple[int, int]:
-    status = os.stat(folder)  # follows links; on some systems a DirEntry's own numbers are not filled in
+    status = os.stat(folder)  # follows links; on some systems a DirEntry does not have these numbers
     return status.st_dev, status.st_ino

@@ -1,7 +1,7 @@
-"""Decides which files train, validate and test: by a hash of the path, or by the user's own folders.
+"""Decides which files train, validate and test, by a hash of the path or by the user's folders: after the scan.
 
-The hash (BLAKE2b of the path relative to the audio folder) places each file, or each folder, in 0..1 for good, so
-adding files moves no other file between splits. A split is by whole file or folder, never by window.
+The hash (BLAKE2b of the path relative to the audio folder) gives each file, or each folder, a fixed position in 0..1,
+so adding files moves no other file to another split. Whole files or folders are split, never windows.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass
 class SplitConfig:
-    """How files are divided. A folder with train/ and test/ (and valid/) inside is taken as it is instead."""
+    """How files are divided, unless the audio folder contains train/ and test/ (and valid/), which are then used."""
 
-    # "file": every file on its own; "folder": all files of a top-level folder (a speaker, a book) stay together
+    # "file": each file separately; "folder": all files of a top-level folder (a speaker, a book) stay together
     by: str = "file"
-    # share of the files (or folders) held out for validation; with train/ and test/ but no valid/, of those in train/
+    # share of the files (or folders) held out for validation; with train/ and test/ but no valid/: of those in train/
     valid: float = 0.05
     # share of the files (or folders) held out for the final test
     test: float = 0.05
@@ -30,15 +30,15 @@ class SplitConfig:
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """The rule in force for one audio folder. Two plans that differ put some file elsewhere."""
+    """The rule for one audio folder. Two plans that differ may put a file into different splits."""
 
     by: str
     valid: float
     test: float
-    layout: str  # "": by hash; "train/test": folders, valid taken from train by hash; "train/valid/test": folders
+    layout: str  # "": by hash; "train/test": by folder, valid taken from train by hash; "train/valid/test": by folder
 
     def split_of(self, path: str) -> str | None:
-        """The split of a file, by its relative path; None for a file outside the folders of a layout."""
+        """Return the split of a file, by its relative path; None for a file outside the layout's folders."""
         top = path.split("/", 1)[0] if "/" in path else ""
         if not self.layout:
             return self._by_position(self.position(path))
@@ -49,10 +49,10 @@ class SplitPlan:
         return top
 
     def position(self, path: str) -> float:
-        """Where the file, or its folder, stands in 0..1."""
+        """Return the position in 0..1 of the file, or of its folder."""
         key = path
         if self.by == "folder":
-            depth = 2 if self.layout else 1  # in a layout, the folders inside train/ are the speakers
+            depth = 2 if self.layout else 1  # in a layout, the speakers are the folders inside train/
             folders = path.split("/")[:-1][:depth]
             key = "/".join(folders) if len(folders) == depth else path
         digest = hashlib.blake2b(os.fsencode(key), digest_size=8).digest()
@@ -64,7 +64,7 @@ class SplitPlan:
         return "valid" if position < self.test + self.valid else "train"
 
     def settings(self) -> dict[str, str | float]:
-        """The settings that matter under this layout, by the names that a user sets."""
+        """Return the settings that matter for this layout, by the names that a user sets."""
         settings: dict[str, str | float] = {"layout": self.layout or "none"}
         if self.layout != "train/valid/test":
             settings |= {"split.by": self.by, "split.valid": self.valid}
@@ -73,7 +73,7 @@ class SplitPlan:
         return settings
 
     def describe(self) -> str:
-        """One phrase for the report."""
+        """Return a phrase for the report."""
         if self.layout == "train/valid/test":
             return "by the folders train/, valid/ and test/"
         if self.layout:
@@ -99,7 +99,7 @@ def plan_split(audio_dir: Path, config: SplitConfig) -> SplitPlan:
 
 
 def require_all_splits(plan: SplitPlan, paths: Iterable[str]) -> None:
-    """Raise UserError, with settings that would work for these files, where a split would hold none of `paths`."""
+    """Raise UserError, with settings that would work for these files, if a split would hold none of `paths`."""
     paths = list(paths)
     present = {plan.split_of(path) for path in paths}
     empty = [split for split in SPLITS if split not in present]
@@ -130,7 +130,7 @@ def require_all_splits(plan: SplitPlan, paths: Iterable[str]) -> None:
 
 
 def _working_shares(plan: SplitPlan, positions: list[float]) -> tuple[float, float] | None:
-    """The shares (valid, test), in steps of 0.01 and nearest to those set, that leave no split empty."""
+    """Return the shares (valid, test), in steps of 0.01, nearest to those set that leave no split empty."""
     percents = range(1, 100)
     works = []
     for test in percents if not plan.layout else [0]:
@@ -138,7 +138,7 @@ def _working_shares(plan: SplitPlan, positions: list[float]) -> tuple[float, flo
         if num_test == 0 and not plan.layout:
             continue
         for valid in percents:
-            # The same sum as in split_of, so that rounding cannot tell them apart.
+            # The same sum as in split_of, so that both round alike.
             num_held = bisect_left(positions, test / 100 + valid / 100)
             if num_test < num_held < len(positions):
                 works.append((abs(valid - 100 * plan.valid) + abs(test - 100 * plan.test), valid, test))

@@ -1,4 +1,4 @@
-"""Does the work of a preparation, group by group: in this process, or in a pool of processes where that pays."""
+"""Prepares the groups of a corpus: in this process, or in a pool of processes if that pays off."""
 
 import multiprocessing
 import os
@@ -20,13 +20,13 @@ from waveform.system.signals import SIGNALS, Interrupted
 
 # Starting a process costs 2-3 s of imports, in which one core prepares this much FLAC.
 _MIN_POOL_BYTES = 128 << 20
-_LOSSY_SUFFIXES, _LOSSY_WEIGHT = (".mp3", ".ogg", ".opus"), 8  # as much audio in an eighth of the bytes
+_LOSSY_SUFFIXES, _LOSSY_WEIGHT = (".mp3", ".ogg", ".opus"), 8  # the same audio in an eighth of the bytes
 
 
 def run_groups(
     groups: list[Group], *, audio_dir: Path, data_dir: Path, num_workers: int | None, show: bool
 ) -> dict[str, GroupResult]:
-    """Prepare `groups`, in a pool of processes where that pays. Returns results by group key."""
+    """Prepare `groups`, in a pool of processes if that pays off. Returns the results by group key."""
     num_workers = min(num_workers or _num_cores(), len(groups))
     total_bytes = sum(group.size for group in groups)
     lossy_bytes = sum(
@@ -52,7 +52,7 @@ def run_groups(
 
 
 def _num_cores() -> int:
-    """Cores that this process may use, which the system may hold below what the machine has."""
+    """Return how many cores this process may use, which may be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -68,7 +68,7 @@ def _run_pool(
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker) as pool:
-        largest_first = sorted(groups, key=lambda group: -group.size)  # no long file left over at the end
+        largest_first = sorted(groups, key=lambda group: -group.size)  # so that no long file is left for the end
         with _held_signals():
             futures: dict[Future[GroupResult], Group] = {
                 pool.submit(prepare_group, group, audio_dir=audio_dir, data_dir=data_dir): group
@@ -79,37 +79,37 @@ def _run_pool(
                 finish(futures[future], future.result())
         except BrokenProcessPool as error:
             raise UserError(
-                "a process that decodes audio died (out of memory, or killed); run the same command again to go on "
-                "from there, with data.num_workers=1 if it happens again"
+                "a process that decodes audio died (killed, or out of RAM); run the same command again to continue, "
+                "with data.num_workers=1 if it happens again"
             ) from error
         except (Interrupted, KeyboardInterrupt):
             for worker in set(multiprocessing.active_children()) - others:
-                worker.terminate()  # rather than wait for a long file; what is half-written counts for nothing
+                worker.terminate()  # instead of waiting for a long file; what is half-written is not used
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _start_worker() -> None:
-    """Make a pool's process a good citizen: one thread, no traceback on Ctrl-C, gone when its parent is gone."""
+    """Set up a process of the pool: one thread, no traceback on Ctrl-C, and it ends when its parent does."""
     torch.set_num_threads(1)
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # held until here, where no traceback can come of them any more
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # held until now, when they no longer cause a traceback
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def follow_parent() -> None:
         parent.join()
-        os._exit(1)  # a killed parent must not leave workers that go on writing
+        os._exit(1)  # if the parent is killed, no worker may go on writing
 
     threading.Thread(target=follow_parent, daemon=True).start()
 
 
 @contextmanager
 def _held_signals() -> Iterator[None]:
-    """Deliver signals that ask to stop after the block. Processes started within hold them until they release them."""
+    """Delay signals that ask to stop until after the block; processes that are started in it hold them until ready."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -119,7 +119,7 @@ def _held_signals() -> Iterator[None]:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Keep torch to one thread in this process: its small steps here cost more to share out than to do."""
+    """Keep torch to one thread in this process: steps as small as these cost more to share out than to do."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
