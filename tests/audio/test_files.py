@@ -10,6 +10,7 @@ import pytest
 import soundfile
 
 from waveform.audio import decoding_child, files
+from waveform.audio.decoding_process import DecodingProcessDied
 from waveform.audio.files import read_audio, read_blocks
 from waveform.audio.refusal import RefusedFile, check_regular
 from waveform.system.errors import UserError
@@ -184,5 +185,7 @@ def test_no_permission_is_refused(tmp_path: Path, write_audio: Write, monkeypatc
 
 
 def test_a_refusal_crosses_processes() -> None:
-    refusal = pickle.loads(pickle.dumps(RefusedFile("a.wav", "it is empty")))
-    assert (str(refusal), refusal.reason) == ("cannot use a.wav: it is empty", "it is empty")
+    for kind in (RefusedFile, DecodingProcessDied):
+        refusal = pickle.loads(pickle.dumps(kind("a.wav", "it is empty")))
+        assert type(refusal) is kind
+        assert (str(refusal), refusal.reason) == ("cannot use a.wav: it is empty", "it is empty")

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import soundfile
 
-from waveform.audio.refusal import RefusedFile, check_regular
+from waveform.audio.refusal import RefusedFile
 
 CLIPPED_AMPLITUDE = 0.999  # a decoded sample at or above it counts as clipped
 
@@ -49,9 +49,6 @@ class Source:
 
     def __init__(self, path: str | Path) -> None:
         self.path = path
-        size_bytes = check_regular(path).st_size
-        if size_bytes == 0:
-            raise RefusedFile(path, "it is empty (0 bytes)")
         try:
             # Bytes, because soundfile cannot encode names that are not valid UTF-8.
             self._file = soundfile.SoundFile(os.fsencode(path))

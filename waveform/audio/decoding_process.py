@@ -26,9 +26,6 @@ _idle: list["DecodingProcess"] = []  # those of this process that are ready for 
 class DecodingProcessDied(RefusedFile):
     """A file on which the decoding process ended or hung. Try it once more: the process may have been killed."""
 
-    def __reduce__(self) -> tuple[type, tuple[str | Path, str]]:
-        return DecodingProcessDied, (self._path, self.reason)
-
 
 class DecodingProcess:
     """One decoding process."""

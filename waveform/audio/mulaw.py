@@ -23,7 +23,7 @@ _CELL_MARGIN = 1e-6  # cells overlap by more than x + 1 is rounded in fp32
 
 @cache
 def _tables() -> tuple[Tensor, Tensor, Tensor]:
-    """Return per cell the class below its boundary [cells] uint8 and that boundary [cells]; the classes' values [256]."""
+    """Return the class below each cell's boundary [cells], that boundary [cells], and the value of each class [256]."""
     mu = NUM_CLASSES - 1
     # torchaudio rounds the companded value to the nearest class, so classes c - 1 and c meet at (2 c - 1) / mu - 1.
     companded = (2 * np.arange(1, NUM_CLASSES) - 1) / mu - 1

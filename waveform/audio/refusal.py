@@ -16,7 +16,7 @@ class RefusedFile(UserError):
         self._path, self.reason = path, reason
 
     def __reduce__(self) -> tuple[type, tuple[str | Path, str]]:  # so that it can be pickled
-        return RefusedFile, (self._path, self.reason)
+        return type(self), (self._path, self.reason)
 
 
 def check_regular(path: str | Path) -> os.stat_result:
