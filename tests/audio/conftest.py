@@ -1,4 +1,4 @@
-"""Synthesised audio for the tests: nothing here needs a recording."""
+"""Synthesised audio for the tests, so that no recording is needed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ def write_audio_fixture() -> Callable[..., np.ndarray]:
 
 @pytest.fixture
 def corpus_dir(tmp_path: Path) -> Path:
-    """Twelve short files of several rates in a train/valid/test layout."""
+    """Twelve short files of several sample rates in a train/valid/test layout."""
     folder = tmp_path / "audio"
     for index, split in enumerate(["train"] * 8 + ["valid"] * 2 + ["test"] * 2):
         rate = (24_000, 44_100, 16_000)[index % 3]

@@ -1,3 +1,5 @@
+"""Reading audio files: formats, channels, damage, refusals."""
+
 import os
 import pickle
 import struct
@@ -27,7 +29,7 @@ def test_every_format_is_read(tmp_path: Path, write_audio: Write, suffix: str) -
     assert read.dtype == np.float32 and abs(len(read) - 24_000) <= decoding_child._MPEG_SLACK
     if suffix.lower() in ("wav", "flac", "aiff", "aif"):
         np.testing.assert_allclose(read, samples[:, 0], atol=2 / 32768)
-    else:  # a lossy codec may shift the signal by a part of a frame
+    else:  # a lossy codec may shift the signal by part of a frame
         assert 0.15 < read.std() < 0.3
 
 
@@ -43,12 +45,12 @@ def test_channels_are_averaged(tmp_path: Path, write_audio: Write) -> None:
         np.testing.assert_allclose(read_audio(tmp_path / "x.wav"), samples.mean(axis=1), atol=1e-6)
 
 
-def test_reading_takes_constant_memory(tmp_path: Path) -> None:
+def test_reading_takes_constant_ram(tmp_path: Path) -> None:
     path = tmp_path / "long.wav"
     with soundfile.SoundFile(path, "w", 48_000, 2) as file:
         for _ in range(20):
             file.write(np.zeros((48_000 * 30, 2), dtype=np.float32))  # 10 minutes, 220 MB as float
-    next(read_blocks(path))  # imports and kernels
+    next(read_blocks(path))  # so that imports and kernels are not counted
     tracemalloc.start()
     total = sum(len(block) for block in read_blocks(path))
     peak = tracemalloc.get_traced_memory()[1]
@@ -90,7 +92,7 @@ def test_an_ogg_cut_between_pages_is_refused(tmp_path: Path, write_audio: Write,
     write_audio(path, duration_s=5)
     content = path.read_bytes()
     path.write_bytes(content[: content.rindex(b"OggS")])
-    assert soundfile.info(path).frames > 0  # libsndfile takes it for whole
+    assert soundfile.info(path).frames > 0  # libsndfile takes it to be whole
     with pytest.raises(RefusedFile, match="cut short: its Ogg stream has no end"):
         read_audio(path)
 

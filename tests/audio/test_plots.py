@@ -1,3 +1,5 @@
+"""Mel spectrograms and the demo's picture."""
+
 import subprocess
 import sys
 from pathlib import Path

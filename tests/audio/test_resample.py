@@ -1,3 +1,5 @@
+"""Resampling block by block, compared with torchaudio in fp64."""
+
 import numpy as np
 import pytest
 import torch
@@ -9,14 +11,14 @@ from waveform.system.errors import UserError
 
 
 def _resample_whole(samples: np.ndarray, rate: int) -> np.ndarray:
-    """torchaudio in fp64: in fp32 its kernel is off by up to 4e-4."""
+    """Resample with torchaudio in fp64: in fp32 its kernel is wrong by up to 4e-4."""
     return torchaudio.functional.resample(torch.from_numpy(samples).double(), rate, SAMPLE_RATE_HZ).numpy()
 
 
 @pytest.mark.parametrize("rate", [44_100, 48_000, 22_050, 8_000, 8_010, 22_060, 96_000, 1_000, 24_000])
 @pytest.mark.parametrize("piece", [333, 70_001, 10**7])
 def test_blocks_equal_the_whole(rate: int, piece: int) -> None:
-    """At 22,060 Hz our own banded kernel takes over from torchaudio's."""
+    """At 22,060 Hz our own banded kernel is used instead of torchaudio's."""
     random = np.random.default_rng(rate)
     for num in (1, 5, 9 * rate + 17):
         samples = random.uniform(-1, 1, num).astype(np.float32)
@@ -28,7 +30,7 @@ def test_blocks_equal_the_whole(rate: int, piece: int) -> None:
 
 
 def test_rates_without_a_neat_ratio_match_the_formula_in_fp64() -> None:
-    """At 44,101 Hz torchaudio's kernel would take 4 GB; sum torchaudio's formula directly at some outputs."""
+    """At 44,101 Hz torchaudio's kernel would take 4 GB; evaluate torchaudio's formula at some outputs instead."""
     rate, num = 44_101, 5 * 44_101 + 3
     samples = np.random.default_rng(0).uniform(-1, 1, num).astype(np.float32)
     read = np.concatenate(list(resample_blocks([samples], sample_rate_hz=rate)))

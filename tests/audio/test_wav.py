@@ -1,3 +1,5 @@
+"""Writing WAV files that are whole at every moment."""
+
 import wave
 from pathlib import Path
 
@@ -19,7 +21,7 @@ def test_wav_is_whole_after_every_append(tmp_path: Path) -> None:
         with wave.open(str(path)) as reader:
             assert (reader.getnframes(), reader.getframerate(), reader.getnchannels()) == (start, 24_000, 1)
         writer.append(samples[start : start + 250])
-    read, rate = soundfile.read(path, dtype="float32")  # before close: as a killed process leaves it
+    read, rate = soundfile.read(path, dtype="float32")  # before closing, as a killed process leaves it
     writer.close()
     assert rate == 24_000 and path.stat().st_size == 44 + 2000
     np.testing.assert_allclose(read, samples, atol=0.5001 / 32768)
@@ -32,7 +34,7 @@ def test_wav_clips_and_takes_tensors(tmp_path: Path) -> None:
 
 
 def test_a_header_is_never_ahead_of_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed between its two writes, `append` leaves the WAV of before."""
+    """If it is killed between its two writes, `append` leaves the WAV as it was before."""
 
     class Killed(BaseException):
         pass
@@ -52,7 +54,7 @@ def test_a_header_is_never_ahead_of_the_samples(tmp_path: Path, monkeypatch: pyt
         writer.append(np.zeros(100, dtype=np.float32))
     writer.close()
     assert (tmp_path / "x.wav").stat().st_size == 44 + 400
-    assert len(read_audio(tmp_path / "x.wav")) == 100  # and not refused as cut short
+    assert len(read_audio(tmp_path / "x.wav")) == 100  # and it is not refused as cut short
 
 
 def test_a_full_disk_is_a_user_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Losses, states and gradients that are not finite, planted in one utterance: training stops or skips as configured."""
+"""Losses, states and gradients that are not finite, planted in one utterance: training stops or skips as told to."""
 
 import contextlib
 import io
@@ -21,13 +21,13 @@ from waveform.engine.nonfinite import Diverged
 from waveform.engine.shards import Shard, ShardWriter, TokenSet
 from waveform.engine.trainer import Trainer
 
-POISON = VOCAB_SIZE - 1  # the token that one utterance holds, once, and no other
+POISON = VOCAB_SIZE - 1  # the token that a single utterance contains, once
 _STEPS = 12
 KINDS = ("loss", "state", "gradient")
 
 
 class _BadGradient(torch.autograd.Function):
-    """Passes values on, and gives gradients that are not finite."""
+    """Passes values on; its gradients are not finite."""
 
     @staticmethod
     def forward(ctx: Any, nll: Tensor) -> Tensor:
@@ -39,23 +39,23 @@ class _BadGradient(torch.autograd.Function):
 
 
 def poisoned_tokens(path: Path, source: random.Random) -> tuple[TokenSet, str, int]:
-    """Utterances of which one holds the poison: the set, that one's name, and where in it the poison lies."""
+    """Write utterances, one of them poisoned; return the set, that utterance's name and the poison's position in it."""
     lengths = [source.randrange(20, 80) for _ in range(10)]
     bad = source.randrange(len(lengths))
-    place = source.randrange(lengths[bad])
+    position = source.randrange(lengths[bad])
     numbers = np.random.default_rng(source.randrange(1 << 30))
     with ShardWriter(path, vocab_size=VOCAB_SIZE) as writer:
         for i, length in enumerate(lengths):
             writer.begin(f"utterance_{i:03d}")
             values = numbers.integers(0, POISON, length)
             if i == bad:
-                values[place] = POISON
+                values[position] = POISON
             writer.append(values)
-    return TokenSet([Shard(path)], vocab_size=VOCAB_SIZE), f"utterance_{bad:03d}", place
+    return TokenSet([Shard(path)], vocab_size=VOCAB_SIZE), f"utterance_{bad:03d}", position
 
 
 def plant(trainer: Trainer, kind: str) -> None:
-    """Make the poison do what `kind` says, through the model's own parts."""
+    """Make the poison have the effect `kind`, by changing parts of the model."""
     nll = trainer.model.head.nll
 
     def bad_nll(hidden: Tensor, targets: Tensor) -> Tensor:
@@ -74,17 +74,17 @@ def plant(trainer: Trainer, kind: str) -> None:
         embeddings[0].register_forward_hook(bad_embedding)
 
 
-def bad_steps(trainer: Trainer, name: str, place: int, kind: str, *, steps: int) -> dict[int, list[int]]:
-    """Steps in which the poison is a target (or, for `state`, an input), and the rows that read it."""
+def bad_steps(trainer: Trainer, name: str, position: int, kind: str, *, steps: int) -> dict[int, list[int]]:
+    """Return the steps in which the poison is a target (for `state`, an input), each with the rows that read it."""
     found: dict[int, list[int]] = {}
     cursor = trainer.stream.cursor()
-    # A chunk of its own begins with begin-of-utterance, whatever token is before it.
-    unread = kind == "state" and trainer.config.state == "chunk" and (place + 1) % trainer.config.chunk == 0
+    # With state=chunk, each chunk begins with begin-of-utterance, whatever token is before it.
+    unread = kind == "state" and trainer.config.state == "chunk" and (position + 1) % trainer.config.chunk == 0
     for step in range(0 if unread else steps):
         at = trainer.stream.cursor()
         for part in trainer.stream.places(at, num_chunks=1):
-            # An input is the token before a target; the last one of an utterance is never one.
-            if part.utterance == name and part.start <= place + (kind == "state") < part.stop:
+            # An input is the token before a target; an utterance's last token is never an input.
+            if part.utterance == name and part.start <= position + (kind == "state") < part.stop:
                 found.setdefault(step, []).append(part.row)
         trainer.stream.next_chunk()
     trainer.stream.seek(cursor)
@@ -92,7 +92,7 @@ def bad_steps(trainer: Trainer, name: str, place: int, kind: str, *, steps: int)
 
 
 def _reference(trainer: Trainer, bad: dict[int, list[int]], kind: str) -> dict[str, Any]:
-    """What training must come to: no poison, bad steps only read, and then the rows that were bad start afresh."""
+    """Return what training must come to: without poison, bad steps only read, their bad rows reset afterwards."""
     while trainer.step < _STEPS:
         if trainer.step not in bad:
             trainer.update()
@@ -119,7 +119,7 @@ def say(action: Any) -> str:
 
 
 def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: str) -> int:
-    tokens, utterance, place = poisoned_tokens(folder / "shard", source)
+    tokens, utterance, position = poisoned_tokens(folder / "shard", source)
     options: dict[str, Any] = {"state": mode, "max_steps": _STEPS, "checkpoint_every": 1, "evaluate_tokens": 0}
     options |= {"keep_checkpoints": 2 * _STEPS, "decay_steps": _STEPS}
 
@@ -130,12 +130,12 @@ def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: st
         return made
 
     reference = trainer("reference")
-    bad = bad_steps(reference, utterance, place, kind, steps=_STEPS)
+    bad = bad_steps(reference, utterance, position, kind, steps=_STEPS)
     if not bad:
         return 0
     expected, first = _reference(reference, bad, kind), min(bad)
 
-    # stop: says where, keeps what was good.
+    # stop: it says in which step and row, and keeps the last good checkpoint.
     stopping, said = trainer("stop"), ""
     try:
         stopping.run()
@@ -147,7 +147,7 @@ def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: st
     assert (kept.step if kept else 0) == first and (kept is None) == ("none was saved yet" in said), said
     assert kept is None or all(torch.isfinite(w).all() for w in kept.model_weights().values())
 
-    # skip: exactly as if the step's update had not been; and so when the run is cut right behind it.
+    # skip: exactly as if the step's update had not been made, and also if the run is cut right after it.
     skipping = trainer("skip", on_nonfinite="skip")
     said = say(skipping.run)
     assert_bitwise_equal(everything(skipping), expected)
@@ -172,8 +172,8 @@ _FIELDS = {name: next(iter(cases)) for name, cases in CONFIGS.items()}
 
 @fault(
     "loss that is not finite",
-    "stops, naming step, row and utterance, with the last good checkpoint kept; or skips that step's update "
-    "exactly, and resumes bitwise",
+    "training stops, names step, row and utterance, and keeps the last good checkpoint; or it skips exactly that "
+    "step's update, and resumes bit for bit",
     short=9,
     long=200,
 )
@@ -182,7 +182,7 @@ def _bad_loss(folder: Path, cases: int, source: random.Random) -> dict[str, Any]
     for case in range(cases):
         name, kind = kinds[case % len(kinds)]
         if name == "wavenet" and kind == "state":
-            name = "compressive_transformer"  # WaveNet embeds by a convolution; its state is tried through the loss
+            name = "compressive_transformer"  # WaveNet embeds by a convolution; the loss poisons its state
         where = folder / str(case)
         where.mkdir()
         skipped += _case(where, source, name=name, kind=kind, mode=source.choice(["utterance", "carry", "chunk"]))
@@ -192,12 +192,12 @@ def _bad_loss(folder: Path, cases: int, source: random.Random) -> dict[str, Any]
 
 @fault(
     "loss or weights not finite for good",
-    "skipping stops at once for bad weights, else after train.max_skipped steps; no bad weights are saved",
+    "skipping ends at once if the weights are bad, else after train.max_skipped steps; bad weights are never saved",
     short=4,
     long=50,
 )
 def _bad_for_good(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
-    """Weights, or every loss, not finite from some step on: skipping gives up, and what is saved is good."""
+    """Weights, or all losses, that are not finite from some step on: skipping gives up, and what is saved is good."""
     tokens, _, _ = poisoned_tokens(folder / "shard", source)
     for case in range(cases):
         at, limit, weights = source.randrange(1, 5), source.randrange(1, 5), case % 2 == 0

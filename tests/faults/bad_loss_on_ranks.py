@@ -1,4 +1,4 @@
-"""Losses, states and gradients that are not finite on one rank of two: both stop or skip, as one process does."""
+"""Losses, states and gradients that are not finite on one of two ranks: both stop or skip, as one process does."""
 
 import contextlib
 import io
@@ -57,7 +57,7 @@ def _trainer(case: dict[str, Any], run: Path, world: World | None = None, **more
 
 
 def _outcome(trainer: Trainer) -> dict[str, Any]:
-    """What a trainer came to, whole, but for the rows of other ranks."""
+    """Return the result of a trainer: gathered from all ranks, except the state, which is that of this rank's rows."""
     optimiser = trainer.optimiser.state_dict()["state"]
     return {
         "weights": {n: fsdp.whole(value.detach()).clone() for n, value in trainer.module.state_dict().items()},
@@ -69,7 +69,7 @@ def _outcome(trainer: Trainer) -> dict[str, Any]:
 
 
 def _run(trainer: Trainer) -> tuple[str, str]:
-    """Train; what was said, and the error that ended it, if one did."""
+    """Train; return what was said, and the error that ended it, if any."""
     errors: list[str] = []
 
     def run() -> None:
@@ -83,9 +83,9 @@ def _run(trainer: Trainer) -> tuple[str, str]:
 
 
 def _try(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]:
-    """All that a case does, on one rank of two or, for comparison, on one process."""
+    """Do all that a case asks for, on one of two ranks or, for comparison, on one process."""
     stopping = _trainer(case, folder / "stop", world)
-    if case["late"]:  # as on a GPU: only when figures are logged or a checkpoint is due
+    if case["late"]:  # as on a GPU, which looks only when figures are logged or a checkpoint is due
         stopping.finite.looks_at_once = lambda: False
     _, stopped = _run(stopping)
 
@@ -103,7 +103,7 @@ def _try(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]:
     assert not error, error
     steps = [int(step) for step in re.findall(r"step (\d+) is skipped", said)]
 
-    # Cut right behind a skipped step, and gone on with.
+    # Cut right after a skipped step, then continued.
     whole = everything(skipping)
     _run(_trainer(case, folder / "parts", world, on_nonfinite="skip", max_steps=case["cut"]))
     torch.manual_seed(99)
@@ -115,14 +115,14 @@ def _try(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]:
 
 
 def _local(content: Any) -> Any:
-    """The same with this rank's part of what is sharded."""
+    """Return the same content, with only this rank's part of what is sharded."""
     if isinstance(content, dict):
         return {key: _local(value) for key, value in content.items()}
     return content.to_local() if hasattr(content, "to_local") else content
 
 
 def _give_up(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]:
-    """Losses, or weights, that are bad for good on one rank."""
+    """Train with losses, or weights, that are bad for good on one rank."""
     trainer = _trainer(case, folder / "give_up", world, on_nonfinite="skip", max_skipped=case["limit"])
     update, nll = trainer.update, trainer.model.head.nll
     bad_rank, at = case["rank"] == world.rank, case["at"]
@@ -142,7 +142,7 @@ def _give_up(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]
 
 
 def _command(folder: Path, *, rank: int, bad_rank: int) -> tuple[int | None, str]:
-    """`waveform train`, whose second step gives one rank's row a loss that is not finite: exit code and stderr."""
+    """Run `waveform train`, with a loss that is not finite in one rank's second step; return exit code and stderr."""
     usual, steps = trainer_module.score_window, itertools.count()
 
     def scored(*arguments: Any, **options: Any) -> Any:
@@ -156,7 +156,7 @@ def _command(folder: Path, *, rank: int, bad_rank: int) -> tuple[int | None, str
 
 
 def _rank(rank: int, ports: list[int], folder: Path, cases: list[dict[str, Any]], bad_rank: int) -> None:
-    """One rank of a job that does all cases, one after the other: a rank that falls out of step spoils the next."""
+    """One rank of a job that does all cases in turn: a rank that falls out of step spoils the next case."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     os.environ["MASTER_PORT"] = str(ports[0])
     world = join(device="cpu", timeout_s=20)
@@ -170,18 +170,18 @@ def _rank(rank: int, ports: list[int], folder: Path, cases: list[dict[str, Any]]
 
 
 def _plan(folder: Path, num: int, source: random.Random) -> list[dict[str, Any]]:
-    """Cases of every kind, with both ways of sharding; each meets its poison."""
+    """Plan cases of every kind, with and without sharding, each of which meets its poison."""
     kinds = [(kind, how) for how in ("none", "fsdp") for kind in (*KINDS, "losses", "weights")]
     cases: list[dict[str, Any]] = []
     for attempt in itertools.count():
         if len(cases) == num:
             return cases
-        kind, how = kinds[(len(cases) * 7) % len(kinds)]  # 7: so that few cases have both ways of sharding
+        kind, how = kinds[(len(cases) * 7) % len(kinds)]  # 7: so that even a few cases have both ways of sharding
         name, fields = source.choice(_MODELS)
         if kind == "state" and name == "wavenet":
             name, fields = _MODELS[0]  # WaveNet embeds by a convolution
         shard = folder / f"tokens_{attempt}"
-        _, utterance, place = poisoned_tokens(shard, source)
+        _, utterance, position = poisoned_tokens(shard, source)
         case: dict[str, Any] = {"model": (name, fields), "kind": kind, "tokens": shard, "utterance": utterance}
         case["late"] = source.random() < 0.3
         case["options"] = {
@@ -200,10 +200,10 @@ def _plan(folder: Path, num: int, source: random.Random) -> list[dict[str, Any]]
         }
         if kind in KINDS:
             one = _trainer(case, folder / "planning")
-            case["bad"] = bad_steps(one, utterance, place, kind, steps=_STEPS)
+            case["bad"] = bad_steps(one, utterance, position, kind, steps=_STEPS)
             if not case["bad"]:
                 continue
-            case["cut"] = _next_update(case["options"], min(_updates(case)))  # right behind the first bad update
+            case["cut"] = _next_update(case["options"], min(_updates(case)))  # right after the first bad update
         else:
             case |= {"limit": source.randrange(1, 4), "at": source.randrange(1, 4), "rank": source.randrange(2)}
             case["options"] |= {"update_period": 1, "checkpoint_every": 1}
@@ -216,7 +216,7 @@ def _next_update(options: dict[str, Any], step: int) -> int:
 
 
 def _updates(case: dict[str, Any]) -> dict[int, list[int]]:
-    """The updates that hold bad steps of a case, by the step before them, and their bad rows."""
+    """Return a case's updates that contain bad steps, by the step before each, with their bad rows."""
     found: dict[int, list[int]] = {}
     step = 0
     while step < _STEPS:
@@ -229,7 +229,7 @@ def _updates(case: dict[str, Any]) -> dict[int, list[int]]:
 
 
 def _last_saved(case: dict[str, Any], step: int) -> int:
-    """The last checkpoint of a run that came to `step`."""
+    """Return the step of the last checkpoint of a run that came to `step`."""
     at = saved = 0
     while at < step:
         after, every = _next_update(case["options"], at), case["options"]["checkpoint_every"]
@@ -239,7 +239,7 @@ def _last_saved(case: dict[str, Any], step: int) -> int:
 
 
 def _check(case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, Any], folder: Path) -> int:
-    """Two ranks did what one process does; returns how many updates were skipped."""
+    """Check that two ranks did what one process does; return how many updates were skipped."""
     bad, name, each = _updates(case), f"{case}", _ROWS // 2
     first = min(bad)
     kept = checkpoint.newest(folder / "stop")
@@ -268,7 +268,7 @@ def _check(case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, A
     for found, expected in ((ranks[0]["weights"], alone["weights"]), (state, alone["state"])):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6, msg=lambda text: f"{name}: {text}")
 
-    # One process goes on from what two saved right behind the skipped step.
+    # One process continues from what two saved right after the skipped step.
     one = folder / "one"
     shutil.copytree(folder / "parts", one)
     for later in (one / "checkpoints").glob("step_*"):
@@ -297,7 +297,7 @@ def _check_given_up(case: dict[str, Any], ranks: list[dict[str, Any]], folder: P
 @fault(
     "loss that is not finite on one rank of two",
     "both ranks stop, or skip, at the same step, with and without sharding; the rank that read it names row and "
-    "utterance; weights stay equal and are what one process comes to; a resumed job is bitwise the uncut one",
+    "utterance; the weights stay equal and are those of one process; a resumed job equals an uncut one bit for bit",
     short=3,
     long=60,
 )

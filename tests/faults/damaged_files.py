@@ -1,7 +1,7 @@
 """Damage to every file of a run and of its data set, before every command that reads them.
 
-What must hold: one line that names the file, or the checkpoint before with a warning that does; and where the command
-succeeds, exactly what it gives without the damage. Nothing else: no traceback, no figures from changed bytes.
+What must hold: one line names the file, or a warning names it and the previous checkpoint is used. If the command
+succeeds, it gives exactly what it gives without the damage. No traceback, no figures from changed bytes.
 """
 
 import json
@@ -26,19 +26,19 @@ from waveform.cli import main as waveform
 from waveform.verbs import compare
 
 _MORE = [*SETTINGS, "train.max_steps=6"]
-_SLOW_S = 60.0  # of a command that takes tenths of a second on whole files
-_MOST_MB = 1500.0
+_SLOW_S = 60.0  # for a command that takes tenths of a second on whole files
+_MAX_MB = 1500.0
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A command that reads files of a run or its data, and what to look at of what it made."""
+    """A command that reads files of a run or its data, and what to compare of what it made."""
 
     name: str
     run: Callable[[Path], Outcome]
     made: Callable[[Path], Any]
     reads: tuple[str, ...]  # names of the folders whose files it reads
-    share: float = 1.0  # of its cases that are made; below 1 where it is slow and its reading is another's
+    share: float = 1.0  # of its cases that are made; below 1 if it is slow and reads as another command does
 
 
 def _figures(path: Path, *drop: str) -> Any:
@@ -174,7 +174,7 @@ def _leaves(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def replace_value(content: Any, rng: random.Random) -> Any:
-    """Parsed JSON or YAML with one value somewhere replaced by a strange one, or left out."""
+    """Return parsed JSON or YAML in which one value is replaced by a strange one, or left out."""
     path = rng.choice(_leaves(content))
     strange = rng.choice(_STRANGE)
     if not path:
@@ -210,7 +210,7 @@ def _other_value(path: Path, rng: random.Random) -> bytes:
 
 
 def _damage(path: Path, others: list[Path], rng: random.Random) -> str:
-    """Damage one file; returns what was done."""
+    """Damage one file; return what was done."""
     kind = rng.choice([*_BYTES, "other value", "other value", "other value", "remove", "folder", "swap", "deep"])
     if kind == "remove":
         path.unlink()
@@ -233,11 +233,11 @@ def _damage(path: Path, others: list[Path], rng: random.Random) -> str:
 
 def _restore(work: Path, pristine: Path) -> None:
     shutil.rmtree(work)
-    shutil.copytree(pristine, work)  # keeps times, by which `prepare` knows its files
+    shutil.copytree(pristine, work)  # keeps the times, by which `prepare` recognises its files
 
 
 def damageable(folder: Path) -> list[Path]:
-    """Every file that is read; event files are for TensorBoard, locks are empty."""
+    """Return every file that is read: not TensorBoard's event files, and not locks, which are empty."""
     return sorted(
         path
         for path in folder.rglob("*")
@@ -251,7 +251,7 @@ def _names(text: str, path: Path) -> bool:
 
 
 def _judge(reader: Reader, work: Path, target: Path, outcome: Outcome, expected: Any, what: str) -> str:
-    """How it went; raises AssertionError where it went wrong."""
+    """Return how it went; raise AssertionError if it went wrong."""
     told = f"{reader.name}: {what}\n{outcome.err}"
     assert outcome.code is not None, f"traceback\n{told}"
     if outcome.code != 0:
@@ -261,7 +261,7 @@ def _judge(reader: Reader, work: Path, target: Path, outcome: Outcome, expected:
     got = (reader.made(work), outcome.out if reader.name == "recipes sample" else None)
     newest, before = expected
     if got == newest:
-        # By the checkpoint before, training comes to the same weights.
+        # From the previous checkpoint, training comes to the same weights.
         return "warned, same result" if _names(outcome.err, target) else "no difference"
     assert got == before, f"silent use of changed bytes\n{told}\n{outcome.out[-2000:]}"
     assert "warning: " in outcome.err and _names(outcome.err, target), f"no warning\n{told}"
@@ -269,7 +269,7 @@ def _judge(reader: Reader, work: Path, target: Path, outcome: Outcome, expected:
 
 
 def _expected(reader: Reader, work: Path, pristine: Path) -> tuple[Any, Any]:
-    """What the command makes of whole files, and of the checkpoint before the newest."""
+    """Return what the command makes of whole files, and of the checkpoint before the newest."""
     made = []
     for damage in (False, True):
         _restore(work, pristine)
@@ -284,12 +284,12 @@ def _expected(reader: Reader, work: Path, pristine: Path) -> tuple[Any, Any]:
 
 @fault(
     "damaged files",
-    "an error that names the file, or the checkpoint before with a warning; no traceback, no silent use",
+    "an error names the file, or a warning does and the previous checkpoint is used; no traceback, no silent use",
     short=40,
     long=1000,
 )
 def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Every command on every file in turn, each damaged in another way."""
+    """Try every command on every file in turn, each damaged in a different way."""
     pairs: list[tuple[Reader, Path]] = []
     expected: dict[str, tuple[Any, Any]] = {}  # made when needed: some commands are slow
     places: dict[str, tuple[Path, Path]] = {}
@@ -319,12 +319,12 @@ def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
                 expected[reader.name] = _expected(reader, work, pristine)
             _restore(work, pristine)
             what = f"case {case}, {path}: {_damage(work / path, damageable(work), rng)}"
-            torch.set_num_threads(1)  # bits depend on it, and a command before may have changed it
+            torch.set_num_threads(1)  # results depend on it, and the previous command may have changed it
             began = time.perf_counter()
             outcome = reader.run(work)
             slowest = max(slowest, time.perf_counter() - began)
             outcomes[_judge(reader, work, work / path, outcome, expected[reader.name], what)] += 1
-            assert peak_memory_mb() - memory_before < _MOST_MB, f"{peak_memory_mb()} MB\n{what}"
+            assert peak_memory_mb() - memory_before < _MAX_MB, f"{peak_memory_mb()} MB\n{what}"
     return {
         "files_and_commands": len(pairs),
         "outcomes": dict(sorted(outcomes.items())),

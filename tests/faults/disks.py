@@ -1,4 +1,4 @@
-"""Small real disks: a tmpfs of few pages or inodes, or, where none can be mounted, a limit on the size of a file."""
+"""Small real disks: a tmpfs of few pages or inodes or, if none can be mounted, a limit on the size of files."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ def _libc(name: str, *arguments: object) -> None:
 
 
 class SmallDisk:
-    """The folder `place` as a disk of `pages` and `inodes`, seen by this process alone; `grow()` makes it large.
+    """The folder `place` as a disk of `pages` and `inodes` that only this process sees; `grow()` makes it large.
 
     `kind` says what it is. A process makes one at most; it goes away with the process.
     """
@@ -30,7 +30,7 @@ class SmallDisk:
             _libc("mount", b"none", self._place, b"tmpfs", 0, f"{size},nr_inodes={inodes or 10_000}".encode())
             self.kind = "tmpfs"
         except OSError:
-            # The kernel refuses the byte beyond it in any file, whatever writes it; there is no such limit of inodes.
+            # Whatever writes a file, the kernel refuses the byte beyond the limit. There is no such limit on inodes.
             limit = (PAGE if pages is None else pages * PAGE) // 4
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
             self.kind = "limit"
@@ -43,12 +43,12 @@ class SmallDisk:
 
     @property
     def reason(self) -> str:
-        """What the toolkit must say."""
+        """What the toolkit must say about it."""
         return "the disk is full; free some space" if self.kind == "tmpfs" else "exceed the size limit"
 
 
 def cover_read_only(folder: Path) -> None:
-    """Let every path into `folder` be read-only; only where a tmpfs could be mounted."""
+    """Make every path into `folder` read-only. Works only if a tmpfs could be mounted."""
     place = os.fsencode(folder)
     _libc("mount", place, place, None, _BIND, None)
     _libc("mount", None, place, None, _BIND | _REMOUNT | _READ_ONLY, None)

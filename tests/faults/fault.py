@@ -1,6 +1,7 @@
-"""What a fault is: something that goes wrong around the toolkit, made to happen many times, and what must hold then.
+"""What a fault is: something that goes wrong around the toolkit, caused many times, and what must hold each time.
 
-A module of this package holds a group of faults: functions with the decorator `fault`. `test_faults.py` runs them.
+Each module of this package causes one group of faults, by functions with the decorator `fault`; `test_faults.py` runs
+them.
 """
 
 import random
@@ -17,7 +18,7 @@ Make: TypeAlias = Callable[[Path, int, random.Random], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault; the fields are described at `fault`."""
+    """One kind of fault; see `fault` for the fields."""
 
     name: str
     must_hold: str
@@ -30,14 +31,14 @@ FAULTS: list[Fault] = []
 
 
 def fault(name: str, must_hold: str, *, short: int, long: int, in_server: bool = False) -> Callable[[Make], Make]:
-    """Register the function that makes a fault.
+    """Register the function that causes a fault.
 
     The function takes an empty folder, the number of cases and a source of random numbers. It raises AssertionError,
-    naming the case, if something does not hold, and returns figures for the table (JSON).
+    naming the case, if something does not hold, and returns figures for results/faults.json.
 
-    name, must_hold: as the README and results/faults.json have them.
-    short: cases in the test suite; 0 if there are none.
-    long: cases of `pytest tests/faults --faults=long`.
+    name, must_hold: as in results/faults.json.
+    short: number of cases in the test suite; 0 for a fault that has only a long form.
+    long: number of cases with `pytest tests/faults --faults=long`.
     in_server: call the function in a process from which it can fork its cases (see `forks`).
     """
 

@@ -1,7 +1,7 @@
-"""Kills processes at chosen points, many of them for the price of one import: children forked off one server.
+"""Kills processes at chosen points, many of them for the price of one import, because they are forked from one server.
 
-`in_server` gives a fault a process that has imported torch and computed nothing yet, and forks a child off it for each
-case; in a child, every step that touches the disk for good is a point at which it can be told to die.
+`in_server` runs a fault in a process that has imported torch but computed nothing yet; the fault forks a child for each
+case. In a child, every lasting change of the disk is a point at which it can be made to die.
 """
 
 import builtins
@@ -32,9 +32,9 @@ TIMEOUT_S = 120.0  # of one child: a hang is a failure
 def in_server(
     work: Callable[[Path, int, random.Random], dict[str, Any]], folder: Path, cases: int, rng: random.Random
 ) -> dict[str, Any]:
-    """Run `work` in a process of its own, from which cases can be forked; returns its figures.
+    """Run `work` in a process of its own, from which cases can be forked, and return its figures.
 
-    Raises AssertionError where it failed.
+    Raises AssertionError if it failed.
     """
     place = folder / "server"
     place.mkdir()
@@ -46,34 +46,34 @@ def in_server(
 
 
 def _serve(work: Callable[[Path, int, random.Random], dict[str, Any]], folder: Path, cases: int, seed: int) -> None:
-    # What a shell runs in the background ignores SIGINT, under nohup SIGHUP; programs that come from here inherit that.
+    # A shell's background job ignores SIGINT, under nohup SIGHUP too; programs started here would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     print(json.dumps(work(folder, cases, random.Random(seed))), flush=True)
 
 
 class Points:
-    """Counts the points of a child at which it can be killed, and kills it at the one that it was told."""
+    """Counts the points at which a child can be killed, and kills it at the given one."""
 
     def __init__(self, *, kill_at: int | None = None, signals: dict[int, int] | None = None) -> None:
-        """signals: which signal to send at which points; kill_at: SIGKILL at that one."""
+        """signals: point -> signal to send there; kill_at: send SIGKILL at this point."""
         self._signals = dict(signals or {}) if kill_at is None else {kill_at: int(signal.SIGKILL)}
         self.seen: list[str] = []
         self.enabled = True
 
     def point(self, label: str, before_death: Callable[[], None] | None = None) -> None:
-        """One point, of the main thread alone: others (TensorBoard's) come at no fixed moment."""
+        """Pass one point; only the main thread's count, because others (TensorBoard's) come at no fixed moment."""
         if not self.enabled or threading.current_thread() is not threading.main_thread():
             return
         number = self._signals.get(len(self.seen), 0)
         if number == signal.SIGKILL and before_death is not None:
             before_death()
-        self.seen.append(re.sub(r"\.\d+\.partial", ".partial", label))  # less the process's id
+        self.seen.append(re.sub(r"\.\d+\.partial", ".partial", label))  # without the process's id
         if number:
             os.kill(os.getpid(), number)
 
     def install(self) -> None:
-        """Make a point of every step of this process that touches the disk, and of every half-written file."""
+        """Make a point of everything that this process does to the disk, and of every half-written file."""
         for name in ("replace", "rename", "unlink", "mkdir", "rmdir"):
             self._wrap(os, name)
         fsync = os.fsync
@@ -83,7 +83,7 @@ class Points:
             if path.is_file():
                 self.point(f"half of {path.name}", lambda: os.truncate(path, path.stat().st_size // 2))
                 self.point(f"all of {path.name}")
-            fsync(descriptor) if path.is_dir() else None  # a kill loses nothing that was written; only power does
+            fsync(descriptor) if path.is_dir() else None  # what was written survives a kill, if not a power cut
 
         os.fsync = sync
         for module in (io, builtins):
@@ -105,7 +105,7 @@ class Points:
             result = real(file, mode, *args, **kwargs)
             if not isinstance(file, int) and mode[0] in "wax":
                 self.point(f"open {Path(os.fsdecode(file)).name}")
-                if mode[0] == "a":  # not synced, so that half of it is written here
+                if mode[0] == "a":  # such a file is not synced, so half of it is written here
                     write = result.write
 
                     def half(text: str) -> int:
@@ -137,7 +137,7 @@ class _Appended:
 
 
 def fork(work: Callable[[], int | None], *, output: Path | None = None) -> int:
-    """Run `work` in a child, its output to a file; returns the child's id. Its exit code is work's, 70 for a crash."""
+    """Run `work` in a child, with its output in a file; return the child's id. Exit code: work's, or 70 if it fails."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -160,7 +160,7 @@ def fork(work: Callable[[], int | None], *, output: Path | None = None) -> int:
 
 
 def wait(child: int, *, timeout_s: float = TIMEOUT_S) -> int:
-    """The exit code of a child, negative for a signal's number. Raises AssertionError, and kills it, where it hangs."""
+    """Return a child's exit code, or minus its signal's number. If it hangs, kill it and raise AssertionError."""
     deadline = time.monotonic() + timeout_s
     pause_s = 0.001
     while True:
@@ -176,7 +176,7 @@ def wait(child: int, *, timeout_s: float = TIMEOUT_S) -> int:
 
 
 def spread(points: list[str], cases: int, rng: random.Random) -> list[int]:
-    """`cases` of the points (all, where there are fewer), of as many different labels as there are."""
+    """Choose `cases` of the points (all if there are fewer), with as many different labels as possible."""
     order = list(range(len(points)))
     rng.shuffle(order)
     seen: dict[str, int] = {}
@@ -189,31 +189,31 @@ def spread(points: list[str], cases: int, rng: random.Random) -> list[int]:
 
 
 def names_under(folder: Path, *, skip: Callable[[Path], bool] = lambda path: False) -> set[str]:
-    """Relative names of everything under a folder but what is to be skipped."""
+    """Return the relative names of everything under a folder except what is to be skipped."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not skip(path)}
 
 
 class Failures:
-    """What did not hold, case by case; told at the end, so that one defect does not hide another."""
+    """What did not hold, case by case; reported at the end, so that one defect does not hide another."""
 
     def __init__(self) -> None:
         self._said: list[str] = []
 
     @contextmanager
     def of(self, case: str) -> Iterator[None]:
-        """Note an assertion that fails within."""
+        """Note an assertion that fails in the block."""
         try:
             yield
         except AssertionError as error:
             self._said.append(f"{case}: {error}")
 
     def tell(self) -> None:
-        """Raise AssertionError for the cases that failed."""
+        """Raise AssertionError if cases failed."""
         assert not self._said, f"{len(self._said)} cases failed:\n" + "\n".join(self._said[:20])
 
 
 def start(command: list[str], **environment: str) -> Process:
-    """A real process of this Python in a session of its own, with one thread; what it says comes by one pipe."""
+    """Start a real process of this Python, with one thread, in a session of its own; one pipe carries its output."""
     return subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
@@ -225,7 +225,7 @@ def start(command: list[str], **environment: str) -> Process:
 
 
 def children(pid: int, *, of: str) -> list[int]:
-    """Ids of a process's children whose command line holds `of`."""
+    """Return the ids of a process's children whose command line contains `of`."""
     found = []
     with suppress(OSError):
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
@@ -236,7 +236,7 @@ def children(pid: int, *, of: str) -> list[int]:
 
 
 def wait_for(look: Callable[[], Any], what: str, *, timeout_s: float = TIMEOUT_S) -> Any:
-    """What `look` returns once that is true. Raises AssertionError, saying `what`, where it never is."""
+    """Return what `look` returns once that is true. Raises AssertionError with `what` if it never is."""
     deadline = time.monotonic() + timeout_s
     while not (found := look()):
         assert time.monotonic() < deadline, what
@@ -251,7 +251,7 @@ def kill_if_there(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens to, for ranks to meet at."""
+    """Return a port of this machine that is free, for ranks to meet at."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

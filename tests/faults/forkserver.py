@@ -1,4 +1,4 @@
-"""Runs cases in processes of their own, forked from one that has imported everything and computed nothing yet."""
+"""Runs cases in processes of their own, forked from a server that has imported everything but computed nothing."""
 
 import multiprocessing
 import os
@@ -24,9 +24,9 @@ _context.set_forkserver_preload(
 
 
 def start(function: Callable[..., Any], *arguments: Any, output: Path, daemon: bool = True) -> Any:
-    """Start `function(*arguments)` in a process of its own, whose stdout and stderr go to `output`.
+    """Start `function(*arguments)` in a process of its own; its stdout and stderr go to `output`.
 
-    daemon: ends with this one, and starts no pool of processes.
+    daemon: whether it ends with this process; it can then start no pool of processes.
     """
     process = _context.Process(target=_child, args=(function, arguments, output), daemon=daemon)
     process.start()
@@ -36,7 +36,7 @@ def start(function: Callable[..., Any], *arguments: Any, output: Path, daemon: b
 def run(
     function: Callable[..., Any], *arguments: Any, output: Path, timeout_s: float | None = 120, daemon: bool = True
 ) -> str:
-    """Run it to its end; returns what it printed. Raises AssertionError, with that, where it raised one or hung."""
+    """Run it to its end and return what it printed. Raises AssertionError, with that, if it failed or hung."""
     process = start(function, *arguments, output=output, daemon=daemon)
     process.join(timeout_s)
     code = process.exitcode

@@ -1,4 +1,4 @@
-"""A disk that fills up at any write of any verb: one line, exit code 2, and the same command goes on from there."""
+"""A disk that fills up at any write of any verb: one line, exit code 2, and the same command then continues."""
 
 import errno
 import hashlib
@@ -29,7 +29,7 @@ SPLIT = ["data.split.valid=0.25", "data.split.test=0.25"]
 
 
 def write_audio(folder: Path) -> Path:
-    """A few tones."""
+    """Write a few tones; return their folder."""
     folder.mkdir()
     for i in range(8):
         phase = 2 * np.pi * (150 + 40 * i) * np.arange(4800) / 24_000
@@ -38,7 +38,7 @@ def write_audio(folder: Path) -> Path:
 
 
 def write_text(folder: Path) -> Path:
-    """A few documents."""
+    """Write a few documents; return their folder."""
     folder.mkdir()
     for i in range(6):
         (folder / f"{i}.txt").write_text("to be or not to be, that is the question. " * 40)
@@ -46,20 +46,20 @@ def write_text(folder: Path) -> Path:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Of every file in `folder` but locks."""
+    """Return the digest of every file in `folder` except locks."""
     files = [p for p in sorted(folder.rglob("*")) if p.is_file() and not p.name.endswith("lock")]
     return {str(p.relative_to(folder)): hashlib.blake2b(p.read_bytes()).hexdigest() for p in files}
 
 
 def weights(run: Path) -> str:
-    """Digest of the weights of the newest checkpoint."""
+    """Return a digest of the newest checkpoint's weights, with its step."""
     found = checkpoint.newest(run)
     assert found is not None
     return hashlib.blake2b((found.folder / "model.safetensors").read_bytes()).hexdigest() + f" of step {found.step}"
 
 
 def _make(place: Path) -> None:
-    """Audio, data sets and finished runs on a disk with space enough, and what they must come to."""
+    """Make audio, text, data sets and finished runs on a disk with enough space: what the others must come to."""
     audio = write_audio(place / "audio")
     text = write_text(place / "text")
     for arguments in (
@@ -79,7 +79,7 @@ def _text(place: Path, run: Path) -> list[str | Path]:
 
 
 def _size(folder: Path) -> tuple[int, int]:
-    """Pages and inodes that the files of `folder` take."""
+    """Return how many pages and inodes the files of `folder` take."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return sum(-(-path.stat().st_size // PAGE) for path in files), len(list(folder.rglob("*"))) + 2
 
@@ -104,7 +104,7 @@ def _train(place: Path, disk_dir: Path, pages: int | None, inodes: int | None, t
 
 
 def _train_on_failing_disk(place: Path, run: Path, failing: int) -> None:
-    """The disk fails (EIO) when it is asked for the `failing`-th time to write what it was given."""
+    """The disk fails (EIO) at the `failing`-th fsync."""
     arguments = ["train", place / "data", run, *SETTINGS]
     fsync, count = os.fsync, itertools.count(1)
 
@@ -135,7 +135,7 @@ def _check_line(code: int, said: str, disk: SmallDisk) -> None:
 
 
 def _check_checkpoints(run: Path) -> None:
-    """Whatever is called a checkpoint is whole, and no part of one is left."""
+    """Check that every folder called a checkpoint is whole, and that no part of one is left."""
     for folder in (run / "checkpoints").glob("step_*"):
         assert checkpoint._open(folder).step in (2, 4, 6)
     assert not list(run.glob("checkpoints/.*")), list(run.glob("checkpoints/.*"))
@@ -186,7 +186,7 @@ def _report(place: Path, disk_dir: Path, pages: int | None, inodes: int | None, 
         arguments += ["--audio-minutes", "0"]
     if verb != "bench":
         arguments += ["--device", "cpu"]
-    # Where only one page is left, the first write fits, and the second fails.
+    # If only one page is left, the first write fits and the second fails.
     json_file = disk_dir / ("figures.json" if verb == "bench" else "out/figures.json")
     code, _, said = call(entry, [*arguments, "--json", json_file])
     failed = code != 0
@@ -201,15 +201,16 @@ def _report(place: Path, disk_dir: Path, pages: int | None, inodes: int | None, 
 
 
 def _spread(highest: int, count: int, source: random.Random) -> list[int]:
-    """`count` whole numbers from 1 to `highest`, one from each of as many equal parts."""
+    """Draw `count` whole numbers from 1 to `highest`, one from each of as many equal parts."""
     edges = [1 + i * highest // count for i in range(count + 1)]
     return [source.randrange(a, max(b, a + 1)) for a, b in itertools.pairwise(edges)]
 
 
 @fault(
     "disk full",
-    "one line that names the file, exit code 2, no part of a checkpoint left, every checkpoint whole; with space "
-    "the same command ends bitwise as ever; WAVs so far open; the same for a disk that fails, with exit code 1",
+    "one line names the file, exit code 2; every checkpoint is whole and no part of one is left; with more space the "
+    "same command ends bit for bit as usual; WAVs written so far can be opened; the same if the disk fails, with exit "
+    "code 1",
     short=10,
     long=150,
 )

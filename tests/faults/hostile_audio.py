@@ -1,7 +1,7 @@
 """A corpus of fuzzed and odd files among good ones.
 
-What must hold: none stops the preparation or takes memory or time without bound; each good file is used, and each
-other one is used or listed with its reason.
+What must hold: no file stops the preparation or takes unbounded RAM or time; every good file is used, and every other
+one is used or listed with the reason.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ _FORMATS = {
     "caf.aif": ("CAF", "ALAC_16"), "au.wav": ("AU", "ULAW"), "nist.wav": ("NIST", "PCM_16"),
 }  # fmt: skip
 _NUMBERS = [bytes(4), b"\xff" * 4, b"\xff\xff\xff\x7f", b"\x7f\xff\xff\xff", b"\0\0\0\x80", b"\x80\0\0\0", b"\1\0\0\0"]
-_NUM_TRAPS = 3  # that end it
-# Stands in the decoding process for what a damaged codec would do.
+_NUM_TRAPS = 3  # that end the decoding process
+# Run in the decoding process: does what a broken codec might do.
 _TRAPS = """
 import os, signal, time, soundfile
 real = soundfile.SoundFile
@@ -79,7 +79,7 @@ def _with(value: float) -> bytes:
 
 
 def _odd_files() -> dict[str, tuple[bytes, str | None]]:
-    """Name -> content and words of the reason that must be given; None: it must be used."""
+    """Return name -> content, and words of the reason that must be given; None if the file must be used."""
     wav, flac = _wav(), _encoded("FLAC", "PCM_16")
     return {
         "good.wav": (wav, None),
@@ -157,7 +157,7 @@ def _fuzzed(content: bytes, rng: random.Random) -> bytes:
 
 
 def _place_special(folder: Path) -> tuple[dict[str, str], list[Callable[[], Any]]]:
-    """What is no regular file, and a file that grows; with reasons, and how to be rid of them."""
+    """Make what is not a regular file, and a file that grows; return the reasons, and calls that clean up."""
     os.mkfifo(folder / "pipe.wav")
     server = socket.socket(socket.AF_UNIX)
     server.bind(os.path.relpath(folder / "socket.wav"))
@@ -179,7 +179,7 @@ def _place_special(folder: Path) -> tuple[dict[str, str], list[Callable[[], Any]
 
 @contextlib.contextmanager
 def _traps() -> Iterator[None]:
-    """A decoding process that dies, hangs and swells on some names; no permission on another."""
+    """Make the decoding process die, hang and swell on some names, and deny permission for another."""
     access = os.access
 
     def may_read(path: Any, mode: int, **options: Any) -> bool:
@@ -198,7 +198,7 @@ def _traps() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _watched_decoders() -> Iterator[dict[int, float]]:
-    """The most memory that each decoding process has held, in MB; looked up before each message and before its end."""
+    """Yield the most RAM that each decoding process has held, in MB, as seen before each message and before its end."""
     peaks: dict[int, float] = {}
 
     def watched(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,12 +219,12 @@ def _watched_decoders() -> Iterator[dict[int, float]]:
 
 @fault(
     "hostile audio",
-    "none stops the corpus; each is used or listed with its reason; memory and time stay bounded",
+    "no file stops the preparation; each is used, or listed with the reason; RAM and time stay bounded",
     short=300,
     long=2000,
 )
 def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """One corpus of `cases` files; prepared twice."""
+    """Prepare one corpus of `cases` files, twice."""
     audio = folder / "audio"
     for split in ("train", "valid", "test"):
         (audio / split).mkdir(parents=True)

@@ -1,8 +1,8 @@
-"""A run, and a data set, made by somebody who wants code of his to run, or files elsewhere to be read or written.
+"""A run, and a data set, made by an attacker who wants to run code, or to have files elsewhere read or written.
 
-Every file that is read is replaced by what runs code where it is loaded without care, or says what it should not in a
-file whose checksums are right. What must hold: no code runs, nothing outside is opened or changed, and the command
-refuses in one line, or does what it does without the attack.
+Every file that is read is replaced by one that runs code if it is loaded carelessly, or by one that says what it should
+not but has the right checksums. What must hold: no code runs, nothing outside is opened or changed, and the command
+refuses in one line, or does the same as without the attack.
 """
 
 import contextlib
@@ -39,12 +39,12 @@ from waveform.engine import scoring
 from waveform.engine.shards import signed
 from waveform.system import ram
 
-_opened: list[str] = []  # what this process opened since the list was emptied, once `_watch` has been called
+_opened: list[str] = []  # what this process has opened since the list was last cleared, after a call of `_watch`
 _watching = False
 
 
 def _watch() -> None:
-    """Record every file that this process opens, makes, renames or removes."""
+    """Start recording every file that this process opens, makes, renames or removes."""
     global _watching
     if _watching:
         return
@@ -60,7 +60,7 @@ def _watch() -> None:
 
 
 class _Bomb:
-    """Makes the file RAN where it is unpickled."""
+    """Makes the file RAN when it is unpickled."""
 
     def __init__(self, flag: Path) -> None:
         self.flag = str(flag)
@@ -100,7 +100,7 @@ def _header(length: int, header: bytes, payload: bytes = b"") -> bytes:
 
 
 def _files_that_run(flag: Path) -> dict[str, bytes]:
-    """Content of every kind that somebody's loader runs, or that grows without bound in it."""
+    """Return content of every kind that some loader would run, or that would grow without bound in it."""
     bomb, code = _Bomb(flag), f"open({str(flag)!r}, 'w')"
     tags = {
         "apply": f"!!python/object/apply:builtins.exec [{json.dumps(code)}]",
@@ -147,7 +147,7 @@ def _digest(content: bytes) -> str:
 
 
 def _sign_checkpoint(folder: Path) -> None:
-    """Make the marker agree with the files, as its maker would."""
+    """Make the marker agree with the files, as the attacker would."""
     digests = {
         p.name: _digest(p.read_bytes()) for p in sorted(folder.iterdir()) if p.is_file() and p.name != "complete.json"
     }
@@ -175,7 +175,7 @@ def _edit_json(path: Path, change: Callable[[Any], Any]) -> None:
 
 
 def _edit_config(run: Path, change: Callable[[dict[str, Any]], None], *, recorded: bool = True) -> None:
-    """Change config.yaml, and what the checkpoints say of it."""
+    """Change config.yaml, and what the checkpoints say about it."""
     config = yaml.safe_load((run / "config.yaml").read_text())
     change(config)
     (run / "config.yaml").write_text(yaml.safe_dump(config))
@@ -206,7 +206,7 @@ def _link_all(place: Path, secret: Path, pattern: str, *, target: Path | None = 
 
 
 def _link_marker(place: Path, secret: Path) -> None:
-    """A marker that names a file elsewhere, with its digest."""
+    """Write a marker that names a file elsewhere, with its digest."""
     for folder in (place / "run" / "checkpoints").iterdir():
         digests = json.loads((folder / "complete.json").read_text())
         digests[os.path.relpath(secret / "file", folder)] = _digest((secret / "file").read_bytes())
@@ -235,7 +235,7 @@ _EVIL_NAMES = [
     "a" * 10_000,
 ]
 _HUGE = [10**9, 2**31 - 1, 10**12, 2**63 - 1, 10**30]
-# What a file says with every checksum right. Each takes the place and a folder that is none of its business.
+# What a file says, with all checksums right. Each takes the place of the run, and a folder outside it.
 _ATTACKS: dict[str, Callable[[Path, Path], None]] = {
     **{f"model {name[:30]!r}": _set("model", name=name) for name in _EVIL_NAMES},
     "_target_": _set("model", _target_="os.system", _args_=["touch RAN"]),
@@ -285,14 +285,14 @@ _ATTACKS: dict[str, Callable[[Path, Path], None]] = {
     ),
 }
 
-_SMALL_MACHINE_MB = 700  # beyond what this process holds, that commands may take
+_SMALL_MACHINE_MB = 700  # that commands may take beyond what this process holds
 _SWELLING_MODELS: dict[str, Callable[[Path, Path], None]] = {
     **{f"{field} 10^7": _set("model", **{field: 10**7}) for field in ("window", "memory", "compressed")},
     "reference attention, window 20,000": _set("model", attention="reference", window=20_000),
     "reference attention, memory 10^6": _set("model", attention="reference", memory=10**6),
     "calls of 10^9": _set("train", window=10**9),
 }
-# What changes no parameter and takes memory only once the model is at work.
+# What changes no parameter and takes RAM only once the model is running.
 _SWELLING: dict[str, dict[str, Callable[[Path, Path], None]]] = {
     "speech": _SWELLING_MODELS,
     "text": _SWELLING_MODELS,
@@ -330,7 +330,7 @@ def _judge(outcome: Outcome, case: str, secret: Path, before: dict[str, bytes], 
     told = f"{case}\n{outcome.err[-3000:]}"
     assert not flag.exists() and not Path("RAN").exists(), f"code ran: {told}"
     touched = [entry for entry in _opened if str(secret) in entry]
-    assert not touched and _content(secret) == before, f"what lies elsewhere was touched, {touched[:3]}: {told}"
+    assert not touched and _content(secret) == before, f"a file elsewhere was touched, {touched[:3]}: {told}"
     assert "antigravity" not in sys.modules, f"a module was imported: {told}"
     assert not any("/dev/zero" in entry for entry in _opened), f"/dev/zero was opened: {told}"
     assert not any(entry.startswith(("os.system", "os.exec", "socket.connect")) for entry in _opened), told
@@ -341,12 +341,12 @@ def _judge(outcome: Outcome, case: str, secret: Path, before: dict[str, bytes], 
 
 @fault(
     "hostile runs",
-    "no code runs, nothing elsewhere is touched; one line refuses, or the attack has no effect",
+    "no code runs, nothing elsewhere is touched; the run is refused in one line, or the attack has no effect",
     short=50,
     long=3000,
 )
 def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Every attack before every command; in the long form every file by every content, then random values signed."""
+    """Try every attack before every command; in the long form, every content in every file and random signed values."""
     _watch()
     flag, secret = folder / "RAN", folder / "secret"
     places = {}
@@ -419,7 +419,7 @@ def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _small_machine() -> Iterator[None]:
-    """A machine with _SMALL_MACHINE_MB more than this process has been given."""
+    """Pretend that the machine has _SMALL_MACHINE_MB more RAM than this process has been given."""
     present = (int(process_memory_mb("VmData")) + _SMALL_MACHINE_MB) << 20
     with (
         mock.patch.object(ram, "machine_bytes", lambda: present),
@@ -430,12 +430,12 @@ def _small_machine() -> Iterator[None]:
 
 @fault(
     "runs that swell",
-    "one line refuses what takes more memory than the machine has, before the system kills it",
+    "what takes more RAM than the machine has is refused in one line, before the system kills it",
     short=8,
     long=100,
 )
 def swell(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Sizes that take more memory than there is, before the commands that open a run."""
+    """Try sizes that take more RAM than the machine has, before the commands that open a run."""
     places = {"speech": make_speech_run, "text": make_text_run}
     places["wavenet"] = partial(make_speech_run, settings=WAVENET_SETTINGS)
     todo = [
@@ -465,7 +465,7 @@ def swell(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         outcomes[f"{name}: {'refused' if outcome.code else 'not needed'}"] += 1
         grown = peak_memory_mb() - memory_before
         largest = max(largest, grown)
-        assert grown < 2 * _SMALL_MACHINE_MB, f"{grown} MB: {case}"  # what it held before may have been given back
+        assert grown < 2 * _SMALL_MACHINE_MB, f"{grown} MB: {case}"  # RAM that it held before may have been given back
     return {
         "outcomes": dict(sorted(outcomes.items())),
         "slowest_s": round(slowest, 2),

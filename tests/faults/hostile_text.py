@@ -1,7 +1,7 @@
-"""Text that is none, before every recipe's reader.
+"""Files that are not proper text, before every recipe's reader.
 
-What must hold: a file that a tokenizer takes byte for byte is taken so; any other is refused in one line that names it,
-and then nothing is left behind; memory and time do not depend on how long a line or a word is.
+What must hold: a file that a tokenizer takes byte for byte is taken as it is; any other is refused in one line that
+names it, and nothing is left behind. RAM and time do not depend on the length of a line or a word.
 """
 
 import json
@@ -59,7 +59,7 @@ _WORD_FILES = {
 
 
 def _place(recipe: str, folder: Path, name: str, odd: bytes) -> tuple[Path, Path]:
-    """A source of `recipe` with one odd file; returns the source and that file."""
+    """Make a source for `recipe` with one odd file; return the source and that file."""
     folder.mkdir()
     if recipe.startswith("folder"):
         for i in range(4):
@@ -109,7 +109,7 @@ def _judge(recipe: str, path: Path, data: Path, outcome: Outcome, odd: bytes, ca
     assert outcome.code is not None, f"traceback: {told}"
     if outcome.code == 0:
         dataset = read_dataset(data)
-        if recipe in _BYTE_TOKENS:  # nothing is lost
+        if recipe in _BYTE_TOKENS:  # nothing may be lost
             count = sum(dataset.open_split(split).num_tokens for split in ("train", "valid", "test"))
             files = [path] if recipe == "enwik8" else list(path.parent.iterdir())
             assert count == sum(file.stat().st_size for file in files), told
@@ -125,13 +125,13 @@ def _judge(recipe: str, path: Path, data: Path, outcome: Outcome, odd: bytes, ca
 
 
 def _long_line(folder: Path, num_bytes: int) -> dict[str, Any]:
-    """One line of so many bytes with spaces, and one without, before every kind of tokens."""
+    """Prepare one line of that many bytes with spaces, and one without, for every kind of tokens."""
     figures: dict[str, Any] = {}
     for kind, unit in (("spaces", b"kaka lolo "), ("one word", b"kakalolomi")):
         for recipe in ("folder", "folder by subwords", "wikitext103"):
             name = f"long {kind} {recipe}"
             source, path = _place(recipe, folder / name, "odd.txt", b"")
-            # Learning and encoding subwords take half a second a megabyte in the library, whatever the line.
+            # For any line, the library takes half a second per megabyte to learn and encode subwords.
             length = min(num_bytes, _LONGEST_FOR_SUBWORDS) if "subwords" in recipe else num_bytes
             with open(path, "wb") as file:
                 for _ in range(length // (len(unit) * 100_000)):
@@ -154,19 +154,19 @@ def _long_line(folder: Path, num_bytes: int) -> dict[str, Any]:
 
 @fault(
     "hostile text",
-    "taken as it is, or one line that names the file; nothing left behind; memory does not grow with a line",
+    "taken as it is, or refused in one line that names the file; nothing is left behind; RAM does not grow with a line",
     short=60,
     long=400,
 )
 def prepare(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Every kind of odd text before every recipe, then long lines: 1 GB in the long form, for subwords 64 MB."""
+    """Try every kind of odd text with every recipe, then long lines: 1 GB in the long form, 64 MB for subwords."""
     pairs = [(recipe, odd) for recipe in _RECIPES for odd in _ODD]
     rng.shuffle(pairs)
     outcomes: Counter[str] = Counter()
     for i in range(cases):
         recipe, kind = pairs[i % len(pairs)]
         odd = _ODD[kind]
-        if i >= len(pairs):  # what nobody thought of
+        if i >= len(pairs):  # what nobody has thought of
             odd = b"".join(rng.choice(list(_ODD.values()))[: rng.randrange(1, 99)] for _ in range(rng.randrange(1, 9)))
             kind = f"a mixture, {odd[:60]!r}"
         name = rng.choice(_NAMES)

@@ -1,6 +1,6 @@
-"""`waveform demo` killed, or asked to stop, at any moment of it.
+"""`waveform demo` killed, or asked to stop, at any moment.
 
-The same command then goes on to its end, with the figures and the samples of a demo that nobody disturbed, and nothing
+The same command then continues to the end, with the figures and samples of an undisturbed demo, and nothing
 else is left.
 """
 
@@ -24,7 +24,7 @@ _OF_THE_CLOCK = {"train_seconds", "train_samples_per_second", "sampling_samples_
 
 
 def _shorten(folder: Path) -> None:
-    """Let this process's demos take little time: tones instead of speech, and shorter samples and measurements."""
+    """Make this process's demos quick: tones instead of speech, shorter samples and measurements."""
     from tests.test_cli import write_tones
     from waveform.verbs import compare, demo
 
@@ -36,7 +36,7 @@ def _shorten(folder: Path) -> None:
 
 
 def _surround_stages(points: Points) -> None:
-    """A point before and after each of a demo's stages."""
+    """Make a point before and after each stage of a demo."""
     from waveform.verbs import demo
 
     for name in ("prepare", "train", "compare", "write_wav", "sample", "save_demo_panel"):
@@ -44,7 +44,7 @@ def _surround_stages(points: Points) -> None:
 
 
 def _content(out: Path) -> dict[str, Any]:
-    """Everything that a finished demo leaves, but for what the clock says and the pictures' and logs' bytes."""
+    """Return all that a finished demo leaves, except for times and the bytes of pictures and logs."""
     entries = json.loads((out / "comparison.json").read_bytes())
     picture = (out / "demo.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and picture.endswith(b"IEND\xaeB`\x82"), "the picture is not whole"
@@ -58,13 +58,13 @@ def _content(out: Path) -> dict[str, Any]:
 
 @fault(
     "the demo killed, or asked to stop",
-    "the same command goes on to its end, with the comparison and samples of an undisturbed one; nothing left over",
-    short=0,  # a case takes some seconds
+    "the same command continues to the end, with the comparison and samples of an undisturbed one; nothing left over",
+    short=0,  # because a case takes some seconds
     long=60,
     in_server=True,
 )
 def _disturb(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """A signal at points spread over the demo, each time in a new folder of the same name; then the demo again."""
+    """Send a signal at points spread over the demo, each time in a new folder of the same name; then run it again."""
     from waveform.cli import main
 
     _shorten(folder)
@@ -91,7 +91,7 @@ def _disturb(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             assert forks.wait(preempted.command(arguments, said, points=Points())) == 0, said.read_text()
             found = _content(out)
             for what in expected.keys() | found.keys():
-                assert found.get(what) == expected.get(what), f"other {what}: {found.get(what)!r:.3000}"
+                assert found.get(what) == expected.get(what), f"different {what}: {found.get(what)!r:.3000}"
         said.unlink(missing_ok=True)
     failures.tell()
     return {"signals": counts, "points": len(points)}

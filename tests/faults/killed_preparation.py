@@ -18,13 +18,13 @@ Prepare = Callable[[Path], Any]
 
 
 def make_sources(folder: Path) -> dict[str, Prepare]:
-    """A folder of audio and one of text, and what prepares each into a folder."""
+    """Make a folder of audio and one of text; return the functions that prepare each into a given folder."""
     from recipes.verbs.prepare import prepare as prepare_text
     from tests.test_cli import write_tones
     from waveform.audio.corpus import groups
     from waveform.audio.corpus.prepare import prepare as prepare_audio
 
-    groups._MIN_GROUP_BYTES = 15_000  # several shards of few files
+    groups._MIN_GROUP_BYTES = 15_000  # several shards of a few files
     for split, num in (("train", 8), ("valid", 2), ("test", 2)):
         write_tones(folder / "audio" / split, num=num, seconds=0.1)
     (folder / "audio" / "train" / "bad.wav").write_bytes(b"no audio")
@@ -40,7 +40,7 @@ def make_sources(folder: Path) -> dict[str, Prepare]:
 
 
 def content(folder: Path) -> dict[str, bytes | None]:
-    """Every file under a folder, and every folder."""
+    """Return the content of every file under a folder, and the names of its folders."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in sorted(folder.rglob("*"))
@@ -66,7 +66,7 @@ def _in_child(prepare: Prepare, data_dir: Path, points: Points, said: Path) -> i
     in_server=True,
 )
 def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Half of the kills at chosen points, half at any time; each in a folder of its own."""
+    """Kill half of the cases at chosen points and half at any time, each in a folder of its own."""
     sources = make_sources(folder)
     said = folder / "said.log"
     failures = Failures()
@@ -96,11 +96,13 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
                     time.sleep(case)
                     os.kill(child, signal.SIGKILL)
                 assert forks.wait(child) in (-signal.SIGKILL, 0), said.read_text()
-                if kind == "audio" or not (place / "whole").exists():  # text that is there must be whole: no second run
+                if (
+                    kind == "audio" or not (place / "whole").exists()
+                ):  # text that is there must be whole without a second run
                     assert forks.wait(_in_child(prepare, place / "whole", Points(), said)) == 0, said.read_text()
                 found = content(place)
                 differ = {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)}
-                assert not differ, f"left over, missing or other: {sorted(differ)}"
+                assert not differ, f"left over, missing or different: {sorted(differ)}"
         figures[kind] = {"kills": num_cases, "points": len(points)}
     failures.tell()
     return figures
@@ -120,9 +122,9 @@ if __name__ == "__main__":
 """
 
 
-@fault("a worker killed while preparing", "one line, no hang; the next run goes on", short=1, long=10, in_server=True)
+@fault("a worker killed while preparing", "one line, no hang; the next run continues", short=1, long=10, in_server=True)
 def _kill_workers(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill one worker of a pool at any moment of its life: a clear error or a finished data set, and no hang."""
+    """Kill one worker of a pool at any moment of its life: a clear error or a finished data set, but no hang."""
     sources = make_sources(folder)
     sources["audio"](folder / "whole")
     expected = content(folder / "whole")
@@ -144,6 +146,6 @@ def _kill_workers(folder: Path, cases: int, rng: random.Random) -> dict[str, Any
                 told += 1
                 assert "waveform prepare: a process that decodes audio died" in said.splitlines()[-1], said
             sources["audio"](data_dir)
-            assert content(data_dir) == expected, "another data set"
+            assert content(data_dir) == expected, "a different data set"
     failures.tell()
     return {"kills": cases, "told": told}

@@ -1,4 +1,4 @@
-"""Sampling, evaluation and comparison killed at any moment: what is there can be used, and the next run works."""
+"""Sampling, evaluation and comparison killed at any moment: what they left can be used, and the next run works."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from tests.faults.forks import Failures, Points
 
 
 def _command(arguments: list[str], said: Path, points: Points) -> int:
-    """Run a command line in a child, with a point before, within and after every write of a WAV; returns its id."""
+    """Run a command line in a child, with points before, within and after every write of a WAV; return its id."""
 
     def work() -> int:
         from waveform.audio.wav import WavWriter
@@ -31,7 +31,7 @@ def _command(arguments: list[str], said: Path, points: Points) -> int:
             real(self, data, offset=offset)
             points.point("after a WAV's " + ("header" if offset == 0 else "block"))
 
-        WavWriter._write = write  # a fault, put in on purpose
+        WavWriter._write = write  # on purpose: this is the fault
         points.install()
         code = main(arguments)
         points.enabled = False
@@ -44,7 +44,7 @@ def _command(arguments: list[str], said: Path, points: Points) -> int:
 
 @fault(
     "killed while sampling, evaluating, comparing",
-    "WAVs open and hold what was finished, JSON is whole or not there; the same command then works",
+    "WAVs can be opened and hold what was finished; JSON is whole or absent; the same command then works",
     short=4,
     long=100,
     in_server=True,
@@ -76,7 +76,7 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         num_wavs = 0
         for index in chosen:
             shutil.rmtree(out, ignore_errors=True)
-            if verb == "evaluate":  # figures of before must stay whole
+            if verb == "evaluate":  # the earlier figures must stay whole
                 out.mkdir()
                 (out / "figures.json").write_bytes(expected["figures.json"])
             with failures.of(f"{verb} killed at {index}, {points[index]!r}"):
@@ -86,7 +86,7 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
                 found = {path.name: path.read_bytes() for path in out.iterdir()}
                 assert found.keys() == expected.keys(), sorted(found)
                 if verb != "compare":  # which measures speeds
-                    assert found == expected, "other content"
+                    assert found == expected, "different content"
         figures[verb] = {"kills": len(chosen), "points": len(points)}
         if verb == "sample":
             figures[verb]["wavs_opened"] = num_wavs
@@ -96,7 +96,7 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
 
 
 def _check_left(out: Path, expected: dict[str, bytes]) -> int:
-    """Every WAV and JSON that a killed command left can be read and holds the beginning, or all; counts the WAVs."""
+    """Check that the WAVs and JSON of a killed command can be read and hold the beginning or all; count the WAVs."""
     num_wavs = 0
     for path in out.glob("[!.]*"):
         if path.suffix == ".json":
@@ -111,6 +111,8 @@ def _check_left(out: Path, expected: dict[str, bytes]) -> int:
         assert rate_hz == 24_000 and (samples == reference[: len(samples)]).all(), path.name
         assert len(samples) == len(reference) or path.name != final, f"{path.name} is not whole"
         declared = int.from_bytes(path.read_bytes()[40:44], "little")
-        assert declared == 2 * len(samples) <= path.stat().st_size - 44, f"{path.name}: another length in its header"
+        assert declared == 2 * len(samples) <= path.stat().st_size - 44, (
+            f"{path.name}: the length in its header is wrong"
+        )
         num_wavs += 1
     return num_wavs

@@ -1,7 +1,7 @@
-"""Training killed at any moment: every write of a checkpoint, every step, every evaluation; one process and two.
+"""Training killed at any moment: at every write of a checkpoint, every step, every evaluation; one process and two.
 
-Whatever the moment, the same call again must end with the weights, the random numbers and the metrics of a run that
-nobody disturbed, with the same files and no others.
+Whatever the moment, the same call must then end with the weights, the random numbers and the metrics of an undisturbed
+run, and with the same files and no others.
 """
 
 import copy
@@ -26,7 +26,7 @@ from tests.faults.fault import fault
 from tests.faults.forks import Failures, Points
 from waveform.system.errors import UserError
 
-_HOLDS = "resumes; weights, random numbers and metrics of an undisturbed run; no other files"
+_HOLDS = "resumes; the weights, random numbers and metrics are those of an undisturbed run; no other files"
 _STEPS = 7
 SETTINGS = [
     *("model=compressive_transformer", "model.num_layers=1", "model.d_model=16", "model.num_heads=2"),
@@ -36,11 +36,11 @@ SETTINGS = [
     *("train.decay_steps=100", "train.warmup_steps=2", "train.evaluate_batch_size=2", "train.timeout_s=60"),
 ]
 _TIMES = {"seconds", "tokens_per_second"}
-_FEWEST_POINTS = 30  # of a rank that is not the first, which writes little
+_FEWEST_POINTS = 30  # of the second rank, which writes little
 
 
 class Place:
-    """A data set, a configuration and what an undisturbed run makes of them."""
+    """A data set, a configuration, and what an undisturbed run makes of them."""
 
     def __init__(self, folder: Path, *, num_ranks: int = 1) -> None:
         from waveform.config import compose_config
@@ -73,9 +73,9 @@ class Place:
         keep_all: bool = False,
         codes: tuple[int, ...] = (0,),
     ) -> list[str]:
-        """Train into `run_dir`; kill: rank to point. Returns the first rank's points, where nothing was killed.
+        """Train into `run_dir`; kill: rank -> point. Returns the first rank's points if nothing was killed.
 
-        Raises AssertionError where an exit code is not of `codes`, or something hangs.
+        Raises AssertionError if an exit code is not one of `codes`, or something hangs.
         """
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         said, points_file = run_dir.with_name(f"{run_dir.name}.log"), run_dir.with_name(f"{run_dir.name}.points")
@@ -110,16 +110,16 @@ class Place:
         return seen
 
     def check_resumes(self, run_dir: Path) -> int:
-        """Whatever is in `run_dir`, the same call ends as an undisturbed run. Returns the step that it went on from."""
+        """Check that, whatever is in `run_dir`, the same call ends as usual; return the step that it resumed from."""
         step = self.check_checkpoints(run_dir)
         self.train(run_dir)
         found = final(run_dir)
         for what, expected in self.expected.items():
-            assert same(found[what], expected), f"other {what}: {difference(found[what], expected)}"
+            assert same(found[what], expected), f"different {what}: {difference(found[what], expected)}"
         return step
 
     def check_checkpoints(self, run_dir: Path) -> int:
-        """What is taken for the newest checkpoint is whole, and an undisturbed run's of that step."""
+        """Check that what counts as the newest checkpoint is whole and equals an undisturbed run's; return its step."""
         from waveform.engine import checkpoint
 
         found = checkpoint.newest(run_dir)
@@ -135,7 +135,7 @@ class Place:
 
 
 def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> None:
-    """One rank, in a child."""
+    """Train as one rank, in a child."""
     from waveform.engine import trainer
     from waveform.engine.trainer import TrainConfig, Trainer
     from waveform.ranks.distributed import join, leave
@@ -143,7 +143,7 @@ def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> No
     from waveform.runs.training import check_run_dir, train_run
 
     config = copy.deepcopy(place.config)
-    if keep_all:  # one of each step, to compare with
+    if keep_all:  # a checkpoint of each step, to compare with
         config["train"] |= {"keep_checkpoints": _STEPS, "checkpoint_every": 1}
     train_config = typed(TrainConfig, config["train"], section="train")
     world = join(device="cpu", timeout_s=train_config.timeout_s)
@@ -170,7 +170,7 @@ def surround(owner: Any, name: str, points: Points) -> None:
 
 
 def final(run_dir: Path) -> dict[str, Any]:
-    """Everything of a finished run that must not depend on what happened on the way."""
+    """Return everything of a finished run that must not depend on interruptions."""
     last = max((run_dir / "checkpoints").iterdir())
     progress = json.loads((last / "progress.json").read_bytes())
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -186,7 +186,7 @@ def final(run_dir: Path) -> dict[str, Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Bit by bit, but for logged sums over ranks, of which a resumed run adds the parts in another order."""
+    """Compare bit by bit, except for logged sums over ranks, which a resumed run adds in a different order."""
     if isinstance(a, np.ndarray):
         return np.array_equal(a, b)
     if isinstance(a, dict):
@@ -197,10 +197,10 @@ def same(a: Any, b: Any) -> bool:
 
 
 def difference(a: Any, b: Any) -> str:
-    """The first of two lists' entries that differ, or all."""
+    """Return the first entries of two lists that differ; for anything else, both whole."""
     if isinstance(a, list) and isinstance(b, list):
-        return next((f"{x} and not {y}" for x, y in zip(a, b, strict=False) if not same(x, y)), f"{a} and not {b}")
-    return f"{a} and not {b}"
+        return next((f"{x}, not {y}" for x, y in zip(a, b, strict=False) if not same(x, y)), f"{a}, not {b}")
+    return f"{a}, not {b}"
 
 
 @fault("killed while training, at every step of it", _HOLDS, short=14, long=1000, in_server=True)
@@ -224,7 +224,7 @@ def _kill_everywhere(folder: Path, cases: int, rng: random.Random) -> dict[str, 
 
 @fault("a rank of two killed while training", _HOLDS, short=2, long=60, in_server=True)
 def _kill_a_rank(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill one of two ranks, or both, at any of its points; the other must end by itself, in a line."""
+    """Kill one of two ranks, or both, at any of its points; the other must end by itself, with a line."""
     place = Place(folder, num_ranks=2)
     failures = Failures()
     for case in range(cases):
@@ -243,7 +243,7 @@ _LONGER = ["train.max_steps=24", "train.checkpoint_every=3", "train.evaluate_eve
 
 
 def start_command(data_dir: Path, run_dir: Path, *, num_ranks: int, settings: Sequence[str]) -> forks.Process:
-    """`waveform train` as a user starts it, alone or under torchrun."""
+    """Start `waveform train` as a user does, alone or under torchrun."""
     arguments = ["-m", "waveform", "train", str(data_dir), str(run_dir), *SETTINGS, *settings]
     if num_ranks > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
@@ -253,11 +253,11 @@ def start_command(data_dir: Path, run_dir: Path, *, num_ranks: int, settings: Se
 
 @fault("processes killed while training, at any time", _HOLDS, short=1, long=100, in_server=True)
 def _kill_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Real commands, killed at any moment of the clock, again and again until they have ended; one process and two."""
+    """Kill real commands at random times, again and again until they end by themselves; one process and two."""
     place = Place(folder)
     data_dir, failures = place.data.folder, Failures()
     kills = runs = 0
-    if cases == 1:  # the short form: no process but those that are killed, and resumed
+    if cases == 1:  # the short form: only processes that are killed and resumed
         settings, expected, took_s = [], {1: place.expected}, {1: 5.0}
     else:
         settings, expected, took_s = _LONGER, {}, {}
@@ -288,7 +288,7 @@ def _kill_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, A
                 assert ended or kills, said
             found = final(run_dir)
             for what, value in expected[num_ranks].items():
-                assert same(found[what], value), f"other {what}: {difference(found[what], value)}"
+                assert same(found[what], value), f"different {what}: {difference(found[what], value)}"
             shutil.rmtree(run_dir)
     failures.tell()
     return {"kills": kills, "runs": runs}

@@ -1,4 +1,4 @@
-"""Memory of a long evaluation and of long sampling: as flat as it is after a warm-up."""
+"""RAM during a long evaluation and long sampling: it stays as it is after a warm-up."""
 
 import json
 import random
@@ -34,7 +34,7 @@ _WAYS = [(name, way) for way in ("utterance", "chunk", "sample", "int8", "eager"
 
 
 def _long(folder: Path, name: str, way: str, num_tokens: int) -> None:
-    """Prints the resident memory after a tenth of the tokens, and the most after that."""
+    """Print the resident RAM after a tenth of the tokens, and the most after that."""
     begin = most = done = 0
 
     def count(num: int) -> None:
@@ -63,7 +63,7 @@ def _evaluate(folder: Path, model: Any, way: str, num_tokens: int, count: Callab
 
 
 def _sample(folder: Path, model: Any, way: str, num_tokens: int, count: Callable[[int], None]) -> None:
-    if way == "eager":  # what a model without a decoder of its own is stepped by
+    if way == "eager":  # as a model without a decoder of its own is stepped
         model.decoder = lambda state, int8=False: None
     with WavWriter(folder / "long.wav") as wav:
 
@@ -75,15 +75,15 @@ def _sample(folder: Path, model: Any, way: str, num_tokens: int, count: Callable
         sample(model, **options, on_block=write, int8=way == "int8")
 
 
-@fault("long evaluation and sampling", "memory after a tenth of the samples stays flat within 1%", short=7, long=15)
+@fault("long evaluation and sampling", "after a tenth of the samples, RAM stays flat within 1%", short=7, long=15)
 def _flat(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     num_tokens = 10_000_000 if cases >= len(_WAYS) else 20_000
     growth = {}
     for case in range(cases):
-        name, way = _WAYS[4 * case % len(_WAYS)]  # so that few cases have every way
+        name, way = _WAYS[4 * case % len(_WAYS)]  # so that even a few cases have every way
         here = folder / f"{name}-{way}"
         here.mkdir()
-        # The slowest way of all makes some 2,000 a second.
+        # The slowest way of all samples some 2,000 a second.
         num = num_tokens if way != "eager" else min(num_tokens, 500_000) // 5
         said = forkserver.run(_long, here, name, way, num, output=here / "said.txt", timeout_s=7200)
         told = json.loads(said.splitlines()[-1])

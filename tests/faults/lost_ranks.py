@@ -1,4 +1,4 @@
-"""A rank of two is killed, stopped or loops at any phase: the other ends in time with a line; a restart goes on."""
+"""One of two ranks is killed, stops or loops in any phase: the other ends in time with a line; a restart continues."""
 
 import itertools
 import json
@@ -26,13 +26,13 @@ from waveform.ranks.distributed import World
 
 _TIMEOUT_S = 4.0
 _PATIENCE_S = 10.0  # for the first rank at a barrier, instead of two hours
-_SLACK_S = 8.0  # on a busy machine, and to leave
+_SLACK_S = 8.0  # for a busy machine, and for leaving
 _PHASES = ("step", "checkpoint", "evaluation", "drawing", "last barrier", "preparing")
 _FIRST_ALONE = ("drawing", "preparing")
 # Commands: `waveform train`, `recipes train`, and `recipes evaluate` of what that trained.
 _AUDIO, _TEXT, _EVALUATE = "audio", "text", "evaluate"
-_LOOP, _SLEEP = "LOOP", "SLEEP"  # of the main thread, while other threads of the process go on
-_LAST_BARRIER = 3 * 3 + 2  # three in each of three checkpoints, and two evaluations; the last one
+_LOOP, _SLEEP = "LOOP", "SLEEP"  # only the main thread; other threads of the process continue
+_LAST_BARRIER = 3 * 3 + 2  # three in each of three checkpoints, and two evaluations
 
 
 class _Plan(NamedTuple):
@@ -41,11 +41,11 @@ class _Plan(NamedTuple):
     command: str
     phase: str
     how: str  # name of a signal, LOOP or SLEEP
-    count: int  # at which call
+    count: int  # at which call it fails
 
     @property
     def is_first_alone(self) -> bool:
-        """Whether it is where only the first rank has work, and goes on to run: then it may well be at that work."""
+        """Whether only the first rank has work in this phase, and still runs: to the others it may well be working."""
         return self.how in (_LOOP, _SLEEP) and self.phase in _FIRST_ALONE
 
     def fail(self) -> None:
@@ -58,7 +58,7 @@ class _Plan(NamedTuple):
 
 
 def _before(owner: Any, name: str, count: int, action: Callable[[], None]) -> None:
-    """Have `action` happen before the `count`-th call of a function."""
+    """Make `action` happen before the `count`-th call of a function."""
     function, calls = getattr(owner, name), itertools.count(1)
 
     def acting(*arguments: Any, **options: Any) -> Any:
@@ -109,16 +109,16 @@ def _rank(rank: int, port: int, command: str, place: Path, run: Path, plans: dic
             plan.fail()
 
         _plant(plan, fail)
-    recipes.verbs.evaluate.SCORING_TIMEOUT_S = _TIMEOUT_S  # there is no such setting
+    recipes.verbs.evaluate.SCORING_TIMEOUT_S = _TIMEOUT_S  # for which there is no setting
     code, _, lines = call(main if command == _AUDIO else text_main, _arguments(command, place, run))
     said.write_text(json.dumps({"code": code, "said": lines}))
-    os._exit(0)  # what gloo's threads do at the end of an interpreter is no matter here
+    os._exit(0)  # without what gloo's threads do at an interpreter's end, which does not matter here
 
 
 def _job(
     folder: Path, command: str, place: Path, run: Path, plans: dict[int, _Plan] | None = None
 ) -> dict[int, tuple[int, str]]:
-    """Run both ranks; the exit code and stderr of each that ended by itself. A stopped one is killed at the end."""
+    """Run both ranks; return exit code and stderr of each that ended by itself. A stopped one is killed at the end."""
     plans = plans or {}
     port = forks.free_port()
     folder.mkdir()
@@ -144,8 +144,8 @@ def _job(
                 patient = plans[1 - rank].is_first_alone
                 limit_s = _PATIENCE_S if patient else _TIMEOUT_S
                 assert took < limit_s + _SLACK_S, f"rank {rank} took {took:.1f} s to end, or hung"
-                assert not patient or took > limit_s - 1, f"rank {rank} gave the first one up after {took:.1f} s"
-    finally:  # one that loops hears no SIGTERM
+                assert not patient or took > limit_s - 1, f"rank {rank} gave up the first one after {took:.1f} s"
+    finally:  # one that loops does not react to SIGTERM
         for process in ranks.values():
             process.kill()
     return {
@@ -168,7 +168,7 @@ def _prepare_text(place: Path) -> None:
 
 
 def _kinds() -> list[tuple[str, str, str]]:
-    """Command, phase and how the rank fails; the first ones are those of the test suite."""
+    """Return command, phase and how the rank fails; the first ones are those of the test suite."""
     kinds = [(_AUDIO, "checkpoint", "SIGSTOP"), (_TEXT, "step", _LOOP)]
     kinds += [(_AUDIO, phase, how) for how in ("SIGKILL", "SIGSTOP") for phase in _PHASES]
     for how in ("SIGKILL", "SIGSTOP"):
@@ -182,7 +182,7 @@ def _kinds() -> list[tuple[str, str, str]]:
 
 @fault(
     "a rank dies or hangs",
-    "the other ends within train.timeout_s and a few seconds, with a line and exit code 1; a restart ends bitwise",
+    "the other ends within train.timeout_s and a few seconds, with a line and exit code 1; a restart ends bit for bit",
     short=2,
     long=29,
 )
@@ -204,7 +204,7 @@ def _lost(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     seconds = []
     for case, (command, phase, how) in enumerate(kinds):
         rank = 0 if phase in _FIRST_ALONE else source.randrange(2)
-        # The others wait for the first one there.
+        # In these phases the others wait for the first rank.
         if how in (_LOOP, _SLEEP) and phase in ("checkpoint", "last barrier"):
             rank = 1
         place_of_case = folder / f"case_{case}"
@@ -226,7 +226,7 @@ def _lost(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
         why = "was alone at work for 0:00:10 h and may hang" if plan.is_first_alone else why
         name = f"rank {rank}, {plan}"
         assert code == 1 and "Traceback" not in said, f"{name}: {code} {said}"
-        # Who waits at a barrier for one that was killed learns of it by its silence.
+        # A rank that waits at a barrier for a killed one learns of it only by its silence.
         assert f"rank {1 - rank} stops" in last, f"{name}: {said}"
         assert why in last or (killed and "did not answer" in last), f"{name}: {said}"
         again = _job(place_of_case / "again", command, place, run)

@@ -1,4 +1,4 @@
-"""A run resumed elsewhere: it goes on, and says what is not bitwise any more; other formats are refused."""
+"""A run resumed elsewhere: it continues and says what will differ; checkpoints of other formats are refused."""
 
 import contextlib
 import hashlib
@@ -30,7 +30,7 @@ def _edit(folder: Path, **fields: Any) -> None:
 
 @fault(
     "resumed elsewhere",
-    "goes on and says what is not bitwise any more; another checkpoint format is refused, never replaced",
+    "continues and says what will no longer be bit-identical; a different checkpoint format is refused, never replaced",
     short=8,
     long=200,
 )
@@ -73,6 +73,6 @@ def _elsewhere(folder: Path, cases: int, source: random.Random) -> dict[str, Any
             except UserError as error:
                 assert "format" in str(error) and "use the version of waveform" in str(error)
             else:
-                raise AssertionError("another format was read")
-        assert len(list((run / "checkpoints").iterdir())) == 2  # the older one was not taken, the newer not removed
+                raise AssertionError("a different format was read")
+        assert len(list((run / "checkpoints").iterdir())) == 2  # the older one was not used, the newer not removed
     return {}

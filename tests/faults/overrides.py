@@ -1,4 +1,4 @@
-"""Settings as nobody means them: random keys, values, types, nesting, deletions, additions, interpolations.
+"""Settings that nobody would mean: random keys, values, types, nesting, deletions, additions, interpolations.
 
 What must hold: the configuration is composed, or one line names the setting; exit code 2.
 """
@@ -62,7 +62,7 @@ def _override(rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.2:
         return rng.choice(_RIGHT)
-    if kind < 0.5:  # a setting that there is
+    if kind < 0.5:  # an existing setting
         return f"{rng.choice(_KEYS[:22])}={rng.choice(_VALUES)}"
     key, value = rng.choice(_KEYS), rng.choice(_VALUES)
     if rng.random() < 0.15:
@@ -75,7 +75,7 @@ def _override(rng: random.Random) -> str:
 
 
 def _names(err: str, override: str) -> bool:
-    """Whether the line names the setting: as it was given, or its key (escaped where a terminal would not show it)."""
+    """Whether the line names the setting as it was given, or its key (escaped if a terminal would not show it)."""
     key = override.lstrip("+~-").partition("=")[0].strip(" :@+")
     escaped = key.encode("unicode_escape").decode()
     names = (
@@ -90,7 +90,7 @@ def _names(err: str, override: str) -> bool:
 
 
 def _use(overrides: Sequence[str]) -> int:
-    """What training does with its settings before it looks at any data."""
+    """Do what training does with its settings before it looks at any data."""
     try:
         config = compose_config(overrides)
         typed(DataConfig, config["data"], section="data")
@@ -108,7 +108,7 @@ def _judge(outcome: Outcome, overrides: list[str], case: int) -> str:
     assert outcome.code is not None, f"traceback: {told}"
     if outcome.code == 0:
         return "composed"
-    if "usage: " in outcome.err:  # argparse took it for an option
+    if "usage: " in outcome.err:  # argparse mistook it for an option
         assert outcome.code == 2 and any(override.startswith("-") for override in overrides), told
         return "no such option"
     assert outcome.is_one_line_error, f"no single line of code 2: {told}"
@@ -120,12 +120,12 @@ def _judge(outcome: Outcome, overrides: list[str], case: int) -> str:
 
 @fault(
     "strange settings",
-    "composed, or one line that names the setting, exit code 2; nothing is written",
+    "composed, or one line names the setting, exit code 2; nothing is written",
     short=40,
     long=2000,
 )
 def fuzz(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """`--print-config` with one to three random settings each."""
+    """Run `--print-config` with one to three random settings each."""
     os.environ.pop("NOT_SET", None)
     outcomes: Counter[str] = Counter()
     for case in range(cases):

@@ -1,4 +1,4 @@
-"""Asked to stop by a signal, or by a terminal that closes, at any moment of any command; training saves once."""
+"""Commands asked to stop at any moment, by a signal or by a terminal that closes; training saves once."""
 
 import json
 import os
@@ -25,7 +25,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def command(
     arguments: list[str], said: Path, *, points: Points, also: Callable[[Points], None] = lambda points: None
 ) -> int:
-    """Run a command line in a child; returns its id. also: makes more points."""
+    """Run a command line in a child; return its id. also: makes more points."""
 
     def work() -> int:
         from recipes.cli import main as recipes
@@ -48,7 +48,7 @@ def command(
 def count_points(
     arguments: list[str], said: Path, *, also: Callable[[Points], None] = lambda points: None
 ) -> list[str]:
-    """The points of a command that nothing disturbs."""
+    """Return the points of an undisturbed command."""
     code = forks.wait(command(arguments, said, points=Points(), also=also))
     assert code == 0, said.read_text()
     said.unlink()
@@ -59,7 +59,7 @@ def count_points(
 
 
 def check_told(said: Path, code: int, number: int, *, verb: str) -> None:
-    """One line says what stopped it, and the exit code too."""
+    """Check that one line says what stopped the command, and that the exit code does."""
     text = said.read_text()
     assert code == 128 + number, f"exit code {code}: {text[-2000:]}"
     assert "Traceback" not in text, text[-3000:]
@@ -69,13 +69,14 @@ def check_told(said: Path, code: int, number: int, *, verb: str) -> None:
 
 @fault(
     "training asked to stop, once or twice",
-    "saves once; one line and 128 + the signal; a second signal ends it at once; resumes as if undisturbed",
+    "saves once; one line, exit code 128 + the signal's number; a second signal ends it at once; resumes as if "
+    "undisturbed",
     short=6,
     long=300,
     in_server=True,
 )
 def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """A signal at points spread over a training, once or twice in a row; then the same command to the end."""
+    """Send one signal, or two in a row, at points spread over a training; then run the same command to the end."""
     place = killed_training.Place(folder)
     said = folder / "said.log"
 
@@ -100,12 +101,14 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             if twice and code < 0:
                 assert -code == list(signals.values())[1] and "Traceback" not in text, (code, text)
                 ended_at_once += 1
-            elif code or not re.search(r"^finished: ", text, re.MULTILINE):  # in the last line of its log, too late
+            elif code or not re.search(
+                r"^finished: ", text, re.MULTILINE
+            ):  # it came too late, in the last line of its log
                 check_told(said, code, number, verb="train")
                 saved += _check_saved_once(place, run_dir, text)
             if index in evaluating:
                 seen = json.loads(said.with_suffix(".points").read_text())[index + 1 :]
-                assert seen.count("before score_window") <= 1, f"the evaluation went on: {seen}"
+                assert seen.count("before score_window") <= 1, f"the evaluation continued: {seen}"
             place.check_checkpoints(run_dir)
             assert forks.wait(command(arguments(run_dir), said, points=Points())) == 0, said.read_text()
             found = killed_training.final(run_dir)
@@ -119,7 +122,7 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
 
 
 def _check_saved_once(place: killed_training.Place, run_dir: Path, text: str) -> bool:
-    """Whether it was training that was stopped: then the step that it says is saved, and nothing half-written stays."""
+    """Return whether training was stopped; check that the step it reports is saved and nothing is half-written."""
     step = re.search(r"the same command resumes: step (\d+),", text)
     if step is None:
         return False
@@ -131,13 +134,13 @@ def _check_saved_once(place: killed_training.Place, run_dir: Path, text: str) ->
 
 @fault(
     "other commands asked to stop",
-    "one line and 128 + the signal; what is left is no hindrance",
+    "one line, exit code 128 + the signal's number; what is left is in nobody's way",
     short=6,
     long=150,
     in_server=True,
 )
 def _others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """A signal at points spread over every other command that works for long; then the same command."""
+    """Send a signal at points spread over every other command that takes long; then run the same command."""
     from tests.faults.killed_preparation import make_sources
 
     place, said, out = killed_training.Place(folder), folder / "said.log", folder / "out"
@@ -167,7 +170,7 @@ def _others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             number = rng.choice(_SIGNALS)
             with failures.of(f"{verb}: {number.name} at {index}, {points[index]!r}"):
                 code = forks.wait(command(arguments, said, points=Points(signals={index: int(number)})))
-                # Training whose last step was made saves and ends as it would have.
+                # If training has made its last step, it saves and ends as usual.
                 if not (verb == "train" and code == 0 and "finished: step" in said.read_text()):
                     check_told(said, code, number, verb=verb)
                 for path in out.glob("*.wav"):
@@ -183,13 +186,13 @@ def _others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
 
 @fault(
     "training processes asked to stop, at any time",
-    "ends within 30 s with 128 + the signal; saved, where a step was made",
+    "ends within 30 s with exit code 128 + the signal's number; saved if it had made a step",
     short=1,
     long=40,
     in_server=True,
 )
 def _processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Real commands at any moment of the clock, imports included, alone and under torchrun; always within 30 s."""
+    """Stop real commands at any time, imports included, alone and under torchrun; they must end within 30 s."""
     place = killed_training.Place(folder)
     settings = ["train.max_steps=100000", "train.checkpoint_every=100000", "train.evaluate_every=7"]
     settings += ["train.sample_seconds=2", "train.log_every=100000"]
@@ -201,14 +204,14 @@ def _processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         number, run_dir = rng.choice(_SIGNALS), folder / f"run_{case}"
         process = killed_training.start_command(place.data.folder, run_dir, num_ranks=num_ranks, settings=settings)
         with failures.of(f"{number.name} on {num_ranks} processes, case {case}"):
-            if case % 3:  # the interpreter itself takes the first tenths of a second
+            if case % 3:  # starting the interpreter takes some tenths of a second
                 time.sleep(rng.uniform(0.5, 6 * num_ranks))
             else:
                 forks.wait_for((run_dir / "metrics.jsonl").exists, "no training began")
                 time.sleep(rng.uniform(0, 2))
             workers = forks.children(process.pid, of="waveform")
             began = time.monotonic()
-            # A terminal and some schedulers tell every process; others tell the first, and torchrun hands it on.
+            # A terminal and some schedulers signal every process; others signal the first, and torchrun passes it on.
             for pid in [process.pid, *(workers if case % 4 < 2 else [])]:
                 forks.kill_if_there(pid, number)
             said = process.communicate(timeout=forks.TIMEOUT_S)[0]
@@ -234,7 +237,7 @@ _LISTENERS = ("terminal", "terminal, nohup", "pipe", "full disk")
 
 
 def _said_to(listener: str, arguments: list[str]) -> tuple[int, int]:
-    """Run a command in a child whose output goes there; its id, and the end that listens."""
+    """Run a command in a child whose output goes to `listener`; return its id and the end that listens."""
     reader, writer = os.openpty() if "terminal" in listener else os.pipe()
     child = os.fork()
     if child:
@@ -264,14 +267,14 @@ def _is_larger(path: Path, size: int) -> bool:
 
 @fault(
     "nobody hears what training says",
-    "a terminal that closes: saves and exits with 129; under nohup, or where a log's reader or its disk fails, it "
-    "goes on and heeds signals as ever; resumes",
+    "if the terminal closes, it saves and exits with 129; under nohup, or if a log's reader or disk fails, it "
+    "continues and obeys signals as usual; it resumes",
     short=4,
     long=40,
     in_server=True,
 )
 def _listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """What training says goes to a terminal or a reader that closes, or to a full disk; then the command again."""
+    """Send training's output to a terminal or a reader that closes, or to a full disk; then run the command again."""
     place, said = killed_training.Place(folder), folder / "said.log"
     endless = ["train.max_steps=1000000", "train.evaluate_every=1000000", "train.checkpoint_every=1000000"]
     failures = Failures()

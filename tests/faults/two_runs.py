@@ -1,4 +1,4 @@
-"""Two processes at work on one folder: the second is refused by a lock that a dead process does not hold."""
+"""Two processes working on one folder: a lock refuses the second, but no longer once the first is dead."""
 
 import os
 import random
@@ -16,21 +16,21 @@ Work = Callable[[], int]
 
 
 def _refused(work: Work, folder: Path, says: str, *, ready: Callable[[], bool]) -> None:
-    """Start `work`, stop it in the midst of it; it must be refused to another, and not once it is dead."""
+    """Start `work` and stop it halfway: another process must be refused, but not once the first is dead."""
     first = forks.fork(work)
     deadline = time.monotonic() + forks.TIMEOUT_S
     while not ready():
-        assert time.monotonic() < deadline, "the first never came to hold the folder"
+        assert time.monotonic() < deadline, "the first never held the folder"
         time.sleep(0.002)
     os.kill(first, signal.SIGSTOP)
     said = folder.with_name(f"{folder.name}.said")
     try:
-        assert os.waitpid(first, os.WNOHANG) == (0, 0), "the first ended too early to be in anyone's way"
+        assert os.waitpid(first, os.WNOHANG) == (0, 0), "the first ended too early to be in the way"
         before = forks.names_under(folder)
         assert forks.wait(forks.fork(work, output=said)) == 2, said.read_text()
         assert says in said.read_text() and "Traceback" not in said.read_text(), said.read_text()
         assert len(said.read_text().splitlines()) == 1 or "preparing" in said.read_text(), said.read_text()
-        assert forks.names_under(folder) == before, "the second left something"
+        assert forks.names_under(folder) == before, "the second left something behind"
     finally:
         os.kill(first, signal.SIGKILL)
         os.waitpid(first, 0)
@@ -38,7 +38,7 @@ def _refused(work: Work, folder: Path, says: str, *, ready: Callable[[], bool]) 
 
 
 def _main(arguments: list[str], *, slow: tuple[str, str]) -> Work:
-    """A command whose function `slow` (module, name) takes a while, so that two are at work at the same time."""
+    """Return a command whose function `slow` (module, name) takes a while, so that two run at the same time."""
 
     def work() -> int:
         import importlib
@@ -61,13 +61,13 @@ def _main(arguments: list[str], *, slow: tuple[str, str]) -> Work:
 
 @fault(
     "two processes on one folder",
-    "the second is refused in a line and changes nothing; once the first is dead, it goes on",
+    "the second is refused in one line and changes nothing; once the first is dead, it runs",
     short=1,
     long=10,
     in_server=True,
 )
 def _two(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Each pair of commands that could hurt one another, `cases` times."""
+    """Start each pair of commands that could harm one another, `cases` times."""
     from tests.test_cli import write_tones
 
     place = killed_training.Place(folder)

@@ -1,4 +1,4 @@
-"""Folders that vanish, change or become read-only under a command: refused with the reason, or not noticed at all."""
+"""Folders that vanish, change or become read-only during a command: refused with the reason, or without effect."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from waveform.engine.trainer import Trainer
 
 
 def _at_step(step: int, action: Callable[[], None]) -> None:
-    """Have `action` happen once, when training is at `step`, or at that window of an evaluation."""
+    """Make `action` happen once, when training is at `step`, or at that window of an evaluation."""
     update, read, done = Trainer.update, evaluator.read, []
 
     def acting(trainer: Trainer) -> Any:
@@ -44,7 +44,7 @@ def _shards(data: Path) -> list[Path]:
 
 
 class _Change:
-    """What happens to the folders of a run, how it is undone, and what must be said (None: nothing, all goes on)."""
+    """What happens to a run's folders, how to undo it, and what must be said (None: nothing, the command continues)."""
 
     def __init__(self, run: Path, data: Path, disk: SmallDisk) -> None:
         self.run, self.data, self.disk = run, data, disk
@@ -161,7 +161,7 @@ def _during_evaluation(place: Path, disk_dir: Path, name: str, window: int) -> N
     _at_step(window, lambda: must_say.append(getattr(change, name)()))
     code, _, said = call(main, ["evaluate", run, "--device", "cpu", "--json", place.parent / f"{name}.json"])
     assert len(must_say) == 1
-    if must_say[0] is None or name.startswith(("run", "disk")):  # the run was read already
+    if must_say[0] is None or name.startswith(("run", "disk")):  # the run has been read already
         assert code == 0, said
     else:
         assert code == 2 and must_say[0] in said.splitlines()[-1] and "Traceback" not in said, said
@@ -172,8 +172,8 @@ def _during_evaluation(place: Path, disk_dir: Path, name: str, window: int) -> N
 
 @fault(
     "folders vanish or change under a run",
-    "refused with the reason, nothing written elsewhere; put back, the same command ends bitwise; data deleted "
-    "or replaced as a whole is read to the end",
+    "refused with the reason, nothing written elsewhere; once put back, the same command ends bit for bit as usual; "
+    "data deleted or replaced as a whole is read to the end",
     short=10,
     long=200,
 )

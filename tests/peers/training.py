@@ -1,14 +1,12 @@
-"""Training speed and memory beside compressive-transformer-pytorch 0.4.0, the best-known public implementation.
+"""Measures training speed and RAM beside compressive-transformer-pytorch 0.4.0, the best-known public implementation.
 
-pip install compressive-transformer-pytorch==0.4.0, then
+    pip install compressive-transformer-pytorch==0.4.0
+    python -m tests.peers.training [--threads 2] [--windows 5] [--json FILE]
 
-python -m tests.peers.training [--threads 2] [--windows 5] [--json FILE]
-
-Both train one window after another with memories full: forward, task and compression loss, backward, gradient clip,
-Adam, in fp32 and again in bf16 (autocast). The peer runs as the paper has it (no GRU gates, no enhanced recurrence).
-It freezes its keys' and values' projections after the first compression, so it does less than it should; its
-compression loss sees one memory only. Times are taken in turn in one process, peak memory in a process of its own for
-each.
+Both train one window after another with full memories: forward, task and compression loss, backward, gradient clipping,
+Adam; in fp32 and again in bf16 (autocast). The peer is set up as in the paper (no GRU gates, no enhanced recurrence).
+It stops training its key and value projections after the first compression, so it does less than it should, and its
+compression loss sees only one memory. Times are measured in turn in one process, peak RAM in a process for each.
 """
 
 import argparse
@@ -34,7 +32,7 @@ WINDOWS_TO_FILL = 3  # one fills the memory, the next compressed memory
 
 
 def peer(*, bf16: bool = False) -> Callable[[], None]:
-    """One training step of the peer, as a function."""
+    """Return a function that makes one training step of the peer."""
     import torch
     from compressive_transformer_pytorch import CompressiveTransformer
     from torch.nn import functional as F
@@ -70,7 +68,7 @@ def peer(*, bf16: bool = False) -> Callable[[], None]:
 
 
 def ours(*, bf16: bool = False) -> Callable[[], None]:
-    """One training step of this package, as a function."""
+    """Return a function that makes one training step of this package."""
     import torch
 
     from waveform.models.registry import build
@@ -109,7 +107,7 @@ SIDES: dict[str, Callable[[], Callable[[], None]]] = {
 
 
 def peak_bytes(side: str, threads: int) -> int:
-    """Peak resident memory of a process that trains `side` on a few windows, everything imported included."""
+    """Return the peak RAM, imports included, of a process that trains `side` on a few windows."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
         return pool.apply(_train_and_measure, (side, threads))
@@ -127,7 +125,7 @@ def _train_and_measure(side: str, threads: int) -> int:
 
 
 def measure(*, threads: int, windows: int) -> dict[str, Any]:
-    """Seconds of a window and peak bytes of each side, and their ratios."""
+    """Return seconds per window and peak bytes of each side, and their ratios."""
     memory = {side: peak_bytes(side, threads) for side in SIDES}
     set_defaults()
     import torch
@@ -159,10 +157,10 @@ def measure(*, threads: int, windows: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print, and write where asked, the comparison."""
+    """Print the comparison, and write it if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--windows", type=int, default=5, help="windows timed of each, in turn")
+    parser.add_argument("--windows", type=int, default=5, help="number of windows timed for each, in turn")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     text = json.dumps(measure(threads=args.threads, windows=args.windows), indent=1)

@@ -1,3 +1,5 @@
+"""Preparing a folder of audio: incremental, killed, refused."""
+
 import errno
 import json
 import os
@@ -39,7 +41,7 @@ def _content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files that are decoded, in order."""
+    """The names of the files that are decoded, in order."""
     names: list[str] = []
 
     class Recorded(groups.AudioFile):
@@ -53,7 +55,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut the twelve clips of `corpus_dir` into several shards a split."""
+    """Cut the twelve clips of `corpus_dir` into several shards per split."""
     monkeypatch.setattr(groups, "_MIN_GROUP_BYTES", 40_000)
 
 
@@ -147,7 +149,7 @@ def test_changed_and_removed_files(
     np.testing.assert_array_equal(train.read(index, start=0, stop=10**9), expected)
     on_disk = {f"shards/{name}" for name in os.listdir(tmp_path / "data" / "shards")}
     assert on_disk == {shard for shards in second.splits.values() for shard in shards}
-    for split in SPLITS:  # the same tokens as a data set prepared afresh
+    for split in SPLITS:  # the same tokens as in a data set prepared from scratch
         fresh = _prepare(corpus_dir, tmp_path / "fresh").open_split(split)
         assert fresh.checksum == second.open_split(split).checksum
 
@@ -172,7 +174,7 @@ def test_a_file_moved_to_another_split_moves(corpus_dir: Path, tmp_path: Path) -
 def test_damaged_tokens_are_made_anew(
     corpus_dir: Path, tmp_path: Path, small_groups: None, decoded: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What every message about damaged tokens advises."""
+    """Preparing again is what every message about damaged tokens advises."""
     dataset = _prepare(corpus_dir, tmp_path / "data")
     whole = _content(tmp_path / "data")
     shard = tmp_path / "data" / dataset.splits["train"][0]
@@ -206,7 +208,7 @@ groups._MIN_GROUP_BYTES = 60_000
 audio_dir, root = Path(sys.argv[1]), Path(sys.argv[2])
 
 def run(data_dir, before_step=lambda: None):
-    '''Prepare in a fork, with a hook in front of every step that touches the disk for good.'''
+    '''Prepare in a fork, with a hook before everything that changes the disk for good.'''
     child = os.fork()
     if child == 0:
         for name in ("replace", "fsync", "unlink", "mkdir", "rmdir"):
@@ -288,7 +290,7 @@ def test_finished_groups_are_not_decoded_again(
     monkeypatch.setattr(workers, "prepare_group", real)
     shards = sorted((tmp_path / "data" / "shards").iterdir())
     assert len(shards) == 3
-    os.rename(shards[0], tmp_path / "lost")  # a record whose shard is gone counts for nothing
+    os.rename(shards[0], tmp_path / "lost")  # a record without its shard is not used
     finished = set(decoded)
     lost = {Path(utterance.name).name for utterance in Shard(tmp_path / "lost").utterances}
     finished -= lost
@@ -303,7 +305,7 @@ _KILLED_POOL = """
 import sys, time
 from pathlib import Path
 from waveform.audio.corpus import groups, prepare, workers
-groups.AudioFile = lambda path: time.sleep(600)  # in the workers too, which import this script
+groups.AudioFile = lambda path: time.sleep(600)  # also in the workers, which import this script
 if __name__ == "__main__":
     groups._MIN_GROUP_BYTES = 1
     workers._MIN_POOL_BYTES = 0
@@ -337,7 +339,7 @@ def test_a_killed_pool_leaves_no_worker(corpus_dir: Path, tmp_path: Path) -> Non
     while any(_runs(pid) for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(_runs(pid) for pid in workers)
-    _prepare(corpus_dir, tmp_path / "data")  # the lock went with the process
+    _prepare(corpus_dir, tmp_path / "data")  # the lock ended with the process
 
 
 def _runs(pid: str) -> bool:
@@ -410,9 +412,9 @@ def test_scan_finds_what_it_should(tmp_path: Path, write_audio: Write) -> None:
     write_audio(tmp_path / "elsewhere" / "linked.wav")
     (folder / "z").symlink_to(tmp_path / "elsewhere")
     (folder / "b c" / "loop").symlink_to(folder)
-    (folder / "b c" / "up").symlink_to(tmp_path)  # would pull in what stands beside the corpus
+    (folder / "b c" / "up").symlink_to(tmp_path)  # would pull in what is next to the corpus
     write_audio(tmp_path / "beside" / "other.wav")
-    (folder / "aaa").symlink_to(folder / "b c")  # reached by its real path already
+    (folder / "aaa").symlink_to(folder / "b c")  # is reached by its real path
     (folder / "self.wav").symlink_to("self.wav")
     (folder / "notes.txt").touch()
     (folder / "cover.JPG").touch()

@@ -1,3 +1,5 @@
+"""The report of a corpus."""
+
 import json
 import shutil
 from collections.abc import Callable
@@ -21,7 +23,7 @@ def _report(audio_dir: Path, data_dir: Path) -> dict:
 
 
 def _fill_valid_and_test(folder: Path) -> None:
-    """One second of silence in each, so that the numbers of train can be told."""
+    """Write one second of silence into each, so that every split has a file."""
     for split in ("valid", "test"):
         (folder / split).mkdir(parents=True)
         soundfile.write(folder / split / "s.wav", np.zeros(24_000), 24_000)
@@ -45,7 +47,7 @@ def test_totals_rates_and_channels(corpus_dir: Path, tmp_path: Path, write_audio
 
 
 def test_clipped_share_is_of_the_samples_as_decoded(tmp_path: Path) -> None:
-    """Counted before mixing: a clipped left channel counts even where the right one brings the mean down."""
+    """They are counted before mixing: a clipped left channel counts even if the right one lowers the mean."""
     _fill_valid_and_test(tmp_path / "audio")
     samples = np.zeros((48_000, 2))
     samples[:3000, 0], samples[3000:4000, 0], samples[4000:5000, 1] = 1.0, -1.0, 0.99

@@ -1,4 +1,4 @@
-"""The benchmark of data preparation."""
+"""The benchmark of preparing."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,12 @@ def test_preparation_is_measured_beside_its_limit(num_channels: int) -> None:
     parts = [figures["decode_times_real_time"]["median"], figures["resample_times_real_time"]["median"]]
     assert figures["limit_times_real_time"] == pytest.approx(1 / sum(1 / part for part in parts))
     assert figures["limit_times_real_time"] < min(parts)
-    assert 0 < figures["share_of_limit"] < 1.5
+    assert figures["share_of_limit"] == pytest.approx(
+        figures["times_real_time"]["median"] / figures["limit_times_real_time"]
+    )
+    # Only the fastest of the repeats are compared, because another program may slow down any of them.
+    total, *parts = (figures[f"{part}times_real_time"]["max"] for part in ("", "decode_", "resample_"))
+    assert 0 < total < 1.5 / sum(1 / part for part in parts)
     assert figures["times_real_time"]["repeats"] >= 3
 
 

@@ -1,3 +1,5 @@
+"""Splitting by hash and by folder."""
+
 import re
 from pathlib import Path
 
@@ -57,7 +59,7 @@ def test_splits_are_disjoint_and_added_files_move_none(
     before = {path: plan.split_of(path) for path in paths}
     after = {path: plan.split_of(path) for path in sorted({*added, *paths})}
     assert all(after[path] == split for path, split in before.items())
-    # Bounds of the splits lie where the shares say, whatever the file.
+    # The shares alone determine the bounds between splits.
     for path, split in after.items():
         if not layout:
             position = plan.position(path)
@@ -74,7 +76,7 @@ def test_splits_are_disjoint_and_added_files_move_none(
     _SHARES,
 )
 def test_shares_hold_for_any_names(stem: str, by: str, valid: float, test: float) -> None:
-    """Positions are spread evenly whatever the names have in common: within 5 standard errors of the share."""
+    """Whatever names have in common, their positions are spread evenly: within 5 standard errors of the share."""
     plan = _plan(by, valid=valid, test=test)
     num = 1000
     splits = [plan.split_of(f"{stem}{index}/{stem}.wav") for index in range(num)]
