@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torchaudio
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from waveform.audio.mulaw import NUM_CLASSES, SILENCE, decode, encode
@@ -88,6 +88,7 @@ def test_any_sample_gets_the_class_of_the_formula(values: list[float]) -> None:
     assert np.abs(encoded - companded + 0.5).max() <= 0.5 + 1e-4
 
 
+@example(values=[0.752814531326294])  # near the lower end of its class, where a sample moves furthest
 @given(st.lists(_UNIT, min_size=1, max_size=50))
 def test_encoding_and_decoding_again_changes_nothing(values: list[float]) -> None:
     once = encode(torch.tensor(values))
