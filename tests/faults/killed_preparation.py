@@ -66,7 +66,10 @@ def _in_child(prepare: Prepare, data_dir: Path, points: Points, said: Path) -> i
     in_server=True,
 )
 def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill half of the cases at chosen points and half at any time, each in a folder of its own."""
+    """Kill at points of a preparation and at any time; audio at every point, and at any time three times in a row.
+
+    Each case has a folder of its own.
+    """
     sources = make_sources(folder)
     said = folder / "said.log"
     failures = Failures()
@@ -83,27 +86,28 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         took_s = time.monotonic() - began
         points: list[str] = json.loads(said.with_suffix(".points").read_text())
         num_cases = (cases + number) // len(sources)
-        chosen = forks.spread(points, num_cases - num_cases // 2, rng)
-        for case in [*chosen, *(rng.uniform(0, took_s) for _ in range(num_cases - len(chosen)))]:
+        is_audio = kind == "audio"
+        chosen = forks.spread(points, len(points) if is_audio else num_cases - num_cases // 2, rng)
+        kills: list[list[int] | list[float]] = [[index] for index in chosen]
+        kills += [[rng.uniform(0, took_s) for _ in range(3 if is_audio else 1)] for _ in range(num_cases // 2)]
+        for moments in kills:
             shutil.rmtree(place)
             place.mkdir()
-            at = f"{points[case]!r}" if isinstance(case, int) else f"{case:.3f} s"
+            at = [points[moment] if isinstance(moment, int) else f"{moment:.3f} s" for moment in moments]
             with failures.of(f"{kind}: killed at {at}"):
-                child = _in_child(
-                    prepare, place / "whole", Points(kill_at=case if isinstance(case, int) else None), said
-                )
-                if not isinstance(case, int):
-                    time.sleep(case)
-                    os.kill(child, signal.SIGKILL)
-                assert forks.wait(child) in (-signal.SIGKILL, 0), said.read_text()
-                if (
-                    kind == "audio" or not (place / "whole").exists()
-                ):  # text that is there must be whole without a second run
+                for moment in moments:
+                    at_point = moment if isinstance(moment, int) else None
+                    child = _in_child(prepare, place / "whole", Points(kill_at=at_point), said)
+                    if at_point is None:
+                        time.sleep(moment)
+                        os.kill(child, signal.SIGKILL)
+                    assert forks.wait(child) in (-signal.SIGKILL, 0), said.read_text()
+                if is_audio or not (place / "whole").exists():  # text that is there must be whole without a second run
                     assert forks.wait(_in_child(prepare, place / "whole", Points(), said)) == 0, said.read_text()
                 found = content(place)
                 differ = {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)}
                 assert not differ, f"left over, missing or different: {sorted(differ)}"
-        figures[kind] = {"kills": num_cases, "points": len(points)}
+        figures[kind] = {"kills": sum(map(len, kills)), "points": len(points)}
     failures.tell()
     return figures
 

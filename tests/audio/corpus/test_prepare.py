@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import random
 import resource
 import shutil
 import signal
@@ -195,77 +194,6 @@ def test_a_lost_shard_is_made_again(corpus_dir: Path, tmp_path: Path, small_grou
     decoded.clear()
     _prepare(corpus_dir, tmp_path / "data")
     assert _content(tmp_path / "data") == before and 0 < len(decoded) < 12
-
-
-_KILLED_RUNS = """
-import os, random, signal, sys, time
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from waveform.audio.corpus import groups
-from waveform.audio.corpus.prepare import prepare
-groups._MIN_GROUP_BYTES = 60_000
-audio_dir, root = Path(sys.argv[1]), Path(sys.argv[2])
-
-def run(data_dir, before_step=lambda: None):
-    '''Prepare in a fork, with a hook before everything that changes the disk for good.'''
-    child = os.fork()
-    if child == 0:
-        for name in ("replace", "fsync", "unlink", "mkdir", "rmdir"):
-            real = getattr(os, name) if name != "fsync" else lambda descriptor: None  # a kill loses no written data
-            def step(*args, real=real, **kwargs):
-                before_step()
-                return real(*args, **kwargs)
-            setattr(os, name, step)
-        prepare(audio_dir, data_dir, show_progress=False)
-        os._exit(0)
-    return child
-
-def status(child):
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-def killer(after):
-    left = [after]
-    def step():
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left[0] -= 1
-    return step
-
-prepare(audio_dir, root / "whole", show_progress=False)  # in this process, so that forks find imports and kernels
-start = time.monotonic()
-assert status(run(root / "timed")) == 0
-took = time.monotonic() - start
-steps = 0
-while status(run(root / f"step{steps}", killer(steps))) == -signal.SIGKILL:
-    assert status(run(root / f"step{steps}")) == 0
-    steps += 1
-rng = random.Random(int(sys.argv[3]))
-for index in range(4):
-    for _ in range(3):  # several kills in a row
-        child = run(root / f"time{index}")
-        time.sleep(rng.uniform(0, took))
-        os.kill(child, signal.SIGKILL)
-        status(child)
-    assert status(run(root / f"time{index}")) == 0
-print(steps)
-"""
-
-
-@pytest.mark.slow
-def test_killed_at_any_step_the_next_run_ends_the_same(corpus_dir: Path, tmp_path: Path) -> None:
-    seed = random.randrange(10**6)
-    (corpus_dir / "train" / "bad.wav").write_bytes(b"no audio")
-    command = [sys.executable, "-c", _KILLED_RUNS, str(corpus_dir), str(tmp_path / "runs"), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, (seed, done.stderr)
-    assert int(done.stdout) > 30  # steps at which it was killed
-    whole = _content(tmp_path / "runs" / "whole")
-    assert len([name for name in whole if name.startswith("shards/")]) >= 5
-    folders = [folder for folder in (tmp_path / "runs").iterdir() if folder.name != "whole"]
-    assert len(folders) > 30
-    for folder in folders:
-        assert _content(folder) == whole, (seed, folder.name)
 
 
 def test_finished_groups_are_not_decoded_again(
