@@ -5,6 +5,7 @@ import json
 import pkgutil
 import random
 import re
+import sys
 import time
 from datetime import date
 from pathlib import Path
@@ -19,6 +20,9 @@ from waveform.system.atomic import write_file
 from waveform.system.locks import locked
 from waveform.system.machine import describe_machine
 
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the faults are caused by means of Linux (/proc, tmpfs)"
+)
 for _module in pkgutil.iter_modules(tests.faults.__path__, "tests.faults."):
     importlib.import_module(_module.name)
 

@@ -18,6 +18,7 @@ import signal
 import struct
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -151,8 +152,9 @@ def serve() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):  # the parent answers Ctrl-C and a closed terminal
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_AS, (_MAX_ADDRESS_SPACE, _MAX_ADDRESS_SPACE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError, ValueError):  # macOS has no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (_MAX_ADDRESS_SPACE, _MAX_ADDRESS_SPACE))
     while length := sys.stdin.buffer.read(LENGTH.size):
         path = os.fsdecode(sys.stdin.buffer.read(LENGTH.unpack(length)[0]))
         try:
