@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from waveform.audio import decoding_child, files
+from waveform.audio import decoding_child, decoding_process, files
 from waveform.audio.decoding_process import DecodingProcessDied
 from waveform.audio.files import read_audio, read_blocks
 from waveform.audio.refusal import RefusedFile, check_regular
@@ -184,6 +184,17 @@ def test_no_permission_is_refused(tmp_path: Path, write_audio: Write, monkeypatc
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may read everything
     with pytest.raises(RefusedFile, match="no permission"):
         check_regular(tmp_path / "x.wav")
+
+
+def test_decoding_works_without_a_limit_of_the_address_space(
+    tmp_path: Path, write_audio: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS."""
+    write_audio(tmp_path / "x.wav")
+    start = decoding_process._START.replace("serve()", "import resource; resource.RLIMIT_AS = -1; serve()")
+    monkeypatch.setattr(decoding_process, "_START", start)
+    decoding_process._end_idle()
+    assert len(read_audio(tmp_path / "x.wav")) == 12_000
 
 
 def test_a_refusal_crosses_processes() -> None:
