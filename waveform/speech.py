@@ -14,6 +14,7 @@ from waveform.audio.corpus.prepare import DataConfig, prepare
 from waveform.audio.mulaw import decode, encode
 from waveform.audio.resample import resample_blocks
 from waveform.engine.drawing import SamplingConfig
+from waveform.engine.inputs import shift_right
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.shards import Dataset, is_dataset, read_dataset
 from waveform.ranks.distributed import World
@@ -60,7 +61,7 @@ class Run(TrainedRun):
         samples = np.concatenate(list(resample_blocks([samples], sample_rate_hz=sample_rate_hz)))
         tokens = encode(torch.from_numpy(samples)).to(torch.int64)
         vocab_size = int(self.config["dataset"]["vocab_size"])
-        inputs = torch.cat([torch.tensor([vocab_size]), tokens[:-1]])
+        inputs = shift_right(tokens, vocab_size=vocab_size)
         state = self.model.init_state(1, device=self.device, dtype=torch.float32)
         parts = []
         with torch.inference_mode():

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from waveform.engine.inputs import shift_right
 from waveform.engine.interface import SequenceModel
 from waveform.engine.shards import TokenSet
 from waveform.system.errors import UserError
@@ -94,8 +95,7 @@ def losses_by_context(
             targets = torch.from_numpy(
                 np.stack([tokens.read(i, start=at - length, stop=at + grid.block) for i, at in rows]).astype(np.int64)
             )
-            first = torch.full((len(rows), 1), tokens.vocab_size)
-            inputs = torch.cat([first, targets[:, :-1]], dim=1)
+            inputs = shift_right(targets, vocab_size=tokens.vocab_size)
             state = model.init_state(len(rows), device=device, dtype=next(iter(model.parameters())).dtype)
             parts = []
             for x, y in zip(inputs.split(window, dim=1), targets.split(window, dim=1), strict=True):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from waveform.engine.drawing import SamplingConfig, draw, probabilities
+from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import decoder, map_state
 from waveform.engine.shards import is_dataset, read_dataset
 from waveform.speech import Run
@@ -45,7 +46,7 @@ def quantisation_loss(run: Run) -> QuantisationLoss:
     tokens = _validation_tokens(run)
     state = run.model.init_state(_STREAMS if tokens is None else len(tokens), device=run.device, dtype=torch.float32)
     position = 0
-    inputs = torch.full((_STREAMS,), vocab_size, device=run.device)
+    inputs = torch.full((_STREAMS,), begin_of_utterance(vocab_size), device=run.device)
     if tokens is not None:
         inputs, began = tokens[:, 0], time.perf_counter()
         while position + run.window <= tokens.shape[1] // 2 and time.perf_counter() - began < _READ_SECONDS:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from waveform.engine.drawing import BLOCK_STEPS, SamplingConfig, drawing
+from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import SequenceModel, State, decoder, take_rows
 
 _PRIME_STEPS = 4096  # tokens of a prompt read at once
@@ -21,7 +22,7 @@ def read_prompt(model: SequenceModel, prompt: Tensor, *, num_streams: int, vocab
     parameter = next(iter(model.parameters()))
     device = parameter.device
     state = model.init_state(1, device=device, dtype=parameter.dtype)
-    begin = torch.full((1,), vocab_size, dtype=torch.int64, device=device)
+    begin = torch.tensor([begin_of_utterance(vocab_size)], device=device)
     inputs = torch.cat([begin, prompt.to(device=device, dtype=torch.int64)])
     for part in inputs[:-1].split(_PRIME_STEPS):
         if len(part):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.shards import TokenSet
 from waveform.system.errors import UserError
 
@@ -67,7 +68,10 @@ def fill_row(
     n = len(part)
     targets[:n] = part
     inputs[1:n] = part[:-1]
-    inputs[0] = tokens.vocab_size if bos else tokens.read(index, start=start - 1, stop=start)[0]
+    if bos:
+        inputs[0] = begin_of_utterance(tokens.vocab_size)
+    else:
+        inputs[0] = tokens.read(index, start=start - 1, stop=start)[0]
     return n
 
 

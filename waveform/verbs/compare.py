@@ -13,6 +13,7 @@ import torch
 from waveform.audio import SAMPLE_RATE_HZ
 from waveform.engine.drawing import SamplingConfig, drawing
 from waveform.engine.evaluator import Evaluation
+from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
 from waveform.runs.evaluation import unigram_nats, write_json
@@ -49,7 +50,7 @@ def bootstrap_interval(
 def sampling_speed(run: Run) -> float:
     """Samples per second of one stream that `run` generates on its device, from empty memories."""
     vocab_size = int(run.config["dataset"]["vocab_size"])
-    tokens = torch.full((1,), vocab_size, device=run.device)
+    tokens = torch.tensor([begin_of_utterance(vocab_size)], device=run.device)
     state = run.model.init_state(1, device=run.device, dtype=torch.float32)
     source = drawing(decoder(run.model, state), tokens, SamplingConfig())
     uniform = torch.full((32, 1), 0.5, device=run.device)
