@@ -4,10 +4,7 @@ Each kind reads a document in blocks and holds no more than a block and its voca
 data set as JSON and read back without running anything.
 """
 
-import codecs
-import io
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,17 +13,14 @@ from typing import Any, Protocol
 import numpy as np
 import tokenizers
 
-from recipes.corpora.catalogue import Document
+from recipes.corpora.documents import END_OF_LINE, Document, read_text, read_words
 from waveform.engine.shards import check_signed, signed
 from waveform.system.atomic import write_file
 from waveform.system.errors import UserError
 
 TOKENIZER_FILE = "tokenizer.json"
-END_OF_LINE, UNKNOWN = "<eos>", "<unk>"
+UNKNOWN = "<unk>"
 _ALPHABET = " abcdefghijklmnopqrstuvwxyz"
-_LONGEST_WORD = 1 << 20  # characters; a longer one is no text, and would be held in memory
-# Characters; learning merges takes time that grows with the square of a word's length, so a longer one is cut.
-_ENDLESS_WORD = re.compile(r"\S{4096}|\s{4096}")
 
 
 class TextTokenizer(Protocol):
@@ -192,76 +186,6 @@ class SubwordTokenizer:
 
     def content(self) -> dict[str, Any]:
         return {"tokenizer": json.loads(self._tokenizer.to_str())}
-
-
-def _decoded(document: Document, *, translate_newlines: bool) -> Iterator[str]:
-    """The document's text, block by block. Raises UserError where it is no UTF-8."""
-    utf8 = codecs.getincrementaldecoder("utf-8")("strict")
-    decoder = io.IncrementalNewlineDecoder(utf8, translate=True) if translate_newlines else utf8
-    try:
-        for block in document.blocks():
-            yield decoder.decode(block)
-        yield decoder.decode(b"", True)
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{document.source.path}: {document.file} is no UTF-8 text ({error.reason}); convert it"
-            + ("" if translate_newlines else ", or read it by bytes (corpus.tokens=bytes)")
-        ) from error
-
-
-def read_words(document: Document) -> Iterator[list[str]]:
-    """The words of a document in lists, <eos> for each end of a line. Raises UserError for an endless word."""
-    rest, ended = "", True
-    for block in _decoded(document, translate_newlines=True):
-        text = rest + block
-        # What stands behind the last space may go on in the next block.
-        rest = "" if not text or text[-1].isspace() else text.rsplit(None, 1)[-1]
-        if len(rest) > _LONGEST_WORD:
-            raise UserError(
-                f"{document.source.path}: {document.file} holds a word of more than {_LONGEST_WORD:,} letters; "
-                "it must be text whose words have spaces between them"
-            )
-        whole = text[: len(text) - len(rest)]
-        if whole:
-            ended = whole.endswith("\n")
-            yield whole.replace("\n", f" {END_OF_LINE} ").split()
-        elif rest:
-            ended = False
-    # A last line without its end is a line all the same.
-    if rest:
-        yield [rest, END_OF_LINE]
-    elif document.num_bytes and not ended:
-        yield [END_OF_LINE]
-
-
-def read_text(document: Document) -> Iterator[str]:
-    """The text of a document in parts that begin with a space, so that subwords are the same as of the whole.
-
-    A word of more than 4,096 characters is cut into parts of its own.
-    """
-    rest = ""
-    for block in _decoded(document, translate_newlines=False):
-        text = rest + block
-        # Cut before the last run of spaces, and within a word that goes on and on.
-        body = text.rstrip()
-        words = body.rsplit(None, 1)
-        cut = len(words[0]) if len(words) == 2 else 0
-        if len(text) - cut > _LONGEST_WORD:
-            cut = len(text)
-        if cut:
-            yield from _without_endless_words(text[:cut])
-        rest = text[cut:]
-    if rest:
-        yield from _without_endless_words(rest)
-
-
-def _without_endless_words(text: str) -> Iterator[str]:
-    start = 0
-    for match in _ENDLESS_WORD.finditer(text):
-        yield text[start : match.end()]
-        start = match.end()
-    if start < len(text):
-        yield text[start:]
 
 
 def save_tokenizer(tokenizer: TextTokenizer, folder: Path) -> None:

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from recipes.corpora.catalogue import SPLITS, CorpusConfig, Document, Documents, Recipe, find_recipe, open_corpus
+from recipes.corpora.catalogue import find_recipe
+from recipes.corpora.documents import SPLITS, Document, Documents
+from recipes.corpora.recipe import CorpusConfig, Recipe, open_corpus
 from recipes.corpora.sources import Source, open_source
 from recipes.corpora.tokenizers import (
     ByteTokenizer,

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from recipes.corpora import catalogue, sources
-from recipes.corpora.catalogue import RECIPES, CorpusConfig, Document, find_recipe, open_corpus
+from recipes.corpora.catalogue import RECIPES, find_recipe
+from recipes.corpora.documents import SPLITS, Document, read_words
+from recipes.corpora.recipe import CorpusConfig, open_corpus
 from recipes.corpora.sources import open_source
-from recipes.corpora.tokenizers import load_tokenizer, read_words
+from recipes.corpora.tokenizers import load_tokenizer
 from recipes.verbs import prepare as preparation
 from recipes.verbs.prepare import prepare
 from tests.recipes.corpus_files import sentences, write_source
@@ -69,7 +71,7 @@ def test_the_published_file_has_100_million_bytes() -> None:
 
     recipe = dataclasses.replace(RECIPES["enwik8"], md5=hashlib.md5(b"").hexdigest())
     found = open_corpus(recipe, Published(), config=config)
-    assert [found[s][0].num_bytes for s in catalogue.SPLITS] == [90_000_000, 5_000_000, 5_000_000]
+    assert [found[s][0].num_bytes for s in SPLITS] == [90_000_000, 5_000_000, 5_000_000]
 
 
 @pytest.mark.parametrize(
@@ -231,9 +233,9 @@ def test_words_and_bytes_are_counted_across_blocks(tmp_path: Path, monkeypatch: 
     for i, text in enumerate(["a bc  def\nghij", " k lm nop ", "qrs tuv\n\nwx yz", "a  b"]):
         (tmp_path / f"{i}.txt").write_text(text)
     data = prepare("folder", tmp_path, tmp_path / "data", show_progress=False)
-    texts = {split: text_of(data, split) for split in catalogue.SPLITS}
-    names = {split: data.open_split(split).names for split in catalogue.SPLITS}
-    for split in catalogue.SPLITS:
+    texts = {split: text_of(data, split) for split in SPLITS}
+    names = {split: data.open_split(split).names for split in SPLITS}
+    for split in SPLITS:
         expected = sum(len((tmp_path / name).read_text().split()) for name in names[split])
         assert data.sources["words"][split] == expected
         assert data.sources["bytes"][split] == len(texts[split].encode())

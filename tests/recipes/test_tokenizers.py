@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recipes.corpora import sources
-from recipes.corpora.catalogue import Document
+from recipes.corpora.documents import Document, read_text, read_words
 from recipes.corpora.sources import open_source
 from recipes.corpora.tokenizers import (
     ByteTokenizer,
@@ -19,8 +19,6 @@ from recipes.corpora.tokenizers import (
     TextTokenizer,
     WordTokenizer,
     load_tokenizer,
-    read_text,
-    read_words,
     save_tokenizer,
 )
 from tests.recipes.corpus_files import sentences
@@ -114,10 +112,10 @@ def test_a_vocabulary_comes_from_what_it_is_given_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["words", "subwords"])
 def test_text_that_is_no_utf8_is_refused(kind: str, tmp_path: Path) -> None:
     bad = document(tmp_path, b"fine \xff not")
-    with pytest.raises(UserError, match=r"a.txt is no UTF-8 text.*" + ("" if kind == "words" else "tokens=bytes")):
+    with pytest.raises(UserError, match=r"a.txt is not UTF-8 text.*" + ("" if kind == "words" else "tokens=bytes")):
         list((read_words if kind == "words" else read_text)(bad))
     cut = document(tmp_path, "é".encode()[:1])
-    with pytest.raises(UserError, match="no UTF-8"):
+    with pytest.raises(UserError, match="not UTF-8"):
         list(read_words(cut))
 
 

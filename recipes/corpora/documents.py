@@ -1,0 +1,120 @@
+"""A document: one unbroken stream of text in a source, read as bytes, as text or as words.
+
+    source (recipes.corpora.sources) -> documents of each split (layouts) -> tokens (tokenizers) -> shards
+
+The character corpora, WikiText-103, Penn Treebank and each file of the One Billion Word benchmark are one document per
+split, as in the papers, which carry memory through all of it; each book of PG-19 and each file of a folder is a
+document.
+"""
+
+import codecs
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from recipes.corpora.sources import Source
+from waveform.system.errors import UserError
+
+SPLITS = ("train", "valid", "test")
+END_OF_LINE = "<eos>"
+_LONGEST_WORD = 1 << 20  # characters; anything longer is not text, and would have to be held in RAM
+# Learning merges takes time quadratic in the length of a word, so words are cut at this many characters.
+_ENDLESS_WORD = re.compile(r"\S{4096}|\s{4096}")
+
+
+@dataclass(frozen=True)
+class Document:
+    """Bytes start..stop - 1 of a file, read in blocks as often as needed."""
+
+    name: str
+    source: Source
+    file: str
+    start: int
+    stop: int
+
+    @classmethod
+    def whole(cls, source: Source, file: str, name: str | None = None) -> "Document":
+        """All of `file`, under its own name by default."""
+        return cls(name or file, source, file, 0, source.sizes[file])
+
+    @property
+    def num_bytes(self) -> int:
+        return self.stop - self.start
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the bytes. Raises UserError if they cannot be read."""
+        return self.source.blocks(self.file, start=self.start, stop=self.stop)
+
+
+Documents = dict[str, list[Document]]  # by split
+
+
+def _decoded(document: Document, *, translate_newlines: bool) -> Iterator[str]:
+    """Yield the text block by block. Raises UserError if it is not UTF-8."""
+    utf8 = codecs.getincrementaldecoder("utf-8")("strict")
+    decoder = io.IncrementalNewlineDecoder(utf8, translate=True) if translate_newlines else utf8
+    try:
+        for block in document.blocks():
+            yield decoder.decode(block)
+        yield decoder.decode(b"", True)
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{document.source.path}: {document.file} is not UTF-8 text ({error.reason}); convert it"
+            + ("" if translate_newlines else ", or read it as bytes (corpus.tokens=bytes)")
+        ) from error
+
+
+def read_words(document: Document) -> Iterator[list[str]]:
+    """Yield lists of words, with <eos> for the end of each line. Raises UserError for an endless word."""
+    rest, ended = "", True
+    for block in _decoded(document, translate_newlines=True):
+        text = rest + block
+        # What follows the last space may continue in the next block.
+        rest = "" if not text or text[-1].isspace() else text.rsplit(None, 1)[-1]
+        if len(rest) > _LONGEST_WORD:
+            raise UserError(
+                f"{document.source.path}: {document.file} contains a word of more than {_LONGEST_WORD:,} letters; "
+                "it must be text with spaces between words"
+            )
+        complete = text[: len(text) - len(rest)]
+        if complete:
+            ended = complete.endswith("\n")
+            yield complete.replace("\n", f" {END_OF_LINE} ").split()
+        elif rest:
+            ended = False
+    # A last line without a newline is still a line.
+    if rest:
+        yield [rest, END_OF_LINE]
+    elif document.num_bytes and not ended:
+        yield [END_OF_LINE]
+
+
+def read_text(document: Document) -> Iterator[str]:
+    """Yield the text in parts that begin with a space, so that subwords are the same as those of the undivided text.
+
+    A word of more than 4,096 characters is cut into several parts.
+    """
+    rest = ""
+    for block in _decoded(document, translate_newlines=False):
+        text = rest + block
+        # Cut before the last run of spaces, or inside a word that does not end.
+        body = text.rstrip()
+        words = body.rsplit(None, 1)
+        cut = len(words[0]) if len(words) == 2 else 0
+        if len(text) - cut > _LONGEST_WORD:
+            cut = len(text)
+        if cut:
+            yield from _without_endless_words(text[:cut])
+        rest = text[cut:]
+    if rest:
+        yield from _without_endless_words(rest)
+
+
+def _without_endless_words(text: str) -> Iterator[str]:
+    start = 0
+    for match in _ENDLESS_WORD.finditer(text):
+        yield text[start : match.end()]
+        start = match.end()
+    if start < len(text):
+        yield text[start:]

@@ -1,0 +1,123 @@
+"""How the documents of each split are found in a source; a recipe names one of these functions."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+
+from recipes.corpora.documents import SPLITS, Document, Documents
+from recipes.corpora.recipe import CorpusConfig, Recipe
+from recipes.corpora.sources import FileSource, FolderSource, Source
+from waveform.system.errors import UserError
+
+# Usual names of the splits' folders.
+_SPLIT_FOLDERS = {"train": "train", "valid": "valid", "validation": "valid", "test": "test"}
+
+
+def one_file(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
+    """enwik8 and text8: the first 90%, the next 5% and the last 5% of one file."""
+    if isinstance(source, FileSource):
+        (file,) = source.sizes
+    else:
+        found = source.find(recipe.name)
+        if found is None:
+            raise recipe.refuse(source, f"it contains no file {recipe.name!r}")
+        file = found
+    size = source.sizes[file]
+    if config.check:
+        if size != recipe.size_bytes:
+            raise recipe.refuse(source, f"{file} has {size:,} bytes")
+        digest = hashlib.md5(usedforsecurity=False)
+        for block in source.blocks(file):
+            digest.update(block)
+        if digest.hexdigest() != recipe.md5:
+            raise recipe.refuse(source, f"the MD5 of {file} is {digest.hexdigest()}")
+    valid, test = size * 90 // 100, size * 95 // 100
+    if not config.check:
+        test = size - round(size * config.test)
+        valid = test - round(size * config.valid)
+    if not 0 < valid < test < size:
+        raise recipe.refuse(source, f"{file} has {size:,} bytes, too few for three splits")
+    bounds = {"train": (0, valid), "valid": (valid, test), "test": (test, size)}
+    return {split: [Document(split, source, file, *bounds[split])] for split in SPLITS}
+
+
+def split_files(names: Mapping[str, tuple[str, ...]]) -> Callable[[Recipe, Source, CorpusConfig], Documents]:
+    """WikiText-103 and Penn Treebank: one file per split, under the first of several usual names."""
+
+    def documents(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
+        found: Documents = {}
+        for split in SPLITS:
+            files = [file for name in names[split] if (file := source.find(name)) is not None]
+            if not files:
+                raise recipe.refuse(source, f"it contains no single file named {' or '.join(names[split])}")
+            found[split] = [Document.whole(source, files[0], split)]
+        return found
+
+    return documents
+
+
+def one_billion_words(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
+    """All training files; held-out file 1 for validation and 0 for testing, the one that papers report."""
+    train = [file for file in source.sizes if "training-monolingual.tokenized.shuffled/news.en-" in file]
+    heldout = [file for file in source.sizes if "heldout-monolingual.tokenized.shuffled/news.en.heldout-" in file]
+    if not train or len(heldout) < 2:
+        raise recipe.refuse(
+            source,
+            "it lacks training-monolingual.tokenized.shuffled/news.en-* or two files of "
+            "heldout-monolingual.tokenized.shuffled/news.en.heldout-*",
+        )
+
+    def documents(files: list[str]) -> list[Document]:
+        return [Document.whole(source, file, file.rsplit("/", 1)[-1]) for file in files]
+
+    return {"train": documents(train), "valid": documents(heldout[1:2]), "test": documents(heldout[:1])}
+
+
+def books(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
+    """PG-19: folders train, validation and test, one .txt file per book."""
+    found: Documents = {split: [] for split in SPLITS}
+    for file in source.sizes:
+        folder = file.split("/")[-2] if "/" in file else ""
+        if folder in _SPLIT_FOLDERS and file.endswith(".txt") and source.sizes[file]:
+            found[_SPLIT_FOLDERS[folder]].append(Document.whole(source, file))
+    for split, documents in found.items():
+        if not documents:
+            raise recipe.refuse(source, f"it contains no .txt files for the {split} split")
+    return found
+
+
+def text_files(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
+    """Any folder of .txt files: by its own folders train, valid(ation) and test, or else split by file."""
+    if not isinstance(source, FolderSource):
+        raise UserError(f"{source.path} is not a folder; give a folder of .txt files")
+    files = [file for file in source.sizes if file.lower().endswith(".txt") and source.sizes[file]]
+    tops = {file.split("/")[0] for file in files if "/" in file}
+    if {"train", "test"} <= tops and tops & {"valid", "validation"}:
+        found: Documents = {split: [] for split in SPLITS}
+        for file in files:
+            if (top := file.split("/")[0]) in _SPLIT_FOLDERS:
+                found[_SPLIT_FOLDERS[top]].append(Document.whole(source, file))
+        return found
+    if len(files) < 3:
+        raise UserError(
+            f"{source.path} contains {len(files)} .txt files that are not empty; splitting by file needs at least 3"
+        )
+    return _by_share(source, files, config)
+
+
+def _by_share(source: Source, files: list[str], config: CorpusConfig) -> Documents:
+    """Deal files to test and validation up to their shares of the bytes, in an order that only their names decide."""
+    waiting = sorted(files, key=lambda file: hashlib.blake2b(file.encode(errors="surrogateescape")).digest())
+    total = sum(source.sizes[file] for file in files)
+    found: Documents = {}
+    for split, share, num_left in (("test", config.test, 2), ("valid", config.valid, 1)):  # one file per split to come
+        room = share * total
+        taken: list[str] = []
+        for file in waiting:
+            if source.sizes[file] <= room and len(waiting) - len(taken) > num_left:
+                taken.append(file)
+                room -= source.sizes[file]
+        taken = taken or [min(waiting, key=lambda file: source.sizes[file])]
+        waiting = [file for file in waiting if file not in set(taken)]
+        found[split] = [Document.whole(source, file) for file in sorted(taken)]
+    found["train"] = [Document.whole(source, file) for file in sorted(waiting)]
+    return found

@@ -1,0 +1,68 @@
+"""A recipe: a corpus, the tokens that the papers read it as, and what the published copy contains.
+
+`recipes.corpora.catalogue` lists them; `recipes.corpora.layouts` says how the documents are found in a source.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from recipes.corpora.documents import SPLITS, Documents
+from recipes.corpora.sources import Source
+from waveform.system.errors import UserError
+
+
+@dataclass
+class CorpusConfig:
+    """Settings of `prepare`."""
+
+    check: bool = True  # refuse whatever differs from the published corpus; false: accept it, for example a slice
+    tokens: str | None = None  # bytes | subwords, for `folder`; null: bytes
+    vocab_size: int = 32_000  # subwords, if the text yields that many
+    valid: float = 0.05  # share of a corpus that has no splits
+    test: float = 0.05
+
+    def __post_init__(self) -> None:
+        if min(self.valid, self.test) <= 0 or self.valid + self.test >= 1:
+            raise UserError(
+                f"corpus.valid={self.valid} and corpus.test={self.test} must be above 0 and leave something to train on"
+            )
+        if self.vocab_size < 257:
+            raise UserError(f"corpus.vocab_size is {self.vocab_size}; it must be above 256, the number of bytes")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What `prepare`, `train` and `evaluate` need to know of a corpus."""
+
+    name: str
+    title: str
+    published: str  # what to fetch, and where
+    documents: Callable[["Recipe", Source, CorpusConfig], Documents]
+    tokens: str  # bytes | characters | words | subwords
+    headline: str  # the metric that papers quote (recipes.metrics)
+    min_count: int = 1  # rarer words of the training split become <unk>
+    size_bytes: int | None = None
+    md5: str | None = None
+    num_files: Mapping[str, int] = field(default_factory=dict)  # by split
+    num_tokens: Mapping[str, int] = field(default_factory=dict)  # by split, with <eos> at the end of each line
+    num_types: int | None = None
+    num_words: Mapping[str, int] = field(default_factory=dict)  # by split: what word-level perplexity divides by
+
+    def refuse(self, source: Source, found: str) -> UserError:
+        """Return the error for a source that is not the published corpus."""
+        return UserError(
+            f"{source.path} is not {self.title}: {found}. Expected: {self.published}. "
+            "For a slice or another corpus of this form set corpus.check=false"
+        )
+
+
+def open_corpus(recipe: Recipe, source: Source, *, config: CorpusConfig) -> Documents:
+    """Find the documents of each split, sorted by name. Raises UserError for a wrong or truncated source."""
+    found = recipe.documents(recipe, source, config)
+    for split in SPLITS:
+        expected = recipe.num_files.get(split)
+        if config.check and expected is not None and len(found[split]) != expected:
+            raise recipe.refuse(source, f"its {split} split has {len(found[split]):,} files, not {expected:,}")
+        if not sum(document.num_bytes for document in found[split]):
+            raise UserError(f"{source.path}: the {split} split is empty")
+    return {split: sorted(found[split], key=lambda document: document.name) for split in SPLITS}
