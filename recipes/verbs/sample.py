@@ -8,7 +8,7 @@ import torch
 
 from recipes.corpora.tokenizers import TextTokenizer, load_tokenizer
 from recipes.verbs.evaluate import open_text_run
-from waveform.engine.drawing import SamplingConfig
+from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.shards import is_dataset
 from waveform.ranks.distributed import World, choose_device

@@ -20,8 +20,7 @@ from waveform.decoding.cached import CachedDecoder
 from waveform.decoding.compiled import CompiledDecoder
 from waveform.decoding.kernels import DenseWeights, pad_last
 from waveform.engine import interface
-from waveform.engine.drawing import SamplingConfig
-from waveform.engine.sampler import sample
+from waveform.engine.sampler import SamplingConfig, sample
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 

@@ -1,6 +1,7 @@
-"""Drawing by replay: equal to drawing step by step, and nothing that a replay would freeze or wait for."""
+"""The sampling loop by replay: equal to single steps, with nothing that a replay would freeze or wait for."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests import laws
-from waveform.engine import drawing, interface
-from waveform.engine.drawing import CapturedDrawing, SamplingConfig, StepwiseDrawing
+from waveform.engine import cuda_graph, interface
+from waveform.engine.cuda_graph import Capture, CudaGraphLoop
 from waveform.engine.interface import DeviceDecoder
+from waveform.engine.sampler import BLOCK_STEPS, SamplingConfig, StepwiseLoop, choose, sampling_loop
 
 every_case = pytest.mark.parametrize("case", laws.CASES, ids=str)
 TRUNCATED = SamplingConfig(temperature=0.9, top_k=20, top_p=0.95)
@@ -34,7 +36,7 @@ class _Recording(TorchDispatchMode):
 
 
 def capture_operations(work: Callable[[], None]) -> Callable[[], None]:
-    """As `capture_cuda_graph`, without CUDA: what Python decided while capturing is decided for every replay.
+    """Like `capture_cuda_graph`, without CUDA: what Python decides while capturing holds for every replay.
 
     Recording carries the work out, so the first replay does nothing.
     """
@@ -56,6 +58,11 @@ def capture_operations(work: Callable[[], None]) -> Callable[[], None]:
     return replay
 
 
+def graph_loop(stepper: DeviceDecoder, tokens: Tensor, config: SamplingConfig, *, capture: Capture) -> CudaGraphLoop:
+    """As `sampling_loop` makes it for a GPU, with `capture` in place of CUDA's."""
+    return CudaGraphLoop(stepper, tokens, partial(choose, config=config), max_steps=BLOCK_STEPS, capture=capture)
+
+
 def steppers(case: laws.Case, model: Any, tokens_before: int) -> list[DeviceDecoder]:
     """Two decoders that continue from the same state."""
     state = model.init_state(B, device="cpu", dtype=torch.float64)
@@ -67,50 +74,54 @@ def steppers(case: laws.Case, model: Any, tokens_before: int) -> list[DeviceDeco
 
 
 @every_case
-def test_replayed_drawing_equals_stepwise(case: laws.Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "GRAPH_STEPS", 2)  # windows are of a few steps
+def test_replays_equal_single_steps(case: laws.Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "GRAPH_STEPS", 2)  # windows are of a few steps
     model = case.build().eval().requires_grad_(False)
     config = TRUNCATED if case is laws.CASES[0] else SamplingConfig()
     with torch.inference_mode():
         for tokens_before in (0, 4 * case.window + 1):
             first, second = steppers(case, model, tokens_before)
             tokens = torch.full((B,), laws.VOCAB_SIZE)
-            stepwise = StepwiseDrawing(first, tokens, config)
-            captured = CapturedDrawing(second, tokens, config, capture=capture_operations)
+            stepwise = StepwiseLoop(first, tokens, config)
+            captured = graph_loop(second, tokens, config, capture=capture_operations)
             generator = torch.Generator().manual_seed(0)
-            for length in (7 * case.window + 3, 1, 2 * drawing.GRAPH_STEPS):  # blocks that begin anywhere in a window
+            for length in (
+                7 * case.window + 3,
+                1,
+                2 * cuda_graph.GRAPH_STEPS,
+            ):  # blocks begin anywhere in a window
                 uniform = torch.rand(length, B, generator=generator)
                 assert torch.equal(captured.draw(uniform), stepwise.draw(uniform))
 
 
-def test_graphs_are_of_several_steps_where_nothing_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_have_several_steps_within_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a window longer than a graph, most tokens come from graphs of many steps."""
-    monkeypatch.setattr(drawing, "GRAPH_STEPS", 2)
+    monkeypatch.setattr(cuda_graph, "GRAPH_STEPS", 2)
     case = next(case for case in laws.CASES if case.model == "compressive_transformer")
     first, second = steppers(case, case.build().eval().requires_grad_(False), 0)
     sizes: list[int] = []
 
     def counting(work: Callable[[], None]) -> Callable[[], None]:
-        place = len(sizes)
+        index = len(sizes)
         sizes.append(0)
 
         def replay() -> None:
-            sizes[place] += 1
+            sizes[index] += 1
             work()
 
         return replay
 
     tokens = torch.full((B,), laws.VOCAB_SIZE)
     uniform = torch.rand(200, B)
-    drawn = CapturedDrawing(second, tokens, SamplingConfig(), capture=counting).draw(uniform)
-    assert torch.equal(drawn, StepwiseDrawing(first, tokens, SamplingConfig()).draw(uniform))
+    drawn = graph_loop(second, tokens, SamplingConfig(), capture=counting).draw(uniform)
+    assert torch.equal(drawn, StepwiseLoop(first, tokens, SamplingConfig()).draw(uniform))
     per_window = case.window // 2
     assert len(sizes) == 2 and max(sizes) >= (200 // case.window - 1) * per_window
 
 
 @every_case
 def test_a_graph_has_nothing_to_wait_for(case: laws.Case) -> None:
-    """On a device without values, steps and draws still run: nothing there is read by the host."""
+    """Steps and draws run even on a device without values: the host reads nothing from it."""
     device = torch.device("meta")
     model = case.build().to(device).eval().requires_grad_(False)
     with torch.inference_mode():
@@ -118,10 +129,10 @@ def test_a_graph_has_nothing_to_wait_for(case: laws.Case) -> None:
         assert isinstance(stepper, DeviceDecoder)
         tokens = torch.zeros(B, dtype=torch.int64, device=device)
         for config in (SamplingConfig(), TRUNCATED, SamplingConfig(temperature=0)):
-            CapturedDrawing(stepper, tokens, config, capture=capture_operations).device_steps(2)
+            graph_loop(stepper, tokens, config, capture=capture_operations).device_steps(2)
 
 
-def test_without_a_graph_steps_go_one_by_one_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_if_capture_fails_single_steps_go_on_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     case = laws.CASES[0]
     first, second = steppers(case, case.build().eval().requires_grad_(False), 0)
 
@@ -129,11 +140,9 @@ def test_without_a_graph_steps_go_one_by_one_with_a_warning(capsys: pytest.Captu
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     tokens, uniform = torch.full((B,), laws.VOCAB_SIZE), torch.rand(40, B)
-    drawn = CapturedDrawing(second, tokens, SamplingConfig(), capture=refuse).draw(uniform)
-    assert torch.equal(drawn, StepwiseDrawing(first, tokens, SamplingConfig()).draw(uniform))
-    assert (
-        "sampling goes step by step, slower; no CUDA graph could be captured: operation not" in capsys.readouterr().err
-    )
+    drawn = graph_loop(second, tokens, SamplingConfig(), capture=refuse).draw(uniform)
+    assert torch.equal(drawn, StepwiseLoop(first, tokens, SamplingConfig()).draw(uniform))
+    assert "no CUDA graph could be captured (operation not permitted when stream is" in capsys.readouterr().err
 
 
 @pytest.mark.cuda
@@ -145,7 +154,7 @@ def test_cuda_graphs_equal_stepwise(case: laws.Case) -> None:
         state = model.init_state(B, device="cuda", dtype=torch.float64)
         tokens = torch.full((B,), laws.VOCAB_SIZE, device="cuda")
         uniform = torch.rand(6 * case.window + 40, B, device="cuda")
-        stepwise = StepwiseDrawing(interface.decoder(model, laws.clone(state)), tokens, SamplingConfig())
-        source = drawing.drawing(interface.decoder(model, laws.clone(state)), tokens, SamplingConfig())
-        assert isinstance(source, CapturedDrawing)
-        assert torch.equal(source.draw(uniform), stepwise.draw(uniform))
+        stepwise = StepwiseLoop(interface.decoder(model, laws.clone(state)), tokens, SamplingConfig())
+        loop = sampling_loop(interface.decoder(model, laws.clone(state)), tokens, SamplingConfig())
+        assert isinstance(loop, CudaGraphLoop)
+        assert torch.equal(loop.draw(uniform), stepwise.draw(uniform))

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from tests import laws
-from waveform.engine.drawing import SamplingConfig, draw, probabilities
-from waveform.engine.sampler import sample
+from waveform.engine.sampler import SamplingConfig, draw, probabilities, sample
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 

@@ -15,9 +15,8 @@ from tests.faults import forkserver
 from tests.faults.fault import fault
 from waveform.audio.mulaw import decode
 from waveform.audio.wav import WavWriter
-from waveform.engine.drawing import SamplingConfig
 from waveform.engine.evaluator import evaluate
-from waveform.engine.sampler import sample
+from waveform.engine.sampler import SamplingConfig, sample
 from waveform.engine.shards import Shard, ShardWriter, TokenSet
 from waveform.models.registry import build
 from waveform.system.machine import resident_bytes

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from waveform.engine.drawing import BLOCK_STEPS, GRAPH_STEPS, STEPS_TO_CAPTURE, Drawing, SamplingConfig, drawing
+from waveform.engine.cuda_graph import GRAPH_STEPS, STEPS_TO_CAPTURE
 from waveform.engine.interface import (
     Decoder,
     DeviceDecoder,
@@ -34,6 +34,7 @@ from waveform.engine.interface import (
     state_tensors,
     take_rows,
 )
+from waveform.engine.sampler import BLOCK_STEPS, SamplingConfig, SamplingLoop, sampling_loop
 from waveform.engine.trainer import Trainer
 from waveform.system.machine import peak_resident_bytes
 
@@ -315,7 +316,7 @@ class _Sampler:
         self._device = next(iter(model.parameters())).device
         self._tokens = torch.zeros(num_streams, dtype=torch.int64, device=self._device)
         self._stepper = make(self._rows(state))
-        self._source = drawing(self._stepper, self._tokens, SamplingConfig())
+        self._loop = sampling_loop(self._stepper, self._tokens, SamplingConfig())
         self._step_s: list[float] = []
         self._num_steps = 1
         self._bytes: int | None = None
@@ -323,13 +324,13 @@ class _Sampler:
     def _rows(self, state: State) -> State:
         return map_state(torch.clone, take_rows(state, [0] * self._num_streams))
 
-    def _draw(self, source: Drawing, num_steps: int) -> None:
-        source.draw(torch.full((num_steps, self._num_streams), 0.5, device=self._device))
+    def _draw(self, loop: SamplingLoop, num_steps: int) -> None:
+        loop.draw(torch.full((num_steps, self._num_streams), 0.5, device=self._device))
 
     def warm(self, num_steps: int, *, max_steps: int) -> None:
         """Take steps untimed, and set how many a repeat takes, at most `max_steps`."""
-        self._draw(self._source, num_steps)
-        step_s = seconds(lambda: self._draw(self._source, 1), device=self._device)
+        self._draw(self._loop, num_steps)
+        step_s = seconds(lambda: self._draw(self._loop, 1), device=self._device)
         self._num_steps = max(1, min(max_steps, BLOCK_STEPS, round(_STEPS_S / step_s)))
         if self._num_steps > GRAPH_STEPS:  # whole graphs, where steps are captured
             self._num_steps -= self._num_steps % GRAPH_STEPS
@@ -337,7 +338,7 @@ class _Sampler:
 
     def repeat(self) -> None:
         """Time `num_steps` steps."""
-        duration_s = seconds(lambda: self._draw(self._source, self._num_steps), device=self._device)
+        duration_s = seconds(lambda: self._draw(self._loop, self._num_steps), device=self._device)
         self._step_s.append(duration_s / self._num_steps)
 
     def result(self, near_end: State, *, window: int, memory_rate: dict[str, float]) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from waveform.engine.drawing import SamplingConfig, draw, probabilities
 from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import decoder, map_state
+from waveform.engine.sampler import SamplingConfig, choose
 from waveform.engine.shards import is_dataset, read_dataset
 from waveform.speech import Run
 from waveform.system.errors import UserError
@@ -67,7 +67,7 @@ def quantisation_loss(run: Run) -> QuantisationLoss:
         if tokens is not None:
             inputs = tokens[:, position]
         else:
-            inputs = draw(probabilities(both[0], SamplingConfig()), torch.rand(_STREAMS, generator=generator))
+            inputs = choose(both[0], torch.rand(_STREAMS, generator=generator), config=SamplingConfig())
         sums -= both.log_softmax(dim=-1).gather(2, inputs.expand(2, -1)[..., None]).sum(dim=(1, 2)).double().cpu()
         count += len(inputs)
         if time.perf_counter() - began > _SCORE_SECONDS:

@@ -1,33 +1,44 @@
-"""Ancestral sampling from a model: priming, seeds, batches. How a token is drawn is in drawing.py."""
+"""Ancestral sampling from a model: prompt, seeds, the distribution after temperature and truncation, and the loop.
+
+Shape letters: B streams, V classes, n steps.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from waveform.engine.drawing import BLOCK_STEPS, SamplingConfig, drawing
+from waveform.engine.cuda_graph import CudaGraphLoop
 from waveform.engine.inputs import begin_of_utterance
-from waveform.engine.interface import SequenceModel, State, decoder, take_rows
+from waveform.engine.interface import Decoder, DeviceDecoder, SequenceModel, State, decoder, take_rows
+from waveform.system.errors import UserError
 
-_PRIME_STEPS = 4096  # tokens of a prompt read at once
+BLOCK_STEPS = 1024  # most steps of one call of `SamplingLoop.draw`
+MAX_SEED = (1 << 43) - 1  # a stream's 64-bit seed is this times a million
+_PROMPT_STEPS = 4096  # tokens of a prompt read in one call
 
 
-@torch.inference_mode()
-def read_prompt(model: SequenceModel, prompt: Tensor, *, num_streams: int, vocab_size: int) -> tuple[State, Tensor]:
-    """State after begin-of-utterance and all of `prompt` [n] but its last token, and the next input [B].
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How the next token is drawn."""
 
-    The prompt is read once, for one row, and the rows are copied: which is faster, and gives every stream the same
-    state whatever their number (matrix products of other sizes round otherwise).
-    """
-    parameter = next(iter(model.parameters()))
-    device = parameter.device
-    state = model.init_state(1, device=device, dtype=parameter.dtype)
-    begin = torch.tensor([begin_of_utterance(vocab_size)], device=device)
-    inputs = torch.cat([begin, prompt.to(device=device, dtype=torch.int64)])
-    for part in inputs[:-1].split(_PRIME_STEPS):
-        if len(part):
-            state = model.forward(part[None], state).state
-    return take_rows(state, [0] * num_streams), inputs[-1:].repeat(num_streams)
+    temperature: float = 1.0  # 0 takes the most probable token
+    top_k: int | None = None  # keep the k most probable classes
+    top_p: float | None = None  # keep the fewest classes whose probabilities reach p (nucleus; Holtzman et al. 2019)
+    seed: int = 0  # stream i's generator is seeded by (seed, i)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed <= MAX_SEED:
+            raise UserError(f"seed is {self.seed}; it must be a whole number from 0 to {MAX_SEED}")
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"temperature is {self.temperature}; it must be 0 or more")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top-k is {self.top_k}; it must be at least 1")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top-p is {self.top_p}; it must be above 0 and at most 1")
 
 
 @torch.inference_mode()
@@ -44,24 +55,105 @@ def sample(
 ) -> Tensor:
     """Draw `num_steps` tokens of each of `num_streams` streams -> [B, num_steps] int64 on the CPU.
 
-    prompt [n]: tokens that every stream continues. on_block gets [B, n] tokens as they come, so that what was made
-    survives an interruption; then nothing is kept, so that memory does not grow with the length, and the result is
-    [B, 0]. int8: compute with weights in 8 bits. Stream i draws from a generator seeded by
-    (config.seed, i) alone; with a decoder that computes rows alike (every registered model's, in fp32 on a CPU), stream
-    i does not depend on how many run beside it. Raises UserError for int8 with a model that has no such decoder.
+    prompt [n]: tokens that every stream continues. int8: compute with weights in 8 bits. on_block receives [B, n]
+    tokens as they are drawn, so that an interruption does not lose them; they are not kept as well, so that use of RAM
+    does not grow with the length, and the result is [B, 0]. Stream i draws from a generator seeded by (config.seed, i)
+    alone; with a decoder that computes rows alike (that of every registered model, in fp32 on a CPU), it does not
+    depend on the number of streams. Raises UserError for int8 with a model that has no such decoder.
     """
     state, tokens = read_prompt(
         model, torch.empty(0) if prompt is None else prompt, num_streams=num_streams, vocab_size=vocab_size
     )
-    source = drawing(decoder(model, state, int8=int8), tokens, config)
+    loop = sampling_loop(decoder(model, state, int8=int8), tokens, config)
     generators = [torch.Generator().manual_seed(config.seed * 1_000_003 + i) for i in range(num_streams)]
     made = torch.empty(num_streams, num_steps if on_block is None else 0, dtype=torch.int64)
     for begin in range(0, num_steps, BLOCK_STEPS):
         length = min(BLOCK_STEPS, num_steps - begin)
         uniform = torch.stack([torch.rand(length, generator=g) for g in generators], dim=1).to(tokens.device)
-        block = source.draw(uniform).t().cpu()
+        block = loop.draw(uniform).t().cpu()
         if on_block is None:
             made[:, begin : begin + length] = block
         else:
             on_block(block)
     return made
+
+
+@torch.inference_mode()
+def read_prompt(model: SequenceModel, prompt: Tensor, *, num_streams: int, vocab_size: int) -> tuple[State, Tensor]:
+    """State after begin-of-utterance and all of `prompt` [n] but its last token, and the next input [B].
+
+    One row reads the prompt and is copied: faster, and every stream gets the same state whatever their number (matrix
+    products of different sizes round differently).
+    """
+    parameter = next(iter(model.parameters()))
+    device = parameter.device
+    state = model.init_state(1, device=device, dtype=parameter.dtype)
+    begin = torch.tensor([begin_of_utterance(vocab_size)], device=device)
+    inputs = torch.cat([begin, prompt.to(device=device, dtype=torch.int64)])
+    for part in inputs[:-1].split(_PROMPT_STEPS):
+        if len(part):
+            state = model.forward(part[None], state).state
+    return take_rows(state, [0] * num_streams), inputs[-1:].repeat(num_streams)
+
+
+class SamplingLoop(Protocol):
+    """Draws tokens from one decoder and feeds them back to it."""
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        """uniform [n, B] in [0, 1), n up to BLOCK_STEPS, on the decoder's device -> tokens [n, B]."""
+        ...
+
+
+def sampling_loop(stepper: Decoder, tokens: Tensor, config: SamplingConfig) -> SamplingLoop:
+    """The fastest loop for `stepper`, beginning with inputs `tokens` [B]."""
+    if tokens.device.type == "cuda" and isinstance(stepper, DeviceDecoder):
+        return CudaGraphLoop(stepper, tokens, partial(choose, config=config), max_steps=BLOCK_STEPS)
+    return StepwiseLoop(stepper, tokens, config)
+
+
+class StepwiseLoop:
+    """One call of the decoder per token."""
+
+    def __init__(self, stepper: Decoder, tokens: Tensor, config: SamplingConfig) -> None:
+        """tokens [B]: inputs of the first step."""
+        self._stepper, self._tokens, self._config = stepper, tokens, config
+
+    @torch.inference_mode()
+    def draw(self, uniform: Tensor) -> Tensor:
+        """As `SamplingLoop.draw`."""
+        drawn = torch.empty(uniform.shape, dtype=torch.int64, device=uniform.device)
+        for t in range(len(uniform)):
+            self._tokens = drawn[t] = choose(self._stepper.step(self._tokens), uniform[t], config=self._config)
+        return drawn
+
+
+def choose(logits: Tensor, uniform: Tensor, *, config: SamplingConfig) -> Tensor:
+    """logits [B, V], uniform [B] in [0, 1) -> the next tokens [B]."""
+    return draw(probabilities(logits.float(), config), uniform)
+
+
+def probabilities(logits: Tensor, config: SamplingConfig) -> Tensor:
+    """logits [B, V] -> the distribution [B, V] to draw from, after temperature, top-k and top-p."""
+    if config.temperature == 0:
+        return torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).to(logits.dtype)
+    p = (logits if config.temperature == 1 else logits / config.temperature).softmax(dim=-1)
+    if config.top_k is not None and config.top_k < p.shape[-1]:
+        least = p.topk(config.top_k, dim=-1).values[:, -1:]
+        p = torch.where(p >= least, p, 0)
+        p = p / p.sum(dim=-1, keepdim=True)
+    if config.top_p is not None and config.top_p < 1:
+        ordered, order = p.sort(dim=-1, descending=True)
+        # A class stays if the more probable ones have not reached p, so the first always stays.
+        kept = torch.where(ordered.cumsum(dim=-1) - ordered < config.top_p, ordered, 0)
+        p = torch.zeros_like(p).scatter(-1, order, kept)
+    return p
+
+
+def draw(p: Tensor, uniform: Tensor) -> Tensor:
+    """Draw by inverse transform: p [B, V] (any positive sum), uniform [B] in [0, 1) -> classes [B]."""
+    cumulative = p.cumsum(dim=-1)
+    whole = cumulative[:, -1:].contiguous()
+    threshold = (uniform[:, None] * whole).to(cumulative.dtype)
+    chosen = torch.searchsorted(cumulative, threshold, right=True)
+    last_possible = torch.searchsorted(cumulative, whole)  # rounding must not choose an impossible class
+    return torch.minimum(chosen, last_possible)[:, 0]

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from waveform.audio import SAMPLE_RATE_HZ
-from waveform.engine.drawing import SamplingConfig, drawing
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
+from waveform.engine.sampler import SamplingConfig, sampling_loop
 from waveform.runs.evaluation import unigram_nats, write_json
 from waveform.speech import Run, load
 from waveform.system.atomic import require_writable
@@ -52,12 +52,12 @@ def sampling_speed(run: Run) -> float:
     vocab_size = int(run.config["dataset"]["vocab_size"])
     tokens = torch.tensor([begin_of_utterance(vocab_size)], device=run.device)
     state = run.model.init_state(1, device=run.device, dtype=torch.float32)
-    source = drawing(decoder(run.model, state), tokens, SamplingConfig())
+    loop = sampling_loop(decoder(run.model, state), tokens, SamplingConfig())
     uniform = torch.full((32, 1), 0.5, device=run.device)
-    source.draw(uniform)  # may wait for a compiler, or a capture
+    loop.draw(uniform)  # may wait for a compiler, or a capture
     steps, began = 0, time.perf_counter()
     while time.perf_counter() - began < _SPEED_SECONDS:
-        source.draw(uniform).cpu()  # wait for the device
+        loop.draw(uniform).cpu()  # wait for the device
         steps += len(uniform)
     return steps / (time.perf_counter() - began)
 

@@ -9,7 +9,7 @@ from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.files import read_audio
 from waveform.audio.wav import WavWriter
 from waveform.decoding.int8 import quantisation_loss
-from waveform.engine.drawing import SamplingConfig
+from waveform.engine.sampler import SamplingConfig
 from waveform.engine.shards import is_dataset
 from waveform.speech import check_amount, load
 from waveform.system.atomic import explain_write_errors, is_held
