@@ -20,7 +20,9 @@ import torch
 import waveform
 from waveform.audio.files import read_audio
 from waveform.cli import main
-from waveform.decoding.int8 import _validation_tokens, quantisation_loss
+from waveform.decoding.int8 import int8_cost, middles
+from waveform.engine.shards import read_dataset
+from waveform.verbs.sample import _int8_cost
 
 MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
 SMALL = {
@@ -216,17 +218,18 @@ def test_sample_int8_says_what_it_costs(
 
 def test_int8_cost_equals_nll_and_survives_lost_data(place: Path) -> None:
     run = waveform.load(place / "wavenet")
-    loss = quantisation_loss(run)
-    tokens = _validation_tokens(run)
-    assert tokens is not None and tokens.shape == (1, 3249) and loss.num_samples == 1200
+    split = read_dataset(Path(run.config["dataset"]["path"])).open_split("valid")
+    cost = int8_cost(run.model, split, vocab_size=256, window=run.window)
+    tokens = middles(split)
+    assert tokens is not None and tokens.shape == (1, 3249) and cost.num_samples == 1200
     first = tokens.shape[1] // 2 // run.window * run.window  # what precedes is read, not scored
     with torch.no_grad():
         state = run.model.init_state(1, device="cpu", dtype=torch.float32)
         hidden = run.model.forward(tokens[:, :-1], state).hidden
         nll = run.model.head.nll(hidden, tokens[:, 1:])[0, first : first + 1200]
-    assert loss.fp32_nats == pytest.approx(float(nll.mean()), abs=1e-5)
+    assert cost.fp32_nats == pytest.approx(float(nll.mean()), abs=1e-5)
     run.config["dataset"]["path"] = str(place / "gone")
-    lost = quantisation_loss(run)
+    lost = _int8_cost(run)
     assert lost.source == "that the fp32 model sampled" and 0 < lost.fp32_nats < 8
 
 

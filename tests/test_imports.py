@@ -38,7 +38,6 @@ AGREED = {
     ("waveform/ranks/fsdp.py", "waveform.engine.interface"),
     ("waveform/models/compressive_transformer.py", "waveform.decoding.cached"),
     ("waveform/models/compressive_transformer.py", "waveform.decoding.compiled"),
-    ("waveform/decoding/int8.py", "waveform.speech"),
     ("waveform/audio/corpus/speed.py", "waveform.benchmarks.measure"),
 }
 

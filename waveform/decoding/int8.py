@@ -1,26 +1,26 @@
-"""What int8 sampling costs: NLL of the same tokens with weights and cache in fp32 and in 8 bits."""
+"""What int8 sampling costs: NLL of the same tokens with weights and cache in fp32 and in 8 bits.
+
+Shape letters: B streams, n tokens of each.
+"""
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from waveform.engine.inputs import begin_of_utterance
-from waveform.engine.interface import decoder, map_state
+from waveform.engine.interface import SequenceModel, decoder, map_state
 from waveform.engine.sampler import SamplingConfig, choose
-from waveform.engine.shards import is_dataset, read_dataset
-from waveform.speech import Run
-from waveform.system.errors import UserError
+from waveform.engine.shards import TokenSet
 
 _STREAMS = 4
 _READ_SECONDS, _SCORE_SECONDS = 1.5, 2.0
-_READ_STEPS, _SCORE_STEPS = 2048, 1200  # of a stream, at most; large models stop at the seconds
+_READ_STEPS, _SCORE_STEPS = 2048, 1200  # per stream, at most; large models reach the seconds first
 
 
 @dataclass(frozen=True)
-class QuantisationLoss:
+class Int8Cost:
     """Mean NLL in nats of the same samples under both decoders."""
 
     fp32_nats: float
@@ -36,25 +36,26 @@ class QuantisationLoss:
 
 
 @torch.inference_mode()
-def quantisation_loss(run: Run) -> QuantisationLoss:
-    """Score validation samples step by step with both decoders, after reading what precedes them: a few seconds.
+def int8_cost(model: SequenceModel, split: TokenSet | None, *, vocab_size: int, window: int) -> Int8Cost:
+    """Score samples of the validation split step by step with both decoders, for a few seconds.
 
-    Where the data set is gone or too short, the fp32 decoder samples the tokens as it goes. Raises UserError for a
-    model without an int8 decoder.
+    The tokens before them are read first, `window` at a time. Without a split, or if it is too short, the fp32 decoder
+    samples the tokens as it goes. Raises UserError for a model without an int8 decoder.
     """
-    vocab_size = int(run.config["dataset"]["vocab_size"])
-    tokens = _validation_tokens(run)
-    state = run.model.init_state(_STREAMS if tokens is None else len(tokens), device=run.device, dtype=torch.float32)
+    device = next(iter(model.parameters())).device
+    tokens = None if split is None else middles(split)
+    state = model.init_state(_STREAMS if tokens is None else len(tokens), device=device, dtype=torch.float32)
     position = 0
-    inputs = torch.full((_STREAMS,), begin_of_utterance(vocab_size), device=run.device)
+    inputs = torch.full((_STREAMS,), begin_of_utterance(vocab_size), device=device)
     if tokens is not None:
+        tokens = tokens.to(device)
         inputs, began = tokens[:, 0], time.perf_counter()
-        while position + run.window <= tokens.shape[1] // 2 and time.perf_counter() - began < _READ_SECONDS:
-            state = run.model.forward(tokens[:, position : position + run.window], state).state
-            position += run.window
+        while position + window <= tokens.shape[1] // 2 and time.perf_counter() - began < _READ_SECONDS:
+            state = model.forward(tokens[:, position : position + window], state).state
+            position += window
             inputs = tokens[:, position]
-    fp32 = decoder(run.model, map_state(torch.clone, state))
-    int8 = decoder(run.model, state, int8=True)
+    fp32 = decoder(model, map_state(torch.clone, state))
+    int8 = decoder(model, state, int8=True)
     generator = torch.Generator().manual_seed(0)
     sums, count = torch.zeros(2, dtype=torch.float64), 0
     steps = _SCORE_STEPS if tokens is None else min(_SCORE_STEPS, tokens.shape[1] - position - 1)
@@ -74,25 +75,17 @@ def quantisation_loss(run: Run) -> QuantisationLoss:
             break
     fp32_nats, int8_nats = (sums / count).tolist()
     source = "that the fp32 model sampled" if tokens is None else "of the validation split"
-    return QuantisationLoss(fp32_nats, int8_nats, count, source)
+    return Int8Cost(fp32_nats, int8_nats, count, source)
 
 
-def _validation_tokens(run: Run) -> Tensor | None:
-    """Stretches [B, n] of the longest validation utterances of the run's data set; None where there are none."""
-    folder = Path(run.config["dataset"]["path"])
-    try:
-        valid = read_dataset(folder).open_split("valid") if is_dataset(folder) else None
-    except UserError:  # damaged; sampling needs none of it
+def middles(split: TokenSet) -> Tensor | None:
+    """The middles [B, n] of the longest utterances, because recordings begin and end in silence; None if too short."""
+    longest = sorted(range(len(split)), key=lambda i: -split.lengths[i])[:_STREAMS]
+    length = min([_READ_STEPS + _SCORE_STEPS + 1, *(split.lengths[i] for i in longest)])
+    if not longest or length < 2:
         return None
-    if valid is None or not len(valid):
-        return None
-    longest = sorted(range(len(valid)), key=lambda i: -valid.lengths[i])[:_STREAMS]
-    length = min(_READ_STEPS + _SCORE_STEPS + 1, valid.lengths[longest[-1]])
-    if length < 2:
-        return None
-    # From their middles: recordings begin and end in silence.
     rows = []
     for i in longest:
-        start = (valid.lengths[i] - length) // 2
-        rows.append(torch.from_numpy(valid.read(i, start=start, stop=start + length).astype("int64")))
-    return torch.stack(rows).to(run.device)
+        start = (split.lengths[i] - length) // 2
+        rows.append(torch.from_numpy(split.read(i, start=start, stop=start + length).astype("int64")))
+    return torch.stack(rows)

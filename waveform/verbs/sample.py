@@ -8,10 +8,10 @@ import numpy as np
 from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.files import read_audio
 from waveform.audio.wav import WavWriter
-from waveform.decoding.int8 import quantisation_loss
+from waveform.decoding.int8 import Int8Cost, int8_cost
 from waveform.engine.sampler import SamplingConfig
-from waveform.engine.shards import is_dataset
-from waveform.speech import check_amount, load
+from waveform.engine.shards import is_dataset, read_dataset
+from waveform.speech import Run, check_amount, load
 from waveform.system.atomic import explain_write_errors, is_held
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
@@ -46,9 +46,9 @@ def sample(
         raise UserError(f"--out {out_dir} is a prepared data set; give another folder")
     SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     run = load(run_dir, device=device)
-    loss = quantisation_loss(run) if int8 else None
-    if loss is not None and show_progress:
-        print(loss, flush=True)
+    cost = _int8_cost(run) if int8 else None
+    if cost is not None and show_progress:
+        print(cost, flush=True)
     primer = read_audio(prime) if prime is not None else None
     paths = [out_dir / f"{run.name}_step{run.step}_seed{seed}_{i}.wav" for i in range(num)]
     for path in paths:
@@ -95,3 +95,14 @@ def sample(
         for path in paths:
             print(path)
     return paths
+
+
+def _int8_cost(run: Run) -> Int8Cost:
+    """What int8 costs on the validation split of the run's data, or on what the model samples if the data is gone."""
+    dataset = run.config["dataset"]
+    folder = Path(dataset["path"])
+    try:
+        split = read_dataset(folder).open_split("valid") if is_dataset(folder) else None
+    except UserError:  # damaged; sampling does not need it
+        split = None
+    return int8_cost(run.model, split, vocab_size=int(dataset["vocab_size"]), window=run.window)
