@@ -19,7 +19,7 @@ import torch
 
 from waveform.decoding.kernels import F32
 from waveform.decoding.simd import add, address, compiled, fill, load, total
-from waveform.engine.interface import Decoder, SequenceModel, State, decoder, map_state
+from waveform.engine.interface import Decoder, MeteredDecoder, SequenceModel, State, decoder, map_state
 from waveform.models.registry import build
 from waveform.system.cpu import set_defaults
 
@@ -129,8 +129,8 @@ def measure_steps(
     for kind, stepper in steppers.items():
         step = statistics.median(durations[kind])
         result[kind] = {"samples_per_second": round(batch_size / step, 1), "step_seconds": step}
-        num_bytes = getattr(stepper, "bytes_per_step", None)
-        if num_bytes is not None:
+        if isinstance(stepper, MeteredDecoder):
+            num_bytes = stepper.bytes_per_step
             result[kind] |= {"megabytes_per_step": num_bytes / 1e6, "gigabytes_per_second": num_bytes / step / 1e9}
             if with_bound:
                 shares = [num_bytes / d / b for d, b in zip(durations[kind], bandwidths, strict=True)]

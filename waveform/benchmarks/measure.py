@@ -26,6 +26,7 @@ from waveform.engine.cuda_graph import GRAPH_STEPS, STEPS_TO_CAPTURE
 from waveform.engine.interface import (
     Decoder,
     DeviceDecoder,
+    MeteredDecoder,
     SequenceModel,
     State,
     decoder,
@@ -265,11 +266,10 @@ class _ReadCounter(TorchDispatchMode):
 def bytes_read_by_step(stepper: Decoder, tokens: Tensor) -> int | None:
     """Bytes of weights and cache that one step reads, by carrying one out; None where that cannot be told.
 
-    A decoder whose products are not torch's says it itself, as `bytes_per_step`.
+    A `MeteredDecoder`, whose products are not torch's, says it itself.
     """
-    own = getattr(stepper, "bytes_per_step", None)
-    if own is not None:
-        return int(own)
+    if isinstance(stepper, MeteredDecoder):
+        return stepper.bytes_per_step
     with _ReadCounter() as counter:
         stepper.step(tokens)
     return counter.num_bytes or None

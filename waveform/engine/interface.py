@@ -95,6 +95,13 @@ class DeviceDecoder(Decoder, Protocol):
         ...
 
 
+@runtime_checkable
+class MeteredDecoder(Decoder, Protocol):
+    """A decoder that knows how much its step reads from memory, which bounds the speed of one on a CPU."""
+
+    bytes_per_step: int  # of weights, keys and values, when every slot is in use
+
+
 class ForwardDecoder:
     """The decoder of any model that brings none: one `forward` a token."""
 
