@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recipes.corpora.recipe import Recipe
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.metrics import bits
 
@@ -50,8 +51,8 @@ def frequency_bucket(train_counts: np.ndarray) -> Tensor:
     return torch.from_numpy(3 - np.searchsorted(thresholds, train_counts, side="right"))
 
 
-def text_metrics(result: Evaluation, *, tokens: str, recipe: str, num_bytes: int, num_words: int) -> dict[str, Any]:
-    """Every metric that a recipe's tokens allow, by name; `num_bytes` and `num_words` are the whole split's."""
+def text_metrics(result: Evaluation, recipe: Recipe, *, tokens: str, num_bytes: int, num_words: int) -> dict[str, Any]:
+    """Every metric that `tokens` allow, by name; `num_bytes` and `num_words` are those of the entire split."""
     nats = float(result.nats.sum())
     num_tokens = int(result.counts.sum())
     metrics: dict[str, Any] = {"nats_per_token": nats / num_tokens, "bits_per_token": Ratio(nats, num_tokens).bits}
@@ -66,10 +67,10 @@ def text_metrics(result: Evaluation, *, tokens: str, recipe: str, num_bytes: int
                 if count
             }
         return metrics
-    # enwik8's and text8's characters are bytes.
-    name = "bits_per_character" if recipe in ("enwik8", "text8") else "bits_per_byte"
-    metrics[name] = Ratio(nats, num_bytes).bits
-    if recipe not in ("enwik8", "text8"):
+    if recipe.headline == "bits_per_character":  # of enwik8 and text8, whose characters are bytes
+        metrics["bits_per_character"] = Ratio(nats, num_bytes).bits
+    else:
+        metrics["bits_per_byte"] = Ratio(nats, num_bytes).bits
         metrics["word_perplexity"] = Ratio(nats, num_words).perplexity
     return metrics
 

@@ -1,10 +1,17 @@
-"""The corpora of the papers, and what the published copy of each contains."""
+"""The recipes: those of the papers, with what the published copy of each corpus contains, and those of other packages.
+
+To add one, write an entry here, or give your own package an entry point of the group `waveform.recipes` that names a
+`Recipe` (docs/extending.md).
+"""
+
+from importlib.metadata import entry_points
 
 from recipes.corpora.documents import SPLITS
 from recipes.corpora.layouts import books, one_billion_words, one_file, split_files, text_files
 from recipes.corpora.recipe import Recipe
 from waveform.system.errors import UserError
 
+_GROUP = "waveform.recipes"
 _MAHONEY = "of 100,000,000 bytes, raw or zipped, MD5 {md5}, from http://mattmahoney.net/dc/textdata.html"
 _ENWIK8_MD5, _TEXT8_MD5 = "a1fa5ffddb56f4953e226637dabbb36a", "3bea1919949baf155f99411df5fada7e"
 
@@ -18,6 +25,7 @@ RECIPES = {
             documents=one_file,
             tokens="bytes",
             headline="bits_per_character",
+            state="carry",
             size_bytes=100_000_000,
             md5=_ENWIK8_MD5,
         ),
@@ -28,6 +36,7 @@ RECIPES = {
             documents=one_file,
             tokens="characters",
             headline="bits_per_character",
+            state="carry",
             size_bytes=100_000_000,
             md5=_TEXT8_MD5,
         ),
@@ -39,6 +48,7 @@ RECIPES = {
             documents=split_files({s: (f"wiki.{s}.tokens", f"{s}.txt") for s in SPLITS}),
             tokens="words",
             headline="perplexity",
+            state="carry",
             num_tokens={"train": 103_227_021, "valid": 217_646, "test": 245_569},
             num_types=267_735,
         ),
@@ -61,6 +71,7 @@ RECIPES = {
             documents=one_billion_words,
             tokens="words",
             headline="perplexity",
+            state="carry",
             min_count=3,  # as the benchmark's own vocabulary (Chelba et al. 2013)
             num_files={"train": 99, "valid": 1, "test": 1},
             num_tokens={"test": 159_658},
@@ -73,6 +84,7 @@ RECIPES = {
             documents=split_files({s: (f"ptb.{s}.txt", f"{s}.txt") for s in SPLITS}),
             tokens="words",
             headline="perplexity",
+            state="carry",
             num_tokens={"train": 929_589, "valid": 73_760, "test": 82_430},
             num_types=10_000,
         ),
@@ -82,14 +94,26 @@ RECIPES = {
             published="a folder of .txt files",
             documents=text_files,
             tokens="bytes",
+            other_tokens=("subwords",),
             headline="bits_per_byte",
         ),
     )
 }
 
 
+def recipe_names() -> list[str]:
+    """Names of every recipe, the papers' first."""
+    return [*RECIPES, *sorted(entry_points(group=_GROUP).names - RECIPES.keys())]
+
+
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name. Raises UserError where there is none."""
-    if name not in RECIPES:
-        raise UserError(f"unknown recipe {name!r}; choose one of {', '.join(RECIPES)}")
-    return RECIPES[name]
+    """Return the recipe of that name. Raises UserError if there is none."""
+    if name in RECIPES:
+        return RECIPES[name]
+    found = entry_points(group=_GROUP, name=name)
+    if not found:
+        raise UserError(f"unknown recipe {name!r}; choose one of {', '.join(recipe_names())}")
+    recipe = next(iter(found)).load()
+    if not isinstance(recipe, Recipe) or recipe.name != name:
+        raise UserError(f"the entry point {name!r} of the group {_GROUP} must name a Recipe(name={name!r}, ...)")
+    return recipe

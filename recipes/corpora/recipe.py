@@ -16,7 +16,7 @@ class CorpusConfig:
     """Settings of `prepare`."""
 
     check: bool = True  # refuse whatever differs from the published corpus; false: accept it, for example a slice
-    tokens: str | None = None  # bytes | subwords, for `folder`; null: bytes
+    tokens: str | None = None  # one of the recipe's other tokens, as subwords for `folder`; null: the recipe's own
     vocab_size: int = 32_000  # subwords, if the text yields that many
     valid: float = 0.05  # share of a corpus that has no splits
     test: float = 0.05
@@ -30,16 +30,27 @@ class CorpusConfig:
             raise UserError(f"corpus.vocab_size is {self.vocab_size}; it must be above 256, the number of bytes")
 
 
+# The metrics that each kind of token allows, any of which can be a recipe's headline (recipes.metrics computes them).
+METRICS = {
+    "bytes": ("bits_per_character", "bits_per_byte", "word_perplexity"),
+    "characters": ("bits_per_character", "bits_per_byte", "word_perplexity"),
+    "words": ("perplexity",),
+    "subwords": ("bits_per_byte", "word_perplexity"),
+}
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """What `prepare`, `train` and `evaluate` need to know of a corpus."""
+    """What `prepare`, `train` and `evaluate` need to know about a corpus."""
 
     name: str
     title: str
     published: str  # what to fetch, and where
     documents: Callable[["Recipe", Source, CorpusConfig], Documents]
     tokens: str  # bytes | characters | words | subwords
-    headline: str  # the metric that papers quote (recipes.metrics)
+    headline: str  # the metric that papers quote, one of METRICS[tokens]
+    other_tokens: tuple[str, ...] = ()  # that corpus.tokens can choose instead
+    state: str = "utterance"  # train.state: carry (one stream, cut into one part per row) or reset at each document
     min_count: int = 1  # rarer words of the training split become <unk>
     size_bytes: int | None = None
     md5: str | None = None
@@ -47,6 +58,14 @@ class Recipe:
     num_tokens: Mapping[str, int] = field(default_factory=dict)  # by split, with <eos> at the end of each line
     num_types: int | None = None
     num_words: Mapping[str, int] = field(default_factory=dict)  # by split: what word-level perplexity divides by
+
+    def __post_init__(self) -> None:
+        for tokens in (self.tokens, *self.other_tokens):
+            if self.headline not in METRICS.get(tokens, ()):
+                raise UserError(
+                    f"recipe {self.name}: {tokens} with the headline {self.headline}; choose from "
+                    + ", ".join(f"{kind}: {' or '.join(names)}" for kind, names in METRICS.items())
+                )
 
     def refuse(self, source: Source, found: str) -> UserError:
         """Return the error for a source that is not the published corpus."""

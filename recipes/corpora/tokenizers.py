@@ -42,7 +42,12 @@ class TextTokenizer(Protocol):
         ...
 
     def content(self) -> dict[str, Any]:
-        """All that `load_tokenizer` needs, as JSON."""
+        """What `from_content` needs, as JSON."""
+        ...
+
+    @classmethod
+    def from_content(cls, content: dict[str, Any]) -> "TextTokenizer":
+        """The tokenizer that wrote `content`."""
         ...
 
 
@@ -64,6 +69,10 @@ class ByteTokenizer:
 
     def content(self) -> dict[str, Any]:
         return {}
+
+    @classmethod
+    def from_content(cls, content: dict[str, Any]) -> "ByteTokenizer":
+        return cls()
 
 
 class CharacterTokenizer:
@@ -98,6 +107,10 @@ class CharacterTokenizer:
 
     def content(self) -> dict[str, Any]:
         return {}
+
+    @classmethod
+    def from_content(cls, content: dict[str, Any]) -> "CharacterTokenizer":
+        return cls()
 
 
 class WordTokenizer:
@@ -148,6 +161,10 @@ class WordTokenizer:
     def content(self) -> dict[str, Any]:
         return {"words": self._words}
 
+    @classmethod
+    def from_content(cls, content: dict[str, Any]) -> "WordTokenizer":
+        return cls([str(word) for word in content["words"]])
+
 
 class SubwordTokenizer:
     """Byte-level byte-pair encoding by the `tokenizers` library: any text has an encoding, and it is lossless."""
@@ -187,6 +204,15 @@ class SubwordTokenizer:
     def content(self) -> dict[str, Any]:
         return {"tokenizer": json.loads(self._tokenizer.to_str())}
 
+    @classmethod
+    def from_content(cls, content: dict[str, Any]) -> "SubwordTokenizer":
+        return cls(tokenizers.Tokenizer.from_str(json.dumps(content["tokenizer"])))
+
+
+TOKENIZERS: dict[str, type[TextTokenizer]] = {
+    cls.kind: cls for cls in (ByteTokenizer, CharacterTokenizer, WordTokenizer, SubwordTokenizer)
+}
+
 
 def save_tokenizer(tokenizer: TextTokenizer, folder: Path) -> None:
     """Write `folder`/tokenizer.json. Raises UserError where the disk refuses."""
@@ -202,16 +228,9 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
             raise ValueError("it is no regular file")
         content = json.loads(path.read_bytes())
         check_signed(content)
-        kind = content["kind"]
-        if kind == "words":
-            return WordTokenizer([str(word) for word in content["words"]])
-        if kind == "subwords":
-            return SubwordTokenizer(tokenizers.Tokenizer.from_str(json.dumps(content["tokenizer"])))
-        if kind == "characters":
-            return CharacterTokenizer()
-        if kind != "bytes":
-            raise ValueError(f"kind {kind!r} is unknown")
-        return ByteTokenizer()
+        if content["kind"] not in TOKENIZERS:
+            raise ValueError(f"kind {content['kind']!r} is unknown")
+        return TOKENIZERS[content["kind"]].from_content(content)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; prepare the data again") from error
     except Exception as error:  # the library raises a bare Exception for a file that it cannot parse

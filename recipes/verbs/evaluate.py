@@ -77,6 +77,7 @@ def measure(
 ) -> dict[str, Any]:
     """What `evaluate --json` writes."""
     modality = run.config["dataset"]["modality"]
+    recipe = find_recipe(modality["recipe"])
     tokens = own_tokens(run, split=split)
     data = read_dataset(Path(run.config["dataset"]["path"]))
     sizes = _sizes(data, split)
@@ -91,13 +92,13 @@ def measure(
     )
     metrics_of = partial(
         text_metrics,
+        recipe=recipe,
         tokens=modality["tokens"],
-        recipe=modality["recipe"],
         num_bytes=sizes["bytes"],
         num_words=sizes["words"],
     )
     metrics = metrics_of(result)
-    headline = find_recipe(modality["recipe"]).headline
+    headline = recipe.headline
     apart = {}
     if dynamic is not None:
         learned = score(

@@ -123,13 +123,10 @@ def _partial_folder(data_dir: Path) -> Iterator[Path]:
 
 
 def _with_tokens(recipe: Recipe, config: CorpusConfig) -> Recipe:
-    if config.tokens is None or config.tokens == recipe.tokens:
-        return recipe
-    if recipe.name != "folder":
-        raise UserError(f"corpus.tokens={config.tokens}: {recipe.name} is read by {recipe.tokens}, as in the papers")
-    if config.tokens not in ("bytes", "subwords"):
-        raise UserError(f"corpus.tokens is {config.tokens!r}; choose bytes or subwords")
-    return replace(recipe, tokens=config.tokens)
+    choices = (recipe.tokens, *recipe.other_tokens)
+    if config.tokens not in (None, *choices):
+        raise UserError(f"corpus.tokens is {config.tokens!r}; {recipe.name} is read as {' or '.join(choices)}")
+    return replace(recipe, tokens=config.tokens or recipe.tokens)
 
 
 def _write(

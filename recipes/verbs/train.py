@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipes.corpora.catalogue import find_recipe
 from recipes.text import compose_config
 from waveform.engine.shards import read_dataset
 from waveform.engine.trainer import TrainConfig, TrainResult
@@ -28,7 +27,7 @@ def train(
     configuration, and where the loss stops being finite.
     """
     data_dir, run_dir = Path(data_dir), Path(run_dir)
-    config = compose_config(find_recipe(recipe).name, overrides, config_dir=config_dir)
+    config = compose_config(recipe, overrides, config_dir=config_dir)
     train_config: TrainConfig = typed(TrainConfig, config["train"], section="train")
     data = read_dataset(data_dir)
     prepared_as = data.modality.get("recipe")

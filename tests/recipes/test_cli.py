@@ -205,7 +205,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "a value of the wrong type": (lambda p, t: ["prepare", "folder", p, t / "d", "corpus.check=maybe"], "corpus:"),
     "tokens of another recipe": (
         lambda p, t: ["prepare", "wikitext103", p / "source", t / "d", "corpus.tokens=bytes"],
-        "is read by words",
+        "wikitext103 is read as words",
     ),
     "data there already": (
         lambda p, t: ["prepare", "wikitext103", p / "source/wikitext-103-v1.zip", p / "data"],

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from recipes.corpora.catalogue import find_recipe
 from recipes.metrics import FREQUENCY_BUCKETS, Ratio, frequency_bucket, text_metrics
 from waveform.engine.evaluator import Evaluation
 
@@ -25,7 +26,7 @@ def test_buckets_are_the_papers() -> None:
 
 
 def test_words() -> None:
-    metrics = text_metrics(RESULT, tokens="words", recipe="wikitext103", num_bytes=77, num_words=15)
+    metrics = text_metrics(RESULT, find_recipe("wikitext103"), tokens="words", num_bytes=77, num_words=15)
     assert metrics["perplexity"] == pytest.approx(math.exp(40 / 20))
     assert metrics["perplexity_by_frequency"] == {
         ">10K": {"perplexity": pytest.approx(math.exp(4 / 8)), "num_tokens": 8},
@@ -35,7 +36,7 @@ def test_words() -> None:
 
 
 def test_subwords_are_divided_by_words_and_bytes() -> None:
-    metrics = text_metrics(RESULT, tokens="subwords", recipe="pg19", num_bytes=80, num_words=16)
+    metrics = text_metrics(RESULT, find_recipe("pg19"), tokens="subwords", num_bytes=80, num_words=16)
     assert metrics["word_perplexity"] == pytest.approx(math.exp(40 / 16))
     assert metrics["bits_per_byte"] == pytest.approx(40 / 80 / math.log(2))
     assert metrics["bits_per_token"] == pytest.approx(2 / math.log(2))
@@ -43,7 +44,7 @@ def test_subwords_are_divided_by_words_and_bytes() -> None:
 
 
 def test_characters() -> None:
-    metrics = text_metrics(RESULT, tokens="characters", recipe="text8", num_bytes=20, num_words=5)
+    metrics = text_metrics(RESULT, find_recipe("text8"), tokens="characters", num_bytes=20, num_words=5)
     assert metrics["bits_per_character"] == pytest.approx(2 / math.log(2)) == metrics["bits_per_token"]
     assert "word_perplexity" not in metrics
 

@@ -1,0 +1,73 @@
+"""A package of one's own adds a corpus by one `Recipe` and one entry point: every verb knows it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.cli import main
+from recipes.corpora.catalogue import find_recipe, recipe_names
+from recipes.corpora.layouts import text_files
+from recipes.corpora.recipe import Recipe
+from recipes.text import compose_config
+from tests.recipes.corpus_files import sentences
+from waveform.system.errors import UserError
+
+_MODULE = """
+from recipes.corpora.layouts import split_files
+from recipes.corpora.recipe import Recipe
+
+KJV = Recipe(
+    name="kjv",
+    title="the King James Bible",
+    published="kjv.train.txt, kjv.valid.txt and kjv.test.txt of 31,102 verses in all",
+    documents=split_files({split: (f"kjv.{split}.txt",) for split in ("train", "valid", "test")}),
+    tokens="words",
+    headline="perplexity",
+    state="carry",
+)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed package with the corpus `kjv`, and an entry point `wrong` that names it too."""
+    site = tmp_path / "site"
+    (site / "my_corpora-1.0.dist-info").mkdir(parents=True)
+    (site / "my_corpora.py").write_text(_MODULE)
+    (site / "my_corpora-1.0.dist-info" / "entry_points.txt").write_text(
+        "[waveform.recipes]\nkjv = my_corpora:KJV\nwrong = my_corpora:KJV\n"
+    )
+    monkeypatch.syspath_prepend(site)
+    return tmp_path
+
+
+def test_a_corpus_of_your_own_is_prepared_trained_and_evaluated(package: Path) -> None:
+    for split, num in (("train", 300), ("valid", 40), ("test", 50)):
+        (package / f"kjv.{split}.txt").write_text("\n".join(sentences(num, seed=num)) + "\n")
+
+    def run(*arguments: Any) -> None:
+        assert main([str(argument) for argument in arguments]) == 0
+
+    assert recipe_names()[-2:] == ["kjv", "wrong"]
+    run("prepare", "kjv", package, package / "data")
+    run("train", "kjv", package / "data", package / "run", "preset=smoke", "train.max_steps=2")
+    run("evaluate", package / "run", "--json", package / "figures.json")
+    figures = json.loads((package / "figures.json").read_text())
+    assert (figures["recipe"], figures["headline"]) == ("kjv", "perplexity")
+    assert figures["num_tokens"] == len((package / "kjv.test.txt").read_text().replace("\n", " <eos> ").split())
+    assert compose_config("kjv")["train"]["state"] == "carry"
+
+
+def test_an_entry_point_must_name_its_recipe(package: Path) -> None:
+    with pytest.raises(UserError, match=r"'wrong' of the group waveform.recipes must name a Recipe\(name='wrong'"):
+        find_recipe("wrong")
+    with pytest.raises(UserError, match=r"choose one of enwik8, .*, folder, kjv, wrong"):
+        find_recipe("genesis")
+
+
+@pytest.mark.parametrize(("tokens", "headline"), [("runes", "perplexity"), ("words", "bits_per_byte")])
+def test_tokens_and_headline_go_together(tokens: str, headline: str) -> None:
+    with pytest.raises(UserError, match=f"recipe mine: {tokens} with the headline {headline}; choose from bytes: "):
+        Recipe("mine", "mine", "nothing", text_files, tokens, headline)
