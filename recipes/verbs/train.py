@@ -5,7 +5,8 @@ from pathlib import Path
 
 from recipes.text import compose_config
 from waveform.engine.shards import read_dataset
-from waveform.engine.trainer import TrainConfig, TrainResult
+from waveform.engine.train_config import TrainConfig
+from waveform.engine.trainer import TrainResult
 from waveform.ranks.distributed import job
 from waveform.runs.settings import typed
 from waveform.runs.training import check_run_dir, check_settings, train_run

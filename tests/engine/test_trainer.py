@@ -20,7 +20,7 @@ from waveform.engine.interface import state_tensors
 from waveform.engine.metrics import read_metrics
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.shards import TokenSet
-from waveform.engine.trainer import TrainConfig, Trainer
+from waveform.engine.trainer import Trainer
 from waveform.system.errors import UserError
 
 LENGTHS = [60, 45, 33, 80, 21, 52, 70]
@@ -198,22 +198,11 @@ def test_bf16_products_train_too(name: str, token_set: Callable[..., TokenSet], 
     assert sums["bf16"] == pytest.approx(sums["fp32"], rel=0.05) and sums["bf16"] != sums["fp32"]
 
 
-def test_what_cannot_be_is_refused(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"train\.sharding is 'ddp'"):
-        TrainConfig(sharding="ddp")
-    with pytest.raises(UserError, match=r"train\.timeout_s is 0"):
-        TrainConfig(timeout_s=0)
-    with pytest.raises(UserError, match=r"train\.on_nonfinite is 'ignore'; choose stop or skip"):
-        TrainConfig(on_nonfinite="ignore")
+def test_recomputed_activations_are_refused_for_a_model_without(
+    token_set: Callable[..., TokenSet], tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=r"train\.checkpoint_activations: WaveNet"):
         small_trainer("wavenet", token_set(LENGTHS), tmp_path, checkpoint_activations=True)
-
-
-def test_time_budget_decays_by_time() -> None:
-    config = TrainConfig(max_steps=None, max_seconds=100.0, warmup_steps=10)
-    assert config.decayed(5, 0.0) == 0 and config.decayed(1000, 50.0) == 0.5
-    assert TrainConfig(max_steps=110, warmup_steps=10).decayed(60, 1e9) == 0.5
-    assert TrainConfig(max_steps=1, warmup_steps=10, decay_steps=100).decayed(60, 0) == 0.5
 
 
 def test_metrics_are_json_lines(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import torch
 
 from tests.laws import CONFIGS, VOCAB_SIZE
 from waveform.engine.shards import TokenSet
-from waveform.engine.trainer import TrainConfig, Trainer
+from waveform.engine.train_config import TrainConfig
+from waveform.engine.trainer import Trainer
 from waveform.models.registry import build
 from waveform.ranks.distributed import World
 

@@ -137,7 +137,8 @@ class Place:
 def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> None:
     """Train as one rank, in a child."""
     from waveform.engine import trainer
-    from waveform.engine.trainer import TrainConfig, Trainer
+    from waveform.engine.train_config import TrainConfig
+    from waveform.engine.trainer import Trainer
     from waveform.ranks.distributed import join, leave
     from waveform.runs.settings import typed
     from waveform.runs.training import check_run_dir, train_run

@@ -19,7 +19,7 @@ from tests.faults.fault import fault
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.cli import main as waveform
 from waveform.config import compose_config
-from waveform.engine.trainer import TrainConfig
+from waveform.engine.train_config import TrainConfig
 from waveform.runs.folder import model_from
 from waveform.runs.settings import typed
 from waveform.system.errors import UserError

@@ -10,7 +10,7 @@ import recipes
 from recipes.corpora.catalogue import RECIPES
 from recipes.text import compose_config
 from waveform.engine.streams import check_sizes
-from waveform.engine.trainer import TrainConfig
+from waveform.engine.train_config import TrainConfig
 from waveform.models.registry import model_class
 from waveform.runs.folder import window_of
 from waveform.runs.settings import typed

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from waveform.engine.shards import Shard, ShardWriter, TokenSet
-from waveform.engine.trainer import TrainConfig
+from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
 from waveform.runs.training import cut_for_a_look
 

@@ -20,8 +20,6 @@ from waveform.engine.streams import TokenStream
 from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 
-CHOICES = ("stop", "skip")
-
 
 class Diverged(UserError):
     """The loss is not a finite number any more."""

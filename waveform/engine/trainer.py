@@ -5,7 +5,6 @@ ranks, clip trunk and compressor apart, Adam. Losses are sums over tokens divide
 the whole update on all ranks, so the gradient does not depend on how rows are dealt.
 """
 
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -21,110 +20,18 @@ from waveform.engine import checkpoint
 from waveform.engine.evaluator import Evaluation, evaluate
 from waveform.engine.interface import SequenceModel, State, detach, optional_parts
 from waveform.engine.metrics import MetricsLog, bits
-from waveform.engine.nonfinite import CHOICES as NONFINITE_CHOICES
 from waveform.engine.nonfinite import FiniteWatch, Update
 from waveform.engine.schedule import learning_rate, update_period
 from waveform.engine.scoring import score_window
 from waveform.engine.shards import TokenSet
 from waveform.engine.streams import Chunk, TokenStream, Window, check_sizes
+from waveform.engine.train_config import TrainConfig
 from waveform.ranks import fsdp
-from waveform.ranks.distributed import TIMEOUT_S, World, explain_lost_ranks
+from waveform.ranks.distributed import World, explain_lost_ranks
 from waveform.system.errors import UserError
 from waveform.system.machine import cpu_name
 from waveform.system.progress import Progress
 from waveform.system.signals import Stopped, StopRequest, signals_ask
-
-MAX_SAMPLE_SECONDS = 600.0  # a listener's patience, while training waits
-
-
-@dataclass
-class TrainConfig:
-    """Fields of `train`. A step is one chunk of every row; tokens of audio are samples."""
-
-    max_steps: int | None = 100_000  # stop after so many steps; null: no limit
-    max_seconds: float | None = None  # stop after so much time spent on training itself; null: no limit
-    batch_size: int = 32  # rows (streams) over all processes
-    chunk: int = 3840  # tokens of each row in one step
-    window: int | None = None  # tokens of one forward and backward; null: the model's window, or the chunk
-    unroll: int = 1  # windows through which gradients flow (BPTT)
-    state: str = "utterance"  # carry | utterance | chunk: when a row's state starts afresh
-    lr: float = 3e-4  # peak learning rate of Adam
-    beta2: float = 0.999  # decay of Adam's second moment
-    warmup_steps: int = 4000
-    decay_steps: int | None = None  # cosine length; null: what max_steps leaves, or with max_seconds alone that time
-    lr_change_at: int | None = None  # step from which the learning rate is lr_after (Figure 3's study); null: never
-    lr_after: float = 0.0
-    clip_norm: float = 0.1  # gradient norm of the trunk, and apart from it of the compressor
-    aux_weight: float = 1.0  # factor of auxiliary losses; Adam makes the compressor's own nearly indifferent to it
-    update_period: int = 4  # chunks per update late in training
-    update_period_from: int = 60_000  # step at which that begins
-    checkpoint_every: int = 1000  # steps
-    keep_checkpoints: int = 2
-    evaluate_every: int = 1000  # steps
-    evaluate_tokens: int | None = 2_000_000  # about how much of the validation split; null: all; 0: no evaluation
-    evaluate_batch_size: int = 16  # rows of an evaluation on each process
-    log_every: int = 20  # steps
-    sample_seconds: float = 1.0  # length of the TensorBoard sample at each evaluation, for audio; 0: none
-    precision: str = "auto"  # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
-    device: str | None = None  # cpu | cuda; null: a GPU where there is one
-    sharding: str = "none"  # none: each process has all weights; fsdp: weights, gradients and Adam's state are spread
-    checkpoint_activations: bool = False  # backward computes each layer again instead of keeping its activations
-    timeout_s: float = TIMEOUT_S  # seconds that a rank waits in training for the others before it gives the job up
-    on_nonfinite: str = "stop"  # stop | skip: what to do at a step whose loss or gradient is not finite; see `Trainer`
-    max_skipped: int = 10  # steps skipped one after the other before training stops all the same
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "chunk", "unroll", "update_period", "checkpoint_every", "keep_checkpoints",
-                     "evaluate_every", "evaluate_batch_size", "log_every", "max_skipped"):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise UserError(f"train.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("lr", "clip_norm", "timeout_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"train.{name} is {getattr(self, name)}; it must be above 0")
-        if not 0 <= self.beta2 < 1:
-            raise UserError(f"train.beta2 is {self.beta2}; it must be at least 0 and below 1")
-        for name in ("max_steps", "max_seconds"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"train.{name} is {value}; it must be above 0, or null for no limit")
-        for name in ("warmup_steps", "evaluate_tokens", "decay_steps", "lr_change_at", "lr_after"):
-            if not (getattr(self, name) or 0) >= 0:
-                raise UserError(f"train.{name} is {getattr(self, name)}; it must be 0 or more")
-        if not 0 <= self.sample_seconds <= MAX_SAMPLE_SECONDS:
-            raise UserError(
-                f"train.sample_seconds is {self.sample_seconds}; it must be from 0 to {MAX_SAMPLE_SECONDS:g}"
-            )
-        if self.sharding not in fsdp.KINDS:
-            raise UserError(f"train.sharding is {self.sharding!r}; choose one of {', '.join(fsdp.KINDS)}")
-        if self.on_nonfinite not in NONFINITE_CHOICES:
-            raise UserError(f"train.on_nonfinite is {self.on_nonfinite!r}; choose {' or '.join(NONFINITE_CHOICES)}")
-        if self.device not in (None, "cpu", "cuda"):
-            raise UserError(
-                f"train.device is {self.device!r}; choose cpu or cuda, or null for a GPU where there is one"
-            )
-        if self.precision not in ("auto", "fp32", "bf16"):
-            raise UserError(f"train.precision is {self.precision!r}; choose one of auto, fp32, bf16")
-        if self.max_steps is None and self.max_seconds is None:
-            raise UserError("train.max_steps and train.max_seconds are both null; set one, or training never ends")
-        if self.window is not None and (self.window < 1 or self.chunk % self.window):
-            raise UserError(f"train.chunk {self.chunk} is no multiple of train.window {self.window}")
-
-    def autocast(self, device: torch.device) -> torch.dtype | None:
-        """dtype of matrix products, None for the parameters' own."""
-        wants = self.precision == "bf16" or (self.precision == "auto" and device.type == "cuda")
-        return torch.bfloat16 if wants else None
-
-    def decayed(self, step: int, seconds: float) -> float:
-        """Share of the cosine that has passed, from 0 to 1."""
-        if self.decay_steps is not None:
-            return (step - self.warmup_steps) / max(self.decay_steps, 1)
-        by_steps = by_time = 0.0
-        if self.max_steps is not None:
-            by_steps = (step - self.warmup_steps) / max(self.max_steps - self.warmup_steps, 1)
-        if self.max_seconds is not None:
-            by_time = seconds / self.max_seconds
-        return max(by_steps, by_time)
-
 
 # Gets the model, the step, the log, and a request to stop, on which it raises Stopped where it would take seconds.
 OnEvaluate = Callable[[SequenceModel, int, MetricsLog, StopRequest], None]

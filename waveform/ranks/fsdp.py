@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from waveform.engine.interface import SequenceModel, State, Step
 from waveform.ranks.distributed import World
 
-KINDS = ("none", "fsdp")
-
 
 class Inputs:
     """Arguments of a forward. An object of its own, because FSDP moves tensors that it sees among the arguments of its

@@ -19,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from waveform.engine.trainer import TrainConfig
+from waveform.engine.train_config import TrainConfig
 from waveform.models.registry import model_class, model_names
 from waveform.system.console import printable
 from waveform.system.errors import UserError

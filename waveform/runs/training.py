@@ -12,7 +12,8 @@ from waveform.engine.metrics import METRICS_FILE
 from waveform.engine.scoring import require_state_memory
 from waveform.engine.shards import Dataset, TokenSet
 from waveform.engine.streams import check_sizes
-from waveform.engine.trainer import OnEvaluate, TrainConfig, Trainer, TrainResult
+from waveform.engine.train_config import TrainConfig
+from waveform.engine.trainer import OnEvaluate, Trainer, TrainResult
 from waveform.ranks.distributed import World, explain_lost_ranks
 from waveform.runs.folder import (
     CONFIG_FILE,

@@ -23,7 +23,8 @@ from waveform.audio import SAMPLE_RATE_HZ
 from waveform.benchmarks.measure import BACKWARD_FACTOR, measure_sampling, measure_training, updates_needed
 from waveform.config import compose_config
 from waveform.engine.shards import Shard, ShardWriter, TokenSet
-from waveform.engine.trainer import TrainConfig, Trainer
+from waveform.engine.train_config import TrainConfig
+from waveform.engine.trainer import Trainer
 from waveform.models.registry import model_class, model_names
 from waveform.ranks.distributed import World, choose_device
 from waveform.runs.evaluation import write_json

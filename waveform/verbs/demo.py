@@ -12,7 +12,7 @@ from waveform.audio.wav import write_wav
 from waveform.config import compose_config
 from waveform.engine.metrics import read_metrics
 from waveform.engine.shards import is_dataset
-from waveform.engine.trainer import TrainConfig
+from waveform.engine.train_config import TrainConfig
 from waveform.runs.settings import typed
 from waveform.speech import load
 from waveform.system.console import say

@@ -16,7 +16,8 @@ from waveform.engine.metrics import MetricsLog
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.shards import Dataset, is_dataset, read_dataset
-from waveform.engine.trainer import OnEvaluate, TrainConfig, TrainResult
+from waveform.engine.train_config import TrainConfig
+from waveform.engine.trainer import OnEvaluate, TrainResult
 from waveform.ranks.distributed import World, job
 from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.settings import typed

@@ -1,0 +1,56 @@
+"""The settings of `train`: each is checked, and each message names the field, its value and the remedy."""
+
+import math
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from waveform.engine.train_config import TrainConfig
+from waveform.system.errors import UserError
+
+BAD: dict[str, Any] = {
+    **dict.fromkeys(TrainConfig.RULES, -1),
+    "lr": math.inf,
+    "clip_norm": math.nan,
+    "timeout_s": 0,
+    "beta2": 1.0,
+    "precision": "fp64",
+    "device": "tpu",
+    "sharding": "ddp",
+    "on_nonfinite": "ignore",
+}
+
+
+@pytest.mark.parametrize("name", sorted(TrainConfig.RULES))
+def test_each_rule_refuses_in_one_line(name: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"train.{name} is {BAD[name]!r}; ")) as caught:
+        TrainConfig(**{name: BAD[name]})
+    assert "\n" not in str(caught.value)
+    TrainConfig(**{name: getattr(TrainConfig(), name)})
+
+
+def test_rules_are_of_fields_that_exist() -> None:
+    assert TrainConfig.RULES.keys() <= {field.name for field in fields(TrainConfig)}
+
+
+def test_choices_are_named() -> None:
+    with pytest.raises(UserError, match="choose auto, fp32 or bf16"):
+        TrainConfig(precision="fp64")
+    with pytest.raises(UserError, match="choose cpu, cuda or null"):
+        TrainConfig(device="tpu")
+
+
+def test_settings_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(UserError, match=r"train\.max_steps and train\.max_seconds are both null"):
+        TrainConfig(max_steps=None)
+    with pytest.raises(UserError, match=r"train\.chunk=10 is not a multiple of train\.window=4"):
+        TrainConfig(chunk=10, window=4)
+
+
+def test_time_budget_decays_by_time() -> None:
+    config = TrainConfig(max_steps=None, max_seconds=100.0, warmup_steps=10)
+    assert config.decayed(5, 0.0) == 0 and config.decayed(1000, 50.0) == 0.5
+    assert TrainConfig(max_steps=110, warmup_steps=10).decayed(60, 1e9) == 0.5
+    assert TrainConfig(max_steps=1, warmup_steps=10, decay_steps=100).decayed(60, 0) == 0.5

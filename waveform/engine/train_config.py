@@ -1,0 +1,128 @@
+"""The settings of `train`: what they are, what they may be, and what follows from them."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from waveform.ranks.distributed import TIMEOUT_S
+from waveform.system.errors import UserError
+
+SHARDING = ("none", "fsdp")
+ON_NONFINITE = ("stop", "skip")
+MAX_SAMPLE_SECONDS = 600.0  # a listener's patience, while training waits
+
+
+class Rule(NamedTuple):
+    """What a setting must be."""
+
+    holds: Callable[[Any], bool]
+    remedy: str  # follows "train.FIELD is VALUE; "
+
+
+def one_of(*choices: str | None) -> Rule:
+    """A rule for a setting with named choices."""
+    names = ["null" if choice is None else choice for choice in choices]
+    return Rule(lambda value: value in choices, f"choose {', '.join(names[:-1])} or {names[-1]}")
+
+
+_AT_LEAST_1 = Rule(lambda value: value >= 1, "it must be at least 1")
+_ABOVE_0 = Rule(lambda value: 0 < value < math.inf, "it must be above 0")
+_NOT_NEGATIVE = Rule(lambda value: (value or 0) >= 0, "it must be 0 or more")
+_LIMIT = Rule(lambda value: value is None or value > 0, "it must be above 0, or null for no limit")
+
+
+@dataclass
+class TrainConfig:
+    """Fields of `train`. A step is one chunk of every row; tokens of audio are samples."""
+
+    max_steps: int | None = 100_000  # stop after so many steps; null: no limit
+    max_seconds: float | None = None  # stop after so much time spent on training itself; null: no limit
+    batch_size: int = 32  # rows (streams) over all processes
+    chunk: int = 3840  # tokens of each row in one step
+    window: int | None = None  # tokens of one forward and backward; null: the model's window, or the chunk
+    unroll: int = 1  # windows through which gradients flow (BPTT)
+    state: str = "utterance"  # carry | utterance | chunk: when a row's state starts afresh
+    lr: float = 3e-4  # peak learning rate of Adam
+    beta2: float = 0.999  # decay of Adam's second moment
+    warmup_steps: int = 4000
+    decay_steps: int | None = None  # cosine length; null: what max_steps leaves, or with max_seconds alone that time
+    lr_change_at: int | None = None  # step from which the learning rate is lr_after (Figure 3's study); null: never
+    lr_after: float = 0.0
+    clip_norm: float = 0.1  # limit on the trunk's gradient norm, and separately on the compressor's
+    aux_weight: float = 1.0  # factor of auxiliary losses; Adam makes the compressor's own nearly indifferent to it
+    update_period: int = 4  # chunks per update late in training
+    update_period_from: int = 60_000  # step at which that begins
+    checkpoint_every: int = 1000  # steps
+    keep_checkpoints: int = 2
+    evaluate_every: int = 1000  # steps
+    evaluate_tokens: int | None = 2_000_000  # about how much of the validation split; null: all; 0: no evaluation
+    evaluate_batch_size: int = 16  # rows of an evaluation on each process
+    log_every: int = 20  # steps
+    sample_seconds: float = 1.0  # length of the TensorBoard sample at each evaluation, for audio; 0: none
+    precision: str = "auto"  # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
+    device: str | None = None  # cpu | cuda; null: a GPU if there is one
+    sharding: str = "none"  # none: each process has all weights; fsdp: weights, gradients and Adam's state are spread
+    checkpoint_activations: bool = False  # backward computes each layer again instead of keeping its activations
+    timeout_s: float = TIMEOUT_S  # seconds that a rank waits for the others in training before it gives the job up
+    on_nonfinite: str = "stop"  # stop | skip: what to do at a step whose loss or gradient is not finite; see `Trainer`
+    max_skipped: int = 10  # consecutive steps that may be skipped before training stops after all
+
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        "max_steps": _LIMIT,
+        "max_seconds": _LIMIT,
+        "batch_size": _AT_LEAST_1,
+        "chunk": _AT_LEAST_1,
+        "unroll": _AT_LEAST_1,
+        "lr": _ABOVE_0,
+        "beta2": Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1"),
+        "warmup_steps": _NOT_NEGATIVE,
+        "decay_steps": _NOT_NEGATIVE,
+        "lr_change_at": _NOT_NEGATIVE,
+        "lr_after": _NOT_NEGATIVE,
+        "clip_norm": _ABOVE_0,
+        "update_period": _AT_LEAST_1,
+        "checkpoint_every": _AT_LEAST_1,
+        "keep_checkpoints": _AT_LEAST_1,
+        "evaluate_every": _AT_LEAST_1,
+        "evaluate_tokens": _NOT_NEGATIVE,
+        "evaluate_batch_size": _AT_LEAST_1,
+        "log_every": _AT_LEAST_1,
+        "sample_seconds": Rule(
+            lambda value: 0 <= value <= MAX_SAMPLE_SECONDS, f"it must be from 0 to {MAX_SAMPLE_SECONDS:g}"
+        ),
+        "precision": one_of("auto", "fp32", "bf16"),
+        "device": one_of("cpu", "cuda", None),
+        "sharding": one_of(*SHARDING),
+        "timeout_s": _ABOVE_0,
+        "on_nonfinite": one_of(*ON_NONFINITE),
+        "max_skipped": _AT_LEAST_1,
+    }
+
+    def __post_init__(self) -> None:
+        for name, rule in self.RULES.items():
+            value = getattr(self, name)
+            if not rule.holds(value):
+                raise UserError(f"train.{name} is {value!r}; {rule.remedy}")
+        if self.max_steps is None and self.max_seconds is None:
+            raise UserError("train.max_steps and train.max_seconds are both null; set one, or training never ends")
+        if self.window is not None and (self.window < 1 or self.chunk % self.window):
+            raise UserError(f"train.chunk={self.chunk} is not a multiple of train.window={self.window}")
+
+    def autocast(self, device: torch.device) -> torch.dtype | None:
+        """dtype of matrix products, None for the parameters' own."""
+        wants = self.precision == "bf16" or (self.precision == "auto" and device.type == "cuda")
+        return torch.bfloat16 if wants else None
+
+    def decayed(self, step: int, seconds: float) -> float:
+        """Share of the cosine that has passed, from 0 to 1."""
+        if self.decay_steps is not None:
+            return (step - self.warmup_steps) / max(self.decay_steps, 1)
+        by_steps = by_time = 0.0
+        if self.max_steps is not None:
+            by_steps = (step - self.warmup_steps) / max(self.max_steps - self.warmup_steps, 1)
+        if self.max_seconds is not None:
+            by_time = seconds / self.max_seconds
+        return max(by_steps, by_time)
