@@ -38,7 +38,7 @@ def test_rules_are_of_fields_that_exist() -> None:
 def test_choices_are_named() -> None:
     with pytest.raises(UserError, match="choose auto, fp32 or bf16"):
         TrainConfig(precision="fp64")
-    with pytest.raises(UserError, match="choose cpu, cuda or null"):
+    with pytest.raises(UserError, match="choose cpu or cuda, or null for a GPU"):
         TrainConfig(device="tpu")
 
 

@@ -21,11 +21,12 @@ import yaml
 from recipes.cli import main as recipes
 from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb
 from tests.faults.fault import fault
-from tests.faults.small_runs import SETTINGS, make_speech_run, make_text_run
+from tests.faults.small_runs import SETTINGS, TEXT_SETTINGS, make_speech_run, make_text_run
 from waveform.cli import main as waveform
 from waveform.verbs import compare
 
 _MORE = [*SETTINGS, "train.max_steps=6"]
+_MORE_TEXT = [*TEXT_SETTINGS, "train.max_steps=6"]
 _SLOW_S = 60.0  # for a command that takes tenths of a second on whole files
 _MAX_MB = 1500.0
 
@@ -123,7 +124,9 @@ _TEXT = [
     ),
     Reader(
         "recipes train",
-        lambda p: call(recipes, ["train", "folder", p / "data", p / "run", "preset=smoke", *_MORE], seconds=_SLOW_S),
+        lambda p: call(
+            recipes, ["train", "folder", p / "data", p / "run", "preset=smoke", *_MORE_TEXT], seconds=_SLOW_S
+        ),
         _last_weights,
         ("run", "data"),
     ),

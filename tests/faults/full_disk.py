@@ -22,9 +22,10 @@ from waveform.cli import main
 from waveform.engine import checkpoint
 
 _MODEL = "num_layers=1 d_model=16 num_heads=2 d_feedforward=16 window=64 memory=64 compressed=16"
-_TRAIN = ("max_steps=6 batch_size=2 chunk=64 evaluate_every=3 checkpoint_every=2 log_every=1 sample_seconds=0.01 "
+_TRAIN = ("max_steps=6 batch_size=2 chunk=64 evaluate_every=3 checkpoint_every=2 log_every=1 "
           "device=cpu evaluate_tokens=2000")  # fmt: skip
-SETTINGS = [f"model.{s}" for s in _MODEL.split()] + [f"train.{s}" for s in _TRAIN.split()]
+TEXT_SETTINGS = [f"model.{s}" for s in _MODEL.split()] + [f"train.{s}" for s in _TRAIN.split()]
+SETTINGS = [*TEXT_SETTINGS, "train.sample_seconds=0.01"]
 SPLIT = ["data.split.valid=0.25", "data.split.test=0.25"]
 
 
@@ -75,7 +76,7 @@ def _make(place: Path) -> None:
 
 
 def _text(place: Path, run: Path) -> list[str | Path]:
-    return ["folder", place / "text_data", run, "preset=smoke", *SETTINGS]
+    return ["folder", place / "text_data", run, "preset=smoke", *TEXT_SETTINGS]
 
 
 def _size(folder: Path) -> tuple[int, int]:

@@ -33,7 +33,7 @@ from recipes.cli import main as recipes
 from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb, process_memory_mb
 from tests.faults.damaged_files import damageable, replace_value
 from tests.faults.fault import fault
-from tests.faults.small_runs import SETTINGS, WAVENET_SETTINGS, make_speech_run, make_text_run
+from tests.faults.small_runs import SETTINGS, TEXT_SETTINGS, WAVENET_SETTINGS, make_speech_run, make_text_run
 from waveform.cli import main as waveform
 from waveform.engine import scoring
 from waveform.engine.shards import signed
@@ -304,7 +304,7 @@ _SWELLING: dict[str, dict[str, Callable[[Path, Path], None]]] = {
 
 
 def _commands(place: Path, *, text: bool) -> dict[str, Callable[[], Outcome]]:
-    more = [*SETTINGS, "train.max_steps=5"]
+    more = [*(TEXT_SETTINGS if text else SETTINGS), "train.max_steps=5"]
     if text:
         main: Callable[[Sequence[str]], int] = recipes
         arguments: dict[str, list[str | Path]] = {

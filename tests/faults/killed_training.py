@@ -136,8 +136,8 @@ class Place:
 
 def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> None:
     """Train as one rank, in a child."""
+    from waveform.config import SpeechTrainConfig
     from waveform.engine import trainer
-    from waveform.engine.train_config import TrainConfig
     from waveform.engine.trainer import Trainer
     from waveform.ranks.distributed import join, leave
     from waveform.runs.settings import typed
@@ -146,7 +146,7 @@ def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> No
     config = copy.deepcopy(place.config)
     if keep_all:  # a checkpoint of each step, to compare with
         config["train"] |= {"keep_checkpoints": _STEPS, "checkpoint_every": 1}
-    train_config = typed(TrainConfig, config["train"], section="train")
+    train_config = typed(SpeechTrainConfig, config["train"], section="train")
     world = join(device="cpu", timeout_s=train_config.timeout_s)
     points.install()
     for owner, name in ((Trainer, "update"), (Trainer, "reduce_gradients"), (trainer, "evaluate")):

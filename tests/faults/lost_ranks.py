@@ -17,7 +17,7 @@ from recipes.cli import main as text_main
 from tests.faults import forks, forkserver
 from tests.faults.calling import call
 from tests.faults.fault import fault
-from tests.faults.full_disk import SETTINGS, SPLIT, weights, write_audio, write_text
+from tests.faults.full_disk import SETTINGS, SPLIT, TEXT_SETTINGS, weights, write_audio, write_text
 from waveform.cli import main
 from waveform.engine import checkpoint, evaluator
 from waveform.engine.trainer import Trainer
@@ -88,10 +88,10 @@ def _plant(plan: _Plan, action: Callable[[], None]) -> None:
 def _arguments(command: str, place: Path, run: Path) -> list[str | Path]:
     if command == _EVALUATE:
         return ["evaluate", run, "--json", run.with_suffix(".json"), "--device", "cpu"]
-    settings = [*SETTINGS, f"train.timeout_s={_TIMEOUT_S}"]
+    timeout = f"train.timeout_s={_TIMEOUT_S}"
     if command == _AUDIO:
-        return ["train", place / "audio", run, *SPLIT, *settings]
-    return ["train", "folder", place / "text_data", run, "preset=smoke", *settings]
+        return ["train", place / "audio", run, *SPLIT, *SETTINGS, timeout]
+    return ["train", "folder", place / "text_data", run, "preset=smoke", *TEXT_SETTINGS, timeout]
 
 
 def _rank(rank: int, port: int, command: str, place: Path, run: Path, plans: dict[int, _Plan], said: Path) -> None:

@@ -18,8 +18,7 @@ from tests.faults.calling import Outcome, call
 from tests.faults.fault import fault
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.cli import main as waveform
-from waveform.config import compose_config
-from waveform.engine.train_config import TrainConfig
+from waveform.config import SpeechTrainConfig, compose_config
 from waveform.runs.folder import model_from
 from waveform.runs.settings import typed
 from waveform.system.errors import UserError
@@ -94,7 +93,7 @@ def _use(overrides: Sequence[str]) -> int:
     try:
         config = compose_config(overrides)
         typed(DataConfig, config["data"], section="data")
-        typed(TrainConfig, config["train"], section="train")
+        typed(SpeechTrainConfig, config["train"], section="train")
         with torch.device("meta"):
             model_from({**config, "dataset": {"vocab_size": 256}})
     except UserError as error:

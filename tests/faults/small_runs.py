@@ -18,7 +18,7 @@ _MODEL = [
 ]  # fmt: skip
 _TRAIN = [
     "train.max_steps=4", "train.batch_size=2", "train.chunk=32", "train.checkpoint_every=2", "train.evaluate_every=2",
-    "train.log_every=1", "train.sample_seconds=0", "train.device=cpu", "train.evaluate_tokens=200",
+    "train.log_every=1", "train.device=cpu", "train.evaluate_tokens=200",
     "train.warmup_steps=1", "train.lr=1e-3", "train.update_period=1", "train.decay_steps=6",
     "train.evaluate_batch_size=2", "train.keep_checkpoints=2",
 ]  # fmt: skip
@@ -26,8 +26,9 @@ _WAVENET = [
     "model.num_stacks=1", "model.layers_per_stack=3", "model.residual_channels=8", "model.gate_channels=8",
     "model.skip_channels=8",
 ]  # fmt: skip
-WAVENET_SETTINGS = ["model=wavenet", *_WAVENET, *_TRAIN]
-SETTINGS = ["model=compressive_transformer", *_MODEL, *_TRAIN]
+WAVENET_SETTINGS = ["model=wavenet", *_WAVENET, *_TRAIN, "train.sample_seconds=0"]
+TEXT_SETTINGS = ["model=compressive_transformer", *_MODEL, *_TRAIN]
+SETTINGS = [*TEXT_SETTINGS, "train.sample_seconds=0"]
 
 
 def write_audio(folder: Path, *, seconds: float = 0.03) -> None:
@@ -66,7 +67,7 @@ def make_text_run(folder: Path) -> None:
     write_texts(folder / "texts")
     for arguments in (
         ["prepare", "folder", folder / "texts", folder / "data", "corpus.tokens=subwords", "corpus.vocab_size=280"],
-        ["train", "folder", folder / "data", folder / "run", "preset=smoke", *SETTINGS],
+        ["train", "folder", folder / "data", folder / "run", "preset=smoke", *TEXT_SETTINGS],
     ):
         outcome = call(recipes, arguments)
         assert outcome.code == 0, outcome.err

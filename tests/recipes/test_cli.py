@@ -120,6 +120,20 @@ def test_a_run_resumes(place: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "holds a run of another configuration" in mistake([*command, "train.lr=1"], capsys)
 
 
+def test_a_run_that_has_the_setting_of_speech_resumes(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`train.sample_seconds` was a setting of text runs too, and did nothing there."""
+    command = ["train", "wikitext103", place / "data", tmp_path / "run", "preset=smoke", *SHORT]
+    shutil.copytree(place / "run", tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    path.write_text(path.read_text().replace("\ntrain:\n", "\ntrain:\n  sample_seconds: 1.0\n"))
+    run("evaluate", tmp_path / "run")
+    run(*command, "train.max_steps=5")
+    assert "finished: step 5" in capsys.readouterr().out and "sample_seconds" not in path.read_text()
+    assert "train.sample_seconds" in mistake([*command, "train.sample_seconds=1"], capsys)
+
+
 def test_longer_memories_and_rows(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = {}
     for name, options in {

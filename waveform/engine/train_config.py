@@ -12,7 +12,6 @@ from waveform.system.errors import UserError
 
 SHARDING = ("none", "fsdp")
 ON_NONFINITE = ("stop", "skip")
-MAX_SAMPLE_SECONDS = 600.0  # a listener's patience, while training waits
 
 
 class Rule(NamedTuple):
@@ -22,10 +21,9 @@ class Rule(NamedTuple):
     remedy: str  # follows "train.FIELD is VALUE; "
 
 
-def one_of(*choices: str | None) -> Rule:
+def one_of(*choices: str) -> Rule:
     """A rule for a setting with named choices."""
-    names = ["null" if choice is None else choice for choice in choices]
-    return Rule(lambda value: value in choices, f"choose {', '.join(names[:-1])} or {names[-1]}")
+    return Rule(lambda value: value in choices, f"choose {', '.join(choices[:-1])} or {choices[-1]}")
 
 
 _AT_LEAST_1 = Rule(lambda value: value >= 1, "it must be at least 1")
@@ -61,7 +59,6 @@ class TrainConfig:
     evaluate_tokens: int | None = 2_000_000  # about how much of the validation split; null: all; 0: no evaluation
     evaluate_batch_size: int = 16  # rows of an evaluation on each process
     log_every: int = 20  # steps
-    sample_seconds: float = 1.0  # length of the TensorBoard sample at each evaluation, for audio; 0: none
     precision: str = "auto"  # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
     device: str | None = None  # cpu | cuda; null: a GPU if there is one
     sharding: str = "none"  # none: each process has all weights; fsdp: weights, gradients and Adam's state are spread
@@ -90,11 +87,10 @@ class TrainConfig:
         "evaluate_tokens": _NOT_NEGATIVE,
         "evaluate_batch_size": _AT_LEAST_1,
         "log_every": _AT_LEAST_1,
-        "sample_seconds": Rule(
-            lambda value: 0 <= value <= MAX_SAMPLE_SECONDS, f"it must be from 0 to {MAX_SAMPLE_SECONDS:g}"
-        ),
         "precision": one_of("auto", "fp32", "bf16"),
-        "device": one_of("cpu", "cuda", None),
+        "device": Rule(
+            lambda value: value in (None, "cpu", "cuda"), "choose cpu or cuda, or null for a GPU if there is one"
+        ),
         "sharding": one_of(*SHARDING),
         "timeout_s": _ABOVE_0,
         "on_nonfinite": one_of(*ON_NONFINITE),

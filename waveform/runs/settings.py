@@ -34,6 +34,7 @@ class ConfigFamily:
     module: str  # the package that holds the root file and the groups' YAML files
     root: str  # the root file's name
     command: str  # what lists all settings, for a hint
+    train: type[TrainConfig] = TrainConfig  # the fields of the group `train`
     groups: Mapping[str, tuple[str, Any]] = dataclasses.field(default_factory=dict)  # group -> (choice, dataclass)
     plugins: str | None = None  # entry-point group of further packages with YAML files
     chosen: tuple[str, ...] = ("preset",)  # groups of which a user names one choice
@@ -56,7 +57,7 @@ def _register_groups(family: ConfigFamily) -> None:
             store.store(group="model", name=name, node=_model_node(name))
         except Exception as error:  # whatever is wrong with another package must not spoil the other models
             print(f"warning: the registered model {name!r} does not load: {error!r}", file=sys.stderr)
-    store.store(group="train", name="default", node=TrainConfig)
+    store.store(group="train", name="default", node=family.train)
     for group, (choice, node) in family.groups.items():
         store.store(group=group, name=choice, node=node)
 

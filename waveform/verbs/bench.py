@@ -21,9 +21,8 @@ import torch
 
 from waveform.audio import SAMPLE_RATE_HZ
 from waveform.benchmarks.measure import BACKWARD_FACTOR, measure_sampling, measure_training, updates_needed
-from waveform.config import compose_config
+from waveform.config import SpeechTrainConfig, compose_config
 from waveform.engine.shards import Shard, ShardWriter, TokenSet
-from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import Trainer
 from waveform.models.registry import model_class, model_names
 from waveform.ranks.distributed import World, choose_device
@@ -127,7 +126,7 @@ def _model_job(
     train["state"] = "utterance"
     if device == "cpu" and not any(setting.startswith("train.chunk=") for setting in overrides):
         train["chunk"] = window_of(config) * train["unroll"]
-    typed(TrainConfig, train, section="train")
+    typed(SpeechTrainConfig, train, section="train")
     return {"kind": "model", "preset": preset, "config": config}
 
 
@@ -174,7 +173,7 @@ def measure_model(config: dict[str, Any], *, preset: str, scratch: Path) -> dict
     To be called in a fresh process: peak memory counts all that the process ever held.
     """
     imports_bytes = resident_bytes()
-    train_config: TrainConfig = typed(TrainConfig, config["train"], section="train")
+    train_config: SpeechTrainConfig = typed(SpeechTrainConfig, config["train"], section="train")
     device = torch.device(train_config.device or "cpu")
     torch.manual_seed(config["seed"])
     window = window_of(config)

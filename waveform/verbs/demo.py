@@ -9,10 +9,9 @@ from waveform.audio.demo_speech import demo_speech_dir
 from waveform.audio.files import read_audio
 from waveform.audio.plots import save_demo_panel
 from waveform.audio.wav import write_wav
-from waveform.config import compose_config
+from waveform.config import SpeechTrainConfig, compose_config
 from waveform.engine.metrics import read_metrics
 from waveform.engine.shards import is_dataset
-from waveform.engine.train_config import TrainConfig
 from waveform.runs.settings import typed
 from waveform.speech import load
 from waveform.system.console import say
@@ -39,7 +38,9 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: tuple[str, ...] = 
     if others and not is_dataset(out_dir / "data"):
         raise UserError(f"--out {out_dir} holds other things; give a new folder")
     for model in MODELS:
-        typed(TrainConfig, compose_config([f"model={model}", "preset=demo", *overrides])["train"], section="train")
+        typed(
+            SpeechTrainConfig, compose_config([f"model={model}", "preset=demo", *overrides])["train"], section="train"
+        )
     began = time.perf_counter()
     say(f"1/5 preparing 2.5 minutes of bundled speech into {out_dir / 'data'}")
     prepare(demo_speech_dir(), out_dir / "data", show_progress=show_progress)

@@ -10,13 +10,12 @@ from torch import Tensor
 from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.audio.mulaw import NUM_CLASSES, decode
-from waveform.config import compose_config
+from waveform.config import SpeechTrainConfig, compose_config
 from waveform.engine.interface import SequenceModel
 from waveform.engine.metrics import MetricsLog
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.shards import Dataset, is_dataset, read_dataset
-from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import OnEvaluate, TrainResult
 from waveform.ranks.distributed import World, job
 from waveform.runs.folder import CONFIG_FILE, read_config
@@ -43,13 +42,19 @@ def train(
     """
     source, run_dir = Path(source), Path(run_dir)
     config = compose_config(overrides, config_dir=None if config_dir is None else Path(config_dir))
-    train_config: TrainConfig = typed(TrainConfig, config["train"], section="train")
+    train_config: SpeechTrainConfig = typed(SpeechTrainConfig, config["train"], section="train")
     with job(device=train_config.device, timeout_s=train_config.timeout_s) as world:
         return _train(source, run_dir, config, train_config, world=world, show_progress=show_progress)
 
 
 def _train(
-    source: Path, run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, world: World, show_progress: bool
+    source: Path,
+    run_dir: Path,
+    config: dict[str, Any],
+    train_config: SpeechTrainConfig,
+    *,
+    world: World,
+    show_progress: bool,
 ) -> TrainResult:
     if not source.exists():
         raise UserError(f"no such folder: {source}; give a folder of audio or a prepared data set")
@@ -87,7 +92,7 @@ def _data_of_run(source: Path, run_dir: Path) -> Dataset | None:
     return read_dataset(folder) if folder == cache_of(source, beside=run_dir).resolve() and is_dataset(folder) else None
 
 
-def _audio_summary(config: TrainConfig, data: Dataset) -> OnEvaluate | None:
+def _audio_summary(config: SpeechTrainConfig, data: Dataset) -> OnEvaluate | None:
     """A hook that puts one generated sample, heard and seen, into TensorBoard at each evaluation."""
     num_steps = int(config.sample_seconds * SAMPLE_RATE_HZ)
     if num_steps == 0:
