@@ -5,7 +5,8 @@ It is the Compressive Transformer's trunk without compressed memory: same attent
 
 from dataclasses import asdict, dataclass, field
 
-from waveform.models.compressive_transformer import CompressiveTransformer, CompressiveTransformerConfig
+from waveform.models.compressive_transformer import CompressiveTransformer
+from waveform.models.transformer_config import CompressiveTransformerConfig
 
 
 @dataclass

@@ -18,7 +18,7 @@ from waveform.analyses.observing import attention_modules, observe_attention, ob
 from waveform.engine.scoring import read
 from waveform.engine.shards import TokenSet
 from waveform.models.attention import Slots
-from waveform.models.compressive_transformer import CompressiveTransformerConfig
+from waveform.models.transformer_config import CompressiveTransformerConfig
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 

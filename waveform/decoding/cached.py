@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from waveform.models import attention
-from waveform.models.compressive_transformer import CompressiveState, CompressiveTransformer, Layer
+from waveform.models.compressive_state import CompressiveState, fill_at, slot_times
+from waveform.models.compressive_transformer import CompressiveTransformer, Layer
 
 
 class _FusedWeights(NamedTuple):
@@ -41,7 +42,7 @@ class CachedDecoder:
         self._scale = self._d_head**-0.5
         self._first_window_slot = config.compressed + config.memory
         self._state = state._replace(window=tuple(window.clone() for window in state.window))
-        self._layers = list(model._layers())
+        self._layers = list(model.layers)
         self._weights = [self._fuse(layer) for layer in self._layers]
         reference = next(model.parameters())
         device = reference.device
@@ -89,14 +90,14 @@ class CachedDecoder:
     def _begin_window(self) -> None:
         """Counters, mask and slot times for the window in which `_state.steps` lies."""
         config = self._config
-        fill = self._model._fill(self._state.steps[:1])
+        fill = fill_at(config, self._state.steps[:1])
         self._phase = int(fill.phase)
         self._phase_on_device.fill_(self._phase)
         first_used = self._first_window_slot - int(fill.memory) - int(fill.compressed)
         self._mask.fill_(-torch.inf)
         self._mask[first_used : self._first_window_slot + self._phase] = 0
-        times = self._model._slot_times(
-            fill.pending, num_compressed=config.compressed, num_memory=config.memory, end=config.window
+        times = slot_times(
+            config, fill.pending, num_compressed=config.compressed, num_memory=config.memory, end=config.window
         )
         keys = torch.view_as_real(self._unit_circle(times[0])).flatten(1)  # [K, P] as (cosine, sine) pairs
         self._position_keys.copy_(keys.t())
@@ -162,7 +163,8 @@ class CachedDecoder:
         config = self._config
         before = self._state._replace(usage=tuple(self._usage))
         state = self._model.close_window(before)
-        num_new = min(self._model.num_compressed_between(before.steps[0], state.steps[0]), config.compressed)
+        groups_before, groups_after = (int(fill_at(config, s.steps[:1]).groups) for s in (before, state))
+        num_new = min(groups_after - groups_before, config.compressed)
         for i, layer in enumerate(self._layers):
             new_slots = state.compressed[i][:, config.compressed - num_new :]
             for cache, projection in (

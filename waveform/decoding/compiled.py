@@ -60,7 +60,8 @@ from waveform.decoding.simd import (
     total,
 )
 from waveform.models import attention
-from waveform.models.compressive_transformer import CompressiveState, CompressiveTransformer
+from waveform.models.compressive_state import CompressiveState, fill_at, slot_times
+from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.heads import SoftmaxHead
 
 I64 = np.int64(0)
@@ -501,7 +502,7 @@ class CompiledDecoder:
         self._ring = config.memory + config.window
         self._history_ring = config.compression_rate - 1 + self._ring if config.compressed else 0
         self._num_blocks = -(-(config.compressed + self._ring) // _SLOTS)
-        self._layers = list(model._layers())
+        self._layers = list(model.layers)
         self._weights = self._lay_out_weights()
         self._memory = self._lay_out_memory(state)
         self._sizes = self._measure()
@@ -610,8 +611,8 @@ class CompiledDecoder:
 
         # Where those slots of [compressed; memory; window] go that hold something; the other places are masked.
         start = self._num_steps // config.window * config.window
-        fill = self._model._fill(state.steps[:1])
-        num_groups = int(fill.evicted) // config.compression_rate
+        fill = fill_at(config, state.steps[:1])
+        num_groups = int(fill.groups)
         first_group, first_step = config.compressed - int(fill.compressed), config.memory - int(fill.memory)
         groups = np.arange(num_groups - int(fill.compressed), num_groups) % max(config.compressed, 1)
         steps = np.arange(start - int(fill.memory), self._num_steps)
@@ -688,14 +689,14 @@ class CompiledDecoder:
         """Which slots are in use, and where they stand in time, at the step that comes."""
         config, memory = self._config, self._memory
         steps = torch.tensor([self._num_steps])
-        fill = self._model._fill(steps)
+        fill = fill_at(config, steps)
         start = self._num_steps - int(fill.phase)
-        num_groups = int(fill.evicted) // config.compression_rate
+        num_groups = int(fill.groups)
         groups = np.arange(num_groups - config.compressed, num_groups) % max(config.compressed, 1)
         ring = config.compressed + np.arange(start - config.memory, start + config.window) % self._ring
         places = np.concatenate([groups, ring])
-        times = self._model._slot_times(
-            fill.pending, num_compressed=config.compressed, num_memory=config.memory, end=config.window
+        times = slot_times(
+            config, fill.pending, num_compressed=config.compressed, num_memory=config.memory, end=config.window
         )
         encoding = memory.slot_encoding.transpose(0, 2, 1)
         encoding[places // _SLOTS, places % _SLOTS] = self._angles(times[0])

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from waveform.models.attention import content_attention
+
 FUNCTIONS = ("conv", "max", "mean", "most_used", "dilated")
 LOSSES = ("attention", "autoencode", "none")
 _DILATIONS = (1, 2)
@@ -57,7 +59,23 @@ class Compressor(nn.Module):
         return self.decoder(compressed.transpose(1, 2)).transpose(1, 2)
 
 
-def mean_square_by_row(a: Tensor, b: Tensor) -> Tensor:
+def attention_loss(q: Tensor, *, old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> Tensor:
+    """Attention reconstruction (Algorithm 2): what queries read of the new slots against what they read of the old.
+
+    q [B, H, T, d]; old, new: keys and values [B, H, n, d] -> loss [B]. Attention is by content alone, of each head.
+    Gradient reaches only `new`.
+    """
+    with torch.no_grad():
+        target = content_attention(q, *old)
+    return _mean_square_by_row(content_attention(q.detach(), *new), target)
+
+
+def autoencoding_loss(compressor: Compressor, compressed: Tensor, slots: Tensor) -> Tensor:
+    """How far `slots` [B, G * c, D] are from what can be reconstructed of `compressed` [B, G, D]: [B]."""
+    return _mean_square_by_row(compressor.reconstruct(compressed), slots)
+
+
+def _mean_square_by_row(a: Tensor, b: Tensor) -> Tensor:
     """Mean square difference over everything but the rows: [B, ...] -> [B], in at least fp32."""
     difference = (a - b).to(torch.promote_types(a.dtype, torch.float32))
     return difference.square().flatten(1).mean(dim=1)

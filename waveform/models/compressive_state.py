@@ -1,0 +1,262 @@
+"""What a Compressive Transformer remembers of its streams, and all that follows from how far each has been read.
+
+Shape letters: B rows, T steps of a call, W window, M memory slots, C compressed slots, K attended slots, D model
+width, L layers, c compression rate.
+
+Windows lie at multiples of W in each row's stream, however the stream is cut into calls. One counter a row, the number
+of tokens read, decides what is in use, where each slot stands in time and when a window ends:
+
+    attended by window w     [ compressed, c steps each | memory | window w up to the query ]
+    at its end               the oldest W of [memory; window] leave; c of them at a time become a compressed slot
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from waveform.engine.interface import to_device
+from waveform.models.attention import Slots, encode_times
+from waveform.models.transformer_config import CompressiveTransformerConfig
+
+
+class LayerState(NamedTuple):
+    """One layer's part of the state. Slots are right-aligned: the newest is last, empty ones are first."""
+
+    window: Tensor  # [B, W, D]: inputs of the layer in the unfinished window, from slot 0
+    memory: Tensor  # [B, M, D]: inputs of the layer
+    compressed: Tensor  # [B, C, D]
+    pending: Tensor  # [B, c - 1, D]: evicted, waiting for their group to fill
+    usage: Tensor  # [B, c - 1 + M]: attention received by [pending; memory]; only if the compression looks at it
+
+
+class CompressiveState(NamedTuple):
+    """Memories of B streams: the fields of `LayerState` for every layer, and one counter a row."""
+
+    steps: Tensor  # [B] int64 on the CPU: tokens read since the row's reset
+    window: tuple[Tensor, ...]  # L x [B, W, D]
+    memory: tuple[Tensor, ...]  # L x [B, M, D]
+    compressed: tuple[Tensor, ...]  # L x [B, C, D]
+    pending: tuple[Tensor, ...]  # L x [B, c - 1, D]
+    usage: tuple[Tensor, ...]  # L x [B, c - 1 + M]
+
+    @classmethod
+    def of_layers(cls, steps: Tensor, layers: Iterable[LayerState]) -> "CompressiveState":
+        return cls(steps, *zip(*layers, strict=True))
+
+    def layers(self) -> list[LayerState]:
+        fields = (self.window, self.memory, self.compressed, self.pending, self.usage)
+        return [LayerState(*parts) for parts in zip(*fields, strict=True)]
+
+
+def empty_state(
+    config: CompressiveTransformerConfig, batch_size: int, *, device: torch.device | str, dtype: torch.dtype
+) -> CompressiveState:
+    """State of `batch_size` streams of which nothing has been read; slots are of `dtype`."""
+
+    def zeros(*shape: int, dtype: torch.dtype = dtype) -> tuple[Tensor, ...]:
+        return tuple(torch.zeros(batch_size, *shape, device=device, dtype=dtype) for _ in range(config.num_layers))
+
+    waiting = config.compression_rate - 1 if config.compressed else 0
+    tracked = waiting + config.memory if config.compressed and config.compression == "most_used" else 0
+    return CompressiveState(
+        steps=torch.full((batch_size,), _first_step(config), dtype=torch.int64),
+        window=zeros(config.window, config.d_model),
+        memory=zeros(config.memory, config.d_model),
+        compressed=zeros(config.compressed, config.d_model),
+        pending=zeros(waiting, config.d_model),
+        usage=zeros(tracked, dtype=torch.promote_types(dtype, torch.float32)),  # bf16 sums would lose small weights
+    )
+
+
+def _first_step(config: CompressiveTransformerConfig) -> int:
+    """0; or, if empty memory counts as zeros, enough whole windows for every slot to hold one."""
+    if config.empty_memory == "mask":
+        return 0
+    return config.window * -(-(config.memory + config.compression_rate * (config.compressed + 1)) // config.window)
+
+
+# What follows from the counters
+
+
+class Fill(NamedTuple):
+    """How full the memories are after a number of steps; each [B] int64 on the CPU."""
+
+    phase: Tensor  # steps into the window
+    memory: Tensor  # slots in use
+    evicted: Tensor  # steps that ever left memory
+    groups: Tensor  # compressed slots ever made
+    compressed: Tensor  # slots in use
+    pending: Tensor  # evicted, not yet compressed
+
+
+def fill_at(config: CompressiveTransformerConfig, steps: Tensor) -> Fill:
+    """steps [B]: tokens read."""
+    finished = steps // config.window * config.window
+    evicted = (finished - config.memory).clamp(min=0)
+    groups = evicted // config.compression_rate
+    return Fill(
+        phase=steps % config.window,
+        memory=finished.clamp(max=config.memory),
+        evicted=evicted,
+        groups=groups,
+        compressed=groups.clamp(max=config.compressed),
+        pending=evicted % config.compression_rate,
+    )
+
+
+def slot_times(
+    config: CompressiveTransformerConfig, pending: Tensor, *, num_compressed: int, num_memory: int, end: int
+) -> Tensor:
+    """Times of the slots [compressed; memory; window] relative to the window's start, [rows of `pending`, K] in fp64.
+
+    A compressed slot stands at the centre of the c steps that it covers, which lie behind memory and what is pending
+    (`compressed_position=time`), or at unit steps behind memory (`contiguous`).
+    """
+    age = torch.arange(num_compressed - 1, -1, -1, dtype=torch.float64)  # 0 is the newest
+    if config.compressed_position == "time":
+        rate = config.compression_rate
+        newest = -(config.memory + pending.to(torch.float64)) - (rate + 1) / 2
+        compressed_times = newest[:, None] - rate * age
+    else:
+        compressed_times = (-config.memory - 1 - age).expand(len(pending), -1)
+    unit_steps = torch.arange(-num_memory, end, dtype=torch.float64).expand(len(pending), -1)
+    return torch.cat([compressed_times, unit_steps], dim=1)
+
+
+class Advance(NamedTuple):
+    """How a number of steps, within one window, moves each row on; each on the CPU."""
+
+    before: Fill
+    after: Fill
+    done: Tensor  # [B] bool: the row's window ends with these steps
+
+
+def advance(config: CompressiveTransformerConfig, steps: Tensor, num_new: int | Tensor) -> Advance:
+    """From `steps` [B] to `steps + num_new`; no row may pass the end of its window."""
+    after = fill_at(config, steps + num_new)
+    return Advance(fill_at(config, steps), after, after.phase == 0)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What all layers share in one call within a window. Not a tuple, so that FSDP leaves its counters on the CPU.
+
+    `through_time` is kept here because a layer that is computed again in the backward pass must do what it did before.
+    """
+
+    advance: Advance
+    num_new: int
+    end: int  # window slots in use after this piece
+    num_memory: int  # slots in use by any row, as the following
+    num_compressed: int
+    slots: Slots
+    through_time: bool  # gradient reaches the compressor from later windows
+
+
+def next_piece(
+    config: CompressiveTransformerConfig,
+    steps: Tensor,
+    num_new: int,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    through_time: bool,
+) -> Piece:
+    """The piece of `num_new` steps after `steps` [B]; its encodings of times are of `dtype` on `device`."""
+    advanced = advance(config, steps, num_new)
+    before = advanced.before
+    end = int(before.phase.max()) + num_new
+    num_memory, num_compressed = int(before.memory.max()), int(before.compressed.max())
+    aligned = all(_all_equal(field) for field in (before.phase, before.memory, before.compressed, before.pending))
+    fill = Fill(*(field[:1] for field in before)) if aligned else before
+    query_times = fill.phase[:, None] + torch.arange(num_new)
+    times = slot_times(config, fill.pending, num_compressed=num_compressed, num_memory=num_memory, end=end)
+    # Vectors go to the device, and what is quadratic is made there.
+    query_times, times = to_device(query_times, device), to_device(times, device)
+    visible = None
+    if not aligned:
+        in_use = torch.cat(
+            [
+                torch.arange(num_compressed) >= num_compressed - fill.compressed[:, None],
+                torch.arange(num_memory) >= num_memory - fill.memory[:, None],
+                torch.ones(len(fill.phase), end, dtype=torch.bool),
+            ],
+            dim=1,
+        )
+        in_use = to_device(in_use, device)
+        visible = (in_use[:, None] & (times[:, None, :] <= query_times[:, :, None]))[:, None]
+    query_encoding, slot_encoding = (
+        encode_times(t, num_position_features=config.num_position_features, dtype=dtype) for t in (query_times, times)
+    )
+    slots = Slots(query_times, times, query_encoding, slot_encoding, visible)
+    return Piece(advanced, num_new, end, num_memory, num_compressed, slots, through_time)
+
+
+# What a layer writes and moves
+
+
+def attended_slots(
+    config: CompressiveTransformerConfig, state: LayerState, window_BeD: Tensor, piece: Piece
+) -> Tensor | None:
+    """What the queries attend to besides themselves, [B, K - T or K, D], oldest first; None if there is nothing.
+
+    Rows that are equally far go on where they stopped. Others have the new steps in different places of their windows,
+    so that all of `window_BeD`, the window with the new steps written, comes along (see RelativeAttention.forward).
+    """
+    old_end = piece.end - piece.num_new
+    in_window = state.window[:, :old_end].to(window_BeD.dtype) if _all_equal(piece.advance.before.phase) else window_BeD
+    compressed = state.compressed[:, config.compressed - piece.num_compressed :]
+    past = torch.cat([compressed, state.memory[:, config.memory - piece.num_memory :], in_window], dim=1)
+    return past if past.shape[1] else None
+
+
+def write_window(old_BWD: Tensor, new_BTD: Tensor, phase: Tensor, *, end: int) -> Tensor:
+    """The first `end` slots of the window with `new_BTD` written at each row's phase; of its dtype."""
+    if _all_equal(phase):
+        first = int(phase[0])
+        return torch.cat([old_BWD[:, :first].to(new_BTD.dtype), new_BTD], dim=1) if first else new_BTD
+    index = to_device(phase[:, None] + torch.arange(new_BTD.shape[1]), new_BTD.device)
+    return old_BWD[:, :end].to(new_BTD.dtype).scatter(1, index[..., None].expand_as(new_BTD), new_BTD)
+
+
+def evict(config: CompressiveTransformerConfig, memory_BMD: Tensor, window_BWD: Tensor) -> tuple[Tensor, Tensor]:
+    """[memory; window] -> its oldest W slots, which leave, and the other M, which are memory from now on."""
+    # Without joining the two, which the new memory would keep alive as a whole.
+    memory_BMD, first = memory_BMD.to(window_BWD.dtype), max(config.window - config.memory, 0)
+    evicted = torch.cat([memory_BMD[:, : config.window], window_BWD[:, :first]], dim=1)
+    return evicted, torch.cat([memory_BMD[:, config.window :], window_BWD[:, first:]], dim=1)
+
+
+def add_usage(usage: Tensor, received_BK: Tensor, piece: Piece) -> Tensor:
+    """Add the attention received to the memory slots that took part."""
+    added = received_BK[:, piece.num_compressed : piece.num_compressed + piece.num_memory]
+    return usage + F.pad(added, (usage.shape[1] - piece.num_memory, 0)).to(usage.dtype)
+
+
+def split_usage(config: CompressiveTransformerConfig, usage: Tensor) -> tuple[Tensor, Tensor]:
+    """usage of [pending; memory] -> average use of [pending; evicted], and the usage to keep after the shift."""
+    if not usage.shape[1]:
+        return usage, usage
+    waiting = config.compression_rate - 1
+    evicted = torch.arange(config.window, device=usage.device)
+    windows_seen = -((evicted - config.memory) // config.window)  # each slot's windows in memory
+    average = usage[:, waiting : waiting + config.window] / (windows_seen * config.window)
+    source = torch.cat([usage[:, :waiting], average], dim=1)
+    kept = F.pad(usage[:, waiting + config.window :], (0, config.window))
+    return source, torch.cat([source[:, config.window :], kept], dim=1)
+
+
+def where_rows(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """`new` in the rows where `rows` [B] is true, `old` elsewhere; always of `old`'s dtype."""
+    new = new.to(old.dtype)
+    if bool(rows.all()):
+        return new
+    return torch.where(to_device(rows, old.device).view(-1, *[1] * (old.dim() - 1)), new, old)
+
+
+def _all_equal(x: Tensor) -> bool:
+    return bool((x == x[0]).all())
