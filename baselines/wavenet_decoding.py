@@ -1,6 +1,6 @@
 """Steps a WaveNet on a CPU with compiled kernels: every weight is read once a step, for all rows.
 
-Rows are computed alike whatever their number (see waveform/models/kernels.py).
+Rows are computed alike whatever their number (see waveform/decoding/kernels.py).
 
 Shape letters: B rows, L layers, K taps, H = (K - 1) * D steps of a layer's history, C residual channels, G gate
 channels, S skip channels; C', G', ... padded to whole vectors.
@@ -9,14 +9,14 @@ channels, S skip channels; C', G', ... padded to whole vectors.
 # mypy: disable-error-code="no-untyped-def"
 # Compiled functions have the types of what they are called with.
 
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numba
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from baselines.wavenet import WaveNet, WaveNetState
+from baselines.wavenet import WaveNet, WaveNetConfig, WaveNetState
 from waveform.decoding.kernels import (
     ADD,
     F32,
@@ -24,54 +24,52 @@ from waveform.decoding.kernels import (
     DenseWeights,
     copy,
     dense,
-    num_threads_for,
     of_layer,
     pad_last,
     padded,
-    share,
+    zeros,
 )
-from waveform.decoding.simd import address, compiled, fill, get, load, maximum, multiply, sigmoid, store, tanh
+from waveform.decoding.plan import make_plan, num_threads_for, share, shared_out
+from waveform.decoding.simd import LANES, compiled, fill, get, load, maximum, multiply, sigmoid, store, tanh
 
 _I64 = np.int64(0)
 
 _CONVOLVE, _RESIDUAL, _SKIP, _MIX, _HEAD = range(5)
 
 
-class _Arrays(NamedTuple):
-    """Weights, each matrix with its scales and biases as `DenseWeights` has them; state; values of a step."""
+class _Weights(NamedTuple):
+    embedding: np.ndarray  # [V + 1, C']
+    convolution: DenseWeights  # [L, 2 G', K C']: vectors of tanh's and of sigmoid's half alternate; taps oldest first
+    residual: DenseWeights  # [L - 1, C', G']
+    skip: DenseWeights  # [S', L G']
+    mix: DenseWeights  # [S', S']
+    head: DenseWeights  # [V', S']
 
-    embedding: Any  # [V + 1, C']
-    convolution: Any  # [L, 2 G', K C']: vectors of tanh's and of sigmoid's half in turn; taps oldest first
-    convolution_scales: Any
-    convolution_biases: Any
-    residual: Any  # [L - 1, C', G']
-    residual_scales: Any
-    residual_biases: Any
-    skip: Any  # [S', L G']
-    skip_scales: Any
-    skip_biases: Any
-    mix: Any  # [S', S']
-    mix_scales: Any
-    mix_biases: Any
-    head: Any  # [V', S']
-    head_scales: Any
-    head_biases: Any
-    rings: Any  # [sum of H, B, C']: step n of a layer at its start + n mod H
-    starts: Any  # [L] int64
-    dilations: Any  # [L] int64
-    x: Any  # [B, C'] residual stream
-    taps: Any  # [B, K C'] input of a convolution
-    z: Any  # [B, 2 G']
-    gate: Any  # [B, G']
-    gates: Any  # [B, L G']
-    hidden: Any  # [B, S']
-    mixed: Any  # [B, S']
-    logits: Any  # [B, V']
+    @property
+    def matrices(self) -> tuple[DenseWeights, ...]:
+        return self.convolution, self.residual, self.skip, self.mix, self.head
+
+
+class _State(NamedTuple):
+    rings: np.ndarray  # [sum of H, B, C']: step n of a layer at its start + n mod H
+    starts: np.ndarray  # [L] int64
+    dilations: np.ndarray  # [L] int64
+
+
+class _Scratch(NamedTuple):
+    """Values on their way through a step."""
+
+    x: np.ndarray  # [B, C'] residual stream
+    taps: np.ndarray  # [B, K C'] input of a convolution
+    z: np.ndarray  # [B, 2 G']
+    gate: np.ndarray  # [B, G']
+    gates: np.ndarray  # [B, L G']
+    hidden: np.ndarray  # [B, S']
+    mixed: np.ndarray  # [B, S']
+    logits: np.ndarray  # [B, V']
 
 
 class _Sizes(NamedTuple):
-    """Numbers that a step needs."""
-
     num_threads: int
     num_rows: int
     num_layers: int
@@ -80,10 +78,6 @@ class _Sizes(NamedTuple):
     num_gates: int  # G'
     num_skip: int  # S'
     num_logits: int  # V'
-
-
-# Kernels get addresses and sizes in one record, `p`, and a number whose type, `kind`, is that of the weights.
-_PLAN = np.dtype([(name, np.int64) for part in (_Arrays, _Sizes) for name in part._fields])
 
 
 @compiled
@@ -98,7 +92,7 @@ def _gate(rows_of_vectors, layer, p):
 
 
 @compiled
-def _work(phase, part, num_parts, layer, p, kind):
+def _work(phase, part, num_parts, layer, step, p, kind):
     """A thread's share of one phase of a layer."""
     if phase == _CONVOLVE:
         x, out, num_inputs, num_outputs, mode = p.taps, p.z, p.num_taps * p.width, 2 * p.num_gates, SET
@@ -125,20 +119,7 @@ def _work(phase, part, num_parts, layer, p, kind):
         _gate((first // 2, last // 2), layer, p)
 
 
-@compiled(parallel=True)
-def _in_parallel(phase, layer, plan, kind):
-    num_threads = plan[0].num_threads
-    for part in numba.prange(num_threads):
-        # numba counts in unsigned numbers here; for another type everything below would be compiled again.
-        _work(phase, np.int64(part), num_threads, layer, plan[0], kind)
-
-
-@compiled
-def _share_out(phase, layer, plan, kind):
-    if plan[0].num_threads > 1:
-        _in_parallel(phase, layer, plan, kind)
-    else:
-        _work(phase, np.int64(0), np.int64(1), layer, plan[0], kind)
+_share_out = shared_out(_work)
 
 
 @compiled
@@ -176,7 +157,7 @@ def _run(tokens, step, plan, kind):
             layer, phase = 0, _SKIP + i - (2 * p.num_layers - 1)
         if phase == _CONVOLVE:
             _gather_taps(layer, step, p)
-        _share_out(phase, layer, plan, kind)
+        _share_out(phase, layer, step, plan, kind)
         if phase == _SKIP:
             _relu(p.hidden, p.num_rows * p.num_skip)
         elif phase == _MIX:
@@ -189,72 +170,80 @@ class CompiledWaveNetDecoder:
     @torch.inference_mode()
     def __init__(self, model: WaveNet, state: WaveNetState, *, int8: bool = False) -> None:
         config = model.config
-        c, g, taps = config.residual_channels, config.gate_channels, config.kernel_size
         num_layers, num_rows = len(config.dilations), state.fifos[0].shape[0]
-        width, num_gates, num_skip = padded(c), padded(g), padded(config.skip_channels)
-        convolutions, residuals = cast(list[nn.Linear], model.convolutions), cast(list[nn.Linear], model.residuals)
-
-        def in_turn(x: Tensor) -> Tensor:  # [2 G, ...] -> [2 G', ...], a vector of each half in turn
-            halves = torch.zeros(2, num_gates, *x.shape[1:])
-            halves[:, :g] = x.unflatten(0, (2, g))
-            return halves.unflatten(1, (-1, 16)).transpose(0, 1).flatten(0, 2)
-
-        kernels = [in_turn(pad_last(conv.weight.unflatten(1, (taps, c))).flatten(1)) for conv in convolutions]
-        skip = pad_last(model.skip.weight.unflatten(1, (num_layers, g))).flatten(1)
-        # With one layer there is no residual; the kernel wants an address all the same.
-        residual = [layer.weight for layer in residuals] or [torch.zeros(c, g)]
-        mix, last = model.head.mix, model.head.softmax.projection
-        matrices = (
-            DenseWeights(kernels, [in_turn(conv.bias) for conv in convolutions], int8=int8),
-            DenseWeights(residual, int8=int8),
-            DenseWeights([skip], [model.skip.bias], int8=int8),
-            DenseWeights([mix.weight], [mix.bias], int8=int8),
-            DenseWeights([last.weight], [last.bias], int8=int8),
-        )
-        starts = np.cumsum([0, *config.histories[:-1]])
-
-        def zeros(*shape: int) -> np.ndarray:
-            return np.zeros(shape, dtype=np.float32)
-
-        fifos = torch.cat([fifo.transpose(0, 1) for fifo in state.fifos]).float()
-        kept = {
-            "rings": pad_last(fifos).contiguous().numpy(),
-            "starts": starts.astype(np.int64),
-            "dilations": np.array(config.dilations, dtype=np.int64),
-            "x": zeros(num_rows, width),
-            "taps": zeros(num_rows, taps * width),
-            "z": zeros(num_rows, 2 * num_gates),
-            "gate": zeros(num_rows, num_gates),
-            "gates": zeros(num_rows, num_layers * num_gates),
-            "hidden": zeros(num_rows, num_skip),
-            "mixed": zeros(num_rows, num_skip),
-            "logits": zeros(num_rows, padded(config.vocab_size)),
-        }
-        embedding = pad_last(model.embedding.weight.detach()).clone().numpy()
-        self._arrays = _Arrays(embedding, *(array for matrix in matrices for array in matrix.arrays), **kept)
-        self.bytes_per_step = sum(array.nbytes for matrix in matrices for array in matrix.arrays)
+        self._weights = _lay_out_weights(model, int8=int8)
+        self._state = _lay_out_state(state, config)
+        matrices = self._weights.matrices
+        self.bytes_per_step = sum(matrix.nbytes for matrix in matrices)
         work = num_rows * sum(matrix.weights.size for matrix in matrices)
-        self._num_threads = num_threads_for(work, num_phases=2 * num_layers + 2)
-        sizes = _Sizes(
-            num_threads=self._num_threads,
+        self._sizes = _Sizes(
+            num_threads=num_threads_for(work, num_phases=2 * num_layers + 2),
             num_rows=num_rows,
             num_layers=num_layers,
-            num_taps=taps,
-            width=width,
-            num_gates=num_gates,
-            num_skip=num_skip,
+            num_taps=config.kernel_size,
+            width=padded(config.residual_channels),
+            num_gates=padded(config.gate_channels),
+            num_skip=padded(config.skip_channels),
             num_logits=padded(config.vocab_size),
         )
-        self._plan = np.array([(*(address(array) for array in self._arrays), *sizes)], dtype=_PLAN)
+        self._scratch = _make_scratch(self._sizes)
+        self._plan = make_plan(self._weights, self._state, self._scratch, self._sizes)
         self._kind = np.int8(0) if int8 else np.float32(0)
-        self._logits = torch.from_numpy(self._arrays.logits)[:, : config.vocab_size]
+        self._logits = torch.from_numpy(self._scratch.logits)[:, : config.vocab_size]
         self._num_steps = 0
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """tokens [B] -> logits [B, V] of the token that follows; overwritten by the next step."""
-        if self._num_threads > 1:
-            numba.set_num_threads(self._num_threads)
+        if self._sizes.num_threads > 1:
+            numba.set_num_threads(self._sizes.num_threads)
         _run(tokens.contiguous().numpy(), self._num_steps, self._plan, self._kind)
         self._num_steps += 1
         return self._logits
+
+
+def _lay_out_weights(model: WaveNet, *, int8: bool) -> _Weights:
+    config = model.config
+    c, g, taps, num_layers = config.residual_channels, config.gate_channels, config.kernel_size, len(config.dilations)
+    convolutions, residuals = cast(list[nn.Linear], model.convolutions), cast(list[nn.Linear], model.residuals)
+
+    def alternate(x: Tensor) -> Tensor:  # [2 G, ...] -> [2 G', ...], vectors of one half and of the other
+        halves = torch.zeros(2, padded(g), *x.shape[1:])
+        halves[:, :g] = x.unflatten(0, (2, g))
+        return halves.unflatten(1, (-1, LANES)).transpose(0, 1).flatten(0, 2)
+
+    kernels = [alternate(pad_last(conv.weight.unflatten(1, (taps, c))).flatten(1)) for conv in convolutions]
+    # A WaveNet of one layer has no residual, but the kernel needs an address.
+    residual = [layer.weight for layer in residuals] or [torch.zeros(c, g)]
+    skip = pad_last(model.skip.weight.unflatten(1, (num_layers, g))).flatten(1)
+    mix, last = model.head.mix, model.head.softmax.projection
+    return _Weights(
+        embedding=pad_last(model.embedding.weight.detach()).clone().numpy(),
+        convolution=DenseWeights(kernels, [alternate(conv.bias) for conv in convolutions], int8=int8),
+        residual=DenseWeights(residual, int8=int8),
+        skip=DenseWeights([skip], [model.skip.bias], int8=int8),
+        mix=DenseWeights([mix.weight], [mix.bias], int8=int8),
+        head=DenseWeights([last.weight], [last.bias], int8=int8),
+    )
+
+
+def _lay_out_state(state: WaveNetState, config: WaveNetConfig) -> _State:
+    fifos = torch.cat([fifo.transpose(0, 1) for fifo in state.fifos]).float()
+    return _State(
+        rings=pad_last(fifos).contiguous().numpy(),
+        starts=np.cumsum([0, *config.histories[:-1]]).astype(np.int64),
+        dilations=np.array(config.dilations, dtype=np.int64),
+    )
+
+
+def _make_scratch(z: _Sizes) -> _Scratch:
+    return _Scratch(
+        x=zeros(z.num_rows, z.width),
+        taps=zeros(z.num_rows, z.num_taps * z.width),
+        z=zeros(z.num_rows, 2 * z.num_gates),
+        gate=zeros(z.num_rows, z.num_gates),
+        gates=zeros(z.num_rows, z.num_layers * z.num_gates),
+        hidden=zeros(z.num_rows, z.num_skip),
+        mixed=zeros(z.num_rows, z.num_skip),
+        logits=zeros(z.num_rows, z.num_logits),
+    )

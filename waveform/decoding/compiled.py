@@ -20,7 +20,7 @@ H heads, d = D / H head width, P position features, D', d', ... padded to whole 
 # mypy: disable-error-code="no-untyped-def"
 # Compiled functions have the types of what they are called with.
 
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numba
 import numpy as np
@@ -36,13 +36,13 @@ from waveform.decoding.kernels import (
     copy,
     dense,
     layer_norm,
-    num_threads_for,
     of_layer,
     pad_last,
     padded,
     quantise,
-    share,
+    zeros,
 )
+from waveform.decoding.plan import make_plan, num_threads_for, share, shared_out
 from waveform.decoding.simd import (
     add,
     address,
@@ -73,63 +73,53 @@ _PROJECT, _ATTEND, _OUTPUT, _FEED_IN, _FEED_OUT, _HEAD, _ADOPT = range(7)
 
 
 class _Weights(NamedTuple):
-    """The weights of all layers; each matrix with its scales and biases as `DenseWeights` has them."""
+    """The weights of all layers."""
 
-    embedding: Any  # [V + 1, D']
-    attention_gain: Any  # [L, D'], as the following
-    attention_bias: Any
-    feedforward_gain: Any
-    feedforward_bias: Any
-    final_gain: Any  # [1, D']
-    final_bias: Any
-    projection: Any  # q, k, v and (q + v)^T W_R (cosine halves, then negated sine halves), each padded
-    projection_scales: Any
-    projection_biases: Any
-    output: Any
-    output_scales: Any
-    output_biases: Any
-    feed_in: Any
-    feed_in_scales: Any
-    feed_in_biases: Any
-    feed_out: Any
-    feed_out_scales: Any
-    feed_out_biases: Any
-    head: Any
-    head_scales: Any
-    head_biases: Any
+    embedding: np.ndarray  # [V + 1, D']
+    attention_gain: np.ndarray  # [L, D'], as the following
+    attention_bias: np.ndarray
+    feedforward_gain: np.ndarray
+    feedforward_bias: np.ndarray
+    final_gain: np.ndarray  # [1, D']
+    final_bias: np.ndarray
+    projection: DenseWeights  # q, k, v and (q + v)^T W_R (cosine halves, then negated sine halves), each padded
+    output: DenseWeights
+    feed_in: DenseWeights
+    feed_out: DenseWeights
+    head: DenseWeights
 
 
 class _Memory(NamedTuple):
     """What is remembered of the streams."""
 
-    keys: Any
-    values: Any
-    key_scales: Any  # [L, B, H, blocks * 64]; 64 ones where keys and values are not quantised
-    value_scales: Any
-    history: Any  # [L, B, c - 1 + M + W, D'] inputs of each layer, for compression; ring by step
-    usage: Any  # [L, B, c - 1 + M + W] attention received by memory slots; ring by step; most_used only
-    slot_encoding: Any  # [blocks, P, 64]: cosines, then sines
-    mask: Any  # [blocks * 64]: 0 or _UNUSED
-    num_used: Any  # [blocks] slots in use
-    rotations: Any  # [W, P]: cosines, then sines, of the times in a window
+    keys: np.ndarray
+    values: np.ndarray
+    key_scales: np.ndarray  # [L, B, H, blocks * 64]; 64 ones where keys and values are not quantised
+    value_scales: np.ndarray
+    history: np.ndarray  # [L, B, c - 1 + M + W, D'] inputs of each layer, for compression; ring by step
+    usage: np.ndarray  # [L, B, c - 1 + M + W] attention received by memory slots; ring by step; most_used only
+    slot_encoding: np.ndarray  # [blocks, P, 64]: cosines, then sines
+    mask: np.ndarray  # [blocks * 64]: 0 or _UNUSED
+    num_used: np.ndarray  # [blocks] slots in use
+    rotations: np.ndarray  # [W, P]: cosines, then sines, of the times in a window
 
 
 class _Scratch(NamedTuple):
     """Values on their way through a step."""
 
-    x: Any  # [B, D']
-    normed: Any  # [B, D']
-    projected: Any  # [B, 3 D' + (H P)']
-    rotated: Any  # [B, H, P]
-    weights: Any  # [B, H, blocks * 64], up to a factor for each part
-    peaks: Any  # [B, H, parts] largest logit; then the factor
-    sums: Any  # [B, H, parts]
-    parts: Any  # [B, H, parts, d']
-    mixed: Any  # [B, H d']
-    inner: Any  # [B, F']
-    logits: Any  # [B, V']
-    groups: Any  # [B, groups, D'] new compressed slots of a layer
-    group_keys: Any  # [B, groups, 3 D' + (H P)'] their projection
+    x: np.ndarray  # [B, D']
+    normed: np.ndarray  # [B, D']
+    projected: np.ndarray  # [B, 3 D' + (H P)']
+    rotated: np.ndarray  # [B, H, P]
+    weights: np.ndarray  # [B, H, blocks * 64], up to a factor for each part
+    peaks: np.ndarray  # [B, H, parts] largest logit; then the factor
+    sums: np.ndarray  # [B, H, parts]
+    parts: np.ndarray  # [B, H, parts, d']
+    mixed: np.ndarray  # [B, H d']
+    inner: np.ndarray  # [B, F']
+    logits: np.ndarray  # [B, V']
+    groups: np.ndarray  # [B, groups, D'] new compressed slots of a layer
+    group_keys: np.ndarray  # [B, groups, 3 D' + (H P)'] their projection
 
 
 class _Sizes(NamedTuple):
@@ -158,14 +148,6 @@ class _Sizes(NamedTuple):
     window: int
     epsilon: float
     num_groups: int = 0  # new compressed slots of a row in `groups` of the scratch
-
-
-# What kernels get: addresses and sizes in one record, `p` (as seventy arguments from function to function they took
-# numba a minute to compile), and a number whose type, `kind`, is that of weights and cache.
-_PLAN = np.dtype(
-    [(name, np.int64) for part in (_Weights, _Memory, _Scratch) for name in part._fields]
-    + [(name, np.float32 if name == "epsilon" else np.int64) for name in _Sizes._fields]
-)
 
 
 @compiled
@@ -395,12 +377,7 @@ def _work(phase, part, num_parts, layer, slot, p, kind):
     dense(matrix, x, out, num_inputs, num_outputs, (np.int64(0), p.num_rows), vectors, mode, kind)
 
 
-@compiled(parallel=True)
-def _in_parallel(phase, layer, slot, plan, kind):
-    num_threads = plan[0].num_threads
-    for part in numba.prange(num_threads):
-        # numba counts in unsigned numbers here; for another type everything below would be compiled again.
-        _work(phase, np.int64(part), num_threads, layer, slot, plan[0], kind)
+_share_out = shared_out(_work)
 
 
 @compiled
@@ -449,14 +426,6 @@ def _between(phase, layer, num_steps, p, kind):
             _norm_rows(p.x, p.normed, p.final_gain, p.final_bias, 0, p, kind)
         else:
             copy(p.x, p.normed, p.num_rows * p.width)
-
-
-@compiled
-def _share_out(phase, layer, slot, plan, kind):
-    if plan[0].num_threads > 1:
-        _in_parallel(phase, layer, slot, plan, kind)
-    else:
-        _work(phase, np.int64(0), np.int64(1), layer, slot, plan[0], kind)
 
 
 @compiled(entry=True)
@@ -508,8 +477,7 @@ class CompiledDecoder:
         self._sizes = self._measure()
         self._scratch = self._make_scratch()
         self._kind = np.int8(0) if int8 else np.float32(0)
-        arrays = (*self._weights, *self._memory, *self._scratch)
-        self._plan = np.array([(*(address(array) for array in arrays), *self._sizes)], dtype=_PLAN)
+        self._plan = make_plan(self._weights, self._memory, self._scratch, self._sizes)
         self._logits = torch.from_numpy(self._scratch.logits)[:, : config.vocab_size]
         self.bytes_per_step = self._count_bytes()
         self._begin_window()
@@ -593,7 +561,7 @@ class CompiledDecoder:
             vectors([layer.feedforward_norm.bias for layer in layers]),
             vectors([cast(Tensor, norm.weight) for norm in final]),
             vectors([cast(Tensor, norm.bias) for norm in final]),
-            *(array for matrix in (projection, output, feed_in, feed_out, head) for array in matrix.arrays),
+            *(projection, output, feed_in, feed_out, head),
         )
 
     def _lay_out_memory(self, state: CompressiveState) -> _Memory:
@@ -668,22 +636,21 @@ class CompiledDecoder:
     def _make_scratch(self) -> _Scratch:
         z = self._sizes
         rows, heads, parts = z.num_rows, z.num_heads, z.num_parts
-        shapes = _Scratch(
-            x=(rows, z.width),
-            normed=(rows, z.width),
-            projected=(rows, z.num_projected),
-            rotated=(rows, heads, z.num_features),
-            weights=(rows, heads, z.num_blocks * _SLOTS),
-            peaks=(rows, heads, parts),
-            sums=(rows, heads, parts),
-            parts=(rows, heads, parts, z.d_padded),
-            mixed=(rows, heads * z.d_padded),
-            inner=(rows, z.num_inner),
-            logits=(rows, z.num_logits),
-            groups=(0,),
-            group_keys=(0,),
+        return _Scratch(
+            x=zeros(rows, z.width),
+            normed=zeros(rows, z.width),
+            projected=zeros(rows, z.num_projected),
+            rotated=zeros(rows, heads, z.num_features),
+            weights=zeros(rows, heads, z.num_blocks * _SLOTS),
+            peaks=zeros(rows, heads, parts),
+            sums=zeros(rows, heads, parts),
+            parts=zeros(rows, heads, parts, z.d_padded),
+            mixed=zeros(rows, heads * z.d_padded),
+            inner=zeros(rows, z.num_inner),
+            logits=zeros(rows, z.num_logits),
+            groups=zeros(0),
+            group_keys=zeros(0),
         )
-        return _Scratch(*(np.zeros(shape, dtype=np.float32) for shape in shapes))
 
     def _begin_window(self) -> None:
         """Which slots are in use, and where they stand in time, at the step that comes."""

@@ -12,7 +12,6 @@ Shape letters: R rows, N outputs, K inputs, both padded to whole vectors.
 import math
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -37,9 +36,6 @@ from waveform.decoding.simd import (
 _TILE = 4  # outputs computed side by side, from weights that lie side by side
 
 F32 = np.float32(0)  # names the type of what is loaded
-# Multiplications in a phase of a step from which sharing it out pays: waking the other threads takes 1 to 4 us, in
-# which one thread does some 50,000.
-_WORTH_SHARING = 100_000
 SET, ADD, GELU = 0, 1, 2  # what `dense` does with its result
 
 
@@ -73,24 +69,14 @@ class DenseWeights:
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return self.weights, self.scales, self.biases
 
+    @property
+    def size(self) -> int:
+        """How many numbers a step reads of them."""
+        return sum(array.size for array in self.arrays)
 
-def num_threads_for(work: int, *, num_phases: int) -> int:
-    """Threads for a step of `work` multiplications in so many phases, between which the threads wait for each other."""
-    _start_threads()
-    if work < _WORTH_SHARING * num_phases:
-        return 1
-    return int(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-
-
-def _start_threads() -> None:
-    """Start numba's threads, if they are not, and leave torch as many as it had.
-
-    Both share OpenMP: numba, when it first runs or loads a parallel function, gives torch as many threads as it has
-    itself, and training that draws a sample would go on with another number, and so with other bits.
-    """
-    before = torch.get_num_threads()
-    numba.get_num_threads()
-    torch.set_num_threads(before)
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
 
 
 def pad_last(x: Tensor) -> Tensor:
@@ -98,17 +84,16 @@ def pad_last(x: Tensor) -> Tensor:
     return F.pad(x, (0, padded(x.shape[-1]) - x.shape[-1]))
 
 
+def zeros(*shape: int) -> np.ndarray:
+    """A float32 array for a kernel to write to."""
+    return np.zeros(shape, dtype=np.float32)
+
+
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [..., K] -> int8 [..., K] and scales [...], so that their product is within half a step of x."""
     scales = x.abs().amax(dim=-1) / 127
     scales = torch.where(scales > 0, scales, 1)
     return (x / scales[..., None]).round().to(torch.int8), scales
-
-
-@compiled
-def share(amount, part, num_parts):
-    """The range of `amount` that falls to `part`."""
-    return amount * part // num_parts, amount * (part + 1) // num_parts
 
 
 @compiled

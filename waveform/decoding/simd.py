@@ -55,7 +55,7 @@ def compiled(function=None, *, entry=False, parallel=False):
     options = {"error_model": "numpy", "nogil": True, "parallel": parallel}
     if not entry:
         return numba.njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
-    shared = b"".join((Path(__file__).parent / name).read_bytes() for name in ("simd.py", "kernels.py"))
+    shared = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
     function.__qualname__ += "_" + hashlib.blake2b(shared, digest_size=4).hexdigest()
     try:
         return numba.njit(function, cache=True, **options)

@@ -1,0 +1,87 @@
+"""What a compiled step works on, as one record of addresses and sizes, and how its phases are shared among threads.
+
+A step is a sequence of phases (a dense layer, attention, ...). Within a phase threads work side by side on disjoint
+parts; between phases they wait for each other.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Compiled functions have the types of what they are called with.
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+
+from waveform.decoding.kernels import DenseWeights
+from waveform.decoding.simd import address, compiled
+
+# Multiplications in a phase from which sharing it pays: waking the other threads takes 1 to 4 us, in which one thread
+# does some 50,000.
+_WORTH_SHARING = 100_000
+
+
+def make_plan(*parts: Any) -> np.ndarray:
+    """The fields of NamedTuples as one record [1] for kernels: numbers, and addresses of arrays.
+
+    `DenseWeights` become three fields: `name`, `name_scales` and `name_biases`. (Seventy arguments handed from function
+    to function took numba a minute to compile.) Whoever makes a plan keeps the arrays alive.
+    """
+    fields: dict[str, int | float] = {}
+    for name, value in (item for part in parts for item in part._asdict().items()):
+        if isinstance(value, DenseWeights):
+            for suffix, array in zip(("", "_scales", "_biases"), value.arrays, strict=True):
+                fields[name + suffix] = address(array)
+        else:
+            fields[name] = address(value) if isinstance(value, np.ndarray) else value
+    kinds = [(name, np.float32 if isinstance(value, float) else np.int64) for name, value in fields.items()]
+    return np.array([tuple(fields.values())], dtype=np.dtype(kinds))
+
+
+def num_threads_for(work: int, *, num_phases: int) -> int:
+    """Threads for a step of `work` multiplications in `num_phases` phases."""
+    _start_threads()
+    if work < _WORTH_SHARING * num_phases:
+        return 1
+    return int(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+
+
+def _start_threads() -> None:
+    """Start numba's threads, unless they are running, and leave torch as many as it had.
+
+    Both use OpenMP: when numba first runs or loads a parallel function, it gives torch as many threads as it has
+    itself, and training that draws a sample would continue with another number, and so with different bits.
+    """
+    before = torch.get_num_threads()
+    numba.get_num_threads()
+    torch.set_num_threads(before)
+
+
+def shared_out(work):
+    """`work(phase, part, num_parts, layer, place, p, kind)` -> the same without parts, by `p.num_threads` threads.
+
+    The result takes `(phase, layer, place, plan, kind)`. layer, place: handed on; p: the plan's record; kind: a number
+    whose type is that of the weights.
+    """
+
+    @compiled(parallel=True)
+    def in_parallel(phase, layer, place, plan, kind):
+        num_threads = plan[0].num_threads
+        for part in numba.prange(num_threads):
+            # numba counts in unsigned numbers here; for another type everything below would be compiled again.
+            work(phase, np.int64(part), num_threads, layer, place, plan[0], kind)
+
+    @compiled
+    def run(phase, layer, place, plan, kind):
+        if plan[0].num_threads > 1:
+            in_parallel(phase, layer, place, plan, kind)
+        else:
+            work(phase, np.int64(0), np.int64(1), layer, place, plan[0], kind)
+
+    return run
+
+
+@compiled
+def share(amount, part, num_parts):
+    """The range of `amount` that falls to `part`."""
+    return amount * part // num_parts, amount * (part + 1) // num_parts
