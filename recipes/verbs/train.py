@@ -6,7 +6,7 @@ from pathlib import Path
 from recipes.text import compose_config
 from waveform.engine.shards import read_dataset
 from waveform.engine.train_config import TrainConfig
-from waveform.engine.trainer import TrainResult
+from waveform.engine.trainer import RunContext, TrainResult
 from waveform.ranks.distributed import job
 from waveform.runs.settings import typed
 from waveform.runs.training import check_run_dir, check_settings, train_run
@@ -39,11 +39,9 @@ def train(
         check_settings(run_dir, config, train_config, vocab_size=data.vocab_size, world=world)
         return train_run(
             data,
-            run_dir,
             config,
             train_config,
-            world=world,
+            RunContext(run_dir, world, show_progress=show_progress),
             amount=lambda tokens: f"{tokens.num_tokens:,} {data.modality['tokens']} of {recipe}",
             cut_valid=True,
-            show_progress=show_progress,
         )

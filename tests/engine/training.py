@@ -8,7 +8,7 @@ import torch
 from tests.laws import CONFIGS, VOCAB_SIZE
 from waveform.engine.shards import TokenSet
 from waveform.engine.train_config import TrainConfig
-from waveform.engine.trainer import Trainer
+from waveform.engine.trainer import RunContext, Trainer
 from waveform.models.registry import build
 from waveform.ranks.distributed import World
 
@@ -47,9 +47,7 @@ def small_trainer(
         config,
         train=tokens,
         valid=tokens,
-        run_dir=run_dir,
         window=window,
         seed=2,
-        world=world,
-        show_progress=False,
+        context=RunContext(run_dir, world or World(), show_progress=False),
     )

@@ -138,7 +138,7 @@ def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> No
     """Train as one rank, in a child."""
     from waveform.config import SpeechTrainConfig
     from waveform.engine import trainer
-    from waveform.engine.trainer import Trainer
+    from waveform.engine.trainer import RunContext, Trainer
     from waveform.ranks.distributed import join, leave
     from waveform.runs.settings import typed
     from waveform.runs.training import check_run_dir, train_run
@@ -153,7 +153,11 @@ def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> No
         surround(owner, name, points)
     check_run_dir(run_dir)
     train_run(
-        place.data, run_dir, config, train_config, world=world, amount=lambda tokens: "little", show_progress=False
+        place.data,
+        config,
+        train_config,
+        RunContext(run_dir, world, show_progress=False),
+        amount=lambda tokens: "little",
     )
     leave()
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from waveform.engine.clipping import clip, parameter_groups
 from waveform.engine.evaluator import Evaluation, Tally, check_protocol
 from waveform.engine.interface import SequenceModel
 from waveform.engine.scoring import read
 from waveform.engine.shards import TokenSet
-from waveform.engine.trainer import parameter_groups
 from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
@@ -96,8 +96,7 @@ def evaluate_dynamically(
                 )
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
-            for group in groups.values():
-                nn.utils.clip_grad_norm_(group, config.clip_norm)
+            clip(groups, config.clip_norm)
             optimiser.step()
             if progress is not None:
                 progress.update(num_scored)

@@ -5,13 +5,13 @@ with the scores (summing them, training on them, looking inside the model) is th
 mode, which the reader takes as it finds it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from waveform.engine.interface import SequenceModel, State, Step, reset_rows, state_tensors, take_rows, to_device
 from waveform.engine.shards import TokenSet
@@ -49,29 +49,44 @@ class ScoredWindow(NamedTuple):
         return torch.where(self.scored, self.nll.detach(), 0).sum(dim=1)
 
 
+class _Inputs:
+    """Arguments of a forward. An object of its own, because FSDP moves tensors that it sees among the arguments of its
+    root to the GPU, and a state's counters belong on the CPU."""
+
+    def __init__(self, tokens: Tensor, targets: Tensor, state: State) -> None:
+        self.tokens, self.targets, self.state = tokens, targets, state
+
+
+class ScoredForward(nn.Module):
+    """A model and its head in one forward, because sharded weights are whole only within one."""
+
+    def __init__(self, model: SequenceModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: _Inputs) -> tuple[Tensor, Step]:
+        """NLL in nats [B, T] of the targets, and what the model returned."""
+        step = self.model.forward(inputs.tokens, inputs.state)
+        return self.model.head.nll(step.hidden, inputs.targets), step
+
+
 def score_window(
-    model: SequenceModel,
+    scored_forward: ScoredForward,
     window: Window,
     state: State,
     *,
     fresh: State,
     device: torch.device,
     autocast: torch.dtype | None,
-    forward: Callable[[Tensor, Tensor, State], tuple[Tensor, Step]] | None = None,
 ) -> ScoredWindow:
     """One forward pass: of training, with gradients enabled, and of evaluation, without.
 
-    fresh: the state that rows to be reset get; autocast: dtype of matrix products, None for the parameters' own;
-    forward: inputs, targets and state to NLL [B, W] and step, where `model` is wrapped by what must be called instead.
+    fresh: the state that rows to be reset get; autocast: dtype of matrix products, None for the parameters' own.
     """
     state = reset_rows(state, fresh, window.reset)
     inputs, targets, scored = (to_device(t, device) for t in (window.inputs, window.targets, window.scored))
     with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-        if forward is not None:
-            nll, step = forward(inputs, targets, state)
-        else:
-            step = model.forward(inputs, state)
-            nll = model.head.nll(step.hidden, targets)
+        nll, step = scored_forward(_Inputs(inputs, targets, state))
     aux = sum((loss.sum() for loss in step.aux_losses.values()), torch.zeros((), device=device))
     return ScoredWindow(nll, scored, step.state, aux)
 
@@ -156,9 +171,10 @@ def read(
     rows = min(batch_size, max(len(order), 1))
     require_state_memory(model, rows)
     state = fresh = model.init_state(rows, device=device, dtype=dtype)
+    scored_forward = ScoredForward(model)
     for dealt in deal(tokens, order, window=window, batch_size=batch_size, chunk=chunk):
         if dealt.rows is not None:
             state, fresh = take_rows(state, dealt.rows), take_rows(fresh, dealt.rows)
-        scores = score_window(model, dealt.window, state, fresh=fresh, device=device, autocast=autocast)
+        scores = score_window(scored_forward, dealt.window, state, fresh=fresh, device=device, autocast=autocast)
         state = scores.state
         yield dealt, scores

@@ -13,32 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from waveform.engine.interface import SequenceModel, State, Step
 from waveform.ranks.distributed import World
 
 
-class Inputs:
-    """Arguments of a forward. An object of its own, because FSDP moves tensors that it sees among the arguments of its
-    root to the GPU, and a state's counters belong on the CPU."""
-
-    def __init__(self, tokens: Tensor, targets: Tensor, state: State) -> None:
-        self.tokens, self.targets, self.state = tokens, targets, state
-
-
-class ScoredForward(nn.Module):
-    """A model and its head in one forward, because sharded weights are whole only within one."""
-
-    def __init__(self, model: SequenceModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Inputs) -> tuple[Tensor, Step]:
-        """NLL in nats [B, T] of the targets, and what the model returned."""
-        step = self.model.forward(inputs.tokens, inputs.state)
-        return self.model.head.nll(step.hidden, inputs.targets), step
-
-
-def shard(root: ScoredForward, units: Sequence[nn.Module], *, world: World) -> "GradientWatch":
+def shard(root: nn.Module, units: Sequence[nn.Module], *, world: World) -> "GradientWatch":
     """Shard the parameters in `root` over all ranks in place; each of `units` is gathered apart, the rest as one unit.
 
     Call it before the optimiser is made, with the same weights on every rank. Ask the result before each step of it.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from waveform.engine.scoring import require_state_memory
 from waveform.engine.shards import Dataset, TokenSet
 from waveform.engine.streams import check_sizes
 from waveform.engine.train_config import TrainConfig
-from waveform.engine.trainer import OnEvaluate, Trainer, TrainResult
+from waveform.engine.trainer import RunContext, Trainer, TrainResult
 from waveform.ranks.distributed import World, explain_lost_ranks
 from waveform.runs.folder import (
     CONFIG_FILE,
@@ -75,23 +76,20 @@ def check_settings(
 
 def train_run(
     data: Dataset,
-    run_dir: Path,
     config: dict[str, Any],
     train_config: TrainConfig,
+    context: RunContext,
     *,
-    world: World,
     amount: Callable[[TokenSet], str],
-    units_per_second: float | None = None,
-    on_evaluate: OnEvaluate | None = None,
     cut_valid: bool = False,
-    show_progress: bool = True,
 ) -> TrainResult:
-    """Train on `data` into `run_dir`, or resume what is there; `config` gains the section `dataset`.
+    """Train on `data` into the run folder of `context`, or resume what is there; `config` gains the section `dataset`.
 
     amount: says how much the training split holds, for the line that is printed first. cut_valid: cut long validation
-    utterances so that the quick looks during training fill their rows. The rest is as in `Trainer`.
-    Raises UserError for a run folder of another configuration or data, and where the loss stops being finite.
+    utterances so that the quick looks during training fill their rows. Raises UserError for a run folder of another
+    configuration or data, and if the loss stops being finite.
     """
+    run_dir, world = context.run_dir, context.world
     splits = {split: data.open_split(split) for split in ("train", "valid", "test")}
     config["dataset"] = {
         "path": str(data.folder.resolve()),
@@ -115,20 +113,15 @@ def train_run(
             train_config,
             train=splits["train"],
             valid=cut_for_a_look(splits["valid"], train_config, world=world) if cut_valid else splits["valid"],
-            run_dir=run_dir,
             window=window_of(config),
             seed=config["seed"],
-            world=world,
-            units_per_second=units_per_second,
-            on_evaluate=on_evaluate,
-            record=comparable(config),
-            show_progress=show_progress,
+            context=replace(context, record=comparable(config)),
         )
         if trainer.resumed_from is not None:
             check_recorded(run_dir, config, trainer.resumed_from)
         if world.is_first:  # now that every setting has been accepted
             write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())
-        if show_progress and world.is_first:
+        if context.show_progress and world.is_first:
             say(
                 f"training {config['model']['name']} ({num_parameters(model):,} parameters, preset {config['preset']}) "
                 f"on {amount(splits['train'])}, {world.size} x {world.device.type}, into {run_dir}"

@@ -23,7 +23,7 @@ from waveform.audio import SAMPLE_RATE_HZ
 from waveform.benchmarks.measure import BACKWARD_FACTOR, measure_sampling, measure_training, updates_needed
 from waveform.config import SpeechTrainConfig, compose_config
 from waveform.engine.shards import Shard, ShardWriter, TokenSet
-from waveform.engine.trainer import Trainer
+from waveform.engine.trainer import RunContext, Trainer
 from waveform.models.registry import model_class, model_names
 from waveform.ranks.distributed import World, choose_device
 from waveform.runs.evaluation import write_json
@@ -184,11 +184,9 @@ def measure_model(config: dict[str, Any], *, preset: str, scratch: Path) -> dict
         train_config,
         train=tokens,
         valid=tokens,
-        run_dir=scratch,
         window=window,
         seed=config["seed"],
-        world=World(device=device),
-        show_progress=False,
+        context=RunContext(scratch, World(device=device), show_progress=False),
     )
     training = measure_training(trainer, window=window, vocab_size=_VOCAB_SIZE)
     peak_bytes = training.pop("peak_bytes")

@@ -16,7 +16,7 @@ from waveform.engine.metrics import MetricsLog
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.shards import Dataset, is_dataset, read_dataset
-from waveform.engine.trainer import OnEvaluate, TrainResult
+from waveform.engine.trainer import OnEvaluate, RunContext, TrainResult
 from waveform.ranks.distributed import World, job
 from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.settings import typed
@@ -70,14 +70,16 @@ def _train(
     rate_hz = data.modality.get("sample_rate_hz")
     return train_run(
         data,
-        run_dir,
         config,
         train_config,
-        world=world,
+        RunContext(
+            run_dir,
+            world,
+            units_per_second=rate_hz,
+            on_evaluate=_audio_summary(train_config, data),
+            show_progress=show_progress,
+        ),
         amount=lambda tokens: f"{tokens.num_tokens / (rate_hz or 1) / 60:.1f} minutes of audio",
-        units_per_second=rate_hz,
-        on_evaluate=_audio_summary(train_config, data) if data.modality.get("kind") == "audio" else None,
-        show_progress=show_progress,
     )
 
 
