@@ -1,6 +1,6 @@
-"""What the papers quote: bits per character or byte, perplexity by token, by word and by training frequency.
+"""The metrics that papers quote: bits per character or byte, and perplexity per token, per word and by frequency.
 
-Each is a sum of nats and a count, divided once.
+Each is a sum of nats divided once by a count.
 """
 
 import math
@@ -35,24 +35,24 @@ class Ratio:
 
     @property
     def bits(self) -> float:
-        """Bits for each."""
+        """Bits per item counted."""
         return bits(self.nats / self.count)
 
     @property
     def perplexity(self) -> float:
-        """exp(nats for each); infinite where fp64 ends."""
+        """exp(nats per item); infinite if it exceeds the range of fp64."""
         mean = self.nats / self.count
         return math.exp(mean) if mean < 700 else math.inf
 
 
 def frequency_bucket(train_counts: np.ndarray) -> Tensor:
-    """Counts of each token in the training split [V] -> its place in FREQUENCY_BUCKETS [V]."""
+    """Counts of each token in the training split [V] -> its index in FREQUENCY_BUCKETS [V]."""
     thresholds = np.array([100, 1_000, 10_001])
     return torch.from_numpy(3 - np.searchsorted(thresholds, train_counts, side="right"))
 
 
 def text_metrics(result: Evaluation, recipe: Recipe, *, tokens: str, num_bytes: int, num_words: int) -> dict[str, Any]:
-    """Every metric that `tokens` allow, by name; `num_bytes` and `num_words` are those of the entire split."""
+    """Return every metric that `tokens` allow, by name; `num_bytes` and `num_words` are those of the entire split."""
     nats = float(result.nats.sum())
     num_tokens = int(result.counts.sum())
     metrics: dict[str, Any] = {"nats_per_token": nats / num_tokens, "bits_per_token": Ratio(nats, num_tokens).bits}
@@ -76,5 +76,5 @@ def text_metrics(result: Evaluation, recipe: Recipe, *, tokens: str, num_bytes: 
 
 
 def _padded(by_class: np.ndarray) -> np.ndarray:
-    """As many entries as buckets: the last ones may have no token in the vocabulary."""
+    """Pad to one entry per bucket: the vocabulary may have no token of the last ones."""
     return np.pad(by_class, (0, len(FREQUENCY_BUCKETS) - len(by_class)))

@@ -1,9 +1,9 @@
-"""The configuration of a run on text.
+"""What makes a run one of text: its configuration, and how it is opened.
 
     config = { recipe, preset, study, seed, model: {name, ...}, train: {...} }
 
-What a preset sets is in `conf/preset`, with more for one model, one recipe, or both, in `preset_model`,
-`recipe_preset` and `recipe_preset_model`; a `study` is one row of the paper's tables, laid over all of it.
+What a preset sets is in `conf/preset`; `preset_model`, `recipe_preset` and `recipe_preset_model` add what one model,
+one recipe, or both need. A `study` is a row of the paper's tables, on top of everything else.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,9 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 
 from recipes.corpora.catalogue import RECIPES, find_recipe
+from waveform.runs.folder import TrainedRun, open_run
 from waveform.runs.settings import ConfigFamily, compose_family
+from waveform.system.errors import UserError
 
 _TEXT = ConfigFamily(
     module="recipes.conf",
@@ -24,8 +26,22 @@ _TEXT = ConfigFamily(
 
 
 def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> dict[str, Any]:
-    """The resolved configuration as plain dicts. Raises UserError for an unknown recipe, key, choice or type."""
+    """Return the resolved configuration as plain dicts. Raises UserError for an unknown recipe, key, choice or type."""
     for found in (*RECIPES.values(), find_recipe(recipe)):
         node = {"recipe": found.name, "train": {"state": found.state}}
         ConfigStore.instance().store(group="recipe", name=found.name, node=node, package="_global_")
     return compose_family(_TEXT, [f"recipe={recipe}", *overrides], config_dir=config_dir)
+
+
+def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedRun:
+    """Open the newest checkpoint of a run.
+
+    device: cpu, cuda, or None for a GPU if there is one. model_fields: fields that change no parameter, for example a
+    longer `memory` or `compressed` than in training. Raises UserError if there is no run on text, or no complete
+    checkpoint.
+    """
+    run = open_run(run_dir, device=device, **model_fields)
+    kind = run.config["dataset"]["modality"].get("kind")
+    if kind != "text":
+        raise UserError(f"{run_dir} is a run on {kind}, not on text; use the command waveform")
+    return run

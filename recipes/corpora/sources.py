@@ -1,6 +1,6 @@
-"""Opens what a user has: a folder, a single file, or a zip or tar archive, as named files read in blocks.
+"""Opens what a user has (a folder, a single file, or a zip or tar archive) as named files that are read in blocks.
 
-Nothing is unpacked to disk, and no more than a block is held in memory.
+Nothing is unpacked to disk, and never more than a block is held in RAM.
 """
 
 import lzma
@@ -14,7 +14,7 @@ from typing import IO
 
 from waveform.system.errors import UserError
 
-_BLOCK_BYTES = 1 << 17  # the subword library holds 256 of them at a time as it learns
+_BLOCK_BYTES = 1 << 17  # the subword library holds 256 of them at a time while learning
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz")
 _DAMAGE = (
     zipfile.BadZipFile,
@@ -22,18 +22,18 @@ _DAMAGE = (
     EOFError,
     tarfile.TarError,
     lzma.LZMAError,
-    NotImplementedError,  # zipfile's, for a compression that it does not know
+    NotImplementedError,  # zipfile's, for an unknown compression
     RuntimeError,  # zipfile's, for an encrypted file
 )
 
 
 def _one_line(error: Exception) -> str:
-    """What a library says, which may be several lines."""
+    """Return a library's message, which may have several lines, as one."""
     return " ".join(str(error).split())
 
 
 class Source(ABC):
-    """Named files, in the order of their names."""
+    """Named files, sorted by name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,12 +43,12 @@ class Source(ABC):
     def _open(self, name: str) -> IO[bytes]: ...
 
     def find(self, ending: str) -> str | None:
-        """The one file whose path is `ending` or ends with /`ending`; None where there is none or several."""
+        """Return the one file whose path is `ending` or ends with /`ending`; None if there is none or several."""
         found = [name for name in self.sizes if name == ending or name.endswith(f"/{ending}")]
         return found[0] if len(found) == 1 else None
 
     def blocks(self, name: str, *, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """Bytes start..stop - 1 of a file in blocks. Raises UserError where it cannot be read or is damaged."""
+        """Yield bytes start..stop - 1 of a file in blocks. Raises UserError if it is damaged or cannot be read."""
         left = self.sizes[name] - start if stop is None else stop - start
         try:
             with self._open(name) as file:
@@ -69,7 +69,7 @@ class Source(ABC):
 
 
 class FolderSource(Source):
-    """All files of a folder, nested ones by their relative path; hidden ones are passed over."""
+    """All files of a folder, nested ones by their relative path, except hidden ones."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -124,7 +124,7 @@ class TarSource(Source):
 
 
 def open_source(path: Path) -> Source:
-    """Open a folder, an archive, or any other file. Raises UserError where it is missing, unreadable or damaged."""
+    """Open a folder, an archive, or any other file. Raises UserError if it is missing, unreadable or damaged."""
     try:
         if path.is_dir():
             return FolderSource(path)

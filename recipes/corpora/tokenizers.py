@@ -1,7 +1,7 @@
 """Text to tokens and back: bytes, 27 characters, words by frequency, or subwords.
 
-Each kind reads a document in blocks and holds no more than a block and its vocabulary. A tokenizer is saved with the
-data set as JSON and read back without running anything.
+Each kind reads a document in blocks and holds only a block and its vocabulary in RAM. A tokenizer is saved as JSON with
+the data set, and loading it runs no code.
 """
 
 import json
@@ -30,24 +30,24 @@ class TextTokenizer(Protocol):
     vocab_size: int
 
     def encode(self, document: Document) -> Iterator[np.ndarray]:
-        """Token ids [n] of a document, part by part. Raises UserError where it holds something else than its text."""
+        """Yield the token ids [n] of a document in parts. Raises UserError for anything but its kind of text."""
         ...
 
     def encode_prompt(self, text: str) -> np.ndarray:
-        """Token ids [n] of a text to continue. Raises UserError for what the vocabulary cannot say."""
+        """Return the token ids [n] of a text to continue. Raises UserError for what the vocabulary cannot express."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
         ...
 
     def content(self) -> dict[str, Any]:
-        """What `from_content` needs, as JSON."""
+        """Return what `from_content` needs, for JSON."""
         ...
 
     @classmethod
     def from_content(cls, content: dict[str, Any]) -> "TextTokenizer":
-        """The tokenizer that wrote `content`."""
+        """Return the tokenizer whose `content` this is."""
         ...
 
 
@@ -91,7 +91,7 @@ class CharacterTokenizer:
             if len(wrong):
                 raise UserError(
                     f"{document.source.path}: byte {position + int(wrong[0]):,} of {document.file} is "
-                    f"{block[wrong[0] : wrong[0] + 1]!r}, but text8 holds only a to z and spaces"
+                    f"{block[wrong[0] : wrong[0] + 1]!r}, but text8 contains only a to z and spaces"
                 )
             position += len(block)
             yield ids
@@ -99,7 +99,7 @@ class CharacterTokenizer:
     def encode_prompt(self, text: str) -> np.ndarray:
         wrong = sorted(set(text.rstrip("\n")) - set(_ALPHABET))
         if wrong:
-            raise UserError(f"the prompt holds {wrong[0]!r}, but this run knows only a to z and spaces")
+            raise UserError(f"the prompt contains {wrong[0]!r}, but this run knows only a to z and spaces")
         return self._ids[np.frombuffer(text.rstrip("\n").encode(), dtype=np.uint8)]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -114,12 +114,12 @@ class CharacterTokenizer:
 
 
 class WordTokenizer:
-    """Words between spaces, and <eos> for the end of each line; ids are ranks by frequency in the training split."""
+    """Words between spaces, and <eos> at the end of each line; ids are ranks by frequency in the training split."""
 
     kind = "words"
 
     def __init__(self, words: Sequence[str]) -> None:
-        """`words` from the most frequent on, <eos> and <unk> among them."""
+        """`words`: the most frequent first, with <eos> and <unk> among them."""
         self._words = list(words)
         self._ids = {word: i for i, word in enumerate(self._words)}
         self.vocab_size = len(self._words)
@@ -127,7 +127,7 @@ class WordTokenizer:
 
     @classmethod
     def train(cls, documents: Iterable[Document], *, min_count: int) -> tuple["WordTokenizer", int]:
-        """The vocabulary of the words that occur `min_count` times or more, and the number of tokens read."""
+        """Return a vocabulary of the words that occur at least `min_count` times, and the number of tokens read."""
         counts: Counter[str] = Counter()
         for document in documents:
             for words in read_words(document):
@@ -177,7 +177,7 @@ class SubwordTokenizer:
 
     @classmethod
     def train(cls, documents: Iterable[Document], *, vocab_size: int) -> "SubwordTokenizer":
-        """Learn merges from `documents`, streamed; fewer than `vocab_size` where there are not so many."""
+        """Learn merges from `documents`, streamed, up to `vocab_size` subwords; a small text has fewer."""
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -191,7 +191,7 @@ class SubwordTokenizer:
 
     def encode(self, document: Document) -> Iterator[np.ndarray]:
         for text in read_text(document):
-            # A third of the time of `encode`, which also notes where in the text each token stands.
+            # This takes a third of the time of `encode`, which also records the position of each token in the text.
             (encoding,) = self._tokenizer.encode_batch_fast([text])
             yield np.array(encoding.ids, dtype=np.int32)
 
@@ -215,17 +215,17 @@ TOKENIZERS: dict[str, type[TextTokenizer]] = {
 
 
 def save_tokenizer(tokenizer: TextTokenizer, folder: Path) -> None:
-    """Write `folder`/tokenizer.json. Raises UserError where the disk refuses."""
+    """Write `folder`/tokenizer.json. Raises UserError if it cannot be written."""
     content = signed({"kind": tokenizer.kind, **tokenizer.content()})
     write_file(folder / TOKENIZER_FILE, json.dumps(content, ensure_ascii=True).encode())
 
 
 def load_tokenizer(folder: Path) -> TextTokenizer:
-    """Read `folder`/tokenizer.json. Raises UserError where it is missing or damaged."""
+    """Read `folder`/tokenizer.json. Raises UserError if it is missing or damaged."""
     path = folder / TOKENIZER_FILE
     try:
         if path.exists() and not path.is_file():
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         content = json.loads(path.read_bytes())
         check_signed(content)
         if content["kind"] not in TOKENIZERS:

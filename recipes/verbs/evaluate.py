@@ -9,12 +9,13 @@ from torch import Tensor
 
 from recipes.corpora.catalogue import find_recipe
 from recipes.metrics import UNITS, frequency_bucket, text_metrics
+from recipes.text import load
 from waveform.engine.dynamic import DynamicConfig
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.shards import DATASET_FILE, Dataset, TokenSet, read_dataset
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, World, job
 from waveform.runs.evaluation import describe_dynamic, dynamic_config, own_tokens, score, write_json
-from waveform.runs.folder import TrainedRun, num_parameters, open_run
+from waveform.runs.folder import TrainedRun, num_parameters
 from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
 
@@ -32,17 +33,17 @@ def evaluate(
     show_progress: bool = True,
     **model_fields: int,
 ) -> dict[str, Any]:
-    """The recipe's metrics of a run on a split; prints them and returns (and writes) the figures.
+    """Print the recipe's metrics of a run on a split; return (and write) the figures.
 
-    rows: cut the split into so many pieces, each from empty memories, to score them side by side; None carries state
-    through each document. dynamic: score a second time, on one process, learning on the way by `dynamic_optimiser` at
-    `dynamic_lr` (see `DynamicConfig`), reported apart. model_fields: a longer `memory` or `compressed`. Under torchrun
-    every process calls this and scores its share of the documents or pieces. Raises UserError where there is no whole
-    run or its data is gone.
+    rows: cut the split into this many pieces, each scored from empty memories, side by side; None carries state through
+    each document. dynamic: score a second time, on one process, while learning by `dynamic_optimiser` at `dynamic_lr`
+    (see `DynamicConfig`); reported separately. model_fields: a longer `memory` or `compressed`. Under torchrun every
+    process calls this and scores its share of the documents or pieces. Raises UserError if there is no complete run or
+    its data is gone.
     """
     require_writable(json_file, option="--json")
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
-        run = open_text_run(run_dir, world=world, **model_fields)
+        run = load(run_dir, device=world.device.type, **model_fields)
         figures = measure(
             run,
             split=split,
@@ -58,14 +59,6 @@ def evaluate(
         return figures
 
 
-def open_text_run(run_dir: Path | str, *, world: World, **model_fields: int) -> TrainedRun:
-    """The run on this process's device. Raises UserError where there is none, or it is none on text."""
-    run = open_run(run_dir, device=world.device.type, **model_fields)
-    if run.config["dataset"]["modality"].get("kind") != "text":
-        raise UserError(f"{run_dir} is a run on {run.config['dataset']['modality'].get('kind')}, not on text")
-    return run
-
-
 def measure(
     run: TrainedRun,
     *,
@@ -75,7 +68,7 @@ def measure(
     world: World,
     show_progress: bool = True,
 ) -> dict[str, Any]:
-    """What `evaluate --json` writes."""
+    """Return what `evaluate --json` writes."""
     modality = run.config["dataset"]["modality"]
     recipe = find_recipe(modality["recipe"])
     tokens = own_tokens(run, split=split)
@@ -99,7 +92,7 @@ def measure(
     )
     metrics = metrics_of(result)
     headline = recipe.headline
-    apart = {}
+    separate = {}
     if dynamic is not None:
         learned = score(
             run,
@@ -110,7 +103,7 @@ def measure(
             dynamic=dynamic,
             show_progress=show_progress,
         )
-        apart["dynamic"] = {
+        separate["dynamic"] = {
             **describe_dynamic(learned, dynamic, plain=result, unit="token"),
             **metrics_of(learned),
         }
@@ -138,12 +131,12 @@ def measure(
         "train_tokens_seen": run.tokens_seen,
         "data_checksum": checksum,
         "model_config": dict(run.config["model"]),
-        **apart,
+        **separate,
     }
 
 
 def _sizes(data: Dataset, split: str) -> dict[str, int]:
-    """Bytes and words of a split. Raises UserError where dataset.json does not hold them."""
+    """Return the bytes and words of a split. Raises UserError if dataset.json does not contain them."""
     sizes = {}
     for name in ("bytes", "words"):
         counts = data.sources.get(name)
@@ -155,7 +148,7 @@ def _sizes(data: Dataset, split: str) -> dict[str, int]:
 
 
 def _cut(tokens: TokenSet, rows: int, world: World) -> tuple[TokenSet, int]:
-    """The tokens in about `rows` pieces, and how many of them each process scores side by side."""
+    """Return the tokens in about `rows` pieces, and how many of these each process scores side by side."""
     if rows < 1:
         raise UserError(f"--rows is {rows}; it must be at least 1")
     pieces = tokens.cut(-(-tokens.num_tokens // rows))
@@ -167,7 +160,7 @@ def _classes(data: Dataset) -> Tensor:
 
 
 def describe(figures: dict[str, Any]) -> str:
-    """The figures in a few lines."""
+    """Return the figures in a few lines."""
     headline = figures["headline"]
     lines = [
         f"{figures['recipe']}, {figures['model']}, step {figures['step']}, {figures['split']} split: "
@@ -180,8 +173,8 @@ def describe(figures: dict[str, Any]) -> str:
         lines.append(
             f"  {bucket:>7} in training: perplexity {entry['perplexity']:,.2f} ({entry['num_tokens']:,} tokens)"
         )
-    if headline == "word_perplexity" or "word_perplexity" in figures:
-        lines.append(f"  by {figures['num_words']:,} words, {figures['words_are']}")
+    if "word_perplexity" in figures:
+        lines.append(f"  word-level: {figures['num_words']:,} words, {figures['words_are']}")
     if "dynamic" in figures:
         dynamic = figures["dynamic"]
         lines.append(
@@ -189,7 +182,7 @@ def describe(figures: dict[str, Any]) -> str:
             f"{dynamic['nats_per_token']:.4f} nats per token ({dynamic['difference_to_plain_nats']:+.4f})"
         )
     if figures["rows"]:
-        lines.append(f"  cut for speed, state {figures['state']}: a little worse than in one piece")
+        lines.append(f"  cut for speed, state {figures['state']}: slightly worse than in one piece")
     if not figures["published_corpus"]:
-        lines.append("  on another corpus than the published one: not comparable with the papers' figures")
+        lines.append("  not the published corpus: not comparable with the papers' figures")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`python -m recipes prepare`: a corpus into a data set of token shards, whole or not at all."""
+"""`python -m recipes prepare`: turns a corpus into a data set of token shards, completely or not at all."""
 
 import os
 import shutil
@@ -31,23 +31,23 @@ _MEGABYTE = 1_000_000
 
 @dataclass
 class _Amount:
-    """What a split holds."""
+    """What a split contains."""
 
     documents: int = 0
     tokens: int = 0
-    words: int = 0  # between ASCII white space
+    words: int = 0  # separated by ASCII white space
     bytes: int = 0
 
 
 @dataclass(frozen=True)
 class _Counted(Document):
-    """A document whose bytes and words are counted as they pass."""
+    """A document whose bytes and words are counted as they are read."""
 
     amount: _Amount
     progress: Progress
 
     def blocks(self) -> Iterator[bytes]:
-        inside = False  # a word that the last block began
+        inside = False  # whether the last block ended inside a word
         for block in super().blocks():
             starts_inside = not block[:1].isspace()
             self.amount.words += len(block.split()) - (inside and starts_inside)
@@ -58,14 +58,14 @@ class _Counted(Document):
 
 
 def corpus_config(settings: Sequence[str]) -> CorpusConfig:
-    """CorpusConfig from `corpus.NAME=value` settings. Raises UserError for another name or value."""
+    """Build a CorpusConfig from `corpus.NAME=value` settings. Raises UserError for an unknown name or a wrong value."""
     content: dict[str, str | None] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         name = key.removeprefix("corpus.")
         if not equals or not key.startswith("corpus.") or name not in asdict(CorpusConfig()):
             known = ", ".join(f"corpus.{name}" for name in asdict(CorpusConfig()))
-            raise UserError(f"{setting!r} is no setting of prepare; it has {known}")
+            raise UserError(f"{setting!r} is not a setting of prepare; its settings are {known}")
         content[name] = None if value == "null" else value
     return typed(CorpusConfig, content, section="corpus")
 
@@ -80,14 +80,14 @@ def prepare(
 ) -> Dataset:
     """Turn a user's copy of a corpus into a data set in `data_dir`, a new folder.
 
-    settings: `corpus.NAME=value`. Prints what each split holds. Raises UserError for a wrong, cut or damaged source,
-    for a `data_dir` that holds anything and where another process is preparing it; then nothing is left behind.
+    settings: `corpus.NAME=value`. Prints what each split contains. Raises UserError for a wrong, truncated or damaged
+    source, for a `data_dir` that is not empty, and if another process is preparing it; nothing is left behind then.
     """
     recipe, config = find_recipe(recipe_name), corpus_config(settings)
     recipe = _with_tokens(recipe, config)
     source_path, data_dir = Path(source_path), Path(data_dir)
     if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
-        raise UserError(f"{data_dir} holds something already; give a new folder")
+        raise UserError(f"{data_dir} is not empty; give a new folder")
     source = open_source(source_path)
     documents = open_corpus(recipe, source, config=config)
     with _partial_folder(data_dir) as partial:
@@ -102,9 +102,9 @@ def prepare(
 
 @contextmanager
 def _partial_folder(data_dir: Path) -> Iterator[Path]:
-    """An empty folder beside `data_dir`, gone in the end unless it was renamed, with what a killed process left of it.
+    """Provide an empty folder next to `data_dir`, removed at the end unless it was renamed.
 
-    Raises UserError where a living process has it.
+    What a killed process left in it is removed first. Raises UserError if a running process is using it.
     """
     partial = data_dir.absolute().with_name(f".{data_dir.absolute().name}.partial")
     with explain_write_errors(data_dir):
@@ -172,7 +172,7 @@ def _write(
 def _tokenizer(
     recipe: Recipe, source: Source, train: list[Document], *, config: CorpusConfig, show_progress: bool
 ) -> TextTokenizer:
-    """The tokenizer of `recipe`, made from the training documents alone where it has a vocabulary."""
+    """Make the tokenizer of `recipe`; a vocabulary is learned from the training documents only."""
     if recipe.tokens == "bytes":
         return ByteTokenizer()
     if recipe.tokens == "characters":
@@ -183,7 +183,7 @@ def _tokenizer(
         if recipe.tokens == "subwords":
             return SubwordTokenizer.train(passing, vocab_size=config.vocab_size)
         tokenizer, num_tokens = WordTokenizer.train(passing, min_count=recipe.min_count)
-    # Told now, a wrong source costs one reading of it rather than two.
+    # Checked here, a wrong source is read once rather than twice.
     expected = recipe.num_tokens.get("train")
     if config.check and expected is not None and num_tokens != expected:
         raise recipe.refuse(source, f"its train split has {num_tokens:,} tokens, not {expected:,}")
@@ -194,7 +194,7 @@ def _tokenizer(
 
 def _report(data_dir: Path, amounts: dict[str, _Amount]) -> None:
     data = read_dataset(data_dir)
-    print(f"{data_dir}: {data.modality['recipe']} by {data.modality['tokens']}, vocabulary of {data.vocab_size:,}")
+    print(f"{data_dir}: {data.modality['recipe']} as {data.modality['tokens']}, vocabulary of {data.vocab_size:,}")
     for split, amount in amounts.items():
         print(
             f"  {split:5}  {amount.tokens:>13,} tokens  {amount.bytes:>14,} bytes  {amount.words:>13,} words  "

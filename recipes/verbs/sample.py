@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from recipes.corpora.tokenizers import TextTokenizer, load_tokenizer
-from recipes.verbs.evaluate import open_text_run
+from recipes.corpora.tokenizers import UNKNOWN, TextTokenizer, load_tokenizer
+from recipes.text import load
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.shards import is_dataset
-from waveform.ranks.distributed import World, choose_device
 from waveform.system.errors import UserError
 
 NUCLEUS = 0.98  # Rae et al. 2019, appendix F
@@ -28,24 +27,24 @@ def sample(
     seed: int = 0,
     device: str | None = None,
 ) -> str:
-    """The prompt and `num_tokens` tokens that a run continues it with, as text.
+    """Return, as text, the prompt and the `num_tokens` tokens with which a run continues it.
 
-    prompt: a text, or the path of a file that holds it. Without top_k or top_p the nucleus is 0.98. Raises UserError
-    for settings out of range, a prompt that the vocabulary cannot say, and where there is no whole run or its data set,
-    which holds the vocabulary, is gone.
+    prompt: a text, or the path of a file that contains it. Without top_k or top_p the nucleus is 0.98. Raises UserError
+    for settings out of range, for a prompt that the vocabulary cannot express, and if there is no complete run or its
+    data set, which contains the vocabulary, is gone.
     """
     if num_tokens < 1:
         raise UserError(f"--tokens is {num_tokens}; it must be at least 1")
     if top_k is None and top_p is None:
         top_p = NUCLEUS
     config = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    run = open_text_run(run_dir, world=World(device=torch.device(choose_device(device))))
+    run = load(run_dir, device=device)
     folder = Path(run.config["dataset"]["path"])
     if not is_dataset(folder):
-        raise UserError(f"the data set of {run_dir}, {folder}, which holds its vocabulary, is gone")
+        raise UserError(f"the data set of {run_dir}, {folder}, which contains its vocabulary, is gone; put it back")
     tokenizer = load_tokenizer(folder)
     if tokenizer.vocab_size != run.config["dataset"]["vocab_size"]:
-        raise UserError(f"{folder} has another vocabulary than {run_dir} was trained with")
+        raise UserError(f"{folder} has a different vocabulary from the one that {run_dir} was trained with")
     ids = _prompt_ids(tokenizer, prompt)
     made = sample_tokens(
         run.model,
@@ -59,10 +58,10 @@ def sample(
 
 
 def _prompt_ids(tokenizer: TextTokenizer, prompt: str) -> np.ndarray:
-    """Token ids [n] int64 of the prompt; says on stderr how many of its words are not known."""
+    """Return the token ids [n] int64 of the prompt; say on stderr how many of its words are unknown."""
     try:
         is_file = Path(prompt).is_file()
-    except (OSError, ValueError):  # too long, or otherwise no path
+    except (OSError, ValueError):  # too long, or otherwise not a path
         is_file = False
     if is_file:
         try:
@@ -70,10 +69,10 @@ def _prompt_ids(tokenizer: TextTokenizer, prompt: str) -> np.ndarray:
         except OSError as error:
             raise UserError(f"cannot read --prompt {prompt}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise UserError(f"--prompt {prompt} is no UTF-8 text ({error.reason})") from error
+            raise UserError(f"--prompt {prompt} is not UTF-8 text ({error.reason})") from error
     ids = tokenizer.encode_prompt(prompt).astype(np.int64)
     if tokenizer.kind == "words":
-        unknown = int((ids == tokenizer.encode_prompt("<unk>")[0]).sum())
+        unknown = int((ids == tokenizer.encode_prompt(UNKNOWN)[0]).sum())
         if unknown:
             print(f"note: {unknown} of {len(ids)} words of the prompt are not in the vocabulary", file=sys.stderr)
     return ids

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from recipes.metrics import UNITS
-from recipes.verbs.evaluate import measure, open_text_run
+from recipes.text import load
+from recipes.verbs.evaluate import measure
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.evaluation import write_json
 from waveform.system.atomic import require_writable, write_file
@@ -20,7 +21,7 @@ def sizes_from(text: str) -> list[int]:
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 0:
-        raise UserError(f"--compressed is {text!r}; give whole numbers with commas between them, such as 512,1024,2048")
+        raise UserError(f"--compressed is {text!r}; give whole numbers separated by commas, for example 512,1024,2048")
     return sorted(set(sizes))
 
 
@@ -35,9 +36,9 @@ def sweep(
     device: str | None = None,
     show_progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Evaluate a run at each size; prints a table, writes the figures as JSON and a plot beside it.
+    """Evaluate a run at each size; print a table, write the figures as JSON and a plot next to it.
 
-    rows: as in `evaluate`. Under torchrun every process calls this. Raises UserError as `evaluate` does, and where the
+    rows: as in `evaluate`. Under torchrun every process calls this. Raises UserError as `evaluate` does, and if the
     plot would replace something else.
     """
     require_writable(json_file, option="--json")
@@ -48,7 +49,7 @@ def sweep(
         entries = []
         for size in compressed:
             fields = {"compressed": size, **({} if memory is None else {"memory": memory})}
-            run = open_text_run(run_dir, world=world, **fields)
+            run = load(run_dir, device=world.device.type, **fields)
             entries.append(
                 measure(run, split=split, rows=rows, world=world, show_progress=show_progress and world.is_first)
             )
@@ -67,7 +68,7 @@ def _trained_with(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def format_table(entries: Sequence[dict[str, Any]]) -> str:
-    """One line a size."""
+    """Return a table with one line per size."""
     headline = entries[0]["headline"]
     lines = [
         f"{_trained_with(entries)}, memory {entries[0]['memory']}",
@@ -81,7 +82,7 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def save_plot(path: Path, entries: Sequence[dict[str, Any]]) -> None:
-    """The headline metric over the slots of compressed memory, as PNG. Raises UserError where the disk refuses."""
+    """Draw the headline metric over the slots of compressed memory. Raises UserError if the PNG cannot be written."""
     from matplotlib.figure import Figure
 
     headline = entries[0]["headline"]

@@ -22,10 +22,10 @@ def train(
     config_dir: Path | None = None,
     show_progress: bool = True,
 ) -> TrainResult:
-    """Train on the data set in `data_dir`, prepared by the same recipe, into `run_dir`; resumes what is there.
+    """Train on the data set in `data_dir`, prepared by the same recipe, into `run_dir`; resume a run that is there.
 
-    Under torchrun every process calls this. Raises UserError for bad settings or data, for a run folder of another
-    configuration, and where the loss stops being finite.
+    Under torchrun every process calls this. Raises UserError for bad settings or data, for a run folder with a
+    different configuration, and if the loss stops being finite.
     """
     data_dir, run_dir = Path(data_dir), Path(run_dir)
     config = compose_config(recipe, overrides, config_dir=config_dir)

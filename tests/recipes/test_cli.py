@@ -191,7 +191,7 @@ def test_analyse(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert len(figures["effective_context"]["by_ratio"]["0.1"]) == 2
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "relative effective context in tokens of the group" in capsys.readouterr().out
-    assert "is no .png" in mistake(["analyse", place / "run", "--plot", tmp_path / "a.pdf"], capsys)
+    assert "is not a .png" in mistake(["analyse", place / "run", "--plot", tmp_path / "a.pdf"], capsys)
 
 
 def test_samples_depend_on_prompt_and_seed_alone(
@@ -223,7 +223,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     ),
     "data there already": (
         lambda p, t: ["prepare", "wikitext103", p / "source/wikitext-103-v1.zip", p / "data"],
-        "holds something already",
+        "is not empty; give a new folder",
     ),
     "a slice as the whole": (
         lambda p, t: ["prepare", "wikitext103", p / "source/wikitext-103-v1.zip", t / "d"],
@@ -304,7 +304,7 @@ def test_a_vocabulary_that_is_gone_is_told(tmp_path: Path, capsys: pytest.Captur
     data, run_dir = tmp_path / "data", tmp_path / "run"
     run("prepare", "text8", write_source("text8", tmp_path / "source"), data, "corpus.check=false")
     run("train", "text8", data, run_dir, "preset=smoke", *SHORT)
-    assert "holds 'K'" in mistake(["sample", run_dir, "--prompt", "Kaka"], capsys)
+    assert "contains 'K'" in mistake(["sample", run_dir, "--prompt", "Kaka"], capsys)
     (data / "tokenizer.json").write_text("{")
     assert "tokenizer.json is damaged" in mistake(["sample", run_dir], capsys)
     data.rename(tmp_path / "moved")
