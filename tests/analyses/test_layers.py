@@ -150,7 +150,7 @@ def test_what_is_not_there_is_said(token_set: Callable[..., TokenSet]) -> None:
     short = token_set([full_after(model.config) + 1] * 9)
     said = observe_layers(model, short, max_tokens=300, batch_size=2, device=CPU)
     assert isinstance(said, str) and "no utterance is long enough" in said
-    with pytest.raises(UserError, match="do not fill the memories, which takes 12; give at least 16"):
+    with pytest.raises(UserError, match="filling the memories takes 12; give at least 16"):
         observe_layers(model, tokens, max_tokens=15, batch_size=2, device=CPU)
 
 

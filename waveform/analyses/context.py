@@ -1,7 +1,7 @@
 """How much context models use: relative effective context length (RECL; Dai et al. 2019, section 4.4 and appendix C).
 
-A group of models is held against the group's best at a shorter context: a longer context counts only where it beats
-what any of them can do without it, so a model gains nothing by being bad at short contexts.
+Each model of a group is compared with the group's best at a shorter context: a longer context counts only where it
+beats what any of them can do without it, so a model gains nothing by being bad at short contexts.
 
 Shape letters: N models, J context lengths, P positions.
 """
@@ -19,8 +19,8 @@ from waveform.engine.shards import TokenSet
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
-RATIOS = (0.1, 0.5, 1.0)  # r: share of positions, those hardest at the short context, that count (Table 8)
-THRESHOLD = 0.01  # relative gain below which more context is not used any more
+RATIOS = (0.1, 0.5, 1.0)  # r: the share of positions that count, those hardest at the short context (Table 8)
+THRESHOLD = 0.01  # relative gain below which more context counts as unused
 _BLOCKS_PER_STEP = 4
 
 
@@ -28,16 +28,16 @@ _BLOCKS_PER_STEP = 4
 class ContextGrid:
     """Which positions are scored, with which contexts.
 
-    Positions come in blocks of neighbours, whose context is cut at one place: `block` of them share the cost of
-    reading it, and position k of a block has a context of c + k tokens where the paper has c. The difference between
-    two context lengths is exact at every position. Where `step` is a multiple of a model's window, a position stands
-    at the same place of a window with every context; else that place moves, and what moves with it looks like a gain.
+    Positions come in blocks of neighbours whose context begins at the same token: `block` of them share the cost of
+    reading it, and position k of a block has a context of c + k tokens, where the paper has c. The difference between
+    two context lengths is exact at every position. If `step` is a multiple of a model's window, a position has the same
+    index in its window with every context; otherwise that index moves, and its effect looks like a gain.
     """
 
     step: int  # Delta: context lengths are step, 2 step, ...
     num_steps: int
     block: int
-    starts: list[tuple[int, int]]  # (utterance, place of the block's first position)
+    starts: list[tuple[int, int]]  # (utterance, position of the block's first token)
 
     @property
     def lengths(self) -> list[int]:
@@ -47,10 +47,10 @@ class ContextGrid:
 def context_grid(
     tokens: TokenSet, *, step: int, longest: int, max_tokens: int, min_blocks: int = 8
 ) -> ContextGrid | str:
-    """A grid of contexts up to `longest`, of blocks spread evenly over `tokens`, that reads at most `max_tokens`.
+    """Lay out contexts up to `longest`, with blocks spread evenly over `tokens`, reading at most `max_tokens`.
 
-    The longest context shrinks where max_tokens or the utterances do not allow `min_blocks`. Returns one line where
-    not even two lengths fit.
+    The longest context shrinks if max_tokens or the utterances do not allow `min_blocks`. Returns one line if not even
+    two lengths fit.
     """
     if step < 1:
         raise UserError(f"--context-step is {step}; it must be at least 1")
@@ -84,7 +84,7 @@ def losses_by_context(
     device: torch.device,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """NLL in nats [J, P] of every position of `grid` at every context length, each context read from a fresh state.
+    """Return the NLL in nats [J, P] of each position at each context length, every context read from a fresh state.
 
     As in evaluation, a fresh state begins with the begin-of-utterance input.
     """
@@ -109,10 +109,10 @@ def losses_by_context(
 
 
 def relative_gain(losses: np.ndarray, *, model: int, short: int, long: int, ratio: float) -> float:
-    """g_i(c, c') of appendix C: by how much of its perplexity model i lowers the group's best with the longer context.
+    """Return g_i(c, c') of appendix C: the share by which model i, with the longer context, lowers the best perplexity.
 
-    losses [N, J, P] nats; short, long: indices of c and c'; ratio: r, the share of positions, hardest for the group at
-    c, that count.
+    losses [N, J, P] nats; short, long: indices of c and c'; ratio: r, the share of positions that count, those hardest
+    for the group at c.
     """
     baseline = losses[:, short].min(axis=0)
     num_counted = max(1, round(ratio * len(baseline)))
@@ -125,10 +125,10 @@ def relative_gain(losses: np.ndarray, *, model: int, short: int, long: int, rati
 def effective_context(
     losses: np.ndarray, lengths: Sequence[int], *, ratio: float, threshold: float = THRESHOLD
 ) -> list[dict[str, Any]]:
-    """RECL of each of N models from losses [N, J, P] at `lengths` [J], an arithmetic progression.
+    """Return the RECL of each of N models from losses [N, J, P] at `lengths` [J], an arithmetic progression.
 
-    recl: the first length from which one step more gains less than `threshold`. reached_limit: every step gained more,
-    so recl is the longest length tried and a lower bound. gains: of every step, whether or not it counts any more.
+    recl: the first length at which one more step gains less than `threshold`. reached_limit: every step gained more, so
+    recl is the longest length tried, a lower bound. gains: of every step, including those after recl.
     """
     entries = []
     for model in range(len(losses)):

@@ -2,9 +2,9 @@
 
 Shape letters: P pieces, L layers, K slots, C compressed slots, M memory slots, W window.
 
-The data is cut into pieces of one length, each read from an empty state: first without looking, until all memories are
-full, then looking at every window. Windows of one stream resemble each other, so the piece, not the window, is what
-counts as one observation: standard errors are over pieces' means.
+The data is cut into pieces of equal length, each read from an empty state: without looking until all memories are full,
+and then looking at every window. Windows of one stream resemble each other, so one observation is a piece, not a
+window: standard errors are over the means of pieces.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.analyses.observing import attention_modules, observe_attention, observe_compression_loss
+from waveform.analyses.hooks import attention_modules, observe_attention, observe_compression_loss
 from waveform.engine.scoring import read
 from waveform.engine.shards import TokenSet
 from waveform.models.attention import Slots
@@ -24,22 +24,22 @@ from waveform.system.progress import Progress
 
 NUM_BUCKETS = 6  # of each region, as in Figure 2
 REGIONS = ("compressed", "memory", "window")
-_MIN_WINDOWS = 4  # of a piece that are looked at, so that filling the memories is not nearly all of the work
+_MIN_WINDOWS = 4  # looked at per piece; with fewer, nearly all of the work would be filling the memories
 
 
 @dataclass(frozen=True)
 class LayerObservations:
-    """What was seen in P pieces, each a mean over its windows."""
+    """What was seen in P pieces, each value a mean over the piece's windows."""
 
-    received: np.ndarray  # [P, L, K] weight that a slot gets, mean over all queries of a window; sums to one over K
-    losses: np.ndarray | None  # [P, L] compression loss; None where the model computes none
-    num_windows: int  # looked at in each piece
+    received: np.ndarray  # [P, L, K] weight that a slot receives, mean over all queries of a window; sums to one over K
+    losses: np.ndarray | None  # [P, L] compression loss; None if the model computes none
+    num_windows: int  # looked at per piece
     full_after: int  # tokens after which all memories are full
     slots: dict[str, int]  # region -> slots, in the order of K
 
 
 def full_after(config: CompressiveTransformerConfig) -> int:
-    """Tokens of a fresh stream after which memory and compressed memory are full, a multiple of the window."""
+    """Return after how many tokens of a fresh stream both memories are full, rounded up to windows."""
     span = config.memory + config.compression_rate * config.compressed if config.compressed else config.memory
     return -(-span // config.window) * config.window
 
@@ -53,10 +53,10 @@ def observe_layers(
     device: torch.device,
     progress: Progress | None = None,
 ) -> LayerObservations | str:
-    """Look at windows with full memories in pieces spread evenly over `tokens`; at most `max_tokens` are read.
+    """Look at windows with full memories in pieces spread evenly over `tokens`, reading at most `max_tokens`.
 
-    model: its parameters require no gradient (losses are computed with gradients enabled). Returns one line where the
-    model or the data has nothing to look at. Raises UserError where max_tokens does not even fill the memories.
+    model: its parameters require no gradient (losses are computed with gradients enabled). Returns one line if the
+    model or the data has nothing to look at. Raises UserError if max_tokens does not even fill the memories.
     """
     if not attention_modules(model):
         return "the model has no attention"
@@ -67,7 +67,7 @@ def observe_layers(
     num_windows = min(num_windows, (min(max_tokens, longest) - lead) // config.window)
     if max_tokens < lead + config.window:
         raise UserError(
-            f"--tokens {max_tokens} do not fill the memories, which takes {lead}; give at least {lead + config.window}"
+            f"--tokens {max_tokens} is too few: filling the memories takes {lead}; give at least {lead + config.window}"
         )
     if num_windows < 1:
         return f"no utterance is long enough: memories are full after {lead} tokens, and the longest has {longest}"
@@ -75,7 +75,7 @@ def observe_layers(
     pieces = tokens.cut(length)
     whole = [i for i, n in enumerate(pieces.lengths) if n == length]
     num_pieces = min(len(whole), max_tokens // length)
-    # Rows that all start and end together stay aligned, so that no slot is masked in one and attended in another.
+    # Rows that all start and end together stay aligned: a slot is masked in all of them or in none.
     batch_size = min(batch_size, num_pieces)
     num_pieces = num_pieces // batch_size * batch_size
     order = [whole[int(i)] for i in np.linspace(0, len(whole) - 1, num_pieces)]
@@ -114,7 +114,7 @@ def observe_layers(
 
 
 def in_buckets(values: np.ndarray, *, num_buckets: int = NUM_BUCKETS) -> np.ndarray:
-    """Sums [..., num_buckets] of `values` [..., n] over equal parts; a slot on an edge is shared in proportion."""
+    """Sum `values` [..., n] over equal parts [..., num_buckets]; a slot on an edge is shared in proportion."""
     cumulative = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
     edges = np.linspace(0, values.shape[-1], num_buckets + 1)
     below = np.minimum(edges.astype(int), values.shape[-1] - 1)
@@ -124,18 +124,18 @@ def in_buckets(values: np.ndarray, *, num_buckets: int = NUM_BUCKETS) -> np.ndar
 
 
 def mean_and_error(values: np.ndarray) -> tuple[list[Any], list[Any] | None]:
-    """Mean over the first axis, and its standard error; None for a single observation."""
+    """Return the mean over the first axis and its standard error, which is None for a single observation."""
     error = values.std(axis=0, ddof=1) / len(values) ** 0.5 if len(values) > 1 else None
     return values.mean(axis=0).tolist(), None if error is None else error.tolist()
 
 
 def attention_by_position(observed: LayerObservations) -> dict[str, Any]:
-    """Average attention by bucket, oldest first, of every region that the model has: Figure 2, and by layer.
+    """Return the average attention by bucket, oldest first, of each region that the model has: Figure 2, and by layer.
 
-    weight: what a bucket gets of an average query. As in the paper the average is over all queries of the window,
-    wherever they stand, so that all buckets of all regions sum to one. A query sees no slot of the window after its
-    own, which lowers the window's last buckets, whatever the model does. weight_per_slot is the average over pairs of a
-    query and a slot that it sees, comparable between buckets and between regions.
+    weight: the share of an average query's attention that a bucket receives. As in the paper the average is over all
+    queries of the window, so all buckets of all regions sum to one. A query sees no slot of the window after its own,
+    which lowers the window's last buckets for any model. weight_per_slot is the average over pairs of a query and a
+    slot that it sees, comparable between buckets and between regions.
     """
     figures: dict[str, Any] = {
         "num_pieces": len(observed.received),
@@ -152,7 +152,7 @@ def attention_by_position(observed: LayerObservations) -> dict[str, Any]:
         first += num_slots
         if not num_slots:
             continue
-        # Share of a window's queries that see each slot: slot j of the window is seen from query j on.
+        # Share of a window's queries that see each slot: slot j of the window is seen by query j and all later ones.
         seen = (window - np.arange(num_slots)) / window if region == "window" else np.ones(num_slots)
         weight = in_buckets(received)  # [P, L, 6]
         by_slot = weight / in_buckets(seen)
@@ -173,11 +173,11 @@ def attention_by_position(observed: LayerObservations) -> dict[str, Any]:
 
 
 def compression_loss_by_layer(observed: LayerObservations, *, kind: str) -> dict[str, Any]:
-    """Mean compression loss of each layer, the first layer first, with standard errors over pieces: Figure 6.
+    """Return the mean compression loss of each layer, first to last, with standard errors over pieces: Figure 6.
 
-    kind: the loss that the model trains. Returns why there is none where the model computes none.
+    kind: the loss that the model trains. If the model computes none, the figures say why.
     """
     if observed.losses is None:
-        return {"absent": "the model has no compressor that learns from a loss of its own"}
+        return {"absent": "the model has no compressor that learns from its own loss"}
     mean, error = mean_and_error(observed.losses)
     return {"loss": kind, "mean": mean, "standard_error": error, "num_pieces": len(observed.losses)}

@@ -1,4 +1,4 @@
-"""The picture of an analysis, drawn with matplotlib's Agg canvas and no pyplot: no display, no shared state."""
+"""Draws the figures of an analysis, on matplotlib's Agg canvas without pyplot: no display, no shared state."""
 
 import io
 from pathlib import Path
@@ -16,9 +16,9 @@ _RATIO = "0.1"  # of the effective context's gains, as in the paper's figure
 
 
 def save_analysis(path: Path, figures: dict[str, Any]) -> None:
-    """Draw what `report.analyse` returned: a row for each run with attention, one of context and speed below.
+    """Draw what `analyse` returned: a row for each run with attention, and below them one for context and speed.
 
-    1600 pixels wide. Raises UserError where the picture cannot be written.
+    1600 pixels wide. Raises UserError if the picture cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -34,8 +34,8 @@ def save_analysis(path: Path, figures: dict[str, Any]) -> None:
         _draw_compression(axes[2], entry)
     without = [entry for entry in figures["runs"] if entry not in runs]
     if without:
-        said = "; ".join(f"{entry['label']}: {entry['attention_by_position']['absent']}" for entry in without)
-        figure.suptitle(f"not drawn by layer: {said}", fontsize=9, color="0.4", x=0.01, ha="left")
+        reasons = "; ".join(f"{entry['label']}: {entry['attention_by_position']['absent']}" for entry in without)
+        figure.suptitle(f"not drawn by layer: {reasons}", fontsize=9, color="0.4", x=0.01, ha="left")
     below = [figure.add_subplot(grid[len(runs), column]) for column in range(3)]
     _draw_nats(below[0], figures)
     _draw_gains(below[1], figures)
@@ -48,7 +48,7 @@ def save_analysis(path: Path, figures: dict[str, Any]) -> None:
 
 
 def _titled(axes: "Axes", title: str, *, absent: str | None = None) -> bool:
-    """Set the title; where there is nothing to draw, say why instead. Returns whether there is."""
+    """Set the title; if there is nothing to draw, write why in the axes. Returns whether there is something to draw."""
     axes.set_title(title, loc="left", fontsize=10)
     axes.tick_params(labelsize=8)
     if absent is None:
@@ -127,7 +127,7 @@ def _draw_nats(axes: "Axes", figures: dict[str, Any]) -> None:
 
 def _draw_gains(axes: "Axes", figures: dict[str, Any]) -> None:
     context = figures["effective_context"]
-    title = f"relative gain of one step more, r={_RATIO}"
+    title = f"relative gain of one more step, r={_RATIO}"
     if not _titled(axes, title, absent=context.get("absent")):
         return
     for entry, result in zip(figures["runs"], context["by_ratio"][_RATIO], strict=True):

@@ -1,9 +1,9 @@
-"""What carrying state saves in evaluation, against reading each context anew (Dai et al. 2019, section 4.6, Table 9).
+"""What carrying state saves in evaluation, against rereading each context (Dai et al. 2019, section 4.6, Table 9).
 
-The paper sets Transformer-XL against a transformer that moves its context by one token for each token that it scores.
-Here one model is set against itself: with carried state it reads W tokens a window; without, it reads from a fresh
-state as much context as its attention reaches directly (WaveNet: its receptive field), for every token or for every
-window.
+The paper compares Transformer-XL with a transformer that moves its context by one token for each token that it scores.
+Here a model is compared with itself: with carried state it reads W tokens per window; without, for each token or for
+each window, it reads from a fresh state as much context as its attention reaches directly (WaveNet: its receptive
+field).
 """
 
 import statistics
@@ -22,21 +22,21 @@ _ROUNDS = 5
 def state_reuse_speed(
     model: SequenceModel, *, vocab_size: int, window: int, device: torch.device, rounds: int = _ROUNDS
 ) -> dict[str, Any]:
-    """Seconds per scored token with and without carried state, in one row: medians of `rounds`, measured in turn.
+    """Measure seconds per scored token with and without carried state, in one row: medians of `rounds`, interleaved.
 
-    Random tokens: the time does not depend on them.
+    Tokens are random: the time does not depend on them.
     """
     length = optional_parts(model).receptive_field
     if length is None:
         return {"absent": "the model does not say how far back it reaches"}
-    # Whole windows, so that every way reads the context in the same cuts.
+    # Complete windows, so that the context is cut in the same way each time.
     context = -(-max(length - window, 1) // window) * window
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(vocab_size, (1, context + window), generator=generator).to(device)
     fresh = model.init_state(1, device=device, dtype=next(iter(model.parameters())).dtype)
 
     def read(inputs: torch.Tensor, state: State, scored: int) -> State:
-        """Forward in windows; the NLL of the last `scored` tokens."""
+        """Read in windows and compute the NLL of the last `scored` tokens."""
         for part in inputs.split(window, dim=1):
             hidden, state, _ = model.forward(part, state)
         num = min(scored, part.shape[1])

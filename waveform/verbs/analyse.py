@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from waveform.analyses import report
+from waveform.analyses.analyse import DEFAULT_TOKENS, AnalysisConfig, check_files, common_tokens
+from waveform.analyses.analyse import analyse as analyse_runs
 from waveform.speech import load
 from waveform.system.errors import UserError
 from waveform.verbs.evaluate import test_tokens
@@ -15,7 +16,7 @@ def analyse(
     *,
     data: Path | str | None = None,
     split: str = "test",
-    tokens: int = report.DEFAULT_TOKENS,
+    tokens: int = DEFAULT_TOKENS,
     context_step: int | None = None,
     json_file: Path | str | None = None,
     plot_file: Path | str | None = None,
@@ -24,21 +25,20 @@ def analyse(
 ) -> dict[str, Any]:
     """Analyse one run or a group; prints the figures, returns them, and writes JSON and a PNG where named.
 
-    tokens, context_step: as in `report.analyse`. Raises UserError as `load` does, and where the runs' data differ.
+    tokens, context_step: as in `AnalysisConfig`. Raises UserError as `load` does, and where the runs' data differ.
     """
     json_path, plot_path = (None if path is None else Path(path) for path in (json_file, plot_file))
-    report.check_files(json_file=json_path, plot_file=plot_path)
+    config = AnalysisConfig(split=split, max_tokens=tokens, context_step=context_step)
+    check_files(json_file=json_path, plot_file=plot_path)
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
     if not run_dirs:
         raise UserError("name at least one run folder")
     runs = [load(run_dir, device=device) for run_dir in run_dirs]
     token_sets = [test_tokens(run, data=data, split=split, show_progress=show_progress) for run in runs]
-    return report.analyse(
+    return analyse_runs(
         runs,
-        report.common_tokens(runs, token_sets, split=split),
-        split=split,
-        max_tokens=tokens,
-        context_step=context_step,
+        common_tokens(runs, token_sets, split=split),
+        config,
         json_file=json_path,
         plot_file=plot_path,
         unit="sample",

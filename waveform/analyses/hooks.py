@@ -1,4 +1,4 @@
-"""Watches the layers of a model while it runs, by forward hooks: the forward pass stays the model's own."""
+"""Forward hooks that watch the layers of a model as it runs; the forward pass itself is unchanged."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from waveform.models.compressive_transformer import Layer
 
 
 def attention_modules(model: Any) -> list[RelativeAttention]:
-    """The relative attention of each layer, from the first to the last; none in a model without it."""
+    """Return the relative attention of each layer, from first to last; an empty list for a model without it."""
     return [module for module in model.modules() if isinstance(module, RelativeAttention)]
 
 
@@ -19,8 +19,8 @@ def attention_modules(model: Any) -> list[RelativeAttention]:
 def observe_attention(model: Any, see: Callable[[int, Tensor, Slots], None]) -> Iterator[None]:
     """While open, `see(layer, received, slots)` is called at every attention.
 
-    received [B, K]: the weight that each slot got, summed over the call's queries and averaged over heads. Weights are
-    made a block of queries at a time where the attention is fused; nothing of them is kept.
+    received [B, K]: the weight that each slot received, summed over the call's queries and averaged over heads. If the
+    attention is fused, weights are computed for one block of queries at a time, and none are kept.
     """
 
     def observer(layer: int) -> Callable[..., None]:
@@ -41,9 +41,9 @@ def observe_attention(model: Any, see: Callable[[int, Tensor, Slots], None]) -> 
 
 @contextmanager
 def observe_compression_loss(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """While open, `see(layer, loss [B])` is called wherever a layer computes its compression loss.
+    """While open, `see(layer, loss [B])` is called whenever a layer computes its compression loss.
 
-    Models compute it only where gradients are enabled.
+    Models compute it only if gradients are enabled.
     """
 
     def observer(layer: int) -> Callable[..., None]:

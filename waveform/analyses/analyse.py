@@ -1,0 +1,183 @@
+"""Runs every analysis on opened runs and one token set: prints, returns and writes the figures."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from waveform.analyses.context import RATIOS, THRESHOLD, context_grid, effective_context, losses_by_context
+from waveform.analyses.layers import attention_by_position, compression_loss_by_layer, observe_layers
+from waveform.analyses.plots import save_analysis
+from waveform.analyses.report import describe
+from waveform.analyses.state_reuse import state_reuse_speed
+from waveform.engine.interface import optional_parts
+from waveform.engine.shards import TokenSet
+from waveform.runs.evaluation import write_json
+from waveform.runs.folder import TrainedRun, num_parameters
+from waveform.system.atomic import require_writable
+from waveform.system.errors import UserError
+from waveform.system.progress import Progress
+
+DEFAULT_TOKENS = 200_000
+_NUM_CONTEXTS = 16  # lengths tried by default
+
+
+@dataclass(frozen=True)
+class AnalysisConfig:
+    """What the analyses read."""
+
+    split: str = "test"
+    max_tokens: int = DEFAULT_TOKENS  # each run reads at most this many for the layers, and again for the contexts
+    context_step: int | None = None  # tokens from one context length to the next; None: by the models' reach
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise UserError(f"--tokens is {self.max_tokens}; it must be at least 1")
+        if self.context_step is not None and self.context_step < 1:
+            raise UserError(f"--context-step is {self.context_step}; it must be at least 1")
+
+
+def analyse(
+    runs: Sequence[TrainedRun],
+    tokens: TokenSet,
+    config: AnalysisConfig,
+    *,
+    json_file: Path | None = None,
+    plot_file: Path | None = None,
+    unit: str = "token",
+    show_progress: bool = True,
+) -> dict[str, Any]:
+    """Measure attention by position, compression loss by layer, effective context and the gain of carried state.
+
+    runs: one, or a group whose effective contexts are relative to each other; all with the vocabulary of `tokens`, of
+    the split that `config` names. unit: what a token is called. If a model or the data has nothing to measure, one line
+    says so (`absent`), and the rest is done. Raises UserError for wrong settings or files.
+    """
+    check_files(json_file=json_file, plot_file=plot_file)
+    for run in runs:
+        vocab_size = run.config["dataset"]["vocab_size"]
+        if vocab_size != tokens.vocab_size:
+            raise UserError(
+                f"{run.folder} was trained with {vocab_size} kinds of token, but the data has {tokens.vocab_size}; "
+                "give data of the same kind as the run's"
+            )
+    figures: dict[str, Any] = {
+        "split": config.split,
+        "data_checksum": tokens.checksum,
+        "max_tokens": config.max_tokens,
+        "unit": unit,
+        "runs": [
+            {
+                "model": run.name,
+                "label": label,
+                "run": str(run.folder),
+                "step": run.step,
+                "num_parameters": num_parameters(run.model),
+                "model_config": dict(run.config["model"]),
+                **_layers(run, tokens, max_tokens=config.max_tokens, unit=unit, show_progress=show_progress),
+                "state_reuse": state_reuse_speed(
+                    run.model, vocab_size=tokens.vocab_size, window=run.window, device=run.device
+                ),
+            }
+            for run, label in zip(runs, _labels(runs), strict=True)
+        ],
+        "effective_context": _context(runs, tokens, config, unit=unit, show_progress=show_progress),
+    }
+    if show_progress:
+        print(describe(figures))
+    write_json(json_file, figures)
+    if plot_file is not None:
+        save_analysis(plot_file, figures)
+    return figures
+
+
+def common_tokens(runs: Sequence[TrainedRun], token_sets: Sequence[TokenSet], *, split: str) -> TokenSet:
+    """Return the one token set of a group. Raises UserError if two runs' sets differ."""
+    for run, tokens in zip(runs, token_sets, strict=True):
+        if tokens.checksum != token_sets[0].checksum:
+            raise UserError(
+                f"{runs[0].folder} and {run.folder} have different {split} data and cannot be analysed as a group; "
+                "analyse runs that were trained on one data set, or name one for all"
+            )
+    return token_sets[0]
+
+
+def check_files(*, json_file: Path | None, plot_file: Path | None) -> None:
+    """Raises UserError for names that cannot be written, before any work is done."""
+    if plot_file is not None and plot_file.suffix.lower() != ".png":
+        raise UserError(f"--plot {plot_file} is not a .png; only PNG files are drawn")
+    require_writable(json_file, option="--json")
+    require_writable(plot_file, option="--plot")
+
+
+def _labels(runs: Sequence[TrainedRun]) -> list[str]:
+    """The model's name, followed by the run's if several runs are of the same model."""
+    names = [run.name for run in runs]
+    return [run.name if names.count(run.name) == 1 else f"{run.name} ({run.folder.name})" for run in runs]
+
+
+def _layers(
+    run: TrainedRun, tokens: TokenSet, *, max_tokens: int, unit: str, show_progress: bool
+) -> dict[str, dict[str, Any]]:
+    with Progress(f"layers of {run.folder.name}", total=None, unit=unit, enabled=show_progress) as progress:
+        observed = observe_layers(
+            run.model,
+            tokens,
+            max_tokens=max_tokens,
+            batch_size=run.config["train"]["evaluate_batch_size"],
+            device=run.device,
+            progress=progress,
+        )
+    if isinstance(observed, str):
+        return {"attention_by_position": {"absent": observed}, "compression_loss_by_layer": {"absent": observed}}
+    kind = str(run.config["model"].get("compression_loss", "none"))
+    return {
+        "attention_by_position": attention_by_position(observed),
+        "compression_loss_by_layer": compression_loss_by_layer(observed, kind=kind),
+    }
+
+
+def _context(
+    runs: Sequence[TrainedRun], tokens: TokenSet, config: AnalysisConfig, *, unit: str, show_progress: bool
+) -> dict[str, Any]:
+    """RECL of each of `runs`, for every ratio."""
+    # Several layers of attention reach further than one; a receptive field is a hard limit.
+    reach = [(optional_parts(run.model).receptive_field or run.window) * (2 if _has_window(run) else 1) for run in runs]
+    windows = [run.window for run in runs if _has_window(run)]
+    common = math.lcm(*windows)  # 1 for none; see ContextGrid
+    step = config.context_step or -(-max(reach) // (_NUM_CONTEXTS * common)) * common
+    grid = context_grid(tokens, step=step, longest=max(max(reach), 2 * step), max_tokens=config.max_tokens)
+    if isinstance(grid, str):
+        return {"absent": grid}
+    total = sum(length + grid.block for length in grid.lengths) * len(grid.starts) * len(runs)
+    with Progress("contexts", total=total, unit=unit, enabled=show_progress) as progress:
+        losses = np.stack(
+            [
+                losses_by_context(
+                    run.model,
+                    tokens,
+                    grid,
+                    window=run.window,
+                    batch_size=run.config["train"]["evaluate_batch_size"],
+                    device=run.device,
+                    progress=progress,
+                )
+                for run in runs
+            ]
+        )
+    return {
+        "step": grid.step,
+        "lengths": grid.lengths,
+        "block": grid.block,
+        "num_positions": losses.shape[-1],
+        "threshold": THRESHOLD,
+        "nats_by_length": losses.mean(axis=-1).tolist(),
+        "by_ratio": {str(ratio): effective_context(losses, grid.lengths, ratio=ratio) for ratio in RATIOS},
+    }
+
+
+def _has_window(run: TrainedRun) -> bool:
+    return "window" in run.config["model"]
