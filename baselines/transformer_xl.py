@@ -5,7 +5,7 @@ It is the Compressive Transformer's trunk without compressed memory: same attent
 
 from dataclasses import asdict, dataclass, field
 
-from waveform.models.compressive_transformer import CompressiveTransformer
+from waveform.decoding.compressive_transformer import CompressiveTransformerWithDecoders
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
 
@@ -38,7 +38,7 @@ class TransformerXLConfig:
         return CompressiveTransformerConfig(**asdict(self), compressed=0, compression_rate=1, compression_loss="none")
 
 
-class TransformerXL(CompressiveTransformer):
+class TransformerXL(CompressiveTransformerWithDecoders):
     """Transformer-XL over tokens 0..V - 1, with V as the begin-of-utterance input."""
 
     Config = TransformerXLConfig

@@ -35,8 +35,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 }
 # Agreed arrows the other way: (file, module).
 AGREED = {
-    ("waveform/models/compressive_transformer.py", "waveform.decoding.cached"),
-    ("waveform/models/compressive_transformer.py", "waveform.decoding.compiled"),
     ("waveform/audio/corpus/speed.py", "waveform.benchmarks.measure"),
 }
 

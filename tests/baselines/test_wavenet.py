@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from baselines.wavenet import WaveNet, WaveNetState
+from baselines.wavenet_cached import WaveNetWithDecoders
 from waveform.engine.interface import ForwardDecoder, decoder, map_state, reset_rows, state_tensors
 from waveform.system.errors import UserError
 
@@ -23,7 +24,7 @@ _SIZES = [
 def model(request: pytest.FixtureRequest) -> WaveNet:
     """A small WaveNet in fp64, with every parameter moved off its initial value (biases start at zero)."""
     torch.manual_seed(0)
-    model = WaveNet(dataclasses.replace(request.param, skip_channels=6)).double()
+    model = WaveNetWithDecoders(dataclasses.replace(request.param, skip_channels=6)).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)

@@ -65,7 +65,7 @@ def _eager(model: Any, state: State) -> Decoder:
         from waveform.decoding.cached import CachedDecoder
 
         return CachedDecoder(model, state)
-    from baselines.wavenet import WaveNetDecoder
+    from baselines.wavenet_cached import WaveNetDecoder
 
     return WaveNetDecoder(model, state)
 

@@ -23,14 +23,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from waveform.engine.interface import Decoder, OptionalParts, Step, detach, to_device
+from waveform.engine.interface import OptionalParts, Step, detach, to_device
 from waveform.models import compressive_state, heads
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots
 from waveform.models.compression import Compressor, attention_loss, autoencoding_loss
 from waveform.models.compressive_state import Advance, CompressiveState, LayerState, Piece, where_rows
 from waveform.models.embeddings import token_embedding
 from waveform.models.transformer_config import CompressiveTransformerConfig
-from waveform.system.errors import UserError
 
 _INIT_STD = 0.02
 
@@ -239,10 +238,12 @@ class Layer(nn.Module):
 
 
 class CompressiveTransformer(nn.Module, OptionalParts):
-    """Compressive Transformer over tokens 0..V - 1, with V as the begin-of-utterance input."""
+    """Compressive Transformer over tokens 0..V - 1, with V as the begin-of-utterance input.
+
+    What is registered is this model with its decoders: waveform/decoding/compressive_transformer.py.
+    """
 
     Config: type = CompressiveTransformerConfig
-    has_int8_decoder = True
 
     def __init__(self, config: CompressiveTransformerConfig) -> None:
         super().__init__()
@@ -358,24 +359,3 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         layers = zip(self.layers, state.layers(), strict=True)
         closed = [layer.end_window(memory, memory.window, advance)[0] for layer, memory in layers]
         return CompressiveState.of_layers(state.steps + num_left, closed)
-
-    def decoder(self, state: CompressiveState, *, int8: bool = False) -> Decoder | None:
-        """A decoder with cached keys and values; None if the rows are not equally far into their streams.
-
-        int8: weights and cache in 8 bits, for fp32 models on a CPU with a plain softmax. Raises UserError for others.
-        """
-        # Imported here: those modules import this one, and compiled kernels are for who samples.
-        from waveform.decoding.cached import CachedDecoder
-
-        weight = next(self.parameters())
-        in_step = not bool((state.steps != state.steps[0]).any())
-        plain = isinstance(self.embedding, nn.Embedding) and isinstance(self.head, heads.SoftmaxHead)
-        if in_step and plain and weight.device.type == "cpu" and weight.dtype == torch.float32:
-            from waveform.decoding.compiled import CompiledDecoder
-
-            return CompiledDecoder(self, state, int8=int8)
-        if int8:
-            raise UserError(
-                "int8 sampling is for fp32 models on a CPU, without adaptive or tied embeddings; sample without it"
-            )
-        return CachedDecoder(self, state) if in_step else None
