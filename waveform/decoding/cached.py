@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from waveform.models import attention
+from waveform.decoding.positions import angles, position_query
 from waveform.models.compressive_state import CompressiveState, fill_at, slot_times
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
 
@@ -63,23 +63,17 @@ class CachedDecoder:
 
     def _unit_circle(self, times: Tensor) -> Tensor:
         """times [n] -> e^{i w t} [n, P / 2], complex."""
-        w = attention.frequencies(self._config.num_position_features)
-        # fp32 models round w and w t to fp32 in `forward`; here they are exact and rounded once.
-        return torch.polar(torch.ones(1, dtype=torch.float64), times[:, None] * w).to(self._complex)
+        w_t = angles(times, num_position_features=self._config.num_position_features)
+        return torch.polar(torch.ones(1, dtype=torch.float64), w_t).to(self._complex)
 
     def _fuse(self, layer: Layer) -> _FusedWeights:
         a = layer.attention
-        heads, features = self._heads, self._config.num_position_features
-        w_r = a.position.weight.view(heads, self._d_head, features)
-        w_q = a.query.weight.view(heads, self._d_head, -1)
-        by_position = torch.einsum("hdp,hdm->hpm", w_r, w_q)
-        constant = torch.einsum("hdp,hd->hp", w_r, a.position_bias)
+        position, constant = position_query(a)
 
-        def pairs(x: Tensor) -> Tensor:  # [sines; cosines] -> (cosine, -sine) pairs
-            sine, cosine = x.chunk(2, dim=1)
-            return torch.stack([cosine, -sine], dim=2).flatten(0, 2)
+        def pairs(x: Tensor) -> Tensor:  # [H, (cosines; -sines), ...] -> (cosine, -sine) pairs
+            return x.unflatten(1, (2, -1)).transpose(1, 2).flatten(0, 2)
 
-        weight = torch.cat([a.query.weight, a.key.weight, a.value.weight, pairs(by_position)])
+        weight = torch.cat([a.query.weight, a.key.weight, a.value.weight, pairs(position)])
         bias = torch.cat([a.content_bias.flatten(), weight.new_zeros(2 * self._config.d_model), pairs(constant)])
         return _FusedWeights(weight.t().contiguous(), bias, a.output.weight.t().contiguous())
 

@@ -1,0 +1,254 @@
+"""One compiled step of a Compressive Transformer: its phases, from a row's token to its logits.
+
+Layer by layer: project the input to queries, keys and values; attend; project the output; feed forward. Each of these
+is shared among the threads (plan.py); the little between them is not worth sharing.
+
+Shape letters: B rows, L layers, C compressed slots, M memory slots, W window, D model width, H heads, d = D / H head
+width, P position features, F feed-forward width, V classes; D', d', ... padded to whole vectors.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Compiled functions have the types of what they are called with.
+
+from typing import NamedTuple
+
+import numpy as np
+
+from waveform.decoding.attend import I64, PART, append, attend, combine, rotate
+from waveform.decoding.kernels import ADD, GELU, SET, copy, dense, layer_norm, of_layer, padded, zeros
+from waveform.decoding.plan import num_threads_for, share, shared_out
+from waveform.decoding.simd import compiled, get, put
+from waveform.decoding.slots import SLOTS, Memory
+from waveform.decoding.weights import Weights
+from waveform.models.compressive_transformer import CompressiveTransformer
+
+PROJECT, _ATTEND, _OUTPUT, _FEED_IN, _FEED_OUT, _HEAD, ADOPT = range(7)
+PHASES_PER_LAYER = _HEAD
+
+
+class Scratch(NamedTuple):
+    """Values on their way through a step."""
+
+    x: np.ndarray  # [B, D']
+    normed: np.ndarray  # [B, D']
+    projected: np.ndarray  # [B, 3 D' + (H P)']
+    rotated: np.ndarray  # [B, H, P]
+    weights: np.ndarray  # [B, H, blocks * 64], up to a factor for each part
+    peaks: np.ndarray  # [B, H, parts] largest logit; then the factor
+    sums: np.ndarray  # [B, H, parts]
+    parts: np.ndarray  # [B, H, parts, d']
+    mixed: np.ndarray  # [B, H d']
+    inner: np.ndarray  # [B, F']
+    logits: np.ndarray  # [B, V']
+    groups: np.ndarray  # [B, groups, D'] new compressed slots of a layer
+    group_keys: np.ndarray  # [B, groups, 3 D' + (H P)'] their projection
+
+
+class Sizes(NamedTuple):
+    """Numbers that a step needs."""
+
+    num_threads: int
+    num_rows: int
+    num_layers: int
+    d_model: int
+    width: int  # D'
+    num_heads: int
+    d_head: int
+    d_padded: int  # d'
+    num_features: int  # P
+    num_projected: int
+    num_inner: int
+    num_logits: int
+    num_blocks: int
+    num_parts: int
+    history_ring: int  # 0 without compressed memory
+    tracks_usage: bool
+    pre_norm: bool
+    quantised: bool
+    compressed: int
+    memory: int
+    window: int
+    epsilon: float
+    num_groups: int = 0  # new compressed slots of a row in `groups` of the scratch
+
+
+@compiled
+def _adopt(first, last, layer, first_slot, p, kind):
+    """Cache keys and values of new compressed slots, for a range of [rows, groups]."""
+    for row in range(first, last):
+        x = p.groups + row * p.width * 4
+        if p.pre_norm:
+            gain, bias = p.attention_gain + layer * p.width * 4, p.attention_bias + layer * p.width * 4
+            layer_norm(x, x, gain, bias, p.width, p.d_model, p.epsilon)
+    matrix = (p.projection, p.projection_scales, p.projection_biases)
+    matrix = of_layer(matrix, layer, p.width, p.num_projected, kind)
+    vectors = (p.width // 16, 3 * p.width // 16)  # keys and values
+    dense(matrix, p.groups, p.group_keys, p.width, p.num_projected, (first, last), vectors, np.int64(SET), kind)
+    for row in range(first, last):
+        slot = (first_slot + row % p.num_groups) % p.compressed
+        for head in range(p.num_heads):
+            append(p.group_keys + row * p.num_projected * 4, layer, row // p.num_groups, head, slot, p, kind)
+
+
+@compiled
+def _work(phase, part, num_parts, layer, slot, p, kind):
+    """A thread's share of one phase of a layer."""
+    if phase == _ATTEND:
+        first, last = share(p.num_rows * p.num_heads * p.num_parts, part, num_parts)
+        for task in range(first, last):
+            row_head = task // p.num_parts
+            attend(layer, row_head // p.num_heads, row_head % p.num_heads, task % p.num_parts, slot, p, kind)
+        return
+    if phase == ADOPT:
+        first, last = share(p.num_rows * p.num_groups, part, num_parts)
+        _adopt(first, last, layer, slot, p, kind)
+        return
+    if phase == PROJECT:
+        x, out, num_inputs, num_outputs, mode = p.normed, p.projected, p.width, p.num_projected, SET
+        matrix = (p.projection, p.projection_scales, p.projection_biases)
+    elif phase == _OUTPUT:
+        x, out, num_inputs, num_outputs, mode = p.mixed, p.x, p.num_heads * p.d_padded, p.width, ADD
+        matrix = (p.output, p.output_scales, p.output_biases)
+    elif phase == _FEED_IN:
+        x, out, num_inputs, num_outputs, mode = p.normed, p.inner, p.width, p.num_inner, GELU
+        matrix = (p.feed_in, p.feed_in_scales, p.feed_in_biases)
+    elif phase == _FEED_OUT:
+        x, out, num_inputs, num_outputs, mode = p.inner, p.x, p.num_inner, p.width, ADD
+        matrix = (p.feed_out, p.feed_out_scales, p.feed_out_biases)
+    else:
+        x, out, num_inputs, num_outputs, mode = p.normed, p.logits, p.width, p.num_logits, SET
+        matrix = (p.head, p.head_scales, p.head_biases)
+    matrix = of_layer(matrix, layer, num_inputs, num_outputs, kind)
+    vectors = share(num_outputs // 16, part, num_parts)
+    dense(matrix, x, out, num_inputs, num_outputs, (np.int64(0), p.num_rows), vectors, mode, kind)
+
+
+_share_out = shared_out(_work)
+
+
+@compiled
+def _norm_rows(source, target, gain, bias, layer, p, kind):
+    offset = layer * p.width * 4
+    for b in range(p.num_rows):
+        row = b * p.width * 4
+        layer_norm(source + row, target + row, gain + offset, bias + offset, p.width, p.d_model, p.epsilon)
+
+
+@compiled
+def _begin_layer(layer, num_steps, p, kind):
+    """What comes before a layer's projection: remember its input, norm it."""
+    for b in range(p.num_rows):
+        row = layer * p.num_rows + b
+        if p.history_ring:
+            at = row * p.history_ring + num_steps % p.history_ring
+            copy(p.x + b * p.width * 4, p.history + at * p.width * 4, p.width)
+            if p.tracks_usage:
+                put(p.usage, at, np.float32(0))
+    if p.pre_norm:
+        _norm_rows(p.x, p.normed, p.attention_gain, p.attention_bias, layer, p, kind)
+    else:
+        copy(p.x, p.normed, p.num_rows * p.width)
+
+
+@compiled
+def _between(phase, layer, num_steps, p, kind):
+    """The little that follows a phase and is not worth sharing."""
+    if phase == PROJECT:
+        rotate(num_steps % p.window, p, kind)
+    elif phase == _ATTEND:
+        combine(layer, num_steps - num_steps % p.window, p, kind)
+    elif phase == _OUTPUT:
+        if p.pre_norm:
+            _norm_rows(p.x, p.normed, p.feedforward_gain, p.feedforward_bias, layer, p, kind)
+        else:
+            _norm_rows(p.x, p.x, p.attention_gain, p.attention_bias, layer, p, kind)
+            copy(p.x, p.normed, p.num_rows * p.width)
+    elif phase == _FEED_OUT:
+        if not p.pre_norm:
+            _norm_rows(p.x, p.x, p.feedforward_gain, p.feedforward_bias, layer, p, kind)
+        if layer + 1 < p.num_layers:
+            _begin_layer(layer + 1, num_steps, p, kind)
+        elif p.pre_norm:
+            _norm_rows(p.x, p.normed, p.final_gain, p.final_bias, 0, p, kind)
+        else:
+            copy(p.x, p.normed, p.num_rows * p.width)
+
+
+@compiled(entry=True)
+def run(tokens, first_phase, place, plan, kind):
+    """first_phase PROJECT: read tokens [B], the inputs of step `place`, and leave the logits in the scratch.
+
+    first_phase ADOPT: cache the groups in the scratch from slot `place` on, in layer tokens[0]. One function does
+    both, because each function that Python calls has the kernels compiled for itself.
+    """
+    p, step = plan[0], place
+    slot = p.compressed + step % (p.memory + p.window)
+    num_phases = p.num_layers * _HEAD + 1
+    if first_phase == ADOPT:
+        num_phases, slot = 1, place
+    else:
+        put(p.num_used, slot // SLOTS, get(p.num_used, slot // SLOTS, I64) + 1)
+        put(p.mask, slot, np.float32(0))
+        for b in range(p.num_rows):
+            copy(p.embedding + tokens[b] * p.width * 4, p.x + b * p.width * 4, p.width)
+        _begin_layer(0, step, p, kind)
+    for i in range(num_phases):
+        layer, phase = i // _HEAD, i % _HEAD
+        if first_phase == ADOPT:
+            layer, phase = tokens[0], ADOPT
+        elif layer == p.num_layers:
+            layer, phase = 0, _HEAD
+        _share_out(phase, layer, slot, plan, kind)
+        _between(phase, layer, step, p, kind)
+
+
+def sizes_of(model: CompressiveTransformer, weights: Weights, memory: Memory) -> Sizes:
+    """The sizes of a step, and how many threads it is worth."""
+    config = model.config
+    num_layers, num_rows, heads, num_blocks, d_head, _ = memory.keys.shape
+    width = padded(config.d_model)
+    read = sum(array.size for array in (*weights, memory.keys, memory.values))
+    return Sizes(
+        num_threads=num_threads_for(num_rows * read, num_phases=PHASES_PER_LAYER * num_layers + 1),
+        num_rows=num_rows,
+        num_layers=num_layers,
+        d_model=config.d_model,
+        width=width,
+        num_heads=heads,
+        d_head=d_head,
+        d_padded=padded(d_head),
+        num_features=config.num_position_features,
+        num_projected=3 * width + padded(heads * config.num_position_features),
+        num_inner=padded(config.d_feedforward),
+        num_logits=padded(config.vocab_size),
+        num_blocks=num_blocks,
+        num_parts=-(-num_blocks // PART),
+        history_ring=memory.history.shape[2],
+        tracks_usage=memory.usage.shape[2] > 0,
+        pre_norm=config.norm == "pre",
+        quantised=memory.keys.dtype == np.int8,
+        compressed=config.compressed,
+        memory=config.memory,
+        window=config.window,
+        epsilon=model.layers[0].attention_norm.eps,
+    )
+
+
+def make_scratch(z: Sizes) -> Scratch:
+    """Arrays for the values of a step."""
+    rows, heads, parts = z.num_rows, z.num_heads, z.num_parts
+    return Scratch(
+        x=zeros(rows, z.width),
+        normed=zeros(rows, z.width),
+        projected=zeros(rows, z.num_projected),
+        rotated=zeros(rows, heads, z.num_features),
+        weights=zeros(rows, heads, z.num_blocks * SLOTS),
+        peaks=zeros(rows, heads, parts),
+        sums=zeros(rows, heads, parts),
+        parts=zeros(rows, heads, parts, z.d_padded),
+        mixed=zeros(rows, heads * z.d_padded),
+        inner=zeros(rows, z.num_inner),
+        logits=zeros(rows, z.num_logits),
+        groups=zeros(0),
+        group_keys=zeros(0),
+    )
