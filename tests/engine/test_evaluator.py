@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests import laws
-from waveform.engine.evaluator import evaluate
+from waveform.engine.evaluator import EvaluateConfig, evaluate
 from waveform.engine.metrics import bits, unigram_nll
 from waveform.engine.shards import TokenSet
 from waveform.models.registry import build
@@ -37,7 +37,7 @@ def test_equals_scoring_each_utterance_alone(name: str, protocol: str, token_set
                 logits = model.head.logits(hidden)[0].log_softmax(-1)
             total -= float(logits[torch.arange(len(part)), part].sum())
         expected.append(total)
-    result = evaluate(model, tokens, window=window, batch_size=3, protocol=protocol, chunk=chunk)
+    result = evaluate(model, tokens, EvaluateConfig(window=window, batch_size=3, protocol=protocol, chunk=chunk))
     # The head's cross-entropy may be fp32 or better; sums are fp64.
     np.testing.assert_allclose(result.nats, expected, rtol=1e-6)
     assert result.counts.tolist() == LENGTHS
@@ -50,13 +50,11 @@ def test_unigram_is_the_smoothed_histogram() -> None:
     assert unigram_nll(train, test) == pytest.approx(-(np.log(3 / 4) + np.log(1 / 4)) / 2)
 
 
-def test_protocols_are_checked(token_set: Callable[..., TokenSet]) -> None:
-    model = build("wavenet", vocab_size=laws.VOCAB_SIZE, **laws.CONFIGS["wavenet"]["classic"])
-    tokens = token_set(LENGTHS)
+def test_protocols_are_checked() -> None:
     with pytest.raises(UserError, match="protocol"):
-        evaluate(model, tokens, window=4, batch_size=2, protocol="never")
+        EvaluateConfig(window=4, batch_size=2, protocol="never")
     with pytest.raises(UserError, match="multiple of the window"):
-        evaluate(model, tokens, window=4, batch_size=2, protocol="chunk", chunk=6)
+        EvaluateConfig(window=4, batch_size=2, protocol="chunk", chunk=6)
 
 
 def test_sums_by_class_split_the_whole(token_set: Callable[..., TokenSet]) -> None:
@@ -64,7 +62,7 @@ def test_sums_by_class_split_the_whole(token_set: Callable[..., TokenSet]) -> No
     model = build("wavenet", vocab_size=laws.VOCAB_SIZE, **laws.CONFIGS["wavenet"]["classic"]).double()
     tokens = token_set(LENGTHS)
     classes = torch.tensor([0, 2, 1] * 4)[: laws.VOCAB_SIZE]
-    result = evaluate(model, tokens, window=4, batch_size=3, classes=classes)
+    result = evaluate(model, tokens, EvaluateConfig(window=4, batch_size=3), classes=classes)
     expected = np.zeros(3)
     for i in range(len(tokens)):
         whole = torch.from_numpy(tokens.read(i, start=0, stop=10**6).astype(np.int64))
@@ -89,7 +87,7 @@ def test_a_cut_set_scores_every_token_once(token_set: Callable[..., TokenSet]) -
     assert pieces.names[:3] == ["utterance_000#000000", "utterance_000#000001", "utterance_001"]
     joined = [np.concatenate([s.read(i, start=0, stop=99) for i in range(len(s))]) for s in (tokens, pieces)]
     assert np.array_equal(*joined)
-    cut = evaluate(model, pieces, window=3, batch_size=3)
+    cut = evaluate(model, pieces, EvaluateConfig(window=3, batch_size=3))
     # Resets every 9 tokens are what the protocol `chunk` does too.
-    whole = evaluate(model, tokens, window=3, batch_size=3, protocol="chunk", chunk=9)
+    whole = evaluate(model, tokens, EvaluateConfig(window=3, batch_size=3, protocol="chunk", chunk=9))
     assert cut.nats.sum() == pytest.approx(whole.nats.sum())

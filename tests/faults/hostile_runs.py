@@ -35,7 +35,7 @@ from tests.faults.damaged_files import damageable, replace_value
 from tests.faults.fault import fault
 from tests.faults.small_runs import SETTINGS, TEXT_SETTINGS, WAVENET_SETTINGS, make_speech_run, make_text_run
 from waveform.cli import main as waveform
-from waveform.engine import scoring
+from waveform.engine import state_ram
 from waveform.engine.shards import signed
 from waveform.system import ram
 
@@ -423,7 +423,7 @@ def _small_machine() -> Iterator[None]:
     present = (int(process_memory_mb("VmData")) + _SMALL_MACHINE_MB) << 20
     with (
         mock.patch.object(ram, "machine_bytes", lambda: present),
-        mock.patch.object(scoring, "machine_bytes", lambda: present),
+        mock.patch.object(state_ram, "machine_bytes", lambda: present),
     ):
         yield
 

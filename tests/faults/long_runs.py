@@ -15,7 +15,7 @@ from tests.faults import forkserver
 from tests.faults.fault import fault
 from waveform.audio.mulaw import decode
 from waveform.audio.wav import WavWriter
-from waveform.engine.evaluator import evaluate
+from waveform.engine.evaluator import EvaluateConfig, evaluate
 from waveform.engine.sampler import SamplingConfig, sample
 from waveform.engine.shards import Shard, ShardWriter, TokenSet
 from waveform.models.registry import build
@@ -58,7 +58,8 @@ def _evaluate(folder: Path, model: Any, way: str, num_tokens: int, count: Callab
         for start in range(0, num_tokens, 1 << 16):
             writer.append(rng.integers(0, 256, min(1 << 16, num_tokens - start), dtype=np.uint8))
     tokens, progress = TokenSet([Shard(path)], vocab_size=256), SimpleNamespace(update=count)
-    evaluate(model, tokens, window=512, batch_size=1, protocol=way, chunk=1024, progress=progress)
+    config = EvaluateConfig(window=512, batch_size=1, protocol=way, chunk=1024)
+    evaluate(model, tokens, config, progress=progress)
 
 
 def _sample(folder: Path, model: Any, way: str, num_tokens: int, count: Callable[[int], None]) -> None:

@@ -20,7 +20,7 @@ from tests.benchmarks.communication import bytes_sent
 from tests.engine.conftest import write_tokens
 from tests.engine.training import small_trainer
 from waveform.engine import checkpoint
-from waveform.engine.evaluator import evaluate
+from waveform.engine.evaluator import EvaluateConfig, evaluate
 from waveform.engine.interface import optional_parts, state_tensors
 from waveform.engine.trainer import Trainer
 from waveform.ranks import fsdp
@@ -81,9 +81,8 @@ def _figures(trainer: Trainer) -> dict[str, Any]:
     weights = {n: fsdp.whole(value.detach()).clone() for n, value in trainer.module.state_dict().items()}
     trainer.module.eval()
     with fsdp.gathered(trainer._scored):
-        result = evaluate(
-            trainer.model, trainer._valid, window=trainer._window, batch_size=2, world=trainer.world, classes=_CLASSES
-        )
+        config = EvaluateConfig(window=trainer._window, batch_size=2)
+        result = evaluate(trainer.model, trainer._valid, config, world=trainer.world, classes=_CLASSES)
     sums = {"nats": result.nats, "counts": result.counts, "class": result.class_nats, "of": result.class_counts}
     evaluation = {key: torch.from_numpy(value).clone() for key, value in sums.items() if value is not None}
     return {"losses": losses, "gradients": gradients, "norms": norms, "weights": weights, "evaluation": evaluation}

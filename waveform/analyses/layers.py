@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from waveform.analyses.hooks import attention_modules, observe_attention, observe_compression_loss
-from waveform.engine.scoring import read
 from waveform.engine.shards import TokenSet
+from waveform.engine.single_pass import score_once
 from waveform.models.attention import Slots
 from waveform.models.transformer_config import CompressiveTransformerConfig
 from waveform.system.errors import UserError
@@ -95,7 +95,7 @@ def observe_layers(
 
     place = {utterance: i for i, utterance in enumerate(order)}
     with torch.enable_grad(), observe_attention(model, see_attention), observe_compression_loss(model, see_loss):
-        for dealt, _ in read(
+        for dealt, _ in score_once(
             model, pieces, order, window=config.window, batch_size=batch_size, chunk=None, device=device
         ):
             if dealt.starts[0] >= lead:

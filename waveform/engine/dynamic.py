@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from waveform.engine.clipping import clip, parameter_groups
-from waveform.engine.evaluator import Evaluation, Tally, check_protocol
+from waveform.engine.evaluator import EvaluateConfig, Evaluation, Tally
 from waveform.engine.interface import SequenceModel
-from waveform.engine.scoring import read
 from waveform.engine.shards import TokenSet
+from waveform.engine.single_pass import score_once
 from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
@@ -52,14 +52,10 @@ class DynamicConfig:
 def evaluate_dynamically(
     model: SequenceModel,
     tokens: TokenSet,
+    config: EvaluateConfig,
+    dynamic: DynamicConfig,
     *,
-    config: DynamicConfig,
-    window: int,
-    batch_size: int,
-    protocol: str = "utterance",
-    chunk: int | None = None,
     device: torch.device,
-    autocast: torch.dtype | None = None,
     progress: Progress | None = None,
     classes: Tensor | None = None,
 ) -> Evaluation:
@@ -69,35 +65,35 @@ def evaluate_dynamically(
     as it was. Rows side by side share each update, so fewer rows learn from each other sooner. One process only: the
     order of the stream decides what was learned when. Raises UserError where the loss stops being finite.
     """
-    chunk = check_protocol(protocol, window=window, chunk=chunk)
+    assert config.max_tokens is None, "dynamic evaluation learns from all tokens"
     learner = copy.deepcopy(model)
     assert isinstance(learner, nn.Module)
     learner.requires_grad_(True).eval()  # no dropout: one pass gives the score and the gradient
     groups = parameter_groups(learner)
-    optimiser = config.build([parameter for group in groups.values() for parameter in group])
+    optimiser = dynamic.build([parameter for group in groups.values() for parameter in group])
     tally = Tally(tokens, classes=classes, device=device)
     with torch.enable_grad():
-        for dealt, scores in read(
+        for dealt, scores in score_once(
             learner,
             tokens,
             range(len(tokens)),
-            window=window,
-            batch_size=batch_size,
-            chunk=chunk,
+            window=config.window,
+            batch_size=config.batch_size,
+            chunk=config.reset_every,
             device=device,
-            autocast=autocast,
+            autocast=config.autocast,
         ):
             num_scored = tally.add(dealt, scores)
-            loss = scores.nats / num_scored + scores.aux * (config.aux_weight / len(dealt.utterances))
+            loss = scores.nats / num_scored + scores.aux * (dynamic.aux_weight / len(dealt.utterances))
             if not bool(torch.isfinite(loss)):
                 raise UserError(
                     f"dynamic evaluation diverged (its loss is {loss.item()}); lower its learning rate, "
-                    f"{config.learning_rate:g}"
+                    f"{dynamic.learning_rate:g}"
                 )
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
-            clip(groups, config.clip_norm)
+            clip(groups, dynamic.clip_norm)
             optimiser.step()
             if progress is not None:
                 progress.update(num_scored)
-    return tally.result(protocol=protocol, world=World(device=device), whole=True)
+    return tally.result(protocol=config.protocol, world=World(device=device), whole=True)

@@ -8,14 +8,40 @@ from torch import Tensor
 
 from waveform.engine.interface import SequenceModel
 from waveform.engine.metrics import bits
-from waveform.engine.scoring import DealtWindow, ScoredWindow, read
+from waveform.engine.scored_window import ScoredWindow
 from waveform.engine.shards import TokenSet
+from waveform.engine.single_pass import DealtWindow, score_once
 from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 from waveform.system.signals import Stopped, StopRequest
 
 PROTOCOLS = ("utterance", "chunk")
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """How tokens are scored. Raises UserError for a protocol or a chunk that does not exist."""
+
+    window: int  # tokens of one call of the model
+    batch_size: int  # rows of each process
+    protocol: str = "utterance"  # utterance: state is carried from the utterance's start; chunk: reset at each chunk
+    chunk: int | None = None  # tokens between resets with protocol=chunk, a multiple of the window
+    autocast: torch.dtype | None = None  # dtype of matrix products; None: the parameters' own
+    max_tokens: int | None = None  # about how many to score, longest utterances first, for a quick look; None: all
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise UserError(f"protocol {self.protocol!r} does not exist; choose one of {', '.join(PROTOCOLS)}")
+        if self.protocol == "chunk" and (self.chunk is None or self.chunk % self.window):
+            raise UserError(
+                f"protocol=chunk needs a chunk that is a multiple of the window, {self.window}; it is {self.chunk}"
+            )
+
+    @property
+    def reset_every(self) -> int | None:
+        """Tokens between resets; None: state is reset only at the start of an utterance."""
+        return self.chunk if self.protocol == "chunk" else None
 
 
 @dataclass(frozen=True)
@@ -75,57 +101,38 @@ class Tally:
         return replace(result, class_nats=by_class[0], class_counts=by_class[1])
 
 
-def check_protocol(protocol: str, *, window: int, chunk: int | None) -> int | None:
-    """The tokens between resets: `chunk`, or None for whole utterances. Raises UserError where there is no such."""
-    if protocol not in PROTOCOLS:
-        raise UserError(f"protocol {protocol!r} does not exist; choose one of {', '.join(PROTOCOLS)}")
-    if protocol == "chunk" and (chunk is None or chunk % window):
-        raise UserError(f"protocol=chunk needs a chunk that is a multiple of the window, {window}; it is {chunk}")
-    return chunk if protocol == "chunk" else None
-
-
 @torch.inference_mode()
 def evaluate(
     model: SequenceModel,
     tokens: TokenSet,
+    config: EvaluateConfig,
     *,
-    window: int,
-    batch_size: int,
-    protocol: str = "utterance",
-    chunk: int | None = None,
     world: World | None = None,
-    autocast: torch.dtype | None = None,
     progress: Progress | None = None,
-    max_tokens: int | None = None,
     classes: Tensor | None = None,
     stop: StopRequest | None = None,
 ) -> Evaluation:
     """Score every token of `tokens` once.
 
-    window: tokens of one call; batch_size: rows on this rank; chunk: tokens between resets under `protocol=chunk`, a
-    multiple of `window`; autocast: dtype of matrix products, None for the parameters' own; max_tokens: stop dealing
-    utterances (longest first) after about that many, for a quick look; classes [V]: the class, from 0, of each token
-    id, to sum NLL by class as well. Each rank scores every world.size-th
-    utterance, and all get the whole result. Raises UserError for a protocol or chunk that does not exist, and
-    Stopped, on every rank, where `stop` was asked of one.
+    classes [V]: the class, from 0, of each token id, to sum NLL by class as well. Each rank scores every world.size-th
+    utterance, and all get the whole result. Raises Stopped, on every rank, if `stop` was asked of one.
     """
-    chunk = check_protocol(protocol, window=window, chunk=chunk)
     world = world or World()
     # Longest first, so that rows finish together.
     order = sorted(range(len(tokens)), key=lambda i: (-tokens.lengths[i], i))
-    if max_tokens is not None:
+    if config.max_tokens is not None:
         total = np.cumsum([tokens.lengths[i] for i in order])
-        order = order[: int(np.searchsorted(total, max_tokens)) + 1]
+        order = order[: int(np.searchsorted(total, config.max_tokens)) + 1]
     tally = Tally(tokens, classes=classes, device=world.device)
-    for dealt, scores in read(
+    for dealt, scores in score_once(
         model,
         tokens,
         order[world.rank :: world.size],
-        window=window,
-        batch_size=batch_size,
-        chunk=chunk,
+        window=config.window,
+        batch_size=config.batch_size,
+        chunk=config.reset_every,
         device=world.device,
-        autocast=autocast,
+        autocast=config.autocast,
     ):
         if stop:
             break
@@ -134,4 +141,4 @@ def evaluate(
             progress.update(num_scored)
     if stop is not None and world.any(bool(stop)):
         raise Stopped
-    return tally.result(protocol=protocol, world=world, whole=max_tokens is None)
+    return tally.result(protocol=config.protocol, world=world, whole=config.max_tokens is None)

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from waveform.engine import checkpoint
 from waveform.engine.clipping import clip, parameter_groups
-from waveform.engine.evaluator import Evaluation, evaluate
+from waveform.engine.evaluator import EvaluateConfig, Evaluation, evaluate
 from waveform.engine.interface import SequenceModel, State, detach, optional_parts
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.nonfinite import FiniteWatch, Update
 from waveform.engine.resuming import conditions, notes
 from waveform.engine.schedule import learning_rate, update_period
-from waveform.engine.scoring import ScoredForward, score_window
+from waveform.engine.scored_window import ScoredForward, score_window
 from waveform.engine.shards import TokenSet
 from waveform.engine.streams import Chunk, TokenStream, Window, check_sizes
 from waveform.engine.train_config import TrainConfig
@@ -134,6 +134,18 @@ class Trainer:
         self._evaluation_due = False  # at this step, and not done yet
         self.resumed_from: checkpoint.Checkpoint | None = None
         self._resume()
+
+    @property
+    def evaluation(self) -> EvaluateConfig:
+        """How the validation split is scored during training."""
+        return EvaluateConfig(
+            window=self._window,
+            batch_size=self.config.evaluate_batch_size,
+            protocol="chunk" if self.config.state == "chunk" else "utterance",
+            chunk=self.config.chunk,
+            autocast=self.config.autocast(self.world.device),
+            max_tokens=self.config.evaluate_tokens,
+        )
 
     def _set_up_model(self) -> None:
         """Check the model against the settings, and put it on the device, the same on every rank, sharded if asked."""
@@ -417,13 +429,8 @@ class Trainer:
             result = evaluate(
                 self.model,
                 self._valid,
-                window=self._window,
-                batch_size=self.config.evaluate_batch_size,
-                protocol="chunk" if self.config.state == "chunk" else "utterance",
-                chunk=self.config.chunk,
+                self.evaluation,
                 world=self.world,
-                autocast=self.config.autocast(self.world.device),
-                max_tokens=self.config.evaluate_tokens,
                 stop=stop,
             )
             self._evaluation_due = False

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
-from waveform.engine.evaluator import Evaluation
+from waveform.engine.evaluator import EvaluateConfig, Evaluation
 from waveform.engine.evaluator import evaluate as evaluate_tokens
 from waveform.engine.metrics import unigram_nll
 from waveform.engine.shards import TokenSet, is_dataset, read_dataset
@@ -64,33 +64,20 @@ def score(
     world = world or World(device=run.device)
     if dynamic is not None and world.size > 1:
         raise UserError(f"dynamic evaluation follows one stream, on one process; it was started on {world.size}")
+    config = EvaluateConfig(
+        window=run.window,
+        batch_size=run.config["train"]["evaluate_batch_size"],
+        protocol=protocol,
+        chunk=run.config["train"]["chunk"],
+    )
     with Progress(
         f"{verb} {run.name}", total=tokens.num_tokens, unit=unit, unit_s=unit_s, enabled=show_progress
     ) as progress:
         if dynamic is not None:
             return evaluate_dynamically(
-                run.model,
-                tokens,
-                config=dynamic,
-                window=run.window,
-                batch_size=run.config["train"]["evaluate_batch_size"],
-                protocol=protocol,
-                chunk=run.config["train"]["chunk"],
-                device=run.device,
-                progress=progress,
-                classes=classes,
+                run.model, tokens, config, dynamic, device=run.device, progress=progress, classes=classes
             )
-        return evaluate_tokens(
-            run.model,
-            tokens,
-            window=run.window,
-            batch_size=run.config["train"]["evaluate_batch_size"],
-            protocol=protocol,
-            chunk=run.config["train"]["chunk"],
-            world=world,
-            progress=progress,
-            classes=classes,
-        )
+        return evaluate_tokens(run.model, tokens, config, world=world, progress=progress, classes=classes)
 
 
 def dynamic_config(run: TrainedRun, *, optimiser: str = "sgd", lr: float | None = None) -> DynamicConfig:

@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from waveform.engine import checkpoint
 from waveform.engine.interface import SequenceModel
-from waveform.engine.scoring import require_state_memory
+from waveform.engine.state_ram import require_ram_for_state
 from waveform.engine.streams import MODES
 from waveform.models.registry import build, model_class
 from waveform.ranks.distributed import choose_device
@@ -294,7 +294,7 @@ def _model_of(
         expected = {name: (tensor.shape, tensor.dtype) for name, tensor in sketch.state_dict().items()}
         if expected != {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}:
             raise UserError(f"the weights in {found.folder} do not fit it; was it edited?")
-        require_state_memory(sketch, 1)
+        require_ram_for_state(sketch, 1)
         model = model_from(config)
         assert isinstance(model, nn.Module)
         model.load_state_dict(weights)

@@ -10,8 +10,8 @@ import torch
 
 from waveform.engine.checkpoint import CHECKPOINTS_DIR
 from waveform.engine.metrics import METRICS_FILE
-from waveform.engine.scoring import require_state_memory
 from waveform.engine.shards import Dataset, TokenSet
+from waveform.engine.state_ram import require_ram_for_state
 from waveform.engine.streams import check_sizes
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, Trainer, TrainResult
@@ -70,7 +70,7 @@ def check_settings(
         num_ranks=world.size,
     )
     if world.device.type == "cpu":
-        require_state_memory(sketch, train_config.batch_size // world.size)
+        require_ram_for_state(sketch, train_config.batch_size // world.size)
     _refuse_other_config(run_dir, config)
 
 
