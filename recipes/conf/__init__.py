@@ -1,1 +1,1 @@
-"""Hydra configs of the text recipes; see `recipes/settings.py`."""
+"""Hydra configs of the text recipes; see `recipes/text.py`."""

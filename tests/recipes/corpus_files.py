@@ -1,4 +1,4 @@
-"""Small sources in the true form of every recipe, written where a test asks."""
+"""Writes small sources in the true format of every recipe."""
 
 import io
 import tarfile
@@ -12,7 +12,7 @@ _TYPES = [a + b + c for a in _SYLLABLES for b in _SYLLABLES for c in ("", "n")] 
 
 
 def sentences(num: int, *, seed: int = 0) -> list[str]:
-    """Sentences of 4 to 9 words, in which a word's follower is predictable half of the time."""
+    """Sentences of 4 to 9 words, in which the next word is predictable half of the time."""
     random = np.random.default_rng(seed)
     weights = 1 / np.arange(1, len(_TYPES) + 1)
     made = []
@@ -59,7 +59,7 @@ def _lines(num: int, seed: int) -> str:
 
 
 def write_source(recipe: str, folder: Path) -> Path:
-    """A source of `recipe` in `folder`, small, in a form in which it is published; returns what `prepare` is given."""
+    """Write a small source of `recipe` into `folder`, in a published format; return the path to give to `prepare`."""
     folder.mkdir(parents=True, exist_ok=True)
     if recipe == "enwik8":
         return _zip(folder / "enwik8.zip", {"enwik8": "<page>é\n".join(sentences(600))})

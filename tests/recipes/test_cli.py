@@ -1,4 +1,4 @@
-"""`python -m recipes` as a user meets it: every recipe end to end; every mistake in one line, exit code 2."""
+"""`python -m recipes` as a user sees it: every recipe end to end; every mistake reported in one line, exit code 2."""
 
 import hashlib
 import json
@@ -81,7 +81,7 @@ def test_smoke_end_to_end(recipe: str, model: str, tmp_path: Path, capsys: pytes
 
 @pytest.mark.slow
 def test_two_processes_train_and_evaluate_as_one(place: Path, tmp_path: Path) -> None:
-    """Under torchrun: the same run, and each token of the test split scored once between them."""
+    """Under torchrun: the same run, and the processes together score each token of the test split once."""
 
     def torchrun(*arguments: Any) -> str:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "recipes"]
@@ -138,13 +138,13 @@ def test_longer_memories_and_rows(place: Path, tmp_path: Path, capsys: pytest.Ca
     figures = {}
     for name, options in {
         "trained": [],
-        "the same, said": ["--memory", 16, "--compressed", 8],
+        "the same, given": ["--memory", 16, "--compressed", 8],
         "longer": ["--memory", 32, "--compressed", 24],
         "rows": ["--rows", 7],
     }.items():
         run("evaluate", place / "run", *options, "--json", tmp_path / "f.json")
         figures[name] = json.loads((tmp_path / "f.json").read_text())
-    assert figures["trained"]["perplexity"] == figures["the same, said"]["perplexity"]
+    assert figures["trained"]["perplexity"] == figures["the same, given"]["perplexity"]
     assert figures["trained"]["perplexity"] != figures["longer"]["perplexity"]
     assert figures["longer"]["compressed"] == 24
     assert figures["rows"]["num_tokens"] == figures["trained"]["num_tokens"]
@@ -152,7 +152,7 @@ def test_longer_memories_and_rows(place: Path, tmp_path: Path, capsys: pytest.Ca
     assert "cut for speed, state reset at the start of 7 pieces" in capsys.readouterr().out
 
 
-def test_sweep_prints_a_table_and_draws(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_prints_a_table_and_draws_a_plot(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("sweep", place / "run", "--compressed", "16,4,8", "--memory", 20, "--json", tmp_path / "sweep.json")
     entries = json.loads((tmp_path / "sweep.json").read_text())
     assert [entry["compressed"] for entry in entries] == [4, 8, 16]
@@ -167,7 +167,7 @@ def test_sweep_prints_a_table_and_draws(place: Path, tmp_path: Path, capsys: pyt
     assert "mine.png exists" in line and (tmp_path / "mine.png").read_text() == "a picture of mine"
 
 
-def test_dynamic_evaluation_is_reported_apart(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("evaluate", place / "run", "--json", tmp_path / "plain.json")
     arguments = ["evaluate", place / "run", "--dynamic", "--dynamic-optimiser", "adam", "--dynamic-lr", "1e-3"]
     run(*arguments, "--json", tmp_path / "dynamic.json")
@@ -213,25 +213,25 @@ def test_samples_depend_on_prompt_and_seed_alone(
 
 Mistake = Callable[[Path, Path], list[Any]]
 MISTAKES: dict[str, tuple[Mistake, str]] = {
-    "no such recipe": (lambda p, t: ["prepare", "enwik9", p / "source", t / "d"], "choose one of enwik8, text8"),
+    "an unknown recipe": (lambda p, t: ["prepare", "enwik9", p / "source", t / "d"], "choose one of enwik8, text8"),
     "no source": (lambda p, t: ["prepare", "enwik8", t / "none", t / "d"], "no such file or folder"),
-    "a setting that is none": (lambda p, t: ["prepare", "folder", p, t / "d", "corpus.chek=1"], "corpus.check, "),
+    "an unknown setting": (lambda p, t: ["prepare", "folder", p, t / "d", "corpus.chek=1"], "corpus.check, "),
     "a value of the wrong type": (lambda p, t: ["prepare", "folder", p, t / "d", "corpus.check=maybe"], "corpus:"),
-    "tokens of another recipe": (
+    "tokens that the recipe does not offer": (
         lambda p, t: ["prepare", "wikitext103", p / "source", t / "d", "corpus.tokens=bytes"],
         "wikitext103 is read as words",
     ),
-    "data there already": (
+    "data that exists already": (
         lambda p, t: ["prepare", "wikitext103", p / "source/wikitext-103-v1.zip", p / "data"],
         "is not empty; give a new folder",
     ),
-    "a slice as the whole": (
+    "a slice instead of the corpus": (
         lambda p, t: ["prepare", "wikitext103", p / "source/wikitext-103-v1.zip", t / "d"],
         "not 103,227,021. Expected: wiki.train.tokens",
     ),
-    "another corpus": (lambda p, t: ["prepare", "ptb", p / "source/wikitext-103-v1.zip", t / "d"], "ptb.train.txt"),
+    "a different corpus": (lambda p, t: ["prepare", "ptb", p / "source/wikitext-103-v1.zip", t / "d"], "ptb.train.txt"),
     "too few files": (lambda p, t: ["prepare", "folder", p / "source", t / "d"], "at least 3"),
-    "another recipe's data": (
+    "data of a different recipe": (
         lambda p, t: ["train", "ptb", p / "data", t / "r", "preset=smoke"],
         "was prepared as wikitext103, not as ptb",
     ),
@@ -252,7 +252,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         lambda p, t: ["train", "wikitext103", p / "data", t / "r", "preset=small"],
         "model.cutoffs is [20000, 40000, 200000]",
     ),
-    "more layers than memory": (
+    "more layers than fit in RAM": (
         lambda p, t: [
             "train",
             "wikitext103",
@@ -263,17 +263,17 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         ],
         "lower model.num_layers=90000000",
     ),
-    "a run folder of other things": (
+    "a run folder with other files": (
         lambda p, t: ["train", "wikitext103", p / "data", p / "source", "preset=smoke"],
         "holds other files",
     ),
-    "evaluate nothing": (lambda p, t: ["evaluate", t / "none"], "no such run folder"),
-    "evaluate no split": (lambda p, t: ["evaluate", p / "run", "--split", "dev"], "has no split 'dev'"),
-    "evaluate no rows": (lambda p, t: ["evaluate", p / "run", "--rows", 0], "--rows is 0"),
-    "evaluate no memory": (lambda p, t: ["evaluate", p / "run", "--memory", -1], "model.memory is -1"),
+    "evaluate a missing run": (lambda p, t: ["evaluate", t / "none"], "no such run folder"),
+    "evaluate an unknown split": (lambda p, t: ["evaluate", p / "run", "--split", "dev"], "has no split 'dev'"),
+    "evaluate zero rows": (lambda p, t: ["evaluate", p / "run", "--rows", 0], "--rows is 0"),
+    "evaluate with negative memory": (lambda p, t: ["evaluate", p / "run", "--memory", -1], "model.memory is -1"),
     "sweep words": (lambda p, t: ["sweep", p / "run", "--compressed", "4,x"], "--compressed is '4,x'"),
-    "sample nothing": (lambda p, t: ["sample", p / "run", "--tokens", 0], "--tokens is 0"),
-    "sample from nowhere": (lambda p, t: ["sample", p / "run", "--top-p", 0], "top-p is 0"),
+    "sample zero tokens": (lambda p, t: ["sample", p / "run", "--tokens", 0], "--tokens is 0"),
+    "sample from an empty nucleus": (lambda p, t: ["sample", p / "run", "--top-p", 0], "top-p is 0"),
 }
 
 
@@ -300,7 +300,7 @@ def test_a_run_on_audio_is_refused(place: Path, tmp_path: Path, capsys: pytest.C
     assert "a run on audio, not on text" in mistake(["evaluate", tmp_path / "run"], capsys)
 
 
-def test_a_vocabulary_that_is_gone_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vocabulary_that_is_gone_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, run_dir = tmp_path / "data", tmp_path / "run"
     run("prepare", "text8", write_source("text8", tmp_path / "source"), data, "corpus.check=false")
     run("train", "text8", data, run_dir, "preset=smoke", *SHORT)
@@ -313,7 +313,7 @@ def test_a_vocabulary_that_is_gone_is_told(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_validation_in_training_fills_its_rows(place: Path, tmp_path: Path) -> None:
-    """WikiText's validation split is one document; a quick look cuts it into a piece a row, and scores all of it."""
+    """WikiText's validation split is one document; a quick look cuts it into a piece per row and scores it all."""
     (look,) = (record for record in read_metrics(place / "run") if record["kind"] == "evaluate")
     nats = {}
     for rows in (None, 4):

@@ -1,4 +1,4 @@
-"""Sources and corpora: the right splits, wrong or cut files refused, memory flat; nothing left behind by a failure."""
+"""Sources and corpora: splits, refusal of wrong or truncated files, constant RAM, and nothing left after a failure."""
 
 import dataclasses
 import hashlib
@@ -26,14 +26,14 @@ UNCHECKED = CorpusConfig(check=False)
 
 
 def text_of(data: Dataset, split: str) -> str:
-    """What a split decodes to, documents in their order."""
+    """Return what a split decodes to, documents in order."""
     tokenizer, tokens = load_tokenizer(data.folder), data.open_split(split)
     ids = [tokens.read(i, start=0, stop=10**9).tolist() for i in range(len(tokens))]
     return "".join(tokenizer.decode(part) for part in ids)
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, name: str, **expected: Any) -> None:
-    """Let the recipe `name` expect something small."""
+    """Make the recipe `name` expect something small."""
     monkeypatch.setitem(catalogue.RECIPES, name, dataclasses.replace(RECIPES[name], **expected))
 
 
@@ -168,7 +168,7 @@ def test_lm1b_tests_on_heldout_file_0(tmp_path: Path) -> None:
     }
 
 
-def test_a_folder_is_split_by_file_as_names_decide(tmp_path: Path) -> None:
+def test_a_folder_is_split_by_file_and_names_decide(tmp_path: Path) -> None:
     source = write_source("folder", tmp_path)
     config = CorpusConfig(valid=0.2, test=0.2)
 
@@ -186,7 +186,7 @@ def test_a_folder_is_split_by_file_as_names_decide(tmp_path: Path) -> None:
     assert split() == found
 
 
-def test_no_split_goes_empty_beside_a_large_file(tmp_path: Path) -> None:
+def test_no_split_is_empty_with_one_large_file(tmp_path: Path) -> None:
     for name, size in (("a.txt", 5000), ("b.txt", 10), ("c.txt", 10)):
         (tmp_path / name).write_text("x" * size)
     found = open_corpus(find_recipe("folder"), open_source(tmp_path), config=CorpusConfig())
@@ -207,7 +207,7 @@ def test_a_folder_with_splits_keeps_them(tmp_path: Path) -> None:
 
 
 def test_large_files_are_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line of 3 MB, read 16 KB at a time, never needs a third of it at once."""
+    """A line of 3 MB, read 16 KB at a time, never needs a third of that in RAM."""
     monkeypatch.setattr(sources, "_BLOCK_BYTES", 1 << 14)
     (tmp_path / "text8").write_text(" ".join(sentences(1000)) * 90)
     (document,) = open_corpus(find_recipe("text8"), open_source(tmp_path / "text8"), config=UNCHECKED)["train"]
@@ -243,7 +243,7 @@ def test_words_and_bytes_are_counted_across_blocks(tmp_path: Path, monkeypatch: 
 
 def test_a_preparation_that_fails_late_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any) -> None:
-        assert len(list((tmp_path / "to").iterdir())) == 1  # in a folder of its own
+        assert len(list((tmp_path / "to").iterdir())) == 1  # in a separate folder
         raise UserError("the disk is full")
 
     (tmp_path / "to").mkdir()

@@ -1,4 +1,4 @@
-"""Every recipe's configurations compose, fit their model, and hold the papers' figures."""
+"""The configurations of every recipe compose, fit their model, and contain the papers' figures."""
 
 import itertools
 from pathlib import Path
@@ -22,7 +22,7 @@ STUDIES = sorted(path.stem for path in Path(recipes.__path__[0], "conf", "study"
 
 
 def fits(config: dict[str, Any], *, vocab_size: int) -> Any:
-    """Check a configuration as training does; returns the model's."""
+    """Check a configuration as training does; return the model's."""
     train = typed(TrainConfig, config["train"], section="train")
     check_sizes(batch_size=train.batch_size, window=window_of(config), chunk=train.chunk, mode=train.state, num_ranks=1)
     fields = {name: value for name, value in config["model"].items() if name != "name"}

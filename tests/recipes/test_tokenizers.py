@@ -1,4 +1,4 @@
-"""Tokenizers: what is encoded decodes to the same, however a document is cut into blocks."""
+"""Tokenizers: decoding inverts encoding, however a document is cut into blocks."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def encode(tokenizer: TextTokenizer, text: Document) -> list[int]:
 @small_blocks
 @given(text=TEXTS, block=st.integers(1, 9))
 def test_words_are_those_of_each_line(text: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `for line in file: line.split() + ["<eos>"]`, which the published counts come from."""
+    """Like `for line in file: line.split() + ["<eos>"]`, which the published counts are based on."""
     monkeypatch.setattr(sources, "_BLOCK_BYTES", block)
     found = document(tmp_path, text)
     with open(tmp_path / "a.txt", encoding="utf-8") as file:
@@ -87,7 +87,7 @@ def test_bytes_and_characters(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == "the abyz " and tokenizer.encode_prompt("the abyz ").tolist() == ids
 
 
-def test_another_character_is_named_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_character_is_named_with_its_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_BLOCK_BYTES", 4)
     with pytest.raises(UserError, match=r"byte 9 of a\.txt is b'Z'"):
         encode(CharacterTokenizer(), document(tmp_path, "abc def xZ"))
@@ -96,21 +96,21 @@ def test_another_character_is_named_with_its_place(tmp_path: Path, monkeypatch: 
 def test_words_by_frequency_with_rare_ones_unknown(tmp_path: Path) -> None:
     text = document(tmp_path, "b a b c\na b <unk> d\n")
     tokenizer, num_tokens = WordTokenizer.train([text], min_count=2)
-    # c and d are rare: with the <unk> that stood there they are three.
+    # c and d are rare: together with the <unk> in the text they are three.
     assert tokenizer.content()["words"] == ["<unk>", "b", "<eos>", "a"] and num_tokens == 10
     assert encode(tokenizer, text) == [1, 3, 1, 0, 2, 3, 1, 0, 0, 2]
     assert tokenizer.decode([1, 3, 2, 0, 2, 2, 1]) == "b a\n<unk>\n\nb"
     assert tokenizer.encode_prompt("b a\nzebra").tolist() == [1, 3, 2, 0]
 
 
-def test_a_vocabulary_comes_from_what_it_is_given_alone(tmp_path: Path) -> None:
+def test_a_vocabulary_comes_only_from_the_training_documents(tmp_path: Path) -> None:
     tokenizer, _ = WordTokenizer.train([document(tmp_path, "a b\n")], min_count=1)
     assert encode(tokenizer, document(tmp_path, "a new b\n", "test.txt")) == [1, 3, 2, 0]
     assert tokenizer.content()["words"] == ["<eos>", "a", "b", "<unk>"]
 
 
 @pytest.mark.parametrize("kind", ["words", "subwords"])
-def test_text_that_is_no_utf8_is_refused(kind: str, tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_refused(kind: str, tmp_path: Path) -> None:
     bad = document(tmp_path, b"fine \xff not")
     with pytest.raises(UserError, match=r"a.txt is not UTF-8 text.*" + ("" if kind == "words" else "tokens=bytes")):
         list((read_words if kind == "words" else read_text)(bad))
