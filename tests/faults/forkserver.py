@@ -1,5 +1,6 @@
 """Runs cases in processes of their own, forked from a server that has imported everything but computed nothing."""
 
+import importlib.util
 import multiprocessing
 import os
 import sys
@@ -8,19 +9,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+_PRELOAD = [
+    "librosa.core.convert",
+    "matplotlib.figure",
+    "soundfile",
+    "torch.utils.tensorboard",
+    "recipes.verbs.train",
+    "waveform.decoding.compiled",
+    "waveform.verbs.compare",
+    "waveform.verbs.demo",
+]
+for _name in _PRELOAD:  # the server silently ignores a missing module, and each case then imports it
+    assert importlib.util.find_spec(_name) is not None, f"{_name} does not exist"
+
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        "librosa.core.convert",
-        "matplotlib.figure",
-        "soundfile",
-        "torch.utils.tensorboard",
-        "recipes.verbs.train",
-        "waveform.decoding.compiled",
-        "waveform.verbs.compare",
-        "waveform.verbs.demo",
-    ]
-)
+_context.set_forkserver_preload(_PRELOAD)
 
 
 def start(function: Callable[..., Any], *arguments: Any, output: Path, daemon: bool = True) -> Any:
@@ -43,9 +46,9 @@ def run(
     if code is None:
         process.kill()
         process.join()
-    said = output.read_text(errors="replace")
-    assert code == 0, f"{function.__name__}{arguments}: {'hung' if code is None else f'exit code {code}'}\n{said}"
-    return said
+    printed = output.read_text(errors="replace")
+    assert code == 0, f"{function.__name__}{arguments}: {'hung' if code is None else f'exit code {code}'}\n{printed}"
+    return printed
 
 
 def _child(function: Callable[..., Any], arguments: Sequence[Any], output: Path) -> None:
