@@ -1,4 +1,4 @@
-"""Losses, states and gradients that are not finite, planted in one utterance: training stops or skips as told to."""
+"""Losses, states and gradients that are not finite, planted in one utterance: training stops or skips as configured."""
 
 import contextlib
 import io
@@ -113,9 +113,9 @@ def _read_only(trainer: Trainer) -> int:
 
 
 def say(action: Any) -> str:
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
         action()
-    return said.getvalue()
+    return printed.getvalue()
 
 
 def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: str) -> int:
@@ -136,23 +136,23 @@ def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: st
     expected, first = _reference(reference, bad, kind), min(bad)
 
     # stop: it says in which step and row, and keeps the last good checkpoint.
-    stopping, said = trainer("stop"), ""
+    stopping, printed = trainer("stop"), ""
     try:
         stopping.run()
     except Diverged as error:
-        said = str(error)
-    assert f"not finite at step {first}" in said, (said, bad)
-    assert kind == "gradient" or (f"row {bad[first][0]} " in said and utterance in said), (said, bad)
+        printed = str(error)
+    assert f"not finite at step {first}" in printed, (printed, bad)
+    assert kind == "gradient" or (f"row {bad[first][0]} " in printed and utterance in printed), (printed, bad)
     kept = checkpoint.newest(folder / "stop")
-    assert (kept.step if kept else 0) == first and (kept is None) == ("none was saved yet" in said), said
+    assert (kept.step if kept else 0) == first and (kept is None) == ("none was saved yet" in printed), printed
     assert kept is None or all(torch.isfinite(w).all() for w in kept.model_weights().values())
 
     # skip: exactly as if the step's update had not been made, and also if the run is cut right after it.
     skipping = trainer("skip", on_nonfinite="skip")
-    said = say(skipping.run)
+    printed = say(skipping.run)
     assert_bitwise_equal(everything(skipping), expected)
-    assert said.count("is skipped") == skipping.finite.skipped == len(bad), said
-    assert f"step {first} is skipped" in said and (kind == "gradient" or utterance in said), said
+    assert printed.count("is skipped") == skipping.finite.skipped == len(bad), printed
+    assert f"step {first} is skipped" in printed and (kind == "gradient" or utterance in printed), printed
     cut = {**options, "max_steps": first + 1}
     parts = small_trainer(
         name, tokens, folder / "parts", fields=CONFIGS[name][_FIELDS[name]], **cut, on_nonfinite="skip"
@@ -218,18 +218,18 @@ def _bad_for_good(folder: Path, cases: int, source: random.Random) -> dict[str, 
         trainer.update = poisoned
         if not weights:
             trainer.model.head.nll = bad_nll
-        said: list[str] = []
+        printed: list[str] = []
 
-        def run(trainer: Trainer = trainer, said: list[str] = said) -> None:
+        def run(trainer: Trainer = trainer, printed: list[str] = printed) -> None:
             try:
                 trainer.run()
             except Diverged as error:
-                said.append(str(error))
+                printed.append(str(error))
 
         num_skipped = 0 if weights else limit
         assert say(run).count("is skipped") == num_skipped
-        assert said and f"not finite at step {at + num_skipped}" in said[0], said
-        assert ("the weights are not finite" if weights else f"train.max_skipped is {limit}") in said[0], said
+        assert printed and f"not finite at step {at + num_skipped}" in printed[0], printed
+        assert ("the weights are not finite" if weights else f"train.max_skipped is {limit}") in printed[0], printed
         kept = checkpoint.newest(folder / f"run_{case}")
         assert kept is not None and kept.step == at + num_skipped
         assert all(torch.isfinite(value).all() for value in kept.model_weights().values())

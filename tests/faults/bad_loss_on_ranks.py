@@ -69,7 +69,7 @@ def _outcome(trainer: Trainer) -> dict[str, Any]:
 
 
 def _run(trainer: Trainer) -> tuple[str, str]:
-    """Train; return what was said, and the error that ended it, if any."""
+    """Train; return what was printed and the error that ended it, if any."""
     errors: list[str] = []
 
     def run() -> None:
@@ -78,8 +78,8 @@ def _run(trainer: Trainer) -> tuple[str, str]:
         except Diverged as error:
             errors.append(str(error))
 
-    said = say(run)
-    return said, "".join(errors)
+    printed = say(run)
+    return printed, "".join(errors)
 
 
 def _try(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]:
@@ -98,10 +98,10 @@ def _try(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]:
 
     nonfinite.reset_rows = noting
     skipping = _trainer(case, folder / "skip", world, on_nonfinite="skip")
-    said, error = _run(skipping)
+    printed, error = _run(skipping)
     nonfinite.reset_rows = usual
     assert not error, error
-    steps = [int(step) for step in re.findall(r"step (\d+) is skipped", said)]
+    steps = [int(step) for step in re.findall(r"step (\d+) is skipped", printed)]
 
     # Cut right after a skipped step, then continued.
     whole = everything(skipping)
@@ -111,7 +111,7 @@ def _try(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]:
     assert (rest.step, rest.finite.skipped > 0) == (case["cut"], True), rest.step
     _run(rest)
     assert_bitwise_equal(_local(everything(rest)), _local(whole))
-    return {"stopped": stopped, "steps": steps, "reset": reset, "said": said, **_outcome(skipping)}
+    return {"stopped": stopped, "steps": steps, "reset": reset, "printed": printed, **_outcome(skipping)}
 
 
 def _local(content: Any) -> Any:
@@ -137,8 +137,8 @@ def _give_up(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]
         trainer.update = update_with_bad_weights
     else:
         trainer.model.head.nll = lambda h, t: nll(h, t) * (torch.inf if bad_rank and trainer.step >= at else 1)
-    said, error = _run(trainer)
-    return {"error": error, "num_skipped": trainer.finite.skipped, "step": trainer.step, "said": said}
+    printed, error = _run(trainer)
+    return {"error": error, "num_skipped": trainer.finite.skipped, "step": trainer.step, "printed": printed}
 
 
 def _command(folder: Path, *, rank: int, bad_rank: int) -> tuple[int | None, str]:
@@ -259,7 +259,7 @@ def _check(case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, A
         together = [sorted(a + b) for a, b in zip(*(of["reset"] for of in ranks), strict=True)]
         assert together == [bad[step] for step in sorted(bad)], (name, together, bad)
     assert ranks[0]["steps"] == alone["steps"] == sorted(bad), (name, [of["steps"] for of in ranks], bad)
-    assert alone["said"].count("is skipped") == len(bad)
+    assert alone["printed"].count("is skipped") == len(bad)
 
     for what in ("weights", "optimiser", "figures", "cursor"):
         assert_bitwise_equal(ranks[0][what], ranks[1][what], f"{name} {what}")
@@ -309,7 +309,7 @@ def _bad_loss_on_ranks(folder: Path, num: int, source: random.Random) -> dict[st
     ports = [forks.free_port() for _ in range(2)]
     bad_rank = source.randrange(2)
     ranks = [
-        forkserver.start(_rank, rank, ports, job, cases, bad_rank, output=job / f"said_{rank}.txt") for rank in range(2)
+        forkserver.start(_rank, rank, ports, job, cases, bad_rank, output=job / f"rank_{rank}.txt") for rank in range(2)
     ]
     alone = [_try(case, folder / f"alone_{i}", World()) if "bad" in case else {} for i, case in enumerate(cases)]
     for rank, process in enumerate(ranks):
@@ -317,7 +317,7 @@ def _bad_loss_on_ranks(folder: Path, num: int, source: random.Random) -> dict[st
         if process.exitcode != 0:
             for each in ranks:
                 each.kill()
-            raise AssertionError(f"rank {rank}: {process.exitcode}: {(job / f'said_{rank}.txt').read_text()}")
+            raise AssertionError(f"rank {rank}: {process.exitcode}: {(job / f'printed_{rank}.txt').read_text()}")
     skipped = 0
     for i, case in enumerate(cases):
         came_to = [torch.load(job / f"case_{i}_{rank}.pt", weights_only=True) for rank in range(2)]
@@ -326,9 +326,10 @@ def _bad_loss_on_ranks(folder: Path, num: int, source: random.Random) -> dict[st
         else:
             _check_given_up(case, came_to, job / f"case_{i}")
     for rank in range(2):
-        code, said = torch.load(job / f"command_{rank}.pt", weights_only=True)
-        last = said.splitlines()[-1]
-        assert code == 2 and "Traceback" not in said and last.startswith("waveform train: the loss is"), (code, said)
-        assert "not finite at step 1," in last and "Last good checkpoint: step 1 in " in last, said
-        assert (f"in row {rank} (tokens " in last) == (rank == bad_rank), said
+        code, printed = torch.load(job / f"command_{rank}.pt", weights_only=True)
+        last = printed.splitlines()[-1]
+        assert code == 2 and last.startswith("waveform train: the loss is"), (code, printed)
+        assert "Traceback" not in printed, printed
+        assert "not finite at step 1," in last and "Last good checkpoint: step 1 in " in last, printed
+        assert (f"in row {rank} (tokens " in last) == (rank == bad_rank), printed
     return {"jobs": len(cases), "skipped_updates": skipped}

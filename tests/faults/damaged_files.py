@@ -255,19 +255,19 @@ def _names(text: str, path: Path) -> bool:
 
 def _judge(reader: Reader, work: Path, target: Path, outcome: Outcome, expected: Any, what: str) -> str:
     """Return how it went; raise AssertionError if it went wrong."""
-    told = f"{reader.name}: {what}\n{outcome.err}"
-    assert outcome.code is not None, f"traceback\n{told}"
+    context = f"{reader.name}: {what}\n{outcome.err}"
+    assert outcome.code is not None, f"traceback\n{context}"
     if outcome.code != 0:
-        assert outcome.is_one_line_error, f"no single line of code 2\n{told}"
-        assert _names(outcome.err, target), f"the file is not named\n{told}"
+        assert outcome.is_one_line_error, f"no single line of code 2\n{context}"
+        assert _names(outcome.err, target), f"the file is not named\n{context}"
         return "refused"
     got = (reader.made(work), outcome.out if reader.name == "recipes sample" else None)
     newest, before = expected
     if got == newest:
         # From the previous checkpoint, training comes to the same weights.
         return "warned, same result" if _names(outcome.err, target) else "no difference"
-    assert got == before, f"silent use of changed bytes\n{told}\n{outcome.out[-2000:]}"
-    assert "warning: " in outcome.err and _names(outcome.err, target), f"no warning\n{told}"
+    assert got == before, f"silent use of changed bytes\n{context}\n{outcome.out[-2000:]}"
+    assert "warning: " in outcome.err and _names(outcome.err, target), f"no warning\n{context}"
     return "checkpoint before"
 
 

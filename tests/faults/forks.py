@@ -38,10 +38,10 @@ def in_server(
     """
     place = folder / "server"
     place.mkdir()
-    said = forkserver.run(
+    printed = forkserver.run(
         _serve, work, place, cases, rng.randrange(10**6), output=folder / "server.log", timeout_s=None, daemon=False
     )
-    figures: dict[str, Any] = json.loads(said.splitlines()[-1])
+    figures: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return figures
 
 

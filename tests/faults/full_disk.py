@@ -67,12 +67,12 @@ def _make(place: Path) -> None:
         ["prepare", audio, place / "data", *SPLIT],
         ["train", place / "data", place / "run", *SETTINGS],
     ):
-        code, _, said = call(main, arguments)
-        assert code == 0, said
-    code, _, said = call(text_main, ["prepare", "folder", text, place / "text_data"])
-    assert code == 0, said
-    code, _, said = call(text_main, ["train", *_text(place, place / "text_run")])
-    assert code == 0, said
+        code, _, printed = call(main, arguments)
+        assert code == 0, printed
+    code, _, printed = call(text_main, ["prepare", "folder", text, place / "text_data"])
+    assert code == 0, printed
+    code, _, printed = call(text_main, ["train", *_text(place, place / "text_run")])
+    assert code == 0, printed
 
 
 def _text(place: Path, run: Path) -> list[str | Path]:
@@ -90,10 +90,10 @@ def _train(place: Path, disk_dir: Path, pages: int | None, inodes: int | None, t
     run, expected = disk_dir / "run", weights(place / ("text_run" if text else "run"))
     entry, arguments = (main, [place / "data", run, *SETTINGS]) if not text else (text_main, _text(place, run))
     arguments = ["train", *arguments]
-    code, _, said = call(entry, arguments)
+    code, _, printed = call(entry, arguments)
     failed = code != 0
     if failed:
-        _check_line(code, said, disk)
+        _check_line(code, printed, disk)
         _check_checkpoints(run)
         disk.grow()
         code, _, again = call(entry, arguments)
@@ -101,7 +101,7 @@ def _train(place: Path, disk_dir: Path, pages: int | None, inodes: int | None, t
         assert "warning" not in again, again
     assert weights(run) == expected, f"{weights(run)} is not {expected}"
     assert not list(run.rglob("*.partial")), list(run.rglob("*.partial"))
-    print(json.dumps({"kind": disk.kind, "failed": failed, "said": said.strip().splitlines()[-1:]}))
+    print(json.dumps({"kind": disk.kind, "failed": failed, "last_line": printed.strip().splitlines()[-1:]}))
 
 
 def _train_on_failing_disk(place: Path, run: Path, failing: int) -> None:
@@ -115,24 +115,24 @@ def _train_on_failing_disk(place: Path, run: Path, failing: int) -> None:
         fsync(descriptor)
 
     os.fsync = fail
-    code, _, said = call(main, arguments)
+    code, _, printed = call(main, arguments)
     os.fsync = fsync
-    last = said.splitlines()[-1]
+    last = printed.splitlines()[-1]
     failed = next(count) > failing
-    assert (code == 1) == failed, (code, said)
+    assert (code == 1) == failed, (code, printed)
     if failed:
-        assert "cannot write" in last and "input/output error" in last and "Traceback" not in said, said
+        assert "cannot write" in last and "input/output error" in last and "Traceback" not in printed, printed
         _check_checkpoints(run)
         code, _, again = call(main, arguments)
         assert code == 0, again
     assert weights(run) == weights(place / "run")
-    print(json.dumps({"kind": "failing", "failed": failed, "said": [last]}))
+    print(json.dumps({"kind": "failing", "failed": failed, "last_line": [last]}))
 
 
-def _check_line(code: int, said: str, disk: SmallDisk) -> None:
-    lines = [line for line in said.splitlines() if "cannot write" in line]
-    assert code == 2 and len(lines) == 1 and lines[0] == said.splitlines()[-1], f"exit code {code}\n{said}"
-    assert disk.reason in lines[0] and "Traceback" not in said, said
+def _check_line(code: int, printed: str, disk: SmallDisk) -> None:
+    lines = [line for line in printed.splitlines() if "cannot write" in line]
+    assert code == 2 and len(lines) == 1 and lines[0] == printed.splitlines()[-1], f"exit code {code}\n{printed}"
+    assert disk.reason in lines[0] and "Traceback" not in printed, printed
 
 
 def _check_checkpoints(run: Path) -> None:
@@ -149,29 +149,29 @@ def _prepare(place: Path, disk_dir: Path, pages: int | None, inodes: int | None,
         "prepare",
         *(["folder", place / "text", data] if text else [place / "audio", data, *SPLIT]),
     ]
-    code, _, said = call(text_main if text else main, arguments)
+    code, _, printed = call(text_main if text else main, arguments)
     failed = code != 0
     if failed:
-        _check_line(code, said, disk)
+        _check_line(code, printed, disk)
         disk.grow()
         code, _, again = call(text_main if text else main, arguments)
         assert code == 0, again
     assert digests(data) == digests(place / ("text_data" if text else "data"))
     assert {path.name for path in disk_dir.iterdir()} == {"data"}, "something was left behind"
-    print(json.dumps({"kind": disk.kind, "failed": failed, "said": said.strip().splitlines()[-1:]}))
+    print(json.dumps({"kind": disk.kind, "failed": failed, "last_line": printed.strip().splitlines()[-1:]}))
 
 
 def _sample(place: Path, disk_dir: Path, pages: int | None, inodes: int | None) -> None:
     disk = SmallDisk(disk_dir, pages=pages, inodes=inodes)
     arguments: list[str | Path] = ["sample", place / "run", "--out", disk_dir / "out", "--seconds", "0.3", "--num", "2"]
-    code, _, said = call(main, [*arguments, "--device", "cpu"])
+    code, _, printed = call(main, [*arguments, "--device", "cpu"])
     failed = code != 0
     if failed:
-        _check_line(code, said, disk)
+        _check_line(code, printed, disk)
     for path in (disk_dir / "out").glob("*.wav"):
         with wave.open(str(path)) as file:
             assert len(file.readframes(file.getnframes())) == 2 * file.getnframes(), path
-    print(json.dumps({"kind": disk.kind, "failed": failed, "said": said.strip().splitlines()[-1:]}))
+    print(json.dumps({"kind": disk.kind, "failed": failed, "last_line": printed.strip().splitlines()[-1:]}))
 
 
 def _report(place: Path, disk_dir: Path, pages: int | None, inodes: int | None, verb: str) -> None:
@@ -189,16 +189,16 @@ def _report(place: Path, disk_dir: Path, pages: int | None, inodes: int | None, 
         arguments += ["--device", "cpu"]
     # If only one page is left, the first write fits and the second fails.
     json_file = disk_dir / ("figures.json" if verb == "bench" else "out/figures.json")
-    code, _, said = call(entry, [*arguments, "--json", json_file])
+    code, _, printed = call(entry, [*arguments, "--json", json_file])
     failed = code != 0
     if failed:
-        _check_line(code, said, disk)
+        _check_line(code, printed, disk)
         disk.grow()
         code, _, again = call(entry, [*arguments, "--json", json_file])
         assert code == 0, again
     json.loads(json_file.read_text())
     assert not list(disk_dir.rglob("*.partial"))
-    print(json.dumps({"kind": disk.kind, "failed": failed, "said": said.strip().splitlines()[-1:]}))
+    print(json.dumps({"kind": disk.kind, "failed": failed, "last_line": printed.strip().splitlines()[-1:]}))
 
 
 def _spread(highest: int, count: int, source: random.Random) -> list[int]:
@@ -236,11 +236,11 @@ def _full_disk(folder: Path, cases: int, source: random.Random) -> dict[str, Any
     num_failed, kinds, lines = 0, set(), set()
     for i, (function, *arguments) in enumerate(plan):
         disk = folder / f"disk_{i}"
-        said = forkserver.run(function, arguments[0], disk, *arguments[1:], output=folder / f"case_{i}.txt")
-        told = json.loads(said.splitlines()[-1])
-        num_failed += told["failed"]
-        kinds.add(told["kind"])
-        if told["failed"]:
-            lines.add(told["said"][0].replace(str(disk), "DISK"))
+        printed = forkserver.run(function, arguments[0], disk, *arguments[1:], output=folder / f"case_{i}.txt")
+        figures = json.loads(printed.splitlines()[-1])
+        num_failed += figures["failed"]
+        kinds.add(figures["kind"])
+        if figures["failed"]:
+            lines.add(figures["last_line"][0].replace(str(disk), "DISK"))
     assert num_failed > len(plan) // 2, f"only {num_failed} of {len(plan)} disks were full"
     return {"commands": len(plan), "failed_and_mended": num_failed, "disk": sorted(kinds), "messages": len(lines)}

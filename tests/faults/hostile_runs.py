@@ -327,15 +327,15 @@ def _content(folder: Path) -> dict[str, bytes]:
 
 
 def _judge(outcome: Outcome, case: str, secret: Path, before: dict[str, bytes], flag: Path) -> str:
-    told = f"{case}\n{outcome.err[-3000:]}"
-    assert not flag.exists() and not Path("RAN").exists(), f"code ran: {told}"
+    context = f"{case}\n{outcome.err[-3000:]}"
+    assert not flag.exists() and not Path("RAN").exists(), f"code ran: {context}"
     touched = [entry for entry in _opened if str(secret) in entry]
-    assert not touched and _content(secret) == before, f"a file elsewhere was touched, {touched[:3]}: {told}"
-    assert "antigravity" not in sys.modules, f"a module was imported: {told}"
-    assert not any("/dev/zero" in entry for entry in _opened), f"/dev/zero was opened: {told}"
-    assert not any(entry.startswith(("os.system", "os.exec", "socket.connect")) for entry in _opened), told
-    assert outcome.code is not None, f"traceback: {told}"
-    assert outcome.code == 0 or outcome.is_one_line_error, f"no single line of code 2: {told}"
+    assert not touched and _content(secret) == before, f"a file elsewhere was touched, {touched[:3]}: {context}"
+    assert "antigravity" not in sys.modules, f"a module was imported: {context}"
+    assert not any("/dev/zero" in entry for entry in _opened), f"/dev/zero was opened: {context}"
+    assert not any(entry.startswith(("os.system", "os.exec", "socket.connect")) for entry in _opened), context
+    assert outcome.code is not None, f"traceback: {context}"
+    assert outcome.code == 0 or outcome.is_one_line_error, f"no single line of code 2: {context}"
     return "refused" if outcome.code else "not needed"
 
 

@@ -105,22 +105,22 @@ def _settings(recipe: str) -> list[str]:
 
 
 def _judge(recipe: str, path: Path, data: Path, outcome: Outcome, odd: bytes, case: str) -> str:
-    told = f"{case}\n{outcome.err[-3000:]}"
-    assert outcome.code is not None, f"traceback: {told}"
+    context = f"{case}\n{outcome.err[-3000:]}"
+    assert outcome.code is not None, f"traceback: {context}"
     if outcome.code == 0:
         dataset = read_dataset(data)
         if recipe in _BYTE_TOKENS:  # nothing may be lost
             count = sum(dataset.open_split(split).num_tokens for split in ("train", "valid", "test"))
             files = [path] if recipe == "enwik8" else list(path.parent.iterdir())
-            assert count == sum(file.stat().st_size for file in files), told
+            assert count == sum(file.stat().st_size for file in files), context
         return "taken"
-    assert outcome.is_one_line_error and outcome.err.rstrip("\n").isprintable(), f"no single line: {told}"
+    assert outcome.is_one_line_error and outcome.err.rstrip("\n").isprintable(), f"no single line: {context}"
     name = os.path.basename(path).encode("utf-8", "backslashreplace").decode()
     escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in os.path.basename(path))
     split_is_empty = "split is empty" in outcome.err or "splitting by file takes" in outcome.err
-    assert name in outcome.err or escaped in outcome.err or split_is_empty, f"the file is not named: {told}"
-    assert recipe not in _BYTE_TOKENS or not odd or split_is_empty, f"bytes are refused: {told}"
-    assert not data.exists() and not list(data.parent.glob("*.partial")), f"something is left behind: {told}"
+    assert name in outcome.err or escaped in outcome.err or split_is_empty, f"the file is not named: {context}"
+    assert recipe not in _BYTE_TOKENS or not odd or split_is_empty, f"bytes are refused: {context}"
+    assert not data.exists() and not list(data.parent.glob("*.partial")), f"something is left behind: {context}"
     return "refused"
 
 

@@ -68,11 +68,11 @@ def _disturb(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     from waveform.cli import main
 
     _shorten(folder)
-    out, said = folder / "out", folder / "said.log"
+    out, log = folder / "out", folder / "command.log"
     arguments = ["demo", "--out", str(out), *_SETTINGS]
     assert main(arguments) == 0  # here, so that forks find imports and kernels
     shutil.rmtree(out)
-    points = preempted.count_points(arguments, said, also=_surround_stages)
+    points = preempted.count_points(arguments, log, also=_surround_stages)
     expected = _content(out)
     failures = Failures()
     chosen = forks.spread(points, cases, rng)
@@ -82,16 +82,16 @@ def _disturb(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         number = rng.choice(_SIGNALS)
         with failures.of(f"{number.name} at {index}, {points[index]!r}"):
             disturbed = Points(signals={index: int(number)})
-            code = forks.wait(preempted.command(arguments, said, points=disturbed, also=_surround_stages))
+            code = forks.wait(preempted.command(arguments, log, points=disturbed, also=_surround_stages))
             if number == signal.SIGKILL:
-                assert code == -number, (code, said.read_text())
+                assert code == -number, (code, log.read_text())
             else:
-                preempted.check_told(said, code, number, verb="demo")
+                preempted.check_last_line(log, code, number, verb="demo")
             counts[number.name] = counts.get(number.name, 0) + 1
-            assert forks.wait(preempted.command(arguments, said, points=Points())) == 0, said.read_text()
+            assert forks.wait(preempted.command(arguments, log, points=Points())) == 0, log.read_text()
             found = _content(out)
             for what in expected.keys() | found.keys():
                 assert found.get(what) == expected.get(what), f"different {what}: {found.get(what)!r:.3000}"
-        said.unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
     failures.tell()
     return {"signals": counts, "points": len(points)}

@@ -47,15 +47,15 @@ def content(folder: Path) -> dict[str, bytes | None]:
     }
 
 
-def _in_child(prepare: Prepare, data_dir: Path, points: Points, said: Path) -> int:
+def _in_child(prepare: Prepare, data_dir: Path, points: Points, log: Path) -> int:
     def work() -> int:
         points.install()
         prepare(data_dir)
         points.enabled = False
-        said.with_suffix(".points").write_text(json.dumps(points.seen))
+        log.with_suffix(".points").write_text(json.dumps(points.seen))
         return 0
 
-    return forks.fork(work, output=said)
+    return forks.fork(work, output=log)
 
 
 @fault(
@@ -71,7 +71,7 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     Each case has a folder of its own.
     """
     sources = make_sources(folder)
-    said = folder / "said.log"
+    log = folder / "command.log"
     failures = Failures()
     figures: dict[str, Any] = {}
     for number, (kind, prepare) in enumerate(sources.items()):
@@ -82,9 +82,9 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         shutil.rmtree(place)
         place.mkdir()
         began = time.monotonic()
-        assert forks.wait(_in_child(prepare, place / "whole", Points(), said)) == 0, said.read_text()
+        assert forks.wait(_in_child(prepare, place / "whole", Points(), log)) == 0, log.read_text()
         took_s = time.monotonic() - began
-        points: list[str] = json.loads(said.with_suffix(".points").read_text())
+        points: list[str] = json.loads(log.with_suffix(".points").read_text())
         num_cases = (cases + number) // len(sources)
         is_audio = kind == "audio"
         chosen = forks.spread(points, len(points) if is_audio else num_cases - num_cases // 2, rng)
@@ -97,13 +97,13 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             with failures.of(f"{kind}: killed at {at}"):
                 for moment in moments:
                     at_point = moment if isinstance(moment, int) else None
-                    child = _in_child(prepare, place / "whole", Points(kill_at=at_point), said)
+                    child = _in_child(prepare, place / "whole", Points(kill_at=at_point), log)
                     if at_point is None:
                         time.sleep(moment)
                         os.kill(child, signal.SIGKILL)
-                    assert forks.wait(child) in (-signal.SIGKILL, 0), said.read_text()
+                    assert forks.wait(child) in (-signal.SIGKILL, 0), log.read_text()
                 if is_audio or not (place / "whole").exists():  # text that is there must be whole without a second run
-                    assert forks.wait(_in_child(prepare, place / "whole", Points(), said)) == 0, said.read_text()
+                    assert forks.wait(_in_child(prepare, place / "whole", Points(), log)) == 0, log.read_text()
                 found = content(place)
                 differ = {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)}
                 assert not differ, f"left over, missing or different: {sorted(differ)}"
@@ -134,7 +134,7 @@ def _kill_workers(folder: Path, cases: int, rng: random.Random) -> dict[str, Any
     expected = content(folder / "whole")
     (folder / "pool.py").write_text(_POOL)
     failures = Failures()
-    told = 0
+    num_reported = 0
     for case in range(cases):
         data_dir = folder / f"data_{case}"
         command = [str(folder / "pool.py"), "prepare", str(folder / "audio"), str(data_dir), "data.num_workers=2"]
@@ -144,12 +144,12 @@ def _kill_workers(folder: Path, cases: int, rng: random.Random) -> dict[str, Any
             time.sleep(rng.uniform(0, 3))
             for worker in workers[:1]:
                 forks.kill_if_there(worker)
-            said = process.communicate(timeout=forks.TIMEOUT_S)[0]
-            assert process.returncode in (0, 2) and "Traceback" not in said, (process.returncode, said)
+            printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
+            assert process.returncode in (0, 2) and "Traceback" not in printed, (process.returncode, printed)
             if process.returncode == 2:
-                told += 1
-                assert "waveform prepare: a process that decodes audio died" in said.splitlines()[-1], said
+                num_reported += 1
+                assert "waveform prepare: a process that decodes audio died" in printed.splitlines()[-1], printed
             sources["audio"](data_dir)
             assert content(data_dir) == expected, "a different data set"
     failures.tell()
-    return {"kills": cases, "told": told}
+    return {"kills": cases, "told": num_reported}

@@ -14,7 +14,7 @@ from tests.faults.fault import fault
 from tests.faults.forks import Failures, Points
 
 
-def _command(arguments: list[str], said: Path, points: Points) -> int:
+def _command(arguments: list[str], log: Path, points: Points) -> int:
     """Run a command line in a child, with points before, within and after every write of a WAV; return its id."""
 
     def work() -> int:
@@ -35,11 +35,11 @@ def _command(arguments: list[str], said: Path, points: Points) -> int:
         points.install()
         code = main(arguments)
         points.enabled = False
-        said.with_suffix(".points").write_text(json.dumps(points.seen))
+        log.with_suffix(".points").write_text(json.dumps(points.seen))
         return code
 
-    said.unlink(missing_ok=True)
-    return forks.fork(work, output=said)
+    log.unlink(missing_ok=True)
+    return forks.fork(work, output=log)
 
 
 @fault(
@@ -54,7 +54,7 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     from waveform.verbs.sample import sample
 
     place = killed_training.Place(folder)
-    run_dir, said, out = folder / "whole_1", folder / "said.log", folder / "out"
+    run_dir, log, out = folder / "whole_1", folder / "command.log", folder / "out"
     sample(run_dir, folder / "compiled", seconds=0.01, show_progress=False)  # so that forks find the kernels
     commands = {
         "sample": ["sample", str(run_dir), "--out", str(out), "--seconds", "0.2"],
@@ -69,8 +69,8 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         if not share:
             continue
         shutil.rmtree(out, ignore_errors=True)
-        assert forks.wait(_command(arguments, said, Points())) == 0, said.read_text()
-        points: list[str] = json.loads(said.with_suffix(".points").read_text())
+        assert forks.wait(_command(arguments, log, Points())) == 0, log.read_text()
+        points: list[str] = json.loads(log.with_suffix(".points").read_text())
         expected = {path.name: path.read_bytes() for path in out.iterdir()}
         chosen = forks.spread(points, share, rng)
         num_wavs = 0
@@ -80,9 +80,9 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
                 out.mkdir()
                 (out / "figures.json").write_bytes(expected["figures.json"])
             with failures.of(f"{verb} killed at {index}, {points[index]!r}"):
-                assert forks.wait(_command(arguments, said, Points(kill_at=index))) == -signal.SIGKILL, said.read_text()
+                assert forks.wait(_command(arguments, log, Points(kill_at=index))) == -signal.SIGKILL, log.read_text()
                 num_wavs += _check_left(out, expected)
-                assert forks.wait(_command(arguments, said, Points())) == 0, said.read_text()
+                assert forks.wait(_command(arguments, log, Points())) == 0, log.read_text()
                 found = {path.name: path.read_bytes() for path in out.iterdir()}
                 assert found.keys() == expected.keys(), sorted(found)
                 if verb != "compare":  # which measures speeds

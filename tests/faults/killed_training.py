@@ -78,7 +78,7 @@ class Place:
         Raises AssertionError if an exit code is not one of `codes`, or something hangs.
         """
         run_dir.parent.mkdir(parents=True, exist_ok=True)
-        said, points_file = run_dir.with_name(f"{run_dir.name}.log"), run_dir.with_name(f"{run_dir.name}.points")
+        log, points_file = run_dir.with_name(f"{run_dir.name}.log"), run_dir.with_name(f"{run_dir.name}.points")
         port = forks.free_port()
         children = []
         for rank in range(self.num_ranks):
@@ -97,10 +97,10 @@ class Place:
                     points_file.write_text(json.dumps(points.seen))
                 return 0
 
-            children.append(forks.fork(work, output=said))
+            children.append(forks.fork(work, output=log))
         ended = [forks.wait(child) for child in children]
-        text = said.read_text()
-        said.unlink()
+        text = log.read_text()
+        log.unlink()
         assert all(code in codes for code in ended), f"ended with {ended}: {text[-3000:]}"
         if kill:
             assert -signal.SIGKILL in ended, f"nothing was killed: {ended}"
@@ -269,8 +269,8 @@ def _kill_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, A
         for num_ranks in (1, 2):
             whole, began = folder / f"undisturbed_{num_ranks}", time.monotonic()
             process = start_command(data_dir, whole, num_ranks=num_ranks, settings=settings)
-            said = process.communicate(timeout=forks.TIMEOUT_S)[0]
-            assert process.returncode == 0, said
+            printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
+            assert process.returncode == 0, printed
             expected[num_ranks], took_s[num_ranks] = final(whole), time.monotonic() - began
     while kills < cases:
         num_ranks, run_dir = list(expected)[runs % len(expected)], folder / f"processes_{runs}"
@@ -288,9 +288,9 @@ def _kill_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, A
                     one_alone = num_ranks > 1 and workers and rng.random() < 0.5
                     for pid in [rng.choice(workers)] if one_alone else [process.pid, *workers]:
                         forks.kill_if_there(pid)
-                said = process.communicate(timeout=forks.TIMEOUT_S)[0]
+                printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
                 ended = process.returncode == 0
-                assert ended or kills, said
+                assert ended or kills, printed
             found = final(run_dir)
             for what, value in expected[num_ranks].items():
                 assert same(found[what], value), f"different {what}: {difference(found[what], value)}"

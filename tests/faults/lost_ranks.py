@@ -94,7 +94,7 @@ def _arguments(command: str, place: Path, run: Path) -> list[str | Path]:
     return ["train", "folder", place / "text_data", run, "preset=smoke", *TEXT_SETTINGS, timeout]
 
 
-def _rank(rank: int, port: int, command: str, place: Path, run: Path, plans: dict[int, _Plan], said: Path) -> None:
+def _rank(rank: int, port: int, command: str, place: Path, run: Path, plans: dict[int, _Plan], answer: Path) -> None:
     """One rank of a job."""
     if any(plan.is_first_alone for plan in plans.values()):
         distributed._BARRIER_TIMEOUT = timedelta(seconds=_PATIENCE_S)
@@ -105,13 +105,13 @@ def _rank(rank: int, port: int, command: str, place: Path, run: Path, plans: dic
     if plan is not None:
 
         def fail() -> None:
-            said.with_suffix(".failing").touch()
+            answer.with_suffix(".failing").touch()
             plan.fail()
 
         _plant(plan, fail)
     recipes.verbs.evaluate.SCORING_TIMEOUT_S = _TIMEOUT_S  # for which there is no setting
     code, _, lines = call(main if command == _AUDIO else text_main, _arguments(command, place, run))
-    said.write_text(json.dumps({"code": code, "said": lines}))
+    answer.write_text(json.dumps({"code": code, "stderr": lines}))
     os._exit(0)  # without what gloo's threads do at an interpreter's end, which does not matter here
 
 
@@ -149,9 +149,9 @@ def _job(
         for process in ranks.values():
             process.kill()
     return {
-        rank: (told["code"], told["said"])
+        rank: (found["code"], found["stderr"])
         for rank, file in files.items()
-        if rank not in plans and (told := json.loads(file.read_text()))
+        if rank not in plans and (found := json.loads(file.read_text()))
     }
 
 
@@ -163,8 +163,8 @@ def _outcome(command: str, run: Path) -> Any:
 
 
 def _prepare_text(place: Path) -> None:
-    code, _, said = call(text_main, ["prepare", "folder", write_text(place / "text"), place / "text_data"])
-    assert code == 0, said
+    code, _, printed = call(text_main, ["prepare", "folder", write_text(place / "text"), place / "text_data"])
+    assert code == 0, printed
 
 
 def _kinds() -> list[tuple[str, str, str]]:
@@ -219,16 +219,16 @@ def _lost(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
         plan = _Plan(command, phase, how, source.randrange(1, 5))
         left = _job(place_of_case / "failing", command, place, run, {rank: plan})
         seconds.append(time.monotonic() - began)
-        ((code, said),) = left.values()
-        last = said.splitlines()[-1]
+        ((code, printed),) = left.values()
+        last = printed.splitlines()[-1]
         killed = how == "SIGKILL"
         why = "ended; its own output says why" if killed else f"did not answer for {_TIMEOUT_S:g} s"
         why = "was alone at work for 0:00:10 h and may hang" if plan.is_first_alone else why
         name = f"rank {rank}, {plan}"
-        assert code == 1 and "Traceback" not in said, f"{name}: {code} {said}"
+        assert code == 1 and "Traceback" not in printed, f"{name}: {code} {printed}"
         # A rank that waits at a barrier for a killed one learns of it only by its silence.
-        assert f"rank {1 - rank} stops" in last, f"{name}: {said}"
-        assert why in last or (killed and "did not answer" in last), f"{name}: {said}"
+        assert f"rank {1 - rank} stops" in last, f"{name}: {printed}"
+        assert why in last or (killed and "did not answer" in last), f"{name}: {printed}"
         again = _job(place_of_case / "again", command, place, run)
         assert all(code == 0 for code, _ in again.values()), f"{name}: {again}"
         assert _outcome(command, run) == expected[command], name

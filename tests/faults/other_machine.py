@@ -52,15 +52,15 @@ def _elsewhere(folder: Path, cases: int, source: random.Random) -> dict[str, Any
         what = source.sample(sorted(changes), source.randrange(len(changes) + 1))
         precision = "bf16" if "precision" in what else "fp32"
         _edit(found.folder, from_the_future=1)
-        with contextlib.ExitStack() as changed, contextlib.redirect_stderr(io.StringIO()) as said:
+        with contextlib.ExitStack() as changed, contextlib.redirect_stderr(io.StringIO()) as printed:
             for each in what:
                 changed.enter_context(changes[each])
             resumed = small_trainer(name, tokens, run, precision=precision)
             resumed._show_progress = True
             resumed._resume()
-        notes = [line for line in said.getvalue().splitlines() if line.startswith("note: saved with")]
+        notes = [line for line in printed.getvalue().splitlines() if line.startswith("note: saved with")]
         assert sorted(line.split()[3].partition("=")[0] for line in notes) == sorted(what), (what, notes)
-        assert "also has from_the_future, which this version ignores" in said.getvalue()
+        assert "also has from_the_future, which this version ignores" in printed.getvalue()
         resumed._show_progress = False
         resumed.run()
         assert resumed.step == 8

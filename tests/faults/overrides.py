@@ -103,17 +103,17 @@ def _use(overrides: Sequence[str]) -> int:
 
 
 def _judge(outcome: Outcome, overrides: list[str], case: int) -> str:
-    told = f"case {case}: {overrides!r}\n{outcome.err[-3000:]}\n{outcome.out[-200:]}"
-    assert outcome.code is not None, f"traceback: {told}"
+    context = f"case {case}: {overrides!r}\n{outcome.err[-3000:]}\n{outcome.out[-200:]}"
+    assert outcome.code is not None, f"traceback: {context}"
     if outcome.code == 0:
         return "composed"
     if "usage: " in outcome.err:  # argparse mistook it for an option
-        assert outcome.code == 2 and any(override.startswith("-") for override in overrides), told
+        assert outcome.code == 2 and any(override.startswith("-") for override in overrides), context
         return "no such option"
-    assert outcome.is_one_line_error, f"no single line of code 2: {told}"
-    assert len(outcome.err) < 2000, f"a line of {len(outcome.err)} characters: {told}"
-    assert outcome.err.isascii() or outcome.err.isprintable() or "\x1b" not in outcome.err, told
-    assert any(_names(outcome.err, override) for override in overrides), f"the setting is not named: {told}"
+    assert outcome.is_one_line_error, f"no single line of code 2: {context}"
+    assert len(outcome.err) < 2000, f"a line of {len(outcome.err)} characters: {context}"
+    assert outcome.err.isascii() or outcome.err.isprintable() or "\x1b" not in outcome.err, context
+    assert any(_names(outcome.err, override) for override in overrides), f"the setting is not named: {context}"
     return "refused"
 
 

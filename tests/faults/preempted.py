@@ -23,7 +23,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def command(
-    arguments: list[str], said: Path, *, points: Points, also: Callable[[Points], None] = lambda points: None
+    arguments: list[str], log: Path, *, points: Points, also: Callable[[Points], None] = lambda points: None
 ) -> int:
     """Run a command line in a child; return its id. also: makes more points."""
 
@@ -39,28 +39,26 @@ def command(
         also(points)
         code = recipes(arguments[1:]) if arguments[0] == "recipes" else main(arguments)
         points.enabled = False
-        said.with_suffix(".points").write_text(json.dumps(points.seen))
+        log.with_suffix(".points").write_text(json.dumps(points.seen))
         return code
 
-    return forks.fork(work, output=said)
+    return forks.fork(work, output=log)
 
 
-def count_points(
-    arguments: list[str], said: Path, *, also: Callable[[Points], None] = lambda points: None
-) -> list[str]:
+def count_points(arguments: list[str], log: Path, *, also: Callable[[Points], None] = lambda points: None) -> list[str]:
     """Return the points of an undisturbed command."""
-    code = forks.wait(command(arguments, said, points=Points(), also=also))
-    assert code == 0, said.read_text()
-    said.unlink()
-    points_file = said.with_suffix(".points")
+    code = forks.wait(command(arguments, log, points=Points(), also=also))
+    assert code == 0, log.read_text()
+    log.unlink()
+    points_file = log.with_suffix(".points")
     points: list[str] = json.loads(points_file.read_text())
     points_file.unlink()
     return points
 
 
-def check_told(said: Path, code: int, number: int, *, verb: str) -> None:
+def check_last_line(log: Path, code: int, number: int, *, verb: str) -> None:
     """Check that one line says what stopped the command, and that the exit code does."""
-    text = said.read_text()
+    text = log.read_text()
     assert code == 128 + number, f"exit code {code}: {text[-2000:]}"
     assert "Traceback" not in text, text[-3000:]
     name = signal.Signals(number).name
@@ -78,12 +76,12 @@ def check_told(said: Path, code: int, number: int, *, verb: str) -> None:
 def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Send one signal, or two in a row, at points spread over a training; then run the same command to the end."""
     place = killed_training.Place(folder)
-    said = folder / "said.log"
+    log = folder / "command.log"
 
     def arguments(run_dir: Path) -> list[str]:
         return ["train", str(place.data.folder), str(run_dir), *killed_training.SETTINGS]
 
-    points = count_points(arguments(folder / "counted"), said)
+    points = count_points(arguments(folder / "counted"), log)
     failures = Failures()
     saved = ended_at_once = 0
     evaluating = [
@@ -96,26 +94,26 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         signals = {index: int(number), **({index + 1: int(rng.choice(_SIGNALS))} if twice else {})}
         case = f"{[signal.Signals(n).name for n in signals.values()]} at {index}, {points[index]!r}"
         with failures.of(case):
-            code = forks.wait(command(arguments(run_dir), said, points=Points(signals=signals)))
-            text = said.read_text() if said.exists() else ""
+            code = forks.wait(command(arguments(run_dir), log, points=Points(signals=signals)))
+            text = log.read_text() if log.exists() else ""
             if twice and code < 0:
                 assert -code == list(signals.values())[1] and "Traceback" not in text, (code, text)
                 ended_at_once += 1
             elif code or not re.search(
                 r"^finished: ", text, re.MULTILINE
             ):  # it came too late, in the last line of its log
-                check_told(said, code, number, verb="train")
+                check_last_line(log, code, number, verb="train")
                 saved += _check_saved_once(place, run_dir, text)
             if index in evaluating:
-                seen = json.loads(said.with_suffix(".points").read_text())[index + 1 :]
+                seen = json.loads(log.with_suffix(".points").read_text())[index + 1 :]
                 assert seen.count("before score_window") <= 1, f"the evaluation continued: {seen}"
             place.check_checkpoints(run_dir)
-            assert forks.wait(command(arguments(run_dir), said, points=Points())) == 0, said.read_text()
+            assert forks.wait(command(arguments(run_dir), log, points=Points())) == 0, log.read_text()
             found = killed_training.final(run_dir)
             for what, expected in place.expected.items():
                 assert killed_training.same(found[what], expected), killed_training.difference(found[what], expected)
         shutil.rmtree(run_dir, ignore_errors=True)
-        said.unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
     failures.tell()
     assert saved > len(chosen) // 4 and (ended_at_once or cases < 30), (saved, ended_at_once)
     return {"signals": len(chosen), "points": len(points), "saved": saved, "second_ended_at_once": ended_at_once}
@@ -143,7 +141,7 @@ def _others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Send a signal at points spread over every other command that takes long; then run the same command."""
     from tests.faults.killed_preparation import make_sources
 
-    place, said, out = killed_training.Place(folder), folder / "said.log", folder / "out"
+    place, log, out = killed_training.Place(folder), folder / "command.log", folder / "out"
     make_sources(folder)
     run_dir = str(place.whole)
     commands = {
@@ -163,22 +161,22 @@ def _others(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for verb, arguments in commands.items():
         shutil.rmtree(out, ignore_errors=True)
-        points = count_points(arguments, said)
+        points = count_points(arguments, log)
         chosen = forks.spread(points, max(cases // len(commands), 1), rng)
         for index in chosen:
             shutil.rmtree(out, ignore_errors=True)
             number = rng.choice(_SIGNALS)
             with failures.of(f"{verb}: {number.name} at {index}, {points[index]!r}"):
-                code = forks.wait(command(arguments, said, points=Points(signals={index: int(number)})))
+                code = forks.wait(command(arguments, log, points=Points(signals={index: int(number)})))
                 # If training has made its last step, it saves and ends as usual.
-                if not (verb == "train" and code == 0 and "finished: step" in said.read_text()):
-                    check_told(said, code, number, verb=verb)
+                if not (verb == "train" and code == 0 and "finished: step" in log.read_text()):
+                    check_last_line(log, code, number, verb=verb)
                 for path in out.glob("*.wav"):
                     assert soundfile.info(path).samplerate == 24_000
                 left = [path.name for path in folder.glob(".*.partial")]
                 assert not left, left
-                assert forks.wait(command(arguments, said, points=Points())) in (0, 2), said.read_text()
-            said.unlink(missing_ok=True)
+                assert forks.wait(command(arguments, log, points=Points())) in (0, 2), log.read_text()
+            log.unlink(missing_ok=True)
         figures[verb] = {"signals": len(chosen), "points": len(points)}
     failures.tell()
     return figures
@@ -214,20 +212,20 @@ def _processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             # A terminal and some schedulers signal every process; others signal the first, and torchrun passes it on.
             for pid in [process.pid, *(workers if case % 4 < 2 else [])]:
                 forks.kill_if_there(pid, number)
-            said = process.communicate(timeout=forks.TIMEOUT_S)[0]
+            printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
             longest_s = max(longest_s, time.monotonic() - began)
-            assert longest_s < 30, said
-            assert process.returncode, said
-            told = re.findall(rf"stopped by {number.name}", said)
+            assert longest_s < 30, printed
+            assert process.returncode, printed
+            lines = re.findall(rf"stopped by {number.name}", printed)
             if num_ranks == 1:
-                assert "Traceback" not in said and process.returncode == 128 + number, (process.returncode, said)
-                assert len(told) == 1, said
-            step = re.search(r"the same command resumes: step (\d+),", said)
-            assert step or not (run_dir / "metrics.jsonl").exists(), f"training began and nothing was saved: {said}"
+                assert "Traceback" not in printed and process.returncode == 128 + number, (process.returncode, printed)
+                assert len(lines) == 1, printed
+            step = re.search(r"the same command resumes: step (\d+),", printed)
+            assert step or not (run_dir / "metrics.jsonl").exists(), f"training began and nothing was saved: {printed}"
             if step and int(step[1]):
                 saved += 1
                 kept = [path.name for path in (run_dir / "checkpoints").iterdir()]
-                assert kept == [f"step_{int(step[1]):08d}"], (kept, said)
+                assert kept == [f"step_{int(step[1]):08d}"], (kept, printed)
         shutil.rmtree(run_dir, ignore_errors=True)
     failures.tell()
     return {"signals": cases, "saved": saved, "longest_s": round(longest_s, 1)}
@@ -275,7 +273,7 @@ def _is_larger(path: Path, size: int) -> bool:
 )
 def _listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Send training's output to a terminal or a reader that closes, or to a full disk; then run the command again."""
-    place, said = killed_training.Place(folder), folder / "said.log"
+    place, log = killed_training.Place(folder), folder / "command.log"
     endless = ["train.max_steps=1000000", "train.evaluate_every=1000000", "train.checkpoint_every=1000000"]
     failures = Failures()
     for case in range(cases):
@@ -302,9 +300,9 @@ def _listeners(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             (kept,) = (run_dir / "checkpoints").iterdir()
             steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
             assert kept.name == f"step_{max(steps):08d}", (kept.name, max(steps))
-            again = command([*arguments, f"train.max_steps={max(steps) + 2}"], said, points=Points())
-            assert forks.wait(again) == 0, said.read_text()
+            again = command([*arguments, f"train.max_steps={max(steps) + 2}"], log, points=Points())
+            assert forks.wait(again) == 0, log.read_text()
         shutil.rmtree(run_dir, ignore_errors=True)
-        said.unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
     failures.tell()
     return {"listeners": cases}

@@ -23,18 +23,18 @@ def _refused(work: Work, folder: Path, says: str, *, ready: Callable[[], bool]) 
         assert time.monotonic() < deadline, "the first never held the folder"
         time.sleep(0.002)
     os.kill(first, signal.SIGSTOP)
-    said = folder.with_name(f"{folder.name}.said")
+    log = folder.with_name(f"{folder.name}.log")
     try:
         assert os.waitpid(first, os.WNOHANG) == (0, 0), "the first ended too early to be in the way"
         before = forks.names_under(folder)
-        assert forks.wait(forks.fork(work, output=said)) == 2, said.read_text()
-        assert says in said.read_text() and "Traceback" not in said.read_text(), said.read_text()
-        assert len(said.read_text().splitlines()) == 1 or "preparing" in said.read_text(), said.read_text()
+        assert forks.wait(forks.fork(work, output=log)) == 2, log.read_text()
+        assert says in log.read_text() and "Traceback" not in log.read_text(), log.read_text()
+        assert len(log.read_text().splitlines()) == 1 or "preparing" in log.read_text(), log.read_text()
         assert forks.names_under(folder) == before, "the second left something behind"
     finally:
         os.kill(first, signal.SIGKILL)
         os.waitpid(first, 0)
-    assert forks.wait(forks.fork(work, output=said)) == 0, said.read_text()
+    assert forks.wait(forks.fork(work, output=log)) == 0, log.read_text()
 
 
 def _main(arguments: list[str], *, slow: tuple[str, str]) -> Work:

@@ -44,7 +44,7 @@ def _shards(data: Path) -> list[Path]:
 
 
 class _Change:
-    """What happens to a run's folders, how to undo it, and what must be said (None: nothing, the command continues)."""
+    """What happens to a run's folders, how to undo it, and what must be printed (None: the command continues)."""
 
     def __init__(self, run: Path, data: Path, disk: SmallDisk) -> None:
         self.run, self.data, self.disk = run, data, disk
@@ -133,19 +133,19 @@ def _during_training(place: Path, disk_dir: Path, name: str, step: int) -> None:
     change, must_say = _Change(run, data, disk), []
     _at_step(step, lambda: must_say.append(getattr(change, name)()))
     arguments = ["train", data, run, *SETTINGS]
-    code, _, said = call(main, arguments)
+    code, _, printed = call(main, arguments)
     assert len(must_say) == 1
     if must_say[0] is None:
-        assert code == 0, said
+        assert code == 0, printed
     else:
-        last = said.splitlines()[-1]
-        assert code == 2 and must_say[0] in last and "Traceback" not in said, said
+        last = printed.splitlines()[-1]
+        assert code == 2 and must_say[0] in last and "Traceback" not in printed, printed
     getattr(change, f"undo_{name}", lambda: None)()
     _check_checkpoints(run)
     code, _, again = call(main, arguments)
     assert code == 0, again
     assert weights(run) == weights(place / "run")
-    print(json.dumps({"said": must_say[0] is not None}))
+    print(json.dumps({"refused": must_say[0] is not None}))
 
 
 def _during_evaluation(place: Path, disk_dir: Path, name: str, window: int) -> None:
@@ -159,15 +159,15 @@ def _during_evaluation(place: Path, disk_dir: Path, name: str, window: int) -> N
     before, must_say = digests(data), []
     change = _Change(run, data, disk)
     _at_step(window, lambda: must_say.append(getattr(change, name)()))
-    code, _, said = call(main, ["evaluate", run, "--device", "cpu", "--json", place.parent / f"{name}.json"])
+    code, _, printed = call(main, ["evaluate", run, "--device", "cpu", "--json", place.parent / f"{name}.json"])
     assert len(must_say) == 1
     if must_say[0] is None or name.startswith(("run", "disk")):  # the run has been read already
-        assert code == 0, said
+        assert code == 0, printed
     else:
-        assert code == 2 and must_say[0] in said.splitlines()[-1] and "Traceback" not in said, said
+        assert code == 2 and must_say[0] in printed.splitlines()[-1] and "Traceback" not in printed, printed
     getattr(change, f"undo_{name}", lambda: None)()
     assert digests(data) == before
-    print(json.dumps({"said": must_say[0] is not None}))
+    print(json.dumps({"refused": must_say[0] is not None}))
 
 
 @fault(
@@ -181,11 +181,11 @@ def _vanished(folder: Path, cases: int, source: random.Random) -> dict[str, Any]
     place = folder / "place"
     place.mkdir()
     forkserver.run(_make, place, output=folder / "made.txt")
-    said = 0
+    num_refused = 0
     for case in range(cases):
         name = _CHANGES[case % len(_CHANGES)]
         where = folder / f"disk_{case}"
         function, step = (_during_training, source.randrange(6)) if case < 0.8 * cases else (_during_evaluation, 1)
-        told = forkserver.run(function, place, where, name, step, output=folder / f"{case}.txt")
-        said += json.loads(told.splitlines()[-1])["said"]
-    return {"refused": said, "went_on": cases - said}
+        printed = forkserver.run(function, place, where, name, step, output=folder / f"{case}.txt")
+        num_refused += json.loads(printed.splitlines()[-1])["refused"]
+    return {"refused": num_refused, "went_on": cases - num_refused}
