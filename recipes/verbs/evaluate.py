@@ -11,7 +11,6 @@ from recipes.corpora.catalogue import find_recipe
 from recipes.metrics import UNITS, frequency_bucket, text_metrics
 from recipes.text import load
 from waveform.engine.dynamic import DynamicConfig
-from waveform.engine.evaluator import Evaluation
 from waveform.engine.shards import DATASET_FILE, Dataset, TokenSet, read_dataset
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, World, job
 from waveform.runs.evaluation import describe_dynamic, dynamic_config, own_tokens, score, write_json
@@ -78,11 +77,8 @@ def measure(
     if rows is not None:
         tokens, batch_size = _cut(tokens, rows, world)
         run = replace(run, config={**run.config, "train": {**run.config["train"], "evaluate_batch_size": batch_size}})
-    protocol = "chunk" if run.config["train"]["state"] == "chunk" else "utterance"
     classes = _classes(data) if modality["tokens"] == "words" else None
-    result: Evaluation = score(
-        run, tokens, protocol=protocol, world=world, classes=classes, show_progress=show_progress
-    )
+    result = score(run, tokens, world=world, classes=classes, show_progress=show_progress)
     metrics_of = partial(
         text_metrics,
         recipe=recipe,
@@ -94,15 +90,7 @@ def measure(
     headline = recipe.headline
     separate = {}
     if dynamic is not None:
-        learned = score(
-            run,
-            tokens,
-            protocol=protocol,
-            world=world,
-            classes=classes,
-            dynamic=dynamic,
-            show_progress=show_progress,
-        )
+        learned = score(run, tokens, world=world, classes=classes, dynamic=dynamic, show_progress=show_progress)
         separate["dynamic"] = {
             **describe_dynamic(learned, dynamic, plain=result, unit="token"),
             **metrics_of(learned),
@@ -122,7 +110,7 @@ def measure(
         "published_corpus": data.sources.get("checked") is True,
         "num_documents": num_documents,
         "rows": rows,
-        "state": f"reset at the start of {len(tokens)} pieces" if rows else f"by {protocol}",
+        "state": f"reset at the start of {len(tokens)} pieces" if rows else f"by {result.protocol}",
         "memory": run.config["model"].get("memory"),
         "compressed": run.config["model"].get("compressed"),
         "num_parameters": num_parameters(run.model),

@@ -47,7 +47,7 @@ def score(
     run: TrainedRun,
     tokens: TokenSet,
     *,
-    protocol: str,
+    protocol: str | None = None,
     unit: str = "token",
     unit_s: float | None = None,
     world: World | None = None,
@@ -57,8 +57,9 @@ def score(
 ) -> Evaluation:
     """NLL of each utterance of `tokens` under `run`, in fp32 on every device.
 
-    unit, unit_s: of the progress line. world, classes: as in the engine's `evaluate`; by default this process alone.
-    dynamic: let a copy of the model learn from what it has scored. Raises UserError for that on several processes.
+    protocol: None for the one that the run was trained with. unit, unit_s: of the progress line. world, classes: as in
+    the engine's `evaluate`; by default this process alone. dynamic: let a copy of the model learn from what it has
+    scored. Raises UserError for that on several processes.
     """
     verb = "evaluate" if dynamic is None else "evaluate dynamically"
     world = world or World(device=run.device)
@@ -67,7 +68,7 @@ def score(
     config = EvaluateConfig(
         window=run.window,
         batch_size=run.config["train"]["evaluate_batch_size"],
-        protocol=protocol,
+        protocol=protocol or ("chunk" if run.config["train"]["state"] == "chunk" else "utterance"),
         chunk=run.config["train"]["chunk"],
     )
     with Progress(
