@@ -49,8 +49,8 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         TrainConfig(chunk=10, window=4)
 
 
-def test_time_budget_decays_by_time() -> None:
+def test_the_cosine_follows_steps_if_their_number_is_set_else_the_clock() -> None:
     config = TrainConfig(max_steps=None, max_seconds=100.0, warmup_steps=10)
     assert config.decayed(5, 0.0) == 0 and config.decayed(1000, 50.0) == 0.5
-    assert TrainConfig(max_steps=110, warmup_steps=10).decayed(60, 1e9) == 0.5
+    assert TrainConfig(max_steps=110, max_seconds=100.0, warmup_steps=10).decayed(60, 99.0) == 0.5
     assert TrainConfig(max_steps=1, warmup_steps=10, decay_steps=100).decayed(60, 0) == 0.5

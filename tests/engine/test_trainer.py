@@ -72,6 +72,22 @@ def test_law_7_resume_is_bitwise(name: str, mode: str, token_set: Callable[..., 
     assert_bitwise_equal(everything(second), expected)
 
 
+def test_law_7_holds_with_a_limit_on_seconds_too(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    """The learning rate follows steps, so it does not matter how long the interrupted half took."""
+    tokens = token_set(LENGTHS)
+    whole = small_trainer("wavenet", tokens, tmp_path / "whole", max_seconds=1000.0)
+    whole.run()
+    first = small_trainer("wavenet", tokens, tmp_path / "parts", max_seconds=1000.0)
+    for _ in range(3):
+        first.update()
+    first.seconds = 900.0
+    first.save()
+    second = small_trainer("wavenet", tokens, tmp_path / "parts", max_seconds=1000.0)
+    assert (second.step, second.seconds) == (3, 900.0)
+    second.run()
+    assert_bitwise_equal(everything(second), everything(whole))
+
+
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 def test_training_learns(name: str, token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
     tokens = token_set(LENGTHS)

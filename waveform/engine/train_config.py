@@ -36,7 +36,9 @@ _LIMIT = Rule(lambda value: value is None or value > 0, "it must be above 0, or 
 class TrainConfig:
     """Fields of `train`. A step is one chunk of every row; tokens of audio are samples."""
 
-    max_steps: int | None = 100_000  # stop after so many steps; null: no limit
+    # Stop after so many steps, and let the learning rate follow them. null: no limit; it follows the clock, so a
+    # resumed run is not bit-identical to an uninterrupted one.
+    max_steps: int | None = 100_000
     max_seconds: float | None = None  # stop after so much time spent on training itself; null: no limit
     batch_size: int = 32  # rows (streams) over all processes
     chunk: int = 3840  # tokens of each row in one step
@@ -46,7 +48,7 @@ class TrainConfig:
     lr: float = 3e-4  # peak learning rate of Adam
     beta2: float = 0.999  # decay of Adam's second moment
     warmup_steps: int = 4000
-    decay_steps: int | None = None  # cosine length; null: what max_steps leaves, or with max_seconds alone that time
+    decay_steps: int | None = None  # cosine length; null: what max_steps leaves; if that is null too, max_seconds
     lr_change_at: int | None = None  # step from which the learning rate is lr_after (Figure 3's study); null: never
     lr_after: float = 0.0
     clip_norm: float = 0.1  # limit on the trunk's gradient norm, and separately on the compressor's
@@ -116,9 +118,7 @@ class TrainConfig:
         """Share of the cosine that has passed, from 0 to 1."""
         if self.decay_steps is not None:
             return (step - self.warmup_steps) / max(self.decay_steps, 1)
-        by_steps = by_time = 0.0
         if self.max_steps is not None:
-            by_steps = (step - self.warmup_steps) / max(self.max_steps - self.warmup_steps, 1)
-        if self.max_seconds is not None:
-            by_time = seconds / self.max_seconds
-        return max(by_steps, by_time)
+            return (step - self.warmup_steps) / max(self.max_steps - self.warmup_steps, 1)
+        assert self.max_seconds is not None
+        return seconds / self.max_seconds
