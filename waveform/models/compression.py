@@ -1,78 +1,152 @@
 """Compression functions: groups of c evicted memory slots to one compressed slot each (Rae et al. 2019, section 3.2).
 
-Shape letters: B rows, G groups, c compression rate, D model width.
+A function is one subclass of `Compressor`, and one line in `FUNCTIONS` that gives it a name; or, in a package of your
+own, one entry point of the group `waveform.compressions` that names the class.
+
+Shape letters: B rows, G groups, c compression rate, n = G c slots, D model width, H heads, d head width.
 """
+
+from importlib.metadata import entry_points
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from waveform.models.attention import content_attention
+from waveform.system.errors import UserError
 
-FUNCTIONS = ("conv", "max", "mean", "most_used", "dilated")
 LOSSES = ("attention", "autoencode", "none")
+_GROUP = "waveform.compressions"
 _DILATIONS = (1, 2)
 _DILATED_KERNEL = 3
 
 
 class Compressor(nn.Module):
-    """Compresses slots [B, G * c, D], oldest first, to [B, G, D].
+    """Compresses slots. A subclass says how in `forward`; whatever parameters it has, the compression loss trains."""
 
-    conv: a convolution whose kernel and stride are c. dilated: dilated convolutions, padded so that they change no
-    count, before it. max, mean: pooling. most_used: the G slots that received most attention, in the order of time.
-    """
+    uses_attention = False  # whether `forward` looks at the attention that slots received
 
-    def __init__(self, d_model: int, *, function: str, rate: int, autoencode: bool) -> None:
+    def __init__(self, d_model: int, *, rate: int) -> None:
         super().__init__()
-        self.function, self.rate = function, rate
-        if function == "dilated":
-            self.convolutions = nn.ModuleList(
-                nn.Conv1d(d_model, d_model, _DILATED_KERNEL, dilation=dilation, padding="same")
-                for dilation in _DILATIONS
-            )
-        if function in ("conv", "dilated"):
-            self.convolution = nn.Conv1d(d_model, d_model, rate, stride=rate)
-        if autoencode:
-            self.decoder = nn.ConvTranspose1d(d_model, d_model, rate, stride=rate)
+        self.rate = rate
 
-    def forward(self, slots: Tensor, usage: Tensor | None = None) -> Tensor:
-        """slots [B, G * c, D]; usage [B, G * c], average attention received, for most_used only -> [B, G, D]."""
-        if self.function == "max":
-            return slots.unflatten(1, (-1, self.rate)).amax(dim=2)
-        if self.function == "mean":
-            return slots.unflatten(1, (-1, self.rate)).mean(dim=2)
-        if self.function == "most_used":
-            assert usage is not None
-            kept = usage.topk(slots.shape[1] // self.rate, dim=1).indices.sort(dim=1).values
-            return slots.gather(1, kept[..., None].expand(-1, -1, slots.shape[-1]))
-        x = slots.transpose(1, 2)
-        if self.function == "dilated":
-            for convolution in self.convolutions:
-                x = F.relu(convolution(x))
-        else:  # kernel = stride, so the convolution is one matrix product over each group
-            weight = self.convolution.weight.transpose(1, 2).flatten(1)
-            return F.linear(slots.unflatten(1, (-1, self.rate)).flatten(2), weight, self.convolution.bias)
-        return self.convolution(x).transpose(1, 2)
+    def initialise(self) -> None:
+        """Give the parameters their initial values, if torch's are not wanted."""
 
-    def reconstruct(self, compressed: Tensor) -> Tensor:
-        """Auto-encoding only: [B, G, D] -> [B, G * c, D]."""
-        return self.decoder(compressed.transpose(1, 2)).transpose(1, 2)
+    def forward(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
+        """n = G c slots, oldest first -> [B, G, D]. usage: average attention received, None unless `uses_attention`."""
+        raise NotImplementedError
+
+    @property
+    def has_parameters(self) -> bool:
+        return next(self.parameters(), None) is not None
+
+    def add_decoder(self, d_model: int) -> None:
+        """For auto-encoding: what `reconstruct` needs."""
+        self.decoder = nn.ConvTranspose1d(d_model, d_model, self.rate, stride=self.rate)
+
+    def reconstruct(self, compressed_BGD: Tensor) -> Tensor:
+        """The slots [B, n, D] that were compressed, as well as the decoder knows."""
+        return self.decoder(compressed_BGD.transpose(1, 2)).transpose(1, 2)
 
 
-def attention_loss(q: Tensor, *, old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> Tensor:
+class MaxPooling(Compressor):
+    def forward(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
+        return slots_BnD.unflatten(1, (-1, self.rate)).amax(dim=2)
+
+
+class MeanPooling(Compressor):
+    def forward(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
+        return slots_BnD.unflatten(1, (-1, self.rate)).mean(dim=2)
+
+
+class MostUsed(Compressor):
+    """Keeps the G slots that received most attention, in the order of time."""
+
+    uses_attention = True
+
+    def forward(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
+        assert usage_Bn is not None
+        kept = usage_Bn.topk(slots_BnD.shape[1] // self.rate, dim=1).indices.sort(dim=1).values
+        return slots_BnD.gather(1, kept[..., None].expand(-1, -1, slots_BnD.shape[-1]))
+
+
+class Convolution(Compressor):
+    """A convolution whose kernel and stride are c."""
+
+    def __init__(self, d_model: int, *, rate: int) -> None:
+        super().__init__(d_model, rate=rate)
+        self.convolution = nn.Conv1d(d_model, d_model, rate, stride=rate)
+
+    def initialise(self) -> None:
+        """Starts as mean pooling (the papers name no initialisation): compressed slots lie where memory's do."""
+        weight, bias = self.convolution.weight, self.convolution.bias
+        assert bias is not None
+        nn.init.normal_(weight, std=1e-3)
+        nn.init.zeros_(bias)
+        with torch.no_grad():
+            weight += torch.eye(weight.shape[0])[..., None] / self.rate
+
+    def forward(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
+        # Kernel = stride, so the convolution is one matrix product over each group.
+        weight = self.convolution.weight.transpose(1, 2).flatten(1)
+        return F.linear(slots_BnD.unflatten(1, (-1, self.rate)).flatten(2), weight, self.convolution.bias)
+
+
+class DilatedConvolutions(Compressor):
+    """Dilated convolutions, padded so that they keep the number of slots, before one whose kernel and stride are c."""
+
+    def __init__(self, d_model: int, *, rate: int) -> None:
+        super().__init__(d_model, rate=rate)
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(d_model, d_model, _DILATED_KERNEL, dilation=dilation, padding="same") for dilation in _DILATIONS
+        )
+        self.convolution = nn.Conv1d(d_model, d_model, rate, stride=rate)
+
+    def forward(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
+        x_BDn = slots_BnD.transpose(1, 2)
+        for convolution in self.convolutions:
+            x_BDn = F.relu(convolution(x_BDn))
+        return self.convolution(x_BDn).transpose(1, 2)
+
+
+FUNCTIONS: dict[str, type[Compressor]] = {
+    "conv": Convolution,
+    "max": MaxPooling,
+    "mean": MeanPooling,
+    "most_used": MostUsed,
+    "dilated": DilatedConvolutions,
+}
+
+
+def compression_function(name: str) -> type[Compressor]:
+    """The class of `model.compression=name`. Raises UserError for an unknown name."""
+    if name in FUNCTIONS:
+        return FUNCTIONS[name]
+    found = entry_points(group=_GROUP)
+    if name not in found.names:
+        raise UserError(f"model.compression is {name!r}; choose one of {', '.join([*FUNCTIONS, *sorted(found.names)])}")
+    function: Any = found[name].load()
+    if not (isinstance(function, type) and issubclass(function, Compressor)):
+        raise UserError(f"the entry point {name!r} of the group {_GROUP} must name a subclass of Compressor")
+    return function
+
+
+def attention_loss(q_BHTd: Tensor, *, old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> Tensor:
     """Attention reconstruction (Algorithm 2): what queries read of the new slots against what they read of the old.
 
-    q [B, H, T, d]; old, new: keys and values [B, H, n, d] -> loss [B]. Attention is by content alone, of each head.
+    old, new: keys and values, [B, H, n, d] and [B, H, G, d] -> loss [B]. Attention is by content alone, per head.
     Gradient reaches only `new`.
     """
     with torch.no_grad():
-        target = content_attention(q, *old)
-    return _mean_square_by_row(content_attention(q.detach(), *new), target)
+        target = content_attention(q_BHTd, *old)
+    return _mean_square_by_row(content_attention(q_BHTd.detach(), *new), target)
 
 
-def autoencoding_loss(compressor: Compressor, compressed: Tensor, slots: Tensor) -> Tensor:
-    """How far `slots` [B, G * c, D] are from what can be reconstructed of `compressed` [B, G, D]: [B]."""
-    return _mean_square_by_row(compressor.reconstruct(compressed), slots)
+def autoencoding_loss(compressor: Compressor, compressed_BGD: Tensor, slots_BnD: Tensor) -> Tensor:
+    """How far the slots are from what the compressor reconstructs of them: [B]."""
+    return _mean_square_by_row(compressor.reconstruct(compressed_BGD), slots_BnD)
 
 
 def _mean_square_by_row(a: Tensor, b: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from waveform.engine.interface import to_device
 from waveform.models.attention import Slots, encode_times
+from waveform.models.compression import compression_function
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
 
@@ -61,14 +62,15 @@ def empty_state(
         return tuple(torch.zeros(batch_size, *shape, device=device, dtype=dtype) for _ in range(config.num_layers))
 
     waiting = config.compression_rate - 1 if config.compressed else 0
-    tracked = waiting + config.memory if config.compressed and config.compression == "most_used" else 0
+    tracks_usage = config.compressed > 0 and compression_function(config.compression).uses_attention
     return CompressiveState(
         steps=torch.full((batch_size,), _first_step(config), dtype=torch.int64),
         window=zeros(config.window, config.d_model),
         memory=zeros(config.memory, config.d_model),
         compressed=zeros(config.compressed, config.d_model),
         pending=zeros(waiting, config.d_model),
-        usage=zeros(tracked, dtype=torch.promote_types(dtype, torch.float32)),  # bf16 sums would lose small weights
+        # Sums in bf16 would lose small weights.
+        usage=zeros(waiting + config.memory if tracks_usage else 0, dtype=torch.promote_types(dtype, torch.float32)),
     )
 
 

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from waveform.engine.interface import OptionalParts, Step, detach, to_device
 from waveform.models import compressive_state, heads
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots
-from waveform.models.compression import Compressor, attention_loss, autoencoding_loss
+from waveform.models.compression import attention_loss, autoencoding_loss, compression_function
 from waveform.models.compressive_state import Advance, CompressiveState, LayerState, Piece, where_rows
 from waveform.models.embeddings import token_embedding
 from waveform.models.transformer_config import CompressiveTransformerConfig
@@ -61,10 +61,9 @@ class Layer(nn.Module):
         self.feedforward_out = nn.Linear(config.d_feedforward, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         if config.compressed:
-            autoencode = config.compression_loss == "autoencode" and config.compressor_has_parameters
-            self.compressor = Compressor(
-                config.d_model, function=config.compression, rate=config.compression_rate, autoencode=autoencode
-            )
+            self.compressor = compression_function(config.compression)(config.d_model, rate=config.compression_rate)
+            if config.compression_loss == "autoencode" and self.compressor.has_parameters:
+                self.compressor.add_decoder(config.d_model)
             self.compression_loss = nn.Identity()  # this layer's loss [B] passes it, for forward hooks to see
 
     def initialise(self, *, residual_std: float) -> None:
@@ -78,14 +77,8 @@ class Layer(nn.Module):
         nn.init.xavier_uniform_(self.feedforward_in.weight)
         nn.init.zeros_(self.feedforward_in.bias)
         nn.init.zeros_(self.feedforward_out.bias)
-        if self.config.compressor_has_parameters and self.config.compression == "conv":
-            # Starts as mean pooling (the papers name no initialisation): compressed slots lie where memory's do.
-            convolution = self.compressor.convolution
-            nn.init.normal_(convolution.weight, std=1e-3)
-            assert convolution.bias is not None
-            nn.init.zeros_(convolution.bias)
-            with torch.no_grad():
-                convolution.weight += torch.eye(self.config.d_model)[..., None] / self.config.compression_rate
+        if self.config.compressed:
+            self.compressor.initialise()
 
     def forward(self, h_BTD: Tensor, state: LayerState, piece: Piece, *, checkpointed: bool = False) -> LayerOutput:
         """Attend and feed forward, write the window and, if it ends, evict and compress.
@@ -175,7 +168,7 @@ class Layer(nn.Module):
                 consumed_BnD if through_time else consumed_BnD.detach(),
                 use[rows, first:last] if use.shape[1] else None,
             )
-            if torch.is_grad_enabled() and config.compression_loss != "none" and config.compressor_has_parameters:
+            if torch.is_grad_enabled() and config.compression_loss != "none" and self.compressor.has_parameters:
                 assert attended is not None
                 # The attended slots end with [memory in use; window], so the consumed ones are counted from their end.
                 slot = attended.keys.shape[2] - config.window - config.memory + first - (config.compression_rate - 1)
@@ -291,7 +284,8 @@ class CompressiveTransformer(nn.Module, OptionalParts):
     @property
     def trains_through_time(self) -> bool:
         """Whether the compressor has parameters and no loss of its own."""
-        return self.config.compression_loss == "none" and self.config.compressor_has_parameters
+        config = self.config
+        return config.compression_loss == "none" and config.compressed > 0 and self.layers[0].compressor.has_parameters
 
     @property
     def receptive_field(self) -> int:

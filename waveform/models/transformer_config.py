@@ -19,7 +19,7 @@ class CompressiveTransformerConfig:
     window: int = 768  # steps that attend to each other directly
     memory: int = 768  # slots, one step each
     compressed: int = 768  # slots, compression_rate steps each; 0 makes this a Transformer-XL
-    compression: str = "conv"  # conv | max | mean | most_used | dilated
+    compression: str = "conv"  # conv | max | mean | most_used | dilated, or one of another package
     compression_rate: int = 4
     compression_loss: str = "attention"  # attention | autoencode | none
     norm: str = "pre"  # pre: more stable when deep; post: Algorithm 1
@@ -41,7 +41,6 @@ class CompressiveTransformerConfig:
             if getattr(self, name) < 0:
                 raise UserError(f"model.{name} is {getattr(self, name)}; it must be 0 or more")
         choices = {
-            "compression": compression.FUNCTIONS,
             "compression_loss": compression.LOSSES,
             "norm": ("pre", "post"),
             "attention": attention.IMPLEMENTATIONS,
@@ -64,15 +63,12 @@ class CompressiveTransformerConfig:
             raise UserError(f"model.num_position_features is {self.num_position_features}; it must be even, 2 or more")
         if not 0 <= self.dropout < 1:
             raise UserError(f"model.dropout is {self.dropout}; it must be in [0, 1)")
-        if self.compressed and self.compression == "most_used" and self.memory < self.window:
+        function = compression.compression_function(self.compression)
+        if self.compressed and function.uses_attention and self.memory < self.window:
             raise UserError(
-                f"model.compression=most_used ranks slots by their use while in memory, so model.memory "
-                f"({self.memory}) must be at least model.window ({self.window})"
+                f"model.compression={self.compression} looks at the attention that slots receive while in memory, so "
+                f"model.memory ({self.memory}) must be at least model.window ({self.window})"
             )
-
-    @property
-    def compressor_has_parameters(self) -> bool:
-        return self.compressed > 0 and self.compression in ("conv", "dilated")
 
     @property
     def temporal_range(self) -> int:
