@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 
 from recipes.corpora.catalogue import RECIPES, find_recipe
 from waveform.runs.folder import TrainedRun, open_run
-from waveform.runs.settings import ConfigFamily, compose_family
+from waveform.runs.settings import ConfigFamily, compose_family, to_yaml
 from waveform.system.errors import UserError
 
 _TEXT = ConfigFamily(
@@ -45,3 +45,8 @@ def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int)
     if kind != "text":
         raise UserError(f"{run_dir} is a run on {kind}, not on text; use the command waveform")
     return run
+
+
+def print_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> None:
+    """Print the resolved configuration as YAML."""
+    print(to_yaml(compose_config(recipe, overrides, config_dir=config_dir)), end="")

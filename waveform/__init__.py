@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from waveform.audio.corpus.prepare import prepare as prepare
     from waveform.models.registry import build as build
     from waveform.speech import load as load
     from waveform.system.errors import UserError as UserError
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from waveform.verbs.bench import bench as bench
     from waveform.verbs.compare import compare as compare
     from waveform.verbs.evaluate import evaluate as evaluate
+    from waveform.verbs.prepare import prepare as prepare
     from waveform.verbs.sample import sample as sample
     from waveform.verbs.train import train as train
 
@@ -28,7 +28,7 @@ _HOMES = {
     "compare": "waveform.verbs.compare",
     "evaluate": "waveform.verbs.evaluate",
     "load": "waveform.speech",
-    "prepare": "waveform.audio.corpus.prepare",
+    "prepare": "waveform.verbs.prepare",
     "sample": "waveform.verbs.sample",
     "train": "waveform.verbs.train",
 }

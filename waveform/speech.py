@@ -1,9 +1,17 @@
-"""Runs on speech: their data, and a trained model opened for NLL and sampling of audio."""
+"""What makes a run one of speech: its configuration, its data, and a trained model opened for NLL and sampling.
+
+    config = { preset, seed, model: {name, ...}, data: {...}, train: {...} }
+
+A preset is a YAML file `preset/NAME.yaml`, with what it sets for one model in `preset_model/NAME_MODEL.yaml`.
+Packages that hold such files are found by the entry-point group `waveform.configs`.
+"""
 
 import hashlib
 import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,10 +25,48 @@ from waveform.engine.inputs import shift_right
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.shards import Dataset, is_dataset, read_dataset
+from waveform.engine.train_config import Rule, TrainConfig
 from waveform.ranks.distributed import World
 from waveform.runs.folder import TrainedRun, open_run
+from waveform.runs.settings import ConfigFamily, compose_family, to_yaml
 from waveform.system.console import say
 from waveform.system.errors import UserError
+
+_MAX_SAMPLE_SECONDS = 600.0  # a listener's patience, while training waits
+
+
+@dataclass
+class SpeechTrainConfig(TrainConfig):
+    """Fields of `train` for speech: those of every run, and what is heard of it."""
+
+    sample_seconds: float = 1.0  # length of the TensorBoard sample at each evaluation; 0: none
+
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        **TrainConfig.RULES,
+        "sample_seconds": Rule(
+            lambda value: 0 <= value <= _MAX_SAMPLE_SECONDS, f"it must be from 0 to {_MAX_SAMPLE_SECONDS:g}"
+        ),
+    }
+
+
+_SPEECH = ConfigFamily(
+    module="waveform.conf",
+    root="config",
+    command="waveform train ... --print-config",
+    train=SpeechTrainConfig,
+    groups={"data": ("audio", DataConfig)},
+    plugins="waveform.configs",
+)
+
+
+def compose_config(overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> dict[str, Any]:
+    """The resolved configuration as plain dicts. Raises UserError for an unknown key, choice or type."""
+    return compose_family(_SPEECH, overrides, config_dir=config_dir)
+
+
+def print_config(overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> None:
+    """Print the resolved configuration as YAML."""
+    print(to_yaml(compose_config(overrides, config_dir=config_dir)), end="")
 
 
 def cache_of(source: Path, *, beside: Path) -> Path:
@@ -49,6 +95,14 @@ def open_data(source: Path, *, beside: Path, config: DataConfig, world: World, s
 class Run(TrainedRun):
     """A trained run on speech."""
 
+    @property
+    def unit(self) -> str:
+        return "sample"
+
+    @property
+    def unit_s(self) -> float:
+        return 1 / int(self.config["dataset"]["modality"]["sample_rate_hz"])
+
     def nll(self, audio: np.ndarray | Tensor, *, sample_rate_hz: int) -> np.ndarray:
         """NLL in nats of each 24 kHz sample of one utterance.
 
@@ -76,33 +130,26 @@ class Run(TrainedRun):
         *,
         num: int = 1,
         seconds: float = 1.0,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
+        sampling: SamplingConfig | None = None,
         prime: np.ndarray | Tensor | None = None,
-        on_block: Any = None,
-        int8: bool = False,
+        on_block: Callable[[np.ndarray], None] | None = None,
     ) -> np.ndarray:
-        """Generate audio [num, seconds x 24000], fp32 in [-1, 1]; [num, 0] where `on_block` takes it instead.
+        """Generate audio [num, seconds x 24000], fp32 in [-1, 1]; [num, 0] if `on_block` gets it instead.
 
         prime: mono audio [n] at 24 kHz that every sample continues (not part of the result). on_block is called with
-        [num, n] samples as they come. int8: weights, and what is remembered, in 8 bits; faster on a CPU, and
-        `waveform.decoding.int8` measures what it costs. Raises UserError for settings out of range, and for int8 where
-        the model or the device has none.
+        [num, n] samples as they come. `waveform.decoding.int8` measures what `sampling.int8` costs. Raises UserError
+        for an amount out of range, and for int8 if the model or the device does not have it.
         """
         num_steps = check_amount(num, seconds)
-        config = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         prompt = None if prime is None else encode(torch.as_tensor(np.asarray(prime, dtype=np.float32)))
         tokens = sample_tokens(
             self.model,
             vocab_size=int(self.config["dataset"]["vocab_size"]),
             num_streams=num,
             num_steps=num_steps,
-            config=config,
+            config=sampling or SamplingConfig(),
             prompt=prompt,
             on_block=None if on_block is None else lambda block: on_block(decode(block.to(torch.uint8)).numpy()),
-            int8=int8,
         )
         return decode(tokens.to(torch.uint8)).numpy()
 

@@ -5,17 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from recipes.text import load
-from waveform.analyses.analyse import DEFAULT_TOKENS, AnalysisConfig, check_files, common_tokens
+from waveform.analyses.analyse import AnalysisConfig, check_files, common_tokens
 from waveform.analyses.analyse import analyse as analyse_runs
 from waveform.runs.evaluation import own_tokens
 
 
 def analyse(
     run_dirs: Sequence[Path],
+    config: AnalysisConfig | None = None,
     *,
-    split: str = "test",
-    tokens: int = DEFAULT_TOKENS,
-    context_step: int | None = None,
     json_file: Path | None = None,
     plot_file: Path | None = None,
     device: str | None = None,
@@ -23,14 +21,14 @@ def analyse(
 ) -> dict[str, Any]:
     """Analyse one run or a group: print the figures, return them, and write the JSON and PNG files that are named.
 
-    tokens, context_step: as in `AnalysisConfig`. Raises UserError as `evaluate` does, and if the runs' data differ.
+    Raises UserError as `evaluate` does, and if the runs' data differ.
     """
-    config = AnalysisConfig(split=split, max_tokens=tokens, context_step=context_step)
+    config = config or AnalysisConfig()
     check_files(json_file=json_file, plot_file=plot_file)
     runs = [load(run_dir, device=device) for run_dir in run_dirs]
     return analyse_runs(
         runs,
-        common_tokens(runs, [own_tokens(run, split=split) for run in runs], split=split),
+        common_tokens(runs, [own_tokens(run, split=config.split) for run in runs], split=config.split),
         config,
         json_file=json_file,
         plot_file=plot_file,

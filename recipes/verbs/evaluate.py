@@ -10,10 +10,9 @@ from torch import Tensor
 from recipes.corpora.catalogue import find_recipe
 from recipes.metrics import UNITS, frequency_bucket, text_metrics
 from recipes.text import load
-from waveform.engine.dynamic import DynamicConfig
 from waveform.engine.shards import DATASET_FILE, Dataset, TokenSet, read_dataset
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, World, job
-from waveform.runs.evaluation import describe_dynamic, dynamic_config, own_tokens, score, write_json
+from waveform.runs.evaluation import EvaluateOptions, describe_dynamic, own_tokens, score, write_json
 from waveform.runs.folder import TrainedRun, num_parameters
 from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
@@ -21,36 +20,24 @@ from waveform.system.errors import UserError
 
 def evaluate(
     run_dir: Path | str,
+    options: EvaluateOptions | None = None,
     *,
     split: str = "test",
-    rows: int | None = None,
-    dynamic: bool = False,
-    dynamic_optimiser: str = "sgd",
-    dynamic_lr: float | None = None,
     json_file: Path | str | None = None,
     device: str | None = None,
     show_progress: bool = True,
-    **model_fields: int,
 ) -> dict[str, Any]:
     """Print the recipe's metrics of a run on a split; return (and write) the figures.
 
-    rows: cut the split into this many pieces, each scored from empty memories, side by side; None carries state through
-    each document. dynamic: score a second time, on one process, while learning by `dynamic_optimiser` at `dynamic_lr`
-    (see `DynamicConfig`); reported separately. model_fields: a longer `memory` or `compressed`. Under torchrun every
-    process calls this and scores its share of the documents or pieces. Raises UserError if there is no complete run or
-    its data is gone.
+    options.rows: cut the split into so many pieces, to score them side by side; None carries state through each
+    document. A dynamic evaluation is reported separately as `dynamic`. Under torchrun every process calls this and
+    scores its share of the documents or pieces. Raises UserError if there is no complete run or its data is gone.
     """
+    options = options or EvaluateOptions()
     require_writable(json_file, option="--json")
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
-        run = load(run_dir, device=world.device.type, **model_fields)
-        figures = measure(
-            run,
-            split=split,
-            rows=rows,
-            dynamic=dynamic_config(run, optimiser=dynamic_optimiser, lr=dynamic_lr) if dynamic else None,
-            world=world,
-            show_progress=show_progress and world.is_first,
-        )
+        run = load(run_dir, device=world.device.type, **options.model_fields)
+        figures = measure(run, options, split=split, world=world, show_progress=show_progress and world.is_first)
         if world.is_first:
             if show_progress:
                 print(describe(figures))
@@ -59,13 +46,7 @@ def evaluate(
 
 
 def measure(
-    run: TrainedRun,
-    *,
-    split: str,
-    rows: int | None,
-    dynamic: DynamicConfig | None = None,
-    world: World,
-    show_progress: bool = True,
+    run: TrainedRun, options: EvaluateOptions, *, split: str, world: World, show_progress: bool = True
 ) -> dict[str, Any]:
     """Return what `evaluate --json` writes."""
     modality = run.config["dataset"]["modality"]
@@ -74,6 +55,7 @@ def measure(
     data = read_dataset(Path(run.config["dataset"]["path"]))
     sizes = _sizes(data, split)
     checksum, num_documents = tokens.checksum, len(tokens)
+    rows, dynamic = options.rows, options.dynamic_config(run)
     if rows is not None:
         tokens, batch_size = _cut(tokens, rows, world)
         run = replace(run, config={**run.config, "train": {**run.config["train"], "evaluate_batch_size": batch_size}})

@@ -71,27 +71,27 @@ def corpus_config(settings: Sequence[str]) -> CorpusConfig:
 
 
 def prepare(
-    recipe_name: str,
-    source_path: Path | str,
+    recipe: str,
+    source: Path | str,
     data_dir: Path | str,
-    settings: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     *,
     show_progress: bool = True,
 ) -> Dataset:
     """Turn a user's copy of a corpus into a data set in `data_dir`, a new folder.
 
-    settings: `corpus.NAME=value`. Prints what each split contains. Raises UserError for a wrong, truncated or damaged
-    source, for a `data_dir` that is not empty, and if another process is preparing it; nothing is left behind then.
+    overrides: `corpus.NAME=value` settings. Prints what each split contains. Raises UserError for a wrong, truncated or
+    damaged source, for a `data_dir` that is not empty, and if another process is preparing it; nothing is left behind
+    then.
     """
-    recipe, config = find_recipe(recipe_name), corpus_config(settings)
-    recipe = _with_tokens(recipe, config)
-    source_path, data_dir = Path(source_path), Path(data_dir)
+    config, data_dir = corpus_config(overrides), Path(data_dir)
+    chosen = _with_tokens(find_recipe(recipe), config)
     if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
         raise UserError(f"{data_dir} is not empty; give a new folder")
-    source = open_source(source_path)
-    documents = open_corpus(recipe, source, config=config)
+    opened = open_source(Path(source))
+    documents = open_corpus(chosen, opened, config=config)
     with _partial_folder(data_dir) as partial:
-        amounts = _write(recipe, source, documents, partial, config=config, show_progress=show_progress)
+        amounts = _write(chosen, opened, documents, partial, config=config, show_progress=show_progress)
         with explain_write_errors(data_dir):
             partial.replace(data_dir)
             sync(partial.parent)

@@ -1,6 +1,7 @@
 """`python -m recipes sample`: text that continues a prompt."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +22,7 @@ def sample(
     *,
     prompt: str = "",
     num_tokens: int = 512,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
+    sampling: SamplingConfig | None = None,
     device: str | None = None,
 ) -> str:
     """Return, as text, the prompt and the `num_tokens` tokens with which a run continues it.
@@ -35,9 +33,9 @@ def sample(
     """
     if num_tokens < 1:
         raise UserError(f"--tokens is {num_tokens}; it must be at least 1")
-    if top_k is None and top_p is None:
-        top_p = NUCLEUS
-    config = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    sampling = sampling or SamplingConfig()
+    if sampling.top_k is None and sampling.top_p is None:
+        sampling = replace(sampling, top_p=NUCLEUS)
     run = load(run_dir, device=device)
     folder = Path(run.config["dataset"]["path"])
     if not is_dataset(folder):
@@ -51,7 +49,7 @@ def sample(
         vocab_size=tokenizer.vocab_size,
         num_streams=1,
         num_steps=num_tokens,
-        config=config,
+        config=sampling,
         prompt=torch.from_numpy(ids) if len(ids) else None,
     )
     return tokenizer.decode([*ids.tolist(), *made[0].tolist()])

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from recipes.metrics import UNITS
 from recipes.text import load
 from recipes.verbs.evaluate import measure
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
-from waveform.runs.evaluation import write_json
+from waveform.runs.evaluation import EvaluateOptions, write_json
 from waveform.system.atomic import require_writable, write_file
 from waveform.system.errors import UserError
 
@@ -28,30 +29,30 @@ def sizes_from(text: str) -> list[int]:
 def sweep(
     run_dir: Path | str,
     *,
-    compressed: Sequence[int],
-    memory: int | None = None,
+    compressed: Sequence[int] | str,
+    options: EvaluateOptions | None = None,
     split: str = "test",
-    rows: int | None = None,
     json_file: Path | str | None = None,
     device: str | None = None,
     show_progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Evaluate a run at each size; print a table, write the figures as JSON and a plot next to it.
 
-    rows: as in `evaluate`. Under torchrun every process calls this. Raises UserError as `evaluate` does, and if the
-    plot would replace something else.
+    compressed: slots, or text like "512,1024". Under torchrun every process calls this. Raises UserError as `evaluate`
+    does, and if the plot would replace something else.
     """
+    sizes = sizes_from(compressed) if isinstance(compressed, str) else compressed
     require_writable(json_file, option="--json")
     plot = None if json_file is None else Path(json_file).with_suffix(".png")
     if plot is not None and plot.exists() and not Path(json_file or "").exists():
         raise UserError(f"{plot} exists, and the plot would replace it; give another --json, or move it away")
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
         entries = []
-        for size in compressed:
-            fields = {"compressed": size, **({} if memory is None else {"memory": memory})}
-            run = load(run_dir, device=world.device.type, **fields)
+        for size in sizes:
+            chosen = replace(options or EvaluateOptions(), compressed=size)
+            run = load(run_dir, device=world.device.type, **chosen.model_fields)
             entries.append(
-                measure(run, split=split, rows=rows, world=world, show_progress=show_progress and world.is_first)
+                measure(run, chosen, split=split, world=world, show_progress=show_progress and world.is_first)
             )
         if world.is_first:
             if show_progress:

@@ -9,7 +9,7 @@ from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, TrainResult
 from waveform.ranks.distributed import job
 from waveform.runs.settings import typed
-from waveform.runs.training import check_run_dir, check_settings, train_run
+from waveform.runs.training import check_run_dir, check_settings, report_training, train_run
 from waveform.system.errors import UserError
 
 
@@ -45,3 +45,8 @@ def train(
             amount=lambda tokens: f"{tokens.num_tokens:,} {data.modality['tokens']} of {recipe}",
             cut_valid=True,
         )
+
+
+def report(result: TrainResult) -> int:
+    """Say how training ended; returns the exit code of the command."""
+    return report_training(result, unit="tokens")

@@ -12,9 +12,9 @@ import torch
 
 from recipes.text import compose_config as compose_text
 from tests.benchmarks.communication import bytes_sent, scaling
-from waveform.config import compose_config as compose_speech
 from waveform.models.registry import build
 from waveform.runs.folder import num_parameters
+from waveform.speech import compose_config as compose_speech
 
 _FLOPS_PER_SECOND = 400e12  # 40% of an H100's bf16
 _ACHIEVED = 0.8  # of a network's rate

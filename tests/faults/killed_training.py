@@ -43,8 +43,8 @@ class Place:
     """A data set, a configuration, and what an undisturbed run makes of them."""
 
     def __init__(self, folder: Path, *, num_ranks: int = 1) -> None:
-        from waveform.config import compose_config
         from waveform.engine.shards import Dataset, ShardWriter, read_dataset, write_dataset
+        from waveform.speech import compose_config
 
         self.folder, self.num_ranks = folder, num_ranks
         data = folder / "data"
@@ -136,12 +136,12 @@ class Place:
 
 def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> None:
     """Train as one rank, in a child."""
-    from waveform.config import SpeechTrainConfig
     from waveform.engine import trainer
     from waveform.engine.trainer import RunContext, Trainer
     from waveform.ranks.distributed import join, leave
     from waveform.runs.settings import typed
     from waveform.runs.training import check_run_dir, train_run
+    from waveform.speech import SpeechTrainConfig
 
     config = copy.deepcopy(place.config)
     if keep_all:  # a checkpoint of each step, to compare with

@@ -71,8 +71,8 @@ def _sample(folder: Path, model: Any, way: str, num_tokens: int, count: Callable
             wav.append(decode(block[0].to(torch.uint8)))
             count(block.shape[1])
 
-        options = {"vocab_size": 256, "num_streams": 1, "num_steps": num_tokens, "config": SamplingConfig()}
-        sample(model, **options, on_block=write, int8=way == "int8")
+        options = {"vocab_size": 256, "num_streams": 1, "num_steps": num_tokens, "on_block": write}
+        sample(model, **options, config=SamplingConfig(int8=way == "int8"))
 
 
 @fault("long evaluation and sampling", "after a tenth of the samples, RAM stays flat within 1%", short=7, long=15)

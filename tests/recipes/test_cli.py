@@ -18,6 +18,7 @@ from recipes.corpora.catalogue import RECIPES
 from recipes.verbs.evaluate import evaluate
 from tests.recipes.corpus_files import write_source
 from waveform.engine.metrics import read_metrics
+from waveform.runs.evaluation import EvaluateOptions
 
 PROMPTS = {"text8": "kaka lolo", "enwik8": "kaka lolo", "folder": "kaka lolo"}
 SHORT = ["train.max_steps=4", "train.evaluate_every=4", "train.checkpoint_every=4"]
@@ -317,7 +318,8 @@ def test_validation_in_training_fills_its_rows(place: Path, tmp_path: Path) -> N
     (look,) = (record for record in read_metrics(place / "run") if record["kind"] == "evaluate")
     nats = {}
     for rows in (None, 4):
-        figures = evaluate(place / "run", split="valid", rows=rows, device="cpu", show_progress=False)
+        options = EvaluateOptions(rows=rows)
+        figures = evaluate(place / "run", options, split="valid", device="cpu", show_progress=False)
         nats[rows] = figures["nats_per_token"]
     assert look["nll_nats"] == pytest.approx(nats[4], rel=1e-6)
     assert look["nll_nats"] != pytest.approx(nats[None], rel=1e-6)

@@ -32,7 +32,10 @@ def test_the_figures_are_there_and_sane(
     assert max(map(len, out.splitlines())) <= 120
 
     content = json.loads(file.read_text())
-    assert content["command"].startswith("waveform bench model.num_stacks=1") and "--batch-size 2" in content["command"]
+    assert (
+        content["command"].startswith("waveform bench model.num_stacks=1")
+        and "train.batch_size=2" in content["command"]
+    )
     machine = content["machine"]
     assert all(machine[field] for field in ("cpu", "cores", "memory_bytes", "threads", "python", "torch", "waveform"))
     assert {"numba", "commit", "gpu", "gpu_driver"} <= machine.keys() and content["date"].startswith("2")

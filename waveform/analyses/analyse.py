@@ -47,16 +47,16 @@ def analyse(
     *,
     json_file: Path | None = None,
     plot_file: Path | None = None,
-    unit: str = "token",
     show_progress: bool = True,
 ) -> dict[str, Any]:
     """Measure attention by position, compression loss by layer, effective context and the gain of carried state.
 
     runs: one, or a group whose effective contexts are relative to each other; all with the vocabulary of `tokens`, of
-    the split that `config` names. unit: what a token is called. If a model or the data has nothing to measure, one line
+    the split that `config` names. If a model or the data has nothing to measure, one line
     says so (`absent`), and the rest is done. Raises UserError for wrong settings or files.
     """
     check_files(json_file=json_file, plot_file=plot_file)
+    unit = runs[0].unit
     for run in runs:
         vocab_size = run.config["dataset"]["vocab_size"]
         if vocab_size != tokens.vocab_size:

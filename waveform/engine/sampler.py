@@ -23,12 +23,13 @@ _PROMPT_STEPS = 4096  # tokens of a prompt read in one call
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How the next token is drawn."""
+    """How tokens are drawn."""
 
     temperature: float = 1.0  # 0 takes the most probable token
     top_k: int | None = None  # keep the k most probable classes
     top_p: float | None = None  # keep the fewest classes whose probabilities reach p (nucleus; Holtzman et al. 2019)
     seed: int = 0  # stream i's generator is seeded by (seed, i)
+    int8: bool = False  # compute with weights, and what is remembered, in 8 bits: faster on a CPU
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:
@@ -51,11 +52,10 @@ def sample(
     config: SamplingConfig,
     prompt: Tensor | None = None,
     on_block: Callable[[Tensor], None] | None = None,
-    int8: bool = False,
 ) -> Tensor:
     """Draw `num_steps` tokens of each of `num_streams` streams -> [B, num_steps] int64 on the CPU.
 
-    prompt [n]: tokens that every stream continues. int8: compute with weights in 8 bits. on_block receives [B, n]
+    prompt [n]: tokens that every stream continues. on_block receives [B, n]
     tokens as they are drawn, so that an interruption does not lose them; they are not kept as well, so that use of RAM
     does not grow with the length, and the result is [B, 0]. Stream i draws from a generator seeded by (config.seed, i)
     alone; with a decoder that computes rows alike (that of every registered model, in fp32 on a CPU), it does not
@@ -64,7 +64,7 @@ def sample(
     state, tokens = read_prompt(
         model, torch.empty(0) if prompt is None else prompt, num_streams=num_streams, vocab_size=vocab_size
     )
-    loop = sampling_loop(decoder(model, state, int8=int8), tokens, config)
+    loop = sampling_loop(decoder(model, state, int8=config.int8), tokens, config)
     generators = [torch.Generator().manual_seed(config.seed * 1_000_003 + i) for i in range(num_streams)]
     made = torch.empty(num_streams, num_steps if on_block is None else 0, dtype=torch.int64)
     for begin in range(0, num_steps, BLOCK_STEPS):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,6 @@ def score(
     tokens: TokenSet,
     *,
     protocol: str | None = None,
-    unit: str = "token",
-    unit_s: float | None = None,
     world: World | None = None,
     classes: Tensor | None = None,
     dynamic: DynamicConfig | None = None,
@@ -57,9 +56,9 @@ def score(
 ) -> Evaluation:
     """NLL of each utterance of `tokens` under `run`, in fp32 on every device.
 
-    protocol: None for the one that the run was trained with. unit, unit_s: of the progress line. world, classes: as in
-    the engine's `evaluate`; by default this process alone. dynamic: let a copy of the model learn from what it has
-    scored. Raises UserError for that on several processes.
+    protocol: None for the one that the run was trained with. world, classes: as in the engine's `evaluate`; by default
+    this process alone. dynamic: let a copy of the model learn from what it has scored. Raises UserError for that on
+    several processes.
     """
     verb = "evaluate" if dynamic is None else "evaluate dynamically"
     world = world or World(device=run.device)
@@ -72,7 +71,7 @@ def score(
         chunk=run.config["train"]["chunk"],
     )
     with Progress(
-        f"{verb} {run.name}", total=tokens.num_tokens, unit=unit, unit_s=unit_s, enabled=show_progress
+        f"{verb} {run.name}", total=tokens.num_tokens, unit=run.unit, unit_s=run.unit_s, enabled=show_progress
     ) as progress:
         if dynamic is not None:
             return evaluate_dynamically(
@@ -81,10 +80,35 @@ def score(
         return evaluate_tokens(run.model, tokens, config, world=world, progress=progress, classes=classes)
 
 
-def dynamic_config(run: TrainedRun, *, optimiser: str = "sgd", lr: float | None = None) -> DynamicConfig:
-    """Dynamic evaluation with what training clipped and weighed. Raises UserError for values out of range."""
-    train = run.config["train"]
-    return DynamicConfig(optimiser=optimiser, lr=lr, clip_norm=train["clip_norm"], aux_weight=train["aux_weight"])
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What a user chooses for the evaluation of a run."""
+
+    protocol: str | None = None  # utterance | chunk: when state is reset; None: as in training
+    memory: int | None = None  # memory slots; None: as in training
+    compressed: int | None = None  # compressed slots; None: as in training
+    dynamic: bool = False  # score again while learning from what was scored
+    dynamic_optimiser: str = "sgd"  # sgd | adam
+    dynamic_lr: float | None = None  # None: the optimiser's default in `DynamicConfig`
+    rows: int | None = None  # pieces that text is cut into, each from empty memories; None: whole documents
+
+    @property
+    def model_fields(self) -> dict[str, int]:
+        """Fields of the model that are set to something else than in training."""
+        sizes = {"memory": self.memory, "compressed": self.compressed}
+        return {name: value for name, value in sizes.items() if value is not None}
+
+    def dynamic_config(self, run: TrainedRun) -> DynamicConfig | None:
+        """Dynamic evaluation, if chosen, with what training clipped and weighed. Raises UserError for bad values."""
+        if not self.dynamic:
+            return None
+        train = run.config["train"]
+        return DynamicConfig(
+            optimiser=self.dynamic_optimiser,
+            lr=self.dynamic_lr,
+            clip_norm=train["clip_norm"],
+            aux_weight=train["aux_weight"],
+        )
 
 
 def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evaluation, unit: str) -> dict[str, Any]:

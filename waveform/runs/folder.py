@@ -228,6 +228,16 @@ class TrainedRun:
     tokens_seen: int
 
     @property
+    def unit(self) -> str:
+        """What a user calls its tokens."""
+        return "token"
+
+    @property
+    def unit_s(self) -> float | None:
+        """Duration of a token in seconds, if it has one."""
+        return None
+
+    @property
     def name(self) -> str:
         """The registered name of its model."""
         return str(self.config["model"]["name"])

@@ -1,5 +1,7 @@
 """Training into a run folder, whatever the modality: claims the folder, refuses another configuration, resumes."""
 
+import os
+import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -154,3 +156,17 @@ def _refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
         f"{run_dir} holds a run of another configuration, by its {run_dir / CONFIG_FILE}: {'; '.join(different)}. "
         "Give another RUN_DIR, or the settings of that run to resume it"
     )
+
+
+def report_training(result: TrainResult, *, unit: str) -> int:
+    """Say on the first rank how training ended; returns the exit code: 0, or 128 + the signal that stopped it.
+
+    unit: what tokens are called.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        how = "finished"
+        if result.interrupted:
+            how = f"stopped by {signal.Signals(result.stopped_by).name}; the same command resumes"
+        seen = f"{result.seconds:.0f} s of training, {result.tokens_seen:,} {unit} seen"
+        say(f"{how}: step {result.step}, {seen}")
+    return 128 + result.stopped_by if result.interrupted else 0

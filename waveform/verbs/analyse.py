@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from waveform.analyses.analyse import DEFAULT_TOKENS, AnalysisConfig, check_files, common_tokens
+from waveform.analyses.analyse import AnalysisConfig, check_files, common_tokens
 from waveform.analyses.analyse import analyse as analyse_runs
 from waveform.speech import load
 from waveform.system.errors import UserError
@@ -13,34 +13,31 @@ from waveform.verbs.evaluate import test_tokens
 
 def analyse(
     run_dirs: Sequence[Path | str] | Path | str,
+    config: AnalysisConfig | None = None,
     *,
     data: Path | str | None = None,
-    split: str = "test",
-    tokens: int = DEFAULT_TOKENS,
-    context_step: int | None = None,
     json_file: Path | str | None = None,
     plot_file: Path | str | None = None,
     device: str | None = None,
     show_progress: bool = True,
 ) -> dict[str, Any]:
-    """Analyse one run or a group; prints the figures, returns them, and writes JSON and a PNG where named.
+    """Analyse one run or a group: print the figures, return them, and write the JSON and PNG files that are named.
 
-    tokens, context_step: as in `AnalysisConfig`. Raises UserError as `load` does, and where the runs' data differ.
+    Raises UserError as `load` does, and if the runs' data differ.
     """
     json_path, plot_path = (None if path is None else Path(path) for path in (json_file, plot_file))
-    config = AnalysisConfig(split=split, max_tokens=tokens, context_step=context_step)
+    config = config or AnalysisConfig()
     check_files(json_file=json_path, plot_file=plot_path)
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
     if not run_dirs:
         raise UserError("name at least one run folder")
     runs = [load(run_dir, device=device) for run_dir in run_dirs]
-    token_sets = [test_tokens(run, data=data, split=split, show_progress=show_progress) for run in runs]
+    token_sets = [test_tokens(run, data=data, split=config.split, show_progress=show_progress) for run in runs]
     return analyse_runs(
         runs,
-        common_tokens(runs, token_sets, split=split),
+        common_tokens(runs, token_sets, split=config.split),
         config,
         json_file=json_path,
         plot_file=plot_path,
-        unit="sample",
         show_progress=show_progress,
     )

@@ -21,7 +21,6 @@ import torch
 
 from waveform.audio import SAMPLE_RATE_HZ
 from waveform.benchmarks.measure import BACKWARD_FACTOR, measure_sampling, measure_training, updates_needed
-from waveform.config import SpeechTrainConfig, compose_config
 from waveform.engine.shards import Shard, ShardWriter, TokenSet
 from waveform.engine.trainer import RunContext, Trainer
 from waveform.models.registry import model_class, model_names
@@ -29,6 +28,7 @@ from waveform.ranks.distributed import World, choose_device
 from waveform.runs.evaluation import write_json
 from waveform.runs.folder import model_from, num_parameters, window_of
 from waveform.runs.settings import typed
+from waveform.speech import SpeechTrainConfig, compose_config
 from waveform.system.atomic import require_writable
 from waveform.system.console import table
 from waveform.system.errors import UserError
@@ -50,7 +50,6 @@ def bench(
     models: Sequence[str] | None = None,
     presets: Sequence[str] | None = None,
     overrides: Sequence[str] = (),
-    batch_size: int | None = None,
     audio_minutes: float = 10,
     json_file: Path | str | None = None,
     device: str | None = None,
@@ -59,23 +58,24 @@ def bench(
 ) -> dict[str, Any]:
     """Measure `models` at `presets` on synthetic tokens, and data preparation; print a table, return all figures.
 
-    models: None for every registered one; overrides: `key=value` settings for each of them; batch_size: rows of an
-    update, None for 1 on a CPU and 32 on CUDA; audio_minutes: of FLAC to prepare, 0 for none. A CPU updates once a
-    window, CUDA once a chunk of the preset. Raises UserError for bad settings and, before any work, for a `json_file`
-    that cannot be written; and at the end, when everything has been printed and written, where a measurement failed.
+    models: None for every registered one; overrides: `key=value` settings for each of them; audio_minutes: of FLAC to
+    prepare, 0 for none. An update has 1 row on a CPU and 32 on CUDA unless train.batch_size is set; a CPU updates once
+    per window, CUDA once per chunk of the preset. Raises UserError for bad settings and, before any work, for a
+    `json_file` that cannot be written; and at the end, when everything has been printed and written, if a measurement
+    failed.
     """
     chosen = choose_device(device)
     require_writable(json_file, option="--json")
     if not 0 <= audio_minutes < math.inf:
         raise UserError(f"--audio-minutes {audio_minutes}: give 0 or more")
     jobs: list[dict[str, Any]] = [
-        _model_job(model, preset, chosen, overrides, batch_size, None if config_dir is None else Path(config_dir))
+        _model_job(model, preset, chosen, overrides, None if config_dir is None else Path(config_dir))
         for preset in presets or PRESETS
         for model in models or model_names()
     ]
     if audio_minutes:
         jobs += [{"kind": "preparation", "minutes": audio_minutes, "channels": channels} for channels in (1, 2)]
-    options = {"--device": chosen, "--model": models, "--preset": presets, "--batch-size": batch_size,
+    options = {"--device": chosen, "--model": models, "--preset": presets,
                "--audio-minutes": audio_minutes, "--json": json_file, "--config-dir": config_dir}  # fmt: skip
     content: dict[str, Any] = {
         "command": _command_line(options, overrides),
@@ -111,13 +111,11 @@ def _command_line(options: dict[str, Any], overrides: Sequence[str]) -> str:
 
 
 def _model_job(
-    model: str, preset: str, device: str, overrides: Sequence[str], batch_size: int | None, config_dir: Path | None
+    model: str, preset: str, device: str, overrides: Sequence[str], config_dir: Path | None
 ) -> dict[str, Any]:
     """What a child needs to measure one model. Raises UserError for settings that it would refuse."""
     cls = model_class(model)
     asked = [f"preset={preset}", f"model={model}", f"train.batch_size={_BATCH_SIZE[device]}", *overrides]
-    if batch_size is not None:
-        asked.append(f"train.batch_size={batch_size}")
     config = compose_config(asked, config_dir=config_dir)
     cls.Config(vocab_size=_VOCAB_SIZE, **{key: value for key, value in config["model"].items() if key != "name"})
     train = config["train"]

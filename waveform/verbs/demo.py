@@ -1,6 +1,7 @@
 """`waveform demo`: the whole job on bundled speech in minutes; prepare, train three models, compare, sample, draw."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from waveform.audio import SAMPLE_RATE_HZ
@@ -9,11 +10,11 @@ from waveform.audio.demo_speech import demo_speech_dir
 from waveform.audio.files import read_audio
 from waveform.audio.plots import save_demo_panel
 from waveform.audio.wav import write_wav
-from waveform.config import SpeechTrainConfig, compose_config
 from waveform.engine.metrics import read_metrics
+from waveform.engine.sampler import SamplingConfig
 from waveform.engine.shards import is_dataset
 from waveform.runs.settings import typed
-from waveform.speech import load
+from waveform.speech import SpeechTrainConfig, compose_config, load
 from waveform.system.console import say
 from waveform.system.errors import UserError
 from waveform.system.signals import Interrupted
@@ -26,7 +27,7 @@ _SAMPLE_SECONDS = 1.2
 _TEMPERATURE = 0.9
 
 
-def demo(out_dir: Path | str = "waveform-demo", *, overrides: tuple[str, ...] = (), show_progress: bool = True) -> None:
+def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = (), show_progress: bool = True) -> None:
     """Train the three models of preset `demo` for equal time on the bundled speech, into `out_dir`.
 
     Leaves data/, one run folder a model, comparison.json, samples/*.wav and demo.png. Interrupted, it goes on where it
@@ -66,7 +67,11 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: tuple[str, ...] = 
         for old in samples_dir.glob(f"{run_dir.name}_step*_seed0_0.wav"):  # of an earlier demo in the same folder
             old.unlink()
         (path,) = sample(
-            run_dir, samples_dir, seconds=_SAMPLE_SECONDS, temperature=_TEMPERATURE, show_progress=show_progress
+            run_dir,
+            samples_dir,
+            seconds=_SAMPLE_SECONDS,
+            sampling=SamplingConfig(temperature=_TEMPERATURE),
+            show_progress=show_progress,
         )
         clips[f"{run_dir.name} (sampled, temperature {_TEMPERATURE})"] = read_audio(path)
 

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from waveform.audio.corpus.prepare import DataConfig
-from waveform.engine.dynamic import DynamicConfig
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.metrics import bits
 from waveform.engine.shards import TokenSet
 from waveform.ranks.distributed import World
 from waveform.runs import evaluation
+from waveform.runs.evaluation import EvaluateOptions
 from waveform.runs.folder import num_parameters
 from waveform.runs.settings import typed
 from waveform.speech import Run, load, open_data
@@ -19,30 +19,26 @@ from waveform.system.errors import UserError
 
 def evaluate(
     run_dir: Path | str,
+    options: EvaluateOptions | None = None,
     *,
     data: Path | str | None = None,
     split: str = "test",
-    protocol: str | None = None,
-    dynamic: bool = False,
-    dynamic_optimiser: str = "sgd",
-    dynamic_lr: float | None = None,
     json_file: Path | str | None = None,
     device: str | None = None,
     show_progress: bool = True,
-    **model_fields: int,
 ) -> dict[str, Any]:
     """NLL of a run on a split, in nats and bits per sample; prints it and returns (and writes) the figures.
 
-    protocol: `utterance` (state carried from each utterance's start), `chunk` (reset every train.chunk samples), or
-    None for what the run was trained with. model_fields: a longer `memory` or `compressed`. dynamic: score again,
-    learning on the way by `dynamic_optimiser` at `dynamic_lr` (see `DynamicConfig`), reported apart as `dynamic`; the
-    run itself stays as it is. Raises UserError as `load`.
+    options.protocol: `utterance` (state is carried from each utterance's start) or `chunk` (reset every train.chunk
+    samples). A dynamic evaluation is reported separately as `dynamic`; the run on disk does not change. Raises
+    UserError as `load` does.
     """
     require_writable(json_file, option="--json")
-    run = load(run_dir, device=device, **model_fields)
-    dynamic_config = evaluation.dynamic_config(run, optimiser=dynamic_optimiser, lr=dynamic_lr) if dynamic else None
+    options = options or EvaluateOptions()
+    run = load(run_dir, device=device, **options.model_fields)
+    dynamic = options.dynamic_config(run)
     tokens = test_tokens(run, data=data, split=split, show_progress=show_progress)
-    result = score(run, tokens, protocol=_protocol(run, protocol), show_progress=show_progress)
+    result = evaluation.score(run, tokens, protocol=options.protocol, show_progress=show_progress)
     figures = describe(run, result, split=split, checksum=tokens.checksum, unigram=evaluation.unigram_nats(run, tokens))
     if show_progress:
         unigram = figures["unigram_nats_per_sample"]
@@ -52,11 +48,9 @@ def evaluate(
             f"({figures['num_samples']:,} samples of {figures['num_utterances']} utterances"
             + (f"; unigram {unigram:.4f} nats)" if unigram is not None else ")")
         )
-    if dynamic_config is not None:
-        learned = score(
-            run, tokens, protocol=_protocol(run, protocol), dynamic=dynamic_config, show_progress=show_progress
-        )
-        apart = evaluation.describe_dynamic(learned, dynamic_config, plain=result, unit="sample")
+    if dynamic is not None:
+        learned = evaluation.score(run, tokens, protocol=options.protocol, dynamic=dynamic, show_progress=show_progress)
+        apart = evaluation.describe_dynamic(learned, dynamic, plain=result, unit="sample")
         figures["dynamic"] = apart
         if show_progress:
             print(
@@ -87,31 +81,6 @@ def test_tokens(run: Run, *, data: Path | str | None, split: str, show_progress:
     tokens = dataset.open_split(split)
     tokens.verify()
     return tokens
-
-
-def _protocol(run: Run, asked: str | None) -> str:
-    return asked or ("chunk" if run.config["train"]["state"] == "chunk" else "utterance")
-
-
-def score(
-    run: Run,
-    tokens: TokenSet,
-    *,
-    protocol: str,
-    dynamic: DynamicConfig | None = None,
-    show_progress: bool = True,
-) -> Evaluation:
-    """NLL of each utterance of `tokens` under `run`, in fp32 on every device; `dynamic`: as in `evaluation.score`."""
-    rate_hz = run.config["dataset"]["modality"]["sample_rate_hz"]
-    return evaluation.score(
-        run,
-        tokens,
-        protocol=protocol,
-        unit="sample",
-        unit_s=1 / rate_hz,
-        dynamic=dynamic,
-        show_progress=show_progress,
-    )
 
 
 def describe(run: Run, result: Evaluation, *, split: str, checksum: str, unigram: float | None) -> dict[str, Any]:

@@ -24,19 +24,15 @@ def sample(
     *,
     num: int = 1,
     seconds: float = 1.0,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
+    sampling: SamplingConfig | None = None,
     prime: Path | None = None,
     device: str | None = None,
-    int8: bool = False,
     show_progress: bool = True,
 ) -> list[Path]:
     """Write `num` WAV files of generated audio into `out_dir`, growing as they are made; returns their paths.
 
     Until all are done they are named `.unfinished.wav`, and are replaced by the next call that makes the same ones.
-    With `int8`, weights and memories are kept in 8 bits; what that costs in NLL is measured and printed first.
+    What `sampling.int8` costs in NLL is measured and printed first.
     With `prime`, an audio file, each WAV begins with it and continues it for `seconds`. Files are named by model,
     step, seed and number, and none that exists is overwritten. Raises UserError as `load` does, and for a full disk.
     """
@@ -44,13 +40,13 @@ def sample(
     check_amount(num, seconds)  # settings out of range must leave no empty files behind
     if is_dataset(out_dir):
         raise UserError(f"--out {out_dir} is a prepared data set; give another folder")
-    SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    sampling = sampling or SamplingConfig()
     run = load(run_dir, device=device)
-    cost = _int8_cost(run) if int8 else None
+    cost = _int8_cost(run) if sampling.int8 else None
     if cost is not None and show_progress:
         print(cost, flush=True)
     primer = read_audio(prime) if prime is not None else None
-    paths = [out_dir / f"{run.name}_step{run.step}_seed{seed}_{i}.wav" for i in range(num)]
+    paths = [out_dir / f"{run.name}_step{run.step}_seed{sampling.seed}_{i}.wav" for i in range(num)]
     for path in paths:
         if path.exists():
             raise UserError(f"{path} exists; give another --out or --seed, or move it away")
@@ -72,17 +68,7 @@ def sample(
                     writer.append(samples)
                 progress.update(block.size / SAMPLE_RATE_HZ)
 
-            run.sample(
-                num=num,
-                seconds=seconds,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                seed=seed,
-                prime=primer,
-                on_block=write,
-                int8=int8,
-            )
+            run.sample(num=num, seconds=seconds, sampling=sampling, prime=primer, on_block=write)
     except Interrupted as stopped:
         raise Interrupted(stopped.number, f"what was made is in {growing[0]}" + " and others" * (num > 1)) from None
     finally:

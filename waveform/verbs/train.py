@@ -10,7 +10,6 @@ from torch import Tensor
 from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.audio.mulaw import NUM_CLASSES, decode
-from waveform.config import SpeechTrainConfig, compose_config
 from waveform.engine.interface import SequenceModel
 from waveform.engine.metrics import MetricsLog
 from waveform.engine.sampler import SamplingConfig
@@ -20,8 +19,8 @@ from waveform.engine.trainer import OnEvaluate, RunContext, TrainResult
 from waveform.ranks.distributed import World, job
 from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.settings import typed
-from waveform.runs.training import check_run_dir, check_settings, train_run
-from waveform.speech import cache_of, open_data, require_audio
+from waveform.runs.training import check_run_dir, check_settings, report_training, train_run
+from waveform.speech import SpeechTrainConfig, cache_of, compose_config, open_data, require_audio
 from waveform.system.console import say
 from waveform.system.errors import UserError
 from waveform.system.signals import StopRequest
@@ -122,3 +121,8 @@ def _audio_summary(config: SpeechTrainConfig, data: Dataset) -> OnEvaluate | Non
         log.tensorboard.add_image("sample/mel", mel_image(samples.numpy()), step, dataformats="HWC")
 
     return summarise
+
+
+def report(result: TrainResult) -> int:
+    """Say how training ended; returns the exit code of the command."""
+    return report_training(result, unit="samples")

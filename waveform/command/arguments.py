@@ -1,0 +1,70 @@
+"""Arguments that verbs of both commands have in common."""
+
+import argparse
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from waveform.command.table import OVERRIDES, Argument, argument
+
+
+def _new_run_dir(text: str) -> Path:
+    """A run folder to train into. Raises ArgumentTypeError for a setting, before which it was left out."""
+    if re.match(r"[+~]?[a-z_.]+=", text):
+        raise argparse.ArgumentTypeError(f"name the run folder before the settings; for one called {text!r}, ./{text}")
+    return Path(text)
+
+
+def overrides(example: str) -> Argument:
+    """`key=value` settings."""
+    return argument(OVERRIDES, nargs="*", metavar="key=value", help=f"settings, for example {example}")
+
+
+RUN_DIR = argument("run_dir", type=Path, metavar="RUN_DIR")
+RUN_DIRS = argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="several are compared with each other")
+NEW_RUN_DIR = argument(
+    "run_dir", type=_new_run_dir, metavar="RUN_DIR", help="where the run is kept; resumed if it exists"
+)
+CONFIG_DIR = argument(
+    "--config-dir",
+    type=Path,
+    metavar="DIR",
+    help="your own Hydra configs, for example DIR/preset/mine.yaml",
+)
+SPLIT = argument("--split", metavar="NAME", help="train, valid or test (default)")
+JSON = argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the figures there")
+DEVICE = argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
+
+# How a run is scored; fields of `EvaluateOptions`.
+MEMORIES = (
+    argument("--memory", into="options", type=int, metavar="N", help="memory slots, if not as in training"),
+    argument("--compressed", into="options", type=int, metavar="N", help="compressed slots, if not as in training"),
+)
+DYNAMIC = (
+    argument("--dynamic", into="options", action="store_true", help="score again while learning from what was scored"),
+    argument("--dynamic-optimiser", into="options", choices=("sgd", "adam"), help="default: sgd"),
+    argument("--dynamic-lr", into="options", type=float, metavar="LR", help="default: 3e-2 with sgd, 3e-5 with adam"),
+)
+
+
+def analysis(unit: str) -> tuple[Argument, ...]:
+    """What `analyse` reads, fields of `AnalysisConfig`, and draws; unit: what the help calls a token."""
+    return (
+        replace(SPLIT, into="config"),
+        argument(
+            "--tokens",
+            dest="max_tokens",
+            into="config",
+            type=int,
+            metavar="N",
+            help=f"{unit}s that each run reads at most, twice (default 200000)",
+        ),
+        argument(
+            "--context-step", into="config", type=int, metavar="N", help=f"{unit}s from one context length to the next"
+        ),
+        argument("--plot", dest="plot_file", type=Path, metavar="FILE.png", help="draw the figures there"),
+    )
+
+
+TEMPERATURE = argument("--temperature", into="sampling", type=float, metavar="T", help="below 1: safer (default 1)")
+SEED = argument("--seed", into="sampling", type=int, metavar="N", help="of the samples (default 0)")

@@ -1,0 +1,69 @@
+"""How a command ends: an exit code, and one line for a mistake, a shortage, trouble of the system or a signal."""
+
+import io
+import select
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from waveform.system.console import drop, printable, say
+from waveform.system.errors import UserError
+from waveform.system.ram import is_shortage, no_more_than_there_is
+from waveform.system.signals import Interrupted, signals_interrupt
+
+_SMALLER = (
+    "lower train.batch_size or train.evaluate_batch_size, train.chunk, train.window, model.window, model.memory or "
+    "model.compressed, a run's in its config.yaml; train with lower model.num_layers or model.d_model; or use a larger "
+    "machine"
+)
+
+
+def run_with_outcome(name: str, run: Callable[[], int]) -> int:
+    """Run a verb; returns the exit code, with one line on stderr if it is not 0.
+
+    0, or what `run` returns; 2 for a user's mistake, which includes a full disk and too little RAM; 1 for other
+    trouble, like a failing disk; 128 + the signal's number if one stopped it (129: its terminal was closed, 130:
+    Ctrl-C, 143: SIGTERM). name: of the command and its verb, with which the line begins.
+    """
+    try:
+        with signals_interrupt(partial(_stopped, name)), no_more_than_there_is():
+            code = run()
+            sys.stdout.flush()
+            return code
+    except UserError as error:
+        say(f"{name}: {printable(str(error))}", sys.stderr)
+        return error.exit_code
+    except (MemoryError, RuntimeError) as error:
+        if not is_shortage(error):
+            raise
+        say(f"{name}: it takes more memory than there is; {_SMALLER}", sys.stderr)
+        return 2
+    except OSError as error:  # reading and writing have better messages; this is what slipped through
+        if error.filename is None and _nobody_reads_on():
+            return 128 + signal.SIGPIPE
+        named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
+        say(f"{name}: the system refuses: {printable(named)}", sys.stderr)
+        return 1
+    except Interrupted as interrupted:
+        return _stopped(name, interrupted)
+
+
+def _nobody_reads_on() -> bool:
+    """Whether whoever reads what is printed, `head` perhaps, has seen enough; then the rest is dropped."""
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(io.UnsupportedOperation):  # one that a Python caller has put there
+            poll.register(stream, 0)
+    gone = [stream for stream, event in poll.poll(0) if event & (select.POLLERR | select.POLLHUP)]
+    for stream in gone:
+        drop(stream)
+    return bool(gone)
+
+
+def _stopped(name: str, interrupted: Interrupted) -> int:
+    """Say in one line which signal stopped the command; returns the exit code."""
+    by = signal.Signals(interrupted.number).name
+    say(f"{name}: " + "; ".join(filter(None, [f"stopped by {by}", interrupted.note])), sys.stderr)
+    return 128 + interrupted.number

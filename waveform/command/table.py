@@ -1,0 +1,147 @@
+"""A command line as a table: each verb names its function and its arguments, and argparse is told the rest.
+
+A verb's function, the one that Python users call, is imported when the verb runs, so `--help` loads nothing heavy. It
+is called with the arguments that were given, by name; its own defaults serve for the others.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+from waveform.command.outcome import run_with_outcome
+from waveform.system.console import replace_closed
+from waveform.system.cpu import set_defaults
+
+OVERRIDES = "overrides"  # the parameter that gets the `key=value` settings
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a verb."""
+
+    names: tuple[str, ...]
+    options: Mapping[str, Any]  # of argparse's `add_argument`
+    into: str | None  # the function's parameter, a dataclass, with a field of this argument's name
+    setting: str | None  # the argument is short for this setting
+    instead: str | None  # `module:function` to call instead of the verb's, with those of the arguments that it takes
+    rival: str | None  # at most one of the arguments with the same rival may be given
+
+    @property
+    def name(self) -> str:
+        """The name under which argparse returns it."""
+        return str(self.options.get("dest", self.names[0].lstrip("-").replace("-", "_")))
+
+
+def argument(
+    *names: str,
+    into: str | None = None,
+    setting: str | None = None,
+    instead: str | None = None,
+    rival: str | None = None,
+    **options: Any,
+) -> Argument:
+    """An argument, by argparse's names and options, and what an `Argument` has besides."""
+    return Argument(names, options, into, setting, instead, rival)
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb of a command."""
+
+    name: str
+    help: str
+    function: str  # `module:function`
+    arguments: Sequence[Argument]
+    epilog: str | None = None
+    configs: Mapping[str, str] = field(default_factory=dict)  # parameter -> `module:dataclass`, for `Argument.into`
+    report: str | None = None  # `module:function` that gets the function's result and returns the exit code
+    computes: bool = True  # trains or runs a model, for which the CPU is set up first
+
+    def run(self, given: dict[str, Any]) -> int:
+        """Call the function with the arguments given; returns the exit code."""
+        if self.computes:
+            set_defaults()
+        values = _without_strays(given)
+        function = None
+        gathered: dict[str, dict[str, Any]] = {parameter: {} for parameter in self.configs}
+        for arg in self.arguments:
+            name = arg.name
+            if name not in values:
+                continue
+            if arg.instead is not None:
+                values.pop(name)
+                function = _load(arg.instead)
+            elif arg.setting is not None:
+                values[OVERRIDES] = [*values.get(OVERRIDES, ()), f"{arg.setting}={values.pop(name)}"]
+            elif arg.into is not None:
+                gathered[arg.into][name] = values.pop(name)
+        if function is not None:
+            function(**{name: value for name, value in values.items() if name in signature(function).parameters})
+            return 0
+        configs = {name: _load(self.configs[name])(**fields) for name, fields in gathered.items()}
+        result = _load(self.function)(**values, **configs)
+        return 0 if self.report is None else _load(self.report)(result) or 0
+
+
+def _load(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _without_strays(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given`, with the settings among them that argparse took for values of an option with several, put right."""
+    values = dict(given)
+    for name, value in given.items():
+        if isinstance(value, list) and name != OVERRIDES:
+            strays = [item for item in value if isinstance(item, str) and "=" in item]
+            if strays:
+                values[name] = [item for item in value if item not in strays] or None
+                values[OVERRIDES] = [*values.get(OVERRIDES, ()), *strays]
+    return values
+
+
+def parser(program: str, description: str, verbs: Sequence[Verb]) -> argparse.ArgumentParser:
+    """The argparse parser of a table."""
+    top = argparse.ArgumentParser(prog=program, description=description)
+    choices = top.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in verbs:
+        sub = choices.add_parser(
+            verb.name,
+            help=verb.help,
+            description=verb.help[0].upper() + verb.help[1:] + ".",
+            epilog=verb.epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            argument_default=argparse.SUPPRESS,
+        )
+        rivals: dict[str | None, Any] = {None: sub}
+        for arg in verb.arguments:
+            if arg.rival not in rivals:
+                rivals[arg.rival] = sub.add_mutually_exclusive_group()
+            rivals[arg.rival].add_argument(*arg.names, **arg.options)
+    return top
+
+
+def run_command(
+    name: str, program: str, description: str, verbs: Sequence[Verb], arguments: Sequence[str] | None
+) -> int:
+    """Parse `arguments` (None: those of the process) and run a verb; returns the exit code of `run_with_outcome`.
+
+    name: of the command in its messages; program: in its help.
+    """
+    replace_closed()
+    parse = parser(program, description, verbs)
+    args, rest = parse.parse_known_args(arguments)
+    given = dict(vars(args))
+    name_of_verb = given.pop("verb")
+    verb = next(verb for verb in verbs if verb.name == name_of_verb)
+    # argparse lets `key=value` stand before the options or after them, but not both; the rest is taken here.
+    takes_settings = any(arg.name == OVERRIDES for arg in verb.arguments)
+    options = [argument for argument in rest if argument.startswith("-") or not takes_settings]
+    if options:
+        parse.error(f"unrecognized arguments: {' '.join(options)}")
+    if rest:
+        given[OVERRIDES] = [*given.get(OVERRIDES, ()), *rest]
+    return run_with_outcome(f"{name} {verb.name}", lambda: verb.run(given))
