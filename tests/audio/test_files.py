@@ -92,7 +92,7 @@ def test_an_ogg_cut_between_pages_is_refused(tmp_path: Path, write_audio: Write,
     write_audio(path, duration_s=5)
     content = path.read_bytes()
     path.write_bytes(content[: content.rindex(b"OggS")])
-    assert soundfile.info(path).frames > 0  # libsndfile takes it to be whole
+    assert soundfile.info(path).frames > 0  # libsndfile considers it complete
     with pytest.raises(RefusedFile, match="cut short: its Ogg stream has no end"):
         read_audio(path)
 
@@ -151,7 +151,7 @@ def test_refusals_name_the_reason(tmp_path: Path, write_audio: Write, case: str,
     elif case == "no samples":
         write_audio(path, duration_s=0)
     elif case == "text":
-        path.write_text("hello, this is no audio" * 99)
+        path.write_text("hello, this is not audio" * 99)
     elif case in ("nan", "infinity"):
         samples = np.zeros(50_000, dtype=np.float32)
         samples[40_000] = np.nan if case == "nan" else -np.inf
