@@ -25,12 +25,13 @@ from waveform.engine.inputs import shift_right
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.shards import Dataset, is_dataset, read_dataset
-from waveform.engine.train_config import Rule, TrainConfig
+from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
 from waveform.runs.folder import TrainedRun, open_run
 from waveform.runs.settings import ConfigFamily, compose_family, to_yaml
 from waveform.system.console import say
 from waveform.system.errors import UserError
+from waveform.system.rules import Rule
 
 _MAX_SAMPLE_SECONDS = 600.0  # a listener's patience, while training waits
 

@@ -1,30 +1,18 @@
 """The settings of `train`: what they are, what they may be, and what follows from them."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 
 from waveform.ranks.distributed import TIMEOUT_S
 from waveform.system.errors import UserError
+from waveform.system.rules import Rule, check_rules, one_of
 
 SHARDING = ("none", "fsdp")
 ON_NONFINITE = ("stop", "skip")
-
-
-class Rule(NamedTuple):
-    """What a setting must be."""
-
-    holds: Callable[[Any], bool]
-    remedy: str  # follows "train.FIELD is VALUE; "
-
-
-def one_of(*choices: str) -> Rule:
-    """A rule for a setting with named choices."""
-    return Rule(lambda value: value in choices, f"choose {', '.join(choices[:-1])} or {choices[-1]}")
-
 
 _AT_LEAST_1 = Rule(lambda value: value >= 1, "it must be at least 1")
 _ABOVE_0 = Rule(lambda value: 0 < value < math.inf, "it must be above 0")
@@ -100,10 +88,7 @@ class TrainConfig:
     }
 
     def __post_init__(self) -> None:
-        for name, rule in self.RULES.items():
-            value = getattr(self, name)
-            if not rule.holds(value):
-                raise UserError(f"train.{name} is {value!r}; {rule.remedy}")
+        check_rules(self, self.RULES, section="train")
         if self.max_steps is None and self.max_seconds is None:
             raise UserError("train.max_steps and train.max_seconds are both null; set one, or training never ends")
         if self.window is not None and (self.window < 1 or self.chunk % self.window):

@@ -1,0 +1,37 @@
+"""Rules for settings: what each field of a configuration must be, and what to tell the user if it is not."""
+
+from collections.abc import Callable, Mapping
+from numbers import Integral
+from typing import Any, NamedTuple
+
+from waveform.system.errors import UserError
+
+
+class Rule(NamedTuple):
+    """What a setting must be."""
+
+    holds: Callable[[Any], bool]
+    remedy: str  # follows "SECTION.FIELD is VALUE; "
+
+
+def one_of(*choices: str) -> Rule:
+    """A rule for a setting with named choices."""
+    return Rule(lambda value: value in choices, f"choose {', '.join(choices[:-1])} or {choices[-1]}")
+
+
+def whole_number(low: int, high: int | None = None) -> Rule:
+    """A rule for a count or a size, which True and 2.0 are not."""
+
+    def holds(value: Any) -> bool:
+        whole = isinstance(value, Integral) and not isinstance(value, bool)
+        return whole and low <= value and (high is None or value <= high)
+
+    return Rule(holds, f"it must be a whole number {f'of at least {low}' if high is None else f'from {low} to {high}'}")
+
+
+def check_rules(config: object, rules: Mapping[str, Rule], *, section: str) -> None:
+    """Raises UserError for the first field of `config` whose rule does not hold."""
+    for name, rule in rules.items():
+        value = getattr(config, name)
+        if not rule.holds(value):
+            raise UserError(f"{section}.{name} is {value!r}; {rule.remedy}")
