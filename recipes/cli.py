@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from recipes.corpora.catalogue import RECIPES
 from waveform.command.arguments import (
     CONFIG_DIR,
     DEVICE,
@@ -40,7 +41,7 @@ several GPUs:
   torchrun --nproc-per-node=8 -m recipes train RECIPE DATA_DIR RUN_DIR
 """
 _OPTIONS = {"options": "waveform.runs.evaluation:EvaluateOptions"}
-_RECIPE = argument("recipe", metavar="RECIPE", help="enwik8, text8, wikitext103, pg19, lm1b, ptb or folder")
+_RECIPE = argument("recipe", metavar="RECIPE", help=f"{', '.join(RECIPES)}, or one of an installed package")
 _ROWS = argument(
     "--rows",
     into="options",

@@ -4,8 +4,6 @@ To add one, write an entry here, or give your own package an entry point of the 
 `Recipe` (docs/extending.md).
 """
 
-from importlib.metadata import entry_points
-
 from recipes.corpora.documents import SPLITS
 from recipes.corpora.layouts import books, one_billion_words, one_file, split_files, text_files
 from recipes.corpora.recipe import Recipe
@@ -103,6 +101,8 @@ RECIPES = {
 
 def recipe_names() -> list[str]:
     """Names of every recipe, the papers' first."""
+    from importlib.metadata import entry_points  # slow, and `--help` needs only RECIPES
+
     return [*RECIPES, *sorted(entry_points(group=_GROUP).names - RECIPES.keys())]
 
 
@@ -110,6 +110,8 @@ def find_recipe(name: str) -> Recipe:
     """Return the recipe of that name. Raises UserError if there is none."""
     if name in RECIPES:
         return RECIPES[name]
+    from importlib.metadata import entry_points
+
     found = entry_points(group=_GROUP, name=name)
     if not found:
         raise UserError(f"unknown recipe {name!r}; choose one of {', '.join(recipe_names())}")
