@@ -1,7 +1,8 @@
-"""Counts what the ranks of a job send each other in one update, and from it what scaling a network allows on paper.
+"""Counts what the ranks of a job send each other in one update, and from that how far a network lets training scale.
 
-Rings, as NCCL uses for large messages: of n ranks each sends (n - 1) / n of what is gathered or reduce-scattered, twice
-that for what is all-reduced, and receives as much. Evaluation, checkpoints and single numbers are left out.
+Messages travel in rings, as in NCCL for large ones: each of n ranks sends (n - 1) / n of what is gathered or
+reduce-scattered, twice that for what is all-reduced, and receives as much. Evaluation, checkpoints and single numbers
+are not counted.
 """
 
 import math
@@ -19,12 +20,13 @@ def bytes_sent(
     num_windows: int = 1,
     unroll: int = 1,
 ) -> int:
-    """Bytes that each rank sends, and receives, for one update.
+    """Return the bytes that each rank sends, and receives, in one update.
 
-    none: gradients are all-reduced once, whatever the number of windows. fsdp: for each of `num_windows` windows each
-    of `units` is gathered for the forward, gathered again for the backward, and its gradient reduce-scattered; what is
-    in no unit is gathered and reduce-scattered once for each backward pass, of `unroll` windows. Parts are of equal
-    size, so rows are added where a parameter's first dimension is no multiple of the number of ranks.
+    none: gradients are all-reduced once, whatever the number of windows. fsdp: for each of `num_windows` windows, each
+    of `units` is gathered for the forward pass and again for the backward pass, and its gradient is reduce-scattered;
+    parameters outside the units are gathered and reduce-scattered once per backward pass, which spans `unroll` windows.
+    All parts are equally large, so rows are added if a parameter's first dimension is not a multiple of the number of
+    ranks.
     """
     parameters = list(model.parameters())
     if sharding == "none":
@@ -37,7 +39,7 @@ def bytes_sent(
 
 
 def scaling(bytes_each: int, *, compute_s: float, bytes_per_second: float) -> float:
-    """Share of an update's time that is computation, where communication waits for it and hides behind nothing."""
+    """Return the share of an update's time that is computation, if communication overlaps with nothing."""
     return compute_s / (compute_s + bytes_each / bytes_per_second)
 
 
@@ -46,5 +48,5 @@ def _size(parameters: Iterable[Tensor]) -> int:
 
 
 def _part(parameters: Iterable[Tensor], num_ranks: int) -> int:
-    """Bytes of one rank's part of what is sharded by rows."""
+    """Return the bytes of one rank's part of parameters that are sharded by rows."""
     return sum(-(-p.shape[0] // num_ranks) * math.prod(p.shape[1:]) * p.element_size() for p in parameters)

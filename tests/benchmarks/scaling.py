@@ -1,9 +1,9 @@
-"""What scaling over GPUs the papers' configurations allow on paper: the table of the README. Nothing is timed.
+"""How far the papers' configurations could scale over GPUs, on paper: the table of docs/several-gpus.md.
 
 python -m tests.benchmarks.scaling
 
-Bytes are `tests.benchmarks.communication`'s. Computation is 6 FLOPs a parameter and token, and 12 for each layer, slot
-and unit of width. Communication hides behind nothing.
+Nothing is timed. Bytes are counted by `tests.benchmarks.communication`. Computation is 6 FLOPs per parameter and token,
+plus 12 per layer, slot and unit of width. Communication overlaps with nothing.
 """
 
 from typing import Any
@@ -17,12 +17,12 @@ from waveform.runs.folder import num_parameters
 from waveform.speech import compose_config as compose_speech
 
 _FLOPS_PER_SECOND = 400e12  # 40% of an H100's bf16
-_ACHIEVED = 0.8  # of a network's rate
-_BYTES_PER_SECOND = {8: 450e9, 32: 400e9}  # NVLink within 8 GPUs; eight 400 Gb/s links for each of 4 nodes of 8
+_ACHIEVED = 0.8  # share of a network's rate
+_BYTES_PER_SECOND = {8: 450e9, 32: 400e9}  # NVLink within 8 GPUs; eight 400 Gb/s links per node, 4 nodes of 8
 
 
 def rows(name: str, config: dict[str, Any], *, vocab_size: int) -> list[str]:
-    """The table's lines, without and with sharding, for one configuration."""
+    """Return the table's lines for one configuration, without and with sharding."""
     fields = {key: value for key, value in config["model"].items() if key != "name"}
     with torch.device("meta"):
         model: Any = build(config["model"]["name"], vocab_size=vocab_size, **fields)
@@ -56,7 +56,7 @@ def rows(name: str, config: dict[str, Any], *, vocab_size: int) -> list[str]:
 
 
 def table() -> list[str]:
-    """All lines below the head."""
+    """Return all lines below the header."""
     return [
         *rows("speech", compose_speech(["preset=speech_paper"]), vocab_size=256),
         *rows("enwik8", compose_text("enwik8", ["preset=paper"]), vocab_size=256),
