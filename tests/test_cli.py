@@ -21,8 +21,8 @@ import waveform
 from waveform.audio.files import read_audio
 from waveform.cli import main
 from waveform.decoding.int8 import int8_cost, middles
+from waveform.engine.dataset import read_dataset
 from waveform.engine.sampler import SamplingConfig
-from waveform.engine.shards import read_dataset
 from waveform.verbs.sample import _int8_cost
 
 MODELS = ("compressive_transformer", "transformer_xl", "wavenet")

@@ -21,10 +21,10 @@ from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.corpus.prepare import DataConfig, prepare
 from waveform.audio.mulaw import decode, encode
 from waveform.audio.resample import resample_blocks
+from waveform.engine.dataset import Dataset, is_dataset, read_dataset
 from waveform.engine.inputs import shift_right
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
-from waveform.engine.shards import Dataset, is_dataset, read_dataset
 from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
 from waveform.runs.folder import TrainedRun, open_run

@@ -14,9 +14,9 @@ import numpy as np
 import tokenizers
 
 from recipes.corpora.documents import END_OF_LINE, Document, read_text, read_words
-from waveform.engine.shards import check_signed, signed
 from waveform.system.atomic import write_file
 from waveform.system.errors import UserError
+from waveform.system.signed_json import check_signed, signed
 
 TOKENIZER_FILE = "tokenizer.json"
 UNKNOWN = "<unk>"

@@ -10,7 +10,8 @@ from torch import Tensor
 from recipes.corpora.catalogue import find_recipe
 from recipes.metrics import UNITS, frequency_bucket, text_metrics
 from recipes.text import load
-from waveform.engine.shards import DATASET_FILE, Dataset, TokenSet, read_dataset
+from waveform.engine.dataset import DATASET_FILE, Dataset, read_dataset
+from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, World, job
 from waveform.runs.evaluation import EvaluateOptions, describe_dynamic, own_tokens, score, write_json
 from waveform.runs.folder import TrainedRun, num_parameters

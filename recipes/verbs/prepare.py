@@ -19,7 +19,8 @@ from recipes.corpora.tokenizers import (
     WordTokenizer,
     save_tokenizer,
 )
-from waveform.engine.shards import Dataset, ShardWriter, dtype_for, read_dataset, write_dataset
+from waveform.engine.dataset import Dataset, read_dataset, write_dataset
+from waveform.engine.shards import ShardWriter, dtype_for
 from waveform.runs.settings import typed
 from waveform.system.atomic import explain_write_errors, sync
 from waveform.system.errors import UserError

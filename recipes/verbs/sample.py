@@ -9,9 +9,9 @@ import torch
 
 from recipes.corpora.tokenizers import UNKNOWN, TextTokenizer, load_tokenizer
 from recipes.text import load
+from waveform.engine.dataset import is_dataset
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
-from waveform.engine.shards import is_dataset
 from waveform.system.errors import UserError
 
 NUCLEUS = 0.98  # Rae et al. 2019, appendix F

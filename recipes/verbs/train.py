@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.text import compose_config
-from waveform.engine.shards import read_dataset
+from waveform.engine.dataset import read_dataset
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, TrainResult
 from waveform.ranks.distributed import job

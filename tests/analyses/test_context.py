@@ -12,7 +12,7 @@ from tests.engine.conftest import write_tokens
 from waveform.analyses.context import ContextGrid, context_grid, effective_context, losses_by_context, relative_gain
 from waveform.analyses.state_reuse import state_reuse_speed
 from waveform.engine.interface import optional_parts
-from waveform.engine.shards import TokenSet
+from waveform.engine.token_set import TokenSet
 from waveform.system.errors import UserError
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from waveform.analyses.layers import (
     in_buckets,
     observe_layers,
 )
-from waveform.engine.shards import TokenSet
+from waveform.engine.token_set import TokenSet
 from waveform.system.errors import UserError
 
 CPU = torch.device("cpu")

@@ -22,7 +22,8 @@ from waveform.benchmarks.measure import (
     updates_needed,
 )
 from waveform.decoding.cached import CachedDecoder
-from waveform.engine.shards import Shard, ShardWriter, TokenSet
+from waveform.engine.shards import Shard, ShardWriter
+from waveform.engine.token_set import TokenSet
 from waveform.models.registry import build
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.laws import VOCAB_SIZE
-from waveform.engine.shards import Shard, ShardWriter, TokenSet
+from waveform.engine.shards import Shard, ShardWriter
+from waveform.engine.token_set import TokenSet
 
 
 def write_tokens(path: Path, lengths: list[int], *, seed: int = 0) -> TokenSet:

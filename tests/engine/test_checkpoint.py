@@ -9,7 +9,7 @@ import torch
 
 from tests.engine.training import small_trainer
 from waveform.engine import checkpoint
-from waveform.engine.shards import TokenSet
+from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
 from waveform.system.errors import UserError
 

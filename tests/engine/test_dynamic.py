@@ -11,7 +11,8 @@ import torch
 from tests import laws
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import EvaluateConfig, Evaluation, evaluate
-from waveform.engine.shards import Shard, ShardWriter, TokenSet
+from waveform.engine.shards import Shard, ShardWriter
+from waveform.engine.token_set import TokenSet
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 

@@ -9,7 +9,7 @@ import torch
 from tests import laws
 from waveform.engine.evaluator import EvaluateConfig, evaluate
 from waveform.engine.metrics import bits, unigram_nll
-from waveform.engine.shards import TokenSet
+from waveform.engine.token_set import TokenSet
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 

@@ -10,16 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from waveform.engine.shards import (
-    Dataset,
-    Shard,
-    ShardWriter,
-    TokenSet,
-    dtype_for,
-    is_dataset,
-    read_dataset,
-    write_dataset,
-)
+from waveform.engine.shards import Shard, ShardWriter, dtype_for
+from waveform.engine.token_set import TokenSet
 from waveform.system.errors import UserError
 
 
@@ -135,48 +127,6 @@ def test_tokens_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     path.write_bytes(header + content[64:72] + raw)
     with pytest.raises(UserError, match=f"{path} is damaged .the vocabulary of 'x' differs"):
         Shard(path).verify()
-
-
-def test_a_data_set_names_only_its_own_shards(tmp_path: Path) -> None:
-    write(tmp_path / "a", {"x": [1]})
-    write(tmp_path / "b", {"x": [2]})
-    dataset = Dataset(tmp_path, 256, {"kind": "text"}, {"train": ["a"], "test": ["b"]}, {})
-    write_dataset(dataset)
-    (tmp_path / "a").write_bytes((tmp_path / "b").read_bytes())
-    with pytest.raises(UserError, match=f"{tmp_path / 'a'} is not the shard that .*dataset.json names"):
-        read_dataset(tmp_path).open_split("train")
-    (tmp_path / "data").mkdir()
-    for name in ("../a", str(tmp_path / "a")):
-        write_dataset(Dataset(tmp_path / "data", 256, {}, {"train": [name]}, {}))
-        with pytest.raises(UserError, match=r"dataset.json is damaged .*none of its folder's"):
-            read_dataset(tmp_path / "data")
-
-
-def test_every_flipped_byte_of_the_dataset_file_is_found(tmp_path: Path) -> None:
-    write(tmp_path / "a", {"x": [1]})
-    write_dataset(Dataset(tmp_path, 256, {"kind": "text"}, {"train": ["a"]}, {"words": 7}))
-    path = tmp_path / "dataset.json"
-    whole, meant = path.read_bytes(), read_dataset(tmp_path)
-    for position in range(len(whole)):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x01]) + whole[position + 1 :])
-        try:
-            assert read_dataset(tmp_path) == meant  # of white space
-        except UserError as error:
-            assert str(path) in str(error)
-
-
-def test_dataset_file(tmp_path: Path) -> None:
-    assert not is_dataset(tmp_path)
-    with pytest.raises(UserError, match="no prepared data set"):
-        read_dataset(tmp_path)
-    write(tmp_path / "a", {"x": [1]})
-    write_dataset(Dataset(tmp_path, 256, {"kind": "text"}, {"train": ["a"]}, {}))
-    assert read_dataset(tmp_path).open_split("train").num_tokens == 1
-    with pytest.raises(UserError, match="no split 'test'"):
-        read_dataset(tmp_path).open_split("test")
-    (tmp_path / "dataset.json").write_text('{"format": 2, "vocab')
-    with pytest.raises(UserError, match="damaged"):
-        read_dataset(tmp_path)
 
 
 @pytest.mark.parametrize(

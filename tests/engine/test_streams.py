@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.laws import VOCAB_SIZE
-from waveform.engine.shards import TokenSet
 from waveform.engine.streams import Chunk, TokenStream
+from waveform.engine.token_set import TokenSet
 from waveform.system.errors import UserError
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]

@@ -19,7 +19,7 @@ from waveform.engine import checkpoint
 from waveform.engine.interface import state_tensors
 from waveform.engine.metrics import read_metrics
 from waveform.engine.nonfinite import Diverged
-from waveform.engine.shards import TokenSet
+from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
 from waveform.system.errors import UserError
 

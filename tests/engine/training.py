@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tests.laws import CONFIGS, VOCAB_SIZE
-from waveform.engine.shards import TokenSet
+from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, Trainer
 from waveform.models.registry import build

@@ -18,7 +18,8 @@ from tests.laws import CONFIGS, VOCAB_SIZE
 from waveform.engine import checkpoint
 from waveform.engine.interface import reset_rows
 from waveform.engine.nonfinite import Diverged
-from waveform.engine.shards import Shard, ShardWriter, TokenSet
+from waveform.engine.shards import Shard, ShardWriter
+from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
 
 POISON = VOCAB_SIZE - 1  # the token that a single utterance contains, once

@@ -25,7 +25,8 @@ from waveform.engine import checkpoint, nonfinite
 from waveform.engine import trainer as trainer_module
 from waveform.engine.interface import state_tensors
 from waveform.engine.nonfinite import Diverged
-from waveform.engine.shards import Shard, TokenSet
+from waveform.engine.shards import Shard
+from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
 from waveform.ranks import fsdp
 from waveform.ranks.distributed import World, join, leave

@@ -27,7 +27,7 @@ from tests.faults.fault import fault
 from waveform.audio import decoding_process
 from waveform.audio.decoding_process import DecodingProcess
 from waveform.cli import main as waveform
-from waveform.engine.shards import read_dataset
+from waveform.engine.dataset import read_dataset
 
 _FORMATS = {
     "pcm.wav": ("WAV", "PCM_16"), "float.wav": ("WAV", "FLOAT"), "adpcm.wav": ("WAV", "IMA_ADPCM"),

@@ -36,8 +36,8 @@ from tests.faults.fault import fault
 from tests.faults.small_runs import SETTINGS, TEXT_SETTINGS, WAVENET_SETTINGS, make_speech_run, make_text_run
 from waveform.cli import main as waveform
 from waveform.engine import state_ram
-from waveform.engine.shards import signed
 from waveform.system import ram
+from waveform.system.signed_json import signed
 
 _opened: list[str] = []  # what this process has opened since the list was last cleared, after a call of `_watch`
 _watching = False

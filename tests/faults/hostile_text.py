@@ -16,7 +16,7 @@ from recipes.cli import main as recipes
 from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb
 from tests.faults.fault import fault
 from tests.recipes.corpus_files import sentences
-from waveform.engine.shards import read_dataset
+from waveform.engine.dataset import read_dataset
 
 _GOOD = ("\n".join(sentences(20)) + "\n").encode()
 _ODD: dict[str, bytes] = {

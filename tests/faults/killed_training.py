@@ -43,7 +43,8 @@ class Place:
     """A data set, a configuration, and what an undisturbed run makes of them."""
 
     def __init__(self, folder: Path, *, num_ranks: int = 1) -> None:
-        from waveform.engine.shards import Dataset, ShardWriter, read_dataset, write_dataset
+        from waveform.engine.dataset import Dataset, read_dataset, write_dataset
+        from waveform.engine.shards import ShardWriter
         from waveform.speech import compose_config
 
         self.folder, self.num_ranks = folder, num_ranks

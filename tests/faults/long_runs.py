@@ -17,7 +17,8 @@ from waveform.audio.mulaw import decode
 from waveform.audio.wav import WavWriter
 from waveform.engine.evaluator import EvaluateConfig, evaluate
 from waveform.engine.sampler import SamplingConfig, sample
-from waveform.engine.shards import Shard, ShardWriter, TokenSet
+from waveform.engine.shards import Shard, ShardWriter
+from waveform.engine.token_set import TokenSet
 from waveform.models.registry import build
 from waveform.system.machine import resident_bytes
 

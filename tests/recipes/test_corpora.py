@@ -19,7 +19,7 @@ from recipes.corpora.tokenizers import load_tokenizer
 from recipes.verbs import prepare as preparation
 from recipes.verbs.prepare import prepare
 from tests.recipes.corpus_files import sentences, write_source
-from waveform.engine.shards import Dataset
+from waveform.engine.dataset import Dataset
 from waveform.system.errors import UserError
 
 UNCHECKED = CorpusConfig(check=False)

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from waveform.engine.shards import Shard, ShardWriter, TokenSet
+from waveform.engine.shards import Shard, ShardWriter
+from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
 from waveform.runs.training import cut_for_a_look

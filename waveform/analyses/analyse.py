@@ -14,7 +14,7 @@ from waveform.analyses.plots import save_analysis
 from waveform.analyses.report import describe
 from waveform.analyses.state_reuse import state_reuse_speed
 from waveform.engine.interface import optional_parts
-from waveform.engine.shards import TokenSet
+from waveform.engine.token_set import TokenSet
 from waveform.runs.evaluation import write_json
 from waveform.runs.folder import TrainedRun, num_parameters
 from waveform.system.atomic import require_writable

@@ -15,7 +15,7 @@ import torch
 
 from waveform.engine.inputs import shift_right
 from waveform.engine.interface import SequenceModel
-from waveform.engine.shards import TokenSet
+from waveform.engine.token_set import TokenSet
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from waveform.analyses.hooks import attention_modules, observe_attention, observe_compression_loss
-from waveform.engine.shards import TokenSet
 from waveform.engine.single_pass import score_once
+from waveform.engine.token_set import TokenSet
 from waveform.models.attention import Slots
 from waveform.models.transformer_config import CompressiveTransformerConfig
 from waveform.system.errors import UserError

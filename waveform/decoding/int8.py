@@ -12,7 +12,7 @@ from torch import Tensor
 from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import SequenceModel, decoder, map_state
 from waveform.engine.sampler import SamplingConfig, choose
-from waveform.engine.shards import TokenSet
+from waveform.engine.token_set import TokenSet
 
 _STREAMS = 4
 _READ_SECONDS, _SCORE_SECONDS = 1.5, 2.0

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from waveform.engine.clipping import clip, parameter_groups
 from waveform.engine.evaluator import EvaluateConfig, Evaluation, Tally
 from waveform.engine.interface import SequenceModel
-from waveform.engine.shards import TokenSet
 from waveform.engine.single_pass import score_once
+from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress

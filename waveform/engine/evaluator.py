@@ -9,8 +9,8 @@ from torch import Tensor
 from waveform.engine.interface import SequenceModel
 from waveform.engine.metrics import bits
 from waveform.engine.scored_window import ScoredWindow
-from waveform.engine.shards import TokenSet
 from waveform.engine.single_pass import DealtWindow, score_once
+from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress

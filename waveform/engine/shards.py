@@ -1,4 +1,4 @@
-"""Token shards: files of utterances, and the data set (a folder of shards) that training reads.
+"""Token shards: files of utterances.
 
 A shard is a 64-byte header, the tokens of all utterances back to back, and a JSON index:
 
@@ -7,11 +7,10 @@ A shard is a 64-byte header, the tokens of all utterances back to back, and a JS
 The index holds dtype, vocabulary size, a histogram of the tokens and, for each utterance, name, length and digest.
 The header is written last and the file then renamed, so a shard that exists under its own name is whole.
 Tokens are read, not memory-mapped: a mapped file that is cut ends the process by a signal, with no word of why.
-A data set is a folder with `dataset.json`, which names the shards of each split with the digest of their index.
 
-Whatever damages a file later is noticed when it is read: the index and `dataset.json` on opening, and an utterance's
-tokens before the first of them is given out. That costs a second a gigabyte in all, spread over the first pass through
-the data, so that opening a corpus costs nothing.
+Whatever damages a file later is noticed when it is read: the index on opening, and an utterance's tokens before the
+first of them is given out. That costs a second a gigabyte in all, spread over the first pass through the data, so that
+opening a corpus costs nothing.
 """
 
 import hashlib
@@ -20,20 +19,18 @@ import os
 import struct
 import weakref
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 
-from waveform.system.atomic import explain_write_errors, sync, write_file
+from waveform.system.atomic import explain_write_errors, sync
 from waveform.system.errors import Trouble, UserError
 
-DATASET_FILE = "dataset.json"
-_DATASET_FORMAT = 2
 _MAGIC = b"WFSHARD1"
 _HEADER = struct.Struct("<8sQQ32s8s")
 _RESERVED = bytes(8)
@@ -261,168 +258,3 @@ class Shard:
 def _size_and_time(file: int) -> tuple[int, int]:
     status = os.fstat(file)
     return status.st_size, status.st_mtime_ns
-
-
-class TokenSet:
-    """The utterances of one split, in the order of their names, whatever the shards that hold them."""
-
-    def __init__(self, shards: Sequence[Shard], *, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-        self.counts = np.zeros(vocab_size, dtype=np.int64)
-        for shard in shards:
-            self.counts += shard.counts
-        entries = [(utterance, shard) for shard in shards for utterance in shard.utterances if utterance.length]
-        entries.sort(key=lambda entry: entry[0].name)
-        self._entries = entries
-        self.names = [utterance.name for utterance, _ in entries]
-        self.lengths = [utterance.length for utterance, _ in entries]  # tokens
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(self.lengths)
-
-    @property
-    def checksum(self) -> str:
-        """Hex digest of names and tokens; two sets with the same digest give comparable NLL."""
-        digest = hashlib.blake2b(digest_size=16)
-        for utterance, _ in self._entries:
-            entry = f"{utterance.name}\0{utterance.length}\0{utterance.digest}\n"
-            digest.update(entry.encode(errors="surrogateescape"))  # a file's name need not be valid UTF-8
-        return digest.hexdigest()
-
-    def cut(self, length: int) -> "TokenSet":
-        """The same tokens with utterances longer than `length` cut into pieces, each an utterance of its own."""
-        pieces = TokenSet([], vocab_size=self.vocab_size)
-        pieces.counts = self.counts
-        for utterance, shard in self._entries:
-            for i, start in enumerate(range(0, utterance.length, length)):
-                piece = Utterance(
-                    utterance.name if utterance.length <= length else f"{utterance.name}#{i:06d}",
-                    utterance.start + start,
-                    min(length, utterance.length - start),
-                    f"{utterance.digest}+{start}",
-                )
-                pieces._entries.append((piece, shard))
-        pieces.names = [piece.name for piece, _ in pieces._entries]
-        pieces.lengths = [piece.length for piece, _ in pieces._entries]
-        return pieces
-
-    def verify(self) -> None:
-        """Read every token and compare the digests. Raises UserError naming the shard and the utterance."""
-        for shard in {id(shard): shard for _, shard in self._entries}.values():
-            shard.verify()
-
-    def read(self, index: int, *, start: int, stop: int) -> np.ndarray:
-        """Tokens start..stop - 1 (clipped at the end) of utterance `index`. Raises UserError as `Shard.read`."""
-        utterance, shard = self._entries[index]
-        return shard.read(start=utterance.start + start, stop=utterance.start + min(stop, utterance.length))
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """What `dataset.json` says."""
-
-    folder: Path
-    vocab_size: int
-    modality: dict[str, Any]  # how tokens were made: {"kind": "audio", "sample_rate_hz": 24000, ...}
-    splits: dict[str, list[str]]  # split name -> shard files relative to the folder
-    sources: dict[str, Any]  # whatever the preparing program needs to bring the data up to date
-    digests: dict[str, str] = field(default_factory=dict)  # shard file -> `Shard.digest`
-
-    def open_split(self, split: str) -> TokenSet:
-        """Open all shards of `split`. Raises UserError for an unknown split or a damaged shard."""
-        if split not in self.splits:
-            raise UserError(f"{self.folder} has no split {split!r}; it has {', '.join(self.splits)}")
-        shards = []
-        for name in self.splits[split]:
-            shard = Shard(self.folder / name)
-            if shard.vocab_size != self.vocab_size or self.digests.get(name, shard.digest) != shard.digest:
-                raise UserError(
-                    f"{shard.path} is not the shard that {self.folder / DATASET_FILE} names; prepare the data again"
-                )
-            shards.append(shard)
-        return TokenSet(shards, vocab_size=self.vocab_size)
-
-
-def is_dataset(folder: Path) -> bool:
-    """Whether `folder` is a prepared data set."""
-    return (folder / DATASET_FILE).is_file()
-
-
-def write_dataset(dataset: Dataset) -> Dataset:
-    """Commit `dataset.json` in one step; shards that it names must be in place already. Returns it with digests.
-
-    Raises UserError where a shard is damaged, or the disk refuses.
-    """
-    names = [name for names in dataset.splits.values() for name in names]
-    dataset = replace(dataset, digests={name: Shard(dataset.folder / name).digest for name in names})
-    content = {
-        "format": _DATASET_FORMAT,
-        "vocab_size": dataset.vocab_size,
-        "modality": dataset.modality,
-        "splits": dataset.splits,
-        "digests": dataset.digests,
-        "sources": dataset.sources,
-    }
-    write_file(dataset.folder / DATASET_FILE, json.dumps(signed(content), indent=1, ensure_ascii=True).encode())
-    return dataset
-
-
-def read_dataset(folder: Path) -> Dataset:
-    """Read `folder`/dataset.json. Raises UserError where there is none, it is damaged, or names files elsewhere."""
-    path = folder / DATASET_FILE
-    again = f"remove the folder {folder} and prepare the data again"
-    try:
-        if path.exists() and not path.is_file():
-            raise ValueError("it is no regular file")
-        content = json.loads(path.read_bytes())
-        if content["format"] != _DATASET_FORMAT:
-            raise UserError(f"{path} has format {content['format']!r}, not {_DATASET_FORMAT}; {again}")
-        check_signed(content)
-        if type(content["vocab_size"]) is not int or not 0 < content["vocab_size"] < 1 << 31:
-            raise ValueError(f"a vocabulary of {content['vocab_size']!r}")
-        dataset = Dataset(
-            folder=folder,
-            vocab_size=content["vocab_size"],
-            modality=dict(content["modality"]),
-            splits={split: list(names) for split, names in content["splits"].items()},
-            sources=dict(content["sources"]),
-            digests=dict(content["digests"]),
-        )
-        for name in [name for names in dataset.splits.values() for name in names]:
-            if not lies_within(name):
-                raise ValueError(f"it names the file {name!r}, which is none of its folder's")
-        return dataset
-    except FileNotFoundError:
-        raise UserError(f"{folder} is no prepared data set (it has no {DATASET_FILE})") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise UserError(f"{path} is damaged ({error}); {again}") from error
-
-
-def lies_within(name: Any) -> bool:
-    """Whether `name` is a relative path that cannot leave the folder that it is relative to, but for links."""
-    if not isinstance(name, str) or not name or "\0" in name:
-        return False
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def signed(content: dict[str, Any]) -> dict[str, Any]:
-    """JSON content with a checksum over the rest of it, as `check_signed` wants it."""
-    return {**content, "checksum": _checksum(content)}
-
-
-def check_signed(content: Any) -> None:
-    """Raises ValueError where a checksum is missing or wrong."""
-    if not isinstance(content, dict):
-        raise ValueError("it is not a mapping")
-    rest = {key: value for key, value in content.items() if key != "checksum"}
-    if content.get("checksum") != _checksum(rest):
-        raise ValueError("its checksum differs")

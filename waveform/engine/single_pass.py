@@ -13,9 +13,9 @@ import torch
 
 from waveform.engine.interface import SequenceModel, take_rows
 from waveform.engine.scored_window import ScoredForward, ScoredWindow, score_window
-from waveform.engine.shards import TokenSet
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.engine.streams import Window, fill_row
+from waveform.engine.token_set import TokenSet
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from waveform.engine.inputs import begin_of_utterance
-from waveform.engine.shards import TokenSet
+from waveform.engine.token_set import TokenSet
 from waveform.system.errors import UserError
 
 MODES = ("utterance", "chunk", "carry")

@@ -25,8 +25,8 @@ from waveform.engine.nonfinite import FiniteWatch, Update
 from waveform.engine.resuming import conditions, notes
 from waveform.engine.schedule import learning_rate, update_period
 from waveform.engine.scored_window import ScoredForward, score_window
-from waveform.engine.shards import TokenSet
 from waveform.engine.streams import Chunk, TokenStream, Window, check_sizes
+from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.train_log import TrainLog
 from waveform.ranks import fsdp

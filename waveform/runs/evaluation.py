@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
+from waveform.engine.dataset import is_dataset, read_dataset
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import EvaluateConfig, Evaluation
 from waveform.engine.evaluator import evaluate as evaluate_tokens
 from waveform.engine.metrics import unigram_nll
-from waveform.engine.shards import TokenSet, is_dataset, read_dataset
+from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
 from waveform.runs.folder import CONFIG_FILE, TrainedRun
 from waveform.system.atomic import explain_write_errors, write_file

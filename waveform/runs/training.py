@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from waveform.engine.checkpoint import CHECKPOINTS_DIR
+from waveform.engine.dataset import Dataset
 from waveform.engine.metrics import METRICS_FILE
-from waveform.engine.shards import Dataset, TokenSet
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.engine.streams import check_sizes
+from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, Trainer, TrainResult
 from waveform.ranks.distributed import World, explain_lost_ranks

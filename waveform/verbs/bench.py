@@ -21,7 +21,8 @@ import torch
 
 from waveform.audio import SAMPLE_RATE_HZ
 from waveform.benchmarks.measure import BACKWARD_FACTOR, measure_sampling, measure_training, updates_needed
-from waveform.engine.shards import Shard, ShardWriter, TokenSet
+from waveform.engine.shards import Shard, ShardWriter
+from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import RunContext, Trainer
 from waveform.models.registry import model_class, model_names
 from waveform.ranks.distributed import World, choose_device

@@ -10,9 +10,9 @@ from waveform.audio.demo_speech import demo_speech_dir
 from waveform.audio.files import read_audio
 from waveform.audio.plots import save_demo_panel
 from waveform.audio.wav import write_wav
+from waveform.engine.dataset import is_dataset
 from waveform.engine.metrics import read_metrics
 from waveform.engine.sampler import SamplingConfig
-from waveform.engine.shards import is_dataset
 from waveform.runs.settings import typed
 from waveform.speech import SpeechTrainConfig, compose_config, load
 from waveform.system.console import say

@@ -6,7 +6,7 @@ from typing import Any
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.metrics import bits
-from waveform.engine.shards import TokenSet
+from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
 from waveform.runs import evaluation
 from waveform.runs.evaluation import EvaluateOptions

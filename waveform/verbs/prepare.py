@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from waveform.audio.corpus import prepare as corpus
-from waveform.engine.shards import Dataset
+from waveform.engine.dataset import Dataset
 from waveform.runs.settings import typed
 from waveform.speech import compose_config
 

@@ -9,8 +9,8 @@ from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.files import read_audio
 from waveform.audio.wav import WavWriter
 from waveform.decoding.int8 import Int8Cost, int8_cost
+from waveform.engine.dataset import is_dataset, read_dataset
 from waveform.engine.sampler import SamplingConfig
-from waveform.engine.shards import is_dataset, read_dataset
 from waveform.speech import Run, check_amount, load
 from waveform.system.atomic import explain_write_errors, is_held
 from waveform.system.errors import UserError

@@ -10,11 +10,11 @@ from torch import Tensor
 from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.audio.mulaw import NUM_CLASSES, decode
+from waveform.engine.dataset import Dataset, is_dataset, read_dataset
 from waveform.engine.interface import SequenceModel
 from waveform.engine.metrics import MetricsLog
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
-from waveform.engine.shards import Dataset, is_dataset, read_dataset
 from waveform.engine.trainer import OnEvaluate, RunContext, TrainResult
 from waveform.ranks.distributed import World, job
 from waveform.runs.folder import CONFIG_FILE, read_config

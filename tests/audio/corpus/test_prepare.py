@@ -23,7 +23,8 @@ from waveform.audio.corpus.splits import SPLITS, SplitConfig
 from waveform.audio.demo_speech import demo_speech_dir
 from waveform.audio.files import read_audio
 from waveform.audio.mulaw import encode
-from waveform.engine.shards import Dataset, Shard
+from waveform.engine.dataset import Dataset
+from waveform.engine.shards import Shard
 from waveform.system import locks
 from waveform.system.errors import UserError
 

@@ -31,7 +31,8 @@ from waveform.audio.corpus.scan import FoundFile, Scan, scan_folder
 from waveform.audio.corpus.splits import SPLITS, SplitConfig, SplitPlan, plan_split, require_all_splits
 from waveform.audio.corpus.workers import run_groups
 from waveform.audio.files import AUDIO_SUFFIXES
-from waveform.engine.shards import DATASET_FILE, Dataset, Shard, is_dataset, read_dataset, write_dataset
+from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, read_dataset, write_dataset
+from waveform.engine.shards import Shard
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.console import printable, say
 from waveform.system.errors import UserError

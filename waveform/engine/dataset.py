@@ -1,0 +1,104 @@
+"""A prepared data set: a folder of shards, and `dataset.json`, which names the shards of each split with digests."""
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from waveform.engine.shards import Shard
+from waveform.engine.token_set import TokenSet
+from waveform.system.atomic import write_file
+from waveform.system.errors import UserError
+from waveform.system.signed_json import check_signed, signed
+
+DATASET_FILE = "dataset.json"
+_FORMAT = 2
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What `dataset.json` says."""
+
+    folder: Path
+    vocab_size: int
+    modality: dict[str, Any]  # how tokens were made: {"kind": "audio", "sample_rate_hz": 24000, ...}
+    splits: dict[str, list[str]]  # split name -> shard files relative to the folder
+    sources: dict[str, Any]  # whatever the preparing program needs to bring the data up to date
+    digests: dict[str, str] = field(default_factory=dict)  # shard file -> `Shard.digest`
+
+    def open_split(self, split: str) -> TokenSet:
+        """Open all shards of `split`. Raises UserError for an unknown split or a damaged shard."""
+        if split not in self.splits:
+            raise UserError(f"{self.folder} has no split {split!r}; it has {', '.join(self.splits)}")
+        shards = []
+        for name in self.splits[split]:
+            shard = Shard(self.folder / name)
+            if shard.vocab_size != self.vocab_size or self.digests.get(name, shard.digest) != shard.digest:
+                raise UserError(
+                    f"{shard.path} is not the shard that {self.folder / DATASET_FILE} names; prepare the data again"
+                )
+            shards.append(shard)
+        return TokenSet(shards, vocab_size=self.vocab_size)
+
+
+def is_dataset(folder: Path) -> bool:
+    """Whether `folder` is a prepared data set."""
+    return (folder / DATASET_FILE).is_file()
+
+
+def write_dataset(dataset: Dataset) -> Dataset:
+    """Commit `dataset.json` in one step; shards that it names must be in place already. Returns it with digests.
+
+    Raises UserError where a shard is damaged, or the disk refuses.
+    """
+    names = [name for names in dataset.splits.values() for name in names]
+    dataset = replace(dataset, digests={name: Shard(dataset.folder / name).digest for name in names})
+    content = {
+        "format": _FORMAT,
+        "vocab_size": dataset.vocab_size,
+        "modality": dataset.modality,
+        "splits": dataset.splits,
+        "digests": dataset.digests,
+        "sources": dataset.sources,
+    }
+    write_file(dataset.folder / DATASET_FILE, json.dumps(signed(content), indent=1, ensure_ascii=True).encode())
+    return dataset
+
+
+def read_dataset(folder: Path) -> Dataset:
+    """Read `folder`/dataset.json. Raises UserError where there is none, it is damaged, or names files elsewhere."""
+    path = folder / DATASET_FILE
+    again = f"remove the folder {folder} and prepare the data again"
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no regular file")
+        content = json.loads(path.read_bytes())
+        if content["format"] != _FORMAT:
+            raise UserError(f"{path} has format {content['format']!r}, not {_FORMAT}; {again}")
+        check_signed(content)
+        if type(content["vocab_size"]) is not int or not 0 < content["vocab_size"] < 1 << 31:
+            raise ValueError(f"a vocabulary of {content['vocab_size']!r}")
+        dataset = Dataset(
+            folder=folder,
+            vocab_size=content["vocab_size"],
+            modality=dict(content["modality"]),
+            splits={split: list(names) for split, names in content["splits"].items()},
+            sources=dict(content["sources"]),
+            digests=dict(content["digests"]),
+        )
+        for name in [name for names in dataset.splits.values() for name in names]:
+            if not _lies_within(name):
+                raise ValueError(f"it names the file {name!r}, which is none of its folder's")
+        return dataset
+    except FileNotFoundError:
+        raise UserError(f"{folder} is no prepared data set (it has no {DATASET_FILE})") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise UserError(f"{path} is damaged ({error}); {again}") from error
+
+
+def _lies_within(name: Any) -> bool:
+    """Whether `name` is a relative path that cannot leave the folder that it is relative to, but for links."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        return False
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts

@@ -1,0 +1,66 @@
+"""The utterances of one split of a data set, read from its shards: what training and evaluation see of data."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from waveform.engine.shards import Shard, Utterance
+
+
+class TokenSet:
+    """The utterances of one split, in the order of their names, whatever the shards that hold them."""
+
+    def __init__(self, shards: Sequence[Shard], *, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.counts = np.zeros(vocab_size, dtype=np.int64)
+        for shard in shards:
+            self.counts += shard.counts
+        entries = [(utterance, shard) for shard in shards for utterance in shard.utterances if utterance.length]
+        entries.sort(key=lambda entry: entry[0].name)
+        self._entries = entries
+        self.names = [utterance.name for utterance, _ in entries]
+        self.lengths = [utterance.length for utterance, _ in entries]  # tokens
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def checksum(self) -> str:
+        """Hex digest of names and tokens; two sets with the same digest give comparable NLL."""
+        digest = hashlib.blake2b(digest_size=16)
+        for utterance, _ in self._entries:
+            entry = f"{utterance.name}\0{utterance.length}\0{utterance.digest}\n"
+            digest.update(entry.encode(errors="surrogateescape"))  # a file's name need not be valid UTF-8
+        return digest.hexdigest()
+
+    def cut(self, length: int) -> "TokenSet":
+        """The same tokens with utterances longer than `length` cut into pieces, each an utterance of its own."""
+        pieces = TokenSet([], vocab_size=self.vocab_size)
+        pieces.counts = self.counts
+        for utterance, shard in self._entries:
+            for i, start in enumerate(range(0, utterance.length, length)):
+                piece = Utterance(
+                    utterance.name if utterance.length <= length else f"{utterance.name}#{i:06d}",
+                    utterance.start + start,
+                    min(length, utterance.length - start),
+                    f"{utterance.digest}+{start}",
+                )
+                pieces._entries.append((piece, shard))
+        pieces.names = [piece.name for piece, _ in pieces._entries]
+        pieces.lengths = [piece.length for piece, _ in pieces._entries]
+        return pieces
+
+    def verify(self) -> None:
+        """Read every token and compare the digests. Raises UserError naming the shard and the utterance."""
+        for shard in {id(shard): shard for _, shard in self._entries}.values():
+            shard.verify()
+
+    def read(self, index: int, *, start: int, stop: int) -> np.ndarray:
+        """Tokens start..stop - 1 (clipped at the end) of utterance `index`. Raises UserError as `Shard.read`."""
+        utterance, shard = self._entries[index]
+        return shard.read(start=utterance.start + start, stop=utterance.start + min(stop, utterance.length))
