@@ -39,7 +39,7 @@ def test_a_model_gains_until_its_reach() -> None:
 
 
 def test_gain_is_relative_to_the_groups_best() -> None:
-    """By hand: what a model improves of its own bad short-context losses does not count, only the group's best."""
+    """By hand: improving on its own bad short-context losses gains a model nothing; only the group's best counts."""
     losses = np.zeros((2, 2, 4))
     losses[0] = [[1.0, 2.0, 3.0, 4.0], [0.5, 2.5, 2.0, 4.0]]
     losses[1] = [[9.0, 9.0, 9.0, 1.0], [2.0, 1.5, 9.0, 0.0]]

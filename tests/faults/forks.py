@@ -32,7 +32,7 @@ TIMEOUT_S = 120.0  # of one child: a hang is a failure
 def in_server(
     work: Callable[[Path, int, random.Random], dict[str, Any]], folder: Path, cases: int, rng: random.Random
 ) -> dict[str, Any]:
-    """Run `work` in a process of its own, from which cases can be forked, and return its figures.
+    """Run `work` in a new process, from which cases can be forked, and return its figures.
 
     Raises AssertionError if it failed.
     """
@@ -213,7 +213,7 @@ class Failures:
 
 
 def start(command: list[str], **environment: str) -> Process:
-    """Start a real process of this Python, with one thread, in a session of its own; one pipe carries its output."""
+    """Start a real process of this Python, with one thread, in a new session; one pipe carries its output."""
     return subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,

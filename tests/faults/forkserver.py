@@ -1,4 +1,4 @@
-"""Runs cases in processes of their own, forked from a server that has imported everything but computed nothing."""
+"""Runs cases in separate processes, forked from a server that has imported everything but computed nothing."""
 
 import importlib.util
 import multiprocessing
@@ -27,7 +27,7 @@ _context.set_forkserver_preload(_PRELOAD)
 
 
 def start(function: Callable[..., Any], *arguments: Any, output: Path, daemon: bool = True) -> Any:
-    """Start `function(*arguments)` in a process of its own; its stdout and stderr go to `output`.
+    """Start `function(*arguments)` in a new process; its stdout and stderr go to `output`.
 
     daemon: whether it ends with this process; it can then start no pool of processes.
     """

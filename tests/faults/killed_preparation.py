@@ -68,7 +68,7 @@ def _in_child(prepare: Prepare, data_dir: Path, points: Points, log: Path) -> in
 def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill at points of a preparation and at any time; audio at every point, and at any time three times in a row.
 
-    Each case has a folder of its own.
+    Each case has a separate folder.
     """
     sources = make_sources(folder)
     log = folder / "command.log"

@@ -211,7 +211,7 @@ def difference(a: Any, b: Any) -> str:
 
 @fault("killed while training, at every step of it", _HOLDS, short=14, long=1000, in_server=True)
 def _kill_everywhere(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill a process at points spread over the whole run, each in a folder of its own."""
+    """Kill a process at points spread over the run, each in a separate folder."""
     place = Place(folder)
     chosen = forks.spread(place.points, cases, rng)
     resumed_from: dict[int, int] = {}

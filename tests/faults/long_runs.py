@@ -64,7 +64,7 @@ def _evaluate(folder: Path, model: Any, way: str, num_tokens: int, count: Callab
 
 
 def _sample(folder: Path, model: Any, way: str, num_tokens: int, count: Callable[[int], None]) -> None:
-    if way == "eager":  # as a model without a decoder of its own is stepped
+    if way == "eager":  # as for a model without its own decoder
         model.decoder = lambda state, int8=False: None
     with WavWriter(folder / "long.wav") as wav:
 

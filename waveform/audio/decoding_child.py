@@ -1,4 +1,4 @@
-"""The child's end of decoding: reads audio files with libsndfile in a process of its own, and sends them to the parent.
+"""The child's end of decoding: reads audio files with libsndfile in a separate process, and sends them to the parent.
 
 libsndfile and the codecs beneath it are written in C: a malicious file can crash the process that reads it, make it
 hang or fill its RAM. `serve` therefore runs in a child, which starts in 0.1 s and is kept for many files

@@ -1,6 +1,6 @@
 """Reads audio files of any common format as mono 24 kHz blocks: in preparing, the step between the scan and mu-law.
 
-A process of its own decodes the file piece by piece, checks it and averages its channels (`decoding_child`); `resample`
+A separate process decodes the file piece by piece, checks it and averages its channels (`decoding_child`); `resample`
 turns the pieces into blocks of whole seconds. The RAM taken does not depend on the length of the file.
 """
 
