@@ -26,7 +26,7 @@ class WaveNetWithDecoders(WaveNet):
         """
         weight = self.embedding.weight
         if weight.device.type == "cpu" and weight.dtype == torch.float32:
-            from baselines.wavenet_decoding import CompiledWaveNetDecoder  # here, so that only sampling loads numba
+            from baselines.wavenet_compiled import CompiledWaveNetDecoder  # here, so that only sampling loads numba
 
             return CompiledWaveNetDecoder(self, state, int8=int8)
         if int8:

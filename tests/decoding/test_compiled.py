@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baselines.wavenet_decoding import CompiledWaveNetDecoder
+from baselines.wavenet_compiled import CompiledWaveNetDecoder
 from tests import laws
 from waveform.decoding import simd
 from waveform.decoding.cached import CachedDecoder
