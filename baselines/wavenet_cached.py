@@ -83,7 +83,7 @@ class WaveNetDecoder:
         """tokens [B] -> logits [B, V]."""
         return self.device_step(tokens)
 
-    def passed(self, num_steps: int) -> None:
+    def advance(self, num_steps: int) -> None:
         """Nothing is due, ever."""
 
     @torch.inference_mode()

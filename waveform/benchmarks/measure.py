@@ -347,7 +347,7 @@ class _Sampler:
         stepper.step(self._tokens)
         if isinstance(stepper, DeviceDecoder):
             stepper.device_step(self._tokens)
-            end_s = seconds(lambda: stepper.passed(1), device=self._device)
+            end_s = seconds(lambda: stepper.advance(1), device=self._device)
             extra_s = end_s / window
         else:
             end_s = seconds(lambda: stepper.step(self._tokens), device=self._device)

@@ -1,7 +1,7 @@
 """Steps a CompressiveTransformer one token at a time with torch: the decoder for fp64 and for GPUs, and the oracle.
 
-Between two ends of windows a step reads and writes buffers that never move, at places that a counter on the device
-names, so that a GPU can replay steps as one captured graph (engine/captured.py).
+Within a window a step reads and writes buffers that never move, at slots that a counter on the device names, so that a
+GPU can replay steps as one captured graph (engine/cuda_graph.py).
 
 Shape letters: B rows, W window, M memory slots, C compressed slots, K = C + M + W, D model width, H heads, d = D / H
 head width, P position features.
@@ -21,16 +21,16 @@ from waveform.models.compressive_transformer import CompressiveTransformer, Laye
 class _FusedWeights(NamedTuple):
     """One layer's weights, laid out for one query at a time."""
 
-    projection: Tensor  # [D, 3 D + H P]: q, k, v and (q + v)^T W_R as (cosine, -sine) pairs
+    projection: Tensor  # [D, 3 D + H P]: q, k, v and `position_query` as complex numbers
     projection_bias: Tensor
     output: Tensor  # [D, D]
 
 
 class CachedDecoder:
-    """Steps a CompressiveTransformer with the keys and values of every slot kept (equal to `forward`; law 2).
+    """Steps a CompressiveTransformer, keeping the keys and values of every slot.
 
-    Inside a window keys only append; at its end they shift, and only compressed slots are projected anew. Positions
-    cost one complex product a layer: (a_c - i a_s) e^{i w t} = (cosine part) + i (sine part) of the rotated query.
+    Equal to `forward` (law 2, chunks). Within a window keys are appended; at its end they shift, and only compressed
+    slots are projected anew.
     """
 
     @torch.inference_mode()
@@ -70,7 +70,7 @@ class CachedDecoder:
         a = layer.attention
         position, constant = position_query(a)
 
-        def pairs(x: Tensor) -> Tensor:  # [H, (cosines; -sines), ...] -> (cosine, -sine) pairs
+        def pairs(x: Tensor) -> Tensor:  # [H, P, ...] in halves -> [H P, ...] in pairs: real, imaginary
             return x.unflatten(1, (2, -1)).transpose(1, 2).flatten(0, 2)
 
         weight = torch.cat([a.query.weight, a.key.weight, a.value.weight, pairs(position)])
@@ -82,7 +82,7 @@ class CachedDecoder:
         return layer.frozen_projection(slots, projection).flatten(0, 1).contiguous()
 
     def _begin_window(self) -> None:
-        """Counters, mask and slot times for the window in which `_state.steps` lies."""
+        """Set counters, mask and slot times for the window in which `_state.steps` lies."""
         config = self._config
         fill = fill_at(config, self._state.steps[:1])
         self._phase = int(fill.phase)
@@ -98,19 +98,19 @@ class CachedDecoder:
 
     @property
     def steps_to_host(self) -> int:
-        """How many `device_step` may follow each other before `passed` has work to do."""
+        """How many calls of `device_step` may follow each other before `advance` has work to do."""
         return self._config.window - self._phase
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """tokens [B] -> logits [B, V] of the token that follows."""
         logits = self.device_step(tokens)
-        self.passed(1)
+        self.advance(1)
         return logits
 
     @torch.inference_mode()
-    def passed(self, num_steps: int) -> None:
-        """Count steps, at most `steps_to_host`; evicts, compresses and shifts where the window is full."""
+    def advance(self, num_steps: int) -> None:
+        """Count steps, at most `steps_to_host`; evict, compress and shift if the window is full."""
         self._phase += num_steps
         assert self._phase <= self._config.window
         if self._phase == self._config.window:
@@ -118,40 +118,40 @@ class CachedDecoder:
 
     @torch.inference_mode()
     def device_step(self, tokens: Tensor) -> Tensor:
-        """As `step`, but in operations that a graph can capture, and not yet counted by `passed`."""
+        """Like `step`, but in operations that a graph can capture, and not yet counted by `advance`."""
         model, phase = self._model, self._phase_on_device
-        d_model, batch_heads = self._config.d_model, self._batch * self._heads
         slot = phase + self._first_window_slot
         self._mask.index_fill_(0, slot, 0)
         rotation = self._rotations.index_select(0, phase)
         x = model.embedding(tokens)
         for i, layer in enumerate(self._layers):
-            keys, values, weights = self._keys[i], self._values[i], self._weights[i]
             self._state.window[i].index_copy_(1, phase, x[:, None].to(self._state.window[i].dtype))
             normed = layer.attention_norm(x) if layer.pre_norm else x
-            projected = torch.addmm(weights.projection_bias, normed, weights.projection)
-            query = projected[:, :d_model].reshape(batch_heads, 1, self._d_head)
-            keys.index_copy_(1, slot, projected[:, d_model : 2 * d_model].reshape(batch_heads, 1, self._d_head))
-            values.index_copy_(1, slot, projected[:, 2 * d_model : 3 * d_model].reshape(batch_heads, 1, self._d_head))
-            pairs = projected[:, 3 * d_model :].reshape(batch_heads, -1, 2)
-            rotated = torch.view_as_real(torch.view_as_complex(pairs) * rotation).flatten(1)
-            by_position = torch.addmm(self._mask, rotated, self._position_keys)
-            logits = torch.baddbmm(
-                by_position[:, None], query, keys.transpose(1, 2), beta=self._scale, alpha=self._scale
-            )
-            attention_weights = logits.softmax(dim=-1)
-            if self._usage[i].shape[1]:
-                received = attention_weights.view(self._batch, self._heads, -1).mean(dim=1)
-                in_memory = received[:, self._config.compressed : self._first_window_slot]
-                self._usage[i][:, -self._config.memory :] += in_memory
-            mixed = torch.bmm(attention_weights, values).view(self._batch, d_model)
-            x = torch.addmm(x, mixed, weights.output)
+            x = torch.addmm(x, self._attend(i, normed, slot, rotation), self._weights[i].output)
             x = layer.attention_norm(x) if not layer.pre_norm else x
             normed = layer.feedforward_norm(x) if layer.pre_norm else x
             x = x + layer.feedforward_out(F.gelu(layer.feedforward_in(normed)))
             x = layer.feedforward_norm(x) if not layer.pre_norm else x
         phase += 1
         return model.head.logits(model.final_norm(x)[:, None])[:, 0]
+
+    def _attend(self, i: int, normed: Tensor, slot: Tensor, rotation: Tensor) -> Tensor:
+        """Layer i's attention [B, D], before its output projection; keeps the key and value of `normed` [B, D]."""
+        config, keys, values, weights = self._config, self._keys[i], self._values[i], self._weights[i]
+        d_model, batch_heads = config.d_model, self._batch * self._heads
+        projected = torch.addmm(weights.projection_bias, normed, weights.projection)
+        query = projected[:, :d_model].reshape(batch_heads, 1, self._d_head)
+        keys.index_copy_(1, slot, projected[:, d_model : 2 * d_model].reshape(batch_heads, 1, self._d_head))
+        values.index_copy_(1, slot, projected[:, 2 * d_model : 3 * d_model].reshape(batch_heads, 1, self._d_head))
+        pairs = projected[:, 3 * d_model :].reshape(batch_heads, -1, 2)
+        rotated = torch.view_as_real(torch.view_as_complex(pairs) * rotation).flatten(1)
+        by_position = torch.addmm(self._mask, rotated, self._position_keys)
+        logits = torch.baddbmm(by_position[:, None], query, keys.transpose(1, 2), beta=self._scale, alpha=self._scale)
+        attention_weights = logits.softmax(dim=-1)
+        if self._usage[i].shape[1]:
+            received = attention_weights.view(self._batch, self._heads, -1).mean(dim=1)
+            self._usage[i][:, -config.memory :] += received[:, config.compressed : self._first_window_slot]
+        return torch.bmm(attention_weights, values).view(self._batch, d_model)
 
     def _end_window(self) -> None:
         config = self._config

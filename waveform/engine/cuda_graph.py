@@ -12,8 +12,8 @@ from torch import Tensor
 from waveform.engine.interface import DeviceDecoder
 
 GRAPH_STEPS = 16  # steps of a captured graph; divides the usual windows, so that single steps are rare
-_WARM_STEPS = 3  # before a capture: libraries set up what may not be set up within one
-STEPS_TO_CAPTURE = _WARM_STEPS + GRAPH_STEPS + 1  # once so many tokens are drawn in one call, everything is captured
+_WARM_STEPS = 3  # taken before a capture, because libraries may not initialise during one
+STEPS_TO_CAPTURE = _WARM_STEPS + GRAPH_STEPS + 1  # a first call of this many steps captures all that later ones need
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
@@ -65,7 +65,7 @@ class CudaGraphLoop:
                 self.device_steps(1)
             else:
                 self._replay(num_steps)
-            self._stepper.passed(num_steps)
+            self._stepper.advance(num_steps)
             left -= num_steps
         return self._drawn[: len(uniform)].clone()
 

@@ -67,43 +67,46 @@ class SequenceModel(Protocol):
 
 
 class Decoder(Protocol):
-    """One token in, the next token's logits out; keeps static buffers and belongs to one sampling loop."""
+    """One token in, the next token's logits out; keeps its state in buffers, and serves one sampling loop."""
 
     def step(self, tokens: Tensor) -> Tensor:
-        """tokens [B] (the inputs at this step) -> logits [B, V], good until the next step."""
+        """tokens [B], the inputs of this step -> logits [B, V], valid until the next step."""
         ...
 
 
 @runtime_checkable
 class DeviceDecoder(Decoder, Protocol):
-    """A decoder whose steps leave the host alone for a while, so that a GPU can replay several as one graph.
+    """A decoder that can take several steps without the host, so that a GPU replays them as one graph.
 
-    `step(tokens)` is `device_step(tokens)` and `passed(1)`.
+    `step(tokens)` is `device_step(tokens)`, then `advance(1)`.
     """
 
     @property
     def steps_to_host(self) -> int:
-        """How many `device_step` may follow each other before `passed` has work to do."""
+        """How many calls of `device_step` may follow each other before `advance` has work to do."""
         ...
 
     def device_step(self, tokens: Tensor) -> Tensor:
-        """As `step`, by operations on the device alone, on tensors that stay where they are in memory."""
+        """Like `step`, with operations on the device only, on tensors that never move in memory."""
         ...
 
-    def passed(self, num_steps: int) -> None:
-        """Count steps, at most `steps_to_host`, and do what is due after them."""
+    def advance(self, num_steps: int) -> None:
+        """Count steps, at most `steps_to_host`, and do the host's work that is due after them."""
         ...
 
 
 @runtime_checkable
 class MeteredDecoder(Decoder, Protocol):
-    """A decoder that knows how much its step reads from memory, which bounds the speed of one on a CPU."""
+    """A decoder that knows how much a step reads from RAM, which bounds its speed on a CPU."""
 
-    bytes_per_step: int  # of weights, keys and values, when every slot is in use
+    @property
+    def bytes_per_step(self) -> int:
+        """Bytes of weights, keys and values, when every slot is in use."""
+        ...
 
 
 class ForwardDecoder:
-    """The decoder of any model that brings none: one `forward` a token."""
+    """The decoder of a model that brings none: one `forward` per token."""
 
     def __init__(self, model: SequenceModel, state: State) -> None:
         self._model, self._state = model, state
