@@ -40,7 +40,7 @@ A run folder that exists with the same settings is resumed.
 several GPUs:
   torchrun --nproc-per-node=8 -m recipes train RECIPE DATA_DIR RUN_DIR
 """
-_OPTIONS = {"options": "waveform.runs.evaluation:EvaluateOptions"}
+_OPTIONS = {"options": "waveform.runs.scoring:EvaluateOptions"}
 _RECIPE = argument("recipe", metavar="RECIPE", help=f"{', '.join(RECIPES)}, or one of an installed package")
 _ROWS = argument(
     "--rows",

@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 
 from recipes.corpora.catalogue import RECIPES, find_recipe
-from waveform.runs.folder import TrainedRun, open_run
+from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.settings import ConfigFamily, compose_family, to_yaml
 from waveform.system.errors import UserError
 

@@ -382,7 +382,7 @@ def test_files_added_later_do_not_disturb_a_run(
     assert "as prepared when this run began" in capsys.readouterr().out
     assert waveform.evaluate(tmp_path / "run", show_progress=False)["data_checksum"] == before
     assert main(["prepare", str(audio), str(next(tmp_path.glob("*.prepared")))]) == 0
-    assert "the data changed" in mistake([*command, "train.max_steps=9"], capsys)
+    assert "the data has changed" in mistake([*command, "train.max_steps=9"], capsys)
 
 
 def test_damaged_tokens_are_named(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -516,7 +516,10 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
         ["unknown train ''; choose one of default"],
     ),
     "an empty config.yaml": (lambda p, t: ["evaluate", config_of(t, "")], ["config.yaml is damaged: it is empty"]),
-    "a config.yaml without a model": (lambda p, t: ["evaluate", config_of(t, "train: {}")], ["no section 'model'"]),
+    "a config.yaml without a model": (
+        lambda p, t: ["evaluate", config_of(t, "seed: 1")],
+        ["field `model`"],
+    ),
     "evaluate on a damaged dataset.json": (
         lambda p, t: ["evaluate", p / "wavenet", "--data", damage_dataset(p, t)],
         ["dataset.json is damaged", "remove the folder", "damaged and prepare the data again"],
@@ -531,14 +534,14 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
     ),
     "another configuration": (
         lambda p, t: ["train", p / "data", p / "wavenet", *settings("wavenet"), "train.lr=0.5"],
-        ["another configuration", "train.lr", "0.5"],
+        ["different configuration", "train.lr", "0.5"],
     ),
-    "run folder with other files": (lambda p, t: ["train", p / "data", p / "audio"], ["holds other files"]),
+    "run folder with other files": (lambda p, t: ["train", p / "data", p / "audio"], ["contains other files"]),
     "checkpoint cut short": (
         lambda p, t: ["evaluate", corrupt_checkpoints(p, t / "damaged")],
         ["no usable checkpoint", "model.safetensors", "cut short"],
     ),
-    "sample from no run": (lambda p, t: ["sample", p / "audio", "--out", t / "o"], ["is no run"]),
+    "sample from no run": (lambda p, t: ["sample", p / "audio", "--out", t / "o"], ["is not a run"]),
     "sample from nothing": (lambda p, t: ["sample", t / "none", "--out", t / "o"], ["no such run folder"]),
     "evaluate an unknown split": (lambda p, t: ["evaluate", p / "wavenet", "--split", "dev"], ["no split 'dev'"]),
     "dynamic learning rate": (

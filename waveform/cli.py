@@ -76,7 +76,7 @@ VERBS = (
         "print a run's NLL on held-out audio, in nats and bits per sample",
         "waveform.verbs.evaluate:evaluate",
         (RUN_DIR, _DATA, SPLIT, JSON, _PROTOCOL, *MEMORIES, *DYNAMIC, DEVICE),
-        configs={"options": "waveform.runs.evaluation:EvaluateOptions"},
+        configs={"options": "waveform.runs.scoring:EvaluateOptions"},
     ),
     Verb(
         "sample",

@@ -27,7 +27,7 @@ from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
-from waveform.runs.folder import TrainedRun, open_run
+from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.settings import ConfigFamily, compose_family, to_yaml
 from waveform.system.console import say
 from waveform.system.errors import UserError

@@ -7,7 +7,7 @@ from typing import Any
 from recipes.text import load
 from waveform.analyses.analyse import AnalysisConfig, check_files, common_tokens
 from waveform.analyses.analyse import analyse as analyse_runs
-from waveform.runs.evaluation import own_tokens
+from waveform.runs.scoring import own_tokens
 
 
 def analyse(

@@ -13,8 +13,9 @@ from recipes.text import load
 from waveform.engine.dataset import DATASET_FILE, Dataset, read_dataset
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, World, job
-from waveform.runs.evaluation import EvaluateOptions, describe_dynamic, own_tokens, score, write_json
-from waveform.runs.folder import TrainedRun, num_parameters
+from waveform.runs.configured_model import num_parameters
+from waveform.runs.opened import TrainedRun
+from waveform.runs.scoring import EvaluateOptions, describe_dynamic, own_tokens, score, write_json
 from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
 

@@ -10,7 +10,7 @@ from recipes.metrics import UNITS
 from recipes.text import load
 from recipes.verbs.evaluate import measure
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
-from waveform.runs.evaluation import EvaluateOptions, write_json
+from waveform.runs.scoring import EvaluateOptions, write_json
 from waveform.system.atomic import require_writable, write_file
 from waveform.system.errors import UserError
 

@@ -8,8 +8,9 @@ from waveform.engine.dataset import read_dataset
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, TrainResult
 from waveform.ranks.distributed import job
+from waveform.runs.folder import check_run_dir
 from waveform.runs.settings import typed
-from waveform.runs.training import check_run_dir, check_settings, report_training, train_run
+from waveform.runs.training import check_settings, report_training, train_run
 from waveform.system.errors import UserError
 
 

@@ -13,7 +13,7 @@ import torch
 from recipes.text import compose_config as compose_text
 from tests.benchmarks.communication import bytes_sent, scaling
 from waveform.models.registry import build
-from waveform.runs.folder import num_parameters
+from waveform.runs.configured_model import num_parameters
 from waveform.speech import compose_config as compose_speech
 
 _FLOPS_PER_SECOND = 400e12  # 40% of an H100's bf16

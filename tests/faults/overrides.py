@@ -18,7 +18,7 @@ from tests.faults.calling import Outcome, call
 from tests.faults.fault import fault
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.cli import main as waveform
-from waveform.runs.folder import model_from
+from waveform.runs.configured_model import model_from
 from waveform.runs.settings import typed
 from waveform.speech import SpeechTrainConfig, compose_config
 from waveform.system.errors import UserError

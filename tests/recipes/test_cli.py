@@ -18,7 +18,7 @@ from recipes.corpora.catalogue import RECIPES
 from recipes.verbs.evaluate import evaluate
 from tests.recipes.corpus_files import write_source
 from waveform.engine.metrics import read_metrics
-from waveform.runs.evaluation import EvaluateOptions
+from waveform.runs.scoring import EvaluateOptions
 
 PROMPTS = {"text8": "kaka lolo", "enwik8": "kaka lolo", "folder": "kaka lolo"}
 SHORT = ["train.max_steps=4", "train.evaluate_every=4", "train.checkpoint_every=4"]
@@ -118,7 +118,7 @@ def test_a_run_resumes(place: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     run(*command)
     run(*command, "train.max_steps=6")
     assert "finished: step 6" in capsys.readouterr().out
-    assert "holds a run of another configuration" in mistake([*command, "train.lr=1"], capsys)
+    assert "contains a run with a different configuration" in mistake([*command, "train.lr=1"], capsys)
 
 
 def test_a_run_that_has_the_setting_of_speech_resumes(
@@ -266,7 +266,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     ),
     "a run folder with other files": (
         lambda p, t: ["train", "wikitext103", p / "data", p / "source", "preset=smoke"],
-        "holds other files",
+        "contains other files",
     ),
     "evaluate a missing run": (lambda p, t: ["evaluate", t / "none"], "no such run folder"),
     "evaluate an unknown split": (lambda p, t: ["evaluate", p / "run", "--split", "dev"], "has no split 'dev'"),

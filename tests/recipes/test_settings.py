@@ -12,7 +12,7 @@ from recipes.text import compose_config
 from waveform.engine.streams import check_sizes
 from waveform.engine.train_config import TrainConfig
 from waveform.models.registry import model_class
-from waveform.runs.folder import window_of
+from waveform.runs.configured_model import window_of
 from waveform.runs.settings import typed
 from waveform.system.errors import UserError
 

@@ -15,8 +15,9 @@ from waveform.analyses.report import describe
 from waveform.analyses.state_reuse import state_reuse_speed
 from waveform.engine.interface import optional_parts
 from waveform.engine.token_set import TokenSet
-from waveform.runs.evaluation import write_json
-from waveform.runs.folder import TrainedRun, num_parameters
+from waveform.runs.configured_model import num_parameters
+from waveform.runs.opened import TrainedRun
+from waveform.runs.scoring import write_json
 from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress

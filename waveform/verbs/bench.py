@@ -26,8 +26,8 @@ from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import RunContext, Trainer
 from waveform.models.registry import model_class, model_names
 from waveform.ranks.distributed import World, choose_device
-from waveform.runs.evaluation import write_json
-from waveform.runs.folder import model_from, num_parameters, window_of
+from waveform.runs.configured_model import model_from, num_parameters, window_of
+from waveform.runs.scoring import write_json
 from waveform.runs.settings import typed
 from waveform.speech import SpeechTrainConfig, compose_config
 from waveform.system.atomic import require_writable

@@ -16,7 +16,7 @@ from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
 from waveform.engine.sampler import SamplingConfig, sampling_loop
-from waveform.runs.evaluation import score, unigram_nats, write_json
+from waveform.runs.scoring import score, unigram_nats, write_json
 from waveform.speech import Run, load
 from waveform.system.atomic import require_writable
 from waveform.system.console import table

@@ -8,9 +8,9 @@ from waveform.engine.evaluator import Evaluation
 from waveform.engine.metrics import bits
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
-from waveform.runs import evaluation
-from waveform.runs.evaluation import EvaluateOptions
-from waveform.runs.folder import num_parameters
+from waveform.runs import scoring
+from waveform.runs.configured_model import num_parameters
+from waveform.runs.scoring import EvaluateOptions
 from waveform.runs.settings import typed
 from waveform.speech import Run, load, open_data
 from waveform.system.atomic import require_writable
@@ -38,8 +38,8 @@ def evaluate(
     run = load(run_dir, device=device, **options.model_fields)
     dynamic = options.dynamic_config(run)
     tokens = test_tokens(run, data=data, split=split, show_progress=show_progress)
-    result = evaluation.score(run, tokens, protocol=options.protocol, show_progress=show_progress)
-    figures = describe(run, result, split=split, checksum=tokens.checksum, unigram=evaluation.unigram_nats(run, tokens))
+    result = scoring.score(run, tokens, protocol=options.protocol, show_progress=show_progress)
+    figures = describe(run, result, split=split, checksum=tokens.checksum, unigram=scoring.unigram_nats(run, tokens))
     if show_progress:
         unigram = figures["unigram_nats_per_sample"]
         print(
@@ -49,15 +49,15 @@ def evaluate(
             + (f"; unigram {unigram:.4f} nats)" if unigram is not None else ")")
         )
     if dynamic is not None:
-        learned = evaluation.score(run, tokens, protocol=options.protocol, dynamic=dynamic, show_progress=show_progress)
-        apart = evaluation.describe_dynamic(learned, dynamic, plain=result, unit="sample")
+        learned = scoring.score(run, tokens, protocol=options.protocol, dynamic=dynamic, show_progress=show_progress)
+        apart = scoring.describe_dynamic(learned, dynamic, plain=result, unit="sample")
         figures["dynamic"] = apart
         if show_progress:
             print(
                 f"dynamic, {apart['optimiser']} at {apart['lr']:g}: {learned.nats_per_token:.4f} nats = "
                 f"{learned.bits_per_token:.4f} bits per sample ({apart['difference_to_plain_nats']:+.4f} nats)"
             )
-    evaluation.write_json(json_file, figures)
+    scoring.write_json(json_file, figures)
     return figures
 
 
@@ -67,7 +67,7 @@ def test_tokens(run: Run, *, data: Path | str | None, split: str, show_progress:
     Raises UserError for a damaged shard, which it names, and where the data is gone or of another kind.
     """
     if data is None:
-        return evaluation.own_tokens(run, split=split)
+        return scoring.own_tokens(run, split=split)
     data = Path(data)
     if not data.exists():
         raise UserError(f"no such folder: --data {data}")

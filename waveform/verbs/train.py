@@ -17,9 +17,9 @@ from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.trainer import OnEvaluate, RunContext, TrainResult
 from waveform.ranks.distributed import World, job
-from waveform.runs.folder import CONFIG_FILE, read_config
+from waveform.runs.folder import CONFIG_FILE, check_run_dir, read_config
 from waveform.runs.settings import typed
-from waveform.runs.training import check_run_dir, check_settings, report_training, train_run
+from waveform.runs.training import check_settings, report_training, train_run
 from waveform.speech import SpeechTrainConfig, cache_of, compose_config, open_data, require_audio
 from waveform.system.console import say
 from waveform.system.errors import UserError

@@ -1,4 +1,4 @@
-"""NLL of a trained run on a token set, whatever the modality, and what every report of it holds."""
+"""NLL of a trained run on a token set, of any modality, and what every report of it contains."""
 
 import json
 import sys
@@ -15,7 +15,8 @@ from waveform.engine.evaluator import evaluate as evaluate_tokens
 from waveform.engine.metrics import unigram_nll
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
-from waveform.runs.folder import CONFIG_FILE, TrainedRun
+from waveform.runs.folder import CONFIG_FILE
+from waveform.runs.opened import TrainedRun
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
@@ -24,8 +25,8 @@ from waveform.system.progress import Progress
 def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
     """The tokens of a split of the run's own data set.
 
-    Warns where they changed since training. Raises UserError for a damaged shard, which it names, and where the data
-    is gone.
+    Warns if they have changed since training. Raises UserError for a damaged shard, which it names, and if the data is
+    gone.
     """
     folder = Path(run.config["dataset"]["path"])
     if not is_dataset(folder):
@@ -37,8 +38,8 @@ def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
     known = run.config["dataset"]["checksums"].get(split)
     if known != tokens.checksum:
         print(
-            f"warning: the {split} data of {folder} changed since {run.folder} was trained; files that it trained "
-            "on may be among them",
+            f"warning: the {split} data of {folder} has changed since {run.folder} was trained and may now include "
+            "files that it was trained on",
             file=sys.stderr,
         )
     tokens.verify()
@@ -64,7 +65,7 @@ def score(
     verb = "evaluate" if dynamic is None else "evaluate dynamically"
     world = world or World(device=run.device)
     if dynamic is not None and world.size > 1:
-        raise UserError(f"dynamic evaluation follows one stream, on one process; it was started on {world.size}")
+        raise UserError(f"dynamic evaluation runs on one process, not on {world.size}; start it without torchrun")
     config = EvaluateConfig(
         window=run.window,
         batch_size=run.config["train"]["evaluate_batch_size"],
@@ -95,7 +96,7 @@ class EvaluateOptions:
 
     @property
     def model_fields(self) -> dict[str, int]:
-        """Fields of the model that are set to something else than in training."""
+        """Fields of the model that differ from those in training."""
         sizes = {"memory": self.memory, "compressed": self.compressed}
         return {name: value for name, value in sizes.items() if value is not None}
 
@@ -113,7 +114,7 @@ class EvaluateOptions:
 
 
 def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evaluation, unit: str) -> dict[str, Any]:
-    """What reports hold of a dynamic evaluation, apart from the plain one of the same tokens."""
+    """What reports say of a dynamic evaluation, besides the plain one of the same tokens."""
     return {
         "optimiser": config.optimiser,
         "lr": config.learning_rate,
@@ -125,7 +126,7 @@ def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evalua
 
 
 def unigram_nats(run: TrainedRun, tokens: TokenSet) -> float | None:
-    """NLL per token of the training histogram on `tokens`; None where the training data is gone."""
+    """NLL per token of the training histogram on `tokens`; None if the training data is gone."""
     folder = Path(run.config["dataset"]["path"])
     if not is_dataset(folder):
         return None
@@ -133,7 +134,7 @@ def unigram_nats(run: TrainedRun, tokens: TokenSet) -> float | None:
 
 
 def write_json(path: Path | str | None, content: Any) -> None:
-    """Write `content` as indented JSON, making the folder where there is none; does nothing for None."""
+    """Write `content` as indented JSON, in a new folder if need be; does nothing for None."""
     if path is not None:
         path = Path(path)
         with explain_write_errors(path):

@@ -1,0 +1,49 @@
+"""config.yaml, which anyone may have edited, is checked when it is read."""
+
+from pathlib import Path
+
+import pytest
+
+from waveform.runs.folder import read_config
+from waveform.system.errors import UserError
+
+CONFIG = """\
+model: {name: wavenet, skip_channels: 8}
+train: {chunk: 64, evaluate_batch_size: 2, clip_norm: 0.1, aux_weight: 1, window: null, state: utterance, lr: 1e-3}
+dataset: {vocab_size: 256, path: /data, modality: {kind: audio}, checksums: {train: abc}}
+"""
+
+
+def test_values_and_unknown_keys_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG + "of_a_later_version: 3\n")
+    config = read_config(tmp_path)
+    assert config["model"] == {"name": "wavenet", "skip_channels": 8}
+    assert config["train"]["lr"] == 1e-3 and config["of_a_later_version"] == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (CONFIG, "", "it is empty"),
+        (CONFIG, "[1]", "Expected `object`, got `array`"),
+        ("chunk: 64, ", "", "missing required field `chunk` - at `train`"),
+        ("chunk: 64", "chunk: true", "Expected `int`, got `bool` - at `train.chunk`"),
+        ("chunk: 64", "chunk: 0", "Expected `int` >= 1 - at `train.chunk`"),
+        ("chunk: 64", "chunk: 2147483648", "Expected `int` <= 2147483647 - at `train.chunk`"),
+        ("clip_norm: 0.1", "clip_norm: .nan", "at `train.clip_norm`"),
+        ("clip_norm: 0.1", "clip_norm: .inf", "at `train.clip_norm`"),
+        ("state: utterance", "state: often", "Invalid enum value 'often' - at `train.state`"),
+        ("name: wavenet", "name: wavenet, window: null", "Expected `int`, got `null` - at `model.window`"),
+        ("path: /data", 'path: "/data\\0"', "at `dataset.path`"),
+        ("checksums: {train: abc}", "checksums: 1", "at `dataset.checksums`"),
+        ("kind: audio", "kind: " + 60 * "[" + 60 * "]", "it is nested too deeply"),
+        ("chunk: 64", "chunk: &a 64, window_too: *a", "it has an alias"),
+    ],
+)
+def test_damage_is_one_line_that_names_the_field(old: str, new: str, message: str, tmp_path: Path) -> None:
+    assert old in CONFIG
+    (tmp_path / "config.yaml").write_text(CONFIG.replace(old, new))
+    with pytest.raises(UserError) as raised:
+        read_config(tmp_path)
+    text = str(raised.value)
+    assert message in text and text.startswith(f"{tmp_path / 'config.yaml'} is damaged: ") and "\n" not in text

@@ -1,0 +1,116 @@
+"""A trained run, opened from its folder: the configuration, and the model with the weights of a checkpoint."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from waveform.engine import checkpoint
+from waveform.engine.interface import SequenceModel
+from waveform.engine.state_ram import require_ram_for_state
+from waveform.ranks.distributed import choose_device
+from waveform.runs.configured_model import TooManyParameters, limited_parameters, model_from, window_of
+from waveform.runs.folder import CONFIG_FILE, check_recorded, read_config
+from waveform.system.errors import UserError
+
+
+@dataclass
+class TrainedRun:
+    """A trained run, opened: its model in evaluation mode, and what it was trained with."""
+
+    folder: Path
+    config: dict[str, Any]
+    model: SequenceModel
+    step: int
+    train_seconds: float
+    tokens_seen: int
+
+    @property
+    def unit(self) -> str:
+        """What users call its tokens."""
+        return "token"
+
+    @property
+    def unit_s(self) -> float | None:
+        """Duration of a token in seconds, if it has one."""
+        return None
+
+    @property
+    def name(self) -> str:
+        """The registered name of its model."""
+        return str(self.config["model"]["name"])
+
+    @property
+    def window(self) -> int:
+        """Tokens of one forward pass."""
+        return window_of(self.config)
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.model.parameters())).device
+
+
+def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedRun:
+    """Open the newest checkpoint of a run.
+
+    device: cpu, cuda, or None for a GPU if there is one. model_fields: fields that do not change the parameters, for
+    example a longer `memory` or `compressed` than in training. Raises UserError if there is no run or no complete
+    checkpoint.
+    """
+    run_dir = Path(run_dir)
+    config = read_config(run_dir)
+    device = choose_device(device)
+    found = checkpoint.newest(run_dir)
+    if found is None:
+        raise UserError(f"{run_dir} has no finished checkpoint yet; train longer, or wait for the first one")
+    check_recorded(run_dir, config, found)
+    for field, value in model_fields.items():
+        if field not in config["model"]:
+            raise UserError(f"model {config['model']['name']!r} of {run_dir} has no {field!r} to set to {value}")
+        config["model"][field] = value
+    model = _model_of(found, config, run_dir, set_by_user=bool(model_fields))
+    assert isinstance(model, nn.Module)
+    model.eval().requires_grad_(False)
+    return TrainedRun(
+        folder=run_dir,
+        config=config,
+        model=model.to(device),
+        step=found.step,
+        train_seconds=float(found.progress["seconds"]),
+        tokens_seen=int(found.progress["tokens_seen"]),
+    )
+
+
+def _model_of(
+    found: checkpoint.Checkpoint, config: dict[str, Any], run_dir: Path, *, set_by_user: bool
+) -> SequenceModel:
+    """The model that `config` describes, with the weights of a checkpoint.
+
+    An untrusted configuration may ask for any size, so RAM is only given to what the weights fill and to a state that
+    fits on this machine. Raises UserError if they do not fit.
+    """
+    path = run_dir / CONFIG_FILE
+    weights = found.model_weights()
+    try:
+        try:
+            with limited_parameters(2 * len(weights) + 16), torch.device("meta"):  # a shared one counts twice
+                sketch = model_from(config)
+        except TooManyParameters:
+            raise UserError(
+                f"it describes a model with more parameters than the checkpoint's {len(weights)}; was it edited?"
+            ) from None
+        assert isinstance(sketch, nn.Module)
+        expected = {name: (tensor.shape, tensor.dtype) for name, tensor in sketch.state_dict().items()}
+        if expected != {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}:
+            raise UserError(f"the weights in {found.folder} do not fit the model that it describes; was it edited?")
+        require_ram_for_state(sketch, 1)
+        model = model_from(config)
+        assert isinstance(model, nn.Module)
+        model.load_state_dict(weights)
+    except UserError as error:
+        raise UserError(str(error) if set_by_user else f"{path}: {error}") from error
+    except (RuntimeError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError) as error:
+        raise UserError(f"{path} does not describe a model ({' '.join(str(error).split())[:200]})") from error
+    return model
