@@ -107,7 +107,7 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """Return the recipe of that name. Raises UserError if there is none."""
+    """Return the recipe of that name. Raises UserError if there is none, or if its package does not load."""
     if name in RECIPES:
         return RECIPES[name]
     from importlib.metadata import entry_points
@@ -115,7 +115,10 @@ def find_recipe(name: str) -> Recipe:
     found = entry_points(group=_GROUP, name=name)
     if not found:
         raise UserError(f"unknown recipe {name!r}; choose one of {', '.join(recipe_names())}")
-    recipe = next(iter(found)).load()
+    try:
+        recipe = next(iter(found)).load()
+    except Exception as error:  # whatever is wrong with another package
+        raise UserError(f"the recipe {name!r} of an installed package does not load: {error!r}") from error
     if not isinstance(recipe, Recipe) or recipe.name != name:
         raise UserError(f"the entry point {name!r} of the group {_GROUP} must name a Recipe(name={name!r}, ...)")
     return recipe

@@ -32,12 +32,12 @@ KJV = Recipe(
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed package with the corpus `kjv`, and an entry point `wrong` that names it too."""
+    """An installed package with the corpus `kjv`, and two entry points that are mistakes."""
     site = tmp_path / "site"
     (site / "my_corpora-1.0.dist-info").mkdir(parents=True)
     (site / "my_corpora.py").write_text(_MODULE)
     (site / "my_corpora-1.0.dist-info" / "entry_points.txt").write_text(
-        "[waveform.recipes]\nkjv = my_corpora:KJV\nwrong = my_corpora:KJV\n"
+        "[waveform.recipes]\nbroken = my_corpora:GONE\nkjv = my_corpora:KJV\nwrong = my_corpora:KJV\n"
     )
     monkeypatch.syspath_prepend(site)
     return tmp_path
@@ -50,7 +50,7 @@ def test_a_corpus_of_your_own_is_prepared_trained_and_evaluated(package: Path) -
     def run(*arguments: Any) -> None:
         assert main([str(argument) for argument in arguments]) == 0
 
-    assert recipe_names()[-2:] == ["kjv", "wrong"]
+    assert recipe_names()[-3:] == ["broken", "kjv", "wrong"]
     run("prepare", "kjv", package, package / "data")
     run("train", "kjv", package / "data", package / "run", "preset=smoke", "train.max_steps=2")
     run("evaluate", package / "run", "--json", package / "figures.json")
@@ -61,9 +61,11 @@ def test_a_corpus_of_your_own_is_prepared_trained_and_evaluated(package: Path) -
 
 
 def test_an_entry_point_must_name_its_recipe(package: Path) -> None:
+    with pytest.raises(UserError, match="'broken' of an installed package does not load: AttributeError"):
+        find_recipe("broken")
     with pytest.raises(UserError, match=r"'wrong' of the group waveform.recipes must name a Recipe\(name='wrong'"):
         find_recipe("wrong")
-    with pytest.raises(UserError, match=r"choose one of enwik8, .*, folder, kjv, wrong"):
+    with pytest.raises(UserError, match=r"choose one of enwik8, .*, folder, broken, kjv, wrong"):
         find_recipe("genesis")
 
 
