@@ -19,10 +19,8 @@ from waveform.system.errors import UserError
 _STD = 0.02
 
 
-def check_cutoffs(cutoffs: Sequence[int], *, vocab_size: int, div_value: int) -> None:
-    """Raises UserError where `cutoffs` do not rise from above 0 to below `vocab_size`, or div_value is below 1."""
-    if div_value < 1:
-        raise UserError(f"model.div_value is {div_value}; it must be at least 1")
+def check_cutoffs(cutoffs: Sequence[int], *, vocab_size: int) -> None:
+    """Raises UserError if `cutoffs` do not rise from above 0 to below `vocab_size`."""
     bounds = [0, *cutoffs, vocab_size]
     if any(a >= b for a, b in pairwise(bounds)):
         raise UserError(

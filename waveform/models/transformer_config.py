@@ -1,15 +1,22 @@
-"""The settings of a Compressive Transformer, each checked when it is made."""
+"""The settings of models with a memory that attention reads, each checked when it is made."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from waveform.models import attention, compression, heads
+from waveform.models import heads
+from waveform.models.attention import IMPLEMENTATIONS
+from waveform.models.compression import LOSSES, compression_function
 from waveform.models.embeddings import check_cutoffs
 from waveform.system.errors import UserError
+from waveform.system.rules import Rule, check_rules, one_of, whole_number
+
+_AT_LEAST_1, _AT_LEAST_0 = whole_number(1), whole_number(0)
 
 
 @dataclass
-class CompressiveTransformerConfig:
-    """Fields of `model=compressive_transformer`; the defaults are the 40M-parameter speech model."""
+class TransformerConfig:
+    """Fields of the trunk: attention over memory and window, whatever becomes of what leaves the memory."""
 
     vocab_size: int
     num_layers: int = 20
@@ -18,52 +25,66 @@ class CompressiveTransformerConfig:
     d_feedforward: int = 1024
     window: int = 768  # steps that attend to each other directly
     memory: int = 768  # slots, one step each
+    norm: str = "pre"  # pre: more stable when deep; post: as published
+    attention: str = "fused"  # fused | reference
+    num_position_features: int = 64  # P, width of the sinusoidal encoding
+    empty_memory: str = "mask"  # mask: empty slots are not attended to; zeros: they are zero vectors (Algorithm 1)
+    dropout: float = 0.0
+    head: str = "softmax"  # softmax | adaptive: for large vocabularies sorted by frequency; inputs are adaptive too
+    cutoffs: list[int] = field(default_factory=list)  # first ids of the adaptive head's clusters after the first
+    div_value: int = 4  # how many times narrower a cluster's vectors are than those of the cluster before
+    tie_embeddings: bool = False  # the head uses the vectors (and projections) of the input embedding
+
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        "vocab_size": _AT_LEAST_1,
+        "num_layers": _AT_LEAST_1,
+        "d_model": _AT_LEAST_1,
+        "num_heads": _AT_LEAST_1,
+        "d_feedforward": _AT_LEAST_1,
+        "window": _AT_LEAST_1,
+        "memory": _AT_LEAST_0,
+        "norm": one_of("pre", "post"),
+        "attention": one_of(*IMPLEMENTATIONS),
+        "num_position_features": Rule(lambda value: value >= 2 and value % 2 == 0, "it must be even, 2 or more"),
+        "empty_memory": one_of("mask", "zeros"),
+        "dropout": Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1"),
+        "head": one_of(*heads.KINDS),
+        "div_value": _AT_LEAST_1,
+    }
+
+    def __post_init__(self) -> None:
+        check_rules(self, self.RULES, section="model")
+        check_cutoffs(self.cutoffs, vocab_size=self.vocab_size)
+        if bool(self.cutoffs) != (self.head == "adaptive"):
+            raise UserError(
+                f"model.cutoffs is {self.cutoffs} with model.head={self.head}; head=adaptive needs some, for example "
+                "[20000,40000,200000], and softmax takes none"
+            )
+        if self.d_model % self.num_heads:
+            raise UserError(f"model.d_model {self.d_model} is not a multiple of model.num_heads {self.num_heads}")
+
+
+@dataclass
+class CompressiveTransformerConfig(TransformerConfig):
+    """Fields of `model=compressive_transformer`; the defaults are the 40M-parameter speech model."""
+
     compressed: int = 768  # slots, compression_rate steps each; 0 makes this a Transformer-XL
     compression: str = "conv"  # conv | max | mean | most_used | dilated, or one of another package
     compression_rate: int = 4
     compression_loss: str = "attention"  # attention | autoencode | none
-    norm: str = "pre"  # pre: more stable when deep; post: Algorithm 1
-    attention: str = "fused"  # fused | reference
-    num_position_features: int = 64  # P, width of the sinusoidal encoding
-    empty_memory: str = "mask"  # mask: empty slots are not attended; zeros: they are zero vectors (Algorithm 1)
     compressed_position: str = "time"  # time: centre of the steps covered; contiguous: unit steps behind memory
-    dropout: float = 0.0
-    head: str = "softmax"  # softmax | adaptive: for large vocabularies sorted by frequency; inputs are adaptive too
-    cutoffs: list[int] = field(default_factory=list)  # first ids of the adaptive head's clusters after the first
-    div_value: int = 4  # a cluster's vectors are so many times narrower than the one's before
-    tie_embeddings: bool = False  # the head uses the vectors (and projections) of the input embedding
+
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        **TransformerConfig.RULES,
+        "compressed": _AT_LEAST_0,
+        "compression_rate": _AT_LEAST_1,
+        "compression_loss": one_of(*LOSSES),
+        "compressed_position": one_of("time", "contiguous"),
+    }
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "num_layers", "d_model", "num_heads", "d_feedforward", "window", "compression_rate"):
-            if getattr(self, name) < 1:
-                raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("memory", "compressed"):
-            if getattr(self, name) < 0:
-                raise UserError(f"model.{name} is {getattr(self, name)}; it must be 0 or more")
-        choices = {
-            "compression_loss": compression.LOSSES,
-            "norm": ("pre", "post"),
-            "attention": attention.IMPLEMENTATIONS,
-            "empty_memory": ("mask", "zeros"),
-            "compressed_position": ("time", "contiguous"),
-            "head": heads.KINDS,
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise UserError(f"model.{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}")
-        check_cutoffs(self.cutoffs, vocab_size=self.vocab_size, div_value=self.div_value)
-        if bool(self.cutoffs) != (self.head == "adaptive"):
-            raise UserError(
-                f"model.cutoffs is {self.cutoffs} with model.head={self.head}; head=adaptive needs some, such as "
-                "[20000,40000,200000], and softmax takes none"
-            )
-        if self.d_model % self.num_heads:
-            raise UserError(f"model.d_model {self.d_model} is no multiple of model.num_heads {self.num_heads}")
-        if self.num_position_features < 2 or self.num_position_features % 2:
-            raise UserError(f"model.num_position_features is {self.num_position_features}; it must be even, 2 or more")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"model.dropout is {self.dropout}; it must be in [0, 1)")
-        function = compression.compression_function(self.compression)
+        super().__post_init__()
+        function = compression_function(self.compression)
         if self.compressed and function.uses_attention and self.memory < self.window:
             raise UserError(
                 f"model.compression={self.compression} looks at the attention that slots receive while in memory, so "
@@ -74,6 +95,6 @@ class CompressiveTransformerConfig:
     def temporal_range(self) -> int:
         """Steps that a stack reaches back from the start of a window: L (M + c C).
 
-        Exact where c divides W and W divides M; else steps that wait for their group add up to c - 1 a layer.
+        Exact if c divides W and W divides M; else steps that wait for their group add up to c - 1 a layer.
         """
         return self.num_layers * (self.memory + self.compression_rate * self.compressed)
