@@ -13,18 +13,21 @@ Training on two CPU cores at 32 to 416 channels takes 0.75 to 1.03 of the time t
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from waveform.engine.interface import OptionalParts, Step
 from waveform.models.heads import SoftmaxHead
+from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH
 from waveform.system.errors import UserError
+from waveform.system.rules import Rule, check_rules, whole_number
 
-_MAX_STACKS = 1000  # likewise
 _MAX_LAYERS_PER_STACK = 20  # a dilation of 2^19 steps is 22 s at 24 kHz; more is a slip of the pen
+_WIDTH = whole_number(1, MAX_WIDTH)
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,24 @@ class WaveNetConfig:
     gate_channels: int = 416  # G, width of tanh * sigmoid
     skip_channels: int = 256  # S, width of the sum of skips and of the head
 
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        "vocab_size": whole_number(1),
+        "num_stacks": whole_number(1, MAX_LAYERS),
+        "layers_per_stack": whole_number(1, _MAX_LAYERS_PER_STACK),
+        "kernel_size": whole_number(2, MAX_WIDTH),
+        "residual_channels": _WIDTH,
+        "gate_channels": _WIDTH,
+        "skip_channels": _WIDTH,
+    }
+
     def __post_init__(self) -> None:
-        least = {"kernel_size": 2}
-        most = {"layers_per_stack": _MAX_LAYERS_PER_STACK, "num_stacks": _MAX_STACKS}
-        for field, value in vars(self).items():
-            low, high = least.get(field, 1), most.get(field)
-            if type(value) is not int or value < low or (high is not None and value > high):
-                allowed = f"of at least {low}" if high is None else f"from {low} to {high}"
-                raise UserError(f"{field} is {value!r}; set it to a whole number {allowed}")
+        check_rules(self, self.RULES, section="model")
+        num_layers = self.num_stacks * self.layers_per_stack
+        if num_layers > MAX_LAYERS:
+            raise UserError(
+                f"model.num_stacks={self.num_stacks} and model.layers_per_stack={self.layers_per_stack} make "
+                f"{num_layers} layers; make at most {MAX_LAYERS}"
+            )
 
     @property
     def dilations(self) -> list[int]:

@@ -467,20 +467,20 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
         lambda p, t: ["train", p / "data", t / "r", "model.num_heads=5"],
         ["num_heads", "multiple"],
     ),
-    "more layers than memory": (
+    "more layers than any model has": (
         lambda p, t: ["train", p / "data", t / "r", "preset=demo", "model.num_layers=100000000"],
-        ["GB", "lower model.num_layers=100000000"],
+        ["model.num_layers is 100000000; it must be a whole number from 1 to 1000"],
     ),
     "a model wider than memory": (
-        lambda p, t: ["train", p / "audio", t / "r", "preset=demo", "model.d_model=1000000"],
-        ["GB", "lower model.d_model=1000000"],
+        lambda p, t: ["train", p / "audio", t / "r", "preset=demo", "model.d_model=65536"],
+        ["GB", "lower model.d_model=65536"],
     ),
-    "a model wider than numbers": (
+    "a model wider than any model is": (
         lambda p, t: ["train", p / "data", t / "r", "model.d_model=400000000000000"],
-        ["model.d_model=400000000000000"],
+        ["model.d_model is 400000000000000; it must be a whole number from 1 to 65536"],
     ),
     "memories larger than memory": (
-        lambda p, t: ["train", p / "data", t / "r", "model.memory=1000000000"],
+        lambda p, t: ["train", p / "data", t / "r", "model.memory=16777216"],
         ["GB", "model.memory"],
     ),
     "a setting of another model": (

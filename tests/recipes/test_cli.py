@@ -253,7 +253,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         lambda p, t: ["train", "wikitext103", p / "data", t / "r", "preset=small"],
         "model.cutoffs is [20000, 40000, 200000]",
     ),
-    "more layers than fit in RAM": (
+    "more layers than any model has": (
         lambda p, t: [
             "train",
             "wikitext103",
@@ -262,7 +262,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
             "preset=smoke",
             "model.num_layers=90000000",
         ],
-        "lower model.num_layers=90000000",
+        "model.num_layers is 90000000; it must be a whole number from 1 to 1000",
     ),
     "a run folder with other files": (
         lambda p, t: ["train", "wikitext103", p / "data", p / "source", "preset=smoke"],

@@ -11,7 +11,9 @@ from waveform.models.embeddings import check_cutoffs
 from waveform.system.errors import UserError
 from waveform.system.rules import Rule, check_rules, one_of, whole_number
 
-_AT_LEAST_1, _AT_LEAST_0 = whole_number(1), whole_number(0)
+# Far above any model that was ever trained, and low enough for whatever is asked of a machine to be counted in time.
+MAX_LAYERS, MAX_WIDTH, MAX_SLOTS, MAX_CUTOFFS = 1000, 2**16, 2**24, 100
+_WIDTH = whole_number(1, MAX_WIDTH)
 
 
 @dataclass
@@ -36,24 +38,28 @@ class TransformerConfig:
     tie_embeddings: bool = False  # the head uses the vectors (and projections) of the input embedding
 
     RULES: ClassVar[Mapping[str, Rule]] = {
-        "vocab_size": _AT_LEAST_1,
-        "num_layers": _AT_LEAST_1,
-        "d_model": _AT_LEAST_1,
-        "num_heads": _AT_LEAST_1,
-        "d_feedforward": _AT_LEAST_1,
-        "window": _AT_LEAST_1,
-        "memory": _AT_LEAST_0,
+        "vocab_size": whole_number(1),
+        "num_layers": whole_number(1, MAX_LAYERS),
+        "d_model": _WIDTH,
+        "num_heads": _WIDTH,
+        "d_feedforward": _WIDTH,
+        "window": whole_number(1, MAX_SLOTS),
+        "memory": whole_number(0, MAX_SLOTS),
         "norm": one_of("pre", "post"),
         "attention": one_of(*IMPLEMENTATIONS),
-        "num_position_features": Rule(lambda value: value >= 2 and value % 2 == 0, "it must be even, 2 or more"),
+        "num_position_features": Rule(
+            lambda value: value in range(2, MAX_WIDTH + 1, 2), f"it must be even, from 2 to {MAX_WIDTH}"
+        ),
         "empty_memory": one_of("mask", "zeros"),
         "dropout": Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1"),
         "head": one_of(*heads.KINDS),
-        "div_value": _AT_LEAST_1,
+        "div_value": _WIDTH,
     }
 
     def __post_init__(self) -> None:
         check_rules(self, self.RULES, section="model")
+        if len(self.cutoffs) > MAX_CUTOFFS:
+            raise UserError(f"model.cutoffs has {len(self.cutoffs)} ids; give at most {MAX_CUTOFFS}")
         check_cutoffs(self.cutoffs, vocab_size=self.vocab_size)
         if bool(self.cutoffs) != (self.head == "adaptive"):
             raise UserError(
@@ -76,8 +82,8 @@ class CompressiveTransformerConfig(TransformerConfig):
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         **TransformerConfig.RULES,
-        "compressed": _AT_LEAST_0,
-        "compression_rate": _AT_LEAST_1,
+        "compressed": whole_number(0, MAX_SLOTS),
+        "compression_rate": whole_number(1, MAX_SLOTS),
         "compression_loss": one_of(*LOSSES),
         "compressed_position": one_of("time", "contiguous"),
     }

@@ -1,0 +1,51 @@
+"""The settings of the Compressive Transformer and Transformer-XL: what is refused, and that it is said why."""
+
+import re
+from typing import Any
+
+import pytest
+
+from waveform.models.registry import build
+from waveform.system.errors import UserError
+
+_BOUNDS = {
+    "num_layers": (1, 1000),
+    "d_model": (1, 65536),
+    "num_heads": (1, 65536),
+    "d_feedforward": (1, 65536),
+    "window": (1, 2**24),
+    "memory": (0, 2**24),
+    "div_value": (1, 65536),
+}
+_COMPRESSIVE_BOUNDS = {"compressed": (0, 2**24), "compression_rate": (1, 2**24)}
+_CASES = [(name, field, *_BOUNDS[field]) for name in ("compressive_transformer", "transformer_xl") for field in _BOUNDS]
+_CASES += [("compressive_transformer", field, *_COMPRESSIVE_BOUNDS[field]) for field in _COMPRESSIVE_BOUNDS]
+
+
+@pytest.mark.parametrize(("model", "field", "low", "high"), _CASES)
+def test_sizes_are_bounded(model: str, field: str, low: int, high: int) -> None:
+    for value in (low - 1, high + 1, 10**30, 2.0, True):
+        said = f"model.{field} is {value!r}; it must be a whole number from {low} to {high}"
+        with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+            build(model, vocab_size=8, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"norm": "layer"}, "model.norm is 'layer'; choose pre or post"),
+        ({"attention": "flash"}, "model.attention is 'flash'; choose fused or reference"),
+        ({"compression_loss": "mse"}, "model.compression_loss is 'mse'; choose attention, autoencode or none"),
+        ({"num_position_features": 3}, "model.num_position_features is 3; it must be even, from 2 to 65536"),
+        ({"dropout": 1.0}, "model.dropout is 1.0; it must be at least 0 and below 1"),
+        ({"num_heads": 5}, "model.d_model 384 is not a multiple of model.num_heads 5"),
+    ],
+)
+def test_values_are_checked(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        build("compressive_transformer", vocab_size=8, **fields)
+
+
+def test_cutoffs_are_few() -> None:
+    with pytest.raises(UserError, match=r"^model.cutoffs has 101 ids; give at most 100$"):
+        build("transformer_xl", vocab_size=200, head="adaptive", cutoffs=list(range(1, 102)))
