@@ -15,9 +15,10 @@ from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, World, job
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import EvaluateOptions, describe_dynamic, own_tokens, score, write_json
+from waveform.runs.scoring import EvaluateOptions, describe_dynamic, own_tokens, score
 from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
+from waveform.system.output import write_json
 
 
 def evaluate(

@@ -1,6 +1,5 @@
 """`python -m recipes sweep`: one run at several sizes of compressed memory (Rae et al. 2019, Tables 8 and 9)."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,10 @@ from recipes.metrics import UNITS
 from recipes.text import load
 from recipes.verbs.evaluate import measure
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
-from waveform.runs.scoring import EvaluateOptions, write_json
-from waveform.system.atomic import require_writable, write_file
+from waveform.runs.scoring import EvaluateOptions
+from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
+from waveform.system.output import write_json, write_png
 
 
 def sizes_from(text: str) -> list[int]:
@@ -87,13 +87,11 @@ def save_plot(path: Path, entries: Sequence[dict[str, Any]]) -> None:
     from matplotlib.figure import Figure
 
     headline = entries[0]["headline"]
-    figure = Figure(figsize=(6, 4), layout="constrained")
+    figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.plot([entry["compressed"] for entry in entries], [entry[headline] for entry in entries], marker="o")
     axes.set_xlabel("slots of compressed memory at evaluation")
     axes.set_ylabel(UNITS[headline])
     axes.set_title(_trained_with(entries), fontsize="medium")
     axes.grid(alpha=0.3)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=150)
-    write_file(path, content.getvalue())
+    write_png(path, figure)

@@ -17,9 +17,9 @@ from waveform.engine.interface import optional_parts
 from waveform.engine.token_set import TokenSet
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import write_json
 from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
+from waveform.system.output import write_json
 from waveform.system.progress import Progress
 
 DEFAULT_TOKENS = 200_000

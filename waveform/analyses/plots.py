@@ -1,12 +1,11 @@
 """Draws the figures of an analysis, on matplotlib's Agg canvas without pyplot: no display, no shared state."""
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from waveform.system.atomic import explain_write_errors, write_file
+from waveform.system.output import write_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,11 +39,7 @@ def save_analysis(path: Path, figures: dict[str, Any]) -> None:
     _draw_nats(below[0], figures)
     _draw_gains(below[1], figures)
     _draw_speed(below[2], figures)
-    content = io.BytesIO()
-    figure.savefig(content, format="png")
-    with explain_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, content.getvalue())
+    write_png(path, figure)
 
 
 def _titled(axes: "Axes", title: str, *, absent: str | None = None) -> bool:

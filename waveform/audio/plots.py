@@ -3,7 +3,6 @@
 They are drawn on matplotlib's Agg canvas without pyplot, so that nothing depends on a display or on another figure.
 """
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from waveform.audio import SAMPLE_RATE_HZ
-from waveform.system.atomic import explain_write_errors, write_file
+from waveform.system.output import write_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -110,11 +109,7 @@ def save_demo_panel(
         bar.ax.tick_params(labelsize=9)
     if curves:
         _draw_curves(figure.add_subplot(grid[len(clips), :]), curves)
-    content = io.BytesIO()
-    figure.savefig(content, format="png")
-    with explain_write_errors(Path(path)):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_file(Path(path), content.getvalue())
+    write_png(path, figure)
 
 
 def _draw_waveform(axes: "Axes", samples: np.ndarray, *, limit: float) -> None:

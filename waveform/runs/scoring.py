@@ -1,6 +1,5 @@
 """NLL of a trained run on a token set, of any modality, and what every report of it contains."""
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
 from waveform.runs.folder import CONFIG_FILE
 from waveform.runs.opened import TrainedRun
-from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
@@ -131,12 +129,3 @@ def unigram_nats(run: TrainedRun, tokens: TokenSet) -> float | None:
     if not is_dataset(folder):
         return None
     return unigram_nll(read_dataset(folder).open_split("train").counts, tokens.counts)
-
-
-def write_json(path: Path | str | None, content: Any) -> None:
-    """Write `content` as indented JSON, in a new folder if need be; does nothing for None."""
-    if path is not None:
-        path = Path(path)
-        with explain_write_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, (json.dumps(content, indent=1) + "\n").encode())

@@ -27,13 +27,13 @@ from waveform.engine.trainer import RunContext, Trainer
 from waveform.models.registry import model_class, model_names
 from waveform.ranks.distributed import World, choose_device
 from waveform.runs.configured_model import model_from, num_parameters, window_of
-from waveform.runs.scoring import write_json
 from waveform.runs.settings import typed
 from waveform.speech import SpeechTrainConfig, compose_config
 from waveform.system.atomic import require_writable
 from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.machine import describe_machine, resident_bytes
+from waveform.system.output import write_json
 from waveform.system.progress import Progress
 
 PRESETS = ("small", "speech_paper")

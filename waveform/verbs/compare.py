@@ -16,11 +16,12 @@ from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
 from waveform.engine.sampler import SamplingConfig, sampling_loop
-from waveform.runs.scoring import score, unigram_nats, write_json
+from waveform.runs.scoring import score, unigram_nats
 from waveform.speech import Run, load
 from waveform.system.atomic import require_writable
 from waveform.system.console import table
 from waveform.system.errors import UserError
+from waveform.system.output import write_json
 from waveform.verbs.evaluate import describe, test_tokens
 
 _BASELINE = "wavenet"

@@ -15,6 +15,7 @@ from waveform.runs.settings import typed
 from waveform.speech import Run, load, open_data
 from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
+from waveform.system.output import write_json
 
 
 def evaluate(
@@ -57,7 +58,7 @@ def evaluate(
                 f"dynamic, {apart['optimiser']} at {apart['lr']:g}: {learned.nats_per_token:.4f} nats = "
                 f"{learned.bits_per_token:.4f} bits per sample ({apart['difference_to_plain_nats']:+.4f} nats)"
             )
-    scoring.write_json(json_file, figures)
+    write_json(json_file, figures)
     return figures
 
 

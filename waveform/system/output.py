@@ -1,0 +1,30 @@
+"""Files that a user named on the command line, written in one step and in a new folder if need be: JSON and PNG."""
+
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from waveform.system.atomic import explain_write_errors, write_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def write_json(path: Path | str | None, content: Any) -> None:
+    """Write `content` as indented JSON; does nothing for None. Raises UserError if it cannot be written."""
+    if path is not None:
+        _write(Path(path), (json.dumps(content, indent=1) + "\n").encode())
+
+
+def write_png(path: Path | str, figure: "Figure") -> None:
+    """Write a picture as PNG. Raises UserError if it cannot be written."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    _write(Path(path), content.getvalue())
+
+
+def _write(path: Path, content: bytes) -> None:
+    with explain_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, content)
