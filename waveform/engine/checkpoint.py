@@ -10,17 +10,18 @@ links, so that a run from an untrusted place makes nobody read what lies elsewhe
 
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -36,7 +37,6 @@ CHECKPOINTS_DIR = "checkpoints"
 _COMPLETE = "complete.json"
 # Raise it whenever an older waveform would read a checkpoint wrongly. Until there was a number it was 1.
 FORMAT = 1
-_MOST_RANKS = 1 << 16
 _MODEL, _OPTIMISER, _PROGRESS = "model.safetensors", "optimiser.safetensors", "progress.json"
 
 
@@ -44,13 +44,31 @@ class OtherFormat(UserError):
     """A checkpoint of another version of waveform: older ones must not be taken in its place, nor it be replaced."""
 
 
+class TrainingProgress(msgspec.Struct, kw_only=True):
+    """How far training is: what `progress.json` holds besides what results depend on (`Checkpoint.conditions`)."""
+
+    step: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    num_ranks: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+    seconds: Annotated[float, msgspec.Meta(ge=0, lt=1e12)]  # spent on training itself
+    tokens_seen: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    cursor: dict[str, Any]  # of the stream
+    skipped: tuple[int, int] = (0, 0)  # steps in all, and consecutive ones up to this one
+    since_log: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # what `TrainLog` has summed
+    evaluation_due: bool = False  # at this step, and not done yet
+    run: Any = None  # the settings that the run was trained with; older versions did not record them
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint folder that is whole."""
+    """One checkpoint folder that is complete."""
 
     folder: Path
-    step: int
-    progress: dict[str, Any]
+    progress: TrainingProgress
+    conditions: dict[str, Any]  # what must be the same to resume bit for bit, and what this version does not know
+
+    @property
+    def step(self) -> int:
+        return self.progress.step
 
     def model_weights(self) -> dict[str, Tensor]:
         """The model's state dict, on the CPU."""
@@ -117,48 +135,23 @@ def _gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]
 def save(
     run_dir: Path,
     *,
-    step: int,
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
     state: State,
-    progress: dict[str, Any],
+    progress: TrainingProgress,
+    conditions: dict[str, Any],
     world: World,
     keep: int,
 ) -> None:
     """Write checkpoints/step_N under a temporary name, sync, rename; then drop all but the newest `keep`.
 
-    Every rank calls this at the same step; rank r writes its random numbers and its rows' state. `progress` is plain
-    JSON. What is sharded is gathered, so that a checkpoint does not depend on it. Raises UserError where the disk is
-    full; older checkpoints stay as they are, and what was written of this one is removed.
+    Every rank calls this at the same step; rank r writes its random numbers and its rows' state. What is sharded is
+    gathered, so that a checkpoint does not depend on it. Raises UserError if the disk is full; older checkpoints stay
+    as they are, and what was written of this one is removed.
     """
-    try:
-        _save(
-            run_dir, step=step, model=model, optimiser=optimiser, state=state, progress=progress, world=world, keep=keep
-        )
-    except BaseException:
-        if world.is_first:
-            shutil.rmtree(_partial(run_dir, step), ignore_errors=True)
-        raise
-
-
-def _partial(run_dir: Path, step: int) -> Path:
-    return run_dir / CHECKPOINTS_DIR / f".step_{step:08d}.partial"
-
-
-def _save(
-    run_dir: Path,
-    *,
-    step: int,
-    model: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    state: State,
-    progress: dict[str, Any],
-    world: World,
-    keep: int,
-) -> None:
     parent = run_dir / CHECKPOINTS_DIR
-    final, partial = parent / f"step_{step:08d}", _partial(run_dir, step)
-    with explain_write_errors(partial):
+    final, partial = parent / f"step_{progress.step:08d}", parent / f".step_{progress.step:08d}.partial"
+    with explain_write_errors(partial), _removed_on_error(partial, world):
         if world.is_first:
             parent.mkdir(parents=True, exist_ok=True)
             _clear_leftovers(parent)
@@ -174,10 +167,8 @@ def _save(
         if world.is_first:
             _write_tensors(partial / _MODEL, weights)
             _write_tensors(partial / _OPTIMISER, optimiser_tensors)
-            write_file(
-                partial / _PROGRESS,
-                json.dumps({"format": FORMAT, **progress, "step": step, "num_ranks": world.size}).encode(),
-            )
+            content = {"format": FORMAT, **msgspec.to_builtins(progress), **conditions}
+            write_file(partial / _PROGRESS, json.dumps(content).encode())
         world.barrier()
         if world.is_first:
             digests = {path.name: _digest(path) for path in sorted(partial.iterdir())}
@@ -185,13 +176,23 @@ def _save(
             sync(partial)
             # What has this step or a later one was damaged, or this run would not have come from before it.
             for stale in parent.glob("step_*"):
-                if _step(stale) is not None and (_step(stale) or 0) >= step:
+                if _step(stale) is not None and (_step(stale) or 0) >= progress.step:
                     _remove(stale)
             os.replace(partial, final)
             sync(parent)
             for old in _folders(run_dir)[keep:]:
                 _remove(old)
     world.barrier()
+
+
+@contextmanager
+def _removed_on_error(partial: Path, world: World) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if world.is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def tidy(run_dir: Path, *, found: Checkpoint | None, keep: int) -> None:
@@ -249,18 +250,12 @@ def _open(folder: Path) -> Checkpoint:
         for name, digest in digests.items():
             if _digest(folder / name) != digest:
                 raise UserError(f"{folder / name} is damaged or cut short, or {folder / _COMPLETE} is")
-        progress = _read_json(folder / _PROGRESS)
-        if isinstance(progress, dict) and progress.get("format", 1) != FORMAT:
-            raise OtherFormat(
-                f"{folder} has format {progress['format']!r}, and this waveform reads format {FORMAT}; use the version "
-                "of waveform that wrote it, or another run folder"
-            )
-        progress = _checked_progress(progress, folder)
-        ranks = [f"rank_{rank}.safetensors" for rank in range(progress["num_ranks"])]
+        progress, conditions = _read_progress(folder)
+        ranks = [f"rank_{rank}.safetensors" for rank in range(progress.num_ranks)]
         for name in (_MODEL, _OPTIMISER, _PROGRESS, *ranks):
             if name not in digests:
                 raise UserError(f"{folder / _COMPLETE} is damaged (it lacks {name})")
-        return Checkpoint(folder, progress["step"], progress)
+        return Checkpoint(folder, progress, conditions)
     except FileNotFoundError as error:
         doubt = "" if error.filename == str(folder / _COMPLETE) else f", or {folder / _COMPLETE} is damaged"
         raise UserError(f"{error.filename} is missing{doubt}") from error
@@ -268,29 +263,22 @@ def _open(folder: Path) -> Checkpoint:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
-def _checked_progress(progress: Any, folder: Path) -> dict[str, Any]:
-    """What `Trainer` and `open_run` rely on. Raises UserError for content that `save` did not write."""
-
-    def whole_number(value: Any, least: int) -> bool:
-        return type(value) is int and least <= value < 1 << 62
-
-    def list_of(value: Any, length: int, kind: type) -> bool:
-        return isinstance(value, list) and len(value) == length and all(type(each) is kind for each in value)
-
-    if (
-        not isinstance(progress, dict)
-        or progress.get("step") != _step(folder)
-        or not whole_number(progress.get("num_ranks"), 1)
-        or progress["num_ranks"] > _MOST_RANKS
-        or not whole_number(progress.get("tokens_seen"), 0)
-        or type(progress.get("seconds")) not in (int, float)
-        or not 0 <= progress["seconds"] < math.inf
-        or not isinstance(progress.get("cursor"), dict)
-        or not list_of(progress.get("skipped", [0, 0]), 2, int)
-        or not list_of(progress.get("since_log", [0.0] * 4), 4, float)
-    ):
-        raise UserError(f"{folder / _PROGRESS} is no progress of a checkpoint")
-    return progress
+def _read_progress(folder: Path) -> tuple[TrainingProgress, dict[str, Any]]:
+    """The progress, and the rest of the file. Raises UserError for content that `save` did not write."""
+    content = _read_json(folder / _PROGRESS)
+    if isinstance(content, dict) and content.get("format", 1) != FORMAT:
+        raise OtherFormat(
+            f"{folder} has format {content['format']!r}, and this waveform reads format {FORMAT}; use the version of "
+            "waveform that wrote it, or another run folder"
+        )
+    try:
+        progress = msgspec.convert(content, TrainingProgress)
+        if progress.step != _step(folder):
+            raise ValueError(f"it is of step {progress.step}")
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{folder / _PROGRESS} is not the progress of this checkpoint ({error})") from error
+    fields = {"format", *TrainingProgress.__struct_fields__}
+    return progress, {key: value for key, value in content.items() if key not in fields}
 
 
 def newest(run_dir: Path) -> Checkpoint | None:
@@ -336,7 +324,7 @@ def restore(
 
 def _restore_rows(checkpoint: Checkpoint, *, fresh: State, world: World) -> State:
     """The state of this rank's rows; restores its random numbers."""
-    num_ranks = int(checkpoint.progress["num_ranks"])
+    num_ranks = checkpoint.progress.num_ranks
     same = num_ranks == world.size
     ranks = [world.rank] if same else list(range(num_ranks))
     parts = [_read_tensors(checkpoint.folder / f"rank_{rank}.safetensors") for rank in ranks]

@@ -3,7 +3,9 @@
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from waveform.engine.shards import Shard
 from waveform.engine.token_set import TokenSet
@@ -20,7 +22,7 @@ class Dataset:
     """What `dataset.json` says."""
 
     folder: Path
-    vocab_size: int
+    vocab_size: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
     modality: dict[str, Any]  # how tokens were made: {"kind": "audio", "sample_rate_hz": 24000, ...}
     splits: dict[str, list[str]]  # split name -> shard files relative to the folder
     sources: dict[str, Any]  # whatever the preparing program needs to bring the data up to date
@@ -76,16 +78,7 @@ def read_dataset(folder: Path) -> Dataset:
         if content["format"] != _FORMAT:
             raise UserError(f"{path} has format {content['format']!r}, not {_FORMAT}; {again}")
         check_signed(content)
-        if type(content["vocab_size"]) is not int or not 0 < content["vocab_size"] < 1 << 31:
-            raise ValueError(f"a vocabulary of {content['vocab_size']!r}")
-        dataset = Dataset(
-            folder=folder,
-            vocab_size=content["vocab_size"],
-            modality=dict(content["modality"]),
-            splits={split: list(names) for split, names in content["splits"].items()},
-            sources=dict(content["sources"]),
-            digests=dict(content["digests"]),
-        )
+        dataset = msgspec.convert({**content, "folder": folder}, Dataset)
         for name in [name for names in dataset.splits.values() for name in names]:
             if not _lies_within(name):
                 raise ValueError(f"it names the file {name!r}, which is none of its folder's")

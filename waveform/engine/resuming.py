@@ -7,9 +7,6 @@ from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
 from waveform.system.machine import cpu_name
 
-_KEYS = {"format", "step", "num_ranks", "seconds", "tokens_seen", "cursor", "skipped", "evaluation_due", "since_log",
-         "run"}  # fmt: skip
-
 
 def conditions(config: TrainConfig, world: World) -> dict[str, str | int]:
     """What must be the same for a resumed run to be bit-identical (law 7), besides the number of ranks."""
@@ -28,11 +25,11 @@ def conditions(config: TrainConfig, world: World) -> dict[str, str | int]:
 def notes(found: Checkpoint, now: dict[str, str | int]) -> list[str]:
     """A line for what of a checkpoint is not understood, and for each of the `conditions` that has changed."""
     lines = []
-    unknown = sorted(found.progress.keys() - _KEYS - now.keys())
+    unknown = sorted(found.conditions.keys() - now.keys())
     if unknown:
         lines.append(f"{found.folder} also has {', '.join(unknown)}, which this version ignores")
     for name, value in now.items():
-        then = found.progress.get(name, value)  # an older checkpoint does not have it
+        then = found.conditions.get(name, value)  # an older checkpoint does not have it
         if then != value:
             lines.append(f"saved with {name}={then}, resumed with {value}: results will no longer be bit-identical")
     return lines

@@ -19,12 +19,12 @@ import os
 import struct
 import weakref
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 import torch
 
@@ -53,6 +53,15 @@ class Utterance:
     start: int  # tokens
     length: int  # tokens
     digest: str  # BLAKE2b-128 of its tokens, hex
+
+
+class _Index(msgspec.Struct):
+    """The JSON at the end of a shard."""
+
+    dtype: Literal["uint8", "uint16", "int32"]
+    vocab_size: Annotated[int, msgspec.Meta(ge=0)]
+    counts: list[int]  # of each token
+    utterances: list[tuple[str, Annotated[int, msgspec.Meta(ge=0)], str]]  # name, length, digest
 
 
 class ShardWriter:
@@ -182,22 +191,20 @@ class Shard:
             raise UserError(f"{path} is damaged (the index's checksum differs); prepare the data again")
         self.digest = digest.hex()  # of the index, and so of all that it holds digests of
         try:
-            self._read_index(json.loads(raw_index), payload_bytes)
-        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+            self._read_index(msgspec.convert(json.loads(raw_index), _Index), payload_bytes)
+        except (ValueError, RecursionError, OverflowError) as error:
             raise UserError(f"{path} holds no index of a shard ({error}); prepare the data again") from error
 
-    def _read_index(self, index: Mapping[str, Any], payload_bytes: int) -> None:
+    def _read_index(self, index: _Index, payload_bytes: int) -> None:
         """Take over an index, which a checksum shows to be whole but not to come from `ShardWriter`."""
-        self.vocab_size: int = index["vocab_size"]
-        dtype = np.dtype(_DTYPES[index["dtype"]])
-        self.counts = np.asarray(index["counts"], dtype=np.int64)
-        if type(self.vocab_size) is not int or self.counts.shape != (self.vocab_size,):
-            raise ValueError(f"a vocabulary of {self.vocab_size!r}, and counts of {self.counts.size} tokens")
+        self.vocab_size = index.vocab_size
+        dtype = np.dtype(_DTYPES[index.dtype])
+        self.counts = np.asarray(index.counts, dtype=np.int64)
+        if len(self.counts) != self.vocab_size:
+            raise ValueError(f"a vocabulary of {self.vocab_size!r}, and counts of {len(self.counts)} tokens")
         self.utterances: list[Utterance] = []
         start = 0
-        for name, length, digest in index["utterances"]:
-            if type(name) is not str or type(length) is not int or length < 0 or type(digest) is not str:
-                raise ValueError(f"an utterance {name!r} of length {length!r}")
+        for name, length, digest in index.utterances:
             self.utterances.append(Utterance(name, start, length, digest))
             start += length
         if start * dtype.itemsize != payload_bytes or self.counts.sum() != start:

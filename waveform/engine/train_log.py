@@ -38,9 +38,10 @@ class TrainLog:
         """Count the sums of this rank that `Trainer.update` returns."""
         self._sums += sums.to(self._sums.device)
 
-    def over_ranks(self) -> list[float]:
+    def over_ranks(self) -> tuple[float, float, float, float]:
         """The sums since the last record, over all ranks."""
-        return self._world.sum_(self._sums.clone()).tolist()
+        nats, num_tokens, aux, num_row_windows = self._world.sum_(self._sums.clone()).tolist()
+        return nats, num_tokens, aux, num_row_windows
 
     def write_train(
         self, *, step: int, seconds: float, tokens_seen: int, norms: Mapping[str, Tensor], **values: Any

@@ -181,12 +181,12 @@ class Trainer:
         progress = found.progress
         self.resumed_from = found
         self.step = self._saved_step = found.step
-        self.seconds, self.tokens_seen = float(progress["seconds"]), int(progress["tokens_seen"])
-        self.finite.skipped, self.finite.skipped_in_row = progress.get("skipped", (0, 0))
-        self.stream.seek(progress["cursor"])
-        self._evaluation_due = bool(progress.get("evaluation_due"))
-        if self.world.is_first and "since_log" in progress:
-            self._log.add(torch.tensor(progress["since_log"], dtype=torch.float64))
+        self.seconds, self.tokens_seen = progress.seconds, progress.tokens_seen
+        self.finite.skipped, self.finite.skipped_in_row = progress.skipped
+        self.stream.seek(progress.cursor)
+        self._evaluation_due = progress.evaluation_due
+        if self.world.is_first:
+            self._log.add(torch.tensor(progress.since_log, dtype=torch.float64))
         if self._show_progress:
             for note in notes(found, conditions(self.config, self.world)):
                 print(f"note: {note}", file=sys.stderr)
@@ -199,20 +199,21 @@ class Trainer:
         self._require_run_folder()
         checkpoint.save(
             self._context.run_dir,
-            step=self.step,
             model=self.module,
             optimiser=self.optimiser,
             state=self.state,
-            progress={
-                "seconds": self.seconds,
-                "tokens_seen": self.tokens_seen,
-                "cursor": self.stream.cursor(),
-                "skipped": [self.finite.skipped, self.finite.skipped_in_row],
-                "since_log": self._log.over_ranks(),
-                "evaluation_due": self._evaluation_due,
-                **({} if self._context.record is None else {"run": self._context.record}),
-                **conditions(self.config, self.world),
-            },
+            progress=checkpoint.TrainingProgress(
+                step=self.step,
+                num_ranks=self.world.size,
+                seconds=self.seconds,
+                tokens_seen=self.tokens_seen,
+                cursor=self.stream.cursor(),
+                skipped=(self.finite.skipped, self.finite.skipped_in_row),
+                since_log=self._log.over_ranks(),
+                evaluation_due=self._evaluation_due,
+                run=self._context.record,
+            ),
+            conditions=conditions(self.config, self.world),
             world=self.world,
             keep=self.config.keep_checkpoints,
         )

@@ -113,7 +113,7 @@ def comparable(config: dict[str, Any]) -> dict[str, Any]:
 
 def check_recorded(run_dir: Path, config: dict[str, Any], found: Checkpoint) -> None:
     """Raises UserError if `config` is not the one that the checkpoint was trained with."""
-    recorded = found.progress.get("run")
+    recorded = found.progress.run
     if recorded is None:  # of an older version
         return
     asked = comparable(config)

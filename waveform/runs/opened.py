@@ -78,8 +78,8 @@ def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: 
         config=config,
         model=model.to(device),
         step=found.step,
-        train_seconds=float(found.progress["seconds"]),
-        tokens_seen=int(found.progress["tokens_seen"]),
+        train_seconds=found.progress.seconds,
+        tokens_seen=found.progress.tokens_seen,
     )
 
 
