@@ -9,18 +9,12 @@ from torch import Tensor
 
 from tests.engine.training import small_trainer
 from tests.laws import VOCAB_SIZE as V
-from waveform.benchmarks.measure import (
-    Limits,
-    bytes_read_by_step,
-    counted_flops,
-    fill_memories,
-    forward_flops,
-    measure_sampling,
-    measure_training,
-    model_flops,
-    spread,
-    updates_needed,
-)
+from waveform.benchmarks.flops import counted_flops, forward_flops, model_flops
+from waveform.benchmarks.limits import Limits
+from waveform.benchmarks.reads import bytes_read_by_step
+from waveform.benchmarks.sampling import measure_sampling
+from waveform.benchmarks.timing import spread
+from waveform.benchmarks.training import fill_memories, measure_training, updates_needed
 from waveform.decoding.cached import CachedDecoder
 from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.token_set import TokenSet

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from waveform.audio.corpus.speed import measure_preparation
+from waveform.benchmarks import child
+from waveform.benchmarks.child import Job, run_in_child
+from waveform.benchmarks.preparation import measure_preparation
 from waveform.cli import main
 from waveform.verbs import bench as verb
-from waveform.verbs.bench import _run_in_child as run_in_child
 
 TINY = ["--model", "wavenet", "--preset", "demo", "model.num_stacks=1", "model.layers_per_stack=3", "train.chunk=64"]
 
@@ -18,12 +19,14 @@ TINY = ["--model", "wavenet", "--preset", "demo", "model.num_stacks=1", "model.l
 def test_the_figures_are_there_and_sane(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(job: dict[str, Any]) -> dict[str, Any]:  # starting a process for each would take most of the time
-        if job["kind"] == "model":
+    def run(job: Job) -> dict[str, Any]:  # starting a process for each would take most of the time
+        if "config" in job.arguments:
             return run_in_child(job)
-        return measure_preparation(job["minutes"], num_channels=job["channels"])
+        scratch = tmp_path / job.title
+        scratch.mkdir()
+        return measure_preparation(**job.arguments, scratch=scratch)
 
-    monkeypatch.setattr(verb, "_run_in_child", run)
+    monkeypatch.setattr(verb, "run_in_child", run)
     file = tmp_path / "bench.json"
     command = ["bench", "--device", "cpu", "--audio-minutes", "0.1", "--json", str(file), "--batch-size", "2", *TINY]
     assert main(command) == 0
@@ -79,7 +82,7 @@ def one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_mistake_is_one_line_before_any_work(
     arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verb, "_run_in_child", lambda job: pytest.fail("work began"))
+    monkeypatch.setattr(verb, "run_in_child", lambda job: pytest.fail("work began"))
     assert expected in one_line(arguments, capsys)
 
 
@@ -91,7 +94,7 @@ def test_cuda_without_a_gpu_is_one_line(capsys: pytest.CaptureFixture[str], monk
 def test_what_fails_is_named_and_the_rest_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verb, "_CHILD", "raise MemoryError('no room')")
+    monkeypatch.setattr(child, "_CHILD", "raise MemoryError('no room')")
     file = tmp_path / "bench.json"
     assert main(["bench", "--device", "cpu", "--audio-minutes", "0", "--json", str(file), *TINY]) == 2
     assert "1 of 1 measurements failed, the first with: MemoryError: no room" in capsys.readouterr().err

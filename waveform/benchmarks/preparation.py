@@ -1,30 +1,28 @@
-"""Measures how fast `prepare` works on synthesised FLAC, beside decoding alone and resampling alone."""
+"""Measures how fast `prepare` works on synthesised FLAC, against decoding alone and resampling alone."""
 
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import soundfile
 import torch
 
 from waveform.audio import SAMPLE_RATE_HZ, mulaw
 from waveform.audio.corpus.prepare import DataConfig, prepare
 from waveform.audio.corpus.workers import one_torch_thread
+from waveform.audio.flac import decode_flac, write_flac
 from waveform.audio.resample import resample_blocks
-from waveform.benchmarks.measure import spread
+from waveform.benchmarks.timing import spread
 from waveform.system.machine import peak_resident_bytes, resident_bytes
 
 RATE_HZ = 44_100
 FILE_S = 15
 _REPEATS = 3
-_DECODED_VALUES = 1 << 20  # at a time
 
 
 def synthesise(seconds: int, *, seed: int, num_channels: int) -> np.ndarray:
-    """Sound that is about as hard to decode as speech: float32 [n, channels] at RATE_HZ.
+    """Audio about as hard to decode as speech: float32 [n, channels] at RATE_HZ.
 
     Syllables, four a second, of harmonics under a falling spectrum, with pauses, over noise at -60 dBFS.
     """
@@ -40,22 +38,22 @@ def synthesise(seconds: int, *, seed: int, num_channels: int) -> np.ndarray:
     return np.stack([mono, *[other] * (num_channels - 1)], axis=1)
 
 
-def measure_preparation(minutes: float, *, num_channels: int) -> dict[str, Any]:
+def measure_preparation(minutes: float, *, num_channels: int, scratch: Path) -> dict[str, Any]:
     """Speed of preparing `minutes` of 16-bit 44.1 kHz FLAC in files of 15 s with one worker, in x real time.
 
-    The limit is the time of decoding the files and of resampling as much sound, each alone, in turn with the
-    preparations. Loading torchaudio is not counted.
+    The limit is the time that decoding the files and resampling as much audio take alone, measured by turns with the
+    preparations. Loading torchaudio is not counted. scratch: an empty folder.
     """
-    num_files = max(3, round(minutes * 60 / FILE_S))  # one for each split at least
+    num_files = max(3, round(minutes * 60 / FILE_S))  # at least one for each split
     audio_s = num_files * FILE_S
     before = resident_bytes()
-    with tempfile.TemporaryDirectory(prefix="waveform-bench-") as scratch, one_torch_thread():
-        folder = Path(scratch) / "audio"
+    with one_torch_thread():
+        folder = scratch / "audio"
         for i in range(num_files):
-            place = folder / ("train", "valid", "test")[i if i < 3 else 0]
-            place.mkdir(parents=True, exist_ok=True)
+            split_dir = folder / ("train", "valid", "test")[i if i < 3 else 0]
+            split_dir.mkdir(parents=True, exist_ok=True)
             sound = synthesise(FILE_S, seed=i, num_channels=num_channels)
-            soundfile.write(place / f"{i:05}.flac", sound, RATE_HZ)
+            write_flac(split_dir / f"{i:05}.flac", sound, sample_rate_hz=RATE_HZ)
         mono = sound[:, 0].copy()
         paths = sorted(folder.rglob("*.flac"))
         config = DataConfig(num_workers=1)
@@ -63,7 +61,7 @@ def measure_preparation(minutes: float, *, num_channels: int) -> dict[str, Any]:
         mulaw.decode(torch.zeros(1, dtype=torch.uint8))  # makes the table
         total, decode, resample = [], [], []
         for i in range(_REPEATS):
-            total.append(_times_real(audio_s, _preparation(folder, Path(scratch) / f"data{i}", config)))
+            total.append(_times_real(audio_s, _preparation(folder, scratch / f"data{i}", config)))
             decode.append(_times_real(audio_s, lambda: _decode(paths)))
             resample.append(_times_real(FILE_S, lambda: _resample(mono)))
     speed, decoding, resampling = spread(total), spread(decode), spread(resample)
@@ -100,10 +98,7 @@ def _preparation(folder: Path, data_dir: Path, config: DataConfig) -> Callable[[
 
 def _decode(paths: list[Path]) -> None:
     for path in paths:
-        with soundfile.SoundFile(path) as file:
-            block = np.empty((_DECODED_VALUES // file.channels, file.channels), dtype=np.float32)
-            while len(file.read(out=block, dtype="float32")):
-                pass
+        decode_flac(path)
 
 
 def _resample(mono: np.ndarray) -> None:

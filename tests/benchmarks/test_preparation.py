@@ -1,14 +1,16 @@
 """The benchmark of preparing."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from waveform.audio.corpus.speed import measure_preparation, synthesise
+from waveform.benchmarks.preparation import measure_preparation, synthesise
 
 
 @pytest.mark.parametrize("num_channels", [1, 2])
-def test_preparation_is_measured_beside_its_limit(num_channels: int) -> None:
-    figures = measure_preparation(0.1, num_channels=num_channels)
+def test_preparation_is_measured_with_its_limit(num_channels: int, tmp_path: Path) -> None:
+    figures = measure_preparation(0.1, num_channels=num_channels, scratch=tmp_path)
     assert (figures["channels"], figures["files"], figures["audio_seconds"]) == (num_channels, 3, 45)
     parts = [figures["decode_times_real_time"]["median"], figures["resample_times_real_time"]["median"]]
     assert figures["limit_times_real_time"] == pytest.approx(1 / sum(1 / part for part in parts))

@@ -1,0 +1,21 @@
+"""Writes and decodes FLAC by the library alone, without checks or another process: for benchmarks of preparing."""
+
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+_DECODED_VALUES = 1 << 20  # at a time
+
+
+def write_flac(path: Path, samples: np.ndarray, *, sample_rate_hz: int) -> None:
+    """Write float32 samples [n, channels] in 16 bits."""
+    soundfile.write(path, samples, sample_rate_hz)
+
+
+def decode_flac(path: Path) -> None:
+    """Decode a file and drop what it contains."""
+    with soundfile.SoundFile(path) as file:
+        block = np.empty((_DECODED_VALUES // file.channels, file.channels), dtype=np.float32)
+        while len(file.read(out=block, dtype="float32")):
+            pass

@@ -1,0 +1,81 @@
+"""Measures one model: trains and samples it on random tokens."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from waveform.benchmarks.sampling import measure_sampling
+from waveform.benchmarks.training import measure_training, updates_needed
+from waveform.engine.shards import Shard, ShardWriter
+from waveform.engine.token_set import TokenSet
+from waveform.engine.train_config import TrainConfig
+from waveform.engine.trainer import RunContext, Trainer
+from waveform.ranks.distributed import World
+from waveform.runs.configured_model import model_from, num_parameters, window_of
+from waveform.runs.settings import typed
+from waveform.system.machine import resident_bytes
+
+VOCAB_SIZE = 256
+_STREAMS = {"cpu": (1, 4), "cuda": (1, 64)}  # sampled side by side
+
+
+def measure_model(config: dict[str, Any], *, preset: str, scratch: Path) -> dict[str, Any]:
+    """Train and sample one model on random tokens in `scratch`, an empty folder; return its figures.
+
+    For a fresh process: peak memory counts everything that the process ever held.
+    """
+    imports_bytes = resident_bytes()
+    train_config: TrainConfig = typed(TrainConfig, config["train"], section="train")
+    device = torch.device(train_config.device or "cpu")
+    torch.manual_seed(config["seed"])
+    window = window_of(config)
+    tokens = _random_tokens(scratch, num_rows=train_config.batch_size, length=updates_needed() * train_config.chunk)
+    model = model_from({**config, "dataset": {"vocab_size": VOCAB_SIZE}})
+    trainer = Trainer(
+        model,
+        train_config,
+        train=tokens,
+        valid=tokens,
+        window=window,
+        seed=config["seed"],
+        context=RunContext(scratch, World(device=device), show_progress=False),
+    )
+    training = measure_training(trainer, window=window, vocab_size=VOCAB_SIZE)
+    peak_bytes = training.pop("peak_bytes")
+    trainer.module.eval().requires_grad_(False)
+    sampling = measure_sampling(
+        model, trainer.state, window=window, vocab_size=VOCAB_SIZE, stream_counts=_STREAMS[device.type]
+    )
+    autocast = train_config.autocast(device)
+    return {
+        "preset": preset,
+        "model": config["model"]["name"],
+        "num_parameters": num_parameters(model),
+        "batch_size": train_config.batch_size,
+        "window": window,
+        "chunk": train_config.chunk,
+        "precision": str(autocast or torch.float32).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "training": training,
+        "training_memory": {
+            "kind": "allocated on the GPU" if device.type == "cuda" else "resident",
+            "peak_bytes": peak_bytes,
+            "imports_bytes": 0 if device.type == "cuda" else imports_bytes,
+            "peak_without_imports_bytes": peak_bytes - (0 if device.type == "cuda" else imports_bytes),
+        },
+        "sampling": sampling,
+        "model_config": dict(config["model"]),
+    }
+
+
+def _random_tokens(folder: Path, *, num_rows: int, length: int) -> TokenSet:
+    """One utterance per row, so that no row's state resets while it is read."""
+    path = folder / "random.shard"
+    rng = np.random.default_rng(0)
+    with ShardWriter(path, vocab_size=VOCAB_SIZE) as writer:
+        for row in range(num_rows):
+            writer.begin(str(row))
+            writer.append(rng.integers(VOCAB_SIZE, size=length, dtype=np.uint8))
+    return TokenSet([Shard(path)], vocab_size=VOCAB_SIZE)

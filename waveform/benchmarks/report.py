@@ -1,0 +1,90 @@
+"""The figures of `waveform bench` as tables for a terminal."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from waveform.audio import SAMPLE_RATE_HZ
+from waveform.system.console import table
+
+
+def format_figures(content: dict[str, Any]) -> str:
+    """What `bench` returns, as tables for a terminal."""
+    machine = content["machine"]
+    hardware = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
+    lines = [f"{hardware}; torch {machine['torch']}, waveform {machine['waveform']}"]
+    measured = [figures for figures in content["models"] if "error" not in figures]
+    lines += ["", *table(["training", "", "", "samples/s (min to max)", "real time", "FLOP use", "peak memory"],
+                          [_training_row(figures) for figures in measured])]  # fmt: skip
+    lines += ["", *table(["sampling", "", "", "samples/s (min to max)", "real time", "of bound", "read a step"],
+                          list(_sampling_rows(measured)))]  # fmt: skip
+    prepared = [figures for figures in content["preparation"] if "error" not in figures]
+    if prepared:
+        header = ["preparation", "", "real time (min to max)", "of limit", "decode", "resample", "peak memory"]
+        lines += ["", *table(header, [_preparation_row(figures) for figures in prepared])]
+    lines += ["", *_legend(measured)]
+    return "\n".join(lines)
+
+
+def _training_row(figures: dict[str, Any]) -> list[str]:
+    training, memory = figures["training"], figures["training_memory"]
+    speed = training["tokens_per_second"]
+    return [
+        figures["preset"],
+        figures["model"],
+        f"{figures['num_parameters'] / 1e6:.1f} M x {figures['batch_size']}",
+        _with_range(speed),
+        f"{speed['median'] / SAMPLE_RATE_HZ:.3g} x",
+        f"{training['model_flop_utilisation']:.0%} of {training['matrix_flops_per_second']['median'] / 1e9:,.0f} G/s",
+        f"{memory['peak_bytes'] / 1e6:,.0f} MB",
+    ]
+
+
+def _sampling_rows(measured: list[dict[str, Any]]) -> Iterator[list[str]]:
+    for figures in measured:
+        for case in figures["sampling"]:
+            speed, share = case["samples_per_second"], case["share_of_bound"]
+            rate = case["memory_bytes_per_second"]["median"]
+            several = len({other["decoder"] for other in figures["sampling"]}) > 1
+            streams = f"{case['num_streams']} stream" + "s" * (case["num_streams"] > 1)
+            yield [
+                figures["preset"],
+                figures["model"],
+                f"{streams}, {case['decoder']}" if several else streams,
+                _with_range(speed),
+                f"{speed['median'] / SAMPLE_RATE_HZ:.3g} x",
+                "-" if share is None else f"{share:.0%} of {rate / 1e9:,.0f} GB/s",
+                "-" if case["bytes_per_step"] is None else f"{case['bytes_per_step'] / 1e6:,.1f} MB",
+            ]
+
+
+def _preparation_row(figures: dict[str, Any]) -> list[str]:
+    return [
+        f"{figures['audio_seconds'] / 60:g} min FLAC",
+        "mono" if figures["channels"] == 1 else "stereo",
+        _with_range(figures["times_real_time"]),
+        f"{figures['share_of_limit']:.0%} of {figures['limit_times_real_time']:,.0f} x",
+        f"{figures['decode_times_real_time']['median']:,.0f} x",
+        f"{figures['resample_times_real_time']['median']:,.0f} x",
+        f"{figures['peak_bytes'] / 1e6:,.0f} MB",
+    ]
+
+
+def _legend(measured: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "training: updates with full memories; M parameters x rows. FLOP use: model FLOPs (3 x a forward's, and once",
+        "those of auxiliary losses) over the rate of a large matrix product. sampling: with full memories. of bound:",
+        "weights and cache that a step reads, over memory's rate; above 100% they fit into the processor's cache.",
+        "Medians; min to max over repeats in turn with the limits. preparation: 44.1 kHz, one worker on one core.",
+    ]
+    if measured and all(not figures["training_memory"]["imports_bytes"] for figures in measured):
+        return [*lines, "peak memory: allocated on the GPU in training."]
+    imports = {f"{figures['training_memory']['imports_bytes'] / 1e6:,.0f}" for figures in measured[:1]}
+    return [*lines, *(f"peak memory: resident in training, some {size} MB of it the imports." for size in imports)]
+
+
+def _with_range(values: dict[str, float]) -> str:
+    return f"{_number(values['median'])} ({_number(values['min'])} to {_number(values['max'])})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,125 @@
+"""Measures sampling with full memories: speed, against the time that reading a step's bytes takes at least."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from waveform.benchmarks.limits import Limits
+from waveform.benchmarks.reads import bytes_read_by_step
+from waveform.benchmarks.timing import MAX_REPEATS, seconds, spread
+from waveform.engine.cuda_graph import GRAPH_STEPS, STEPS_TO_CAPTURE
+from waveform.engine.interface import (
+    Decoder,
+    DeviceDecoder,
+    SequenceModel,
+    State,
+    decoder,
+    map_state,
+    optional_parts,
+    take_rows,
+)
+from waveform.engine.sampler import BLOCK_STEPS, SamplingConfig, SamplingLoop, sampling_loop
+
+_STEPS_S = 0.3  # of sampling in one repeat
+_WARM_STEPS = {"cpu": 3, "cuda": STEPS_TO_CAPTURE}  # of a decoder, before it is timed
+
+
+def decoders(model: SequenceModel) -> Mapping[str, Callable[[State], Decoder]]:
+    """Every way in which `model` samples, by its name in the results; a further decoder is added here."""
+    ways: dict[str, Callable[[State], Decoder]] = {"exact": lambda state: decoder(model, state)}
+    if optional_parts(model).has_int8_decoder and next(iter(model.parameters())).device.type == "cpu":
+        ways["int8"] = lambda state: decoder(model, state, int8=True)
+    return ways
+
+
+@torch.inference_mode()
+def measure_sampling(
+    model: SequenceModel, state: State, *, window: int, vocab_size: int, stream_counts: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Time drawing tokens from every decoder of `model`, for each number of streams side by side.
+
+    state: with full memories, at the start of a window; every stream gets its first row. Steps are timed from the
+    middle of the window, where an average number of window slots is in use, and one step at its end, whose extra work
+    (compression, shifting memories) is spread over the window.
+    """
+    model_device = next(iter(model.parameters())).device
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randint(vocab_size, (1, window), generator=generator).to(model_device)
+    state = take_rows(state, [0])
+    midway = model.forward(inputs[:, : window // 2], state).state if window > 1 else state
+    near_end = model.forward(inputs[:, : window - 2], state).state if window > 2 else state
+    cases = [_Sampler(model, name, make, midway, n) for n in stream_counts for name, make in decoders(model).items()]
+    limits = Limits(model_device, dtype=torch.float32)
+    warm_steps = _WARM_STEPS[model_device.type]
+    room = (window // 2 - warm_steps - 3) // MAX_REPEATS  # so that no repeat reaches the end of the window
+    for case in cases:
+        case.warm(warm_steps, max_steps=max(room, 1))
+    memory_rates: list[float] = []
+    for _ in range(MAX_REPEATS):  # by turns, so that a busy moment affects all
+        memory_rates.append(limits.memory_rate())
+        for case in cases:
+            case.repeat()
+    rate = spread(memory_rates)
+    return [case.result(near_end, window=window, memory_rate=rate) for case in cases]
+
+
+class _Sampler:
+    """One decoder of one number of streams, timed."""
+
+    def __init__(
+        self, model: SequenceModel, name: str, make: Callable[[State], Decoder], state: State, num_streams: int
+    ) -> None:
+        self._name, self._make, self._num_streams = name, make, num_streams
+        self._device = next(iter(model.parameters())).device
+        self._tokens = torch.zeros(num_streams, dtype=torch.int64, device=self._device)
+        self._stepper = make(self._rows(state))
+        self._loop = sampling_loop(self._stepper, self._tokens, SamplingConfig())
+        self._step_s: list[float] = []
+        self._num_steps = 1
+        self._bytes: int | None = None
+
+    def _rows(self, state: State) -> State:
+        return map_state(torch.clone, take_rows(state, [0] * self._num_streams))
+
+    def _draw(self, loop: SamplingLoop, num_steps: int) -> None:
+        loop.draw(torch.full((num_steps, self._num_streams), 0.5, device=self._device))
+
+    def warm(self, num_steps: int, *, max_steps: int) -> None:
+        """Do steps untimed, and set how many a repeat does, at most `max_steps`."""
+        self._draw(self._loop, num_steps)
+        step_s = seconds(lambda: self._draw(self._loop, 1), device=self._device)
+        self._num_steps = max(1, min(max_steps, BLOCK_STEPS, round(_STEPS_S / step_s)))
+        if self._num_steps > GRAPH_STEPS:  # whole graphs, if steps are captured
+            self._num_steps -= self._num_steps % GRAPH_STEPS
+        self._bytes = bytes_read_by_step(self._stepper, self._tokens)
+
+    def repeat(self) -> None:
+        """Time `num_steps` steps."""
+        duration_s = seconds(lambda: self._draw(self._loop, self._num_steps), device=self._device)
+        self._step_s.append(duration_s / self._num_steps)
+
+    def result(self, near_end: State, *, window: int, memory_rate: dict[str, float]) -> dict[str, Any]:
+        """The figures; near_end: two steps before the end of a window."""
+        stepper = self._make(self._rows(near_end))
+        stepper.step(self._tokens)
+        if isinstance(stepper, DeviceDecoder):
+            stepper.device_step(self._tokens)
+            end_s = seconds(lambda: stepper.advance(1), device=self._device)
+            extra_s = end_s / window
+        else:
+            end_s = seconds(lambda: stepper.step(self._tokens), device=self._device)
+            extra_s = max(0.0, end_s - statistics.median(self._step_s)) / window
+        per_second = spread([self._num_streams / (step_s + extra_s) for step_s in self._step_s])
+        bound_s = None if self._bytes is None else self._bytes / memory_rate["median"]
+        return {
+            "decoder": self._name,
+            "num_streams": self._num_streams,
+            "samples_per_second": per_second,
+            "steps_per_repeat": self._num_steps,
+            "window_end_seconds": end_s,
+            "bytes_per_step": self._bytes,
+            "memory_bytes_per_second": memory_rate,
+            "share_of_bound": None if bound_s is None else bound_s * per_second["median"] / self._num_streams,
+        }

@@ -1,0 +1,41 @@
+"""Times repeated work: what one call takes, when there are enough repeats, and their spread."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+MAX_REPEATS = 7
+_MIN_REPEATS = 3
+_REPEATS_S = 5.0  # of timing, once there are _MIN_REPEATS
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, min, max and number of repeated measurements."""
+    return {
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+        "repeats": len(values),
+    }
+
+
+def seconds(function: Callable[[], Any], *, device: torch.device) -> float:
+    """Wall-clock time of a call, including what it leaves queued on a GPU."""
+    _synchronise(device)
+    began = time.perf_counter()
+    function()
+    _synchronise(device)
+    return time.perf_counter() - began
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def enough(durations_s: Sequence[float]) -> bool:
+    """Whether these repeats suffice."""
+    return len(durations_s) >= MAX_REPEATS or (len(durations_s) >= _MIN_REPEATS and sum(durations_s) >= _REPEATS_S)

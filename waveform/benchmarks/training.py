@@ -1,0 +1,83 @@
+"""Measures training with full memories: speed, FLOPs against the rate of a large matrix product, peak memory."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from waveform.benchmarks.flops import counted_flops, model_flops
+from waveform.benchmarks.limits import Limits
+from waveform.benchmarks.timing import MAX_REPEATS, enough, seconds, spread
+from waveform.engine.interface import SequenceModel, State, state_tensors
+from waveform.engine.trainer import Trainer
+from waveform.system.machine import peak_resident_bytes
+
+_MAX_WINDOWS = 64  # read until memories are full
+
+
+@torch.no_grad()
+def fill_memories(model: SequenceModel, state: State, *, window: int, vocab_size: int) -> tuple[State, int]:
+    """Read windows of random tokens until memories are full: until two windows in a row cost as many FLOPs.
+
+    Returns the state and the number of windows read. A window that attends to more slots costs more, so equal costs
+    mean that no memory grew (one that reads all slots from the start, full or not, costs the same at once).
+    """
+    parameter = next(iter(model.parameters()))
+    batch_size = state_tensors(state)[0].shape[0]
+    generator = torch.Generator().manual_seed(0)
+    costs: list[int] = []
+    while len(costs) < _MAX_WINDOWS and (len(costs) < 2 or costs[-1] != costs[-2]):
+        tokens = torch.randint(vocab_size, (batch_size, window), generator=generator).to(parameter.device)
+
+        def read(tokens: Tensor = tokens) -> None:
+            nonlocal state
+            state = model.forward(tokens, state).state
+
+        costs.append(counted_flops(read))
+    return state, len(costs)
+
+
+def measure_training(trainer: Trainer, *, window: int, vocab_size: int) -> dict[str, Any]:
+    """Time `trainer.update` with full memories; afterwards `trainer.state` is at a window's start, memories full.
+
+    Every row of the trainer's stream must be in its first utterance for `updates_needed()` chunks. Peak memory is
+    that of two updates (the second has the optimiser's moments as well as the activations).
+    """
+    device, config = trainer.world.device, trainer.config
+    autocast = config.autocast(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    trainer.stream.next_chunk()  # with the resets of all rows
+    trainer.module.train()
+    with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+        trainer.state, num_windows = fill_memories(trainer.model, trainer.state, window=window, vocab_size=vocab_size)
+        tokens = torch.zeros(config.batch_size // trainer.world.size, window, dtype=torch.int64, device=device)
+        useful = model_flops(trainer.model, tokens, trainer.state)
+    executed = counted_flops(trainer.update)
+    update_s = [seconds(trainer.update, device=device)]
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident_bytes()
+    limits = Limits(device, dtype=autocast or torch.float32)
+    matrix_rates = [limits.matrix_rate()]
+    while not enough(update_s):
+        update_s.append(seconds(trainer.update, device=device))
+        matrix_rates.append(limits.matrix_rate())
+    tokens_per_update = tokens.shape[0] * config.chunk
+    flops_per_token = useful / tokens.numel()
+    speed = spread([tokens_per_update / s for s in update_s])
+    rate = spread(matrix_rates)
+    return {
+        "tokens_per_second": speed,
+        "seconds_per_update": spread(update_s),
+        "tokens_per_update": tokens_per_update,
+        "model_flops_per_token": flops_per_token,
+        "executed_flops_per_token": executed / tokens_per_update,
+        "matrix_flops_per_second": rate,
+        "model_flop_utilisation": speed["median"] * flops_per_token / rate["median"],
+        "windows_read_before": num_windows,
+        "peak_bytes": peak,
+    }
+
+
+def updates_needed() -> int:
+    """Chunks of each row that `measure_training` reads at most."""
+    return MAX_REPEATS + 2
