@@ -144,8 +144,8 @@ def _draw_speed(axes: "Axes", figures: dict[str, Any]) -> None:
         return
     ways = {
         "carried": "state carried",
-        "anew_for_each_window": "context anew, each window",
-        "anew_for_each_token": f"context anew, each {figures['unit']}",
+        "anew_for_each_window": "context reread for each window",
+        "anew_for_each_token": f"context reread for each {figures['unit']}",
     }
     width = 0.8 / len(ways)
     for i, (way, label) in enumerate(ways.items()):

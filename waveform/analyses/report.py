@@ -32,8 +32,8 @@ def describe(figures: dict[str, Any]) -> str:
             lines.append(f"  state reuse: {speed['absent']}")
         else:
             lines.append(
-                f"  carried state: {1e6 * speed['seconds_per_token']['carried']:.1f} us per {unit}; reading its "
-                f"{speed['context_tokens']} {unit}s of context anew is {speed['speedup_over_each_window']:.1f} times "
+                f"  carried state: {1e6 * speed['seconds_per_token']['carried']:.1f} us per {unit}; rereading its "
+                f"{speed['context_tokens']} {unit}s of context is {speed['speedup_over_each_window']:.1f} times "
                 f"slower for each window, {speed['speedup_over_each_token']:,.0f} times for each {unit} "
                 f"({speed['device']})"
             )
