@@ -35,7 +35,7 @@ class WaveNetWithDecoders(WaveNet):
 
 
 class WaveNetDecoder:
-    """One token in, the next token's logits out. Ring buffers in place of FIFOs; few operations, as they cost the time.
+    """Steps a WaveNet on ring buffers, with few operations, because their number decides the speed.
 
     What the older taps add is known before a step begins (Paine et al. 2016, "Fast WaveNet"), so one gather and one
     batched product per tap serve all layers at once; only the newest tap waits for the layer below.
@@ -56,8 +56,8 @@ class WaveNetDecoder:
         self._residuals = [residual.weight.t().contiguous() for residual in residuals]
         self._skip_weight, self._skip_bias = model.skip.weight.t().contiguous(), model.skip.bias
 
-        # All rings in one buffer [sum of H, B, C]. Step n stands at n mod H, so tap k (0 the oldest) of step n, which
-        # reads step n - (K - 1 - k) * D, stands at (n + k * D) mod H, and step n replaces what tap 0 read.
+        # All rings in one buffer [sum of H, B, C]. Step n is kept at n mod H, so tap k (0: oldest) of step n, which
+        # reads step n - (K - 1 - k) * D, finds it at (n + k * D) mod H, and step n replaces what tap 0 read.
         self._rings = torch.cat([fifo.transpose(0, 1) for fifo in state.fifos]).to(self._embedding.dtype)
         lengths = torch.tensor(config.histories, device=self._rings.device)
         dilations = torch.tensor(config.dilations, device=self._rings.device)
@@ -84,11 +84,11 @@ class WaveNetDecoder:
         return self.device_step(tokens)
 
     def advance(self, num_steps: int) -> None:
-        """Nothing is due, ever."""
+        """Nothing is ever due."""
 
     @torch.inference_mode()
     def device_step(self, tokens: Tensor) -> Tensor:
-        """As `step`, which a graph can capture: the number of the step is on the device."""
+        """Like `step`, and a graph can capture it: the number of the step is on the device."""
         torch.add(self._lags, self._step_number, out=self._slots)
         self._slots.remainder_(self._lengths).add_(self._starts)
         self._step_number += 1

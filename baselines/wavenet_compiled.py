@@ -1,6 +1,6 @@
-"""Steps a WaveNet on a CPU with compiled kernels: every weight is read once a step, for all rows.
+"""Steps a WaveNet on a CPU with compiled kernels: a step reads every weight once, for all rows.
 
-Rows are computed alike whatever their number (see waveform/decoding/kernels.py).
+Rows are computed alike whatever their number (waveform/decoding/kernels.py).
 
 Shape letters: B rows, L layers, K taps, H = (K - 1) * D steps of a layer's history, C residual channels, G gate
 channels, S skip channels; C', G', ... padded to whole vectors.
@@ -57,7 +57,7 @@ class _State(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """Values on their way through a step."""
+    """Intermediate values of a step."""
 
     x: np.ndarray  # [B, C'] residual stream
     taps: np.ndarray  # [B, K C'] input of a convolution
@@ -82,7 +82,7 @@ class _Sizes(NamedTuple):
 
 @compiled
 def _gate(rows_of_vectors, layer, p):
-    """tanh times sigmoid of a range of vectors of gates."""
+    """tanh * sigmoid for a range of vectors of gates."""
     for b in range(p.num_rows):
         for i in range(rows_of_vectors[0], rows_of_vectors[1]):
             at = b * 2 * p.num_gates + 32 * i
@@ -111,7 +111,7 @@ def _work(phase, part, num_parts, layer, step, p, kind):
         matrix = (p.head, p.head_scales, p.head_biases)
     matrix = of_layer(matrix, layer, num_inputs, num_outputs, kind)
     first, last = share(num_outputs // 16, part, num_parts)
-    if phase == _CONVOLVE:  # both halves of a gate fall to one thread
+    if phase == _CONVOLVE:  # both halves of a gate go to one thread
         pairs = share(p.num_gates // 16, part, num_parts)
         first, last = 2 * pairs[0], 2 * pairs[1]
     dense(matrix, x, out, num_inputs, num_outputs, (np.int64(0), p.num_rows), (first, last), mode, kind)
@@ -124,7 +124,7 @@ _share_out = shared_out(_work)
 
 @compiled
 def _gather_taps(layer, step, p):
-    """The convolution's input, and this step into the ring in place of the oldest tap."""
+    """Gather the convolution's input; this step then replaces the oldest tap in the ring."""
     start, dilation = get(p.starts, layer, _I64), get(p.dilations, layer, _I64)
     older = p.num_taps - 1
     for b in range(p.num_rows):
@@ -145,13 +145,13 @@ def _relu(x, width):
 
 @compiled(entry=True)
 def _run(tokens, step, plan, kind):
-    """Read tokens [B], the inputs of `step`; leaves the logits in their array."""
+    """Take a step with inputs tokens [B], number `step` of their streams; writes the logits."""
     p = plan[0]
     for b in range(p.num_rows):
         copy(p.embedding + tokens[b] * p.width * 4, p.x + b * p.width * 4, p.width)
     num_phases = 2 * p.num_layers + 2
     for i in range(num_phases):
-        # Of each layer two, but of the last only the first: nothing reads its residual stream.
+        # Two phases per layer, but one for the last: nothing reads its residual stream.
         layer, phase = i // 2, i % 2
         if i > 2 * p.num_layers - 2:
             layer, phase = 0, _SKIP + i - (2 * p.num_layers - 1)

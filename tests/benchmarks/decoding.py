@@ -1,4 +1,4 @@
-"""How fast streams are sampled on this CPU, and what bounds it: the memory that a step reads.
+"""How fast streams are sampled on this CPU, and what bounds it: how fast RAM can be read.
 
 python -m tests.benchmarks.decoding [--json FILE]
 """
@@ -23,7 +23,7 @@ from waveform.engine.interface import Decoder, MeteredDecoder, SequenceModel, St
 from waveform.models.registry import build
 from waveform.system.cpu import set_defaults
 
-_FULL = 4096  # windows read: every memory is full
+_FULL = 4096  # windows read, so that every memory is full
 _DEMO = {
     "compressive_transformer": {
         **{"num_layers": 4, "d_model": 64, "num_heads": 4, "d_feedforward": 256, "num_position_features": 24},
@@ -51,7 +51,7 @@ def seconds(function: Callable[[], Any], *, repeats: int) -> float:
 
 
 def _midway(model: Any, batch_size: int) -> State:
-    """A state in the middle of a window, with full memories; noise, as what they hold costs no time."""
+    """A state in the middle of a window, with full memories, of noise: their content does not affect the speed."""
     state = model.init_state(batch_size, device="cpu", dtype=torch.float32)
     state = map_state(lambda t: torch.randn_like(t) if t.is_floating_point() else t, state)
     if hasattr(state, "steps"):
@@ -60,7 +60,7 @@ def _midway(model: Any, batch_size: int) -> State:
 
 
 def _eager(model: Any, state: State) -> Decoder:
-    """The decoder made of torch's operations, which fp64 and GPUs use."""
+    """The decoder made of torch's operations, for fp64 and GPUs."""
     if hasattr(state, "steps"):
         from waveform.decoding.cached import CachedDecoder
 
@@ -105,10 +105,10 @@ def measure(*, repeats: int = 5, **fields: int) -> dict[str, Any]:
 def measure_steps(
     name: str, *, batch_size: int, num_steps: int, rounds: int = 5, with_bound: bool = False, **fields: int
 ) -> dict[str, Any]:
-    """Samples per second (of all streams together) of each decoder, measured in turn; the ends of windows count.
+    """Samples per second (of all streams together) of each decoder, measured in turn, with the ends of windows.
 
-    with_bound: also the share that is reached of what can be read from memory, measured in the same turns, because on
-    a shared machine that changes from minute to minute.
+    with_bound: also which share of the speed of RAM is reached. That is measured in the same turns, because it changes
+    from minute to minute on a shared machine.
     """
     torch.manual_seed(0)
     model = build(name, vocab_size=256, **fields)
@@ -156,7 +156,7 @@ def _sum_shares(x, size, num_threads, sums):
 
 
 def read_bandwidth(*, megabytes: int = 256, repeats: int) -> float:
-    """Bytes per second that this machine's threads can read from memory: the fastest sum of a large array."""
+    """Bytes per second that this machine's threads can read from RAM: the fastest sum of a large array."""
     x = np.ones(megabytes * 2**18, dtype=np.float32)
     num_threads = torch.get_num_threads()
     sums = np.zeros(num_threads, dtype=np.float32)
@@ -166,7 +166,7 @@ def read_bandwidth(*, megabytes: int = 256, repeats: int) -> float:
 
 
 def main() -> None:
-    """Print, and write where asked, the measurements at the default (40M-parameter) shape and of the demo's models."""
+    """Print the measurements at the default (40M-parameter) shape and of the demo's models; --json writes them, too."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The cached decoder is worth its code."""
+"""Decoding by steps is worth its code."""
 
 import pytest
 

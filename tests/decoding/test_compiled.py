@@ -1,6 +1,5 @@
-"""The compiled decoders: equal to `forward`, alike for every batch size, and int8 close to fp32."""
+"""The compiled decoders: equal to `forward`, the same for every batch size, and int8 close to fp32."""
 
-import math
 import os
 import subprocess
 import sys
@@ -15,22 +14,20 @@ from torch import Tensor
 
 from baselines.wavenet_compiled import CompiledWaveNetDecoder
 from tests import laws
-from waveform.decoding import simd
 from waveform.decoding.cached import CachedDecoder
 from waveform.decoding.compiled import CompiledDecoder
-from waveform.decoding.kernels import DenseWeights, pad_last
 from waveform.engine import interface
 from waveform.engine.sampler import SamplingConfig, sample
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 
-# Adaptive and tied embeddings are for vocabularies of words; those models step with torch.
+# Models with adaptive or tied embeddings, made for vocabularies of words, step with torch.
 COMPILED = [case for case in laws.CASES if not {"head", "tie_embeddings"} & set(case.fields)]
 every_case = pytest.mark.parametrize("case", COMPILED, ids=str)
 attention_cases = [case for case in COMPILED if case.model != "wavenet"]
 
-# Logits of these models are of size 5, and layer norms over 16 features magnify rounding. The eager decoder, which
-# computes the same in another order, is up to 5e-5 from `forward`; a wrong slot, weight or position is off by 0.1.
+# Logits of these models are about 5, and layer norms over 16 features magnify rounding. The cached decoder, which
+# computes the same in a different order, is up to 5e-5 away from `forward`; a wrong slot, weight or position 0.1.
 _TOLERANCE = 2e-4
 
 
@@ -45,7 +42,7 @@ def build_fp32(case: laws.Case) -> Any:
 
 
 def starts(model: Any, window: int, batch_size: int = 3) -> list[Any]:
-    """A fresh state, and states within the first window, at the start of one, and just before an end."""
+    """A fresh state, and states within the first window, at the start of a window, and just before an end."""
     fresh = model.init_state(batch_size, device="cpu", dtype=torch.float32)
     lengths = (2, 4 * window, 5 * window - 1)
     return [fresh] + [model(laws.random_tokens(n, batch_size=batch_size, seed=9), fresh).state for n in lengths]
@@ -71,7 +68,7 @@ def test_steps_equal_teacher_forcing(case: laws.Case) -> None:
 
 
 @pytest.mark.parametrize("case", attention_cases, ids=str)
-def test_steps_equal_the_eager_decoder(case: laws.Case) -> None:
+def test_steps_equal_the_cached_decoder(case: laws.Case) -> None:
     model = build_fp32(case)
     tokens = laws.random_tokens(6 * case.window + 2, seed=3)
     for start in starts(model, case.window):
@@ -103,19 +100,19 @@ def test_other_sizes(fields: dict[str, Any]) -> None:
 
 
 def test_usage_is_counted() -> None:
-    """The attention that slots in memory received, which decides what `most_used` keeps, equals the eager decoder's."""
+    """The attention that memory slots received, which decides what `most_used` keeps, equals the cached decoder's."""
     case = laws.Case("compressive_transformer", "most-used")
     model, config = build_fp32(case), case.fields
     start = starts(model, case.window)[2]
     tokens = laws.random_tokens(case.window - 1)
-    eager, compiled = CachedDecoder(model, laws.clone(start)), CompiledDecoder(model, laws.clone(start))
-    run(eager, tokens)
+    cached, compiled = CachedDecoder(model, laws.clone(start)), CompiledDecoder(model, laws.clone(start))
+    run(cached, tokens)
     run(compiled, tokens)
     begin = int(start.steps[0])
     steps = np.arange(begin - config["memory"], begin) % compiled._memory.usage.shape[2]
     for layer in range(config["num_layers"]):
         counted = torch.from_numpy(compiled._memory.usage[layer][:, steps])
-        laws.assert_same(counted, eager._usage[layer][:, -config["memory"] :], atol=1e-4)
+        laws.assert_same(counted, cached._usage[layer][:, -config["memory"] :], atol=1e-4)
         assert counted.sum() > 1
 
 
@@ -148,7 +145,7 @@ def test_threads_change_no_bit() -> None:
     start = model.init_state(5, device="cpu", dtype=torch.float32)
     tokens = torch.randint(256, (5, 170))
     one, three = CompiledDecoder(model, laws.clone(start)), CompiledDecoder(model, laws.clone(start))
-    three._plan["num_threads"] = 3  # shares, whatever the number of processors
+    three._plan["num_threads"] = 3  # whatever the number of processors
     assert torch.equal(run(one, tokens), run(three, tokens))
 
 
@@ -173,9 +170,9 @@ def test_a_sampled_stream_is_the_same_in_every_batch(name: str, prompted: bool) 
 
 @every_case
 def test_int8_is_close(case: laws.Case) -> None:
-    """Random weights of 12 to 24 inputs are the worst case: their rounding errors hardly cancel.
+    """Random weights with 12 to 24 inputs are the worst case: their rounding errors hardly cancel.
 
-    Log-probabilities differ by 0.01 to 0.03 nats in the mean; without one array of scales by 0.2 to 0.7.
+    Log-probabilities differ by 0.01 to 0.03 nats on average; by 0.2 to 0.7 if any one array of scales is ignored.
     """
     model = build_fp32(case)
     tokens = laws.random_tokens(6 * case.window + 2)
@@ -186,19 +183,7 @@ def test_int8_is_close(case: laws.Case) -> None:
     assert (fp32 - int8).abs().mean() < 0.06
 
 
-def test_int8_weights_are_within_half_a_step() -> None:
-    weight = torch.randn(20, 40, generator=torch.Generator().manual_seed(0))
-    weight[3] = 0
-    matrix = DenseWeights([weight], int8=True)
-    tiles = torch.from_numpy(matrix.weights).view(8, 3, 4, 16).transpose(1, 2).reshape(32, 48)
-    restored = tiles * torch.from_numpy(matrix.scales)[0, :, None]
-    step = weight.abs().amax(1, keepdim=True) / 127
-    assert ((restored[:20, :40] - weight).abs() <= step / 2 + 1e-7).all()
-    assert not restored[20:].any() and not restored[:, 40:].any()
-    assert pad_last(weight).shape == (20, 48)
-
-
-def test_int8_is_refused_where_there_is_none() -> None:
+def test_int8_is_refused_by_models_without_it() -> None:
     case = laws.Case("compressive_transformer", "conv")
     model = case.build()
     with pytest.raises(UserError, match="fp32 models on a CPU"):
@@ -220,50 +205,6 @@ def test_int8_is_refused_by_a_decoder_that_does_not_know_it() -> None:
         interface.decoder(Exact(), None, int8=True)
 
 
-@simd.compiled(entry=True)
-def _apply(which, x, out, size):
-    for i in range(0, size, 16):
-        value = simd.load(x, i, np.float32(0))
-        if which == 0:
-            value = simd.exp(value)
-        elif which == 1:
-            value = simd.gelu(value)
-        elif which == 2:
-            value = simd.tanh(value)
-        else:
-            value = simd.sigmoid(value)
-        simd.store(out, i, value)
-
-
-def test_elementary_functions() -> None:
-    x = np.linspace(-30, 30, 1 << 14, dtype=np.float32)
-    exact = x.astype(np.float64)
-    results = [np.empty_like(x) for _ in range(4)]
-    for which, out in enumerate(results):
-        _apply(which, simd.address(x), simd.address(out), x.size)
-    exp, gelu, tanh, sigmoid = (out.astype(np.float64) for out in results)
-    assert np.abs(exp / np.exp(exact) - 1).max() < 1.5e-7
-    erf = np.array([math.erf(value / math.sqrt(2)) for value in exact])
-    assert np.abs(gelu - exact / 2 * (1 + erf)).max() < 1e-6
-    assert np.abs(tanh - np.tanh(exact)).max() < 3e-7
-    assert np.abs(sigmoid * (1 + np.exp(-exact)) - 1).max() < 3e-7
-    far = np.array([-np.inf, -1e30, -88, 88] * 4, dtype=np.float32)
-    _apply(0, simd.address(far), simd.address(results[0]), 16)
-    assert results[0][:3].tolist() == [0, 0, 0] and results[0][3] > 1e38
-
-
-def test_no_folder_for_compiled_code_is_needed() -> None:
-    """Where numba finds no place to keep code (here: code without a file), it is compiled anew, without a word."""
-    code = """
-from waveform.decoding.simd import compiled
-@compiled(entry=True)
-def plus(a): return a + 1
-print(plus(1))"""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment)
-    assert done.stdout == "2\n", done.stderr
-
-
 @pytest.mark.slow
 def test_training_and_help_do_not_load_numba() -> None:
     code = """
@@ -275,7 +216,7 @@ print("numba" in sys.modules)"""
 
 @pytest.mark.slow
 def test_the_kernels_leave_torch_its_threads() -> None:
-    """numba and torch share OpenMP; a sample drawn in training must not change how training goes on."""
+    """numba and torch share OpenMP; a sample drawn during training must not change how training continues."""
     code = (
         "import torch; torch.set_num_threads(1); torch.get_num_threads();"  # torch sets it when it first needs it
         "from tests.laws import CASES; from waveform.engine.interface import decoder;"

@@ -1,4 +1,4 @@
-"""Sampling: the right distribution, its truncations, seeds, prompts."""
+"""Sampling: the right distribution, its truncation, seeds and prompts."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_temperature_and_truncation() -> None:
     assert (top2 > 0).tolist() == [[False, True, False, True, False]]
     assert torch.allclose(top2[0, 1] / top2[0, 3], full[0, 1] / full[0, 3])
     ordered = full[0].sort(descending=True).values
-    for keep in range(1, 6):  # p just below what `keep` classes reach keeps exactly them
+    for keep in range(1, 6):  # p just below what `keep` classes reach keeps exactly those
         nucleus = probabilities(LOGITS, SamplingConfig(top_p=float(ordered[:keep].sum()) - 1e-4))
         assert int((nucleus > 0).sum()) == keep
 
@@ -64,8 +64,8 @@ def test_streams_depend_on_seed_and_index_alone(name: str) -> None:
     assert torch.equal(three[:1], run(1, seed=5))
     assert not torch.equal(three[0], three[1])
     assert not torch.equal(three[:1], run(1, seed=6))
-    # A prompt of what was just drawn, with the same random numbers left, is not the same as none: but the model's
-    # distribution after a prompt equals that after the same tokens sampled.
+    # The distribution after a prompt equals that after the same tokens sampled. (Greedy, because a prompt uses up no
+    # random numbers.)
     greedy = SamplingConfig(temperature=0)
     free = sample(model, vocab_size=laws.VOCAB_SIZE, num_streams=1, num_steps=40, config=greedy)
     prompted = sample(
@@ -81,4 +81,4 @@ def test_blocks_arrive_in_order() -> None:
     made = sample(model, **options)
     kept = sample(model, **options, on_block=blocks.append)
     assert len(blocks) == 2 and torch.equal(torch.cat(blocks, dim=1), made)
-    assert kept.shape == (2, 0)  # what was handed on is not kept as well
+    assert kept.shape == (2, 0)  # what is handed on is not kept as well

@@ -1,7 +1,7 @@
-"""Attention of one compiled step: kernels that keep keys and values, read them, and put the parts of a head together.
+"""Attention of one compiled step: kernels that cache keys and values, attend to them, and combine the parts of a head.
 
-A head's blocks of slots (slots.py) are attended to PART at a time, so that threads can share them. The parts are
-combined in an order that depends on the model alone, so the number of threads changes no bit either.
+A task attends to PART blocks of one head's slots (slots.py), so that threads can share a head. The parts are combined
+in an order that depends on the model alone, so the number of threads changes no bit.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -27,13 +27,13 @@ from waveform.decoding.simd import (
 )
 from waveform.decoding.slots import SLOTS, UNUSED
 
-I64 = np.int64(0)  # names the type of what is loaded
+I64 = np.int64(0)  # says which type to load
 PART = 8  # blocks that one task attends to
 
 
 @compiled
 def append(projected, layer, b, head, slot, p, kind):
-    """Keep the key and the value of one head in a slot; `projected`: address of a row."""
+    """Cache the key and the value of one head in a slot; `projected`: address of a row."""
     cache = (layer * p.num_rows + b) * p.num_heads + head
     block, lane = cache * p.num_blocks + slot // SLOTS, slot % SLOTS
     key, value = projected + (p.width + head * p.d_head) * 4, projected + (2 * p.width + head * p.d_head) * 4
@@ -57,13 +57,13 @@ def _scale_of(x, num):
 
 @compiled
 def attend(layer, b, head, part, slot, p, kind):
-    """One head of one row over one part of the slots; `slot` is appended where it lies in the part."""
+    """Attend from one head of one row to one part of the slots; first cache `slot`, if it is in the part."""
     row_head = b * p.num_heads + head
     first, last = part * PART, min((part + 1) * PART, p.num_blocks)
     projected = p.projected + b * p.num_projected * 4
     if first <= slot // SLOTS < last:
         append(projected, layer, b, head, slot, p, kind)
-    place = row_head * p.num_blocks * SLOTS  # in `weights`
+    head_weights = row_head * p.num_blocks * SLOTS  # where this head's begin in `weights`
     cache = (layer * p.num_rows * p.num_heads + row_head) * p.num_blocks
     scaled = 1 if p.quantised else 0
     peaks = fill(np.float32(UNUSED))
@@ -97,7 +97,7 @@ def attend(layer, b, head, part, slot, p, kind):
         p2 = fma(c2, load(p.key_scales, at + 32, F32), p2)
         p3 = fma(c3, load(p.key_scales, at + 48, F32), p3)
         peaks = maximum(peaks, maximum(maximum(p0, p1), maximum(p2, p3)))
-        at = place + block * SLOTS
+        at = head_weights + block * SLOTS
         store(p.weights, at, p0)
         store(p.weights, at + 16, p1)
         store(p.weights, at + 32, p2)
@@ -110,12 +110,12 @@ def attend(layer, b, head, part, slot, p, kind):
     for block in range(first, last):
         if get(p.num_used, block, I64) == 0:
             continue
-        here, there = place + block * SLOTS, (cache + block) * SLOTS * scaled
+        weights_at, scales_at = head_weights + block * SLOTS, (cache + block) * SLOTS * scaled
         for i in range(0, SLOTS, 16):
-            weights = exp(add(load(p.weights, here + i, F32), away))
+            weights = exp(add(load(p.weights, weights_at + i, F32), away))
             sums = add(sums, weights)
-            store(p.weights, here + i, weights)
-        _mix((cache + block) * SLOTS * p.d_padded, here, there, mix, p, kind)
+            store(p.weights, weights_at + i, weights)
+        _mix((cache + block) * SLOTS * p.d_padded, weights_at, scales_at, mix, p, kind)
     put(p.peaks, row_head * p.num_parts + part, peak)
     put(p.sums, row_head * p.num_parts + part, total(sums))
 
@@ -161,7 +161,7 @@ def _add_weighted(weight, scale, at, sums, p, kind):
 
 @compiled
 def combine(layer, window_start, p, kind):
-    """Put the parts of each head together, and count the attention that memory slots received."""
+    """Combine the parts of each head, and count the attention that memory slots received."""
     for row_head in range(p.num_rows * p.num_heads):
         first = row_head * p.num_parts
         peak = get(p.peaks, first, F32)
@@ -193,7 +193,7 @@ def combine(layer, window_start, p, kind):
 
 @compiled
 def rotate(phase, p, kind):
-    """The part of each query that meets the slots' encodings: (a_c - i a_s) e^{i w t}, real part first."""
+    """Turn each position query to its time: (a_c - i a_s) e^{i w t}, real parts first."""
     half = p.num_features // 2
     rotation = p.rotations + phase * p.num_features * 4
     for b in range(p.num_rows):

@@ -1,7 +1,8 @@
-"""Compiled parts of a decoding step, for models that are read from memory once a step: dense layers and norms.
+"""Kernels that every compiled decoder shares: dense layers with weights in fp32 or int8, layer norms, copies.
 
-Every value of a row is computed by the same operations in the same order, whatever the number of rows, so that a
-stream does not depend on those beside it. Weights are read once for all rows.
+They are written in the instructions of simd.py. Every value of a row is computed by the same operations in the same
+order, whatever the number of rows, so a stream does not depend on the streams sampled with it. Weights are read from
+RAM once, for all rows.
 
 Shape letters: R rows, N outputs, K inputs, both padded to whole vectors.
 """
@@ -33,19 +34,19 @@ from waveform.decoding.simd import (
     total,
 )
 
-_TILE = 4  # outputs computed side by side, from weights that lie side by side
+_TILE = 4  # outputs computed together, from weights that lie together
 
-F32 = np.float32(0)  # names the type of what is loaded
-SET, ADD, GELU = 0, 1, 2  # what `dense` does with its result
+F32 = np.float32(0)  # says which type to load
+SET, ADD, GELU = 0, 1, 2  # what `dense` does with its result: store, add to what is there, or store its GELU
 
 
 def padded(size: int) -> int:
-    """The next whole number of vectors."""
+    """`size` rounded up to whole vectors."""
     return -(-size // LANES) * LANES
 
 
 class DenseWeights:
-    """Weights of L equal layers, laid out for `dense`: float32, or int8 with a scale for each output.
+    """Weights of L layers of one shape, laid out for `dense`: float32, or int8 with a scale for each output.
 
     weights [L, N, K], in tiles of 4 outputs by 16 inputs; scales, biases [L, N] float32.
     """
@@ -71,7 +72,7 @@ class DenseWeights:
 
     @property
     def size(self) -> int:
-        """How many numbers a step reads of them."""
+        """Numbers that a step reads."""
         return sum(array.size for array in self.arrays)
 
     @property
@@ -80,7 +81,7 @@ class DenseWeights:
 
 
 def pad_last(x: Tensor) -> Tensor:
-    """Zeros behind the last dimension, to whole vectors."""
+    """Pad the last dimension with zeros to whole vectors."""
     return F.pad(x, (0, padded(x.shape[-1]) - x.shape[-1]))
 
 
@@ -90,7 +91,7 @@ def zeros(*shape: int) -> np.ndarray:
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [..., K] -> int8 [..., K] and scales [...], so that their product is within half a step of x."""
+    """x [..., K] -> int8 [..., K] and scales [...]; their product differs from x by at most half a step."""
     scales = x.abs().amax(dim=-1) / 127
     scales = torch.where(scales > 0, scales, 1)
     return (x / scales[..., None]).round().to(torch.int8), scales
@@ -186,7 +187,7 @@ def _four_rows(matrix, tile, x, row, num_inputs, out, num_outputs, mode, kind):
 
 @compiled
 def layer_norm(x, out, gain, bias, width, num_features, epsilon):
-    """out = the layer norm of x, both of `width` with zeros behind the features; all are addresses; out may be x."""
+    """out = the layer norm of x, both `width` wide with zeros after the features; all are addresses; out may be x."""
     sums = fill(np.float32(0))
     for i in range(0, width, LANES):
         sums = add(sums, load(x, i, F32))
@@ -195,7 +196,7 @@ def layer_norm(x, out, gain, bias, width, num_features, epsilon):
     for i in range(0, width, LANES):
         centred = add(load(x, i, F32), away)
         squares = fma(centred, centred, squares)
-    padding = np.float32(width - num_features) * mean * mean  # what the zeros behind the features added
+    padding = np.float32(width - num_features) * mean * mean  # what the zeros after the features added
     variance = (total(squares) - padding) / np.float32(num_features)
     factor = fill(np.float32(1) / np.float32(math.sqrt(variance + epsilon)))
     for i in range(0, width, LANES):
@@ -205,6 +206,6 @@ def layer_norm(x, out, gain, bias, width, num_features, epsilon):
 
 @compiled
 def copy(source, target, width):
-    """Copy `width` float32, whole vectors, from one address to another."""
+    """Copy `width` float32 (whole vectors) from one address to another."""
     for i in range(0, width, LANES):
         store(target, i, load(source, i, F32))

@@ -1,7 +1,7 @@
 """What a compiled step works on, as one record of addresses and sizes, and how its phases are shared among threads.
 
-A step is a sequence of phases (a dense layer, attention, ...). Within a phase threads work side by side on disjoint
-parts; between phases they wait for each other.
+A step is a sequence of phases (a dense layer, attention, ...). Within a phase, threads work on disjoint parts; between
+phases they wait for each other.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -58,25 +58,25 @@ def _start_threads() -> None:
 
 
 def shared_out(work):
-    """`work(phase, part, num_parts, layer, place, p, kind)` -> the same without parts, by `p.num_threads` threads.
+    """`work(phase, part, num_parts, layer, at, p, kind)` -> the same without parts, by `p.num_threads` threads.
 
-    The result takes `(phase, layer, place, plan, kind)`. layer, place: handed on; p: the plan's record; kind: a number
-    whose type is that of the weights.
+    The result takes `(phase, layer, at, plan, kind)`. layer, at (a step or a slot): handed on; p: the plan's record;
+    kind: a number whose type is that of the weights.
     """
 
     @compiled(parallel=True)
-    def in_parallel(phase, layer, place, plan, kind):
+    def in_parallel(phase, layer, at, plan, kind):
         num_threads = plan[0].num_threads
         for part in numba.prange(num_threads):
             # numba counts in unsigned numbers here; for another type everything below would be compiled again.
-            work(phase, np.int64(part), num_threads, layer, place, plan[0], kind)
+            work(phase, np.int64(part), num_threads, layer, at, plan[0], kind)
 
     @compiled
-    def run(phase, layer, place, plan, kind):
+    def run(phase, layer, at, plan, kind):
         if plan[0].num_threads > 1:
-            in_parallel(phase, layer, place, plan, kind)
+            in_parallel(phase, layer, at, plan, kind)
         else:
-            work(phase, np.int64(0), np.int64(1), layer, place, plan[0], kind)
+            work(phase, np.int64(0), np.int64(1), layer, at, plan[0], kind)
 
     return run
 

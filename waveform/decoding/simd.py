@@ -1,17 +1,16 @@
-"""Vectors of 16 floats for numba's compiled functions: the instructions that a decoding kernel is made of.
+"""The lowest level of the compiled decoders: vectors of 16 floats, and memory by address, for functions of numba.
 
-Written out, because neither of numba's own ways serves here: a plain loop is vectorised only where LLVM may reorder
-sums (`fastmath`), in an order that depends on the code around it, and a stream must not change with the number of
-streams beside it. Here every sum has the order that the code says. LLVM splits the vectors to what the processor has:
-one AVX-512 register, two of AVX2, four of NEON.
+The kernels (kernels.py, attend.py) are written in these instructions, because neither of numba's own ways serves here:
+it vectorises a plain loop only if LLVM may reorder sums (`fastmath`), in an order that depends on the code around it,
+and a stream must not change with the number of streams. Here every sum has the order that the code states. LLVM splits
+a vector into what the processor has: one AVX-512 register, two of AVX2, four of NEON.
 
-Kernels name memory by address, as C does: a decoder has some fifty arrays, and passing them all as numba's arrays from
-function to function made compilation take a minute. Places count elements from the address, and nothing checks them;
-whoever calls a kernel keeps the arrays alive.
+Kernels name memory by address, as C does (plan.py says why). An index counts elements from the address, and nothing
+checks it.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# numba reads these functions at compile time; it has no static types to annotate them with.
+# numba compiles these functions; their arguments have no static types.
 
 import hashlib
 import math
@@ -46,9 +45,9 @@ class _FloatsModel(models.PrimitiveModel):
 def compiled(function=None, *, entry=False, parallel=False):
     """`numba.njit` as every kernel here uses it.
 
-    entry: compiled code is kept on disk for the next process: beside the source file, else in NUMBA_CACHE_DIR or the
-    user's cache folder, else nowhere. numba looks only at the file of the function itself to see whether it is stale,
-    so the kept code is named by what the shared kernels hold, too.
+    entry: Python calls it, so the compiled code is kept on disk for the next process: next to the source file, else in
+    NUMBA_CACHE_DIR or the user's cache folder, else nowhere. To see whether it is stale, numba looks only at the file
+    of the function itself; so its name includes a digest of this package's files.
     """
     if function is None:
         return lambda f: compiled(f, entry=entry, parallel=parallel)
@@ -84,18 +83,18 @@ _KINDS = {types.float32: _FLOAT, types.int8: ir.IntType(8), types.int64: ir.IntT
 
 
 def address(array: np.ndarray) -> int:
-    """Where the elements of a C-contiguous array lie."""
+    """The address of a C-contiguous array's first element."""
     assert array.flags.c_contiguous
     return int(array.ctypes.data)
 
 
-def _pointer(builder, base, place, element):
-    """`place` elements behind `base`; both int64."""
-    return builder.gep(builder.inttoptr(base, element.as_pointer()), [place])
+def _pointer(builder, base, index, element):
+    """The address of element `index` from `base` on; both int64."""
+    return builder.gep(builder.inttoptr(base, element.as_pointer()), [index])
 
 
 @intrinsic
-def get(typing_context, base, place, kind):
+def get(typing_context, base, index, kind):
     """One element; it is of the type of `kind`: float32, int8 or int64."""
 
     def generate(context, builder, signature, arguments):
@@ -105,7 +104,7 @@ def get(typing_context, base, place, kind):
 
 
 @intrinsic
-def put(typing_context, base, place, value):
+def put(typing_context, base, index, value):
     """Write one element of the type of `value`: float32, int8 or int64."""
 
     def generate(context, builder, signature, arguments):
@@ -117,7 +116,7 @@ def put(typing_context, base, place, value):
 
 @intrinsic
 def convert(typing_context, value, kind):
-    """A float32, as it is or rounded to int8, by the type of `kind`."""
+    """A float32, unchanged or rounded to int8, by the type of `kind`."""
 
     def generate(context, builder, signature, arguments):
         if kind == types.float32:
@@ -140,8 +139,8 @@ def bytes_of(typing_context, kind):
 
 
 @intrinsic
-def load(typing_context, base, place, kind):
-    """16 elements from `place` on, of the type of `kind`: float32 or int8."""
+def load(typing_context, base, index, kind):
+    """16 elements from `index` on, of the type of `kind` (float32 or int8), as floats."""
 
     def generate(context, builder, signature, arguments):
         element = _KINDS[kind]
@@ -155,8 +154,8 @@ def load(typing_context, base, place, kind):
 
 
 @intrinsic
-def store(typing_context, base, place, value):
-    """Write 16 float32 from `place` on."""
+def store(typing_context, base, index, value):
+    """Write 16 float32 from `index` on."""
 
     def generate(context, builder, signature, arguments):
         pointer = _pointer(builder, arguments[0], arguments[1], _FLOAT)
@@ -168,7 +167,7 @@ def store(typing_context, base, place, value):
 
 @intrinsic
 def fill(typing_context, value):
-    """A vector of 16 times `value`."""
+    """A vector with `value` in all 16 elements."""
 
     def generate(context, builder, signature, arguments):
         first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), arguments[0], ir.Constant(_INT, 0))
@@ -219,7 +218,7 @@ def maximum(typing_context, a, b):
 
 
 def _reduce(builder, vector, operation):
-    """Halves upon halves: the same tree wherever it stands."""
+    """Fold halves onto each other: the same tree of operations everywhere."""
     width = LANES
     while width > 1:
         width //= 2
@@ -251,7 +250,7 @@ def largest(typing_context, a):
 def _exp(builder, x):
     """exp to 2 ulp: 2^n e^r with |r| <= ln 2 / 2, e^r by a polynomial (`expf` of the Cephes library, S. Moshier).
 
-    Below -87.3, where it would leave the normal floats, the result is 0; above 88 it stays at exp(88).
+    Below -87.3, where it would no longer be a normal float, the result is 0; above 88 it stays at exp(88).
     """
     low, high = _vector(-87.33), _vector(88.0)
     in_range = builder.fcmp_ordered(">", x, low)
@@ -270,7 +269,7 @@ def _exp(builder, x):
 
 
 def _erf(builder, x):
-    """erf to 1.5e-7 (absolute): Abramowitz and Stegun 1964, 7.1.26, which torch uses for AVX-512, too."""
+    """erf to 1.5e-7 (absolute): Abramowitz and Stegun 1964, 7.1.26, which torch uses on AVX-512 as well."""
     zero, one = _vector(0.0), _vector(1.0)
     negative = builder.fcmp_ordered("<", x, zero)
     size = builder.select(negative, builder.fsub(zero, x), x)

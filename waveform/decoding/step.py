@@ -27,7 +27,7 @@ PHASES_PER_LAYER = _HEAD
 
 
 class Scratch(NamedTuple):
-    """Values on their way through a step."""
+    """Intermediate values of a step."""
 
     x: np.ndarray  # [B, D']
     normed: np.ndarray  # [B, D']
@@ -72,9 +72,61 @@ class Sizes(NamedTuple):
     num_groups: int = 0  # new compressed slots of a row in `groups` of the scratch
 
 
+def sizes_of(model: CompressiveTransformer, weights: Weights, memory: Memory) -> Sizes:
+    """The sizes of a step; num_threads: as many as it is worth."""
+    config = model.config
+    num_layers, num_rows, heads, num_blocks, d_head, _ = memory.keys.shape
+    width = padded(config.d_model)
+    read = sum(array.size for array in (*weights, memory.keys, memory.values))
+    return Sizes(
+        num_threads=num_threads_for(num_rows * read, num_phases=PHASES_PER_LAYER * num_layers + 1),
+        num_rows=num_rows,
+        num_layers=num_layers,
+        d_model=config.d_model,
+        width=width,
+        num_heads=heads,
+        d_head=d_head,
+        d_padded=padded(d_head),
+        num_features=config.num_position_features,
+        num_projected=3 * width + padded(heads * config.num_position_features),
+        num_inner=padded(config.d_feedforward),
+        num_logits=padded(config.vocab_size),
+        num_blocks=num_blocks,
+        num_parts=-(-num_blocks // PART),
+        history_ring=memory.history.shape[2],
+        tracks_usage=memory.usage.shape[2] > 0,
+        pre_norm=config.norm == "pre",
+        quantised=memory.keys.dtype == np.int8,
+        compressed=config.compressed,
+        memory=config.memory,
+        window=config.window,
+        epsilon=model.layers[0].attention_norm.eps,
+    )
+
+
+def make_scratch(z: Sizes) -> Scratch:
+    """Arrays for the intermediate values of a step."""
+    rows, heads, parts = z.num_rows, z.num_heads, z.num_parts
+    return Scratch(
+        x=zeros(rows, z.width),
+        normed=zeros(rows, z.width),
+        projected=zeros(rows, z.num_projected),
+        rotated=zeros(rows, heads, z.num_features),
+        weights=zeros(rows, heads, z.num_blocks * SLOTS),
+        peaks=zeros(rows, heads, parts),
+        sums=zeros(rows, heads, parts),
+        parts=zeros(rows, heads, parts, z.d_padded),
+        mixed=zeros(rows, heads * z.d_padded),
+        inner=zeros(rows, z.num_inner),
+        logits=zeros(rows, z.num_logits),
+        groups=zeros(0),
+        group_keys=zeros(0),
+    )
+
+
 @compiled
 def _adopt(first, last, layer, first_slot, p, kind):
-    """Cache keys and values of new compressed slots, for a range of [rows, groups]."""
+    """Cache the keys and values of new compressed slots, for a range of [rows, groups]."""
     for row in range(first, last):
         x = p.groups + row * p.width * 4
         if p.pre_norm:
@@ -136,7 +188,7 @@ def _norm_rows(source, target, gain, bias, layer, p, kind):
 
 @compiled
 def _begin_layer(layer, num_steps, p, kind):
-    """What comes before a layer's projection: remember its input, norm it."""
+    """Before a layer's projection: remember its input, and norm it."""
     for b in range(p.num_rows):
         row = layer * p.num_rows + b
         if p.history_ring:
@@ -152,7 +204,7 @@ def _begin_layer(layer, num_steps, p, kind):
 
 @compiled
 def _between(phase, layer, num_steps, p, kind):
-    """The little that follows a phase and is not worth sharing."""
+    """After a phase: the little that is not worth sharing."""
     if phase == PROJECT:
         rotate(num_steps % p.window, p, kind)
     elif phase == _ATTEND:
@@ -175,17 +227,17 @@ def _between(phase, layer, num_steps, p, kind):
 
 
 @compiled(entry=True)
-def run(tokens, first_phase, place, plan, kind):
-    """first_phase PROJECT: read tokens [B], the inputs of step `place`, and leave the logits in the scratch.
+def run(tokens, first_phase, step_or_slot, plan, kind):
+    """first_phase PROJECT: take a step with inputs tokens [B], the given step of their streams; writes the logits.
 
-    first_phase ADOPT: cache the groups in the scratch from slot `place` on, in layer tokens[0]. One function does
-    both, because each function that Python calls has the kernels compiled for itself.
+    first_phase ADOPT: cache the scratch's groups from the given slot on, in layer tokens[0]. One function does both,
+    because every function that Python calls has all kernels compiled again.
     """
-    p, step = plan[0], place
+    p, step = plan[0], step_or_slot
     slot = p.compressed + step % (p.memory + p.window)
     num_phases = p.num_layers * _HEAD + 1
     if first_phase == ADOPT:
-        num_phases, slot = 1, place
+        num_phases, slot = 1, step_or_slot
     else:
         put(p.num_used, slot // SLOTS, get(p.num_used, slot // SLOTS, I64) + 1)
         put(p.mask, slot, np.float32(0))
@@ -200,55 +252,3 @@ def run(tokens, first_phase, place, plan, kind):
             layer, phase = 0, _HEAD
         _share_out(phase, layer, slot, plan, kind)
         _between(phase, layer, step, p, kind)
-
-
-def sizes_of(model: CompressiveTransformer, weights: Weights, memory: Memory) -> Sizes:
-    """The sizes of a step, and how many threads it is worth."""
-    config = model.config
-    num_layers, num_rows, heads, num_blocks, d_head, _ = memory.keys.shape
-    width = padded(config.d_model)
-    read = sum(array.size for array in (*weights, memory.keys, memory.values))
-    return Sizes(
-        num_threads=num_threads_for(num_rows * read, num_phases=PHASES_PER_LAYER * num_layers + 1),
-        num_rows=num_rows,
-        num_layers=num_layers,
-        d_model=config.d_model,
-        width=width,
-        num_heads=heads,
-        d_head=d_head,
-        d_padded=padded(d_head),
-        num_features=config.num_position_features,
-        num_projected=3 * width + padded(heads * config.num_position_features),
-        num_inner=padded(config.d_feedforward),
-        num_logits=padded(config.vocab_size),
-        num_blocks=num_blocks,
-        num_parts=-(-num_blocks // PART),
-        history_ring=memory.history.shape[2],
-        tracks_usage=memory.usage.shape[2] > 0,
-        pre_norm=config.norm == "pre",
-        quantised=memory.keys.dtype == np.int8,
-        compressed=config.compressed,
-        memory=config.memory,
-        window=config.window,
-        epsilon=model.layers[0].attention_norm.eps,
-    )
-
-
-def make_scratch(z: Sizes) -> Scratch:
-    """Arrays for the values of a step."""
-    rows, heads, parts = z.num_rows, z.num_heads, z.num_parts
-    return Scratch(
-        x=zeros(rows, z.width),
-        normed=zeros(rows, z.width),
-        projected=zeros(rows, z.num_projected),
-        rotated=zeros(rows, heads, z.num_features),
-        weights=zeros(rows, heads, z.num_blocks * SLOTS),
-        peaks=zeros(rows, heads, parts),
-        sums=zeros(rows, heads, parts),
-        parts=zeros(rows, heads, parts, z.d_padded),
-        mixed=zeros(rows, heads * z.d_padded),
-        inner=zeros(rows, z.num_inner),
-        logits=zeros(rows, z.num_logits),
-        groups=zeros(0),
-        group_keys=zeros(0),
-    )

@@ -1,0 +1,55 @@
+"""The elementary functions of the kernels, and where compiled code is kept."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from waveform.decoding import simd
+
+
+@simd.compiled(entry=True)
+def _apply(which, x, out, size):
+    for i in range(0, size, 16):
+        value = simd.load(x, i, np.float32(0))
+        if which == 0:
+            value = simd.exp(value)
+        elif which == 1:
+            value = simd.gelu(value)
+        elif which == 2:
+            value = simd.tanh(value)
+        else:
+            value = simd.sigmoid(value)
+        simd.store(out, i, value)
+
+
+def test_elementary_functions() -> None:
+    x = np.linspace(-30, 30, 1 << 14, dtype=np.float32)
+    exact = x.astype(np.float64)
+    results = [np.empty_like(x) for _ in range(4)]
+    for which, out in enumerate(results):
+        _apply(which, simd.address(x), simd.address(out), x.size)
+    exp, gelu, tanh, sigmoid = (out.astype(np.float64) for out in results)
+    assert np.abs(exp / np.exp(exact) - 1).max() < 1.5e-7
+    erf = np.array([math.erf(value / math.sqrt(2)) for value in exact])
+    assert np.abs(gelu - exact / 2 * (1 + erf)).max() < 1e-6
+    assert np.abs(tanh - np.tanh(exact)).max() < 3e-7
+    assert np.abs(sigmoid * (1 + np.exp(-exact)) - 1).max() < 3e-7
+    far = np.array([-np.inf, -1e30, -88, 88] * 4, dtype=np.float32)
+    _apply(0, simd.address(far), simd.address(results[0]), 16)
+    assert results[0][:3].tolist() == [0, 0, 0] and results[0][3] > 1e38
+
+
+def test_no_folder_for_compiled_code_is_needed() -> None:
+    """If numba cannot keep compiled code (here: because it has no file), it compiles again, without a warning."""
+    code = """
+from waveform.decoding.simd import compiled
+@compiled(entry=True)
+def plus(a): return a + 1
+print(plus(1))"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout == "2\n", done.stderr
