@@ -140,8 +140,9 @@ def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> No
     from waveform.engine import trainer
     from waveform.engine.trainer import RunContext, Trainer
     from waveform.ranks.distributed import join, leave
+    from waveform.runs.folder import check_run_dir
     from waveform.runs.settings import typed
-    from waveform.runs.training import check_run_dir, train_run
+    from waveform.runs.training import train_run
     from waveform.speech import SpeechTrainConfig
 
     config = copy.deepcopy(place.config)
