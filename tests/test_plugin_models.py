@@ -1,0 +1,142 @@
+"""A package of one's own adds a model by one class and one entry point; then every verb works with it.
+
+`lstm` gives only what the contract requires, `full_lstm` every optional part too (tests/plugin_models.py).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import laws
+from tests.plugin_models import LSTM, FullLSTM
+from tests.test_cli import write_tones
+from waveform.cli import main
+from waveform.engine.interface import OptionalParts
+from waveform.models.registry import build, model_names
+
+MODELS = ("lstm", "full_lstm")
+ROOT = Path(__file__).parents[1]
+TRAIN = [
+    *("train.max_steps=4", "train.max_seconds=null", "train.batch_size=2", "train.chunk=64", "train.window=32"),
+    *("train.unroll=2", "train.evaluate_every=4", "train.checkpoint_every=2", "train.log_every=1"),
+    *("train.sample_seconds=0.01", "train.evaluate_tokens=2000", "train.device=cpu"),
+]
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package whose entry points name the two models, for this process and those that it starts."""
+    info = tmp_path / "site" / "my_models-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "entry_points.txt").write_text(
+        "[waveform.models]\nlstm = tests.plugin_models:LSTM\nfull_lstm = tests.plugin_models:FullLSTM\n"
+    )
+    monkeypatch.syspath_prepend(info.parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (info.parent, ROOT))))
+    monkeypatch.setattr(FullLSTM, "used", set())
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    for split, num in (("train", 3), ("valid", 1), ("test", 2)):
+        write_tones(tmp_path / "audio" / split, num=num, seconds=0.2)
+    return tmp_path
+
+
+def run(*arguments: Any) -> None:
+    assert main([str(argument) for argument in arguments]) == 0
+
+
+def test_the_models_are_registered() -> None:
+    assert set(MODELS) < set(model_names())
+    assert type(build("lstm", vocab_size=8, d_model=4)) is LSTM
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_verb_works(model: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpointed = ["train.checkpoint_activations=true"] if model == "full_lstm" else []
+    run("train", place / "audio", place / "run", f"model={model}", *TRAIN, *checkpointed)
+    lines = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert any(line.get("aux_loss", 0) > 0 for line in lines) == (model == "full_lstm")
+    run("evaluate", place / "run", "--json", place / "e.json")
+    figures = json.loads((place / "e.json").read_text())
+    assert figures["model"] == model and 1 < figures["nll_nats_per_sample"] < 6
+    run("sample", place / "run", "--out", place / "wav", "--seconds", "0.01", "--num", "2")
+    assert len(list((place / "wav").glob("*.wav"))) == 2
+    run("analyse", place / "run", "--tokens", "2000", "--json", place / "a.json")
+    (analysed,) = json.loads((place / "a.json").read_text())["runs"]
+    assert ("absent" in analysed["state_reuse"]) == (model == "lstm")
+    assert main(["sample", str(place / "run"), "--out", str(place / "int8"), "--seconds", "0.01", "--int8"]) == (
+        2 if model == "lstm" else 0
+    )
+    if model == "lstm":
+        assert "LSTM has no int8 decoder" in capsys.readouterr().err
+        assert not FullLSTM.used
+    else:
+        # All that OptionalParts declares, except what only several processes or a short unroll ask for.
+        parts = {name for name in vars(OptionalParts) if not name.startswith("_")}
+        rest = {"has_int8_decoder", "sharding_units", "trains_through_time"}
+        assert FullLSTM.used == parts - rest | {"int8 decoder"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_bench(model: str, place: Path) -> None:
+    run("bench", "--model", model, "--preset", "demo", "--device", "cpu", "--audio-minutes", "0", "--batch-size", "1",
+        "--json", place / "b.json", "train.chunk=64", "train.window=32", "train.unroll=2")  # fmt: skip
+    (figures,) = json.loads((place / "b.json").read_text())["models"]
+    assert figures["training"]["tokens_per_second"]["min"] > 0
+    kinds = {case["decoder"] for case in figures["sampling"]}
+    assert kinds == ({"exact"} if model == "lstm" else {"exact", "int8"})
+
+
+@pytest.mark.slow
+def test_a_model_may_be_sharded(place: Path) -> None:
+    run("prepare", place / "audio", place / "data")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "waveform"]
+    command += ["train", str(place / "data"), str(place / "run"), "model=full_lstm", *TRAIN, "train.sharding=fsdp"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    run("evaluate", place / "run")
+
+
+def test_what_a_model_lacks_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(*settings: str) -> str:
+        capsys.readouterr()
+        assert main(["train", str(place / "audio"), str(place / "run"), *TRAIN, *settings]) == 2
+        return capsys.readouterr().err
+
+    assert "LSTM has no layers that can be computed again" in refused("model=lstm", "train.checkpoint_activations=true")
+    assert "set train.unroll=2 or more" in refused("model=full_lstm", "train.unroll=1")
+    assert "trains_through_time" in FullLSTM.used
+
+
+LAWS = [
+    laws.check_chunks,
+    laws.check_decoder,
+    laws.check_state,
+    laws.check_state_dtype,
+    laws.check_rows_are_independent,
+    laws.check_reset_rows,
+]
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_laws_hold(model: str, law: Callable[[laws.Case], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(laws.CONFIGS, model, {"small": {"d_model": 6}})
+    law(laws.Case(model, "small"))
+
+
+def test_the_full_model_obeys_the_laws_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(laws.CONFIGS, "full_lstm", {"small": {"d_model": 6}})
+    case = laws.Case("full_lstm", "small")
+    laws.check_causality(case)
+    laws.check_gradient_in_state(case)
+    laws.check_gradients_of_parameters(case, carry_gradient=True)
