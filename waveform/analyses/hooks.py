@@ -50,11 +50,7 @@ def observe_compression_loss(model: Any, see: Callable[[int, Tensor], None]) -> 
         return lambda module, inputs, output: see(layer, output.detach())
 
     layers = [module for module in model.modules() if isinstance(module, Layer)]
-    hooks = [
-        layer.compression_loss.register_forward_hook(observer(i))
-        for i, layer in enumerate(layers)
-        if hasattr(layer, "compression_loss")
-    ]
+    hooks = [layer.compression_loss.register_forward_hook(observer(i)) for i, layer in enumerate(layers)]
     try:
         yield
     finally:

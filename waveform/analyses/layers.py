@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.analyses.hooks import attention_modules, observe_attention, observe_compression_loss
+from waveform.analyses.hooks import observe_attention, observe_compression_loss
 from waveform.engine.single_pass import score_once
 from waveform.engine.token_set import TokenSet
 from waveform.models.attention import Slots
+from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.transformer_config import CompressiveTransformerConfig
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
@@ -58,9 +59,9 @@ def observe_layers(
     model: its parameters require no gradient (losses are computed with gradients enabled). Returns one line if the
     model or the data has nothing to look at. Raises UserError if max_tokens does not even fill the memories.
     """
-    if not attention_modules(model):
+    if not isinstance(model, CompressiveTransformer):
         return "the model has no attention"
-    config: CompressiveTransformerConfig = model.config
+    config = model.config
     lead = full_after(config)
     num_windows = max(_MIN_WINDOWS, lead // config.window)
     longest = max(tokens.lengths, default=0)

@@ -22,7 +22,7 @@ class Step(NamedTuple):
 
     hidden: Tensor  # [B, T, D], input of the head
     state: State  # the same shapes and dtypes as the state that came in
-    aux_losses: dict[str, Tensor]  # each [B]: one value a row, a mean over everything else
+    aux_losses: dict[str, Tensor]  # each [B]: one value a row; adds up over calls, however the stream is cut
 
 
 @runtime_checkable
