@@ -1,6 +1,6 @@
-"""Carries out a measurement in a process of its own.
+"""Runs a measurement in a separate process.
 
-Peak memory is a process's, and a model that fails or runs out of memory must not spoil the other measurements.
+Peak memory belongs to a process, and a model that fails or runs out of RAM must not spoil the other measurements.
 """
 
 import json
@@ -26,15 +26,15 @@ class Job:
     title: str
     name: dict[str, Any]  # what identifies it in the figures if it fails
     function: str  # `module:function`; returns the figures, and gets an empty folder as `scratch`
-    arguments: dict[str, Any]  # its other arguments, as JSON has them
+    arguments: dict[str, Any]  # its other arguments, as in JSON
 
 
 def run_in_child(job: Job) -> dict[str, Any]:
-    """The figures of a job, or its name and `error`."""
+    """Return the figures of a job, or its name and `error`."""
     with tempfile.TemporaryDirectory(prefix="waveform-bench-") as scratch:
         job_file, result_file = Path(scratch) / "job.json", Path(scratch) / "result.json"
         job_file.write_text(json.dumps(asdict(job)))
-        # -P: nothing in the folder where the command was started may replace a module.
+        # -P: a file in the current folder must not replace a module.
         command = [sys.executable, "-P", "-c", _CHILD, str(job_file), str(result_file)]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode == 0 and result_file.exists():
@@ -47,7 +47,7 @@ def run_in_child(job: Job) -> dict[str, Any]:
 
 
 def run_job(job_file: str, result_file: str) -> None:
-    """What the child does: one measurement, from one JSON file into another."""
+    """Run one measurement in the child: from one JSON file to another."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback; the parent reports it
     job = Job(**json.loads(Path(job_file).read_text()))
     module, _, function = job.function.partition(":")

@@ -1,8 +1,8 @@
 """Counts the FLOPs of a model's matrix products, convolutions and attention (2 FLOPs per multiply-add).
 
 Model FLOPs are 3 x those of one forward with full memories, the usual convention: backward costs twice forward, and
-what a backward recomputes is not useful work. Forwards of auxiliary losses count once, a lower bound: they stop most
-gradients, and counting them 3 x would be 8% more than all that the Compressive Transformer computes.
+what a backward pass recomputes is not useful work. Forwards of auxiliary losses count once, a lower bound: they stop
+most gradients, and counting them 3 x would give 8% more than the Compressive Transformer computes in all.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def _addmm_flops(out: Any, a: Any, b: Any, *args: Any, **kwargs: Any) -> int:
     return 2 * batch * a[-2] * a[-1] * b[-1]
 
 
-# Products that torch's counter does not know; the rest, and what a custom autograd function is made of, it does.
+# Products that torch's counter does not know; it counts all others, also inside custom autograd functions.
 _MORE_PRODUCTS: dict[Any, Callable[..., int]] = {
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
@@ -41,14 +41,14 @@ _MORE_PRODUCTS: dict[Any, Callable[..., int]] = {
 
 
 def counted_flops(function: Callable[[], Any]) -> int:
-    """FLOPs of the matrix products, convolutions and attention that a call carries out."""
+    """Return the FLOPs of the matrix products, convolutions and attention in a call."""
     with FlopCounterMode(display=False, custom_mapping=_MORE_PRODUCTS) as counter:
         function()
     return int(counter.get_total_flops())
 
 
 def forward_flops(model: SequenceModel, tokens: Tensor, state: State) -> int:
-    """FLOPs of one forward: tokens [B, T] through trunk, head and, where gradients are enabled, auxiliary losses."""
+    """Return the FLOPs of one forward pass: tokens [B, T] through trunk, head and, with gradients, auxiliary losses."""
 
     def forward() -> None:
         step = model.forward(tokens, state)
@@ -58,7 +58,7 @@ def forward_flops(model: SequenceModel, tokens: Tensor, state: State) -> int:
 
 
 def model_flops(model: SequenceModel, tokens: Tensor, state: State) -> int:
-    """FLOPs that training on tokens [B, T] usefully takes, forward and backward (defined in the module's docstring)."""
+    """Return the model FLOPs, defined above, of training on tokens [B, T]: forward and backward."""
     with torch.no_grad():
         without_aux = forward_flops(model, tokens, state)
     return BACKWARD_FACTOR * without_aux + max(0, forward_flops(model, tokens, state) - without_aux)

@@ -1,4 +1,4 @@
-"""What this machine can do at most: the rates of a large matrix product and of reading memory."""
+"""The most that this machine can do: the rates of a large matrix product and of reading memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from waveform.benchmarks.timing import seconds
 
 
 class Limits:
-    """Measured anew at each call, so that a busy moment affects limits and speeds alike."""
+    """Rates, measured again at each call, so that a busy moment affects limits and speeds alike."""
 
     def __init__(self, device: torch.device, *, dtype: torch.dtype) -> None:
         """dtype: of the matrix product."""
@@ -22,12 +22,12 @@ class Limits:
         self.matrix_rate(), self.memory_rate()  # the first calls load libraries
 
     def matrix_rate(self) -> float:
-        """FLOP/s of a product of square matrices."""
+        """Return the FLOP/s of a product of square matrices."""
         flops = 2 * self._a.shape[0] ** 3 * self._calls
         return flops / seconds(lambda: self._repeat(self._multiply), device=self._device)
 
     def memory_rate(self) -> float:
-        """Bytes/s read."""
+        """Return the bytes/s that are read."""
         read = self._long.numel() * self._long.element_size() * self._calls
         return read / seconds(lambda: self._repeat(self._long.sum), device=self._device)
 

@@ -24,7 +24,7 @@ _STREAMS = {"cpu": (1, 4), "cuda": (1, 64)}  # sampled side by side
 def measure_model(config: dict[str, Any], *, preset: str, scratch: Path) -> dict[str, Any]:
     """Train and sample one model on random tokens in `scratch`, an empty folder; return its figures.
 
-    For a fresh process: peak memory counts everything that the process ever held.
+    Call it in a fresh process: peak memory counts everything that the process ever held.
     """
     imports_bytes = resident_bytes()
     train_config: TrainConfig = typed(TrainConfig, config["train"], section="train")
@@ -71,7 +71,7 @@ def measure_model(config: dict[str, Any], *, preset: str, scratch: Path) -> dict
 
 
 def _random_tokens(folder: Path, *, num_rows: int, length: int) -> TokenSet:
-    """One utterance per row, so that no row's state resets while it is read."""
+    """Write one utterance per row, so that no row's state is reset while it is read."""
     path = folder / "random.shard"
     rng = np.random.default_rng(0)
     with ShardWriter(path, vocab_size=VOCAB_SIZE) as writer:

@@ -1,4 +1,4 @@
-"""Measures how fast `prepare` works on synthesised FLAC, against decoding alone and resampling alone."""
+"""Measures how fast `prepare` is on synthesised FLAC, compared with decoding alone and resampling alone."""
 
 import time
 from collections.abc import Callable
@@ -22,9 +22,9 @@ _REPEATS = 3
 
 
 def synthesise(seconds: int, *, seed: int, num_channels: int) -> np.ndarray:
-    """Audio about as hard to decode as speech: float32 [n, channels] at RATE_HZ.
+    """Make audio about as hard to decode as speech: float32 [n, channels] at RATE_HZ.
 
-    Syllables, four a second, of harmonics under a falling spectrum, with pauses, over noise at -60 dBFS.
+    Four syllables per second, of harmonics with a falling spectrum, with pauses, over noise at -60 dBFS.
     """
     rng = np.random.default_rng(seed)
     time_s = np.arange(seconds * RATE_HZ) / RATE_HZ
@@ -39,9 +39,9 @@ def synthesise(seconds: int, *, seed: int, num_channels: int) -> np.ndarray:
 
 
 def measure_preparation(minutes: float, *, num_channels: int, scratch: Path) -> dict[str, Any]:
-    """Speed of preparing `minutes` of 16-bit 44.1 kHz FLAC in files of 15 s with one worker, in x real time.
+    """Measure preparing `minutes` of 16-bit 44.1 kHz FLAC, in files of 15 s, with one worker, in x real time.
 
-    The limit is the time that decoding the files and resampling as much audio take alone, measured by turns with the
+    The limit is the time that decoding the files and resampling as much audio take alone, interleaved with the
     preparations. Loading torchaudio is not counted. scratch: an empty folder.
     """
     num_files = max(3, round(minutes * 60 / FILE_S))  # at least one for each split

@@ -13,7 +13,7 @@ _aten = torch.ops.aten
 
 
 class _ReadCounter(TorchDispatchMode):
-    """Counts the bytes of tensors that a step's matrix products read and the step did not itself make."""
+    """Counts the bytes that a step's matrix products read of tensors that the step did not make itself."""
 
     _PRODUCTS = frozenset(
         {_aten.mm, _aten.addmm, _aten.addmm_, _aten.bmm, _aten.baddbmm, _aten.baddbmm_, _aten.linear, _aten.mv,
@@ -40,16 +40,16 @@ class _ReadCounter(TorchDispatchMode):
                     self._read[place] = tensor.numel() * tensor.element_size()
         result = func(*args, **kwargs)
         for leaf in tree_leaves(result):
-            # What is written into, or is a view, existed before.
+            # A result that is a view, or was written into, existed before.
             if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in storages:
                 self._made.add(leaf.untyped_storage().data_ptr())
         return result
 
 
 def bytes_read_by_step(stepper: Decoder, tokens: Tensor) -> int | None:
-    """Bytes of weights and cache that one step reads, by carrying one out; None if unknown.
+    """Return the bytes of weights and cache that one step reads, by running one; None if unknown.
 
-    A `MeteredDecoder`, whose products are not torch's, knows it.
+    A `MeteredDecoder`, whose products are not torch's, says so itself.
     """
     if isinstance(stepper, MeteredDecoder):
         return stepper.bytes_per_step

@@ -8,7 +8,7 @@ from waveform.system.console import table
 
 
 def format_figures(content: dict[str, Any]) -> str:
-    """What `bench` returns, as tables for a terminal."""
+    """Return the figures of `bench` as tables."""
     machine = content["machine"]
     hardware = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
     lines = [f"{hardware}; torch {machine['torch']}, waveform {machine['waveform']}"]

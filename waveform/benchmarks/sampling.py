@@ -1,4 +1,4 @@
-"""Measures sampling with full memories: speed, against the time that reading a step's bytes takes at least."""
+"""Measures sampling with full memories: speed, compared with the least time in which a step's bytes can be read."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ _WARM_STEPS = {"cpu": 3, "cuda": STEPS_TO_CAPTURE}  # of a decoder, before it is
 
 
 def decoders(model: SequenceModel) -> Mapping[str, Callable[[State], Decoder]]:
-    """Every way in which `model` samples, by its name in the results; a further decoder is added here."""
+    """Return every way in which `model` samples, by its name in the figures; add further decoders here."""
     ways: dict[str, Callable[[State], Decoder]] = {"exact": lambda state: decoder(model, state)}
     if optional_parts(model).has_int8_decoder and next(iter(model.parameters())).device.type == "cpu":
         ways["int8"] = lambda state: decoder(model, state, int8=True)
@@ -41,8 +41,8 @@ def measure_sampling(
     """Time drawing tokens from every decoder of `model`, for each number of streams side by side.
 
     state: with full memories, at the start of a window; every stream gets its first row. Steps are timed from the
-    middle of the window, where an average number of window slots is in use, and one step at its end, whose extra work
-    (compression, shifting memories) is spread over the window.
+    middle of the window, where an average number of window slots is in use. One step is timed at the end, and its extra
+    work (compression, shifting memories) is spread over the window.
     """
     model_device = next(iter(model.parameters())).device
     generator = torch.Generator().manual_seed(1)
@@ -57,7 +57,7 @@ def measure_sampling(
     for case in cases:
         case.warm(warm_steps, max_steps=max(room, 1))
     memory_rates: list[float] = []
-    for _ in range(MAX_REPEATS):  # by turns, so that a busy moment affects all
+    for _ in range(MAX_REPEATS):  # interleaved, so that a busy moment affects all
         memory_rates.append(limits.memory_rate())
         for case in cases:
             case.repeat()
@@ -66,7 +66,7 @@ def measure_sampling(
 
 
 class _Sampler:
-    """One decoder of one number of streams, timed."""
+    """Times one decoder with one number of streams."""
 
     def __init__(
         self, model: SequenceModel, name: str, make: Callable[[State], Decoder], state: State, num_streams: int
@@ -87,11 +87,11 @@ class _Sampler:
         loop.draw(torch.full((num_steps, self._num_streams), 0.5, device=self._device))
 
     def warm(self, num_steps: int, *, max_steps: int) -> None:
-        """Do steps untimed, and set how many a repeat does, at most `max_steps`."""
+        """Run steps without timing them, and choose how many a repeat runs, at most `max_steps`."""
         self._draw(self._loop, num_steps)
         step_s = seconds(lambda: self._draw(self._loop, 1), device=self._device)
         self._num_steps = max(1, min(max_steps, BLOCK_STEPS, round(_STEPS_S / step_s)))
-        if self._num_steps > GRAPH_STEPS:  # whole graphs, if steps are captured
+        if self._num_steps > GRAPH_STEPS:  # complete graphs, if steps are captured
             self._num_steps -= self._num_steps % GRAPH_STEPS
         self._bytes = bytes_read_by_step(self._stepper, self._tokens)
 
@@ -101,7 +101,7 @@ class _Sampler:
         self._step_s.append(duration_s / self._num_steps)
 
     def result(self, near_end: State, *, window: int, memory_rate: dict[str, float]) -> dict[str, Any]:
-        """The figures; near_end: two steps before the end of a window."""
+        """Return the figures; near_end: the state two steps before the end of a window."""
         stepper = self._make(self._rows(near_end))
         stepper.step(self._tokens)
         if isinstance(stepper, DeviceDecoder):

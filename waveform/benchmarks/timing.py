@@ -1,4 +1,4 @@
-"""Times repeated work: what one call takes, when there are enough repeats, and their spread."""
+"""Times repeated work: the duration of a call, whether there are enough repeats, and their spread."""
 
 import statistics
 import time
@@ -13,7 +13,7 @@ _REPEATS_S = 5.0  # of timing, once there are _MIN_REPEATS
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, min, max and number of repeated measurements."""
+    """Return the median, min, max and number of repeated measurements."""
     return {
         "median": statistics.median(values),
         "min": min(values),
@@ -23,7 +23,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def seconds(function: Callable[[], Any], *, device: torch.device) -> float:
-    """Wall-clock time of a call, including what it leaves queued on a GPU."""
+    """Return the wall-clock time of a call, including what it leaves queued on a GPU."""
     _synchronise(device)
     began = time.perf_counter()
     function()

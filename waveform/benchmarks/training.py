@@ -1,4 +1,4 @@
-"""Measures training with full memories: speed, FLOPs against the rate of a large matrix product, peak memory."""
+"""Measures training with full memories: speed, FLOPs as a share of the matrix rate, peak memory."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ _MAX_WINDOWS = 64  # read until memories are full
 
 @torch.no_grad()
 def fill_memories(model: SequenceModel, state: State, *, window: int, vocab_size: int) -> tuple[State, int]:
-    """Read windows of random tokens until memories are full: until two windows in a row cost as many FLOPs.
+    """Read windows of random tokens until memories are full: until two consecutive windows cost the same FLOPs.
 
     Returns the state and the number of windows read. A window that attends to more slots costs more, so equal costs
-    mean that no memory grew (one that reads all slots from the start, full or not, costs the same at once).
+    mean that no memory grew (a model that always reads all slots, full or not, stops after two windows).
     """
     parameter = next(iter(model.parameters()))
     batch_size = state_tensors(state)[0].shape[0]
@@ -38,16 +38,16 @@ def fill_memories(model: SequenceModel, state: State, *, window: int, vocab_size
 
 
 def measure_training(trainer: Trainer, *, window: int, vocab_size: int) -> dict[str, Any]:
-    """Time `trainer.update` with full memories; afterwards `trainer.state` is at a window's start, memories full.
+    """Time `trainer.update` with full memories; leave `trainer.state` at the start of a window, with full memories.
 
-    Every row of the trainer's stream must be in its first utterance for `updates_needed()` chunks. Peak memory is
-    that of two updates (the second has the optimiser's moments as well as the activations).
+    Every row of the trainer's stream must stay in its first utterance for `updates_needed()` chunks. Peak memory is
+    that of two updates (during the second, the optimiser's moments exist as well as the activations).
     """
     device, config = trainer.world.device, trainer.config
     autocast = config.autocast(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    trainer.stream.next_chunk()  # with the resets of all rows
+    trainer.stream.next_chunk()  # the first one, which resets all rows
     trainer.module.train()
     with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
         trainer.state, num_windows = fill_memories(trainer.model, trainer.state, window=window, vocab_size=vocab_size)
@@ -79,5 +79,5 @@ def measure_training(trainer: Trainer, *, window: int, vocab_size: int) -> dict[
 
 
 def updates_needed() -> int:
-    """Chunks of each row that `measure_training` reads at most."""
+    """Return the most chunks of each row that `measure_training` reads."""
     return MAX_REPEATS + 2
