@@ -48,7 +48,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def package_of(module: str) -> str:
-    """`waveform.runs` for `waveform.runs.folder.open_run`; `baselines` and `recipes` for all that is in them."""
+    """`waveform.runs` for `waveform.runs.opened.open_run`; `baselines` and `recipes` for all that is in them."""
     parts = module.split(".")
     return ".".join(parts[: 2 if parts[0] == "waveform" else 1])
 

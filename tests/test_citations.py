@@ -1,0 +1,66 @@
+"""Every file, module and link of the project that a page, a docstring or a comment cites exists."""
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TOPS = ("waveform", "baselines", "recipes", "tests")
+ENTRY_POINT_GROUPS = {"waveform.models", "waveform.configs", "waveform.recipes", "waveform.compressions"}
+_FILE = re.compile(rf"(?<![\w/-])(?:{'|'.join(TOPS)}|docs|results)/[\w/.-]+\.(?:py|md|json|yaml|png)\b")
+_NAME = re.compile(rf"(?<![\w./-])(?:{'|'.join(TOPS)})(?:\.[a-zA-Z_]\w*)+")
+_LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+
+
+def pages() -> list[Path]:
+    return [*ROOT.glob("*.md"), *(page for top in ("docs", "results", *TOPS) for page in (ROOT / top).rglob("*.md"))]
+
+
+def prose(source: Path) -> Iterator[str]:
+    """Yield the docstrings and comments of a Python file."""
+    for token in tokenize.generate_tokens(io.StringIO(source.read_text()).readline):
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and '"""' in token.string):
+            yield token.string
+
+
+def exists(name: str) -> bool:
+    """Whether `a.b.c` is an entry-point group, a package, a module, or a word in the module that `a.b` is."""
+    if name in ENTRY_POINT_GROUPS:
+        return True
+    parts = name.split(".")
+    for i in range(len(parts), 0, -1):
+        path = ROOT.joinpath(*parts[:i])
+        if path.with_suffix(".py").is_file():
+            return i == len(parts) or re.search(rf"\b{parts[i]}\b", path.with_suffix(".py").read_text()) is not None
+        if path.is_dir():
+            return i == len(parts) or parts[i] in (path / "__init__.py").read_text()
+    return False
+
+
+def stale(text: str, folder: Path) -> list[str]:
+    """Return the citations in `text` that lead nowhere; links are relative to `folder`."""
+    return [
+        *(file for file in _FILE.findall(text) if not (ROOT / file).exists()),
+        *(name for name in _NAME.findall(text) if not exists(name)),
+        *(link for link in _LINK.findall(text) if not (folder / link).exists()),
+    ]
+
+
+def test_what_pages_cite_exists() -> None:
+    found = {page.relative_to(ROOT).as_posix(): stale(page.read_text(), page.parent) for page in pages()}
+    assert {page: wrong for page, wrong in found.items() if wrong} == {}
+
+
+def test_what_docstrings_and_comments_cite_exists() -> None:
+    sources = [source for top in TOPS for source in (ROOT / top).rglob("*.py") if source != Path(__file__)]
+    found = {source.relative_to(ROOT).as_posix(): stale("\n".join(prose(source)), ROOT) for source in sources}
+    assert {source: wrong for source, wrong in found.items() if wrong} == {}
+
+
+def test_a_stale_citation_is_found() -> None:
+    text = "`waveform/verbs/train.py`, waveform.verbs.train.train, [x](docs/faults.md); waveform/gone.py"
+    assert stale(f"{text} waveform.verbs.gone waveform.verbs.train.gone [y](gone.md)", ROOT) == [
+        "waveform/gone.py", "waveform.verbs.gone", "waveform.verbs.train.gone", "gone.md",
+    ]  # fmt: skip
