@@ -18,6 +18,26 @@ def test_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert "sample/s" in lines[-1] and "ETA" in lines[-1] and "x real time" in lines[-1]
 
 
+def test_the_last_line_is_printed_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    for pause_s in (20.0, 0.1):  # whether the last update is reported at once, or is left to the end
+        now = 0.0
+        with Progress("train", total=2, unit="step") as bar:
+            now += 20.0
+            bar.update()
+            now += pause_s
+            bar.update()
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.split(" step")[0] for line in lines] == ["train: 1/2", "train: 2/2"]
+
+
+def test_work_that_ends_before_the_first_line_prints_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("short", total=1, unit="step") as bar:
+        bar.update()
+    assert capsys.readouterr().err == ""
+
+
 def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("quiet", total=1, unit="step", enabled=False) as bar:
         bar.update()

@@ -35,6 +35,7 @@ class Progress:
         self._start_s = self._last_line_s = time.monotonic()
         self._initial = self._done = float(initial)
         self._note = ""
+        self._printed: float | None = None  # what was done when the last plain line was printed; None: there is none
         self._bar: tqdm | None = None
         if enabled and sys.stderr.isatty():
             with self._if_possible():
@@ -77,6 +78,7 @@ class Progress:
                 print(line, file=sys.stderr, flush=True)
 
     def _print_line(self) -> None:
+        self._printed = self._done
         elapsed_s = max(time.monotonic() - self._start_s, 1e-9)
         rate = (self._done - self._initial) / elapsed_s
         parts = [f"{self._label}: {self._done:,.0f}"]
@@ -98,5 +100,5 @@ class Progress:
         with self._if_possible():
             if self._bar is not None:
                 self._bar.close()
-            elif self._enabled and self._last_line_s > self._start_s:
+            elif self._enabled and self._printed not in (None, self._done):
                 self._print_line()
