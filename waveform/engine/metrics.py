@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from waveform.engine.tensorboard import event_writer
+from waveform.engine.tensorboard import EventFile
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.errors import UserError
 
@@ -40,8 +40,8 @@ class MetricsLog:
         self._evaluated = {record["step"] for record in kept if record.get("kind") == "evaluate"}
         if self._path.exists():
             write_file(self._path, "".join(json.dumps(record) + "\n" for record in kept).encode())
-        purge = None if resume_step is None else resume_step + 1
-        self.tensorboard = event_writer(run_dir / "tensorboard", purge_step=purge)
+        purge_step = None if resume_step is None else resume_step + 1
+        self.tensorboard = EventFile(run_dir / "tensorboard", purge_step=purge_step)
 
     def write(self, kind: str, *, step: int, **values: Any) -> None:
         """Write one record: `kind` is train or evaluate; values are JSON scalars."""
@@ -57,12 +57,8 @@ class MetricsLog:
         """Whether the evaluation at `step` is written."""
         return step in self._evaluated
 
-    def flush(self) -> None:
-        """Hand to the operating system what TensorBoard's writer holds back for minutes."""
-        self.tensorboard.flush()
-
     def close(self) -> None:
-        """Flush everything to disk."""
+        """Close the event file; every record has been written already."""
         self.tensorboard.close()
 
 

@@ -68,8 +68,3 @@ class TrainLog:
     def lacks_evaluation(self, step: int) -> bool:
         """Whether an evaluation at `step` is this rank's to write, and not written yet."""
         return self.metrics is not None and not self.metrics.has_evaluation(step)
-
-    def flush(self) -> None:
-        """Hand what TensorBoard's writer holds back to the operating system."""
-        if self.metrics is not None:
-            self.metrics.flush()

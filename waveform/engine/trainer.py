@@ -275,7 +275,6 @@ class Trainer:
                 self._evaluation_due = crossed(config.evaluate_every)
                 if crossed(config.checkpoint_every):  # first, so that nothing that an evaluation runs into loses steps
                     self.save()
-                    self._log.flush()
                 if self._evaluation_due:
                     self._validate(progress, stop)
             if stopped_by and self._saved_step != self.step:

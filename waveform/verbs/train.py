@@ -117,8 +117,8 @@ def _audio_summary(config: SpeechTrainConfig, data: Dataset) -> OnEvaluate | Non
             on_block=keep,
         )
         samples = decode(torch.cat(blocks).to(torch.uint8))
-        log.tensorboard.add_audio("sample", samples, step, sample_rate=SAMPLE_RATE_HZ)
-        log.tensorboard.add_image("sample/mel", mel_image(samples.numpy()), step, dataformats="HWC")
+        log.tensorboard.add_audio("sample", samples, step, sample_rate_hz=SAMPLE_RATE_HZ)
+        log.tensorboard.add_image("sample/mel", mel_image(samples.numpy()), step)
 
     return summarise
 
