@@ -1,20 +1,14 @@
 """The model that a run's configuration describes, and whether this machine has the RAM for it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from waveform.engine.interface import SequenceModel
 from waveform.models.registry import build, model_class
 from waveform.system.errors import UserError
 from waveform.system.ram import machine_bytes
-
-_MANY_PARAMETERS = 5000  # tensors, of some 300 layers; sketching them takes a second or two
 
 
 def model_from(config: dict[str, Any]) -> SequenceModel:
@@ -40,13 +34,8 @@ def sketch_model(config: dict[str, Any], *, num_copies: int) -> SequenceModel:
     Raises UserError, naming settings, if the model refuses them or its weights would be too large.
     """
     try:
-        try:
-            with limited_parameters(_MANY_PARAMETERS), torch.device("meta"):
-                sketch = model_from(config)
-        except TooManyParameters:
-            _refuse_too_deep(config, num_copies=num_copies)
-            with torch.device("meta"):
-                sketch = model_from(config)
+        with torch.device("meta"):
+            sketch = model_from(config)
         num_bytes = num_copies * _num_bytes(sketch)
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond what torch can count
         reason = " ".join(str(error).split())[:200]
@@ -58,31 +47,6 @@ def sketch_model(config: dict[str, Any], *, num_copies: int) -> SequenceModel:
 
 def _num_bytes(model: SequenceModel) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-
-
-def _refuse_too_deep(config: dict[str, Any], *, num_copies: int) -> None:
-    """Raises UserError if one setting is a number of equal parts, and there are too many of them.
-
-    Millions of layers would take hours to sketch; a few show what each takes.
-    """
-    for name, value in config["model"].items():
-        if type(value) is not int or value <= 100:
-            continue
-        sizes = []
-        with (
-            suppress(UserError, TooManyParameters),
-            torch.device("meta"),
-        ):  # UserError: another setting asks for more than few
-            for few in (8, 16, 24):
-                with limited_parameters(_MANY_PARAMETERS):
-                    sizes.append(_num_bytes(model_from({**config, "model": {**config["model"], name: few}})))
-            each = (sizes[1] - sizes[0]) // 8
-            num_bytes = num_copies * (sizes[0] + (value - 8) * each)
-            if sizes[2] - sizes[1] == sizes[1] - sizes[0] and num_bytes > machine_bytes():
-                break
-    else:
-        return
-    raise _too_large(num_bytes, num_copies, f"lower model.{name}={value}")
 
 
 def _too_large(num_bytes: int, num_copies: int, remedy: str) -> UserError:
@@ -104,25 +68,3 @@ def _lower(config: dict[str, Any]) -> str:
     }
     named = sorted(above, key=above.__getitem__, reverse=True)[:3] or list(sizes)
     return f"lower {' or '.join(f'model.{name}={sizes[name]}' for name in named)}"
-
-
-class TooManyParameters(Exception):
-    """A model has more parameters than it may have."""
-
-
-@contextmanager
-def limited_parameters(most: int) -> Iterator[None]:
-    """Within, TooManyParameters is raised as soon as modules have registered more than `most` parameters."""
-    num_left = most
-
-    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        nonlocal num_left
-        num_left -= 1
-        if num_left < 0:
-            raise TooManyParameters
-
-    hook = register_module_parameter_registration_hook(count)
-    try:
-        yield
-    finally:
-        hook.remove()
