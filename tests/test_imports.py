@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -67,8 +68,26 @@ def wrong_arrows(root: Path) -> list[str]:
     return wrong
 
 
+def circle(root: Path) -> list[str]:
+    """Return modules that import each other in a circle, wherever in a file they do so; an empty list if none do."""
+    sources = [path for top in ("waveform", "baselines", "recipes") for path in (root / top).rglob("*.py")]
+    modules = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in sources
+    }
+    graph: dict[str, set[str]] = {name: set() for name in modules}
+    for name, path in modules.items():
+        for target in imports(path):  # a module, or a name in one
+            graph[name] |= {target, target.rpartition(".")[0]} & modules.keys() - {name}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
 def test_imports_go_one_way() -> None:
     assert wrong_arrows(ROOT) == []
+    assert circle(ROOT) == []
 
 
 def test_a_wrong_arrow_is_seen(tmp_path: Path) -> None:
@@ -79,6 +98,14 @@ def test_a_wrong_arrow_is_seen(tmp_path: Path) -> None:
         "waveform/engine/a.py imports soundfile",
         "waveform/engine/a.py imports baselines.wavenet",
     ]
+
+
+def test_a_circle_is_seen(tmp_path: Path) -> None:
+    folder = tmp_path / "waveform" / "engine"
+    folder.mkdir(parents=True)
+    (folder / "a.py").write_text("from waveform.engine import b\n")
+    (folder / "b.py").write_text("def f():\n    from waveform.engine.a import g\n")
+    assert set(circle(tmp_path)) == {"waveform.engine.a", "waveform.engine.b"}
 
 
 def run_python(code: str) -> str:
