@@ -20,7 +20,7 @@ from waveform.engine.trainer import Trainer
 
 def _at_step(step: int, action: Callable[[], None]) -> None:
     """Make `action` happen once, when training is at `step`, or at that window of an evaluation."""
-    update, read, done = Trainer.update, evaluator.read, []
+    update, score_once, done = Trainer.update, evaluator.score_once, []
 
     def acting(trainer: Trainer) -> Any:
         if trainer.step == step and not done:
@@ -28,15 +28,15 @@ def _at_step(step: int, action: Callable[[], None]) -> None:
             action()
         return update(trainer)
 
-    def reading(*arguments: Any, **options: Any) -> Any:
-        for i, window in enumerate(read(*arguments, **options)):
+    def scoring(*arguments: Any, **options: Any) -> Any:
+        for i, window in enumerate(score_once(*arguments, **options)):
             if i == step and not done:
                 done.append(True)
                 action()
             yield window
 
     Trainer.update = acting
-    evaluator.read = reading
+    evaluator.score_once = scoring
 
 
 def _shards(data: Path) -> list[Path]:
