@@ -7,6 +7,7 @@ phases they wait for each other.
 # mypy: disable-error-code="no-untyped-def"
 # Compiled functions have the types of what they are called with.
 
+import functools
 from typing import Any
 
 import numba
@@ -34,8 +35,14 @@ def make_plan(*parts: Any) -> np.ndarray:
                 fields[name + suffix] = address(array)
         else:
             fields[name] = address(value) if isinstance(value, np.ndarray) else value
-    kinds = [(name, np.float32 if isinstance(value, float) else np.int64) for name, value in fields.items()]
-    return np.array([tuple(fields.values())], dtype=np.dtype(kinds))
+    kinds = tuple((name, np.float32 if isinstance(value, float) else np.int64) for name, value in fields.items())
+    return np.array([tuple(fields.values())], dtype=_record(kinds))
+
+
+@functools.cache
+def _record(fields: tuple[tuple[str, type], ...]) -> np.dtype[Any]:
+    """One object per type: at each call numba compares equal but different objects field by field, which takes 6 us."""
+    return np.dtype(list(fields))
 
 
 def num_threads_for(work: int, *, num_phases: int) -> int:
