@@ -368,6 +368,23 @@ def test_public_functions_stay_functions() -> None:
         assert callable(getattr(waveform, name)) and callable(getattr(waveform, name))
 
 
+def test_prepared_data_is_not_split_again(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tones(tmp_path / "audio", num=12)
+    data = tmp_path / "data"
+    assert main(["prepare", str(tmp_path / "audio"), str(data), "data.split.valid=0.3", "data.split.test=0.35"]) == 0
+    train = ["train", data, tmp_path / "run", *settings("wavenet")]
+    line = mistake([*train, "data.split.test=0.35", "data.split.valid=0.2"], capsys)
+    assert f"data.split.valid=0.2, but {data} was split with data.split.valid=0.3 when it was prepared" in line
+    by_folders = mistake(
+        ["train", place / "data", tmp_path / "run", *settings("wavenet"), "data.split.by=file"], capsys
+    )
+    assert "data.split.by=file, but" in by_folders and "was split by its folders train/valid/test" in by_folders
+    assert not (tmp_path / "run").exists()
+    for agreeing in ([], ["data.split.valid=0.3", "data.num_workers=1"]):
+        assert main(["train", str(data), str(tmp_path / "run"), *settings("wavenet"), *agreeing]) == 0
+        shutil.rmtree(tmp_path / "run")
+
+
 def test_files_added_later_do_not_disturb_a_run(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,8 @@ def train(
     source, run_dir = Path(source), Path(run_dir)
     config = compose_config(overrides, config_dir=None if config_dir is None else Path(config_dir))
     train_config: SpeechTrainConfig = typed(SpeechTrainConfig, config["train"], section="train")
+    if is_dataset(source):
+        _refuse_other_split(source, config, overrides)
     with job(device=train_config.device, timeout_s=train_config.timeout_s) as world:
         return _train(source, run_dir, config, train_config, world=world, show_progress=show_progress)
 
@@ -80,6 +82,21 @@ def _train(
         ),
         amount=lambda tokens: f"{tokens.num_tokens / (rate_hz or 1) / 60:.1f} minutes of audio",
     )
+
+
+def _refuse_other_split(data_dir: Path, config: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Raises UserError for a data.split setting among `overrides` with which the data set was not prepared."""
+    split = read_dataset(data_dir).sources.get("split")
+    if not isinstance(split, dict):  # not audio
+        return
+    for key in (override.lstrip("+").partition("=")[0] for override in overrides):
+        name = key.removeprefix("data.split.")
+        if name != key and config["data"]["split"][name] != (was := split.get(f"split.{name}")):
+            how = f"with {key}={was}" if was is not None else f"by its folders {split.get('layout')}"
+            raise UserError(
+                f"{key}={config['data']['split'][name]}, but {data_dir} was split {how} when it was prepared; leave "
+                "the setting out, or prepare the audio into another folder"
+            )
 
 
 def _data_of_run(source: Path, run_dir: Path) -> Dataset | None:
