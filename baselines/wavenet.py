@@ -26,7 +26,7 @@ from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH
 from waveform.system.errors import UserError
 from waveform.system.rules import Rule, check_rules, whole_number
 
-_MAX_LAYERS_PER_STACK = 20  # a dilation of 2^19 steps is 22 s at 24 kHz; more is a slip of the pen
+_MAX_LAYERS_PER_STACK = 20  # a dilation of 2^19 steps is 22 s at 24 kHz; more is a typing mistake
 _WIDTH = whole_number(1, MAX_WIDTH)
 
 
@@ -34,8 +34,8 @@ _WIDTH = whole_number(1, MAX_WIDTH)
 class WaveNetConfig:
     """Sizes of a WaveNet; the defaults are the strong baseline (39.6M parameters at 256 classes)."""
 
-    vocab_size: int  # V; the input has one id more, the begin of an utterance
-    num_stacks: int = 3  # how often the dilations are gone through
+    vocab_size: int  # V; the input has one more id, begin-of-utterance
+    num_stacks: int = 3  # how often the sequence of dilations is repeated
     layers_per_stack: int = 10  # dilations 1, 2, 4, ... 2^(layers_per_stack - 1)
     kernel_size: int = 3  # taps of a dilated convolution; 2 in the paper
     residual_channels: int = 416  # C, width of the stream from layer to layer
@@ -124,8 +124,8 @@ class WaveNet(nn.Module, OptionalParts):
         self.embedding = nn.Embedding(config.vocab_size + 1, c)
         # Inputs: the taps side by side, oldest first. Outputs: tanh's half, then sigmoid's.
         self.convolutions = nn.ModuleList(_linear(taps * c, 2 * g, gain=1) for _ in range(num_layers))
-        # The last layer has none: nothing reads its residual stream, so it would never train. No biases, because
-        # the next convolution's adds the same constant.
+        # The last layer has none: nothing reads its residual stream, so it would never train. Without biases, because
+        # that of the next convolution has the same effect.
         self.residuals = nn.ModuleList(
             _linear(g, c, gain=3 * num_layers**-0.5, bias=False) for _ in range(num_layers - 1)
         )
@@ -153,7 +153,7 @@ class WaveNet(nn.Module, OptionalParts):
         for layer, dilation in enumerate(self.config.dilations):
             fifo_BHC = state.fifos[layer]
             past_TBC = torch.cat([fifo_BHC.transpose(0, 1), x_TBC])  # [H + T, B, C]
-            # A copy: a view would keep all of `past` alive, and bloat a checkpoint.
+            # A copy: a view would keep all of `past_TBC` alive, and bloat a checkpoint.
             last_BHC = past_TBC[num_steps:].transpose(0, 1).to(fifo_BHC.dtype).contiguous()
             fifos.append(last_BHC if self.carry_gradient else last_BHC.detach())
             starts = range(0, past_TBC.shape[0] - num_steps + 1, dilation)

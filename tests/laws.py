@@ -1,7 +1,7 @@
-"""The laws that every registered model obeys, and the small models that they are tried on.
+"""The laws that every registered model obeys, and the small models that they are tested on.
 
-A law is a function of one case. To bring a model of your own under the laws, add its small configurations to
-`CONFIGS`: `tests/test_laws.py` fails for a registered model that has none.
+A law is a function of one case. To test a model of your own, add small configurations of it to `CONFIGS`:
+`tests/test_laws.py` fails for a registered model that has none.
 
 Shape letters: B rows, T steps, D model width.
 """
@@ -172,7 +172,7 @@ def run(model: Any, tokens: Tensor, state: State, cuts: Sequence[int]) -> tuple[
 
 
 def mid_stream_state(model: Any, window: int) -> State:
-    """A state of three rows, each with another history and at another place within its window."""
+    """A state of three rows with different histories, at different places within their windows."""
     state = fresh_state(model)
     for num_steps, row in ((4 * window + 1, 1), (2 * window + 2, 2), (window - 1, None)):
         _, _, state = run(model, random_tokens(num_steps, seed=num_steps), state, [num_steps])
@@ -183,7 +183,7 @@ def mid_stream_state(model: Any, window: int) -> State:
 
 @contextmanager
 def traced_embeddings(model: nn.Module) -> Iterator[list[Tensor]]:
-    """The outputs [B, T, C] or [T, B, C] of the embedding inside the `with`, in order, with their gradients kept."""
+    """The embedding's outputs [B, T, C] or [T, B, C] within the `with` block, in order; their gradients are kept."""
     outputs: list[Tensor] = []
 
     def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -208,13 +208,13 @@ def assert_same(actual: Tensor, expected: Tensor, *, atol: float = 1e-10) -> Non
     torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
 
 
-# 1. Causality
+# Law 1 (causality)
 
 
 def check_causality(case: Case) -> None:
     """The gradient of the output at t with respect to the inputs after t is exactly zero."""
     model = case.build()
-    model.carry_gradient = True  # the most paths that there can be
+    model.carry_gradient = True  # as many paths as possible
     tokens = random_tokens(2 * case.window + 3)
     for state in (fresh_state(model), interface.detach(mid_stream_state(model, case.window))):
         with traced_embeddings(model) as embeddings:
@@ -229,7 +229,7 @@ def check_causality(case: Case) -> None:
             assert gradient[:, t].any(-1).all(), f"the output at {t} does not depend on its own input"
 
 
-# 2. Chunks
+# Law 2 (chunks)
 
 
 def check_chunks(case: Case) -> None:
@@ -268,11 +268,11 @@ def check_decoder(case: Case) -> None:
             assert_same(actual, expected)
 
 
-# 3. State
+# Law 3 (state)
 
 
 def check_state(case: Case) -> None:
-    """State keeps its shapes and dtypes whatever T is, and a call leaves the state that it was given as it was."""
+    """State keeps its shapes and dtypes whatever T is, and a call does not change the state that it was given."""
     model, window = case.build(), case.window
     state = fresh_state(model)
     described = [(tensor.shape, tensor.dtype) for tensor in interface.state_tensors(state)]
@@ -289,7 +289,7 @@ def check_state(case: Case) -> None:
 
 
 def check_state_dtype(case: Case) -> None:
-    """State keeps its dtype where it is not the model's."""
+    """State keeps its dtype even if it differs from the model's."""
     model = case.build().float()
     state = model.init_state(_BATCH, device="cpu", dtype=torch.bfloat16)
     dtypes = [tensor.dtype for tensor in interface.state_tensors(state)]
@@ -301,7 +301,7 @@ def check_state_dtype(case: Case) -> None:
             assert [tensor.dtype for tensor in interface.state_tensors(state)] == dtypes
 
 
-# 4. Gradient in state
+# Law 4 (gradient in state)
 
 
 def check_gradient_in_state(case: Case) -> None:
@@ -323,11 +323,11 @@ def check_gradient_in_state(case: Case) -> None:
             assert all(reached[num_first:])
 
 
-# 5. Rows
+# Law 5 (rows)
 
 
 def check_rows_are_independent(case: Case) -> None:
-    """What the other rows hold changes nothing in a row."""
+    """A row does not depend on what other rows hold."""
     model, window = case.build(), case.window
     first, second = random_tokens(5 * window + 2), random_tokens(5 * window + 2, seed=7)
     second[1] = first[1]
@@ -342,12 +342,12 @@ def check_rows_are_independent(case: Case) -> None:
 
 
 def check_reset_rows(case: Case) -> None:
-    """Rows that are reset at different moments equal fresh rows, wherever in their windows the others stand."""
+    """Rows that are reset at different times equal fresh rows, wherever in their windows the others are."""
     model, window = case.build(), case.window
     tokens = random_tokens(12 * window)
     cuts = ragged_cuts(tokens.shape[1], longest=2 * window, seed=3)
     starts = [0, *itertools.accumulate(cuts)]
-    # Never the same call for two rows, and once right after another reset.
+    # Never two rows in one call, and once right after another reset.
     resets = {2: [0], 4: [1], 5: [1], 6: [2], 8: [0]}
     assert len(cuts) > max(resets)
     begins: dict[int, list[int]] = {row: [0] for row in range(_BATCH)}
@@ -374,7 +374,7 @@ def check_reset_rows(case: Case) -> None:
                     assert_same(torch.stack([losses[call][name][row] for call in calls]).sum(), value[0])
 
 
-# 6. Gradient of parameters
+# Law 6 (gradients of parameters)
 
 
 def _split_parameters(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -402,7 +402,7 @@ def trains_without_bptt(case: Case) -> bool:
 
 
 def check_gradients_of_parameters(case: Case, *, carry_gradient: bool) -> None:
-    """The task loss reaches all and only the trunk, the compression loss all and only the compressor, for good."""
+    """The task loss reaches exactly the trunk, the compression loss exactly the compressor, and both keep doing so."""
     model, window = case.build(), case.window
     model.carry_gradient = carry_gradient
     trunk, compressor = _split_parameters(model)
@@ -451,14 +451,14 @@ def _task_loss(model: Any, hidden: Tensor) -> Tensor:
 
 
 def reads_no_values(case: Case) -> bool:
-    """Textbook attention, an oracle, looks which distances are equal; adaptive heads, how many rows a cluster has."""
+    """Reference attention reads which distances are equal, adaptive heads how many rows a cluster has."""
     return case.fields.get("attention") != "reference" and case.fields.get("head") != "adaptive"
 
 
 def check_never_waits(case: Case) -> None:
-    """Nothing on the device is read in a window's forward and backward: on a device without values, all still runs.
+    """Forward and backward read nothing from the device: they run even on a device without values.
 
-    Rows at the same place and rows at different places, through boundaries, resets and the auxiliary losses.
+    Rows at the same place and at different places, across window boundaries, resets and auxiliary losses.
     """
     device = torch.device("meta")
     model = case.build().to(device)

@@ -1,4 +1,4 @@
-"""A package of one's own adds a model by one class and one entry point; then every verb works with it.
+"""A package of your own adds a model by one class and one entry point; then every verb works with it.
 
 `lstm` gives only what the contract requires, `full_lstm` every optional part too (tests/plugin_models.py).
 """

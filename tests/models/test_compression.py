@@ -1,4 +1,4 @@
-"""A package of one's own adds a compression function by one class and one entry point; it then obeys the laws."""
+"""A package of your own adds a compression function by one class and one entry point; it then obeys the laws."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class ByUse(Compressor):
 
 @pytest.fixture
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> laws.Case:
-    """A small model with the compression function `by_use` of an installed package; its `wrong` is no function."""
+    """A small model with the compression function `by_use` of an installed package; its `wrong` is not one."""
     (tmp_path / "my_compression-1.0.dist-info").mkdir()
     (tmp_path / "my_compression.py").write_text(_MODULE)
     (tmp_path / "my_compression-1.0.dist-info" / "entry_points.txt").write_text(

@@ -34,7 +34,7 @@ def build(config: Any) -> Any:
 def assert_equals_reference(config: Any, *, num_windows: int = 7) -> None:
     """Hidden vectors, logits and compression loss of a ragged run equal the reference's."""
     model = build(config)
-    # The last window stays open, so that it does not matter in which call a boundary is dealt with.
+    # The last window stays open, so that it does not matter which call handles a boundary.
     num_steps = num_windows * config.window + 1
     tokens = laws.random_tokens(num_steps, batch_size=2)
     expected = reference.run(model, config, tokens)
@@ -221,7 +221,7 @@ def oldest_input(config: Any, position: int) -> int:
     """The oldest position whose token reaches the output at `position`.
 
     A query sees from the start of its window, s, back over the memory and over the `compressed` newest whole groups:
-    to c * (floor((s - n_m) / c) - n_cm). What stands there saw as far back again, one layer below.
+    to c * (floor((s - n_m) / c) - n_cm). The slot there reached as far back again, one layer below.
     """
     for _ in range(config.num_layers):
         start = position // config.window * config.window
@@ -272,7 +272,7 @@ def test_temporal_range(num_layers: int, sizes: dict[str, int], attention: str) 
 def test_rows_at_different_places_compress_apart(compression: str, starts: tuple[int, ...]) -> None:
     """Rows that compress in different calls, and different numbers of slots, equal the reference row by row.
 
-    Rows that start a whole number of windows apart share a phase and full memories, but not their leftovers.
+    Rows that start a multiple of the window apart share a phase and full memories, but not their leftovers.
     """
     config = small(compression=compression, compression_rate=3)
     model = build(config)

@@ -1,4 +1,4 @@
-"""The settings of the Compressive Transformer and Transformer-XL: what is refused, and that it is said why."""
+"""The settings of the Compressive Transformer and Transformer-XL: what is refused, and the messages."""
 
 import re
 from typing import Any
@@ -25,13 +25,13 @@ _CASES += [("compressive_transformer", field, *_COMPRESSIVE_BOUNDS[field]) for f
 @pytest.mark.parametrize(("model", "field", "low", "high"), _CASES)
 def test_sizes_are_bounded(model: str, field: str, low: int, high: int) -> None:
     for value in (low - 1, high + 1, 10**30, 2.0, True):
-        said = f"model.{field} is {value!r}; it must be a whole number from {low} to {high}"
-        with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        message = f"model.{field} is {value!r}; it must be a whole number from {low} to {high}"
+        with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
             build(model, vocab_size=8, **{field: value})
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"norm": "layer"}, "model.norm is 'layer'; choose pre or post"),
         ({"attention": "flash"}, "model.attention is 'flash'; choose fused or reference"),
@@ -41,8 +41,8 @@ def test_sizes_are_bounded(model: str, field: str, low: int, high: int) -> None:
         ({"num_heads": 5}, "model.d_model 384 is not a multiple of model.num_heads 5"),
     ],
 )
-def test_values_are_checked(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+def test_values_are_checked(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
         build("compressive_transformer", vocab_size=8, **fields)
 
 

@@ -38,18 +38,18 @@ class LayerMemory:
 
 @dataclass
 class Reference:
-    """What the naive model computes for a whole stream."""
+    """What the naive model computes for a stream."""
 
     hidden: Tensor  # [B, T, D]
-    aux: Tensor  # [B, whole windows]: the compression loss of each boundary, zero where nothing is compressed
-    rows: list[list[LayerMemory]]  # [B][layers], after the last whole window
+    aux: Tensor  # [B, complete windows]: the compression loss of each boundary, zero if nothing is compressed
+    rows: list[list[LayerMemory]]  # [B][layers], after the last complete window
 
 
 def run(model: Any, config: Any, tokens: Tensor, *, cut_gradient: bool = True) -> Reference:
     """Run every row of `tokens` [B, T] from a fresh state.
 
-    cut_gradient: no gradient crosses a window boundary, as when every call is one window; otherwise the whole stream
-    is one graph (of which the compressor is a part only where it has no loss of its own).
+    cut_gradient: no gradient crosses a window boundary, as when every call is one window; otherwise all of the stream
+    is one graph (which includes the compressor only if it has no loss of its own).
     """
     hiddens, losses, rows = [], [], []
     for row in tokens:
@@ -179,7 +179,7 @@ def _end_window(layer: Any, config: Any, window: list[Slot], memory: LayerMemory
     consumed, memory.leftovers = waiting[:num_consumed], waiting[num_consumed:]
     if num_groups == 0:
         return no_loss
-    # A compressor with a loss of its own learns from that alone: neither way does another gradient pass it.
+    # A compressor with a loss of its own learns from nothing else: other gradients neither reach nor pass it.
     apart = cut_gradient or config.compression_loss != "none"
     old = [slot.vector.detach() if apart else slot.vector for slot in consumed]
     new = _compress(layer, config, consumed, old)

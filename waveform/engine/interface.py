@@ -61,7 +61,7 @@ class SequenceModel(Protocol):
     def forward(self, tokens: Tensor, state: State) -> Step:
         """tokens [B, T], any T >= 1. Cutting a stream elsewhere never changes an output.
 
-        The returned state is detached, unless `OptionalParts.carry_gradient` says otherwise.
+        The returned state is detached, unless `OptionalParts.carry_gradient` is set.
         """
         ...
 
@@ -132,9 +132,9 @@ class OptionalParts:
 
     @property
     def receptive_field(self) -> int | None:
-        """Tokens that one layer of attention, or a whole stack of convolutions, sees, the newest included.
+        """Tokens that one layer of attention, or all of a stack of convolutions, sees, the newest included.
 
-        None: the model does not say. Analyses choose the lengths of contexts by it.
+        None: unknown. Analyses choose the lengths of contexts by it.
         """
         return None
 
@@ -180,7 +180,7 @@ def decoder(model: SequenceModel, state: State, *, int8: bool = False) -> Decode
 
 
 def map_state(function: Callable[..., Tensor], state: S, *others: S) -> S:
-    """Apply `function` to the tensors that stand at each place of one or more states of the same structure."""
+    """Apply `function` to the corresponding tensors of one or more states of the same structure."""
     return _map(function, state, *others)
 
 
@@ -194,7 +194,7 @@ def _map(function: Callable[..., Tensor], state: Any, *others: Any) -> Any:
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """`tensor` on `device`, without waiting for what the device is doing."""
     if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()  # a copy from pageable memory is no asynchronous one
+        tensor = tensor.pin_memory()  # a copy from pageable memory is not asynchronous
     return tensor.to(device, non_blocking=True)
 
 

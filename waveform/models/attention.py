@@ -1,9 +1,10 @@
 """Relative attention of a window's queries over slots: [compressed memory; memory; window].
 
-Shape letters: B rows, T queries, K slots, D model width, H heads, d = D / H head width, P position features.
+Shape letters: B rows, T queries, K slots, D model width, H heads, d = D / H head width, P position features,
+E = d + P width of fused queries and keys.
 
 Times are real numbers relative to the start of the current window, so that angles stay small and exact in fp32
-however long the stream is: window slot s stands at s, the newest memory slot at -1.
+however long the stream is: window slot s has time s, the newest memory slot -1.
 """
 
 from typing import NamedTuple
@@ -20,7 +21,7 @@ _LOOK_BACK_GAIN = 3.0
 
 
 class Slots(NamedTuple):
-    """Where the attended slots stand in time and which of them a query sees; the same for every layer."""
+    """When the attended slots were read and which of them a query sees; the same for every layer."""
 
     query_times: Tensor  # [1 or B, T]
     slot_times: Tensor  # [1 or B, K]
@@ -54,7 +55,7 @@ def rotate_to_time(a: Tensor, encoding: Tensor) -> Tensor:
 
 
 class AttentionOutput(NamedTuple):
-    """What a call computed; queries, keys and values serve the compression loss, so that nothing is done twice."""
+    """What a call computed. The compression loss uses queries, keys and values again, so that none is made twice."""
 
     mixed: Tensor  # [B, T, D]
     queries: Tensor  # [B, H, T, d], without biases
@@ -81,18 +82,18 @@ class RelativeAttention(nn.Module):
         self.content_bias = nn.Parameter(torch.zeros(num_heads, d_model // num_heads))  # u
         self.position_bias = nn.Parameter(torch.zeros(num_heads, d_model // num_heads))  # v
 
-    def split_heads(self, x: Tensor) -> Tensor:
-        """[B, T, D] -> [B, H, T, d]."""
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+    def split_heads(self, x_BTD: Tensor) -> Tensor:
+        """-> [B, H, T, d]."""
+        return x_BTD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def position_queries(self, q_BHTd: Tensor) -> Tensor:
-        """(q + v)^T W_R of each head: [B, H, T, d] -> [B, H, T, P]."""
+        """(q + v)^T W_R of each head -> [B, H, T, P]."""
         weight_HdP = self.position.weight.view(self.num_heads, -1, self.num_position_features)
         return (q_BHTd + self.position_bias[:, None].to(q_BHTd.dtype)) @ weight_HdP.to(q_BHTd.dtype)
 
     @torch.no_grad()
     def look_back(self) -> None:
-        """Start head h with a preference for distance 0, 1, 2, 4, ... 2^(h - 1), falling off smoothly around it.
+        """Let each head start with a preference for one distance: 0, 1, 2, 4, ..., falling off smoothly around it.
 
         The papers name no initial values for v. With zeros every head starts blind to position, and small models
         spend much of a short training on learning to look at their neighbours (results/notes.md has the figures).
@@ -106,97 +107,102 @@ class RelativeAttention(nn.Module):
         weight_HdP += v_Hd[..., None] * missing_HP[:, None] / v_Hd.square().sum(dim=1)[:, None, None]
 
     def forward(
-        self, x: Tensor, past: Tensor | None, slots: Slots, *, affine: nn.LayerNorm | None = None
+        self, x_BTD: Tensor, past: Tensor | None, slots: Slots, *, affine: nn.LayerNorm | None = None
     ) -> AttentionOutput:
-        """x [B, T, D] queries, and the last T slots; past [B, K - T, D] what the slots before them hold, None: nothing.
+        """x_BTD: the queries, which are the last T slots too; past [B, K - T, D]: the slots before them, None if none.
 
-        Where `past` holds all K slots (queries that stand at different places of their rows' windows), x is queries
-        only. affine: a norm whose weight and bias are still to be applied to x and past. They are folded into the
+        If `past` holds all K slots (the queries stand at different places of their rows' windows), x_BTD is queries
+        only. affine: a norm whose weight and bias are still to be applied to x_BTD and past. They are folded into the
         projections here, so that the gradient of a memory slot, which nothing needs, is never computed to get theirs.
         """
         weight = torch.cat([self.query.weight, self.key.weight, self.value.weight])
         bias = None
         if affine is not None:
             bias, weight = weight @ affine.bias, weight * affine.weight
-        d_model, num_slots = x.shape[-1], slots.slot_times.shape[1]
+        d_model, num_slots = x_BTD.shape[-1], slots.slot_times.shape[1]
         if past is not None and past.shape[1] == num_slots:
-            q = F.linear(x, weight[:d_model], None if bias is None else bias[:d_model])
+            q = F.linear(x_BTD, weight[:d_model], None if bias is None else bias[:d_model])
             kv = F.linear(past, weight[d_model:], None if bias is None else bias[d_model:])
         else:
-            q, kv = F.linear(x, weight, bias).split([d_model, 2 * d_model], dim=-1)
+            q, kv = F.linear(x_BTD, weight, bias).split([d_model, 2 * d_model], dim=-1)
             if past is not None:
                 kv_past = F.linear(past, weight[d_model:], None if bias is None else bias[d_model:])
                 kv = torch.cat([kv_past, kv], dim=1)
-        k, v = (self.split_heads(part) for part in kv.chunk(2, dim=-1))
-        q = self.split_heads(q)
-        mixed = self._fused(q, k, v, slots) if self.implementation == "fused" else self._weights(q, k, slots) @ v
-        return AttentionOutput(self.output(mixed.transpose(1, 2).flatten(2)), q, k, v)
+        k_BHKd, v_BHKd = (self.split_heads(part) for part in kv.chunk(2, dim=-1))
+        q_BHTd = self.split_heads(q)
+        if self.implementation == "fused":
+            mixed_BHTd = self._fused(q_BHTd, k_BHKd, v_BHKd, slots)
+        else:
+            mixed_BHTd = self._weights(q_BHTd, k_BHKd, slots) @ v_BHKd
+        return AttentionOutput(self.output(mixed_BHTd.transpose(1, 2).flatten(2)), q_BHTd, k_BHKd, v_BHKd)
 
-    def _long_queries(self, q: Tensor, slots: Slots) -> Tensor:
-        """q [B, H, T, d] -> [B, H, T, d + P], whose products with [k; R(t)] are the logits but for the scale."""
-        rotated = rotate_to_time(self.position_queries(q), slots.query_encoding[:, None])
-        return torch.cat([q + self.content_bias[:, None].to(q.dtype), rotated], dim=-1)
+    def _long_queries(self, q_BHTd: Tensor, slots: Slots) -> Tensor:
+        """-> [B, H, T, d + P], whose products with [k; R(t)] are the logits except for the scale."""
+        rotated_BHTP = rotate_to_time(self.position_queries(q_BHTd), slots.query_encoding[:, None])
+        return torch.cat([q_BHTd + self.content_bias[:, None].to(q_BHTd.dtype), rotated_BHTP], dim=-1)
 
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor, slots: Slots) -> Tensor:
-        scale, long_q = q.shape[-1] ** -0.5, self._long_queries(q, slots)
-        if _takes_blocks(q):
+    def _fused(self, q_BHTd: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, slots: Slots) -> Tensor:
+        scale, q_BHTE = q_BHTd.shape[-1] ** -0.5, self._long_queries(q_BHTd, slots)
+        if _takes_blocks(q_BHTd):
             return block_attention(
-                long_q,
-                k,
-                v,
+                q_BHTE,
+                k_BHKd,
+                v_BHKd,
                 scale=scale,
                 causal=slots.visible is None,
                 visible=slots.visible,
-                encoding=slots.slot_encoding.to(q.dtype),
+                encoding=slots.slot_encoding.to(q_BHTd.dtype),
             )
-        return self._by_torch(long_q, k, v, slots, scale=scale)
+        return self._by_torch(q_BHTE, k_BHKd, v_BHKd, slots, scale=scale)
 
     @staticmethod
-    def _by_torch(long_q: Tensor, k: Tensor, v: Tensor, slots: Slots, *, scale: float) -> Tensor:
-        """With torch's kernels, which on a GPU are the fast ones."""
-        long_k = torch.cat([k, slots.slot_encoding.to(k.dtype)[:, None].expand(*k.shape[:3], -1)], dim=-1)
+    def _by_torch(q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, slots: Slots, *, scale: float) -> Tensor:
+        """With torch's kernels, which are the fast ones on a GPU."""
+        encoding_BHKP = slots.slot_encoding.to(k_BHKd.dtype)[:, None].expand(*k_BHKd.shape[:3], -1)
+        k_BHKE = torch.cat([k_BHKd, encoding_BHKP], dim=-1)
         if slots.visible is not None:
-            return F.scaled_dot_product_attention(long_q, long_k, v, attn_mask=slots.visible, scale=scale)
+            return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKd, attn_mask=slots.visible, scale=scale)
         # The flash kernel takes values of the keys' width only.
-        wide_v = F.pad(v, (0, long_k.shape[-1] - v.shape[-1]))
-        causal = causal_lower_right(long_q.shape[2], long_k.shape[2])
-        return F.scaled_dot_product_attention(long_q, long_k, wide_v, attn_mask=causal, scale=scale)[..., : v.shape[-1]]
+        d_head = v_BHKd.shape[-1]
+        v_BHKE = F.pad(v_BHKd, (0, k_BHKE.shape[-1] - d_head))
+        causal = causal_lower_right(q_BHTE.shape[2], k_BHKE.shape[2])
+        return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKE, attn_mask=causal, scale=scale)[..., :d_head]
 
-    def _weights(self, q: Tensor, k: Tensor, slots: Slots) -> Tensor:
-        """Attention weights [B, H, T, K] by the textbook: R of every distance, projected, gathered to its pairs."""
-        distances = slots.query_times[..., :, None] - slots.slot_times[..., None, :]
-        unique, place = torch.unique(distances, return_inverse=True)
-        encoding = encode_times(unique, num_position_features=self.num_position_features, dtype=q.dtype)
-        by_distance = self.position_queries(q) @ encoding.t()  # [B, H, T, number of distances]
-        place = place.view(distances.shape)[:, None].expand(*q.shape[:3], -1)
-        content = (q + self.content_bias[:, None].to(q.dtype)) @ k.transpose(-1, -2)
-        logits = (content + by_distance.gather(-1, place)) * q.shape[-1] ** -0.5
+    def _weights(self, q_BHTd: Tensor, k_BHKd: Tensor, slots: Slots) -> Tensor:
+        """Attention weights [B, H, T, K] as in the paper: R of every distance, projected, gathered to its pairs."""
+        distances = slots.query_times[..., :, None] - slots.slot_times[..., None, :]  # [1 or B, T, K]
+        unique, index = torch.unique(distances, return_inverse=True)
+        encoding = encode_times(unique, num_position_features=self.num_position_features, dtype=q_BHTd.dtype)
+        by_distance = self.position_queries(q_BHTd) @ encoding.t()  # [B, H, T, number of distances]
+        index_BHTK = index.view(distances.shape)[:, None].expand(*q_BHTd.shape[:3], -1)
+        content_BHTK = (q_BHTd + self.content_bias[:, None].to(q_BHTd.dtype)) @ k_BHKd.transpose(-1, -2)
+        logits_BHTK = (content_BHTK + by_distance.gather(-1, index_BHTK)) * q_BHTd.shape[-1] ** -0.5
         visible = distances[:, None] >= 0 if slots.visible is None else slots.visible
-        return logits.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+        return logits_BHTK.masked_fill(~visible, float("-inf")).softmax(dim=-1)
 
     @torch.no_grad()
     def received_attention(self, attended: AttentionOutput, slots: Slots) -> Tensor:
         """Weight that each slot received, summed over the queries and averaged over the heads: [B, K]."""
-        q, k = attended.queries, attended.keys
+        q_BHTd, k_BHKd = attended.queries, attended.keys
         if self.implementation == "reference":
-            return self._weights(q, k, slots).mean(dim=1).sum(dim=1)
+            return self._weights(q_BHTd, k_BHKd, slots).mean(dim=1).sum(dim=1)
         return received_weight(
-            self._long_queries(q, slots),
-            k,
-            scale=q.shape[-1] ** -0.5,
+            self._long_queries(q_BHTd, slots),
+            k_BHKd,
+            scale=q_BHTd.shape[-1] ** -0.5,
             causal=slots.visible is None,
             visible=slots.visible,
-            encoding=slots.slot_encoding.to(k.dtype),
+            encoding=slots.slot_encoding.to(k_BHKd.dtype),
         )
 
 
-def content_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention by content alone, with no positions and no biases: [B, H, T, d] of each head (Rae et al., Alg. 2)."""
-    if _takes_blocks(q):
-        return block_attention(q, k, v, scale=q.shape[-1] ** -0.5)
-    return F.scaled_dot_product_attention(q, k, v)
+def content_attention(q_BHTd: Tensor, k_BHKd: Tensor, v_BHKd: Tensor) -> Tensor:
+    """Attention by content alone, without positions or biases: [B, H, T, d] of each head (Rae et al. 2019, Alg. 2)."""
+    if _takes_blocks(q_BHTd):
+        return block_attention(q_BHTd, k_BHKd, v_BHKd, scale=q_BHTd.shape[-1] ** -0.5)
+    return F.scaled_dot_product_attention(q_BHTd, k_BHKd, v_BHKd)
 
 
 def _takes_blocks(q: Tensor) -> bool:
-    """Whether attention by blocks is the fast way: on CPUs, where torch's own kernel takes twice the time in bf16."""
+    """Whether attention by blocks is the faster way: on CPUs, where torch's own kernel takes twice as long in bf16."""
     return q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64, torch.bfloat16)

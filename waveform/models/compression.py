@@ -23,7 +23,7 @@ _DILATED_KERNEL = 3
 
 
 class Compressor(nn.Module):
-    """Compresses slots. A subclass says how in `forward`; whatever parameters it has, the compression loss trains."""
+    """Compresses slots; `forward` of a subclass defines how. The compression loss trains its parameters, if any."""
 
     uses_attention = False  # whether `forward` looks at the attention that slots received
 
@@ -47,7 +47,7 @@ class Compressor(nn.Module):
         self.decoder = nn.ConvTranspose1d(d_model, d_model, self.rate, stride=self.rate)
 
     def reconstruct(self, compressed_BGD: Tensor) -> Tensor:
-        """The slots [B, n, D] that were compressed, as well as the decoder knows."""
+        """The slots [B, n, D] that were compressed, as far as the decoder can tell."""
         return self.decoder(compressed_BGD.transpose(1, 2)).transpose(1, 2)
 
 
@@ -80,7 +80,7 @@ class Convolution(Compressor):
         self.convolution = nn.Conv1d(d_model, d_model, rate, stride=rate)
 
     def initialise(self) -> None:
-        """Starts as mean pooling (the papers name no initialisation): compressed slots lie where memory's do."""
+        """Starts as mean pooling (the papers name no initialisation), so that compressed slots are like memory's."""
         weight, bias = self.convolution.weight, self.convolution.bias
         assert bias is not None
         nn.init.normal_(weight, std=1e-3)

@@ -4,7 +4,7 @@ Shape letters: B rows, T steps of a call, W window, M memory slots, C compressed
 width, L layers, c compression rate.
 
 Windows lie at multiples of W in each row's stream, however the stream is cut into calls. One counter a row, the number
-of tokens read, decides what is in use, where each slot stands in time and when a window ends:
+of tokens read, decides which slots are in use, what time each slot has and when a window ends:
 
     attended by window w     [ compressed, c steps each | memory | window w up to the query ]
     at its end               the oldest W of [memory; window] leave; c of them at a time become a compressed slot
@@ -115,8 +115,8 @@ def slot_times(
 ) -> Tensor:
     """Times of the slots [compressed; memory; window] relative to the window's start, [rows of `pending`, K] in fp64.
 
-    A compressed slot stands at the centre of the c steps that it covers, which lie behind memory and what is pending
-    (`compressed_position=time`), or at unit steps behind memory (`contiguous`).
+    A compressed slot's time is the centre of the c steps that it covers, which come before memory and what is pending
+    (`compressed_position=time`), or one step before the next slot's (`contiguous`).
     """
     age = torch.arange(num_compressed - 1, -1, -1, dtype=torch.float64)  # 0 is the newest
     if config.compressed_position == "time":
@@ -153,8 +153,8 @@ class Piece:
     advance: Advance
     num_new: int
     end: int  # window slots in use after this piece
-    num_memory: int  # slots in use by any row, as the following
-    num_compressed: int
+    num_memory: int  # the most slots that a row has in use
+    num_compressed: int  # the same for compressed slots
     slots: Slots
     through_time: bool  # gradient reaches the compressor from later windows
 
@@ -177,7 +177,7 @@ def next_piece(
     fill = Fill(*(field[:1] for field in before)) if aligned else before
     query_times = fill.phase[:, None] + torch.arange(num_new)
     times = slot_times(config, fill.pending, num_compressed=num_compressed, num_memory=num_memory, end=end)
-    # Vectors go to the device, and what is quadratic is made there.
+    # Vectors go to the device; what is quadratic is made there.
     query_times, times = to_device(query_times, device), to_device(times, device)
     visible = None
     if not aligned:
@@ -206,8 +206,8 @@ def attended_slots(
 ) -> Tensor | None:
     """What the queries attend to besides themselves, [B, K - T or K, D], oldest first; None if there is nothing.
 
-    Rows that are equally far go on where they stopped. Others have the new steps in different places of their windows,
-    so that all of `window_BeD`, the window with the new steps written, comes along (see RelativeAttention.forward).
+    Rows that are equally far go on where they stopped. If they are not, the new steps have different places in their
+    windows, so all of `window_BeD`, the window with the new steps written, is attended to (RelativeAttention.forward).
     """
     old_end = piece.end - piece.num_new
     in_window = state.window[:, :old_end].to(window_BeD.dtype) if _all_equal(piece.advance.before.phase) else window_BeD
@@ -227,7 +227,7 @@ def write_window(old_BWD: Tensor, new_BTD: Tensor, phase: Tensor, *, end: int) -
 
 def evict(config: CompressiveTransformerConfig, memory_BMD: Tensor, window_BWD: Tensor) -> tuple[Tensor, Tensor]:
     """[memory; window] -> its oldest W slots, which leave, and the other M, which are memory from now on."""
-    # Without joining the two, which the new memory would keep alive as a whole.
+    # The two are not joined: the new memory would be a view that keeps all of it alive.
     memory_BMD, first = memory_BMD.to(window_BWD.dtype), max(config.window - config.memory, 0)
     evicted = torch.cat([memory_BMD[:, : config.window], window_BWD[:, :first]], dim=1)
     return evicted, torch.cat([memory_BMD[:, config.window :], window_BWD[:, first:]], dim=1)

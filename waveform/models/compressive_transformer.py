@@ -9,7 +9,7 @@ Algorithm 1, one layer and one window:
     output = feed-forward(attention)                 `Layer.transform`
     evicted = the oldest W of [memory; window]       `Layer.end_window`
     compressed = newest C of [compressed; f_c(evicted)]
-    loss: f_c keeps what attention reads             `Layer._compression_loss` (Algorithm 2)
+    loss: what attention reads of the new slots, against what it read of the old     `Layer._compression_loss`
 
 A call may hold many windows, or less than one: `CompressiveTransformer.forward` cuts it at the windows' ends.
 """
@@ -149,7 +149,7 @@ class Layer(nn.Module):
             return ended, None
         use, kept_use = compressive_state.split_usage(config, state.usage)
         ended = ended._replace(usage=where_rows(done, kept_use, state.usage))
-        # Slots that wait or are evicted now; complete groups among them, from the oldest on, are compressed.
+        # Slots that were pending or are evicted now; complete groups among them, oldest first, are compressed.
         available = torch.where(done, before.pending + after.evicted - before.evicted, 0)
         if not available.any():
             return ended, None
@@ -170,7 +170,7 @@ class Layer(nn.Module):
             )
             if torch.is_grad_enabled() and config.compression_loss != "none" and self.compressor.has_parameters:
                 assert attended is not None
-                # The attended slots end with [memory in use; window], so the consumed ones are counted from their end.
+                # The attended slots end with [memory in use; window]: count the consumed ones from the end.
                 slot = attended.keys.shape[2] - config.window - config.memory + first - (config.compression_rate - 1)
                 loss = self._compression_loss(
                     consumed_BnD.detach(),
@@ -200,8 +200,8 @@ class Layer(nn.Module):
     ) -> Tensor:
         """Loss [B] of `rows`, whose slots were compressed (Algorithm 2, or auto-encoding); only for the compressor.
 
-        slot: where the consumed slots begin among those attended to, whose keys and values serve again; None if some
-        of them left memory earlier.
+        slot: index of the first consumed slot among those attended to, whose keys and values are used again; None if
+        some of them left memory earlier.
         """
         if self.config.compression_loss == "autoencode":
             return autoencoding_loss(self.compressor, groups_BGD, consumed_BnD)

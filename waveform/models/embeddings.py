@@ -29,10 +29,11 @@ def check_cutoffs(cutoffs: Sequence[int], *, vocab_size: int) -> None:
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Vectors of tokens 0..V - 1 by clusters of frequency, and one of its own for begin-of-utterance, V.
+    """Vectors of tokens 0..V - 1 in clusters by frequency, and a separate one for begin-of-utterance, V.
 
-    Without cutoffs it is one table of width D. `scale` multiplies the vectors of tokens; tied to an output head the
-    tables must be small for its sake, and sqrt(D) makes them large enough as inputs (Vaswani et al. 2017, section 3.4).
+    Without cutoffs it is one table of width D. `scale` multiplies the vectors of tokens: if the tables are tied to an
+    output head, they must be small for its sake, and sqrt(D) makes them large enough as inputs (Vaswani et al. 2017,
+    section 3.4).
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class AdaptiveEmbedding(nn.Module):
         self.tables = nn.ParameterList(
             nn.Parameter(std * torch.randn(n, width)) for n, width in zip(sizes, widths, strict=True)
         )
-        # [D, d_i] of clusters 1 and on; as large as makes every cluster's vectors equally long. The first needs none.
+        # [D, d_i] of every cluster but the first, scaled so that the vectors of all clusters are equally long.
         self.projections = nn.ParameterList(
             nn.Parameter(torch.randn(d_model, width) / math.sqrt(width)) for width in widths[1:]
         )
@@ -62,8 +63,8 @@ class AdaptiveEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens [...] in 0..V -> vectors [..., D].
 
-        Every cluster looks every token up and the right one is kept: cheaper than waiting for a GPU to count the
-        tokens of each, as the later clusters are narrow.
+        Every token is looked up in every cluster and the right vector is kept: cheaper than waiting for a GPU to count
+        each cluster's tokens, because the later clusters are narrow.
         """
         vectors = self._look_up(0, tokens)
         for i in range(1, len(self.tables)):
@@ -73,7 +74,7 @@ class AdaptiveEmbedding(nn.Module):
         return torch.where((tokens == self.vocab_size)[..., None], self.begin, vectors)
 
     def _look_up(self, cluster: int, tokens: Tensor) -> Tensor:
-        """Vectors [..., D] of `tokens`, those outside the cluster replaced by some token in it."""
+        """Vectors [..., D] of `tokens`, with some token of the cluster in place of those outside it."""
         first, stop = self.bounds[cluster], self.bounds[cluster + 1]
         vectors = F.embedding(tokens.clamp(first, stop - 1) - first, self.tables[cluster])
         return vectors if cluster == 0 else F.linear(vectors, self.projections[cluster - 1])
@@ -88,9 +89,9 @@ def token_embedding(
     tie_embeddings: bool,
     std: float,
 ) -> nn.Module:
-    """The input embedding that goes with a head of these fields; a plain one is left for the model to initialise.
+    """The input embedding that goes with a head with these fields. A plain one is left for the model to initialise.
 
-    std: of vectors that no head shares.
+    std: of vectors that are not shared with a head.
     """
     if not cutoffs and not tie_embeddings:
         return nn.Embedding(vocab_size + 1, d_model)

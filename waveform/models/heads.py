@@ -1,6 +1,6 @@
-"""Output heads: hidden vectors to a distribution over the vocabulary.
+"""Output heads: from hidden vectors to a distribution over the vocabulary.
 
-Shape letters: B rows, T steps, N = B T, D model width, V classes, K clusters beside the first, n_i classes and d_i
+Shape letters: B rows, T steps, N = B T, D model width, V classes, K clusters after the first, n_i classes and d_i
 width of cluster i.
 """
 
@@ -38,9 +38,9 @@ class SoftmaxHead(nn.Module):
 
 
 class AdaptiveSoftmaxHead(nn.Module):
-    """A softmax over frequent classes and clusters of rare ones, each cluster a narrower softmax of its own.
+    """A softmax over frequent classes and clusters of rare ones; each cluster is a narrower softmax.
 
-    Grave et al. 2017, as torch.nn.AdaptiveLogSoftmaxWithLoss, but with a bias for every class, and optionally with
+    Grave et al. 2017, like torch.nn.AdaptiveLogSoftmaxWithLoss, but with a bias for every class, and optionally with
     the tables and projections of the input embedding (Baevski and Auli 2018; Dai et al. 2019). Without cutoffs it is
     a plain softmax. Classes are ranks by frequency, cut at `cutoffs`.
     """
@@ -58,7 +58,7 @@ class AdaptiveSoftmaxHead(nn.Module):
         super().__init__()
         self.bounds = [0, *cutoffs, vocab_size]
         self.num_tails = len(cutoffs)
-        # In a tuple the embedding is no part of this module: its parameters belong to the model once.
+        # A tuple keeps the embedding from being a submodule too: its parameters belong to the model once.
         self._tied = (tied_to,) if tied_to is not None else ()
         if tied_to is None:
             own = AdaptiveEmbedding(d_model, vocab_size=vocab_size, cutoffs=cutoffs, div_value=div_value)
@@ -67,7 +67,7 @@ class AdaptiveSoftmaxHead(nn.Module):
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b - a)) for a, b in pairwise(self.bounds))
         if self.num_tails:
             self.cluster_weight = nn.Parameter(_STD * torch.randn(self.num_tails, d_model))
-            # What is in a cluster is rare, but the cluster is not: it begins with the share that Zipf's law gives it.
+            # The classes of a cluster are rare, but the cluster is not: it starts with the share that Zipf's law gives.
             shares = [math.log1p(b) - math.log1p(a) for a, b in pairwise(self.bounds)]
             by_share = [math.log(share / shares[0] * self.bounds[1]) for share in shares[1:]]
             self.cluster_bias = nn.Parameter(torch.tensor(by_share))
@@ -78,7 +78,7 @@ class AdaptiveSoftmaxHead(nn.Module):
         return owner.tables, owner.projections
 
     def _first_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [..., D] -> logits [..., n_0 + K] of the frequent classes and of the other clusters."""
+        """hidden [..., D] -> logits [..., n_0 + K] of the frequent classes and of the clusters of rare ones."""
         tables, _ = self._tables()
         weight, bias = tables[0], self.biases[0]
         if self.num_tails:
@@ -92,7 +92,7 @@ class AdaptiveSoftmaxHead(nn.Module):
         return _at_least_fp32(F.linear(narrow, tables[tail], self.biases[tail]))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [B, T, D] -> log-probabilities [B, T, V]; for sampling, dense."""
+        """hidden [B, T, D] -> log-probabilities [B, T, V]; dense, for sampling."""
         first = self._first_logits(hidden).log_softmax(dim=-1)
         num_frequent = self.bounds[1]
         parts = [first[..., :num_frequent]]
@@ -104,7 +104,7 @@ class AdaptiveSoftmaxHead(nn.Module):
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """hidden [B, T, D], targets [B, T] -> NLL in nats [B, T], computed in at least fp32.
 
-        A cluster's logits are computed for the targets in it only: nothing here is [B, T, V].
+        A cluster's logits are computed only for the targets in it: nothing here is [B, T, V].
         """
         hidden_ND, target_N = hidden.flatten(0, 1), targets.flatten()
         num_frequent = self.bounds[1]
@@ -114,7 +114,7 @@ class AdaptiveSoftmaxHead(nn.Module):
         in_first = torch.where(target_N < num_frequent, target_N, num_frequent - 1 + tail_N)
         nll_N = F.cross_entropy(self._first_logits(hidden_ND), in_first, reduction="none")
         for tail in range(1, self.num_tails + 1):
-            # Also with no target in it: a cluster then has a gradient of zero, the same on any number of processes.
+            # Even without a target in it, so that its gradient is zero, not absent, on any number of processes.
             chosen = (tail_N == tail).nonzero()[:, 0]
             within = target_N[chosen] - self.bounds[tail]
             logits = self._tail_logits(hidden_ND[chosen], tail)
@@ -129,7 +129,7 @@ def _at_least_fp32(x: Tensor) -> Tensor:
 def output_head(
     d_model: int, *, vocab_size: int, cutoffs: Sequence[int], div_value: int, tied_to: nn.Module | None
 ) -> "SoftmaxHead | AdaptiveSoftmaxHead":
-    """The head with these fields; `tied_to` is the model's embedding where the two share their tables."""
+    """The head with these fields; `tied_to` is the model's embedding if the two share their tables."""
     if not cutoffs and tied_to is None:
         return SoftmaxHead(d_model, vocab_size=vocab_size)
     assert tied_to is None or isinstance(tied_to, AdaptiveEmbedding)

@@ -17,7 +17,7 @@ def model_names() -> list[str]:
 
 
 def model_class(name: str) -> Any:
-    """The class registered as `name`; it has a dataclass `Config` with `vocab_size` first.
+    """The class registered as `name`; it has a dataclass `Config` whose first field is `vocab_size`.
 
     Raises UserError for an unknown name.
     """
