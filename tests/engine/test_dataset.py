@@ -20,7 +20,7 @@ def test_a_data_set_names_only_its_own_shards(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for name in ("../a", str(tmp_path / "a")):
         write_dataset(Dataset(tmp_path / "data", 256, {}, {"train": [name]}, {}))
-        with pytest.raises(UserError, match=r"dataset.json is damaged .*none of its folder's"):
+        with pytest.raises(UserError, match=r"dataset.json is damaged .*not in its folder"):
             read_dataset(tmp_path / "data")
 
 
@@ -39,7 +39,7 @@ def test_every_flipped_byte_of_the_dataset_file_is_found(tmp_path: Path) -> None
 
 def test_dataset_file(tmp_path: Path) -> None:
     assert not is_dataset(tmp_path)
-    with pytest.raises(UserError, match="no prepared data set"):
+    with pytest.raises(UserError, match="not a prepared data set"):
         read_dataset(tmp_path)
     write(tmp_path / "a", {"x": [1]})
     write_dataset(Dataset(tmp_path, 256, {"kind": "text"}, {"train": ["a"]}, {}))

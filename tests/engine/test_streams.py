@@ -173,7 +173,7 @@ def test_a_cursor_of_something_else_is_refused(
     s.next_chunk()
     if mode == "carry" and change.get("item") in ([0, 7], [-2, 0]):
         return  # it deals no items
-    with pytest.raises(UserError, match="place in the data"):
+    with pytest.raises(UserError, match="position"):
         s.seek({**s.cursor(), **change})
 
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from waveform.ranks.rendezvous import agree_on_prefix, meeting_store
+from waveform.ranks.rendezvous import agree_on_prefix, rendezvous_store
 from waveform.system.errors import Trouble
 
 
@@ -53,7 +53,7 @@ def test_torchrun_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(Trouble, match=rf"rank 1: torchrun does not answer at 127\.0\.0\.1:{port}"):
-        meeting_store(1, 2, timeout=timedelta(hours=2))
+        rendezvous_store(1, 2, timeout=timedelta(hours=2))
 
 
 _LAUNCHER = """

@@ -236,7 +236,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         lambda p, t: ["train", "ptb", p / "data", t / "r", "preset=smoke"],
         "was prepared as wikitext103, not as ptb",
     ),
-    "no data": (lambda p, t: ["train", "ptb", t, t / "r"], "is no prepared data set"),
+    "no data": (lambda p, t: ["train", "ptb", t, t / "r"], "is not a prepared data set"),
     "no such preset": (
         lambda p, t: ["train", "wikitext103", p / "data", t / "r", "preset=big"],
         "choose one of paper, small, smoke",

@@ -4,8 +4,8 @@
         model.safetensors  optimiser.safetensors  rank_0.safetensors ...  progress.json
         complete.json      digest of each file; written last, before the folder gets its name
 
-All tensors are safetensors and all else is JSON: nothing that is read here can run code. Files are regular ones, not
-links, so that a run from an untrusted place makes nobody read what lies elsewhere.
+Tensors are safetensors and everything else is JSON: nothing that is read here can run code. Links are refused, so that
+a run from an untrusted source cannot make anyone read a file outside it.
 """
 
 import hashlib
@@ -35,13 +35,13 @@ from waveform.system.errors import UserError
 
 CHECKPOINTS_DIR = "checkpoints"
 _COMPLETE = "complete.json"
-# Raise it whenever an older waveform would read a checkpoint wrongly. Until there was a number it was 1.
+# Raise it whenever an older waveform would misread a checkpoint. Checkpoints without a number are of format 1.
 FORMAT = 1
 _MODEL, _OPTIMISER, _PROGRESS = "model.safetensors", "optimiser.safetensors", "progress.json"
 
 
 class OtherFormat(UserError):
-    """A checkpoint of another version of waveform: older ones must not be taken in its place, nor it be replaced."""
+    """A checkpoint of another version of waveform, which must be neither passed over nor replaced."""
 
 
 class TrainingProgress(msgspec.Struct, kw_only=True):
@@ -77,7 +77,7 @@ class Checkpoint:
 
 def _digest(path: Path) -> str:
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise UserError(f"{path} is no regular file")
+        raise UserError(f"{path} is not a regular file")
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
@@ -92,7 +92,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:  # holds the operating system's reason in words alone
+    except SafetensorError as error:  # has the operating system's reason only in words
         number = re.search(r"os error (\d+)", str(error))
         with explain_write_errors(path):
             raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error)) from error
@@ -111,7 +111,7 @@ def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tens
     for key, value in tensors.items():
         index, name = key.split("/")
         if name != "step" and value.shape != parameters[int(index)].shape:
-            raise ValueError(f"{key} has the shape {tuple(value.shape)}")
+            raise ValueError(f"{key} has shape {tuple(value.shape)}")
         own = value if name == "step" else like_parameter(value, parameters[int(index)])
         content["state"].setdefault(int(index), {})[name] = own
     optimiser.load_state_dict(content)
@@ -123,7 +123,7 @@ def _restore_model(model: nn.Module, weights: dict[str, Tensor]) -> None:
 
 
 def _gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """Whole tensors on the CPU, gathered one after another; every rank takes part, and one that keeps none gets {}."""
+    """Unsharded tensors on the CPU, gathered one by one; every rank takes part, and one that keeps none gets {}."""
     gathered = {}
     for name, tensor in tensors.items():
         value = whole(tensor.detach())
@@ -174,7 +174,7 @@ def save(
             digests = {path.name: _digest(path) for path in sorted(partial.iterdir())}
             write_file(partial / _COMPLETE, json.dumps(digests).encode())
             sync(partial)
-            # What has this step or a later one was damaged, or this run would not have come from before it.
+            # A checkpoint of this or a later step must be damaged, or this run would have resumed from it.
             for stale in parent.glob("step_*"):
                 if _step(stale) is not None and (_step(stale) or 0) >= progress.step:
                     _remove(stale)
@@ -196,10 +196,10 @@ def _removed_on_error(partial: Path, world: World) -> Iterator[None]:
 
 
 def tidy(run_dir: Path, *, found: Checkpoint | None, keep: int) -> None:
-    """Remove what a killed process left: parts of checkpoints, and whole ones but `found` and `keep` - 1 older ones.
+    """Remove what a killed process left: partial checkpoints, and all but `found` and `keep` - 1 older ones.
 
-    `found` is the newest that is whole. One process alone may call this, the one that holds the run's lock. Raises
-    UserError where the folder is read-only.
+    `found` is the newest complete one. Only the process that holds the run's lock may call this. Raises UserError if
+    the folder is read-only.
     """
     with explain_write_errors(run_dir / CHECKPOINTS_DIR):
         _clear_leftovers(run_dir / CHECKPOINTS_DIR)
@@ -215,7 +215,7 @@ def _clear_leftovers(parent: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint; a process killed on the way leaves one that does not count and is cleared later."""
+    """Remove a checkpoint; a process killed meanwhile leaves one that does not count and is cleared later."""
     hidden = folder.with_name(f".{folder.name}.removed")
     os.replace(folder, hidden)
     shutil.rmtree(hidden)
@@ -235,7 +235,7 @@ def _folders(run_dir: Path) -> list[Path]:
 
 def _read_json(path: Path) -> Any:
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise UserError(f"{path} is no regular file")
+        raise UserError(f"{path} is not a regular file")
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -282,9 +282,9 @@ def _read_progress(folder: Path) -> tuple[TrainingProgress, dict[str, Any]]:
 
 
 def newest(run_dir: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None where no checkpoint was finished yet.
+    """The newest complete checkpoint, or None if there is none yet.
 
-    A damaged one is passed over with a warning. Raises UserError where all that exist are damaged.
+    Damaged ones are passed over with a warning. Raises UserError if all of them are damaged.
     """
     problems = []
     for folder in _folders(run_dir):
@@ -308,12 +308,12 @@ def restore(
 ) -> State:
     """Load weights, optimiser and random numbers in place; returns the state of this rank's rows.
 
-    `fresh` is a state of this rank's rows, for structure, dtype and device. With the same number of ranks all is
-    bitwise as saved. With another, rows are dealt anew and the random numbers of dropout start from the seed.
-    Raises UserError, naming the checkpoint, where its tensors are not this model's.
+    `fresh` is a state of this rank's rows, for structure, dtype and device. With the same number of ranks, all is
+    bitwise as saved (law 7, exact resume). With another number, rows are dealt anew and the random numbers of dropout
+    start from the seed. Raises UserError, naming the checkpoint, if its tensors do not fit this model.
     """
     weights, moments = checkpoint.model_weights(), _read_tensors(checkpoint.folder / _OPTIMISER)
-    try:  # nothing is communicated within, so what is raised is the content's fault
+    try:  # ranks do not communicate here, so any error comes from the content
         _restore_model(model, weights)
         _restore_optimiser(optimiser, moments)
         return _restore_rows(checkpoint, fresh=fresh, world=world)
@@ -339,7 +339,7 @@ def _restore_rows(checkpoint: Checkpoint, *, fresh: State, world: World) -> Stat
         if not same:
             rows = rows[world.rank * len(like) :][: len(like)]
         if rows.shape != like.shape:
-            raise ValueError(f"a row's state of shape {tuple(rows.shape)}, not {tuple(like.shape)}")
+            raise ValueError(f"a row's state has shape {tuple(rows.shape)}, not {tuple(like.shape)}")
         return rows.to(device=like.device, dtype=like.dtype)
 
     state = map_state(own_rows, fresh)

@@ -19,13 +19,13 @@ _FORMAT = 2
 
 @dataclass(frozen=True)
 class Dataset:
-    """What `dataset.json` says."""
+    """The content of `dataset.json`."""
 
     folder: Path
     vocab_size: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
     modality: dict[str, Any]  # how tokens were made: {"kind": "audio", "sample_rate_hz": 24000, ...}
     splits: dict[str, list[str]]  # split name -> shard files relative to the folder
-    sources: dict[str, Any]  # whatever the preparing program needs to bring the data up to date
+    sources: dict[str, Any]  # what the program that prepared the data needs to update it
     digests: dict[str, str] = field(default_factory=dict)  # shard file -> `Shard.digest`
 
     def open_split(self, split: str) -> TokenSet:
@@ -49,9 +49,9 @@ def is_dataset(folder: Path) -> bool:
 
 
 def write_dataset(dataset: Dataset) -> Dataset:
-    """Commit `dataset.json` in one step; shards that it names must be in place already. Returns it with digests.
+    """Write `dataset.json` in one step; the shards that it names must exist already. Returns it with digests.
 
-    Raises UserError where a shard is damaged, or the disk refuses.
+    Raises UserError if a shard is damaged or the disk refuses.
     """
     names = [name for names in dataset.splits.values() for name in names]
     dataset = replace(dataset, digests={name: Shard(dataset.folder / name).digest for name in names})
@@ -68,12 +68,12 @@ def write_dataset(dataset: Dataset) -> Dataset:
 
 
 def read_dataset(folder: Path) -> Dataset:
-    """Read `folder`/dataset.json. Raises UserError where there is none, it is damaged, or names files elsewhere."""
+    """Read `folder`/dataset.json. Raises UserError if it is missing, damaged, or names files elsewhere."""
     path = folder / DATASET_FILE
     again = f"remove the folder {folder} and prepare the data again"
     try:
         if path.exists() and not path.is_file():
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         content = json.loads(path.read_bytes())
         if content["format"] != _FORMAT:
             raise UserError(f"{path} has format {content['format']!r}, not {_FORMAT}; {again}")
@@ -81,16 +81,16 @@ def read_dataset(folder: Path) -> Dataset:
         dataset = msgspec.convert({**content, "folder": folder}, Dataset)
         for name in [name for names in dataset.splits.values() for name in names]:
             if not _lies_within(name):
-                raise ValueError(f"it names the file {name!r}, which is none of its folder's")
+                raise ValueError(f"it names the file {name!r}, which is not in its folder")
         return dataset
     except FileNotFoundError:
-        raise UserError(f"{folder} is no prepared data set (it has no {DATASET_FILE})") from None
+        raise UserError(f"{folder} is not a prepared data set (it has no {DATASET_FILE})") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise UserError(f"{path} is damaged ({error}); {again}") from error
 
 
 def _lies_within(name: Any) -> bool:
-    """Whether `name` is a relative path that cannot leave the folder that it is relative to, but for links."""
+    """Whether `name` is a relative path that stays within its folder, links aside."""
     if not isinstance(name, str) or not name or "\0" in name:
         return False
     path = PurePosixPath(name)

@@ -1,7 +1,7 @@
-"""Naive dynamic evaluation: the model goes on learning from the test stream, each window after it has been scored.
+"""Naive dynamic evaluation: the model keeps learning from the test stream, from each window once it is scored.
 
-Krause et al. 2018, "Dynamic evaluation of neural sequence models", without their decay towards the first weights;
-Rae et al. 2019 report one such epoch on WikiText-103. Neither tells the settings for these models: ours are our own.
+Krause et al. 2018, "Dynamic evaluation of neural sequence models", without their decay towards the initial weights;
+Rae et al. 2019 report one such epoch on WikiText-103. Neither gives settings for these models: ours are our own.
 """
 
 import copy
@@ -30,8 +30,8 @@ class DynamicConfig:
 
     optimiser: str = "sgd"  # sgd | adam, which starts from a fresh state
     lr: float | None = None  # constant; None: 3e-2 with sgd, 3e-5 with adam
-    clip_norm: float = 0.1  # of the trunk's gradient and of the compressor's, as in training
-    aux_weight: float = 1.0  # of the compression loss, which keeps the compressor up with the trunk
+    clip_norm: float = 0.1  # limit on the gradient norms of trunk and compressor, as in training
+    aux_weight: float = 1.0  # of the compression loss, which lets the compressor keep up with the trunk
 
     def __post_init__(self) -> None:
         if self.optimiser not in OPTIMISERS:
@@ -44,7 +44,7 @@ class DynamicConfig:
         return _DEFAULT_LR[self.optimiser] if self.lr is None else self.lr
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """An optimiser that has seen nothing."""
+        """An optimiser with a fresh state."""
         cls = torch.optim.Adam if self.optimiser == "adam" else torch.optim.SGD
         return cls(parameters, lr=self.learning_rate)
 
@@ -59,11 +59,11 @@ def evaluate_dynamically(
     progress: Progress | None = None,
     classes: Tensor | None = None,
 ) -> Evaluation:
-    """Score every token of `tokens` once, in the set's order, with one update on each window after its score is kept.
+    """Score every token of `tokens` once, in the set's order, with one update on each window after it is scored.
 
-    The rest is as in `evaluate`, which this equals at a learning rate of 0. A copy of the model learns; `model` stays
-    as it was. Rows side by side share each update, so fewer rows learn from each other sooner. One process only: the
-    order of the stream decides what was learned when. Raises UserError where the loss stops being finite.
+    At a learning rate of 0 this equals `evaluate`. A copy of the model learns; `model` does not change. Rows of a batch
+    share each update, so with fewer rows each learns sooner from the others. One process only: the order of the stream
+    decides what was learned when. Raises UserError if the loss stops being finite.
     """
     assert config.max_tokens is None, "dynamic evaluation learns from all tokens"
     learner = copy.deepcopy(model)

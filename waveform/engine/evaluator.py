@@ -52,7 +52,7 @@ class Evaluation:
     nats: np.ndarray  # [N] fp64: sum over the utterance's tokens
     counts: np.ndarray  # [N] int64: tokens
     protocol: str  # utterance: state carried from the utterance's start; chunk: reset at each chunk
-    class_nats: np.ndarray | None = None  # [K] fp64: sum over the tokens of each class, where classes were given
+    class_nats: np.ndarray | None = None  # [K] fp64: sum over the tokens of each class, if classes were given
     class_counts: np.ndarray | None = None  # [K] int64: tokens of each class
 
     @property
@@ -65,7 +65,7 @@ class Evaluation:
 
 
 class Tally:
-    """Sums NLL by utterance, and by class of the target where classes are given, as windows are scored."""
+    """Sums NLL by utterance, and by class of the target if classes are given, as windows are scored."""
 
     def __init__(self, tokens: TokenSet, *, classes: Tensor | None, device: torch.device) -> None:
         self._tokens, self._classes = tokens, classes
@@ -76,7 +76,7 @@ class Tally:
         self._class_counts = torch.zeros(self._num_classes, dtype=torch.int64, device=device)
 
     def add(self, dealt: DealtWindow, scores: ScoredWindow) -> int:
-        """Count one window; returns how many tokens it has."""
+        """Count one window; returns the number of its tokens."""
         nll, scored = scores.nll.detach(), dealt.window.scored
         sums = torch.where(scores.scored, nll, 0).double().sum(dim=1).cpu()
         lengths = scored.sum(dim=1)
@@ -91,7 +91,7 @@ class Tally:
         return int(lengths.sum())
 
     def result(self, *, protocol: str, world: World, whole: bool) -> Evaluation:
-        """The sums over all ranks. whole: every token of the set was to be scored, which is checked."""
+        """The sums over all ranks. whole: check that every token of the set was scored."""
         nats, counts = (world.sum_(sums.to(world.device)).cpu() for sums in (self._nats, self._counts))
         assert not whole or counts.tolist() == self._tokens.lengths, "a token was scored twice or not at all"
         result = Evaluation(list(self._tokens.names), nats.numpy(), counts.numpy(), protocol)

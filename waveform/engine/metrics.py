@@ -22,7 +22,7 @@ def bits(nats: float) -> float:
 
 
 def unigram_nll(train_counts: np.ndarray, test_counts: np.ndarray) -> float:
-    """NLL in nats per token of the add-one-smoothed histogram of the training tokens: what a good model must beat.
+    """NLL in nats per token of the add-one-smoothed histogram of the training tokens: what any model should beat.
 
     Both arguments are counts of each class, [V].
     """
@@ -31,10 +31,10 @@ def unigram_nll(train_counts: np.ndarray, test_counts: np.ndarray) -> float:
 
 
 class MetricsLog:
-    """Appends one JSON object a line to metrics.jsonl, and the same scalars to TensorBoard."""
+    """Appends one JSON object per line to metrics.jsonl, and the same scalars to TensorBoard."""
 
     def __init__(self, run_dir: Path, *, resume_step: int | None = None) -> None:
-        """`resume_step`: drop lines of later steps, which a resumed run writes again."""
+        """resume_step: drop lines of later steps, which a resumed run writes again."""
         self._path = run_dir / METRICS_FILE
         kept = [] if resume_step is None else [r for r in read_metrics(run_dir) if r["step"] <= resume_step]
         self._evaluated = {record["step"] for record in kept if record.get("kind") == "evaluate"}
@@ -65,14 +65,14 @@ class MetricsLog:
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Every whole record of metrics.jsonl.
 
-    A last line cut by a killed process is passed over; so are other damaged lines, with a warning. Raises UserError
-    where the file cannot be read.
+    A last line cut by a killed process is ignored; so are other damaged lines, with a warning. Raises UserError if the
+    file cannot be read.
     """
     path = run_dir / METRICS_FILE
     if not path.exists():
         return []
     if not path.is_file():
-        raise UserError(f"{path} is no regular file; move it away")
+        raise UserError(f"{path} is not a regular file; move it away")
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -89,7 +89,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
             damaged.append(str(number))
     if damaged:
         print(
-            f"warning: {path} is damaged in line {', '.join(damaged[:5])}{', ...' * (len(damaged) > 5)}, passed over",
+            f"warning: {path} is damaged in line {', '.join(damaged[:5])}{', ...' * (len(damaged) > 5)}; ignoring that",
             file=sys.stderr,
         )
     return records

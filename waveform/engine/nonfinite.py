@@ -1,7 +1,7 @@
-"""Notices a loss or gradient that is not finite, says where in the data it was, and has such updates left out.
+"""Notices a loss or gradient that is not finite, says where in the data it occurred, and leaves such updates out.
 
-Looking waits for the device, so it is done when the trainer asks for it: on a CPU and with `train.on_nonfinite=skip` at
-every update, else when figures are logged and before anything is evaluated or saved.
+Looking waits for the device, so the trainer decides when: at every update on a CPU and with `train.on_nonfinite=skip`,
+otherwise when figures are logged and before anything is evaluated or saved.
 
 Shape letters: B rows of this rank.
 """
@@ -22,21 +22,21 @@ from waveform.system.errors import UserError
 
 
 class Diverged(UserError):
-    """The loss is not a finite number any more."""
+    """The loss is no longer a finite number."""
 
 
 class Update(NamedTuple):
-    """What tells whether an update was finite, and where in the data it was not."""
+    """What shows whether an update was finite, and where in the data it was not."""
 
     step: int  # before it
     cursor: dict[str, Any]  # of the stream, before it
     num_chunks: int
-    sums: Tensor  # not finite where a loss of this rank, or a gradient of any, is not
+    sums: Tensor  # not finite if a loss of this rank, or a gradient of any rank, is not
     row_nats: Tensor  # [windows, B] nats of this rank's rows
 
 
 class FiniteWatch:
-    """Looks at the updates of one training; every rank asks it the same at the same time."""
+    """Looks at the updates of one training; every rank makes the same calls at the same time."""
 
     def __init__(
         self, *, world: World, stream: TokenStream, run_dir: Path, on_nonfinite: str, max_skipped: int
@@ -48,7 +48,7 @@ class FiniteWatch:
         self.skipped = self.skipped_in_row = 0  # steps
 
     def looks_at_once(self) -> bool:
-        """Whether an update is to be looked at before the optimiser takes it."""
+        """Whether an update must be looked at before the optimiser applies it."""
         return self._skips or self._world.device.type == "cpu"
 
     def note(self, update: Update) -> None:
@@ -65,7 +65,7 @@ class FiniteWatch:
         return next((update for update, found in zip(updates, on_any_rank, strict=True) if found), None)
 
     def check(self) -> None:
-        """Raises Diverged where an update since the last look was not finite."""
+        """Raises Diverged if an update since the last look was not finite."""
         bad = self.first_bad()
         if bad is not None:
             raise self._diverged(bad, "training stopped")
@@ -73,16 +73,16 @@ class FiniteWatch:
     def skip(self, bad: Update, *, parameters: Iterable[Tensor], state: State, fresh: State) -> State:
         """Leave out an update: returns `state` with the rows that went bad taken from `fresh`.
 
-        Raises Diverged where skipping is not wanted, has gone on for too long, or is no use: with bad `parameters`.
+        Raises Diverged if skipping is not wanted, has gone on for too long, or is useless because `parameters` are bad.
         """
         if not self._skips:
             raise self._diverged(bad, "training stopped")
         if self._world.any(not all(bool(torch.isfinite(parameter).all()) for parameter in parameters)):
-            raise self._diverged(bad, "the weights are not finite either, so skipping is no use: training stopped")
+            raise self._diverged(bad, "the weights are not finite either, so skipping would not help: training stopped")
         if self.skipped_in_row >= self._max_skipped:
             raise self._diverged(
                 bad,
-                f"the {self.skipped_in_row} steps before it were skipped for that, and train.max_skipped is "
+                f"the {self.skipped_in_row} steps before it were skipped for the same reason, and train.max_skipped is "
                 f"{self._max_skipped}: training stopped",
             )
         rows = ~torch.isfinite(bad.row_nats).all(dim=0).cpu()
@@ -96,13 +96,13 @@ class FiniteWatch:
         return reset_rows(state, fresh, rows)
 
     def _diverged(self, bad: Update, what: str) -> Diverged:
-        self._unchecked = [bad]  # nothing may be saved any more
+        self._unchecked = [bad]  # nothing may be saved from now on
         kept = checkpoint.newest(self._run_dir)
         return Diverged(
             f"the loss is not finite at step {bad.step}, {self._where_in_data(bad)}; {what}. Last good checkpoint: "
             + (f"step {kept.step} in {kept.folder}" if kept else "none was saved yet")
             + ". Lower train.lr or train.clip_norm, or raise train.warmup_steps, in a new run"
-            + ("" if self._skips else "; or leave out such steps with train.on_nonfinite=skip")
+            + ("" if self._skips else "; or skip such steps with train.on_nonfinite=skip")
         )
 
     def _where_in_data(self, bad: Update) -> str:
@@ -110,10 +110,10 @@ class FiniteWatch:
         rows = (~torch.isfinite(bad.row_nats).all(dim=0)).nonzero()[:, 0].tolist()
         if not rows:
             elsewhere = ", or that of another process's rows" if self._world.size > 1 else ""
-            return f"though that of every row is: its gradient is not{elsewhere}"
+            return f"although that of every row is: its gradient is not{elsewhere}"
         first = self._world.rank * bad.row_nats.shape[1]
         places = self._stream.places(bad.cursor, num_chunks=bad.num_chunks)
-        said = []
+        described = []
         for row in rows[:3]:
             spans: dict[str, tuple[int, int]] = {}
             for place in places:
@@ -121,6 +121,6 @@ class FiniteWatch:
                     start, stop = spans.get(place.utterance, (place.start, place.stop))
                     spans[place.utterance] = (min(start, place.start), max(stop, place.stop))
             read = ", ".join(f"tokens {start} to {stop} of {name!r}" for name, (start, stop) in list(spans.items())[:3])
-            said.append(f"row {first + row} ({read}{', ...' if len(spans) > 3 else ''})")
+            described.append(f"row {first + row} ({read}{', ...' if len(spans) > 3 else ''})")
         more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
-        return f"in {', '.join(said)}{more}"
+        return f"in {', '.join(described)}{more}"

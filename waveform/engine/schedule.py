@@ -2,7 +2,7 @@
 
 import math
 
-_FLOOR_LR = 1e-6  # where warm-up begins and the cosine ends (Rae et al. 2019, section 4)
+_FLOOR_LR = 1e-6  # at which warm-up begins and the cosine ends (Rae et al. 2019, section 4)
 
 
 def learning_rate(
@@ -14,7 +14,7 @@ def learning_rate(
     change_at: int | None = None,
     after: float = 0.0,
 ) -> float:
-    """Linear warm-up from 1e-6 to `peak`, then a cosine to 1e-6; from step `change_at` on, `after` instead.
+    """Linear warm-up from 1e-6 to `peak`, then a cosine to 1e-6; `after` from step `change_at` on.
 
     `step` counts from 0; `decayed` in [0, 1] is the share of the decay that has passed. A peak below 1e-6 is kept.
     """

@@ -13,7 +13,7 @@ from waveform.engine.streams import Window
 
 
 class ScoredWindow(NamedTuple):
-    """What the model says of one window."""
+    """The model's NLL of one window."""
 
     nll: Tensor  # [B, W] nats, meaningless where not scored
     scored: Tensor  # [B, W] bool, on the model's device
@@ -32,22 +32,22 @@ class ScoredWindow(NamedTuple):
 
 
 class _Inputs:
-    """Arguments of a forward. An object of its own, because FSDP moves tensors that it sees among the arguments of its
-    root to the GPU, and a state's counters belong on the CPU."""
+    """Arguments of a forward, hidden from FSDP: it moves the tensor arguments of its root to the GPU, and a state's
+    counters belong on the CPU."""
 
     def __init__(self, tokens: Tensor, targets: Tensor, state: State) -> None:
         self.tokens, self.targets, self.state = tokens, targets, state
 
 
 class ScoredForward(nn.Module):
-    """A model and its head in one forward, because sharded weights are whole only within one."""
+    """A model and its head in one forward, because sharded weights are complete only within a forward."""
 
     def __init__(self, model: SequenceModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, inputs: _Inputs) -> tuple[Tensor, Step]:
-        """NLL in nats [B, T] of the targets, and what the model returned."""
+        """NLL in nats [B, W] of the targets, and what the model returned."""
         step = self.model.forward(inputs.tokens, inputs.state)
         return self.model.head.nll(step.hidden, inputs.targets), step
 
@@ -63,7 +63,7 @@ def score_window(
 ) -> ScoredWindow:
     """One forward pass: of training, with gradients enabled, and of evaluation, without.
 
-    fresh: the state that rows to be reset get; autocast: dtype of matrix products, None for the parameters' own.
+    fresh: the state that a reset gives to rows; autocast: dtype of matrix products, None for the parameters' own.
     """
     state = reset_rows(state, fresh, window.reset)
     inputs, targets, scored = (to_device(t, device) for t in (window.inputs, window.targets, window.scored))

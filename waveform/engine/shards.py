@@ -6,11 +6,11 @@ A shard is a 64-byte header, the tokens of all utterances back to back, and a JS
 
 The index holds dtype, vocabulary size, a histogram of the tokens and, for each utterance, name, length and digest.
 The header is written last and the file then renamed, so a shard that exists under its own name is whole.
-Tokens are read, not memory-mapped: a mapped file that is cut ends the process by a signal, with no word of why.
+Tokens are read, not memory-mapped: if a mapped file is cut short, a signal ends the process without a reason.
 
-Whatever damages a file later is noticed when it is read: the index on opening, and an utterance's tokens before the
-first of them is given out. That costs a second a gigabyte in all, spread over the first pass through the data, so that
-opening a corpus costs nothing.
+Later damage to a file is noticed when it is read: in the index on opening, and in an utterance's tokens before the
+first of them is returned. That costs a second per gigabyte, spread over the first pass through the data, so opening a
+corpus costs nothing.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ _VERIFY_BLOCK = 1 << 22  # tokens
 
 
 def dtype_for(vocab_size: int) -> str:
-    """The smallest dtype of a shard that holds tokens 0..vocab_size - 1."""
+    """The smallest dtype of a shard that can hold tokens 0..vocab_size - 1."""
     return next(
         name for name, dtype in _DTYPES.items() if vocab_size <= 1 << np.dtype(dtype).itemsize * 8 - (name == "int32")
     )
@@ -65,10 +65,10 @@ class _Index(msgspec.Struct):
 
 
 class ShardWriter:
-    """Writes one shard. Use as a context manager: leaving it by an exception leaves no file behind.
+    """Writes one shard. Use as a context manager: an exception leaves no file behind.
 
-    `begin(name)`, then `append(tokens)` as often as needed, opens and fills an utterance; an utterance that turns out
-    bad is taken back with `discard()`. Errors: UserError when the disk refuses.
+    `begin(name)` opens an utterance and `append(tokens)`, as often as needed, fills it; `discard()` takes back one that
+    turns out bad. Raises UserError if the disk refuses.
     """
 
     def __init__(self, path: Path, *, vocab_size: int, dtype: str = "uint8") -> None:
@@ -155,28 +155,28 @@ class ShardWriter:
 def _counts(tokens: np.ndarray, *, vocab_size: int) -> np.ndarray:
     """How often each token occurs, [vocab_size or more] int64."""
     if tokens.dtype == np.uint8:  # numpy would widen them first, at three times the cost
-        own = tokens if tokens.flags.writeable else tokens.copy()  # torch takes no bytes that it might not write
+        own = tokens if tokens.flags.writeable else tokens.copy()  # torch accepts no read-only buffer
         return torch.bincount(torch.from_numpy(own), minlength=vocab_size).numpy()
     return np.bincount(tokens, minlength=vocab_size)
 
 
 class Shard:
-    """One shard, opened for reading. Raises UserError, naming the file, where it is missing, cut or damaged.
+    """One shard, opened for reading. Raises UserError, naming the file, if it is missing, cut or damaged.
 
-    The file is kept open, so that one that is deleted or replaced by another can be read to the end; one that is
-    written into is checked anew, and refused where its content differs.
+    The file is kept open, so it can be read to the end even if it is deleted or replaced; if it is written into, it is
+    verified again and refused if its content differs.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if not path.is_file():  # a pipe would be waited for
-                what = "no regular file" if path.exists() else "missing"
+            if not path.is_file():  # opening a pipe would block
+                what = "not a regular file" if path.exists() else "missing"
                 raise UserError(f"{path} is {what}; prepare the data again")
             with open(path, "rb") as file:
                 header = file.read(_HEADER.size)
                 if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-                    raise UserError(f"{path} is no token shard; prepare the data again")
+                    raise UserError(f"{path} is not a token shard; prepare the data again")
                 _, payload_bytes, index_bytes, digest, reserved = _HEADER.unpack(header)
                 if os.fstat(file.fileno()).st_size != _HEADER.size + payload_bytes + index_bytes:
                     raise UserError(f"{path} is cut short or has grown; prepare the data again")
@@ -184,24 +184,24 @@ class Shard:
                 raw_index = file.read(index_bytes)
                 self._file = os.dup(file.fileno())
                 weakref.finalize(self, os.close, self._file)
-                self._as_known = _size_and_time(self._file)
+                self._known = _size_and_time(self._file)
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}; prepare the data again") from error
         if reserved != _RESERVED or hashlib.blake2b(raw_index, digest_size=32).digest() != digest:
             raise UserError(f"{path} is damaged (the index's checksum differs); prepare the data again")
-        self.digest = digest.hex()  # of the index, and so of all that it holds digests of
+        self.digest = digest.hex()  # of the index, and so of everything that it holds digests of
         try:
             self._read_index(msgspec.convert(json.loads(raw_index), _Index), payload_bytes)
         except (ValueError, RecursionError, OverflowError) as error:
-            raise UserError(f"{path} holds no index of a shard ({error}); prepare the data again") from error
+            raise UserError(f"{path} has an index that is not a shard's ({error}); prepare the data again") from error
 
     def _read_index(self, index: _Index, payload_bytes: int) -> None:
-        """Take over an index, which a checksum shows to be whole but not to come from `ShardWriter`."""
+        """Adopt an index, which a checksum shows to be complete but not to come from `ShardWriter`."""
         self.vocab_size = index.vocab_size
         dtype = np.dtype(_DTYPES[index.dtype])
         self.counts = np.asarray(index.counts, dtype=np.int64)
         if len(self.counts) != self.vocab_size:
-            raise ValueError(f"a vocabulary of {self.vocab_size!r}, and counts of {len(self.counts)} tokens")
+            raise ValueError(f"a vocabulary of {self.vocab_size}, but counts of {len(self.counts)} tokens")
         self.utterances: list[Utterance] = []
         start = 0
         for name, length, digest in index.utterances:
@@ -214,14 +214,14 @@ class Shard:
         self._verified = [False] * len(self.utterances)
 
     def verify(self) -> None:
-        """Read every token and compare each utterance's digest. Raises UserError naming the file and the utterance."""
+        """Read every token and verify each utterance's digest. Raises UserError naming the file and the utterance."""
         for i in range(len(self.utterances)):
             self._verify(i)
 
     def read(self, *, start: int, stop: int) -> np.ndarray:
         """Tokens start..stop - 1 of one utterance, [stop - start].
 
-        The utterance's digest is compared when it is first read, and again after the file was changed. Raises UserError
+        The utterance's digest is verified when it is first read, and again if the file has changed. Raises UserError
         naming the file and the utterance.
         """
         while True:
@@ -229,17 +229,17 @@ class Shard:
             if not self._verified[index]:
                 self._verify(index)
             tokens = self._read(start, stop)
-            now = _size_and_time(self._file)  # after reading, so that what was read is what is compared
-            if now == self._as_known:
+            now = _size_and_time(self._file)  # after reading, so that what was read is what is verified
+            if now == self._known:
                 return tokens
-            self._as_known, self._verified = now, [False] * len(self.utterances)
+            self._known, self._verified = now, [False] * len(self.utterances)
 
     def _read(self, start: int, stop: int) -> np.ndarray:
         size = self._dtype.itemsize
         try:
             raw = os.pread(self._file, (stop - start) * size, _HEADER.size + start * size)
         except OSError as error:
-            raise Trouble(f"cannot read {self.path}: {error.strerror}; see that its disk works") from error
+            raise Trouble(f"cannot read {self.path}: {error.strerror}; check that its disk works") from error
         if len(raw) != (stop - start) * size:
             raise UserError(f"{self.path} was cut short while it was in use; prepare the data again")
         return np.frombuffer(raw, dtype=self._dtype)

@@ -23,9 +23,9 @@ class DealtWindow:
     """One window of every row, and what it is a window of."""
 
     window: Window
-    utterances: list[int]  # index that each row plays; -1: none
+    utterances: list[int]  # index of the utterance that each row plays; -1: none
     starts: list[int]  # place of the window's first token in its utterance
-    rows: list[int] | None  # rows of the window before that go on as these; None: all of them
+    rows: list[int] | None  # rows of the previous window that continue as these; None: all of them
 
 
 def deal(
@@ -33,8 +33,8 @@ def deal(
 ) -> Iterator[DealtWindow]:
     """Windows of the utterances `order`, each token once, `batch_size` utterances side by side.
 
-    chunk: tokens between resets, a multiple of `window`; None resets at the start of utterances only. Rows that find
-    no further utterance stay idle, and are dropped once they are half of all.
+    chunk: tokens between resets, a multiple of `window`; None: only at the start of utterances. Rows for which no
+    utterance is left stay idle, and are dropped once they are half of all rows.
     """
     rows = min(batch_size, max(len(order), 1))
     playing, start = [-1] * rows, [0] * rows
@@ -42,7 +42,7 @@ def deal(
     while pending or any(item >= 0 for item in playing):
         active = [row for row in range(rows) if playing[row] >= 0]
         kept = None
-        if not pending and 0 < len(active) <= rows // 2:  # long utterances outlast the others
+        if not pending and 0 < len(active) <= rows // 2:  # long utterances outlast the rest
             playing, start, rows = [playing[row] for row in active], [start[row] for row in active], len(active)
             kept = active
         inputs = np.zeros((rows, window), dtype=np.int64)

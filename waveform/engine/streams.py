@@ -1,8 +1,8 @@
 """Cuts a token set into B parallel streams of windows, with resets and an exact, resumable cursor.
 
-Every rank walks the cursor of all rows (a few integers each) and reads tokens for its own rows only. So the order
+Every rank advances the cursor of all rows (a few integers each) and reads tokens for its own rows only. So the order
 of data depends on the seed alone, each rank knows the global number of scored tokens without asking the others,
-and a run may resume on another number of ranks.
+and a run may resume on a different number of ranks.
 """
 
 import copy
@@ -27,19 +27,19 @@ class Window:
     inputs: Tensor  # [B, W] int64: the token before each target, or the begin-of-utterance id
     targets: Tensor  # [B, W] int64; 0 where not scored
     scored: Tensor  # [B, W] bool: false in padding
-    reset: Tensor  # [B] bool on the CPU: the row's state starts afresh before this window
+    reset: Tensor  # [B] bool on the CPU: the row's state is reset before this window
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The windows of one optimiser step (or of one part of it, where gradients accumulate)."""
+    """The windows of one optimiser step, or of a part of it if gradients accumulate."""
 
     windows: list[Window]
     num_scored: int  # tokens, over all rows of all ranks
 
 
 class Place(NamedTuple):
-    """Tokens that one row read in one go."""
+    """Tokens that one row read at once."""
 
     row: int  # of the rows of all ranks
     utterance: str  # its name
@@ -48,13 +48,13 @@ class Place(NamedTuple):
 
 
 def check_sizes(*, batch_size: int, window: int, chunk: int, mode: str, num_ranks: int) -> None:
-    """Raises UserError where a stream of these sizes cannot be."""
+    """Raises UserError if no stream can have these sizes."""
     if mode not in MODES:
         raise UserError(f"train.state is {mode!r}; choose one of {', '.join(MODES)}")
     if chunk % window:
-        raise UserError(f"train.chunk {chunk} is no multiple of the window, {window} tokens")
+        raise UserError(f"train.chunk={chunk} is not a multiple of the window, {window} tokens")
     if batch_size % num_ranks:
-        raise UserError(f"train.batch_size {batch_size} is no multiple of the number of processes, {num_ranks}")
+        raise UserError(f"train.batch_size={batch_size} is not a multiple of the number of processes, {num_ranks}")
 
 
 def fill_row(
@@ -82,7 +82,7 @@ class TokenStream:
     on the start of a window (the last window of an utterance is padded, and the padding is not scored).
     `chunk`: each row plays single chunks, shuffled every epoch; state resets at each, and each begins with the
     begin-of-utterance input, as if it were an utterance of its own.
-    `carry`: the utterances are joined in the order of their names and cut into one contiguous part a row; state never
+    `carry`: the utterances are joined in the order of their names and cut into one contiguous part per row; state never
     resets. The usual choice for text.
     """
 
@@ -98,7 +98,7 @@ class TokenStream:
         rank: int = 0,
         num_ranks: int = 1,
     ) -> None:
-        """`batch_size` counts the rows of all ranks. Raises UserError where the sizes do not fit one another."""
+        """`batch_size` counts the rows of all ranks. Raises UserError if the sizes do not fit each other."""
         check_sizes(batch_size=batch_size, window=window, chunk=chunk, mode=mode, num_ranks=num_ranks)
         if mode == "carry" and tokens.num_tokens < batch_size:
             raise UserError(f"{tokens.num_tokens} tokens are too few for {batch_size} rows; lower train.batch_size")
@@ -110,7 +110,7 @@ class TokenStream:
         self._taken = 0  # items dealt in this epoch
         self._item = [-1] * batch_size  # utterance that each row plays; -1: none
         self._start = [0] * batch_size  # where in it the next window begins
-        self._read: list[Place] | None = None  # what was read, where that is asked for
+        self._read: list[Place] | None = None  # what was read, if `places` asks for it
         if mode == "utterance":
             self._num_items = len(tokens)
         elif mode == "chunk":
@@ -128,7 +128,7 @@ class TokenStream:
         return np.random.default_rng([self._seed, self._epoch]).permutation(self._num_items)
 
     def cursor(self) -> dict[str, Any]:
-        """Where the stream stands, as plain JSON values; the same for every rank."""
+        """The stream's position as plain JSON values, the same on every rank."""
         return {
             "mode": self._mode,
             "epoch": self._epoch,
@@ -138,15 +138,15 @@ class TokenStream:
         }
 
     def seek(self, cursor: dict[str, Any]) -> None:
-        """Continue exactly where `cursor()` was taken. Raises UserError for a cursor that cannot be of this stream."""
+        """Continue exactly where `cursor()` was called. Raises UserError for a cursor that this stream cannot have."""
         if not self._fits(cursor):
-            raise UserError(f"the checkpoint's place in the data ({str(cursor)[:200]}) is none of this run's data")
+            raise UserError(f"the checkpoint's position ({str(cursor)[:200]}) does not exist in this run's data")
         self._epoch, self._taken = cursor["epoch"], cursor["taken"]
         self._item, self._start = list(cursor["item"]), list(cursor["start"])
         self._order = self._shuffle()
 
     def places(self, cursor: dict[str, Any], *, num_chunks: int) -> list[Place]:
-        """What this rank's rows read in the `num_chunks` chunks that follow `cursor`; the stream stays where it is."""
+        """What this rank's rows read in the `num_chunks` chunks that follow `cursor`; the stream does not move."""
         again = copy.copy(self)
         again.seek(cursor)
         again._read = []
@@ -155,7 +155,7 @@ class TokenStream:
         return again._read
 
     def _fits(self, cursor: dict[str, Any]) -> bool:
-        """Whether every number of a cursor is one that `cursor()` may give."""
+        """Whether every number of a cursor is one that `cursor()` could return."""
         epoch, taken, item, start = (cursor.get(key) for key in ("epoch", "taken", "item", "start"))
         if cursor.get("mode") != self._mode or not isinstance(item, list) or not isinstance(start, list):
             return False
@@ -176,7 +176,7 @@ class TokenStream:
 
     @property
     def epoch(self) -> int:
-        """Passes over the data that were begun, from 0."""
+        """Which pass over the data this is, from 0."""
         return self._epoch
 
     def _take(self) -> int:

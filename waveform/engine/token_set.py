@@ -1,4 +1,4 @@
-"""The utterances of one split of a data set, read from its shards: what training and evaluation see of data."""
+"""The utterances of one split of a data set, read from its shards: all that training and evaluation see of data."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from waveform.engine.shards import Shard, Utterance
 
 
 class TokenSet:
-    """The utterances of one split, in the order of their names, whatever the shards that hold them."""
+    """The utterances of one split in the order of their names, whichever shards hold them."""
 
     def __init__(self, shards: Sequence[Shard], *, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -35,11 +35,11 @@ class TokenSet:
         digest = hashlib.blake2b(digest_size=16)
         for utterance, _ in self._entries:
             entry = f"{utterance.name}\0{utterance.length}\0{utterance.digest}\n"
-            digest.update(entry.encode(errors="surrogateescape"))  # a file's name need not be valid UTF-8
+            digest.update(entry.encode(errors="surrogateescape"))  # a file name need not be valid UTF-8
         return digest.hexdigest()
 
     def cut(self, length: int) -> "TokenSet":
-        """The same tokens with utterances longer than `length` cut into pieces, each an utterance of its own."""
+        """The same tokens, with utterances longer than `length` cut into pieces that are utterances themselves."""
         pieces = TokenSet([], vocab_size=self.vocab_size)
         pieces.counts = self.counts
         for utterance, shard in self._entries:
@@ -56,11 +56,11 @@ class TokenSet:
         return pieces
 
     def verify(self) -> None:
-        """Read every token and compare the digests. Raises UserError naming the shard and the utterance."""
+        """Read every token and verify the digests. Raises UserError naming the shard and the utterance."""
         for shard in {id(shard): shard for _, shard in self._entries}.values():
             shard.verify()
 
     def read(self, index: int, *, start: int, stop: int) -> np.ndarray:
-        """Tokens start..stop - 1 (clipped at the end) of utterance `index`. Raises UserError as `Shard.read`."""
+        """Tokens start..stop - 1 (clipped at the end) of utterance `index`. Raises UserError as `Shard.read` does."""
         utterance, shard = self._entries[index]
         return shard.read(start=utterance.start + start, stop=utterance.start + min(stop, utterance.length))

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from waveform.ranks.heartbeat import Pulse
-from waveform.ranks.rendezvous import meeting_store
+from waveform.ranks.heartbeat import Heartbeat
+from waveform.ranks.rendezvous import rendezvous_store
 from waveform.system.errors import Trouble, UserError
 from waveform.system.signals import end_with_launcher
 
@@ -36,7 +36,7 @@ _ALONE = "was alone at work for"
 _group: dist.ProcessGroup | None = None
 # Carries questions of the ranks to each other, always through the CPU.
 _questions: dist.ProcessGroup | None = None
-_pulse: Pulse | None = None
+_heartbeat: Heartbeat | None = None
 _timeout_s = TIMEOUT_S
 _POLL_S = 0.005
 
@@ -148,18 +148,18 @@ class World:
         """
         if self.size == 1:
             return
-        assert _pulse is not None
-        number = _pulse.arrive()
-        silent_s, beats, looked = 0.0, _pulse.beats, time.monotonic()
+        assert _heartbeat is not None
+        number = _heartbeat.arrive()
+        silent_s, beats, looked = 0.0, _heartbeat.beats, time.monotonic()
         end = looked + _BARRIER_TIMEOUT.total_seconds()
-        while _pulse.passed < number:
+        while _heartbeat.passed < number:
             time.sleep(_POLL_S)
             now = time.monotonic()
             silent_s += min(now - looked, 1.0)  # a process that was stopped for a while does not blame the others
             looked = now
-            if not self.is_first and _pulse.beats != beats:
-                silent_s, beats = 0.0, _pulse.beats
-            if _pulse.lost:
+            if not self.is_first and _heartbeat.beats != beats:
+                silent_s, beats = 0.0, _heartbeat.beats
+            if _heartbeat.lost:
                 raise RuntimeError("the job's store was closed by peer")
             if silent_s > _timeout_s:
                 raise RuntimeError("timed out at a barrier")
@@ -180,7 +180,7 @@ def join(*, device: str | None = None, timeout_s: float = TIMEOUT_S) -> World:
     `device` is `cpu`, `cuda`, or None for a GPU where there is one; `timeout_s` is how long a rank waits for the others
     in a reduction. Raises UserError when CUDA is asked for in vain.
     """
-    global _group, _questions, _pulse, _timeout_s
+    global _group, _questions, _heartbeat, _timeout_s
     cuda = choose_device(device) == "cuda"
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
@@ -189,10 +189,10 @@ def join(*, device: str | None = None, timeout_s: float = TIMEOUT_S) -> World:
         torch.cuda.set_device(where)
     if size > 1 and not dist.is_initialized():
         end_with_launcher()
-        store, prefix = meeting_store(rank, size, timeout=_BARRIER_TIMEOUT)
+        store, prefix = rendezvous_store(rank, size, timeout=_BARRIER_TIMEOUT)
         dist.init_process_group("gloo", timeout=_BARRIER_TIMEOUT, store=store, rank=rank, world_size=size)
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        _pulse = Pulse(host, port, prefix=prefix, rank=rank, size=size, timeout=_BARRIER_TIMEOUT)
+        _heartbeat = Heartbeat(host, port, prefix=prefix, rank=rank, size=size, timeout=_BARRIER_TIMEOUT)
         _timeout_s = timeout_s
         group = dist.new_group(backend="nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout_s))
         assert isinstance(group, dist.ProcessGroup)  # every rank is in it
@@ -206,10 +206,10 @@ def join(*, device: str | None = None, timeout_s: float = TIMEOUT_S) -> World:
 
 def leave() -> None:
     """Leave the job, so that the other ranks are not told of a lost connection."""
-    global _group, _questions, _pulse
-    if _pulse is not None:
-        _pulse.stop()
-        _pulse = None
+    global _group, _questions, _heartbeat
+    if _heartbeat is not None:
+        _heartbeat.stop()
+        _heartbeat = None
     if dist.is_initialized():
         _group = _questions = None
         gc.collect()  # what still refers to the group would outlive it, and gloo's threads abort a process at its end

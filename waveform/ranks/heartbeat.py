@@ -10,12 +10,12 @@ import threading
 import time
 from datetime import timedelta
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # as in meeting.py
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # as in rendezvous.py
 
 _BEAT_S, _ASK_S, _LEAVE_S = 1.0, 0.01, 2.0
 
 
-class Pulse:
+class Heartbeat:
     """`beats` grows as long as the first rank's process runs; `passed` barriers are behind every rank."""
 
     def __init__(self, host: str, port: int, *, prefix: str, rank: int, size: int, timeout: timedelta) -> None:

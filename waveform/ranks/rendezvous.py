@@ -26,7 +26,7 @@ _POLL_S = 0.02
 _CONNECT_S = 60.0
 
 
-def meeting_store(rank: int, size: int, *, timeout: timedelta) -> tuple[Store, str]:
+def rendezvous_store(rank: int, size: int, *, timeout: timedelta) -> tuple[Store, str]:
     """A store for this attempt's ranks alone, and the prefix of its keys; rank 0 keeps it where torchrun does not.
 
     Raises dist.DistStoreError where the others do not come in `timeout`, Trouble where torchrun is gone.
@@ -46,21 +46,21 @@ def meeting_store(rank: int, size: int, *, timeout: timedelta) -> tuple[Store, s
 def agree_on_prefix(store: Store, rank: int, size: int, *, timeout: timedelta) -> str:
     """A prefix that all ranks that are here now have, whatever others left in `store`."""
     number, acknowledged, offered, hellos = uuid.uuid4().hex, "", "", [""] * size
-    store.set(f"meeting/hello/{rank}", number)
+    store.set(f"rendezvous/hello/{rank}", number)
     end = time.monotonic() + timeout.total_seconds()
     while time.monotonic() < end:
         if rank == 0:
-            now = [_read(store, f"meeting/hello/{other}") for other in range(size)]
+            now = [_read(store, f"rendezvous/hello/{other}") for other in range(size)]
             if now != hellos:
                 hellos, offered = now, uuid.uuid4().hex
-                store.set("meeting/offer", json.dumps({"prefix": offered, "numbers": hellos}))
-            if all(_read(store, f"meeting/acknowledged/{other}") == offered for other in range(size)):
-                store.set("meeting/closed", offered)
-        offer = json.loads(_read(store, "meeting/offer") or "{}")
+                store.set("rendezvous/offer", json.dumps({"prefix": offered, "numbers": hellos}))
+            if all(_read(store, f"rendezvous/acknowledged/{other}") == offered for other in range(size)):
+                store.set("rendezvous/closed", offered)
+        offer = json.loads(_read(store, "rendezvous/offer") or "{}")
         if number in offer.get("numbers", ()) and offer["prefix"] != acknowledged:
             acknowledged = offer["prefix"]
-            store.set(f"meeting/acknowledged/{rank}", acknowledged)
-        if acknowledged and _read(store, "meeting/closed") == acknowledged:
+            store.set(f"rendezvous/acknowledged/{rank}", acknowledged)
+        if acknowledged and _read(store, "rendezvous/closed") == acknowledged:
             return acknowledged
         time.sleep(_POLL_S)
     raise dist.DistStoreError(f"rank {rank}: the other {size - 1} ranks of the job did not come in {timeout}")

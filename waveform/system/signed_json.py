@@ -11,12 +11,12 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def signed(content: dict[str, Any]) -> dict[str, Any]:
-    """JSON content with a checksum over the rest of it, as `check_signed` wants it."""
+    """JSON content with a checksum over it, which `check_signed` verifies."""
     return {**content, "checksum": _checksum(content)}
 
 
 def check_signed(content: Any) -> None:
-    """Raises ValueError where a checksum is missing or wrong."""
+    """Raises ValueError if the checksum is missing or wrong."""
     if not isinstance(content, dict):
         raise ValueError("it is not a mapping")
     rest = {key: value for key, value in content.items() if key != "checksum"}
