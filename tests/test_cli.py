@@ -281,9 +281,11 @@ def test_text_is_left_to_the_recipes(place: Path, tmp_path: Path, capsys: pytest
     assert recipes(["prepare", "folder", str(tmp_path / "text"), str(tmp_path / "data")]) == 0
     assert recipes(["train", "folder", str(tmp_path / "data"), str(tmp_path / "run"), "preset=smoke", *small]) == 0
     line = mistake(["train", tmp_path / "data", tmp_path / "other", *small], capsys)
-    assert "holds text, not audio; use python -m recipes" in line and not (tmp_path / "other" / "config.yaml").exists()
+    assert (
+        "contains text, not audio; use python -m recipes" in line and not (tmp_path / "other" / "config.yaml").exists()
+    )
     for verb, *more in (["evaluate"], ["compare"], ["analyse"], ["sample", "--out", tmp_path / "wavs"]):
-        assert "holds text, not audio" in mistake([verb, tmp_path / "run", *more], capsys)
+        assert "contains text, not audio" in mistake([verb, tmp_path / "run", *more], capsys)
     assert not (tmp_path / "wavs").exists()
 
 
@@ -585,7 +587,7 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
     ),
     "seconds": (lambda p, t: ["sample", p / "wavenet", "--out", t / "o", "--seconds", "0"], ["seconds"]),
     "num": (lambda p, t: ["sample", p / "wavenet", "--out", t / "o", "--num", "0"], ["num"]),
-    "demo into a used folder": (lambda p, t: ["demo", "--out", p / "audio"], ["holds other things"]),
+    "demo into a used folder": (lambda p, t: ["demo", "--out", p / "audio"], ["is not empty"]),
 }
 
 

@@ -46,7 +46,7 @@ VERBS = (
             argument(
                 "audio_dir", type=Path, metavar="AUDIO_DIR", help="wav, flac, ogg, opus, mp3, aiff, in any folder"
             ),
-            argument("data_dir", type=Path, metavar="DATA_DIR", help="made, or brought up to date"),
+            argument("data_dir", type=Path, metavar="DATA_DIR", help="created, or brought up to date"),
             overrides("data.split.valid=0.1 data.split.by=folder"),
             CONFIG_DIR,
         ),
@@ -153,7 +153,7 @@ VERBS = (
     ),
     Verb(
         "demo",
-        "the whole job on bundled speech, in minutes on two CPU cores",
+        "prepare, train, compare and sample bundled speech, in minutes on two CPU cores",
         "waveform.verbs.demo:demo",
         (
             argument("--out", dest="out_dir", type=Path, metavar="DIR", help="default: waveform-demo"),

@@ -70,21 +70,21 @@ def print_config(overrides: Sequence[str] = (), *, config_dir: Path | None = Non
     print(to_yaml(compose_config(overrides, config_dir=config_dir)), end="")
 
 
-def cache_of(source: Path, *, beside: Path) -> Path:
-    """Where the data set of a folder of raw audio is kept: beside the run `beside`, by the folder's name and place."""
+def cache_of(source: Path, *, run_dir: Path) -> Path:
+    """Where the data set of a folder of raw audio is kept: next to the run, named after the folder and its path."""
     resolved = source.resolve()
     name = f"{resolved.name}-{hashlib.blake2b(os.fsencode(resolved), digest_size=4).hexdigest()}.prepared"
-    return beside.absolute().parent / name
+    return run_dir.absolute().parent / name
 
 
-def open_data(source: Path, *, beside: Path, config: DataConfig, world: World, show_progress: bool = True) -> Dataset:
-    """The data set at `source`; raw audio is first prepared into a folder beside `beside` (the run), which it names.
+def open_data(source: Path, *, run_dir: Path, config: DataConfig, world: World, show_progress: bool = True) -> Dataset:
+    """The data set at `source`; raw audio is first prepared into a folder next to the run, which is then printed.
 
     Raises UserError as `prepare` does.
     """
     if is_dataset(source):
         return read_dataset(source)
-    cache = cache_of(source, beside=beside)
+    cache = cache_of(source, run_dir=run_dir)
     if world.is_first:
         if show_progress:
             say(f"preparing {source} into {cache} (once; later runs reuse it)")
@@ -94,7 +94,7 @@ def open_data(source: Path, *, beside: Path, config: DataConfig, world: World, s
 
 
 class Run(TrainedRun):
-    """A trained run on speech."""
+    """A trained run on speech, opened."""
 
     @property
     def unit(self) -> str:
@@ -107,7 +107,7 @@ class Run(TrainedRun):
     def nll(self, audio: np.ndarray | Tensor, *, sample_rate_hz: int) -> np.ndarray:
         """NLL in nats of each 24 kHz sample of one utterance.
 
-        audio: mono [n], floats in [-1, 1], at `sample_rate_hz` (resampled to 24 kHz where it differs). Returns [n'],
+        audio: mono [n], floats in [-1, 1], at `sample_rate_hz` (resampled to 24 kHz if that differs). Returns [n'],
         fp32, n' samples at 24 kHz. Raises UserError for other shapes or values that are not finite.
         """
         samples = np.asarray(audio, dtype=np.float32)
@@ -156,7 +156,7 @@ class Run(TrainedRun):
 
 
 def check_amount(num: int, seconds: float) -> int:
-    """Steps of one of `num` samples of `seconds`. Raises UserError for nothing at all."""
+    """Steps of each of `num` samples of `seconds`. Raises UserError if there would be none."""
     if num < 1:
         raise UserError(f"num is {num}; it must be at least 1")
     num_steps = round(seconds * SAMPLE_RATE_HZ) if np.isfinite(seconds) else 0
@@ -168,9 +168,9 @@ def check_amount(num: int, seconds: float) -> int:
 def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> Run:
     """Open the newest checkpoint of a run for `nll` and `sample`.
 
-    device: cpu, cuda, or None for a GPU where there is one. model_fields: fields that change no parameter, such as a
-    longer `memory` or `compressed` than in training. Raises UserError where there is no run on audio or no whole
-    checkpoint.
+    device: cpu, cuda, or None for a GPU if there is one. model_fields: fields that do not change the parameters, for
+    example a longer `memory` or `compressed` than in training. Raises UserError if there is no run on audio or no
+    complete checkpoint.
     """
     run = open_run(run_dir, device=device, **model_fields)
     require_audio(run.config["dataset"]["modality"], run_dir)
@@ -178,6 +178,6 @@ def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int)
 
 
 def require_audio(modality: dict[str, Any], place: Path | str) -> None:
-    """Raises UserError for a data set, or a run on one, of another kind, such as the text recipes'."""
+    """Raises UserError for a data set, or a run on one, of another kind, for example text."""
     if modality.get("kind") != "audio":
-        raise UserError(f"{place} holds {modality.get('kind')}, not audio; use python -m recipes")
+        raise UserError(f"{place} contains {modality.get('kind')}, not audio; use python -m recipes")

@@ -1,4 +1,4 @@
-"""How a command ends: an exit code, and one line for a mistake, a shortage, trouble of the system or a signal."""
+"""How a command ends: with an exit code, and one line for a mistake, a lack of RAM, a failing system or a signal."""
 
 import io
 import select
@@ -15,8 +15,8 @@ from waveform.system.signals import Interrupted, signals_interrupt
 
 _SMALLER = (
     "lower train.batch_size or train.evaluate_batch_size, train.chunk, train.window, model.window, model.memory or "
-    "model.compressed, a run's in its config.yaml; train with lower model.num_layers or model.d_model; or use a larger "
-    "machine"
+    "model.compressed (for a run that exists, in its config.yaml), train with lower model.num_layers or model.d_model, "
+    "or use a larger machine"
 )
 
 
@@ -38,23 +38,23 @@ def run_with_outcome(name: str, run: Callable[[], int]) -> int:
     except (MemoryError, RuntimeError) as error:
         if not is_shortage(error):
             raise
-        say(f"{name}: it takes more memory than there is; {_SMALLER}", sys.stderr)
+        say(f"{name}: there is not enough memory; {_SMALLER}", sys.stderr)
         return 2
-    except OSError as error:  # reading and writing have better messages; this is what slipped through
-        if error.filename is None and _nobody_reads_on():
+    except OSError as error:  # reading and writing have better messages; this one got past them
+        if error.filename is None and _reader_is_gone():
             return 128 + signal.SIGPIPE
         named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
-        say(f"{name}: the system refuses: {printable(named)}", sys.stderr)
+        say(f"{name}: the system reports: {printable(named)}", sys.stderr)
         return 1
     except Interrupted as interrupted:
         return _stopped(name, interrupted)
 
 
-def _nobody_reads_on() -> bool:
-    """Whether whoever reads what is printed, `head` perhaps, has seen enough; then the rest is dropped."""
+def _reader_is_gone() -> bool:
+    """Whether the reader of what is printed, perhaps `head`, has closed it; then the rest is dropped."""
     poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(io.UnsupportedOperation):  # one that a Python caller has put there
+        with suppress(io.UnsupportedOperation):  # a replacement by a Python caller
             poll.register(stream, 0)
     gone = [stream for stream, event in poll.poll(0) if event & (select.POLLERR | select.POLLHUP)]
     for stream in gone:

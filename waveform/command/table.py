@@ -1,4 +1,4 @@
-"""A command line as a table: each verb names its function and its arguments, and argparse is told the rest.
+"""A command line as a table: each verb names its function and its arguments, from which argparse's parser follows.
 
 A verb's function, the one that Python users call, is imported when the verb runs, so `--help` loads nothing heavy. It
 is called with the arguments that were given, by name; its own defaults serve for the others.
@@ -92,7 +92,7 @@ def _load(name: str) -> Any:
 
 
 def _without_strays(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given`, with the settings among them that argparse took for values of an option with several, put right."""
+    """`given`, with settings moved to the settings that argparse took for further values of an option before them."""
     values = dict(given)
     for name, value in given.items():
         if isinstance(value, list) and name != OVERRIDES:
@@ -137,7 +137,7 @@ def run_command(
     given = dict(vars(args))
     name_of_verb = given.pop("verb")
     verb = next(verb for verb in verbs if verb.name == name_of_verb)
-    # argparse lets `key=value` stand before the options or after them, but not both; the rest is taken here.
+    # argparse accepts `key=value` before the options or after them, but not both; the rest is accepted here.
     takes_settings = any(arg.name == OVERRIDES for arg in verb.arguments)
     options = [argument for argument in rest if argument.startswith("-") or not takes_settings]
     if options:

@@ -1,7 +1,7 @@
 """Composes a run's configuration: typed defaults, a preset, a user's folder, and `key=value` overrides, by Hydra.
 
-Each family of runs (speech, text) has a root file, which names its groups. The groups `model` and `train`, and others
-that a family adds, come from the dataclasses that document each field; the rest are YAML files.
+Each family of runs (speech, text) has a root file, which names its groups. The groups `model` and `train`, and those
+that a family adds, come from the dataclasses that document each field; the others are YAML files.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ def _register_groups(family: ConfigFamily) -> None:
     for name in model_names():
         try:
             store.store(group="model", name=name, node=_model_node(name))
-        except Exception as error:  # whatever is wrong with another package must not spoil the other models
+        except Exception as error:  # a fault of another package must not affect the other models
             print(f"warning: the registered model {name!r} does not load: {error!r}", file=sys.stderr)
     store.store(group="train", name="default", node=family.train)
     for group, (choice, node) in family.groups.items():
@@ -67,7 +67,7 @@ def _search_path(family: ConfigFamily, config_dir: Path | None) -> str:
     places = [f"pkg://{entry.value}" for entry in plugins if entry.value != family.module]
     if config_dir is not None:
         if not config_dir.is_dir():
-            raise UserError(f"--config-dir {config_dir} is no folder")
+            raise UserError(f"--config-dir {config_dir} is not a folder")
         places.append(f"file://{config_dir.absolute()}")
     quoted = ['"' + place.replace("\\", "\\\\").replace('"', '\\"') + '"' for place in places]
     return f"hydra.searchpath=[{','.join(quoted)}]"
@@ -89,7 +89,7 @@ def compose_family(
     assert isinstance(content, dict)
     for section in ("model", "train", *family.groups):
         if not isinstance(content.get(section), dict):
-            raise UserError(f"the settings {_all(overrides)} leave nothing of {section!r}, which a run needs")
+            raise UserError(f"{_all(overrides)} removes {section!r}, which a run needs; give it a value")
     _check_added(family, overrides, config_dir)
     seed = content.get("seed")
     if type(seed) is not int or not 0 <= seed < 2**31:
@@ -100,43 +100,43 @@ def compose_family(
 
 
 def _check_added(family: ConfigFamily, overrides: Sequence[str], config_dir: Path | None) -> None:
-    """Raises UserError for a setting that Hydra's `+` would add: nothing would read it."""
+    """Raises UserError for a setting that Hydra's `+` would add, because nothing would read it."""
     added = [override for override in overrides if override.startswith("+")]
     if not added:
         return
     known = _names(compose_family(family, [o for o in overrides if o not in added], config_dir=config_dir))
     for override in added:
         key = override.lstrip("+").partition("=")[0]
-        if key.count(".") < 2 and key not in known:  # what lies deeper is its dataclass's to refuse
+        if key.count(".") < 2 and key not in known:  # deeper ones are refused by their dataclass
             raise UserError(f"unknown setting {_shown(key)!r}{_nearest(family, key, overrides, config_dir)}")
 
 
 def _names(config: Mapping[str, Any]) -> set[str]:
-    """Names of the settings of a configuration, such as `train` and `train.lr`."""
+    """Names of the settings of a configuration, like `train` and `train.lr`."""
     fields = {f"{group}.{name}" for group, value in config.items() if isinstance(value, dict) for name in value}
     return {*config, *fields}
 
 
 def _check_override(override: str) -> None:
-    """Raises UserError, naming it, for what is no setting at all."""
+    """Raises UserError, naming it, for anything but a setting."""
     key, equals, _ = override.partition("=")
     if not equals:
-        raise UserError(f"{_shown(repr(override))} is no key=value setting; an example: train.max_steps=1000")
-    if not override.isprintable():  # in a terminal, a log or a YAML file these would not be what they seem
-        raise UserError(f"{_shown(override)} holds a character that cannot be printed")
+        raise UserError(f"{_shown(repr(override))} is not a key=value setting; an example: train.max_steps=1000")
+    if not override.isprintable():  # a terminal, a log or a YAML file would show something else
+        raise UserError(f"{_shown(override)} contains a character that cannot be printed; leave it out")
     if key.lstrip("+~").startswith("hydra"):
-        raise UserError(f"unknown setting {_shown(key)!r}: Hydra's own have no meaning here")
+        raise UserError(f"unknown setting {_shown(key)!r}: Hydra's own settings are not used here")
     if key.startswith("~"):
-        raise UserError(f"{_shown(override)} would remove a setting, and a run needs them all; give it a value")
+        raise UserError(f"{_shown(override)} would remove a setting, but a run needs them all; give it a value")
     try:
         OverridesParser.create().parse_override(override)
-    except Exception as error:  # of Hydra's grammar, or of Python where brackets are nested too deep
+    except Exception as error:  # of Hydra's grammar, or of Python if brackets are nested too deeply
         reason = " ".join(str(error).split("See https")[0].split())
-        raise UserError(f"{_shown(override)} is no key=value setting ({_shown(reason)})") from error
+        raise UserError(f"{_shown(override)} is not a key=value setting ({_shown(reason)})") from error
 
 
 def _shown(text: str, most: int = 200) -> str:
-    """Text fit for one line of a terminal."""
+    """Text that fits on one line of a terminal."""
     text = printable(text)
     return text if len(text) <= most else f"{text[:most]}..."
 
@@ -157,7 +157,7 @@ def _explain(family: ConfigFamily, error: Exception, overrides: Sequence[str], c
             return f"unknown setting {key!r}{_nearest(family, key, overrides, config_dir)}"
         if f"{key}/{value}" in text and key in ("model", "train", *family.groups, *family.chosen):
             return f"unknown {key} {value!r}; choose one of {', '.join(_choices(family, key))}"
-    # Of a key that is given twice, the value that is wrong.
+    # If a key is given twice, the wrong value.
     for override in sorted(overrides, key=lambda override: repr(override.partition("=")[2]) not in text):
         key, _, value = override.lstrip("+~").partition("=")
         if f"full_key: {key}" in text or f"'{override}'" in text or repr(value) in text:
@@ -177,7 +177,7 @@ def _choices(family: ConfigFamily, group: str) -> list[str]:
 
 
 def _nearest(family: ConfigFamily, key: str, overrides: Sequence[str], config_dir: Path | None) -> str:
-    """Advice that names a setting of what `overrides` choose, such as a model, or else how all are listed."""
+    """Advice: the nearest setting of what `overrides` choose (a model, a preset), or else how to list all."""
     chosen = [o for o in overrides if o.partition("=")[0] in {"model", "recipe", *family.chosen} - {key}]
     try:
         known = _names(compose_family(family, chosen, config_dir=config_dir))
@@ -211,5 +211,5 @@ def differing_keys(old: dict[str, Any], new: dict[str, Any], *, prefix: str = ""
         if isinstance(a, dict) and isinstance(b, dict):
             different += differing_keys(a, b, prefix=f"{prefix}{key}.")
         elif a != b:
-            different.append(f"{prefix}{key} ({a!r} there, {b!r} asked for)")
+            different.append(f"{prefix}{key} (was {a!r}, is {b!r})")
     return different

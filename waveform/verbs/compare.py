@@ -34,7 +34,7 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """95% interval of NLL(a) - NLL(b), nats per token, by the paired bootstrap over utterances.
 
-    Each resample draws utterances with replacement and takes both models' NLL on the same draw (percentile interval;
+    Each resample draws utterances with replacement, the same for both models (percentile interval;
     Efron and Tibshirani 1993).
     """
     rng = np.random.default_rng(seed)
@@ -80,11 +80,11 @@ def compare(
     device: str | None = None,
     show_progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Evaluate runs on the same tokens under one protocol; prints a table, returns (and writes) a list of figures.
+    """Evaluate runs on the same tokens under one protocol; print a table, return (and write) a list of figures.
 
-    Each entry holds what `evaluate` gives, `difference_to_wavenet_nats` with its `interval_95` (None where no run is a
-    WaveNet), `train_samples_per_second` and `sampling_samples_per_second`. Raises UserError as `load` does, and where
-    the runs' test tokens differ.
+    Each entry contains what `evaluate` gives, `difference_to_wavenet_nats` with its `interval_95` (None if no run is a
+    WaveNet), `train_samples_per_second` and `sampling_samples_per_second`. Raises UserError as `load` does, and if the
+    runs' test tokens differ.
     """
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
     if not run_dirs:
@@ -98,8 +98,8 @@ def compare(
     for run, tokens in zip(runs, token_sets, strict=True):
         if tokens.checksum != token_sets[0].checksum:
             raise UserError(
-                f"{runs[0].folder} and {run.folder} have other {split} data, so their NLL cannot be compared; "
-                "name one data set for all with --data"
+                f"{runs[0].folder} and {run.folder} have different {split} data, so their NLL cannot be compared; "
+                "name one data set for all of them with --data"
             )
     results = [
         score(run, tokens, protocol=protocol, show_progress=show_progress)

@@ -1,4 +1,4 @@
-"""`waveform demo`: the whole job on bundled speech in minutes; prepare, train three models, compare, sample, draw."""
+"""`waveform demo`: everything on bundled speech, in minutes: prepare, train three models, compare, sample, plot."""
 
 import time
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ _TEMPERATURE = 0.9
 def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = (), show_progress: bool = True) -> None:
     """Train the three models of preset `demo` for equal time on the bundled speech, into `out_dir`.
 
-    Leaves data/, one run folder a model, comparison.json, samples/*.wav and demo.png. Interrupted, it goes on where it
-    was when called again. overrides: settings for all three trainings. Raises UserError where `out_dir` holds other
-    things.
+    Writes data/, one run folder per model, comparison.json, samples/*.wav and demo.png. After an interruption, calling
+    it again continues. overrides: settings for all three trainings. Raises UserError if `out_dir` contains anything
+    else.
     """
     out_dir = Path(out_dir)
     others = out_dir.exists() and (not out_dir.is_dir() or any(path.name != "data" for path in out_dir.iterdir()))
     if others and not is_dataset(out_dir / "data"):
-        raise UserError(f"--out {out_dir} holds other things; give a new folder")
+        raise UserError(f"--out {out_dir} is not empty; give a new folder")
     for model in MODELS:
         typed(
             SpeechTrainConfig, compose_config([f"model={model}", "preset=demo", *overrides])["train"], section="train"
@@ -52,8 +52,8 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
         result = train(
             out_dir / "data", run_dir, [f"model={model}", "preset=demo", *overrides], show_progress=show_progress
         )
-        if result.asked_by:  # also too late to stop that training
-            raise Interrupted(result.asked_by, f"`waveform demo --out {out_dir}` goes on from here")
+        if result.asked_by:  # even if too late to stop that training
+            raise Interrupted(result.asked_by, f"`waveform demo --out {out_dir}` continues from here")
 
     say("3/5 comparing them on the held-out recordings")
     compare(run_dirs, json_file=out_dir / "comparison.json", show_progress=show_progress)

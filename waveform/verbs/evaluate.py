@@ -63,9 +63,9 @@ def evaluate(
 
 
 def test_tokens(run: Run, *, data: Path | str | None, split: str, show_progress: bool = True) -> TokenSet:
-    """The tokens of a split of the run's own data set, or of another (prepared first, where it is raw audio).
+    """The tokens of a split of the run's own data set, or of another (prepared first if it is raw audio).
 
-    Raises UserError for a damaged shard, which it names, and where the data is gone or of another kind.
+    Raises UserError for a damaged shard, which it names, and if the data is gone or of another kind.
     """
     if data is None:
         return scoring.own_tokens(run, split=split)
@@ -73,12 +73,14 @@ def test_tokens(run: Run, *, data: Path | str | None, split: str, show_progress:
     if not data.exists():
         raise UserError(f"no such folder: --data {data}")
     config: DataConfig = typed(DataConfig, run.config["data"], section="data")
-    dataset = open_data(data, beside=run.folder, config=config, world=World(), show_progress=show_progress)
+    dataset = open_data(data, run_dir=run.folder, config=config, world=World(), show_progress=show_progress)
     if (
         dataset.vocab_size != run.config["dataset"]["vocab_size"]
         or dataset.modality != run.config["dataset"]["modality"]
     ):
-        raise UserError(f"--data {data} holds other tokens ({dataset.modality}) than {run.folder} was trained on")
+        raise UserError(
+            f"--data {data} has different tokens ({dataset.modality}) from those that {run.folder} was trained on"
+        )
     tokens = dataset.open_split(split)
     tokens.verify()
     return tokens

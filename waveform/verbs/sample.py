@@ -31,10 +31,10 @@ def sample(
 ) -> list[Path]:
     """Write `num` WAV files of generated audio into `out_dir`, growing as they are made; returns their paths.
 
-    Until all are done they are named `.unfinished.wav`, and are replaced by the next call that makes the same ones.
-    What `sampling.int8` costs in NLL is measured and printed first.
-    With `prime`, an audio file, each WAV begins with it and continues it for `seconds`. Files are named by model,
-    step, seed and number, and none that exists is overwritten. Raises UserError as `load` does, and for a full disk.
+    Until all are done they are named `.unfinished.wav`; the next call that makes the same ones replaces them. With
+    `prime`, an audio file, each WAV begins with it and continues it for `seconds`. What `sampling.int8` costs in NLL is
+    measured and printed first. Files are named after model, step, seed and number; existing ones are never overwritten.
+    Raises UserError as `load` does, and for a full disk.
     """
     out_dir = Path(out_dir)
     check_amount(num, seconds)  # settings out of range must leave no empty files behind
@@ -70,7 +70,9 @@ def sample(
 
             run.sample(num=num, seconds=seconds, sampling=sampling, prime=primer, on_block=write)
     except Interrupted as stopped:
-        raise Interrupted(stopped.number, f"what was made is in {growing[0]}" + " and others" * (num > 1)) from None
+        raise Interrupted(
+            stopped.number, f"what was generated is in {growing[0]}" + " and others" * (num > 1)
+        ) from None
     finally:
         for writer in writers:
             writer.close()

@@ -37,7 +37,7 @@ def train(
     """Train on `source` (a folder of audio, or a prepared data set) into `run_dir`; resumes what is there.
 
     overrides: `key=value` settings. Under torchrun every process calls this. Raises UserError for bad settings or
-    data, for a run folder of another configuration, and where the loss stops being finite.
+    data, for a run folder with a different configuration, and if the loss stops being finite.
     """
     source, run_dir = Path(source), Path(run_dir)
     config = compose_config(overrides, config_dir=None if config_dir is None else Path(config_dir))
@@ -64,7 +64,7 @@ def _train(
     check_settings(run_dir, config, train_config, vocab_size=NUM_CLASSES, world=world)
     data = _data_of_run(source, run_dir)
     if data is None:
-        data = open_data(source, beside=run_dir, config=data_config, world=world, show_progress=show_progress)
+        data = open_data(source, run_dir=run_dir, config=data_config, world=world, show_progress=show_progress)
     elif show_progress and world.is_first:
         say(f"resuming with {data.folder}, as prepared when this run began")
     require_audio(data.modality, data.folder)
@@ -102,16 +102,18 @@ def _refuse_other_split(data_dir: Path, config: dict[str, Any], overrides: Seque
 def _data_of_run(source: Path, run_dir: Path) -> Dataset | None:
     """The data set that the run in `run_dir` began with, if it was prepared from the raw audio in `source`.
 
-    It is left as it is: bringing it up to date with files added since would change what the run is trained on.
+    It is not brought up to date: files added since would change what the run is trained on.
     """
     if not (run_dir / CONFIG_FILE).exists() or is_dataset(source):
         return None
     folder = Path(read_config(run_dir)["dataset"]["path"])
-    return read_dataset(folder) if folder == cache_of(source, beside=run_dir).resolve() and is_dataset(folder) else None
+    return (
+        read_dataset(folder) if folder == cache_of(source, run_dir=run_dir).resolve() and is_dataset(folder) else None
+    )
 
 
 def _audio_summary(config: SpeechTrainConfig, data: Dataset) -> OnEvaluate | None:
-    """A hook that puts one generated sample, heard and seen, into TensorBoard at each evaluation."""
+    """A hook that adds a generated sample, as audio and as an image, to TensorBoard at each evaluation."""
     num_steps = int(config.sample_seconds * SAMPLE_RATE_HZ)
     if num_steps == 0:
         return None
