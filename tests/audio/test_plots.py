@@ -64,7 +64,7 @@ def test_the_panel_is_a_png_of_1600_pixels(tmp_path: Path) -> None:
 
 def test_a_panel_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "panel.png").mkdir()
-    with pytest.raises(UserError, match="a folder of that name is in the way"):
+    with pytest.raises(UserError, match="a folder has that name"):
         save_demo_panel(tmp_path / "panel.png", {}, {"a": [(0.0, 1.0)]})
 
 

@@ -223,7 +223,7 @@ def _lost(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
         last = printed.splitlines()[-1]
         killed = how == "SIGKILL"
         why = "ended; its own output says why" if killed else f"did not answer for {_TIMEOUT_S:g} s"
-        why = "was alone at work for 0:00:10 h and may hang" if plan.is_first_alone else why
+        why = "worked alone for 0:00:10 h and may hang" if plan.is_first_alone else why
         name = f"rank {rank}, {plan}"
         assert code == 1 and "Traceback" not in printed, f"{name}: {code} {printed}"
         # A rank that waits at a barrier for a killed one learns of it only by its silence.

@@ -23,7 +23,7 @@ def test_more_than_there_is_is_refused_until_the_end_of_the_block(monkeypatch, g
     before = resource.getrlimit(resource.RLIMIT_DATA)
     present = (int(process_memory_mb("VmData")) + 200) << 20
     monkeypatch.setattr(ram, "machine_bytes", lambda: present)
-    with ram.no_more_than_there_is():
+    with ram.limited_to_ram():
         grow(50 << 20)
         with pytest.raises((MemoryError, RuntimeError)) as caught:
             grow(500 << 20)

@@ -10,7 +10,7 @@ from functools import partial
 
 from waveform.system.console import drop, printable, say
 from waveform.system.errors import UserError
-from waveform.system.ram import is_shortage, no_more_than_there_is
+from waveform.system.ram import is_shortage, limited_to_ram
 from waveform.system.signals import Interrupted, signals_interrupt
 
 _SMALLER = (
@@ -28,7 +28,7 @@ def run_with_outcome(name: str, run: Callable[[], int]) -> int:
     Ctrl-C, 143: SIGTERM). name: of the command and its verb, with which the line begins.
     """
     try:
-        with signals_interrupt(partial(_stopped, name)), no_more_than_there_is():
+        with signals_interrupt(partial(_stopped, name)), limited_to_ram():
             code = run()
             sys.stdout.flush()
             return code

@@ -1,8 +1,8 @@
 """Data parallelism under torchrun: each rank owns rows of the batch; gradients and metrics are summed over ranks.
 
-Gradients are summed once a step, in flat buckets, rather than by DistributedDataParallel's hooks: a step is several
-backward passes (one a window), and parameters such as a compressor's get no gradient in some of them, in which case
-DDP leaves what accumulated before without reducing it.
+Gradients are summed once per step, in flat buckets, rather than by DistributedDataParallel's hooks: a step has several
+backward passes (one per window), and some parameters, like a compressor's, get no gradient in some of them, in which
+case DDP leaves what accumulated before without reducing it.
 """
 
 import gc
@@ -23,16 +23,16 @@ from waveform.system.errors import Trouble, UserError
 from waveform.system.signals import end_with_launcher
 
 _BUCKET_ELEMENTS = 1 << 24
-TIMEOUT_S = 600.0  # a rank that lets the others wait so long in training hangs
-SCORING_TIMEOUT_S = 7200.0  # a document is scored by one rank, and the others may long be done with theirs
-# Where ranks find each other, and at a barrier, where they wait for the first one while it prepares data, writes or
-# draws a sample, slowness is no sign of a hang.
+TIMEOUT_S = 600.0  # a rank that keeps the others waiting this long in training hangs
+SCORING_TIMEOUT_S = 7200.0  # one rank scores a document, and the others may have finished theirs long ago
+# While ranks find each other, and at a barrier, where they wait for the first one to prepare data, write or draw a
+# sample, being slow does not mean hanging.
 _BARRIER_TIMEOUT = timedelta(hours=2)
-# What the backends say when a rank is gone (its connection closes at once) or does not come (the timeout passes).
+# What the backends report if a rank is gone (its connection closes at once) or does not come (the timeout passes).
 _LOST = ("closed by peer", "reset by peer", "broken pipe", "pair closure")
 _LATE = ("timed out", "timeout")
-_ALONE = "was alone at work for"
-# Carries the reductions; the default group is there because torch wants one.
+_ALONE = "worked alone for"
+# Carries the reductions; the default group exists only because torch requires one.
 _group: dist.ProcessGroup | None = None
 # Carries questions of the ranks to each other, always through the CPU.
 _questions: dist.ProcessGroup | None = None
@@ -47,7 +47,7 @@ class RankLost(Trouble):
 
 @contextmanager
 def explain_lost_ranks(world: "World", *, timeout_s: float, where: Callable[[], str] | None = None) -> Iterator[None]:
-    """Turn a backend's error about another rank into RankLost, one line; `where` says how far this rank came."""
+    """Turn a backend's error about another rank into RankLost, one line; `where` tells how far this rank got."""
     try:
         yield
     except RuntimeError as error:
@@ -65,7 +65,7 @@ def explain_lost_ranks(world: "World", *, timeout_s: float, where: Callable[[], 
 
 @contextmanager
 def job(*, device: str | None = None, timeout_s: float) -> Iterator["World"]:
-    """Join the job (see `join`) for a block, and leave it after. Raises RankLost where another rank ended or hangs."""
+    """Join the job (see `join`) for a block, and leave it after. Raises RankLost if another rank ended or hangs."""
     world = join(device=device, timeout_s=timeout_s)
     try:
         with explain_lost_ranks(world, timeout_s=timeout_s):
@@ -76,7 +76,7 @@ def job(*, device: str | None = None, timeout_s: float) -> Iterator["World"]:
 
 @dataclass(frozen=True)
 class World:
-    """This process among those of the job; a job of one needs no torchrun."""
+    """This process among those of the job; a job of one process needs no torchrun."""
 
     rank: int = 0
     size: int = 1
@@ -89,7 +89,7 @@ class World:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The group of all ranks that reductions go through; one that does not answer is noticed in `timeout_s`."""
+        """The group of all ranks, for reductions; a rank that does not answer is noticed within `timeout_s`."""
         assert self.size > 1 and _group is not None
         return _group
 
@@ -100,7 +100,7 @@ class World:
         return tensor
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Sum the gradients of all ranks in place; a parameter without gradient on every rank keeps none."""
+        """Sum the gradients of all ranks in place; a parameter that has none on any rank keeps none."""
         if self.size == 1:
             return
         parameters = list(parameters)
@@ -133,7 +133,7 @@ class World:
         return bool(self.largest(int(flag))[0])
 
     def largest(self, *values: int) -> list[int]:
-        """The largest of each value over ranks. Takes no account of a GPU's queue, so it may be asked at every step."""
+        """The largest of each value over ranks. Does not wait for a GPU's queue, so it can be called at every step."""
         if self.size == 1:
             return list(values)
         largest = torch.tensor(values)
@@ -141,10 +141,11 @@ class World:
         return [int(value) for value in largest.tolist()]
 
     def barrier(self) -> None:
-        """Wait for every rank: for the first, which may have much to do alone, as long as its process runs (up to two
-        hours); the first for the others, which have nothing to do alone, as long as in training.
+        """Wait for every rank.
 
-        Raises RuntimeError, as a reduction does, where a rank ended or does not come.
+        The others wait for the first, which may have much to do alone, as long as its process runs (up to two hours);
+        the first waits for the others, which do nothing alone, as long as in training. Raises RuntimeError, as a
+        reduction does, if a rank ended or does not come.
         """
         if self.size == 1:
             return
@@ -155,7 +156,7 @@ class World:
         while _heartbeat.passed < number:
             time.sleep(_POLL_S)
             now = time.monotonic()
-            silent_s += min(now - looked, 1.0)  # a process that was stopped for a while does not blame the others
+            silent_s += min(now - looked, 1.0)  # one that was itself stopped for a while does not blame the others
             looked = now
             if not self.is_first and _heartbeat.beats != beats:
                 silent_s, beats = 0.0, _heartbeat.beats
@@ -168,17 +169,16 @@ class World:
 
 
 def choose_device(device: str | None) -> str:
-    """`cpu` or `cuda`; None takes a GPU where there is one. Raises UserError when CUDA is asked for in vain."""
+    """`cpu` or `cuda`; None chooses a GPU if there is one. Raises UserError if CUDA is requested but not usable."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("device cuda: this machine has no usable CUDA device; leave the device out, or name cpu")
+        raise UserError("device cuda: this machine has no usable CUDA device; leave the device out, or choose cpu")
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def join(*, device: str | None = None, timeout_s: float = TIMEOUT_S) -> World:
     """Join the job that torchrun's environment describes, or be a job of one process.
 
-    `device` is `cpu`, `cuda`, or None for a GPU where there is one; `timeout_s` is how long a rank waits for the others
-    in a reduction. Raises UserError when CUDA is asked for in vain.
+    device: as for `choose_device`; timeout_s: how long a rank waits for the others in a reduction.
     """
     global _group, _questions, _heartbeat, _timeout_s
     cuda = choose_device(device) == "cuda"
@@ -205,13 +205,13 @@ def join(*, device: str | None = None, timeout_s: float = TIMEOUT_S) -> World:
 
 
 def leave() -> None:
-    """Leave the job, so that the other ranks are not told of a lost connection."""
+    """Leave the job, so that the other ranks do not see a lost connection."""
     global _group, _questions, _heartbeat
     if _heartbeat is not None:
         _heartbeat.stop()
         _heartbeat = None
     if dist.is_initialized():
         _group = _questions = None
-        gc.collect()  # what still refers to the group would outlive it, and gloo's threads abort a process at its end
+        gc.collect()  # or objects that refer to the group outlive it, and gloo's threads abort the process as it exits
         dist.destroy_process_group()
         gc.collect()

@@ -1,7 +1,7 @@
-"""Fully sharded data parallelism (FSDP2, after ZeRO: Rajbhandari et al. 2020), for models that do not fit whole.
+"""Fully sharded data parallelism (FSDP2, after ZeRO: Rajbhandari et al. 2020), for models that do not fit one device.
 
 Each rank keeps its part of every weight, gradient and optimiser state; the weights of one unit (a layer) are gathered
-just before it runs, forward and backward, and dropped after. Memories stay with the rank that owns their rows.
+just before it runs, forward and backward, and dropped afterwards. Memories stay on the rank that owns their rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,12 @@ from waveform.ranks.distributed import World
 
 
 def shard(root: nn.Module, units: Sequence[nn.Module], *, world: World) -> "GradientWatch":
-    """Shard the parameters in `root` over all ranks in place; each of `units` is gathered apart, the rest as one unit.
+    """Shard the parameters in `root` over all ranks in place; each of `units` is gathered by itself, the rest together.
 
-    Call it before the optimiser is made, with the same weights on every rank. Ask the result before each step of it.
+    Call it before the optimiser is made, with the same weights on every rank, and call `drop_missing` of the result
+    before each step of the optimiser.
     """
-    from torch.distributed.device_mesh import DeviceMesh  # seconds to import, of use here only
+    from torch.distributed.device_mesh import DeviceMesh  # seconds to import, needed only here
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     mesh = DeviceMesh.from_group(world.group, world.device.type)
@@ -32,7 +33,7 @@ def shard(root: nn.Module, units: Sequence[nn.Module], *, world: World) -> "Grad
         # The loss is already divided by the tokens of all ranks, so gradients are summed, not averaged.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-        # Rows are in different places of their utterances: one rank may compress where another does not.
+        # Rows are at different positions in their utterances: one rank may compress when another does not.
         module.set_reduce_scatter_unused_params(True, recurse=False)
     return GradientWatch(root, units)
 
@@ -42,7 +43,7 @@ def _sharded(root: nn.Module) -> list[nn.Module]:
 
 
 class GradientWatch:
-    """Which sharded parameters got a gradient. FSDP makes zeros for others, and Adam would move them by momentum."""
+    """Knows which sharded parameters got a gradient. FSDP gives the others zeros; Adam would move them by momentum."""
 
     def __init__(self, root: nn.Module, units: Sequence[nn.Module]) -> None:
         self._parameters = dict(root.named_parameters())
@@ -53,14 +54,14 @@ class GradientWatch:
             module.register_forward_pre_hook(partial(self._watch, f"{names[module]}." if names[module] else ""))
 
     def _watch(self, prefix: str, module: nn.Module, _: Any) -> None:
-        """Within a unit's forward its parameters are the whole ones, to which the backward pass gives gradients."""
+        """Within a unit's forward its parameters are unsharded; it is these that the backward pass gives gradients."""
         for name, parameter in module.named_parameters(prefix=prefix.removesuffix(".")):
             if not hasattr(parameter, "device_mesh") and self._watched.get(name) is not parameter:
                 self._watched[name] = parameter
                 parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._received.add(name))
 
     def drop_missing(self, *, world: World) -> None:
-        """Take the gradient from each parameter that got none on any rank since the last call."""
+        """Remove the gradient of each parameter that got none on any rank since the last call."""
         received = torch.tensor([name in self._received for name in self._parameters], device=world.device).int()
         dist.all_reduce(received, op=dist.ReduceOp.MAX, group=world.group)
         for parameter, has in zip(self._parameters.values(), received.tolist(), strict=True):
@@ -71,11 +72,11 @@ class GradientWatch:
 
 @contextmanager
 def gathered(root: nn.Module) -> Iterator[None]:
-    """Keep all weights whole on every rank within the block, for uses that ranks do not share step by step."""
+    """Keep all weights unsharded on every rank within the block, for work that ranks do not do in step."""
     units = _sharded(root)
     for unit in units:
         unit.unshard()  # type: ignore[operator]  # nn.Module types every attribute as a tensor or module
-        if unit is not root:  # whose own forward is not called within
+        if unit is not root:  # the root's own forward is not called within
             unit.set_reshard_after_forward(False, recurse=False)  # type: ignore[operator]  # as above
     try:
         yield
@@ -93,7 +94,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def like_parameter(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor, the same on every rank, cut as `parameter` is sharded (or itself); nothing is communicated."""
+    """An unsharded tensor, the same on every rank, cut as `parameter` is (if it is sharded), without communication."""
     if not hasattr(parameter, "device_mesh"):
         return tensor
     from torch.distributed.tensor import DTensor, distribute_tensor

@@ -1,9 +1,9 @@
-"""Barriers in the job's store, and signs of life of the first rank for those that wait there while it works alone.
+"""Barriers in the job's store, and a heartbeat of the first rank for those that wait while it works alone.
 
-Preparing data may take hours, and no collective can tell work from a hang; nor can one be given up: gloo's group waits
-for it for good when it is destroyed. So a thread of each rank says in the store when its rank has come to a barrier,
-and asks who else has; that of the first rank also counts, once a second, as long as its process runs. A thread,
-because asking a store whose process was stopped never returns.
+Preparing data may take hours, and no collective can tell work from a hang, nor can one be abandoned: destroying gloo's
+group waits for it forever. So a thread of each rank records in the store that its rank has reached a barrier, and asks
+which others have; the first rank's thread also counts, once a second, as long as its process runs. It is a thread
+because a request to a store whose process was stopped never returns.
 """
 
 import threading
@@ -16,30 +16,30 @@ _BEAT_S, _ASK_S, _LEAVE_S = 1.0, 0.01, 2.0
 
 
 class Heartbeat:
-    """`beats` grows as long as the first rank's process runs; `passed` barriers are behind every rank."""
+    """`beats` grows as long as the first rank's process runs; every rank has reached `passed` barriers."""
 
     def __init__(self, host: str, port: int, *, prefix: str, rank: int, size: int, timeout: timedelta) -> None:
         """prefix: of this attempt's keys, the same for every rank."""
         self.beats = self.passed = self._arrived = 0
-        self.lost = False  # the store's process has ended
+        self.lost = False  # the process that keeps the store has ended
         self._prefix, self._rank, self._size = prefix, rank, size
         self._stopped, self._wake = threading.Event(), threading.Event()
-        # A connection of its own: another thread may be waiting on the job's.
+        # A separate connection: another thread may be waiting on the job's.
         self._store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def arrive(self) -> int:
-        """This rank has come to its next barrier; returns its number, which `passed` is to reach."""
+        """This rank has reached its next barrier; returns its number. `passed` reaches it when every rank has."""
         self._arrived += 1
         self._wake.set()
         return self._arrived
 
     def stop(self) -> None:
-        """End the thread; the first rank, whose process may keep the store, waits a moment for the others to."""
+        """End the thread; the first rank, whose process may keep the store, waits a moment for the others."""
         self._stopped.set()
         self._wake.set()
-        self._thread.join(2 * _LEAVE_S)  # not for good: it may be asking a process that was stopped
+        self._thread.join(2 * _LEAVE_S)  # not forever: it may be waiting for a process that was stopped
 
     def _count(self, key: str, add: int) -> int:
         return int(self._store.add(f"{self._prefix}/{key}", add))

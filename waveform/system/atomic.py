@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a process killed half-way, sees the old content or the new, never a part."""
+"""Writing files so that a reader sees the old content or the new, never a part, even if the writer is killed."""
 
 import errno
 import fcntl
@@ -12,7 +12,7 @@ from waveform.system.errors import Trouble, UserError
 
 
 def sync(path: Path) -> None:
-    """Ask the operating system to put a file, or a folder's entries, on the disk."""
+    """Ask the operating system to write a file, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -21,12 +21,12 @@ def sync(path: Path) -> None:
 
 
 def require_writable(path: Path | str | None, *, option: str) -> None:
-    """Raises UserError, before any work is done for it, for a file that could not be written in the end."""
+    """Raises UserError, before any work is done, for a file that could not be written in the end."""
     if path is None:
         return
     path = Path(path)
     if path.is_dir():
-        raise UserError(f"cannot write {option} {path}: it is a folder; name a file")
+        raise UserError(f"cannot write {option} {path}: it is a folder; give the name of a file")
     folder = path.absolute().parent
     while not folder.exists():  # it will be made
         folder = folder.parent
@@ -37,9 +37,9 @@ def require_writable(path: Path | str | None, *, option: str) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` in one step. Raises UserError where the disk is full or the folder read-only.
+    """Replace `path` by `content` in one step. Raises UserError if the disk is full or the folder read-only.
 
-    What a process that was killed while writing `path` left behind is removed.
+    What a process killed while writing `path` left behind is removed.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with explain_write_errors(path):
@@ -47,7 +47,7 @@ def write_file(path: Path, content: bytes) -> None:
         try:
             with open(partial, "wb") as file:
                 with suppress(OSError):  # a file system may have no locks
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the sign of a living writer
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # shows that the writer is alive
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -65,21 +65,21 @@ def drop_leftovers(path: Path) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a living process holds the lock of a file, as one does that is writing it."""
+    """Whether a living process holds the lock of a file, as its writer does."""
     try:
         with open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
-    except OSError:  # of another user, or on a file system without locks: better left alone
+    except OSError:  # another user's, or a file system without locks: better left alone
         return True
 
 
 @contextmanager
 def explain_write_errors(path: Path, *, then: str = "run the same command again") -> Iterator[None]:
-    """Turn the operating system's refusals to write into one line that names the file and the remedy.
+    """Turn the operating system's refusal to write into one line that names the file and the remedy.
 
-    then: what to do once there is space. Raises UserError for what the user can mend, and Trouble for the rest, such as
-    a disk that fails.
+    then: what to do once there is space. Raises UserError for what the user can fix, and Trouble for the rest, like a
+    failing disk.
     """
     try:
         yield
@@ -91,14 +91,14 @@ def explain_write_errors(path: Path, *, then: str = "run the same command again"
             errno.EROFS: "the file system is read-only; choose another folder",
             errno.EFBIG: "the file would exceed the size limit of this system",
             errno.ENOTDIR: "a part of that path is a file, not a folder; choose another folder",
-            errno.ENOENT: "its folder does not exist; make it, or choose another",
-            errno.EISDIR: "a folder of that name is in the way; choose another name",
-            errno.EEXIST: "a file of that name is in the way; choose another folder",
-            errno.ENOTEMPTY: "a folder that holds something is in the way; choose another",
+            errno.ENOENT: "its folder does not exist; create it, or choose another",
+            errno.EISDIR: "a folder has that name; choose another name",
+            errno.EEXIST: "a file has that name; choose another folder",
+            errno.ENOTEMPTY: "a folder with that name is not empty; choose another",
         }
         if error.errno not in reasons:
             what = (error.strerror or str(error)).lower()
             raise Trouble(
-                f"cannot write {path}: {what}; see that its disk or network drive works, or use another"
+                f"cannot write {path}: {what}; check that its disk or network drive works, or use another"
             ) from error
         raise UserError(f"cannot write {path}: {reasons[error.errno]}") from error

@@ -1,4 +1,4 @@
-"""What is printed besides results: work does not end because nobody can hear of it."""
+"""What is printed besides results: work does not fail because nobody reads it."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def say(line: str, stream: TextIO | None = None) -> None:
-    """Print a line, on stdout by default; where that fails (a full disk, a reader that is gone) it is left out."""
+    """Print a line, on stdout by default; if that fails (a full disk, a reader that is gone), it is dropped."""
     stream = stream or sys.stdout
     try:
         print(line, file=stream, flush=True)
@@ -30,12 +30,12 @@ def say(line: str, stream: TextIO | None = None) -> None:
 
 
 def replace_closed() -> None:
-    """Give Python streams in place of those that the shell closed with `>&-`, to which nothing can be printed."""
+    """Replace the streams that the shell closed with `>&-`, to which nothing can be printed."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
 
 
 def drop(stream: int) -> None:
-    """Let nothing that is still to be printed there fail, as Python's own flush at its end would."""
+    """Discard what is still to be printed there, so that it cannot fail, as Python's flush at exit would."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream)

@@ -1,4 +1,4 @@
-"""Locks of folders and files: whoever holds one lives."""
+"""Locks of folders and files, which the system releases when their holder ends."""
 
 import fcntl
 import os
@@ -17,8 +17,8 @@ _POLL_S = 0.01
 def take_lock(descriptor: int) -> None:
     """Take the lock of an open file or folder, until it is closed or this process ends.
 
-    Raises BlockingIOError where another process holds it. One that was killed while it started a process may seem to
-    for a moment longer: what it started shares the lock until it has closed what it inherited.
+    Raises BlockingIOError if another process holds it. One that was killed while starting a process may seem to hold it
+    a moment longer: the new process shares the lock until it has closed what it inherited.
     """
     deadline = time.monotonic() + _PATIENCE_S
     while True:

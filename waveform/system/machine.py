@@ -15,7 +15,7 @@ _PACKAGES = ("waveform", "torch", "numba", "numpy")
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Hardware and software as plain JSON values; None for what this system does not tell."""
+    """Hardware and software as plain JSON values; None for what this system does not report."""
     cuda = device.type == "cuda"
     return {
         "device": device.type,
@@ -38,14 +38,14 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM now."""
+    """How much RAM this process holds now."""
     return _status("VmRSS") or peak_resident_bytes()
 
 
 def peak_resident_bytes() -> int:
-    """The most RAM that this program has held since it was started.
+    """The most RAM that this program has held since it started.
 
-    From /proc where there is one: `ru_maxrss` begins at the size of the process that started this one.
+    From /proc if there is one: `ru_maxrss` starts at the size of the process that started this one.
     """
     unit = 1 if sys.platform == "darwin" else 1024
     return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -62,7 +62,7 @@ def _status(field: str) -> int | None:
 
 
 def cpu_name() -> str:
-    """What the processor calls itself."""
+    """The processor's model name."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -80,7 +80,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> dict[str, Any]:
-    """The commit that this code was checked out at, and whether files were changed since; None outside a checkout."""
+    """The commit of this checkout, and whether files have changed since; None outside a checkout."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return {"commit": None, "changed_since_commit": None}
@@ -91,7 +91,7 @@ def _commit() -> dict[str, Any]:
 
 
 def _first_line(command: list[str]) -> str | None:
-    """The first line that a program prints; None where it prints nothing, fails or is missing."""
+    """The first line that a program prints; None if it prints nothing, fails or is missing."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -14,10 +14,10 @@ _PLAIN_INTERVAL_S = 10.0
 class Progress:
     """Shows done/total, rate and ETA of one task; use as a context manager.
 
-    `total` and `update(amount)` are in `unit`; `note` is free text behind the rate. Where a unit stands for audio,
-    `unit_s` is its duration in seconds, and the speed is shown in x real time too.
-    Nothing is shown when `enabled` is false (every rank but the first, or a quiet Python caller). Where showing fails,
-    because a log's disk is full or its reader is gone (Ctrl-C ends `tee` too), the work goes on unseen.
+    `total` and `update(amount)` are in `unit`; `note` is free text after the rate. If a unit is a stretch of audio,
+    `unit_s` is its duration in seconds, and the speed is also shown in x real time.
+    Nothing is shown if `enabled` is false (on ranks other than the first, or for a quiet Python caller). If showing
+    fails, because a log's disk is full or its reader is gone (Ctrl-C ends `tee` too), the work continues unseen.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Progress:
         initial: float = 0,
         enabled: bool = True,
     ) -> None:
-        """`initial`: what an earlier process did, part of the total but not of the rate."""
+        """initial: what an earlier process did, part of the total but not of the rate."""
         self._label, self._total, self._unit, self._unit_s, self._enabled = label, total, unit, unit_s, enabled
         self._start_s = self._last_line_s = time.monotonic()
         self._initial = self._done = float(initial)
@@ -45,12 +45,12 @@ class Progress:
 
     @contextmanager
     def _if_possible(self) -> Iterator[None]:
-        """Show something within, and nothing more once that fails."""
+        """Show something within, and nothing from then on if that fails."""
         try:
             yield
         except OSError:
             if self._bar is not None:
-                self._bar.disable = True  # or it would try once more when it is dropped
+                self._bar.disable = True  # or it would try once more when it is deleted
             self._bar, self._enabled = None, False
 
     def update(self, amount: float = 1, *, note: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Memory that this machine does not have: refused, and told in a line, before the system kills who takes it."""
+"""The RAM of this machine: a request for more is refused, in one line, before the system kills the process."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def machine_bytes() -> int:
-    """Memory of this machine, swap included."""
+    """RAM of this machine, swap included."""
     with suppress(OSError):
         fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
         return 1024 * (int(fields["MemTotal"]) + int(fields["SwapTotal"]))
@@ -17,12 +17,12 @@ def machine_bytes() -> int:
 
 
 @contextmanager
-def no_more_than_there_is() -> Iterator[None]:
-    """Within, a request that takes this process beyond the memory of the machine fails.
+def limited_to_ram() -> Iterator[None]:
+    """Within, a request that takes this process beyond the machine's RAM fails.
 
-    Linux grants it, and kills the process without a word once it uses what it was given. The limit is on memory that
-    is private and writable, not on files that are mapped. There is none beside a CUDA device, whose own allocator
-    refuses: how much of a driver's address space would count has not been measured.
+    Linux would grant it, and kill the process silently once it used what it was given. The limit covers private
+    writable memory, not mapped files. It is not set if the machine has a CUDA device, whose own allocator refuses: how
+    much of a driver's address space would count has not been measured.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = machine_bytes() if soft == resource.RLIM_INFINITY else min(soft, machine_bytes())
@@ -38,7 +38,7 @@ def no_more_than_there_is() -> Iterator[None]:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error says that memory was refused, of the machine or of a GPU."""
+    """Whether an error says that there is not enough RAM or GPU memory."""
     if isinstance(error, MemoryError):
         return True
     refused = type(error).__name__ == "OutOfMemoryError" or re.search("can't allocate|not enough memory", str(error))

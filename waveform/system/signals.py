@@ -1,7 +1,7 @@
 """Signals that ask a command to end: SIGINT (Ctrl-C), SIGTERM (a scheduler, `kill`), SIGHUP (its terminal is closed).
 
-A command stops where it is, with one line and the exit code 128 + the signal's number, as shells have it; training
-first saves the step that it is at. A second signal ends the process at once.
+A command stops with one line and the exit code 128 + the signal's number, as shells do; training first saves its
+current step. A second signal ends the process at once.
 """
 
 import ctypes
@@ -18,14 +18,14 @@ from typing import NoReturn
 from waveform.system.console import drop
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# torchrun hands a signal on to its processes, which may have had it from the scheduler or the terminal already.
+# torchrun forwards a signal to its processes, which the scheduler or the terminal may have sent it already.
 _ECHO_S = 1.0
 _PR_SET_PDEATHSIG = 1  # prctl(2)
-_PATIENCE_S = 5  # for the exception to reach the command
+_PATIENCE_S = 5  # seconds for the exception to reach the command
 
 
 class Interrupted(BaseException):
-    """A signal asked to stop; `note` says what a user may want to know of it. As little an Exception as Ctrl-C is."""
+    """A signal asked to stop; `note` is for the user. Like KeyboardInterrupt, it is not an Exception."""
 
     def __init__(self, number: int, note: str = "") -> None:
         super().__init__(number, note)
@@ -33,7 +33,7 @@ class Interrupted(BaseException):
 
 
 class Stopped(Exception):
-    """Some work was left undone because a stop was asked for."""
+    """Some work was not finished because a signal asked to stop."""
 
 
 class StopRequest:
@@ -46,13 +46,13 @@ class StopRequest:
         return self.number != 0
 
     def check(self) -> None:
-        """Raises Stopped where a stop was asked for."""
+        """Raises Stopped if a signal has asked to stop."""
         if self:
             raise Stopped
 
 
 def _left_ignored(number: int) -> bool:
-    """Whether `nohup` has had SIGHUP ignored. torchrun ends on one all the same, and its processes with it."""
+    """Whether `nohup` made this process ignore SIGHUP. torchrun ends on one anyway, and its processes with it."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN and not _under_torchrun()
 
 
@@ -69,7 +69,7 @@ def _handling(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]
     terminals = [stream for stream in (1, 2) if os.isatty(stream)]
 
     def silence_and_handle(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:  # writing to a terminal that is closed fails
+        if number == signal.SIGHUP:  # writing to a closed terminal fails
             for stream in terminals:
                 drop(stream)
         handle(number, frame)
@@ -83,9 +83,9 @@ def _handling(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 
 def end_with_launcher() -> None:
-    """Have this process be sent SIGTERM when torchrun, if that started it, ends; on Linux.
+    """Have Linux send this process SIGTERM when the torchrun that started it ends.
 
-    torchrun that is killed, or interrupted while it starts its processes, leaves them behind, and they would train on.
+    If torchrun is killed, or interrupted while it starts its processes, it leaves them behind, and they would train on.
     """
     if not _under_torchrun() or not sys.platform.startswith("linux"):
         return
@@ -95,10 +95,10 @@ def end_with_launcher() -> None:
 
 @contextmanager
 def signals_interrupt(tell: Callable[[Interrupted], int]) -> Iterator[None]:
-    """Within, a first signal raises Interrupted, and a second one ends the process as if nobody listened.
+    """Within, a first signal raises Interrupted, and a second one ends the process at once.
 
-    tell: says it to the user and returns the exit code; called here only where the exception was swallowed, as Python
-    does in finalisers and some libraries do, and the process must be ended all the same.
+    tell: prints it and returns the exit code; called here only if the exception was swallowed, as Python does in
+    finalisers and some libraries do, and the process must still be ended.
     """
     usual_hook = sys.unraisablehook
 
