@@ -65,23 +65,22 @@ class Verb:
         if self.computes:
             set_defaults()
         values = _without_strays(given)
-        function = None
-        gathered: dict[str, dict[str, Any]] = {parameter: {} for parameter in self.configs}
+        instead = None
+        fields: dict[str, dict[str, Any]] = {parameter: {} for parameter in self.configs}
         for arg in self.arguments:
-            name = arg.name
-            if name not in values:
+            if arg.name not in values:
                 continue
             if arg.instead is not None:
-                values.pop(name)
-                function = _load(arg.instead)
+                values.pop(arg.name)
+                instead = _load(arg.instead)
             elif arg.setting is not None:
-                values[OVERRIDES] = [*values.get(OVERRIDES, ()), f"{arg.setting}={values.pop(name)}"]
+                values[OVERRIDES] = [*values.get(OVERRIDES, ()), f"{arg.setting}={values.pop(arg.name)}"]
             elif arg.into is not None:
-                gathered[arg.into][name] = values.pop(name)
-        if function is not None:
-            function(**{name: value for name, value in values.items() if name in signature(function).parameters})
+                fields[arg.into][arg.name] = values.pop(arg.name)
+        if instead is not None:
+            instead(**{name: values[name] for name in signature(instead).parameters if name in values})
             return 0
-        configs = {name: _load(self.configs[name])(**fields) for name, fields in gathered.items()}
+        configs = {parameter: _load(name)(**fields[parameter]) for parameter, name in self.configs.items()}
         result = _load(self.function)(**values, **configs)
         return 0 if self.report is None else _load(self.report)(result) or 0
 

@@ -1,0 +1,121 @@
+"""A table of verbs becomes a command line; the tables of both commands fit the functions that they name."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+import pytest
+
+import recipes.cli
+import waveform.cli
+from waveform.command.arguments import overrides
+from waveform.command.table import OVERRIDES, Verb, argument, run_command
+
+CALLS: list[tuple[str, dict[str, Any]]] = []
+
+
+@dataclass
+class Size:
+    width: int = 3
+    height: int = 4
+
+
+def draw(path: str, *, names: list[str] | None = None, size: Size, overrides: tuple[str, ...] = ()) -> str:
+    CALLS.append(("draw", {"path": path, "names": names, "size": size, "overrides": list(overrides)}))
+    return path
+
+
+def explain(overrides: tuple[str, ...] = ()) -> None:
+    CALLS.append(("explain", {"overrides": list(overrides)}))
+
+
+def exit_code(result: str) -> int:
+    return len(result)
+
+
+HERE = "tests.command.test_table"
+DRAW = Verb(
+    "draw",
+    "draw something",
+    f"{HERE}:draw",
+    (
+        argument("path"),
+        argument("--name", dest="names", nargs="+"),
+        argument("--width", type=int, into="size"),
+        argument("--ink", setting="pen.ink"),
+        argument("--explain", action="store_true", instead=f"{HERE}:explain"),
+        argument("--red", action="store_true", rival="colour", setting="red"),
+        argument("--blue", action="store_true", rival="colour", setting="blue"),
+        overrides("a=1"),
+    ),
+    configs={"size": f"{HERE}:Size"},
+    report=f"{HERE}:exit_code",
+    computes=False,
+)
+
+
+@pytest.fixture
+def run() -> Callable[..., tuple[int, tuple[str, dict[str, Any]]]]:
+    def run(*arguments: str) -> tuple[int, tuple[str, dict[str, Any]]]:
+        code = run_command("test", "test", "A test.", [DRAW], ["draw", *arguments])
+        return code, CALLS.pop()
+
+    return run
+
+
+def test_defaults_are_the_functions_own(run: Any) -> None:
+    assert run("ab") == (2, ("draw", {"path": "ab", "names": None, "size": Size(3, 4), "overrides": []}))
+
+
+def test_arguments_reach_fields_and_settings(run: Any) -> None:
+    code, (_, values) = run("a", "x=1", "--width", "7", "--ink", "black", "y=2", "--name", "n", "m", "z=3")
+    assert code == 1 and values["size"] == Size(7, 4) and values["names"] == ["n", "m"]
+    assert sorted(values["overrides"]) == ["pen.ink=black", "x=1", "y=2", "z=3"]
+
+
+def test_another_function_gets_the_arguments_that_it_takes(run: Any) -> None:
+    assert run("a", "x=1", "--explain", "--width", "2") == (0, ("explain", {"overrides": ["x=1"]}))
+
+
+@pytest.mark.parametrize("wrong", [["--red", "--blue"], ["--unknown"]])
+def test_what_argparse_refuses_ends_with_2(wrong: list[str], run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("a", *wrong)
+    assert ended.value.code == 2 and wrong[-1] in capsys.readouterr().err
+
+
+def loaded(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+@pytest.mark.parametrize("verb", [*waveform.cli.VERBS, *recipes.cli.VERBS], ids=lambda verb: verb.function)
+def test_functions_take_the_arguments_of_their_verbs(verb: Verb) -> None:
+    parameters = signature(loaded(verb.function)).parameters
+    assert len(parameters) <= 8 and verb.configs.keys() <= parameters.keys()
+    for arg in verb.arguments:
+        if arg.into is not None:
+            assert arg.name in {field.name for field in fields(loaded(verb.configs[arg.into]))}
+        elif arg.instead is not None:
+            others = {other.name for other in verb.arguments}
+            assert signature(loaded(arg.instead)).parameters.keys() <= others
+        else:
+            assert (OVERRIDES if arg.setting else arg.name) in parameters
+    if verb.report is not None:
+        assert callable(loaded(verb.report))
+
+
+@pytest.mark.parametrize("program", ["waveform", "recipes"])
+def test_help_is_immediate(program: str) -> None:
+    """The best of five: another program may slow down any of them. Python itself takes a part of it."""
+    durations_s = []
+    for _ in range(5):
+        start_s = time.perf_counter()
+        subprocess.run([sys.executable, "-m", program, "train", "--help"], check=True, capture_output=True)
+        durations_s.append(time.perf_counter() - start_s)
+    assert min(durations_s) < 0.4
