@@ -1,4 +1,4 @@
-"""Checkpoints: whole or nothing; damage is noticed; the previous one serves; nothing runs code."""
+"""Checkpoints: complete or absent; damage is noticed and the previous one used; nothing read runs code."""
 
 import pickle
 from collections.abc import Callable

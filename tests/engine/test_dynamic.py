@@ -1,4 +1,4 @@
-"""Dynamic evaluation: equal to the plain one where nothing is learned, never trained on what is not scored yet."""
+"""Dynamic evaluation: equal to the plain one if nothing is learned; never trained on what is not scored yet."""
 
 from collections.abc import Callable
 from pathlib import Path

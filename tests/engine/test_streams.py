@@ -1,4 +1,4 @@
-"""Streams: every token once an epoch, inputs shifted by one, resets where they belong, exact cursors, any ranks."""
+"""Streams: every token once per epoch, inputs shifted by one, correct resets, exact cursors, any number of ranks."""
 
 import json
 from collections import Counter

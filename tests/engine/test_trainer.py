@@ -1,4 +1,4 @@
-"""The loop: law 7 (exact resume), divergence, signals, clipping apart, update period, BPTT."""
+"""The loop: law 7 (exact resume), divergence, signals, separate clipping, update period, BPTT."""
 
 import json
 import math
@@ -27,7 +27,7 @@ LENGTHS = [60, 45, 33, 80, 21, 52, 70]
 
 
 def everything(trainer: Trainer) -> dict[str, Any]:
-    """All that decides how training goes on."""
+    """Everything that decides how training continues."""
     return {
         "weights": {name: value.clone() for name, value in trainer.module.state_dict().items()},
         "optimiser": trainer.optimiser.state_dict()["state"],
@@ -54,7 +54,7 @@ def assert_bitwise_equal(a: Any, b: Any, where: str = "") -> None:
 
 
 @pytest.mark.parametrize(("name", "mode"), [(name, mode) for name in laws.CONFIGS for mode in ("utterance", "carry")])
-def test_law_7_resume_is_bitwise(name: str, mode: str, token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_law_7_exact_resume(name: str, mode: str, token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
     tokens = token_set(LENGTHS)
     fields = dict(next(iter(laws.CONFIGS[name].values())))
     if name != "wavenet":
@@ -72,7 +72,7 @@ def test_law_7_resume_is_bitwise(name: str, mode: str, token_set: Callable[..., 
     assert_bitwise_equal(everything(second), expected)
 
 
-def test_law_7_holds_with_a_limit_on_seconds_too(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_law_7_exact_resume_with_a_limit_on_seconds(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
     """The learning rate follows steps, so it does not matter how long the interrupted half took."""
     tokens = token_set(LENGTHS)
     whole = small_trainer("wavenet", tokens, tmp_path / "whole", max_seconds=1000.0)
@@ -119,7 +119,7 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
     assert all(torch.isfinite(value).all() for value in found.model_weights().values())
 
 
-def test_weights_gone_bad_are_not_evaluated(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_bad_weights_are_not_evaluated(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
     """On a GPU a loss is looked at late, which is still before anything comes of it."""
     trainer = small_trainer("transformer_xl", token_set(LENGTHS), tmp_path, log_every=10, evaluate_every=4)
     trainer.finite.looks_at_once = lambda: False
@@ -148,7 +148,7 @@ def test_signal_saves_and_resumes(token_set: Callable[..., TokenSet], tmp_path: 
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_trunk_and_compressor_are_clipped_apart(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_trunk_and_compressor_are_clipped_separately(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
     trainer = small_trainer("compressive_transformer", token_set(LENGTHS), tmp_path, clip_norm=1e-3)
     seen: list[dict[str, float]] = []
 

@@ -1,4 +1,4 @@
-"""A job for torchrun of which rank 1 kills itself once, then hangs once, then goes on: FOLDER is its only argument."""
+"""A job for torchrun whose rank 1 kills itself once, then hangs once, then continues; FOLDER is its only argument."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A rank that dies or hangs ends the job with its reason in a line; torchrun's restart goes on from what is saved."""
+"""A rank that dies or hangs ends the job with one line of reason; torchrun's restart continues from what is saved."""
 
 import os
 import subprocess

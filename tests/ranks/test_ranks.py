@@ -1,4 +1,4 @@
-"""Several processes against one: law 8, evaluation, sharding, resuming on other numbers of ranks."""
+"""Several processes against one: law 8 (ranks), evaluation, sharding, resuming on other numbers of ranks."""
 
 import functools
 import multiprocessing
@@ -69,7 +69,7 @@ def _trainer(name: str, case: str, folder: Path, world: World | None = None, **t
 
 
 def _figures(trainer: Trainer) -> dict[str, Any]:
-    """Losses and gradients of three steps, the weights after an update, and an evaluation, all of them whole."""
+    """Losses and gradients of three steps, the weights after an update, and an evaluation, all unsharded."""
     losses, gradients = [], []
     for _ in range(3):
         losses.append(trainer.world.sum_(trainer.accumulate_gradients([trainer.stream.next_chunk()])))
@@ -92,7 +92,7 @@ _CLASSES = torch.arange(laws.VOCAB_SIZE) % 3
 
 
 def _saved(trainer: Trainer) -> dict[str, Any]:
-    """What a resumed trainer took over, whole, but for the rows of other ranks."""
+    """What a resumed trainer restored, unsharded; of the state only this rank's rows."""
     optimiser = trainer.optimiser.state_dict()["state"]
     return {
         "weights": {n: fsdp.whole(value.detach()).clone() for n, value in trainer.module.state_dict().items()},
@@ -171,7 +171,7 @@ def _rank(rank: int, size: int, port: int, folder: Path) -> None:
             torch.save(weights, folder / f"continued-{start.name}-{kind}-{rank}.pt")
         _trainer(*RESUMED, folder / f"end_{kind}", world, sharding=kind, max_steps=3).run()
     leave()
-    os._exit(0)  # all is written; how gloo's threads end is no matter of these tests
+    os._exit(0)  # everything is written; these tests do not care how gloo's threads end
 
 
 def _spawn(size: int, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ranks find the others of their own attempt, whatever an earlier one left in torchrun's store."""
+"""Ranks find the others of their attempt, whatever an earlier one left in torchrun's store."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from waveform.system.errors import Trouble
 
 
 def attempt(store: dist.Store, order: list[int]) -> set[str]:
-    """Prefixes that the ranks come to that start in this order, a moment apart."""
+    """The prefixes that ranks agree on if they start in this order, a moment after each other."""
     prefixes: set[str] = set()
 
     def meet(rank: int) -> None:
@@ -31,21 +31,21 @@ def attempt(store: dist.Store, order: list[int]) -> set[str]:
     return prefixes
 
 
-def test_each_attempt_has_a_prefix_of_its_own() -> None:
+def test_each_attempt_has_its_own_prefix() -> None:
     store = dist.HashStore()
     found = [attempt(store, order) for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2], [0, 2, 1])]
     assert [len(prefixes) for prefixes in found] == [1] * 4
     assert len(set.union(*found)) == 4
 
 
-def test_a_rank_that_does_not_come_is_said() -> None:
+def test_a_rank_that_does_not_come_is_reported() -> None:
     store = dist.HashStore()
     attempt(store, [0, 1])
     with pytest.raises(dist.DistStoreError, match="the other 1 ranks of the job did not come"):
         agree_on_prefix(store, 0, 2, timeout=timedelta(seconds=0.3))
 
 
-def test_torchrun_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_that_is_gone_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may end while it starts its processes; they must not wait for it for hours."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

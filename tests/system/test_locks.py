@@ -1,4 +1,4 @@
-"""Locks that a killed process's child still shares, and locks that are held."""
+"""Locks that a killed process's child still shares, and locks that stay held."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Progress where there is no terminal: plain lines with rate, ETA and speed in x real time."""
+"""Progress without a terminal: plain lines with rate, ETA and speed in x real time."""
 
 import pytest
 

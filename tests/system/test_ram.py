@@ -1,4 +1,4 @@
-"""Memory that there is not."""
+"""Requests for more RAM than the machine has."""
 
 import resource
 
@@ -19,7 +19,7 @@ def _grow_numpy(num_bytes):
 
 
 @pytest.mark.parametrize("grow", [_grow_torch, _grow_numpy])
-def test_more_than_there_is_is_refused_until_the_end_of_the_block(monkeypatch, grow):
+def test_more_than_the_machine_has_is_refused_until_the_end_of_the_block(monkeypatch, grow):
     before = resource.getrlimit(resource.RLIMIT_DATA)
     present = (int(process_memory_mb("VmData")) + 200) << 20
     monkeypatch.setattr(ram, "machine_bytes", lambda: present)
@@ -32,7 +32,7 @@ def test_more_than_there_is_is_refused_until_the_end_of_the_block(monkeypatch, g
     grow(500 << 20)
 
 
-def test_other_errors_are_no_shortage():
+def test_other_errors_are_not_a_shortage():
     assert not ram.is_shortage(RuntimeError("shapes do not fit"))
     assert not ram.is_shortage(ValueError("not enough memory"))
     assert ram.is_shortage(torch.OutOfMemoryError("CUDA out of memory"))

@@ -9,7 +9,7 @@ from waveform.system.machine import cpu_name
 
 
 def conditions(config: TrainConfig, world: World) -> dict[str, str | int]:
-    """What must be the same for a resumed run to be bit-identical (law 7), besides the number of ranks."""
+    """What must be the same for law 7 (exact resume) to hold, besides the number of ranks."""
     device = world.device
     return {
         "torch": torch.__version__,
