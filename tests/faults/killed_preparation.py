@@ -115,12 +115,8 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
 _POOL = """
 import sys
 from waveform import cli
-run = cli._run
-def with_a_pool(args):
-    from waveform.audio.corpus import groups, workers
-    groups._MIN_GROUP_BYTES, workers._MIN_POOL_BYTES = 15_000, 0
-    return run(args)
-cli._run = with_a_pool
+from waveform.audio.corpus import groups, workers
+groups._MIN_GROUP_BYTES, workers._MIN_POOL_BYTES = 15_000, 0
 if __name__ == "__main__":
     sys.exit(cli.main(sys.argv[1:]))
 """
