@@ -1,7 +1,7 @@
 """What a Compressive Transformer remembers of its streams, and all that follows from how far each has been read.
 
-Shape letters: B rows, T steps of a call, W window, M memory slots, C compressed slots, K attended slots, D model
-width, L layers, c compression rate.
+Shape letters: B rows, T steps of a call, W window, e window slots in use, M memory slots, C compressed slots, K
+attended slots, D model width, L layers, c compression rate.
 
 Windows lie at multiples of W in each row's stream, however the stream is cut into calls. One counter a row, the number
 of tokens read, decides which slots are in use, what time each slot has and when a window ends:
@@ -10,7 +10,7 @@ of tokens read, decides which slots are in use, what time each slot has and when
     at its end               the oldest W of [memory; window] leave; c of them at a time become a compressed slot
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -198,6 +198,30 @@ def next_piece(
     return Piece(advanced, num_new, end, num_memory, num_compressed, slots, through_time)
 
 
+class PartToCompress(NamedTuple):
+    """Complete groups among [pending; evicted] at a window's end, in rows that have the same number of them."""
+
+    rows: slice | Tensor  # of B; a slice if it is all rows, for views instead of copies
+    first: int  # of [pending; evicted]
+    last: int
+    was_attended: bool  # none of these slots was pending: all were in memory or window until now
+
+
+def parts_to_compress(
+    config: CompressiveTransformerConfig, advanced: Advance, *, device: torch.device
+) -> Iterator[PartToCompress]:
+    """Which slots to compress, from the oldest on; `rows` are on `device`."""
+    before, after, done = advanced
+    available = torch.where(done, before.pending + after.evicted - before.evicted, 0)
+    num_slots = config.compression_rate - 1 + config.window
+    for count in sorted({int(n) for n in available if n >= config.compression_rate}):
+        chosen = available == count
+        rows = slice(None) if bool(chosen.all()) else to_device(chosen.nonzero()[:, 0], device)
+        first = num_slots - count
+        last = first + count // config.compression_rate * config.compression_rate
+        yield PartToCompress(rows, first, last, not bool(before.pending[chosen].any()))
+
+
 # What a layer writes and moves
 
 
@@ -258,6 +282,11 @@ def where_rows(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
     if bool(rows.all()):
         return new
     return torch.where(to_device(rows, old.device).view(-1, *[1] * (old.dim() - 1)), new, old)
+
+
+def put_rows(rows: slice | Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """`new` in place of those `rows` of `old`; a slice means all of them."""
+    return new if isinstance(rows, slice) else old.index_put((rows,), new)
 
 
 def _all_equal(x: Tensor) -> bool:

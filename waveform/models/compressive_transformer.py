@@ -3,13 +3,13 @@
 Shape letters: B rows, T steps of a call, W window, M memory slots, C compressed slots, K attended slots, n consumed
 slots, G new compressed slots (n = G c), c compression rate, D model width, H heads, d = D / H head width, L layers.
 
-Algorithm 1, one layer and one window:
+Algorithm 1, of one layer with input h:
 
-    h = the layer's input                            [compressed; memory; h] attended by h
-    output = feed-forward(attention)                 `Layer.transform`
-    evicted = the oldest W of [memory; window]       `Layer.end_window`
-    compressed = newest C of [compressed; f_c(evicted)]
-    loss: what attention reads of the new slots, against what it read of the old     `Layer._compression_loss`
+    output = feed-forward(attention of h over [compressed; memory; window])     Layer.transform
+    at the window's end:                                                        Layer.end_window
+        evicted = the oldest W of [memory; window], memory = the rest
+        compressed = the newest C of [compressed; f_c(evicted)]
+        loss of f_c: what attention reads of f_c(evicted) and of evicted        Layer._compression_loss
 
 A call may hold many windows, or less than one: `CompressiveTransformer.forward` cuts it at the windows' ends.
 """
@@ -23,11 +23,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from waveform.engine.interface import OptionalParts, Step, detach, to_device
+from waveform.engine.interface import OptionalParts, Step, detach
 from waveform.models import compressive_state, heads
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots
 from waveform.models.compression import attention_loss, autoencoding_loss, compression_function
-from waveform.models.compressive_state import Advance, CompressiveState, LayerState, Piece, where_rows
+from waveform.models.compressive_state import (
+    Advance,
+    CompressiveState,
+    LayerState,
+    PartToCompress,
+    Piece,
+    put_rows,
+    where_rows,
+)
 from waveform.models.embeddings import token_embedding
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
@@ -43,7 +51,7 @@ class LayerOutput(NamedTuple):
 
 
 class Layer(nn.Module):
-    """One layer: attention over [compressed; memory; window], the feed-forward network, and its own memories' step."""
+    """One layer: attention over [compressed; memory; window], the feed-forward network, and what becomes of memory."""
 
     def __init__(self, config: CompressiveTransformerConfig) -> None:
         super().__init__()
@@ -149,72 +157,51 @@ class Layer(nn.Module):
             return ended, None
         use, kept_use = compressive_state.split_usage(config, state.usage)
         ended = ended._replace(usage=where_rows(done, kept_use, state.usage))
-        # Slots that were pending or are evicted now; complete groups among them, oldest first, are compressed.
-        available = torch.where(done, before.pending + after.evicted - before.evicted, 0)
-        if not available.any():
-            return ended, None
+        if not bool((after.evicted > before.evicted).any()):
+            return ended, None  # memory is not full yet
         source = torch.cat([state.pending.to(window_BWD.dtype), evicted_BWD], dim=1)  # [B, c - 1 + W, D]
         compressed_BCD, total_loss = state.compressed, None
-        # Rows with equal counts go together.
-        for count in sorted({int(n) for n in available if n >= config.compression_rate}):
-            chosen = available == count
-            # A slice if all rows go together, for views instead of copies.
-            index = None if bool(chosen.all()) else to_device(chosen.nonzero()[:, 0], source.device)
-            rows = slice(None) if index is None else index
-            first = source.shape[1] - count
-            last = first + count // config.compression_rate * config.compression_rate
-            consumed_BnD = source[rows, first:last]
+        for part in compressive_state.parts_to_compress(config, advance, device=source.device):
+            consumed_BnD = source[part.rows, part.first : part.last]
             groups_BGD = self.compressor(
                 consumed_BnD if through_time else consumed_BnD.detach(),
-                use[rows, first:last] if use.shape[1] else None,
+                use[part.rows, part.first : part.last] if use.shape[1] else None,
             )
             if torch.is_grad_enabled() and config.compression_loss != "none" and self.compressor.has_parameters:
                 assert attended is not None
-                # The attended slots end with [memory in use; window]: count the consumed ones from the end.
-                slot = attended.keys.shape[2] - config.window - config.memory + first - (config.compression_rate - 1)
-                loss = self._compression_loss(
-                    consumed_BnD.detach(),
-                    groups_BGD,
-                    window_BWD[rows],
-                    attended,
-                    rows,
-                    None if bool(before.pending[chosen].any()) else slot,
-                )
-                if index is not None:
-                    loss = loss.new_zeros(len(available)).index_put((index,), loss)
+                loss = self._compression_loss(part, consumed_BnD.detach(), groups_BGD, window_BWD, attended)
+                loss = put_rows(part.rows, loss, loss.new_zeros(len(source)))
                 total_loss = loss if total_loss is None else total_loss + loss
             kept = groups_BGD if through_time else groups_BGD.detach()
-            newest = torch.cat([compressed_BCD[rows], kept.to(compressed_BCD.dtype)], dim=1)[:, -config.compressed :]
-            compressed_BCD = newest if index is None else compressed_BCD.index_put((index,), newest)
+            newest = torch.cat([compressed_BCD[part.rows], kept.to(compressed_BCD.dtype)], dim=1)
+            compressed_BCD = put_rows(part.rows, newest[:, -config.compressed :], compressed_BCD)
         pending = where_rows(done, source[:, config.window :], state.pending)
         return ended._replace(compressed=compressed_BCD, pending=pending), total_loss
 
     def _compression_loss(
         self,
+        part: PartToCompress,
         consumed_BnD: Tensor,
         groups_BGD: Tensor,
         window_BWD: Tensor,
         attended: AttentionOutput,
-        rows: slice | Tensor,
-        slot: int | None,
     ) -> Tensor:
-        """Loss [B] of `rows`, whose slots were compressed (Algorithm 2, or auto-encoding); only for the compressor.
-
-        slot: index of the first consumed slot among those attended to, whose keys and values are used again; None if
-        some of them left memory earlier.
-        """
-        if self.config.compression_loss == "autoencode":
+        """Loss [rows of `part`] of what was compressed (Algorithm 2, or auto-encoding); only the compressor learns."""
+        config = self.config
+        if config.compression_loss == "autoencode":
             return autoencoding_loss(self.compressor, groups_BGD, consumed_BnD)
         query, key, value = self.attention.query, self.attention.key, self.attention.value
         with torch.no_grad():
-            if attended.queries.shape[2] == self.config.window:
-                q_BHWd = attended.queries[rows]
+            if attended.queries.shape[2] == config.window:
+                q_BHWd = attended.queries[part.rows]
             else:  # the window came in several calls
-                q_BHWd = self.frozen_projection(window_BWD, query)
-            if slot is not None:
-                k_BHnd, v_BHnd = (
-                    x[rows, :, slot : slot + consumed_BnD.shape[1]] for x in (attended.keys, attended.values)
-                )
+                q_BHWd = self.frozen_projection(window_BWD[part.rows], query)
+            if part.was_attended:
+                # The attended slots end with [memory in use; window]: count the consumed ones from the end.
+                memory_start = attended.keys.shape[2] - config.window - config.memory
+                first = memory_start + part.first - (config.compression_rate - 1)
+                last = first + consumed_BnD.shape[1]
+                k_BHnd, v_BHnd = (x[part.rows, :, first:last] for x in (attended.keys, attended.values))
             else:
                 k_BHnd, v_BHnd = (self.frozen_projection(consumed_BnD, x) for x in (key, value))
         k_BHGd, v_BHGd = (self.frozen_projection(groups_BGD, x) for x in (key, value))
