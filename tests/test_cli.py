@@ -1,4 +1,4 @@
-"""The command as a user meets it: the whole job on synthesised audio; every mistake in one line, exit code 2."""
+"""`waveform` as a user meets it: every verb on synthesised audio; every mistake is one line, with exit code 2."""
 
 import json
 import math
@@ -118,7 +118,9 @@ def test_evaluate_with_longer_memory(place: Path, tmp_path: Path) -> None:
     assert longer["nll_nats_per_sample"] != trained["nll_nats_per_sample"]
 
 
-def test_dynamic_evaluation_is_reported_apart(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dynamic_evaluation_is_reported_separately(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = place / "compressive_transformer"
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     plain = waveform.evaluate(run, show_progress=False)
@@ -128,12 +130,14 @@ def test_dynamic_evaluation_is_reported_apart(place: Path, tmp_path: Path, capsy
     dynamic = figures.pop("dynamic")
     assert figures == plain
     assert dynamic["optimiser"] == "adam" and dynamic["lr"] == 1e-3
-    assert dynamic["nll_nats_per_sample"] < plain["nll_nats_per_sample"] - 0.1  # six steps of training left much to do
+    assert (
+        dynamic["nll_nats_per_sample"] < plain["nll_nats_per_sample"] - 0.1
+    )  # six steps of training left much to learn
     assert f"{dynamic['nll_nats_per_sample']:.4f} nats" in capsys.readouterr().out
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
-def test_evaluate_on_other_audio(place: Path, tmp_path: Path) -> None:
+def test_evaluate_on_different_audio(place: Path, tmp_path: Path) -> None:
     for split in ("train", "valid", "test"):
         write_tones(tmp_path / "others" / split, num=1)
     figures = waveform.evaluate(place / "wavenet", data=tmp_path / "others", show_progress=False)
@@ -179,7 +183,7 @@ def test_analyse_a_group(place: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert before == {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
-def test_analyse_says_what_is_too_little(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyse_reports_too_little_data(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tones(tmp_path / "short" / "test", num=2, seconds=0.005)
     for split in ("train", "valid"):
         write_tones(tmp_path / "short" / split, num=1)
@@ -205,7 +209,7 @@ def test_sample(place: Path, tmp_path: Path, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_sample_int8_says_what_it_costs(
+def test_sample_int8_prints_what_it_costs(
     place: Path, tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sample", str(place / model), "--int8", "--seconds", "0.02", "--out", str(tmp_path)]) == 0
@@ -268,7 +272,7 @@ def test_train_prepares_raw_audio_once_and_resumes(
     assert (
         "as prepared when this run began" in second.out and "resumed at step 6" in second.err and "step 8" in second.out
     )
-    assert "note:" not in second.err and "warning:" not in second.err  # all is as it was
+    assert "note:" not in second.err and "warning:" not in second.err
 
 
 def test_text_is_left_to_the_recipes(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -299,7 +303,7 @@ def test_text_is_left_to_the_recipes(place: Path, tmp_path: Path, capsys: pytest
         ("analyse", ["--plot", f"{__file__}/figures.png"], "test_cli.py is a file, not a folder"),
     ],
 )
-def test_what_cannot_be_made_is_refused_before_any_work(
+def test_impossible_requests_are_refused_before_any_work(
     verb: str,
     options: list[str],
     expected: str,
@@ -337,13 +341,13 @@ def test_less_than_one_sample_is_none(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_closed_stdout_is_no_trouble(place: Path, tmp_path: Path) -> None:
+def test_closed_stdout_does_no_harm(place: Path, tmp_path: Path) -> None:
     command = f"exec '{sys.executable}' -m waveform train --print-config x y >&-"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_reader_that_has_seen_enough_gets_no_complaint(
+def test_a_pipe_closed_by_its_reader_is_not_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, writing = os.pipe()
@@ -472,7 +476,7 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
         lambda p, t: ["train", p / "data", t / "r", "train.lr=fast"],
         ["train.lr", "fast"],
     ),
-    "no key=value": (lambda p, t: ["train", p / "data", t / "r", "steps"], ["steps", "key=value"]),
+    "not key=value": (lambda p, t: ["train", p / "data", t / "r", "steps"], ["steps", "key=value"]),
     "broken override": (lambda p, t: ["train", p / "data", t / "r", "train.lr=[1,"], ["train.lr"]),
     "unknown model": (
         lambda p, t: ["train", p / "data", t / "r", "model=rnn"],
@@ -506,7 +510,7 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
         lambda p, t: ["train", p / "data", t / "r", "model=wavenet", "model.layers=3"],
         ["unknown setting 'model.layers'", "did you mean 'model.layers_per_stack'"],
     ),
-    "a setting of no model chosen": (
+    "a setting of a model that is not chosen": (
         lambda p, t: ["train", p / "data", t / "r", "model=wavenet", "model.num_layers=3"],
         ["unknown setting 'model.num_layers'; did you mean 'model.num_stacks'"],
     ),
@@ -577,7 +581,7 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
     "analyse into a folder": (lambda p, t: ["analyse", p / "wavenet", "--json", t], ["--json", "is a folder"]),
     "context step": (lambda p, t: ["analyse", p / "wavenet", "--context-step", "0"], ["--context-step", "at least 1"]),
     "analyse no run": (lambda p, t: ["analyse", t / "none"], ["no such run folder"]),
-    "primer is no audio": (
+    "primer is not audio": (
         lambda p, t: ["sample", p / "wavenet", "--out", t / "o", "--prime", Path(__file__)],
         ["test_cli.py"],
     ),
@@ -602,13 +606,13 @@ def test_mistakes_get_one_line(place: Path, tmp_path: Path, name: str, capsys: p
     assert not list(tmp_path.glob("*.prepared"))
 
 
-def test_only_what_is_no_setting_is_unrecognized(capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_that_are_not_settings_are_unrecognized(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "data", "r", "train.lr=1", "-x"])
     assert "unrecognized arguments: -x" in capsys.readouterr().err
 
 
-def test_compare_refuses_other_test_data(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_refuses_different_test_data(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for split in ("train", "valid", "test"):
         write_tones(tmp_path / "others" / split, num=1)
     run = tmp_path / "run"
@@ -686,7 +690,7 @@ def test_torchrun_trains_one_run(place: Path, tmp_path: Path) -> None:
     assert together["nll_nats_per_sample"] == pytest.approx(alone["nll_nats_per_sample"], abs=1e-3)
 
 
-def test_a_forgotten_run_folder_is_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_forgotten_run_folder_is_pointed_out(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["train", str(place / "data"), "model=wavenet"])
     assert ended.value.code == 2

@@ -1,4 +1,4 @@
-"""What run folders of every modality share: the validation set of a quick look."""
+"""Training into a run folder, for any modality: the validation set of a quick look."""
 
 from pathlib import Path
 
