@@ -22,7 +22,7 @@ class WaveNetWithDecoders(WaveNet):
     def decoder(self, state: WaveNetState, *, int8: bool = False) -> Decoder:
         """A decoder that continues from `state` with the weights as they are now.
 
-        int8: weights in 8 bits, for fp32 models on a CPU. Raises UserError elsewhere.
+        int8: weights in 8 bits, for fp32 models on a CPU. Raises UserError for others.
         """
         weight = self.embedding.weight
         if weight.device.type == "cpu" and weight.dtype == torch.float32:

@@ -1,4 +1,4 @@
-"""Transformer-XL against the published formula, and against the Compressive Transformer that it is a case of."""
+"""Transformer-XL against the published formula, and against the Compressive Transformer, which contains it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""WaveNet against a naive one, its laws at small sizes, and the sizes that the comparison uses."""
+"""WaveNet against a naive one, the laws at small sizes, and the sizes that the comparison uses."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ def model(request: pytest.FixtureRequest) -> WaveNet:
 
 
 def _tokens(model: WaveNet, *, num_rows: int, num_steps: int) -> Tensor:
-    """Random inputs, the begin of an utterance among them."""
+    """Random inputs, begin-of-utterance among them."""
     torch.manual_seed(1)
     return torch.randint(0, model.config.vocab_size + 1, (num_rows, num_steps))
 
@@ -217,7 +217,7 @@ def test_sizes_of_the_comparison(fields: dict[str, int], num_parameters: int, re
 
 
 def test_layers_dilate_as_configured() -> None:
-    """A plain causal `conv1d` of each layer's weights, so that the order of taps and dilations is pinned down."""
+    """A plain causal `conv1d` of each layer's weights, which pins down the order of taps and dilations."""
     torch.manual_seed(0)
     config = WaveNet.Config(9, 2, 2, 3, 4, 4, 5)
     assert config.dilations == [1, 2, 1, 2]

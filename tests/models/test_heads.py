@@ -19,7 +19,7 @@ V, D, CUTOFFS, DIV = 50, 16, [8, 20, 35], 2
 
 
 def noisy(module: Any) -> Any:
-    """`module` at fp64, with no parameter at a special value."""
+    """`module` at fp64, without a parameter at a special value."""
     module = module.double()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -101,7 +101,7 @@ def test_no_dense_logits_in_nll() -> None:
 
 
 def test_cluster_begins_with_its_share() -> None:
-    """At hidden = 0 a cluster is as likely as Zipf's law makes it, so rare words do not begin as near impossible."""
+    """At hidden = 0 a cluster is as likely as Zipf's law says, so rare words do not start as nearly impossible."""
     head = AdaptiveSoftmaxHead(D, vocab_size=1000, cutoffs=[100])
     p = head.logits(torch.zeros(1, 1, D)).exp()[0, 0]
     assert p.sum().item() == pytest.approx(1, abs=1e-4)

@@ -1,4 +1,4 @@
-"""Measures training speed and RAM beside compressive-transformer-pytorch 0.4.0, the best-known public implementation.
+"""Compares training speed and RAM with compressive-transformer-pytorch 0.4.0, the best-known public implementation.
 
     pip install compressive-transformer-pytorch==0.4.0
     python -m tests.peers.training [--threads 2] [--windows 5] [--json FILE]
@@ -28,7 +28,7 @@ D_FEEDFORWARD = 1536
 COMPRESSION_RATE = 4
 VOCAB_SIZE = 256
 CLIP_NORM = 0.1
-WINDOWS_TO_FILL = 3  # one fills the memory, the next compressed memory
+WINDOWS_TO_FILL = 3  # the first fills memory, the next compressed memory
 
 
 def peer(*, bf16: bool = False) -> Callable[[], None]:

@@ -1,6 +1,6 @@
 """Transformer-XL as published (Dai et al. 2019): segment recurrence, and the relative shift of Appendix B.
 
-Written apart from the Compressive Transformer's reference, so that the two can check each other: here a whole
+Written independently of the Compressive Transformer's reference, so that the two can check each other: here a
 segment is one matrix, position terms come from one table of distances, and a padded reshape aligns them.
 
 Shape letters: B rows, L steps of a segment, M memory slots before it, D model width, H heads, d = D / H, P position
