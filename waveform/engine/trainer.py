@@ -25,7 +25,7 @@ from waveform.engine.nonfinite import FiniteWatch, Update
 from waveform.engine.resuming import conditions, notes
 from waveform.engine.schedule import learning_rate, update_period
 from waveform.engine.scored_window import ScoredForward, score_window
-from waveform.engine.streams import Chunk, TokenStream, Window, check_sizes
+from waveform.engine.streams import Chunk, TokenStream, Window
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.train_log import TrainLog
@@ -95,14 +95,6 @@ class Trainer:
         self.world = world = context.world
         self._context, self._valid, self._window = context, valid, window
         self._show_progress = context.show_progress and world.is_first
-        check_sizes(
-            batch_size=config.batch_size,
-            window=window,
-            chunk=config.chunk,
-            mode=config.state,
-            num_ranks=world.size,
-        )
-        self._set_up_model()
         self.stream = TokenStream(
             train,
             batch_size=config.batch_size,
@@ -113,6 +105,7 @@ class Trainer:
             rank=world.rank,
             num_ranks=world.size,
         )
+        self._set_up_model()
         self.groups = parameter_groups(model)
         parameters = [parameter for group in self.groups.values() for parameter in group]
         self.optimiser = torch.optim.Adam(parameters, lr=config.lr, betas=(0.9, config.beta2), fused=True)
