@@ -43,3 +43,11 @@ def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:
         bar.update()
         bar.write("nothing")
     assert capsys.readouterr().err == ""
+
+
+def test_parts_of_a_second_are_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with Progress("sample", total=0.1, unit="s") as bar:
+        bar.update(0.04)
+    assert capsys.readouterr().err.startswith("sample: 0.04/0.10 s (40%)")

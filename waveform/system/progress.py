@@ -81,14 +81,14 @@ class Progress:
         self._printed = self._done
         elapsed_s = max(time.monotonic() - self._start_s, 1e-9)
         rate = (self._done - self._initial) / elapsed_s
-        parts = [f"{self._label}: {self._done:,.0f}"]
+        parts = [f"{self._label}: {_amount(self._done)}"]
         if self._total:
-            parts[0] += f"/{self._total:,.0f} {self._unit} ({100 * self._done / self._total:.0f}%)"
+            parts[0] += f"/{_amount(self._total)} {self._unit} ({100 * self._done / self._total:.0f}%)"
             if rate > 0:
                 parts.append(f"ETA {max(self._total - self._done, 0) / rate:.0f} s")
         else:
             parts[0] += f" {self._unit}"
-        parts.insert(1, f"{rate:,.1f} {self._unit}/s")
+        parts.insert(1, f"{_amount(rate)} {self._unit}/s")
         print(", ".join([*parts, *([self._note] if self._note else [])]), file=sys.stderr, flush=True)
 
     def __enter__(self) -> "Progress":
@@ -102,3 +102,8 @@ class Progress:
                 self._bar.close()
             elif self._enabled and self._printed not in (None, self._done):
                 self._print_line()
+
+
+def _amount(number: float) -> str:
+    """Whole if it is or if it is large, so that parts of a second show but parts of a token do not."""
+    return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.2f}"
