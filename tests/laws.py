@@ -7,11 +7,12 @@ Shape letters: B rows, T steps, D model width.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -125,6 +126,14 @@ class Case:
 
 
 CASES = [Case(model, variant) for model, variants in CONFIGS.items() for variant in variants]
+# `pytest -m "not slow"` tries these; together they take every branch of the models.
+_QUICK = {"conv-ragged", "most-used", "dilated-autoencode-post", "adaptive-tied", "zeros", "post-reference", "strong"}
+
+
+def params(cases: Iterable[Case] = CASES) -> list[Any]:
+    """Parameters of a test, the slower half of them marked as slow."""
+    marks = {True: (), False: (pytest.mark.slow,)}
+    return [pytest.param(case, marks=marks[case.variant in _QUICK], id=str(case)) for case in cases]
 
 
 def randomise(model: Any, *, std: float = 0.3) -> Any:

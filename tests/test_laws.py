@@ -5,7 +5,7 @@ import pytest
 from tests import laws
 from waveform.models import registry
 
-every_case = pytest.mark.parametrize("case", laws.CASES, ids=str)
+every_case = pytest.mark.parametrize("case", laws.params())
 
 
 def test_every_registered_model_has_cases() -> None:
@@ -53,16 +53,16 @@ def test_a_reset_row_equals_a_fresh_one(case: laws.Case) -> None:
 
 
 @pytest.mark.parametrize("carry_gradient", [False, True], ids=["no BPTT", "BPTT"])
-@pytest.mark.parametrize("case", [case for case in laws.CASES if laws.trains_without_bptt(case)], ids=str)
+@pytest.mark.parametrize("case", laws.params([case for case in laws.CASES if laws.trains_without_bptt(case)]))
 def test_each_loss_reaches_its_own_parameters(case: laws.Case, carry_gradient: bool) -> None:
     laws.check_gradients_of_parameters(case, carry_gradient=carry_gradient)
 
 
-@pytest.mark.parametrize("case", [case for case in laws.CASES if not laws.trains_without_bptt(case)], ids=str)
+@pytest.mark.parametrize("case", laws.params([case for case in laws.CASES if not laws.trains_without_bptt(case)]))
 def test_task_loss_alone_trains_the_compressor(case: laws.Case) -> None:
     laws.check_task_loss_alone(case)
 
 
-@pytest.mark.parametrize("case", [case for case in laws.CASES if laws.reads_no_values(case)], ids=str)
+@pytest.mark.parametrize("case", laws.params([case for case in laws.CASES if laws.reads_no_values(case)]))
 def test_training_never_waits_for_the_device(case: laws.Case) -> None:
     laws.check_never_waits(case)

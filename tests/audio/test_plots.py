@@ -68,6 +68,7 @@ def test_a_panel_that_cannot_be_written(tmp_path: Path) -> None:
         save_demo_panel(tmp_path / "panel.png", {}, {"a": [(0.0, 1.0)]})
 
 
+@pytest.mark.slow
 def test_importing_plots_loads_neither_pyplot_nor_librosa() -> None:
     code = "import sys, waveform.audio.plots, waveform.audio.corpus.prepare; print([m for m in sys.modules if m in %r])"
     names = ("matplotlib", "matplotlib.pyplot", "librosa", "numba")

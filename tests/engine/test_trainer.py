@@ -88,6 +88,7 @@ def test_law_7_exact_resume_with_a_limit_on_seconds(token_set: Callable[..., Tok
     assert_bitwise_equal(everything(second), everything(whole))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 def test_training_learns(name: str, token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
     tokens = token_set(LENGTHS)

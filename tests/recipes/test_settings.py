@@ -29,6 +29,7 @@ def fits(config: dict[str, Any], *, vocab_size: int) -> Any:
     return model_class(config["model"]["name"]).Config(vocab_size=vocab_size, **fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "preset", "model"), list(itertools.product(RECIPES, ("paper", "small", "smoke"), MODELS))
 )
@@ -64,6 +65,7 @@ def test_words_are_the_papers() -> None:
     assert books["compression_rate"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES)
 def test_every_study_composes_over_the_papers_model(study: str) -> None:
     plain = compose_config("enwik8", ["preset=paper"])

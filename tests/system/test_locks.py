@@ -28,6 +28,7 @@ def test_lock_of_a_dead_process_is_waited_for_while_its_child_starts(tmp_path):
     os.waitpid(child, 0)
 
 
+@pytest.mark.slow
 def test_lock_that_stays_held_is_refused_soon(tmp_path):
     child = _hold(tmp_path / "lock", 3.0)
     descriptor = os.open(tmp_path / "lock", os.O_RDWR)
