@@ -15,8 +15,8 @@ import tokenizers
 
 from recipes.corpora.documents import END_OF_LINE, Document, read_text, read_words
 from waveform.system.atomic import write_file
+from waveform.system.checked_json import verify_checksum, with_checksum
 from waveform.system.errors import UserError
-from waveform.system.signed_json import check_signed, signed
 
 TOKENIZER_FILE = "tokenizer.json"
 UNKNOWN = "<unk>"
@@ -216,7 +216,7 @@ TOKENIZERS: dict[str, type[TextTokenizer]] = {
 
 def save_tokenizer(tokenizer: TextTokenizer, folder: Path) -> None:
     """Write `folder`/tokenizer.json. Raises UserError if it cannot be written."""
-    content = signed({"kind": tokenizer.kind, **tokenizer.content()})
+    content = with_checksum({"kind": tokenizer.kind, **tokenizer.content()})
     write_file(folder / TOKENIZER_FILE, json.dumps(content, ensure_ascii=True).encode())
 
 
@@ -227,7 +227,7 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
         if path.exists() and not path.is_file():
             raise ValueError("it is not a regular file")
         content = json.loads(path.read_bytes())
-        check_signed(content)
+        verify_checksum(content)
         if content["kind"] not in TOKENIZERS:
             raise ValueError(f"kind {content['kind']!r} is unknown")
         return TOKENIZERS[content["kind"]].from_content(content)

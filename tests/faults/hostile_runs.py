@@ -37,7 +37,7 @@ from tests.faults.small_runs import SETTINGS, TEXT_SETTINGS, WAVENET_SETTINGS, m
 from waveform.cli import main as waveform
 from waveform.engine import state_ram
 from waveform.system import ram
-from waveform.system.signed_json import signed
+from waveform.system.checked_json import with_checksum
 
 _opened: list[str] = []  # what this process has opened since the list was last cleared, after a call of `_watch`
 _watching = False
@@ -165,7 +165,7 @@ def _sign(path: Path) -> None:
             return
         if isinstance(content, dict):
             content.pop("checksum", None)
-            path.write_text(json.dumps(signed(content)))
+            path.write_text(json.dumps(with_checksum(content)))
 
 
 def _edit_json(path: Path, change: Callable[[Any], Any]) -> None:

@@ -15,7 +15,7 @@ import torch
 from tests.engine.conftest import write_tokens
 from tests.engine.training import small_trainer
 from tests.faults.fault import fault
-from waveform.engine import checkpoint, resuming
+from waveform.engine import checkpoint, resume_notes
 from waveform.system.errors import UserError
 
 
@@ -39,7 +39,7 @@ def _elsewhere(folder: Path, cases: int, source: random.Random) -> dict[str, Any
     changes: dict[str, Any] = {
         "torch": mock.patch.object(torch, "__version__", "9.9.9"),
         "num_threads": mock.patch.object(torch, "get_num_threads", lambda: 77),
-        "processor": mock.patch.object(resuming, "cpu_name", lambda: "another processor"),
+        "processor": mock.patch.object(resume_notes, "cpu_name", lambda: "another processor"),
         "instructions": mock.patch.object(torch.backends.cpu, "get_cpu_capability", lambda: "NONE"),
         "precision": contextlib.nullcontext(),
     }

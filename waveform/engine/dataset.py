@@ -10,8 +10,8 @@ import msgspec
 from waveform.engine.shards import Shard
 from waveform.engine.token_set import TokenSet
 from waveform.system.atomic import write_file
+from waveform.system.checked_json import verify_checksum, with_checksum
 from waveform.system.errors import UserError
-from waveform.system.signed_json import check_signed, signed
 
 DATASET_FILE = "dataset.json"
 _FORMAT = 2
@@ -63,7 +63,7 @@ def write_dataset(dataset: Dataset) -> Dataset:
         "digests": dataset.digests,
         "sources": dataset.sources,
     }
-    write_file(dataset.folder / DATASET_FILE, json.dumps(signed(content), indent=1, ensure_ascii=True).encode())
+    write_file(dataset.folder / DATASET_FILE, json.dumps(with_checksum(content), indent=1, ensure_ascii=True).encode())
     return dataset
 
 
@@ -77,7 +77,7 @@ def read_dataset(folder: Path) -> Dataset:
         content = json.loads(path.read_bytes())
         if content["format"] != _FORMAT:
             raise UserError(f"{path} has format {content['format']!r}, not {_FORMAT}; {again}")
-        check_signed(content)
+        verify_checksum(content)
         dataset = msgspec.convert({**content, "folder": folder}, Dataset)
         for name in [name for names in dataset.splits.values() for name in names]:
             if not _lies_within(name):

@@ -22,7 +22,7 @@ from waveform.engine.evaluator import EvaluateConfig, Evaluation, evaluate
 from waveform.engine.interface import SequenceModel, State, detach, optional_parts
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.nonfinite import FiniteWatch, Update
-from waveform.engine.resuming import conditions, notes
+from waveform.engine.resume_notes import conditions, notes
 from waveform.engine.schedule import learning_rate, update_period
 from waveform.engine.scored_window import ScoredForward, score_window
 from waveform.engine.streams import Chunk, TokenStream, Window

@@ -8,7 +8,7 @@ from waveform.analyses.analyse import AnalysisConfig, check_files, common_tokens
 from waveform.analyses.analyse import analyse as analyse_runs
 from waveform.speech import load
 from waveform.system.errors import UserError
-from waveform.verbs.evaluate import test_tokens
+from waveform.verbs.evaluate import open_split
 
 
 def analyse(
@@ -32,7 +32,7 @@ def analyse(
     if not run_dirs:
         raise UserError("name at least one run folder")
     runs = [load(run_dir, device=device) for run_dir in run_dirs]
-    token_sets = [test_tokens(run, data=data, split=config.split, show_progress=show_progress) for run in runs]
+    token_sets = [open_split(run, data=data, split=config.split, show_progress=show_progress) for run in runs]
     return analyse_runs(
         runs,
         common_tokens(runs, token_sets, split=config.split),

@@ -22,7 +22,7 @@ from waveform.system.atomic import require_writable
 from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
-from waveform.verbs.evaluate import describe, test_tokens
+from waveform.verbs.evaluate import describe, open_split
 
 _BASELINE = "wavenet"
 _RESAMPLES = 10_000
@@ -94,7 +94,7 @@ def compare(
     chunks = {run.config["train"]["chunk"] for run in runs}
     if protocol == "chunk" and len(chunks) > 1:
         raise UserError(f"protocol chunk would reset these runs at different chunks, {sorted(chunks)}; use utterance")
-    token_sets = [test_tokens(run, data=data, split=split, show_progress=show_progress) for run in runs]
+    token_sets = [open_split(run, data=data, split=split, show_progress=show_progress) for run in runs]
     for run, tokens in zip(runs, token_sets, strict=True):
         if tokens.checksum != token_sets[0].checksum:
             raise UserError(

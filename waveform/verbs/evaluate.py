@@ -38,7 +38,7 @@ def evaluate(
     options = options or EvaluateOptions()
     run = load(run_dir, device=device, **options.model_fields)
     dynamic = options.dynamic_config(run)
-    tokens = test_tokens(run, data=data, split=split, show_progress=show_progress)
+    tokens = open_split(run, data=data, split=split, show_progress=show_progress)
     result = scoring.score(run, tokens, protocol=options.protocol, show_progress=show_progress)
     figures = describe(run, result, split=split, checksum=tokens.checksum, unigram=scoring.unigram_nats(run, tokens))
     if show_progress:
@@ -62,7 +62,7 @@ def evaluate(
     return figures
 
 
-def test_tokens(run: Run, *, data: Path | str | None, split: str, show_progress: bool = True) -> TokenSet:
+def open_split(run: Run, *, data: Path | str | None, split: str, show_progress: bool = True) -> TokenSet:
     """The tokens of a split of the run's own data set, or of another (prepared first if it is raw audio).
 
     Raises UserError for a damaged shard, which it names, and if the data is gone or of another kind.

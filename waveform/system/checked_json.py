@@ -10,12 +10,12 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def signed(content: dict[str, Any]) -> dict[str, Any]:
-    """JSON content with a checksum over it, which `check_signed` verifies."""
+def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
+    """JSON content with a checksum over it, which `verify_checksum` verifies."""
     return {**content, "checksum": _checksum(content)}
 
 
-def check_signed(content: Any) -> None:
+def verify_checksum(content: Any) -> None:
     """Raises ValueError if the checksum is missing or wrong."""
     if not isinstance(content, dict):
         raise ValueError("it is not a mapping")
