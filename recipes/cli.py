@@ -32,7 +32,7 @@ Nothing is downloaded; an error names what was expected and where it is publishe
 _TRAIN_EPILOG = """\
 settings (Hydra overrides), any number, after the paths:
   model=compressive_transformer|transformer_xl
-  preset=paper|small|smoke        the papers' sizes; an hour on one GPU (default); a minute on a CPU
+  preset=paper|small|smoke        the papers' sizes; an hour on one GPU (default); seconds on a CPU
   study=table5_max                a row of the paper's tables, on top of preset=paper (see recipes/conf/study)
   train.max_steps=1000 train.batch_size=8 train.lr=3e-4 model.compressed=1152 seed=1
 A run folder that exists with the same settings is resumed.

@@ -33,12 +33,12 @@ from waveform.system.console import say
 from waveform.system.errors import UserError
 from waveform.system.rules import Rule
 
-_MAX_SAMPLE_SECONDS = 600.0  # a listener's patience, while training waits
+_MAX_SAMPLE_SECONDS = 600.0  # limit on sample_seconds, because training waits for the sample
 
 
 @dataclass
 class SpeechTrainConfig(TrainConfig):
-    """Fields of `train` for speech: those of every run, and what is heard of it."""
+    """Fields of `train` for speech: those of every run, plus the length of audio samples."""
 
     sample_seconds: float = 1.0  # length of the TensorBoard sample at each evaluation; 0: none
 

@@ -189,7 +189,7 @@ def test_no_permission_is_refused(tmp_path: Path, write_audio: Write, monkeypatc
 def test_decoding_works_without_a_limit_of_the_address_space(
     tmp_path: Path, write_audio: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on macOS."""
+    """macOS has no such limit."""
     write_audio(tmp_path / "x.wav")
     start = decoding_process._START.replace("serve()", "import resource; resource.RLIMIT_AS = -1; serve()")
     monkeypatch.setattr(decoding_process, "_START", start)

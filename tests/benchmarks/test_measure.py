@@ -58,7 +58,7 @@ def test_flops_of_a_wavenet_are_those_counted_by_hand() -> None:
 
 
 class _Product(torch.autograd.Function):
-    """A product whose backward makes its forward again."""
+    """A product whose backward recomputes its forward."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:

@@ -1,3 +1,5 @@
+"""The scaling table in docs/several-gpus.md is what the command prints."""
+
 from pathlib import Path
 
 from tests.benchmarks.scaling import table

@@ -55,7 +55,7 @@ def test_damage_falls_back_to_the_checkpoint_before(
 def test_folder_without_marker_does_not_count(
     trainer: Trainer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder gets its name when its marker is there, so a missing one was lost since."""
+    """The marker precedes the folder's name, so a missing one was lost later."""
     (tmp_path / "checkpoints" / "step_00000006" / "complete.json").unlink()
     found = checkpoint.newest(tmp_path)
     assert found is not None and found.step == 4

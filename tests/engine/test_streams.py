@@ -125,7 +125,7 @@ def test_cursor_resumes_exactly_on_any_number_of_ranks(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_stream_resumes_exactly_from_its_cursor(token_set: Callable[..., TokenSet], data: st.DataObject) -> None:
-    """Of any utterances and sizes, from any place, on any number of ranks before and after; by way of JSON."""
+    """Any stream resumes exactly, at any place and on any number of ranks, even after a JSON round trip."""
     mode = data.draw(st.sampled_from(["utterance", "chunk", "carry"]))
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=9))
     batch_size, window = data.draw(st.sampled_from([1, 2, 4, 6])), data.draw(st.integers(1, 7))

@@ -93,7 +93,7 @@ def bad_steps(trainer: Trainer, name: str, position: int, kind: str, *, steps: i
 
 
 def _reference(trainer: Trainer, bad: dict[int, list[int]], kind: str) -> dict[str, Any]:
-    """Return what training must come to: without poison, bad steps only read, their bad rows reset afterwards."""
+    """Return what training must end with: without poison, bad steps only read, their bad rows reset afterwards."""
     while trainer.step < _STEPS:
         if trainer.step not in bad:
             trainer.update()

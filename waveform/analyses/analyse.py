@@ -62,7 +62,7 @@ def analyse(
         vocab_size = run.config["dataset"]["vocab_size"]
         if vocab_size != tokens.vocab_size:
             raise UserError(
-                f"{run.folder} was trained with {vocab_size} kinds of token, but the data has {tokens.vocab_size}; "
+                f"{run.folder} was trained with a vocabulary of {vocab_size}, but the data has {tokens.vocab_size}; "
                 "give data of the same kind as the run's"
             )
     figures: dict[str, Any] = {

@@ -61,7 +61,7 @@ class AudioFile:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file; a process that is still decoding it is killed."""
+        """Release the file; a process that is still decoding it is killed."""
         if self._decoding is not None:
             self._decoding.kill()
             self._decoding = None

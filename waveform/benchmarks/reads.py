@@ -49,7 +49,7 @@ class _ReadCounter(TorchDispatchMode):
 def bytes_read_by_step(stepper: Decoder, tokens: Tensor) -> int | None:
     """Return the bytes of weights and cache that one step reads, by running one; None if unknown.
 
-    A `MeteredDecoder`, whose products are not torch's, says so itself.
+    A `MeteredDecoder`, whose products are not torch's, reports its own count.
     """
     if isinstance(stepper, MeteredDecoder):
         return stepper.bytes_per_step

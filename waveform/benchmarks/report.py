@@ -15,7 +15,7 @@ def format_figures(content: dict[str, Any]) -> str:
     measured = [figures for figures in content["models"] if "error" not in figures]
     lines += ["", *table(["training", "", "", "samples/s (min to max)", "real time", "FLOP use", "peak memory"],
                           [_training_row(figures) for figures in measured])]  # fmt: skip
-    lines += ["", *table(["sampling", "", "", "samples/s (min to max)", "real time", "of bound", "read a step"],
+    lines += ["", *table(["sampling", "", "", "samples/s (min to max)", "real time", "of bound", "bytes per step"],
                           list(_sampling_rows(measured)))]  # fmt: skip
     prepared = [figures for figures in content["preparation"] if "error" not in figures]
     if prepared:
@@ -71,8 +71,8 @@ def _preparation_row(figures: dict[str, Any]) -> list[str]:
 
 def _legend(measured: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "training: updates with full memories; M parameters x rows. FLOP use: model FLOPs (3 x a forward's, and once",
-        "those of auxiliary losses) over the rate of a large matrix product. sampling: with full memories. of bound:",
+        "training: updates with full memories; M parameters x rows. FLOP use: model FLOPs (3 x forward, plus",
+        "auxiliary losses once) over the rate of a large matrix product. sampling: with full memories. of bound:",
         "weights and cache that a step reads, over memory's rate; above 100% they fit into the processor's cache.",
         "Medians; min to max over repeats in turn with the limits. preparation: 44.1 kHz, one worker on one core.",
     ]

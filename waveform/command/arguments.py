@@ -9,7 +9,7 @@ from waveform.command.table import OVERRIDES, Argument, argument
 
 
 def _new_run_dir(text: str) -> Path:
-    """A run folder to train into. Raises ArgumentTypeError for a setting, before which it was left out."""
+    """A run folder to train into. Raises ArgumentTypeError if a setting stands in its place."""
     if re.match(r"[+~]?[a-z_.]+=", text):
         raise argparse.ArgumentTypeError(f"name the run folder before the settings; for one called {text!r}, ./{text}")
     return Path(text)

@@ -40,7 +40,7 @@ def run_with_outcome(name: str, run: Callable[[], int]) -> int:
             raise
         say(f"{name}: there is not enough memory; {_SMALLER}", sys.stderr)
         return 2
-    except OSError as error:  # reading and writing have better messages; this one got past them
+    except OSError as error:  # one that nothing else explained; reading and writing have better messages
         if error.filename is None and _reader_is_gone():
             return 128 + signal.SIGPIPE
         named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)

@@ -91,7 +91,7 @@ def _load(name: str) -> Any:
 
 
 def _without_strays(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given`, with settings moved to the settings that argparse took for further values of an option before them."""
+    """Move settings that argparse mistook for values of an option before them back to the overrides."""
     values = dict(given)
     for name, value in given.items():
         if isinstance(value, list) and name != OVERRIDES:

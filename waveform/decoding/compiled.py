@@ -24,7 +24,7 @@ from waveform.models.compressive_transformer import CompressiveTransformer
 
 
 class CompiledDecoder:
-    """Steps an fp32 CompressiveTransformer on the CPU; all rows are equally far.
+    """Steps an fp32 CompressiveTransformer on the CPU; all rows are at the same step.
 
     int8: weights and cached keys and values are kept in 8 bits, with a scale for each output, or slot and head.
     """

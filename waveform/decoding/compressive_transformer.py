@@ -17,7 +17,7 @@ class CompressiveTransformerWithDecoders(CompressiveTransformer):
     has_int8_decoder = True
 
     def decoder(self, state: CompressiveState, *, int8: bool = False) -> Decoder | None:
-        """A decoder with cached keys and values; None if the rows are not equally far into their streams.
+        """A decoder with cached keys and values; None if rows are at different steps.
 
         int8: weights and cache in 8 bits, for fp32 models on a CPU with a plain softmax. Raises UserError for others.
         """

@@ -26,7 +26,7 @@ def make_plan(*parts: Any) -> np.ndarray:
     """The fields of NamedTuples as one record [1] for kernels: numbers, and addresses of arrays.
 
     `DenseWeights` become three fields: `name`, `name_scales` and `name_biases`. (Seventy arguments handed from function
-    to function took numba a minute to compile.) Whoever makes a plan keeps the arrays alive.
+    to function took numba a minute to compile.) The caller must keep the arrays alive.
     """
     fields: dict[str, int | float] = {}
     for name, value in (item for part in parts for item in part._asdict().items()):

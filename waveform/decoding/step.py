@@ -1,7 +1,7 @@
 """One compiled step of a Compressive Transformer: its phases, from a row's token to its logits.
 
 Layer by layer: project the input to queries, keys and values; attend; project the output; feed forward. Each of these
-is shared among the threads (plan.py); the little between them is not worth sharing.
+is shared among the threads (plan.py); the small operations between them are not worth sharing.
 
 Shape letters: B rows, L layers, C compressed slots, M memory slots, W window, D model width, H heads, d = D / H head
 width, P position features, F feed-forward width, V classes; D', d', ... padded to whole vectors.
@@ -204,7 +204,7 @@ def _begin_layer(layer, num_steps, p, kind):
 
 @compiled
 def _between(phase, layer, num_steps, p, kind):
-    """After a phase: the little that is not worth sharing."""
+    """Run the small unshared work after a phase."""
     if phase == PROJECT:
         rotate(num_steps % p.window, p, kind)
     elif phase == _ATTEND:

@@ -64,7 +64,7 @@ class Checkpoint:
 
     folder: Path
     progress: TrainingProgress
-    conditions: dict[str, Any]  # what must be the same to resume bit for bit, and what this version does not know
+    conditions: dict[str, Any]  # for a bit-exact resume, and fields that this version does not recognise
 
     @property
     def step(self) -> int:

@@ -19,7 +19,7 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 def capture_cuda_graph(work: Callable[[], None]) -> Callable[[], None]:
-    """Capture `work` as a CUDA graph, without carrying it out; calling the result replays it."""
+    """Capture `work` as a CUDA graph, without running it; calling the result replays it."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()

@@ -92,14 +92,16 @@ class FiniteWatch:
         self.skipped, self.skipped_in_row = self.skipped + bad.num_chunks, self.skipped_in_row + bad.num_chunks
         if self._world.is_first or rows.any():
             where = self._where_in_data(bad)
-            print(f"warning: step {bad.step} is skipped: its loss is not finite, {where}", file=sys.stderr, flush=True)
+            warning = f"warning: step {bad.step} is skipped: its loss or a gradient is not finite, {where}"
+            print(warning, file=sys.stderr, flush=True)
         return reset_rows(state, fresh, rows)
 
     def _diverged(self, bad: Update, what: str) -> Diverged:
         self._unchecked = [bad]  # nothing may be saved from now on
         kept = checkpoint.newest(self._run_dir)
         return Diverged(
-            f"the loss is not finite at step {bad.step}, {self._where_in_data(bad)}; {what}. Last good checkpoint: "
+            f"the loss or a gradient is not finite at step {bad.step}, {self._where_in_data(bad)}; {what}. "
+            + "Last good checkpoint: "
             + (f"step {kept.step} in {kept.folder}" if kept else "none was saved yet")
             + ". Lower train.lr or train.clip_norm, or raise train.warmup_steps, in a new run"
             + ("" if self._skips else "; or skip such steps with train.on_nonfinite=skip")
@@ -109,8 +111,9 @@ class FiniteWatch:
         """Which of this rank's rows went bad, and what they read in that step."""
         rows = (~torch.isfinite(bad.row_nats).all(dim=0)).nonzero()[:, 0].tolist()
         if not rows:
-            elsewhere = ", or that of another process's rows" if self._world.size > 1 else ""
-            return f"although that of every row is: its gradient is not{elsewhere}"
+            if self._world.size > 1:
+                return "in a gradient or in another process's rows (the loss of every row in this one is finite)"
+            return "in a gradient (every row's loss is finite)"
         first = self._world.rank * bad.row_nats.shape[1]
         places = self._stream.places(bad.cursor, num_chunks=bad.num_chunks)
         described = []

@@ -23,7 +23,7 @@ def conditions(config: TrainConfig, world: World) -> dict[str, str | int]:
 
 
 def notes(found: Checkpoint, now: dict[str, str | int]) -> list[str]:
-    """A line for what of a checkpoint is not understood, and for each of the `conditions` that has changed."""
+    """One line for a checkpoint's unrecognised fields, and one for each of the `conditions` that has changed."""
     lines = []
     unknown = sorted(found.conditions.keys() - now.keys())
     if unknown:

@@ -20,10 +20,10 @@ from waveform.engine.token_set import TokenSet
 
 @dataclass(frozen=True)
 class DealtWindow:
-    """One window of every row, and what it is a window of."""
+    """One window of every row, and where it comes from."""
 
     window: Window
-    utterances: list[int]  # index of the utterance that each row plays; -1: none
+    utterances: list[int]  # index of the utterance that each row reads; -1: none
     starts: list[int]  # place of the window's first token in its utterance
     rows: list[int] | None  # rows of the previous window that continue as these; None: all of them
 

@@ -78,9 +78,9 @@ def fill_row(
 class TokenStream:
     """Endless chunks from a token set.
 
-    `utterance`: each row plays whole utterances, shuffled every epoch; state resets at the start of each, which falls
+    `utterance`: each row reads whole utterances, shuffled every epoch; state resets at the start of each, which falls
     on the start of a window (the last window of an utterance is padded, and the padding is not scored).
-    `chunk`: each row plays single chunks, shuffled every epoch; state resets at each, and each begins with the
+    `chunk`: each row reads single chunks, shuffled every epoch; state resets at each, and each begins with the
     begin-of-utterance input, as if it were an utterance of its own.
     `carry`: the utterances are joined in the order of their names and cut into one contiguous part per row; state never
     resets. The usual choice for text.
@@ -108,7 +108,7 @@ class TokenStream:
         self._own_rows = range(rank * rows_each, (rank + 1) * rows_each)
         self._epoch = 0
         self._taken = 0  # items dealt in this epoch
-        self._item = [-1] * batch_size  # utterance that each row plays; -1: none
+        self._item = [-1] * batch_size  # utterance that each row reads; -1: none
         self._start = [0] * batch_size  # where in it the next window begins
         self._read: list[Place] | None = None  # what was read, if `places` asks for it
         if mode == "utterance":

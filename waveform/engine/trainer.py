@@ -185,7 +185,7 @@ class Trainer:
                 print(f"note: {note}", file=sys.stderr)
 
     def save(self) -> None:
-        """Write a checkpoint of this moment, unless it is saved already. Raises Diverged for a loss gone wrong."""
+        """Write a checkpoint of this moment, unless there is one. Raises Diverged for a loss that is not finite."""
         self.finite.check()
         if self._saved_step == self.step:
             return
@@ -408,7 +408,8 @@ class Trainer:
     def _validate(self, progress: Progress, stop: StopRequest) -> None:
         """Evaluate, unless the log has it: a process killed right after its record resumes at the same step.
 
-        If a stop is asked for, it ends early and the evaluation remains due. Raises Diverged for a loss gone wrong.
+        If a stop is asked for, it ends early and the evaluation remains due. Raises Diverged for a loss that is not
+        finite.
         """
         self._evaluation_due = True
         missing = self.world.any(self._log.lacks_evaluation(self.step))

@@ -230,7 +230,7 @@ def attended_slots(
 ) -> Tensor | None:
     """What the queries attend to besides themselves, [B, K - T or K, D], oldest first; None if there is nothing.
 
-    Rows that are equally far go on where they stopped. If they are not, the new steps have different places in their
+    Rows at the same position continue where they stopped. Otherwise the new steps have different places in their
     windows, so all of `window_BeD`, the window with the new steps written, is attended to (RelativeAttention.forward).
     """
     old_end = piece.end - piece.num_new

@@ -72,7 +72,7 @@ class Layer(nn.Module):
             self.compressor = compression_function(config.compression)(config.d_model, rate=config.compression_rate)
             if config.compression_loss == "autoencode" and self.compressor.has_parameters:
                 self.compressor.add_decoder(config.d_model)
-        self.compression_loss = nn.Identity()  # this layer's loss [B] passes it, for forward hooks to see
+        self.compression_loss = nn.Identity()  # lets forward hooks see this layer's loss [B]
 
     def initialise(self, *, residual_std: float) -> None:
         """residual_std: of the weights whose outputs are added to the residual stream."""

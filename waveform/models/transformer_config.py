@@ -18,7 +18,7 @@ _WIDTH = whole_number(1, MAX_WIDTH)
 
 @dataclass
 class TransformerConfig:
-    """Fields of the trunk: attention over memory and window, whatever becomes of what leaves the memory."""
+    """Fields of the trunk: attention over memory and window, regardless of what happens to evicted slots."""
 
     vocab_size: int
     num_layers: int = 20

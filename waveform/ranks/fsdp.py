@@ -54,7 +54,7 @@ class GradientWatch:
             module.register_forward_pre_hook(partial(self._watch, f"{names[module]}." if names[module] else ""))
 
     def _watch(self, prefix: str, module: nn.Module, _: Any) -> None:
-        """Within a unit's forward its parameters are unsharded; it is these that the backward pass gives gradients."""
+        """Within a unit's forward its parameters are unsharded; the backward pass gives gradients to these."""
         for name, parameter in module.named_parameters(prefix=prefix.removesuffix(".")):
             if not hasattr(parameter, "device_mesh") and self._watched.get(name) is not parameter:
                 self._watched[name] = parameter

@@ -24,7 +24,7 @@ def window_of(config: dict[str, Any]) -> int:
 
 
 def num_parameters(model: SequenceModel) -> int:
-    """Trainable numbers in a model."""
+    """Number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -99,7 +99,7 @@ class EvaluateOptions:
         return {name: value for name, value in sizes.items() if value is not None}
 
     def dynamic_config(self, run: TrainedRun) -> DynamicConfig | None:
-        """Dynamic evaluation, if chosen, with what training clipped and weighed. Raises UserError for bad values."""
+        """Dynamic evaluation, if chosen, with training's clip norm and auxiliary weight. Raises UserError."""
         if not self.dynamic:
             return None
         train = run.config["train"]

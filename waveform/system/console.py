@@ -1,4 +1,4 @@
-"""What is printed besides results: work does not fail because nobody reads it."""
+"""Console output besides results; a failed print never stops the work."""
 
 import os
 import sys

@@ -52,7 +52,7 @@ class StopRequest:
 
 
 def _left_ignored(number: int) -> bool:
-    """Whether `nohup` made this process ignore SIGHUP. torchrun ends on one anyway, and its processes with it."""
+    """Whether `nohup` made this process ignore SIGHUP. torchrun exits on SIGHUP anyway, with its workers."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN and not _under_torchrun()
 
 

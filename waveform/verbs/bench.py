@@ -1,6 +1,6 @@
 """`waveform bench`: measures models and the preparation of data, prints and writes the figures.
 
-Within a process the limits and the speeds are measured by turns; the speeds of two processes are not.
+Within a process the limits and the speeds are measured alternately; the speeds of two processes are not.
 """
 
 import datetime
