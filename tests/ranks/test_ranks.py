@@ -27,7 +27,7 @@ from waveform.ranks import fsdp
 from waveform.ranks.distributed import World, join, leave
 
 # Slow, and all in one worker of pytest-xdist: they share the jobs.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
+pytestmark = pytest.mark.slow
 LENGTHS = [60, 45, 33, 80, 21, 52, 70]
 ALL = [(name, case) for name, cases in laws.CONFIGS.items() for case in cases]
 FEW = [

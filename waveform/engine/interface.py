@@ -25,7 +25,6 @@ class Step(NamedTuple):
     aux_losses: dict[str, Tensor]  # each [B]: one value a row; adds up over calls, however the stream is cut
 
 
-@runtime_checkable
 class Head(Protocol):
     """Maps hidden vectors to distributions over V classes."""
 
@@ -38,7 +37,6 @@ class Head(Protocol):
         ...
 
 
-@runtime_checkable
 class SequenceModel(Protocol):
     """A causal model of token streams: the required part of the contract; `OptionalParts` is the rest.
 
