@@ -88,7 +88,8 @@ class Progress:
                 parts.append(f"ETA {max(self._total - self._done, 0) / rate:.0f} s")
         else:
             parts[0] += f" {self._unit}"
-        parts.insert(1, f"{_amount(rate)} {self._unit}/s")
+        if self._unit != "s":
+            parts.insert(1, f"{_amount(rate)} {self._unit}/s")
         print(", ".join([*parts, *([self._note] if self._note else [])]), file=sys.stderr, flush=True)
 
     def __enter__(self) -> "Progress":
