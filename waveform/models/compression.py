@@ -6,6 +6,7 @@ own, one entry point of the group `waveform.compressions` that names the class.
 Shape letters: B rows, G groups, c compression rate, n = G c slots, D model width, H heads, d head width.
 """
 
+from abc import ABC, abstractmethod
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -22,7 +23,7 @@ _DILATIONS = (1, 2)
 _DILATED_KERNEL = 3
 
 
-class Compressor(nn.Module):
+class Compressor(nn.Module, ABC):
     """Compresses slots; `forward` of a subclass defines how. The compression loss trains its parameters, if any."""
 
     uses_attention = False  # whether `forward` looks at the attention that slots received
@@ -34,9 +35,9 @@ class Compressor(nn.Module):
     def initialise(self) -> None:
         """Give the parameters their initial values, if torch's are not wanted."""
 
+    @abstractmethod
     def forward(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
         """n = G c slots, oldest first -> [B, G, D]. usage: average attention received, None unless `uses_attention`."""
-        raise NotImplementedError
 
     @property
     def has_parameters(self) -> bool:
