@@ -8,10 +8,10 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from waveform.engine.clipping import clip, parameter_groups
-from waveform.engine.evaluator import EvaluateConfig, Evaluation, Tally
+from waveform.engine.evaluator import Classes, EvaluateConfig, Evaluation, Tally
 from waveform.engine.interface import SequenceModel
 from waveform.engine.single_pass import score_once
 from waveform.engine.token_set import TokenSet
@@ -57,7 +57,7 @@ def evaluate_dynamically(
     *,
     device: torch.device,
     progress: Progress | None = None,
-    classes: Tensor | None = None,
+    classes: Classes | None = None,
 ) -> Evaluation:
     """Score every token of `tokens` once, in the set's order, with one update on each window after it is scored.
 

@@ -64,14 +64,21 @@ class Evaluation:
         return bits(self.nats_per_token)
 
 
+# The class, from 0, of each target: of each token id [V], or of each place, in a set as long as the one scored.
+Classes = Tensor | TokenSet
+
+
 class Tally:
     """Sums NLL by utterance, and by class of the target if classes are given, as windows are scored."""
 
-    def __init__(self, tokens: TokenSet, *, classes: Tensor | None, device: torch.device) -> None:
+    def __init__(self, tokens: TokenSet, *, classes: Classes | None, device: torch.device) -> None:
         self._tokens, self._classes = tokens, classes
         self._nats = torch.zeros(len(tokens), dtype=torch.float64)
         self._counts = torch.zeros(len(tokens), dtype=torch.int64)
-        self._num_classes = 0 if classes is None else int(classes.max()) + 1
+        if classes is None:
+            self._num_classes = 0
+        else:
+            self._num_classes = classes.vocab_size if isinstance(classes, TokenSet) else int(classes.max()) + 1
         self._class_nats = torch.zeros(self._num_classes, dtype=torch.float64, device=device)
         self._class_counts = torch.zeros(self._num_classes, dtype=torch.int64, device=device)
 
@@ -81,7 +88,7 @@ class Tally:
         sums = torch.where(scores.scored, nll, 0).double().sum(dim=1).cpu()
         lengths = scored.sum(dim=1)
         if self._classes is not None:
-            of_token = self._classes[dealt.window.targets[scored]].to(nll.device)
+            of_token = self._classes_of(dealt).to(nll.device)
             self._class_nats.index_add_(0, of_token, nll[scores.scored].double())
             self._class_counts += torch.bincount(of_token, minlength=self._num_classes)
         for row, utterance in enumerate(dealt.utterances):
@@ -89,6 +96,20 @@ class Tally:
                 self._nats[utterance] += sums[row]
                 self._counts[utterance] += lengths[row]
         return int(lengths.sum())
+
+    def _classes_of(self, dealt: DealtWindow) -> Tensor:
+        """Classes of the scored targets, row by row."""
+        scored = dealt.window.scored
+        if not isinstance(self._classes, TokenSet):
+            assert self._classes is not None
+            return self._classes[dealt.window.targets[scored]]
+        lengths = scored.sum(dim=1).tolist()
+        parts = [
+            self._classes.read(utterance, start=start, stop=start + length)
+            for utterance, start, length in zip(dealt.utterances, dealt.starts, lengths, strict=True)
+            if length
+        ]
+        return torch.from_numpy(np.concatenate(parts).astype(np.int64))
 
     def result(self, *, protocol: str, world: World, whole: bool) -> Evaluation:
         """The sums over all ranks. whole: check that every token of the set was scored."""
@@ -109,12 +130,12 @@ def evaluate(
     *,
     world: World | None = None,
     progress: Progress | None = None,
-    classes: Tensor | None = None,
+    classes: Classes | None = None,
     stop: StopRequest | None = None,
 ) -> Evaluation:
     """Score every token of `tokens` once.
 
-    classes [V]: the class, from 0, of each token id, to sum NLL by class as well. Each rank scores every world.size-th
+    classes: to sum NLL by class as well. Each rank scores every world.size-th
     utterance, and all get the whole result. Raises Stopped, on every rank, if `stop` was asked of one.
     """
     world = world or World()

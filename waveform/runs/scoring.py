@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
 from waveform.engine.dataset import is_dataset, read_dataset
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
-from waveform.engine.evaluator import EvaluateConfig, Evaluation
+from waveform.engine.evaluator import Classes, EvaluateConfig, Evaluation
 from waveform.engine.evaluator import evaluate as evaluate_tokens
 from waveform.engine.metrics import unigram_nll
 from waveform.engine.token_set import TokenSet
@@ -18,6 +18,8 @@ from waveform.runs.folder import CONFIG_FILE
 from waveform.runs.opened import TrainedRun
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
+
+_RESAMPLES = 10_000
 
 
 def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
@@ -50,7 +52,7 @@ def score(
     *,
     protocol: str | None = None,
     world: World | None = None,
-    classes: Tensor | None = None,
+    classes: Classes | None = None,
     dynamic: DynamicConfig | None = None,
     show_progress: bool = True,
 ) -> Evaluation:
@@ -121,6 +123,24 @@ def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evalua
         f"nll_bits_per_{unit}": result.bits_per_token,
         "difference_to_plain_nats": result.nats_per_token - plain.nats_per_token,
     }
+
+
+def bootstrap_interval(
+    a: Evaluation, b: Evaluation, *, resamples: int = _RESAMPLES, seed: int = 0
+) -> tuple[float, float]:
+    """95% interval of NLL(a) - NLL(b), nats per token, by the paired bootstrap over utterances.
+
+    Each resample draws utterances with replacement, the same for both models (percentile interval;
+    Efron and Tibshirani 1993).
+    """
+    rng = np.random.default_rng(seed)
+    difference, counts = a.nats - b.nats, a.counts
+    means = []
+    for _ in range(resamples):
+        chosen = rng.integers(len(counts), size=len(counts))
+        means.append(difference[chosen].sum() / counts[chosen].sum())
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def unigram_nats(run: TrainedRun, tokens: TokenSet) -> float | None:

@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from waveform.audio import SAMPLE_RATE_HZ
-from waveform.engine.evaluator import Evaluation
 from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
 from waveform.engine.sampler import SamplingConfig, sampling_loop
-from waveform.runs.scoring import score, unigram_nats
+from waveform.runs.scoring import bootstrap_interval, score, unigram_nats
 from waveform.speech import Run, load
 from waveform.system.atomic import require_writable
 from waveform.system.console import table
@@ -25,26 +23,7 @@ from waveform.system.output import write_json
 from waveform.verbs.evaluate import describe, open_split
 
 _BASELINE = "wavenet"
-_RESAMPLES = 10_000
 _SPEED_SECONDS = 2.0  # of measuring how fast a run samples
-
-
-def bootstrap_interval(
-    a: Evaluation, b: Evaluation, *, resamples: int = _RESAMPLES, seed: int = 0
-) -> tuple[float, float]:
-    """95% interval of NLL(a) - NLL(b), nats per token, by the paired bootstrap over utterances.
-
-    Each resample draws utterances with replacement, the same for both models (percentile interval;
-    Efron and Tibshirani 1993).
-    """
-    rng = np.random.default_rng(seed)
-    difference, counts = a.nats - b.nats, a.counts
-    means = []
-    for _ in range(resamples):
-        chosen = rng.integers(len(counts), size=len(counts))
-        means.append(difference[chosen].sum() / counts[chosen].sum())
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
 
 
 @torch.inference_mode()
