@@ -107,7 +107,8 @@ def test_equals_the_reference(visible: bool, kernel: str, dtype: torch.dtype, mo
     mask = (times[:, None] <= query_times[..., None])[:, None] & (torch.arange(K) > 1)
     fields = {"num_heads": 2, "num_position_features": 6}
     exact = RelativeAttention(32, implementation="reference", **fields).double()
-    exact.look_back()
+    for bias in (exact.content_bias, exact.position_bias):
+        torch.nn.init.normal_(bias)
     exact.load_state_dict(exact.bfloat16().double().state_dict())  # weights that bf16 holds exactly
     inputs = [torch.randn(3, n, 32).bfloat16() for n in (T, K - T)]
     grad_out = torch.randn(3, T, 32).bfloat16()
@@ -122,7 +123,7 @@ def test_equals_the_reference(visible: bool, kernel: str, dtype: torch.dtype, mo
     expected = attend(exact, torch.float64)
     fused = RelativeAttention(32, implementation="fused", **fields).to(dtype)
     fused.load_state_dict(exact.state_dict())
-    # bf16 has eight bits of mantissa; in blocks logits near 3 (look_back's gain) round to 2^-7, elsewhere they do not.
+    # bf16 has eight bits of mantissa; in blocks logits near 3 round to 2^-7, elsewhere they do not.
     allowed = 1e-12 if dtype == torch.float64 else 2**-8 * (6 if kernel == "blocks" else 3)
     for actual, wanted in zip(attend(fused, dtype), expected, strict=True):
         assert (actual - wanted).norm() < allowed * wanted.norm()

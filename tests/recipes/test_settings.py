@@ -37,7 +37,7 @@ def test_every_configuration_composes(recipe: str, preset: str, model: str) -> N
     config = compose_config(recipe, [f"preset={preset}", f"model={model}"])
     assert (config["recipe"], config["preset"], config["model"]["name"]) == (recipe, preset, model)
     built = fits(config, vocab_size=VOCABULARY.get(recipe, 256))
-    assert config["train"]["state"] == ("utterance" if recipe in ("pg19", "folder") else "carry")
+    assert config["train"]["state"] == ("utterance" if recipe in ("pg19", "recall", "folder") else "carry")
     assert built.head == ("adaptive" if recipe in ("wikitext103", "lm1b") else "softmax")
     assert built.tie_embeddings == (recipe in ("wikitext103", "lm1b", "ptb", "pg19"))
 
@@ -94,6 +94,14 @@ def test_studies_are_table_5_and_figure_3() -> None:
         train = study(f"figure3_lr_{name}")["train"]
         assert (train["lr_change_at"], train["lr_after"], train["update_period"]) == (60_000, rate, 1)
     assert study("figure3_update_period_2")["train"]["update_period"] == 2
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_only_the_papers_presets_start_as_published(model: str) -> None:
+    def share(preset: str) -> float:
+        return compose_config("enwik8", [f"preset={preset}", f"model={model}"])["model"]["local_heads"]
+
+    assert (share("paper"), share("small"), share("smoke")) == (0, 0.5, 0.5)
 
 
 def test_a_folder_of_your_own_adds_a_preset(tmp_path: Path) -> None:

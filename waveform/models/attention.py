@@ -7,6 +7,7 @@ Times are real numbers relative to the start of the current window, so that angl
 however long the stream is: window slot s has time s, the newest memory slot -1.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,8 @@ from torch.nn.attention.bias import causal_lower_right
 from waveform.models.block_attention import block_attention, received_weight
 
 IMPLEMENTATIONS = ("fused", "reference")
-_LOOK_BACK_GAIN = 3.0
+_BASE = 10000.0  # the longest wavelength of the sinusoidal encoding, over 2 pi (Vaswani et al. 2017, section 3.5)
+_LOOK_BACK_POWER = 4.0  # the attention of a local head falls off about as distance ** -4
 
 
 class Slots(NamedTuple):
@@ -33,7 +35,7 @@ class Slots(NamedTuple):
 def frequencies(num_position_features: int, *, device: torch.device | str | None = None) -> Tensor:
     """Angular frequencies w of the sinusoidal encoding, [P / 2] in fp64 (Vaswani et al. 2017, section 3.5)."""
     half = torch.arange(num_position_features // 2, dtype=torch.float64, device=device)
-    return 10000.0 ** (-2.0 * half / num_position_features)
+    return _BASE ** (-2.0 * half / num_position_features)
 
 
 def encode_times(times: Tensor, *, num_position_features: int, dtype: torch.dtype) -> Tensor:
@@ -92,18 +94,23 @@ class RelativeAttention(nn.Module):
         return (q_BHTd + self.position_bias[:, None].to(q_BHTd.dtype)) @ weight_HdP.to(q_BHTd.dtype)
 
     @torch.no_grad()
-    def look_back(self) -> None:
-        """Let each head start with a preference for one distance: 0, 1, 2, 4, ..., falling off smoothly around it.
+    def look_back(self, num_heads: int) -> None:
+        """Let the first `num_heads` heads start with a preference for one distance each: 0, 1, 2, 4, ...
 
-        The papers name no initial values for v. With zeros every head starts blind to position, and small models
-        spend much of a short training on learning to look at their neighbours (results/notes.md has the figures).
+        The papers name no initial values for v. With zeros every head starts blind to position, and small models spend
+        much of a short training on learning to look at their neighbours. But a head that starts local sees nothing
+        far away, and learns slowly to find what is in memory by its content (results/notes.md has the figures).
         """
-        distances = torch.tensor([0.0] + [2.0**h for h in range(self.num_heads - 1)])
-        # a . R(x) is largest at x = k for a = R(k): it is the sum of cos(w (x - k)) over the frequencies.
+        if not num_heads:
+            return
+        distances = torch.tensor([0.0] + [2.0**h for h in range(num_heads - 1)])
+        # a . R(x) is largest at x = k for a = R(k): it is the sum of cos(w (x - k)) over the P / 2 frequencies. Away
+        # from k those with w |x - k| > 1 cancel out, which leaves P / 2 (1 - log |x - k| / log 10000).
+        gain = _LOOK_BACK_POWER * math.log(_BASE) / (self.num_position_features / 2)
         wanted_HP = encode_times(distances, num_position_features=self.num_position_features, dtype=torch.float32)
-        weight_HdP = self.position.weight.view(self.num_heads, -1, self.num_position_features)
-        v_Hd = nn.init.normal_(self.position_bias)
-        missing_HP = _LOOK_BACK_GAIN * wanted_HP * v_Hd.shape[1] ** 0.5 - torch.einsum("hd,hdp->hp", v_Hd, weight_HdP)
+        weight_HdP = self.position.weight.view(self.num_heads, -1, self.num_position_features)[:num_heads]
+        v_Hd = nn.init.normal_(self.position_bias[:num_heads])
+        missing_HP = gain * wanted_HP * v_Hd.shape[1] ** 0.5 - torch.einsum("hd,hdp->hp", v_Hd, weight_HdP)
         weight_HdP += v_Hd[..., None] * missing_HP[:, None] / v_Hd.square().sum(dim=1)[:, None, None]
 
     def forward(
@@ -181,11 +188,16 @@ class RelativeAttention(nn.Module):
         return logits_BHTK.masked_fill(~visible, float("-inf")).softmax(dim=-1)
 
     @torch.no_grad()
+    def weights(self, attended: AttentionOutput, slots: Slots) -> Tensor:
+        """All attention weights of a call, [B, H, T, K], which `fused` never holds at once."""
+        return self._weights(attended.queries, attended.keys, slots)
+
+    @torch.no_grad()
     def received_attention(self, attended: AttentionOutput, slots: Slots) -> Tensor:
         """Weight that each slot received, summed over the queries and averaged over the heads: [B, K]."""
         q_BHTd, k_BHKd = attended.queries, attended.keys
         if self.implementation == "reference":
-            return self._weights(q_BHTd, k_BHKd, slots).mean(dim=1).sum(dim=1)
+            return self.weights(attended, slots).mean(dim=1).sum(dim=1)
         return received_weight(
             self._long_queries(q_BHTd, slots),
             k_BHKd,

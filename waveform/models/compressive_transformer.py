@@ -79,7 +79,7 @@ class Layer(nn.Module):
         attention = self.attention
         for linear in (attention.query, attention.key, attention.value, attention.position):
             nn.init.xavier_uniform_(linear.weight)
-        attention.look_back()
+        attention.look_back(round(self.config.local_heads * self.config.num_heads))
         for linear in (attention.output, self.feedforward_out):
             nn.init.normal_(linear.weight, std=residual_std)
         nn.init.xavier_uniform_(self.feedforward_in.weight)
