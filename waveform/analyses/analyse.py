@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from waveform.analyses.answers import attention_on_answers
 from waveform.analyses.context import RATIOS, THRESHOLD, context_grid, effective_context, losses_by_context
 from waveform.analyses.layers import attention_by_position, compression_loss_by_layer, observe_layers
 from waveform.analyses.plots import save_analysis
@@ -19,7 +20,7 @@ from waveform.runs.configured_model import num_parameters
 from waveform.runs.opened import TrainedRun
 from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
-from waveform.system.output import write_json
+from waveform.system.output import check_plot, write_json
 from waveform.system.progress import Progress
 
 DEFAULT_TOKENS = 200_000
@@ -46,6 +47,7 @@ def analyse(
     tokens: TokenSet,
     config: AnalysisConfig,
     *,
+    distances: TokenSet | None = None,
     json_file: Path | None = None,
     plot_file: Path | None = None,
     show_progress: bool = True,
@@ -53,8 +55,9 @@ def analyse(
     """Measure attention by position, compression loss by layer, effective context and the gain of carried state.
 
     runs: one, or a group whose effective contexts are relative to each other; all with the vocabulary of `tokens`, of
-    the split that `config` names. If a model or the data has nothing to measure, one line
-    says so (`absent`), and the rest is done. Raises UserError for wrong settings or files.
+    the split that `config` names. distances: of the answers among `tokens`, to see which heads find them. If a model or
+    the data has nothing to measure, one line says so (`absent`), and the rest is done. Raises UserError for wrong
+    settings or files.
     """
     check_files(json_file=json_file, plot_file=plot_file)
     unit = runs[0].unit
@@ -79,6 +82,7 @@ def analyse(
                 "num_parameters": num_parameters(run.model),
                 "model_config": dict(run.config["model"]),
                 **_layers(run, tokens, max_tokens=config.max_tokens, unit=unit, show_progress=show_progress),
+                **_answers(run, tokens, distances, max_tokens=config.max_tokens, show_progress=show_progress),
                 "state_reuse": state_reuse_speed(
                     run.model, vocab_size=tokens.vocab_size, window=run.window, device=run.device
                 ),
@@ -108,10 +112,8 @@ def common_tokens(runs: Sequence[TrainedRun], token_sets: Sequence[TokenSet], *,
 
 def check_files(*, json_file: Path | None, plot_file: Path | None) -> None:
     """Raises UserError for names that cannot be written, before any work is done."""
-    if plot_file is not None and plot_file.suffix.lower() != ".png":
-        raise UserError(f"--plot {plot_file} is not a .png; only PNG files are drawn")
+    check_plot(plot_file)
     require_writable(json_file, option="--json")
-    require_writable(plot_file, option="--plot")
 
 
 def _labels(runs: Sequence[TrainedRun]) -> list[str]:
@@ -139,6 +141,24 @@ def _layers(
         "attention_by_position": attention_by_position(observed),
         "compression_loss_by_layer": compression_loss_by_layer(observed, kind=kind),
     }
+
+
+def _answers(
+    run: TrainedRun, tokens: TokenSet, distances: TokenSet | None, *, max_tokens: int, show_progress: bool
+) -> dict[str, dict[str, Any]]:
+    if distances is None:
+        return {}
+    with Progress(f"answers of {run.folder.name}", total=None, unit=run.unit, enabled=show_progress) as progress:
+        found = attention_on_answers(
+            run.model,
+            tokens,
+            distances,
+            max_tokens=max_tokens,
+            batch_size=run.config["train"]["evaluate_batch_size"],
+            device=run.device,
+            progress=progress,
+        )
+    return {"attention_on_answers": found}
 
 
 def _context(

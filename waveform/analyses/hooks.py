@@ -1,7 +1,7 @@
 """Forward hooks that watch the layers of a model as it runs; the forward pass itself is unchanged."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,19 +15,32 @@ def attention_modules(model: Any) -> list[RelativeAttention]:
     return [module for module in model.modules() if isinstance(module, RelativeAttention)]
 
 
-@contextmanager
-def observe_attention(model: Any, see: Callable[[int, Tensor, Slots], None]) -> Iterator[None]:
+See = Callable[[int, Tensor, Slots], None]  # layer, what was seen, the slots of the call
+
+
+def observe_attention(model: Any, see: See) -> AbstractContextManager[None]:
     """While open, `see(layer, received, slots)` is called at every attention.
 
     received [B, K]: the weight that each slot received, summed over the call's queries and averaged over heads. If the
     attention is fused, weights are computed for one block of queries at a time, and none are kept.
     """
+    return _observe(model, see, RelativeAttention.received_attention)
 
+
+def observe_heads(model: Any, see: See) -> AbstractContextManager[None]:
+    """While open, `see(layer, weights, slots)` is called at every attention, with the weights [B, H, T, K]."""
+    return _observe(model, see, RelativeAttention.weights)
+
+
+@contextmanager
+def _observe(
+    model: Any, see: See, look: Callable[[RelativeAttention, AttentionOutput, Slots], Tensor]
+) -> Iterator[None]:
     def observer(layer: int) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Sequence[Any], output: AttentionOutput) -> None:
             assert isinstance(module, RelativeAttention)
             slots: Slots = inputs[2]
-            see(layer, module.received_attention(output, slots), slots)
+            see(layer, look(module, output, slots), slots)
 
         return hook
 

@@ -23,14 +23,17 @@ def save_analysis(path: Path, figures: dict[str, Any]) -> None:
     from matplotlib.figure import Figure
 
     runs = [entry for entry in figures["runs"] if "absent" not in entry["attention_by_position"]]
+    columns = 4 if any("attention_on_answers" in entry for entry in runs) else 3
     figure = Figure(figsize=(16, 3.6 * (len(runs) + 1)), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(len(runs) + 1, 3)
+    grid = figure.add_gridspec(len(runs) + 1, columns)
     for row, entry in enumerate(runs):
-        axes = [figure.add_subplot(grid[row, column]) for column in range(3)]
+        axes = [figure.add_subplot(grid[row, column]) for column in range(columns)]
         _draw_attention(axes[0], entry)
         _draw_layers(axes[1], entry, figure)
         _draw_compression(axes[2], entry)
+        if columns > 3:
+            _draw_answers(axes[3], entry, figure)
     without = [entry for entry in figures["runs"] if entry not in runs]
     if without:
         reasons = "; ".join(f"{entry['label']}: {entry['attention_by_position']['absent']}" for entry in without)
@@ -107,6 +110,22 @@ def _draw_compression(axes: "Axes", entry: dict[str, Any]) -> None:
     axes.set_xticks(range(len(loss["mean"])) if len(loss["mean"]) <= 24 else range(0, len(loss["mean"]), 4))
     axes.set_xlabel("layer, from the input", fontsize=9)
     axes.set_ylabel(f"{loss['loss']} loss", fontsize=9)
+
+
+def _draw_answers(axes: "Axes", entry: dict[str, Any], figure: Any) -> None:
+    answers = entry["attention_on_answers"]
+    if not _titled(axes, "weight on the slot that holds the answer", absent=answers.get("absent")):
+        return
+    heads = [(f"{i}.{h}", weights) for i, layer in enumerate(answers["weight"]) for h, weights in enumerate(layer)]
+    axes.grid(False)
+    image = np.array([weights for _, weights in heads], dtype=float)  # None becomes NaN, which is left white
+    shown = axes.imshow(image, aspect="auto", cmap="magma", vmin=0, vmax=1)
+    ends = [bucket["to"] for bucket in answers["buckets"]]
+    axes.set_xticks([place + 0.5 for place in range(len(ends))], ends)
+    axes.set_xlabel("steps since it was last seen", fontsize=9)
+    axes.set_yticks(range(len(heads)), [name for name, _ in heads])
+    axes.set_ylabel("layer.head", fontsize=9)
+    figure.colorbar(shown, ax=axes).ax.tick_params(labelsize=8)
 
 
 def _draw_nats(axes: "Axes", figures: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ def describe(figures: dict[str, Any]) -> str:
             errors = loss["standard_error"] or [float("nan")] * len(loss["mean"])
             cells = [f"{m:.3g}±{e:.1g}" for m, e in zip(loss["mean"], errors, strict=True)]
             lines.append(f"  compression loss by layer ({loss['loss']}): {'  '.join(cells)}")
+        lines += _answers(entry.get("attention_on_answers"))
         speed = entry["state_reuse"]
         if "absent" in speed:
             lines.append(f"  state reuse: {speed['absent']}")
@@ -54,3 +55,23 @@ def describe(figures: dict[str, Any]) -> str:
         nats = context["nats_by_length"][i]
         lines.append(f"  {entry['label']:<24} {'   '.join(cells)}   nats {nats[0]:.4f} -> {nats[-1]:.4f}")
     return "\n".join(lines)
+
+
+def _answers(answers: dict[str, Any] | None) -> list[str]:
+    """A line for each head: the weight on the slot that holds the answer, by distance."""
+    if answers is None:
+        return []
+    if "absent" in answers:
+        return [f"  attention on answers: {answers['absent']}"]
+
+    def cells(shares: list[float | None]) -> str:
+        return "  ".join("    -" if share is None else f"{100 * share:5.1f}" for share in shares)
+
+    lines = [
+        "  attention on the slot that holds the answer, %, by steps since it was last seen",
+        "    up to            " + "  ".join(f"{bucket['to']:>5}" for bucket in answers["buckets"]),
+        f"    within reach     {cells(answers['held'])}",
+    ]
+    for i, layer in enumerate(answers["weight"]):
+        lines += [f"    layer {i:<2} head {h:<2} {cells(weights)}" for h, weights in enumerate(layer)]
+    return lines

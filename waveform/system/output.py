@@ -5,10 +5,18 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from waveform.system.atomic import explain_write_errors, write_file
+from waveform.system.atomic import explain_write_errors, require_writable, write_file
+from waveform.system.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def check_plot(path: Path | None) -> None:
+    """Raises UserError if --plot cannot be written, before any work is done."""
+    if path is not None and path.suffix.lower() != ".png":
+        raise UserError(f"--plot {path} is not a .png; only PNG files are drawn")
+    require_writable(path, option="--plot")
 
 
 def write_json(path: Path | str | None, content: Any) -> None:

@@ -1,0 +1,114 @@
+"""How much each head attends to the slot that holds an answer, by how far back it lies.
+
+Shape letters: A answers of a window, L layers, H heads, T queries, K slots, N buckets of distance.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from waveform.analyses.hooks import observe_heads
+from waveform.engine.single_pass import DealtWindow, score_once
+from waveform.engine.token_set import TokenSet
+from waveform.models.attention import Slots
+from waveform.models.compressive_transformer import CompressiveTransformer
+from waveform.system.progress import Progress
+
+NUM_BUCKETS = 10
+
+
+class _Answers(NamedTuple):
+    """The answers of one window: where each is asked for, and where it was last seen."""
+
+    rows_A: Tensor
+    queries_A: Tensor  # place in the window of the input whose target is the answer
+    times_A: Tensor  # when the answer was read, relative to the window's start
+    buckets_A: Tensor
+
+
+def attention_on_answers(
+    model: Any,
+    tokens: TokenSet,
+    distances: TokenSet,
+    *,
+    max_tokens: int,
+    batch_size: int,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Return the mean weight on the slot that holds the answer, by layer, head and distance.
+
+    distances: for each of `tokens`, the steps back to the last time that the same answer stood there; 0: not an answer.
+    weight [L, H, N]: of the answers that a slot holds; None if there are none. held [N]: the share that one does: the
+    others are out of the layer's reach. If the model has nothing to look at, the figures say why.
+    """
+    if not isinstance(model, CompressiveTransformer):
+        return {"absent": "the model has no attention"}
+    config = model.config
+    if config.compressed and (config.compression == "most_used" or config.compressed_position != "time"):
+        return {"absent": "the model's compressed slots do not stand at the time of what they hold"}
+    width = -(-(distances.vocab_size - 1) // NUM_BUCKETS)
+    held_N, answers_N = torch.zeros(NUM_BUCKETS), torch.zeros(NUM_BUCKETS)
+    weight_LHN = torch.zeros(config.num_layers, config.num_heads, NUM_BUCKETS)
+    seen: list[tuple[Tensor, Slots]] = []
+
+    def see(layer: int, weights_BHTK: Tensor, slots: Slots) -> None:
+        seen.append((weights_BHTK.cpu(), slots))
+
+    order = range(int(np.searchsorted(np.cumsum(tokens.lengths), max_tokens, side="right")))
+    with torch.inference_mode(), observe_heads(model, see):
+        for dealt, _ in score_once(model, tokens, order, window=config.window, batch_size=batch_size, device=device):
+            answers = _find(dealt, distances, width=width)
+            slot_A, is_held_A = _holding(answers, seen[0][1], rate=config.compression_rate if config.compressed else 1)
+            answers_N += torch.bincount(answers.buckets_A, minlength=NUM_BUCKETS)
+            held = _Answers(*(part[is_held_A] for part in answers))
+            held_N += torch.bincount(held.buckets_A, minlength=NUM_BUCKETS)
+            for layer, (weights_BHTK, _) in enumerate(seen):
+                weight_AH = weights_BHTK[held.rows_A, :, held.queries_A, slot_A[is_held_A]]
+                weight_LHN[layer].index_add_(1, held.buckets_A, weight_AH.t())
+            seen.clear()
+            if progress is not None:
+                progress.update(int(dealt.window.scored.sum()))
+    return {
+        "buckets": [{"from": 1 + i * width, "to": (i + 1) * width} for i in range(NUM_BUCKETS)],
+        "num_answers": answers_N.int().tolist(),
+        "held": [float(h / n) if n else None for h, n in zip(held_N, answers_N, strict=True)],
+        "weight": [
+            [[float(w / n) if n else None for w, n in zip(head_N, held_N, strict=True)] for head_N in layer_HN]
+            for layer_HN in weight_LHN
+        ],
+    }
+
+
+def _find(dealt: DealtWindow, distances: TokenSet, *, width: int) -> _Answers:
+    """Return the answers among the targets of a window."""
+    scored = dealt.window.scored
+    distance_BT = torch.zeros(scored.shape, dtype=torch.long)
+    for row, (utterance, start, length) in enumerate(
+        zip(dealt.utterances, dealt.starts, scored.sum(dim=1).tolist(), strict=True)
+    ):
+        if length:
+            part = distances.read(utterance, start=start, stop=start + length)
+            distance_BT[row, :length] = torch.from_numpy(part.astype(np.int64))
+    rows_A, queries_A = distance_BT.nonzero(as_tuple=True)
+    distance_A = distance_BT[rows_A, queries_A]
+    # The target of input i is token i + 1 of the stream: what lies d before it was itself input i + 1 - d.
+    return _Answers(rows_A, queries_A, queries_A + 1 - distance_A, (distance_A - 1) // width)
+
+
+def _holding(answers: _Answers, slots: Slots, *, rate: int) -> tuple[Tensor, Tensor]:
+    """Return the slot [A] whose time is nearest to that of each answer, and whether it covers it and is visible [A].
+
+    A slot of the window or of memory covers its own step, a compressed slot the `rate` steps around its time.
+    """
+    times_BK = slots.slot_times.cpu()
+    times_AK = times_BK[answers.rows_A if len(times_BK) > 1 else torch.zeros_like(answers.rows_A)]
+    away_A, slot_A = (times_AK - answers.times_A[:, None]).abs().min(dim=1)
+    covers_A = away_A <= (rate - 1) / 2
+    if slots.visible is not None:
+        visible_BTK = slots.visible.cpu()[:, 0]
+        rows_A = answers.rows_A if len(visible_BTK) > 1 else torch.zeros_like(answers.rows_A)
+        covers_A &= visible_BTK[rows_A, answers.queries_A, slot_A]
+    return slot_A, covers_A
