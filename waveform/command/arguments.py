@@ -1,16 +1,15 @@
 """Arguments that verbs of both commands have in common."""
 
 import argparse
-import re
 from dataclasses import replace
 from pathlib import Path
 
-from waveform.command.table import OVERRIDES, Argument, argument
+from waveform.command.table import OVERRIDES, Argument, argument, is_setting
 
 
 def _new_run_dir(text: str) -> Path:
     """A run folder to train into. Raises ArgumentTypeError if a setting stands in its place."""
-    if re.match(r"[+~]?[a-z_.]+=", text):
+    if is_setting(text):
         raise argparse.ArgumentTypeError(f"name the run folder before the settings; for one called {text!r}, ./{text}")
     return Path(text)
 

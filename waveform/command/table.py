@@ -5,6 +5,7 @@ is called with the arguments that were given, by name; its own defaults serve fo
 """
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -90,12 +91,17 @@ def _load(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
+def is_setting(text: str) -> bool:
+    """Whether an argument is a `key=value` setting; a path with a slash before its first = is not."""
+    return re.match(r"[+~]*[A-Za-z_][\w.@-]*=", text) is not None
+
+
 def _without_strays(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Move settings that argparse mistook for values of an option before them back to the overrides."""
+    """Move settings that argparse mistook for values of the argument before them back to the overrides."""
     values = dict(given)
     for name, value in given.items():
         if isinstance(value, list) and name != OVERRIDES:
-            strays = [item for item in value if isinstance(item, str) and "=" in item]
+            strays = [item for item in value if isinstance(item, str) and is_setting(item)]
             if strays:
                 values[name] = [item for item in value if item not in strays] or None
                 values[OVERRIDES] = [*values.get(OVERRIDES, ()), *strays]
