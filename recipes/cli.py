@@ -27,6 +27,11 @@ settings, any number:
   corpus.tokens=subwords    for the recipe folder: bytes (default) or subwords
   corpus.vocab_size=32000   how many subwords
   corpus.valid=0.05 corpus.test=0.05   shares of a folder, or of a file with corpus.check=false
+for recall, which is generated:
+  corpus.keys=16 corpus.values=8       facts, one value a key in each episode
+  corpus.episode=640                   tokens of an episode
+  corpus.fillers=0.6                   share of these that tell nothing
+  corpus.train=4096 corpus.valid=128 corpus.test=2048 corpus.seed=0   episodes, and the seed that they come from
 Nothing is downloaded; an error names what was expected and where it is published.
 """
 _TRAIN_EPILOG = """\
@@ -50,15 +55,24 @@ _ROWS = argument(
     help="cut the text into N pieces, each from empty memories: faster, a bit worse",
 )
 
+_PLOT = argument(
+    "--plot", dest="plot_file", type=Path, metavar="FILE.png", help="draw bits per answer by distance (recall)"
+)
+
 VERBS = (
     Verb(
         "prepare",
         "turn a corpus that you have into a data set of tokens",
-        "recipes.verbs.prepare:prepare",
+        "recipes.verbs.prepare:prepare_paths",
         (
             _RECIPE,
-            argument("source", type=Path, metavar="SOURCE", help="the folder, file or archive as it was published"),
-            argument("data_dir", type=Path, metavar="DATA_DIR", help="a new folder"),
+            argument(
+                "paths",
+                nargs="+",
+                metavar="PATH",
+                help="SOURCE, the folder, file or archive as it was published, and DATA_DIR, a new folder; "
+                "DATA_DIR alone for recall",
+            ),
             overrides("corpus.check=false"),
         ),
         epilog=_PREPARE_EPILOG,
@@ -87,8 +101,41 @@ VERBS = (
         "evaluate",
         "print a run's metrics on held-out text",
         "recipes.verbs.evaluate:evaluate",
-        (RUN_DIR, *MEMORIES, *DYNAMIC, SPLIT, _ROWS, JSON, DEVICE),
+        (RUN_DIR, *MEMORIES, *DYNAMIC, SPLIT, _ROWS, JSON, _PLOT, DEVICE),
         configs=_OPTIONS,
+    ),
+    Verb(
+        "compare",
+        "compare runs on the same held-out text",
+        "recipes.verbs.compare:compare",
+        (
+            argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="differences are to the first"),
+            *MEMORIES,
+            SPLIT,
+            _ROWS,
+            JSON,
+            _PLOT,
+            DEVICE,
+        ),
+        configs=_OPTIONS,
+    ),
+    Verb(
+        "study",
+        "train every setting of a recipe's study with several seeds, and compare them: table, JSON and plot",
+        "recipes.verbs.study:study",
+        (
+            argument("recipe", metavar="RECIPE", help="one that has a study: recall"),
+            argument("data_dir", type=Path, metavar="DATA_DIR"),
+            argument("out_dir", type=Path, metavar="OUT_DIR", help="where the runs are kept; continued if it exists"),
+            argument("--seeds", into="config", type=int, metavar="N", help="runs of each setting (default 3)"),
+            argument(
+                "--jobs", into="config", type=int, metavar="N", help="runs at a time, which share the CPU (default 2)"
+            ),
+            JSON,
+            _PLOT,
+            overrides("train.max_steps=500"),
+        ),
+        configs={"config": "recipes.verbs.study:StudyConfig"},
     ),
     Verb(
         "sweep",

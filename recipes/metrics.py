@@ -15,6 +15,8 @@ from recipes.corpora.recipe import Recipe
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.metrics import bits
 
+NUM_DISTANCES = 10  # buckets of the distances of recall
+
 # Rae et al. 2019, Table 7: by how often a word occurs in the training split.
 FREQUENCY_BUCKETS = (">10K", "1K-10K", "100-1K", "<100")
 
@@ -23,6 +25,7 @@ UNITS = {
     "bits_per_byte": "bits per byte",
     "perplexity": "perplexity",
     "word_perplexity": "word-level perplexity",
+    "bits_per_answer": "bits per answer",
 }
 
 
@@ -73,6 +76,34 @@ def text_metrics(result: Evaluation, recipe: Recipe, *, tokens: str, num_bytes: 
         metrics["bits_per_byte"] = Ratio(nats, num_bytes).bits
         metrics["word_perplexity"] = Ratio(nats, num_words).perplexity
     return metrics
+
+
+def recall_metrics(result: Evaluation, *, chance_bits: float) -> dict[str, Any]:
+    """Return bits per answer, in total and by equal buckets of distance; its classes are distances, 0 is no answer.
+
+    chance_bits: of a model that remembers nothing. A bucket without answers is left out.
+    """
+    assert result.class_nats is not None and result.class_counts is not None
+    nats, counts = result.class_nats, result.class_counts
+    nats_per_token = float(result.nats.sum() / result.counts.sum())
+    width = -(-(len(nats) - 1) // NUM_DISTANCES)
+    starts = range(1, len(nats), width)
+    return {
+        "bits_per_answer": Ratio(float(nats[1:].sum()), int(counts[1:].sum())).bits,
+        "chance_bits": chance_bits,
+        "bits_by_distance": [
+            {
+                "from": start,
+                "to": start + width - 1,
+                "bits": Ratio(float(nats[start : start + width].sum()), num_answers).bits,
+                "num_answers": num_answers,
+            }
+            for start in starts
+            if (num_answers := int(counts[start : start + width].sum()))
+        ],
+        "nats_per_token": nats_per_token,
+        "bits_per_token": bits(nats_per_token),
+    }
 
 
 def _padded(by_class: np.ndarray) -> np.ndarray:

@@ -4,14 +4,24 @@ To add one, write an entry here, or give your own package an entry point of the 
 `Recipe` (docs/extending.md).
 """
 
+from pathlib import Path
+
 from recipes.corpora.documents import SPLITS
 from recipes.corpora.layouts import books, one_billion_words, one_file, split_files, text_files
+from recipes.corpora.recall import RecallConfig
 from recipes.corpora.recipe import Recipe
 from waveform.system.errors import UserError
 
 _GROUP = "waveform.recipes"
 _MAHONEY = "of 100,000,000 bytes, raw or zipped, MD5 {md5}, from http://mattmahoney.net/dc/textdata.html"
 _ENWIK8_MD5, _TEXT8_MD5 = "a1fa5ffddb56f4953e226637dabbb36a", "3bea1919949baf155f99411df5fada7e"
+
+
+def _write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> None:
+    from recipes.corpora.episodes import write_recall  # loads numpy and torch, and `--help` needs only RECIPES
+
+    write_recall(folder, config, show_progress)
+
 
 RECIPES = {
     recipe.name: recipe
@@ -85,6 +95,16 @@ RECIPES = {
             state="carry",
             num_tokens={"train": 929_589, "valid": 73_760, "test": 82_430},
             num_types=10_000,
+        ),
+        Recipe(
+            name="recall",
+            title="recall",
+            published="nothing: it is generated",
+            documents=None,
+            tokens="facts",
+            headline="bits_per_answer",
+            settings=RecallConfig,
+            generate=_write_recall,
         ),
         Recipe(
             name="folder",

@@ -5,6 +5,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from recipes.corpora.documents import SPLITS, Documents
 from recipes.corpora.sources import Source
@@ -36,6 +38,7 @@ METRICS = {
     "characters": ("bits_per_character", "bits_per_byte", "word_perplexity"),
     "words": ("perplexity",),
     "subwords": ("bits_per_byte", "word_perplexity"),
+    "facts": ("bits_per_answer",),  # words of recall
 }
 
 
@@ -46,8 +49,8 @@ class Recipe:
     name: str
     title: str
     published: str  # what to fetch, and where
-    documents: Callable[["Recipe", Source, CorpusConfig], Documents]
-    tokens: str  # bytes | characters | words | subwords
+    documents: Callable[["Recipe", Source, CorpusConfig], Documents] | None  # None: there is no source, see `generate`
+    tokens: str  # bytes | characters | words | subwords | facts
     headline: str  # the metric that papers quote, one of METRICS[tokens]
     other_tokens: tuple[str, ...] = ()  # that corpus.tokens can choose instead
     state: str = "utterance"  # train.state: carry (one stream, cut into one part per row) or reset at each document
@@ -58,8 +61,13 @@ class Recipe:
     num_tokens: Mapping[str, int] = field(default_factory=dict)  # by split, with <eos> at the end of each line
     num_types: int | None = None
     num_words: Mapping[str, int] = field(default_factory=dict)  # by split: what word-level perplexity divides by
+    settings: type = CorpusConfig  # a dataclass: what `prepare` can be asked for
+    # Writes the data set into a folder: (folder, settings, whether to show progress).
+    generate: Callable[[Path, Any, bool], None] | None = None
 
     def __post_init__(self) -> None:
+        if (self.documents is None) == (self.generate is None):
+            raise UserError(f"recipe {self.name} must have either documents or generate")
         for tokens in (self.tokens, *self.other_tokens):
             if self.headline not in METRICS.get(tokens, ()):
                 raise UserError(
@@ -77,6 +85,7 @@ class Recipe:
 
 def open_corpus(recipe: Recipe, source: Source, *, config: CorpusConfig) -> Documents:
     """Find the documents of each split, sorted by name. Raises UserError for a wrong or truncated source."""
+    assert recipe.documents is not None
     found = recipe.documents(recipe, source, config)
     for split in SPLITS:
         expected = recipe.num_files.get(split)

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from recipes.corpora.episodes import is_recall, read_distances
 from recipes.text import load
 from waveform.analyses.analyse import AnalysisConfig, check_files, common_tokens
 from waveform.analyses.analyse import analyse as analyse_runs
+from waveform.engine.dataset import read_dataset
 from waveform.runs.scoring import own_tokens
 
 
@@ -26,10 +28,13 @@ def analyse(
     config = config or AnalysisConfig()
     check_files(json_file=json_file, plot_file=plot_file)
     runs = [load(run_dir, device=device) for run_dir in run_dirs]
+    tokens = common_tokens(runs, [own_tokens(run, split=config.split) for run in runs], split=config.split)
+    data = read_dataset(Path(runs[0].config["dataset"]["path"]))
     return analyse_runs(
         runs,
-        common_tokens(runs, [own_tokens(run, split=config.split) for run in runs], split=config.split),
+        tokens,
         config,
+        distances=read_distances(data, config.split) if is_recall(runs[0]) else None,
         json_file=json_file,
         plot_file=plot_file,
         show_progress=show_progress,

@@ -1,16 +1,18 @@
 """`python -m recipes evaluate`: a run's metrics on held-out text."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from recipes.corpora.catalogue import find_recipe
-from recipes.metrics import UNITS, frequency_bucket, text_metrics
+from recipes.corpora.episodes import is_recall, read_distances, require_recall
+from recipes.metrics import UNITS, frequency_bucket, recall_metrics, text_metrics
+from recipes.plots import Curve, save_recall
 from recipes.text import load
 from waveform.engine.dataset import DATASET_FILE, Dataset, read_dataset
+from waveform.engine.evaluator import Classes, Evaluation
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, World, job
 from waveform.runs.configured_model import num_parameters
@@ -18,7 +20,7 @@ from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions, describe_dynamic, own_tokens, score
 from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
-from waveform.system.output import write_json
+from waveform.system.output import check_plot, write_json
 
 
 def evaluate(
@@ -27,50 +29,73 @@ def evaluate(
     *,
     split: str = "test",
     json_file: Path | str | None = None,
+    plot_file: Path | None = None,
     device: str | None = None,
     show_progress: bool = True,
 ) -> dict[str, Any]:
-    """Print the recipe's metrics of a run on a split; return (and write) the figures.
+    """Print the recipe's metrics of a run on a split; return (and write) the figures, and draw those of recall.
 
     options.rows: cut the split into so many pieces, to score them side by side; None carries state through each
     document. A dynamic evaluation is reported separately as `dynamic`. Under torchrun every process calls this and
-    scores its share of the documents or pieces. Raises UserError if there is no complete run or its data is gone.
+    scores its share of the documents or pieces. Raises UserError if there is no complete run, if its data
+    is gone, and if there is nothing to draw.
     """
     options = options or EvaluateOptions()
     require_writable(json_file, option="--json")
+    check_plot(plot_file)
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
         run = load(run_dir, device=world.device.type, **options.model_fields)
-        figures = measure(run, options, split=split, world=world, show_progress=show_progress and world.is_first)
+        if plot_file is not None:
+            require_recall(run)
+        shown = show_progress and world.is_first
+        figures = measure(run, options, split=split, world=world, show_progress=shown).figures
         if world.is_first:
             if show_progress:
                 print(describe(figures))
             write_json(json_file, figures)
+            if plot_file is not None:
+                save_recall(plot_file, [("recall", [Curve(figures["model"], [figures])])])
         return figures
+
+
+class Measurement(NamedTuple):
+    """A run's evaluation: what `evaluate --json` writes, and the NLL of each document."""
+
+    figures: dict[str, Any]
+    result: Evaluation
 
 
 def measure(
     run: TrainedRun, options: EvaluateOptions, *, split: str, world: World, show_progress: bool = True
-) -> dict[str, Any]:
-    """Return what `evaluate --json` writes."""
+) -> Measurement:
+    """Evaluate a run on a split of its own data set. Raises UserError if the data is gone."""
     modality = run.config["dataset"]["modality"]
     recipe = find_recipe(modality["recipe"])
     tokens = own_tokens(run, split=split)
     data = read_dataset(Path(run.config["dataset"]["path"]))
-    sizes = _sizes(data, split)
     checksum, num_documents = tokens.checksum, len(tokens)
     rows, dynamic = options.rows, options.dynamic_config(run)
+    metrics_of: Callable[[Evaluation], dict[str, Any]]
+    classes: Classes | None = None
+    sizes: dict[str, Any] = {}
+    if is_recall(run):
+        classes = read_distances(data, split)
+        metrics_of = partial(recall_metrics, chance_bits=modality["chance_bits"])
+    else:
+        num_bytes, num_words = _sizes(data, split)
+        metrics_of = partial(
+            text_metrics, recipe=recipe, tokens=modality["tokens"], num_bytes=num_bytes, num_words=num_words
+        )
+        words_are = str(data.sources.get("words_are"))
+        sizes = {"num_bytes": num_bytes, "num_words": num_words, "words_are": words_are}
+        if modality["tokens"] == "words":
+            classes = frequency_bucket(data.open_split("train").counts)
     if rows is not None:
-        tokens, batch_size = _cut(tokens, rows, world)
+        length, batch_size = _piece(tokens, rows, world)
+        tokens = tokens.cut(length)
+        classes = classes.cut(length) if isinstance(classes, TokenSet) else classes
         run = replace(run, config={**run.config, "train": {**run.config["train"], "evaluate_batch_size": batch_size}})
-    classes = _classes(data) if modality["tokens"] == "words" else None
     result = score(run, tokens, world=world, classes=classes, show_progress=show_progress)
-    metrics_of = partial(
-        text_metrics,
-        recipe=recipe,
-        tokens=modality["tokens"],
-        num_bytes=sizes["bytes"],
-        num_words=sizes["words"],
-    )
     metrics = metrics_of(result)
     headline = recipe.headline
     separate = {}
@@ -80,7 +105,7 @@ def measure(
             **describe_dynamic(learned, dynamic, plain=result, unit="token"),
             **metrics_of(learned),
         }
-    return {
+    figures = {
         "recipe": modality["recipe"],
         "model": run.name,
         "run": str(run.folder),
@@ -89,9 +114,7 @@ def measure(
         headline: metrics[headline],
         **{name: value for name, value in metrics.items() if name != headline},
         "num_tokens": int(result.counts.sum()),
-        "num_bytes": sizes["bytes"],
-        "num_words": sizes["words"],
-        "words_are": str(data.sources.get("words_are")),
+        **sizes,
         "published_corpus": data.sources.get("checked") is True,
         "num_documents": num_documents,
         "rows": rows,
@@ -106,30 +129,26 @@ def measure(
         "model_config": dict(run.config["model"]),
         **separate,
     }
+    return Measurement(figures, result)
 
 
-def _sizes(data: Dataset, split: str) -> dict[str, int]:
+def _sizes(data: Dataset, split: str) -> tuple[int, int]:
     """Return the bytes and words of a split. Raises UserError if dataset.json does not contain them."""
-    sizes = {}
+    sizes = []
     for name in ("bytes", "words"):
         counts = data.sources.get(name)
         count = counts.get(split) if isinstance(counts, dict) else None
         if type(count) is not int or not 0 < count < 1 << 62:
             raise UserError(f"{data.folder / DATASET_FILE} has no count of {name} of {split!r}; prepare the data again")
-        sizes[name] = count
-    return sizes
+        sizes.append(count)
+    return sizes[0], sizes[1]
 
 
-def _cut(tokens: TokenSet, rows: int, world: World) -> tuple[TokenSet, int]:
-    """Return the tokens in about `rows` pieces, and how many of these each process scores side by side."""
+def _piece(tokens: TokenSet, rows: int, world: World) -> tuple[int, int]:
+    """Return the length of about `rows` equal pieces, and how many of these each process scores side by side."""
     if rows < 1:
         raise UserError(f"--rows is {rows}; it must be at least 1")
-    pieces = tokens.cut(-(-tokens.num_tokens // rows))
-    return pieces, -(-rows // world.size)
-
-
-def _classes(data: Dataset) -> Tensor:
-    return frequency_bucket(data.open_split("train").counts)
+    return -(-tokens.num_tokens // rows), -(-rows // world.size)
 
 
 def describe(figures: dict[str, Any]) -> str:
@@ -146,6 +165,13 @@ def describe(figures: dict[str, Any]) -> str:
         lines.append(
             f"  {bucket:>7} in training: perplexity {entry['perplexity']:,.2f} ({entry['num_tokens']:,} tokens)"
         )
+    if "bits_by_distance" in figures:
+        lines.append(f"  by distance, where chance is {figures['chance_bits']:.2f} bits:")
+        lines += [
+            f"  {entry['from']:>7} to {entry['to']:>5} steps: {entry['bits']:.3f} bits "
+            f"({entry['num_answers']:,} answers)"
+            for entry in figures["bits_by_distance"]
+        ]
     if "word_perplexity" in figures:
         lines.append(f"  word-level: {figures['num_words']:,} words, {figures['words_are']}")
     if "dynamic" in figures:

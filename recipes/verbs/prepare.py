@@ -4,11 +4,13 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from recipes.corpora.catalogue import find_recipe
 from recipes.corpora.documents import SPLITS, Document, Documents
+from recipes.corpora.episodes import describe_recall
 from recipes.corpora.recipe import CorpusConfig, Recipe, open_corpus
 from recipes.corpora.sources import Source, open_source
 from recipes.corpora.tokenizers import (
@@ -58,22 +60,33 @@ class _Counted(Document):
             yield block
 
 
-def corpus_config(settings: Sequence[str]) -> CorpusConfig:
-    """Build a CorpusConfig from `corpus.NAME=value` settings. Raises UserError for an unknown name or a wrong value."""
+def corpus_config(recipe: Recipe, settings: Sequence[str]) -> Any:
+    """Build the recipe's settings from `corpus.NAME=value`. Raises UserError for an unknown name or a wrong value."""
     content: dict[str, str | None] = {}
+    names = [field.name for field in fields(recipe.settings)]
     for setting in settings:
         key, equals, value = setting.partition("=")
         name = key.removeprefix("corpus.")
-        if not equals or not key.startswith("corpus.") or name not in asdict(CorpusConfig()):
-            known = ", ".join(f"corpus.{name}" for name in asdict(CorpusConfig()))
-            raise UserError(f"{setting!r} is not a setting of prepare; its settings are {known}")
+        if not equals or not key.startswith("corpus.") or name not in names:
+            known = ", ".join(f"corpus.{name}" for name in names)
+            raise UserError(f"{setting!r} is not a setting of prepare {recipe.name}; its settings are {known}")
         content[name] = None if value == "null" else value
-    return typed(CorpusConfig, content, section="corpus")
+    return typed(recipe.settings, content, section="corpus")
+
+
+def prepare_paths(recipe: str, paths: Sequence[str], overrides: Sequence[str] = ()) -> Dataset:
+    """`prepare` with the paths of the command line: SOURCE and DATA_DIR, or DATA_DIR alone for a generated corpus."""
+    generated = find_recipe(recipe).generate is not None
+    if generated and len(paths) != 1:
+        raise UserError(f"{recipe} is generated and has no source; give a DATA_DIR alone, not {len(paths)} paths")
+    if not generated and len(paths) != 2:
+        raise UserError(f"{recipe} needs two paths, SOURCE and DATA_DIR, not {len(paths)}")
+    return prepare(recipe, None if generated else paths[0], paths[-1], overrides)
 
 
 def prepare(
     recipe: str,
-    source: Path | str,
+    source: Path | str | None,
     data_dir: Path | str,
     overrides: Sequence[str] = (),
     *,
@@ -81,23 +94,29 @@ def prepare(
 ) -> Dataset:
     """Turn a user's copy of a corpus into a data set in `data_dir`, a new folder.
 
-    overrides: `corpus.NAME=value` settings. Prints what each split contains. Raises UserError for a wrong, truncated or
-    damaged source, for a `data_dir` that is not empty, and if another process is preparing it; nothing is left behind
-    then.
+    source: None for a corpus that is generated. overrides: `corpus.NAME=value` settings. Prints what each split
+    contains. Raises UserError for a wrong, truncated or damaged source, for a `data_dir` that is not empty, and if
+    another process is preparing it; nothing is left behind then.
     """
-    config, data_dir = corpus_config(overrides), Path(data_dir)
-    chosen = _with_tokens(find_recipe(recipe), config)
+    chosen, data_dir = find_recipe(recipe), Path(data_dir)
+    config = corpus_config(chosen, overrides)
     if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
         raise UserError(f"{data_dir} is not empty; give a new folder")
-    opened = open_source(Path(source))
-    documents = open_corpus(chosen, opened, config=config)
+    if (source is None) != (chosen.generate is not None):
+        raise UserError(f"{recipe} {'needs a' if source is None else 'is generated and has no'} source")
+    if source is not None:
+        chosen, opened = _with_tokens(chosen, config), open_source(Path(source))
+        documents = open_corpus(chosen, opened, config=config)
     with _partial_folder(data_dir) as partial:
-        amounts = _write(chosen, opened, documents, partial, config=config, show_progress=show_progress)
+        if source is not None:
+            amounts = _write(chosen, opened, documents, partial, config=config, show_progress=show_progress)
+        elif chosen.generate is not None:
+            chosen.generate(partial, config, show_progress)
         with explain_write_errors(data_dir):
             partial.replace(data_dir)
             sync(partial.parent)
     if show_progress:
-        _report(data_dir, amounts)
+        print(describe_recall(read_dataset(data_dir)) if source is None else _describe(data_dir, amounts))
     return read_dataset(data_dir)
 
 
@@ -117,7 +136,7 @@ def _partial_folder(data_dir: Path) -> Iterator[Path]:
         try:
             with explain_write_errors(partial):
                 for leftover in partial.iterdir():
-                    leftover.unlink()
+                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             yield partial
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -193,14 +212,15 @@ def _tokenizer(
     return tokenizer
 
 
-def _report(data_dir: Path, amounts: dict[str, _Amount]) -> None:
+def _describe(data_dir: Path, amounts: dict[str, _Amount]) -> str:
     data = read_dataset(data_dir)
-    print(f"{data_dir}: {data.modality['recipe']} as {data.modality['tokens']}, vocabulary of {data.vocab_size:,}")
+    lines = [f"{data_dir}: {data.modality['recipe']} as {data.modality['tokens']}, vocabulary of {data.vocab_size:,}"]
     for split, amount in amounts.items():
-        print(
+        lines.append(
             f"  {split:5}  {amount.tokens:>13,} tokens  {amount.bytes:>14,} bytes  {amount.words:>13,} words  "
             f"in {amount.documents:,} documents"
         )
     if data.sources["words_are"] == "published":
         words = ", ".join(f"{split} {count:,}" for split, count in data.sources["words"].items())
-        print(f"  word-level perplexity divides by the published counts: {words}")
+        lines.append(f"  word-level perplexity divides by the published counts: {words}")
+    return "\n".join(lines)

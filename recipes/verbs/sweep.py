@@ -52,7 +52,7 @@ def sweep(
             chosen = replace(options or EvaluateOptions(), compressed=size)
             run = load(run_dir, device=world.device.type, **chosen.model_fields)
             entries.append(
-                measure(run, chosen, split=split, world=world, show_progress=show_progress and world.is_first)
+                measure(run, chosen, split=split, world=world, show_progress=show_progress and world.is_first).figures
             )
         if world.is_first:
             if show_progress:

@@ -1,0 +1,139 @@
+"""Draws episodes of recall and writes them as a data set, with another beside it: how far each answer lies back.
+
+Shape letters: E episodes, T tokens of each, M mentions of a key, K keys.
+"""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from recipes.corpora.documents import END_OF_LINE, SPLITS
+from recipes.corpora.recall import NAME, RecallConfig
+from recipes.corpora.tokenizers import UNKNOWN, WordTokenizer, save_tokenizer
+from waveform.engine.dataset import Dataset, read_dataset, write_dataset
+from waveform.engine.shards import ShardWriter, dtype_for
+from waveform.engine.token_set import TokenSet
+from waveform.runs.opened import TrainedRun
+from waveform.system.atomic import explain_write_errors
+from waveform.system.errors import UserError
+from waveform.system.progress import Progress
+
+_DISTANCES = "distances"  # folder, within the data set, of a data set as long: each token's distance
+_BLOCK_TOKENS = 1 << 17  # made at a time
+
+
+def vocabulary(config: RecallConfig) -> list[str]:
+    """Return the words of recall in the order of their ids: filler, keys, facts, and two that stay unused."""
+    keys = [f"k{key}" for key in range(config.keys)]
+    facts = [f"{key}={value}" for key in keys for value in range(config.values)]
+    return [".", *keys, *facts, END_OF_LINE, UNKNOWN]
+
+
+class Episodes(NamedTuple):
+    """Tokens, and how far each is from what it can be known from."""
+
+    tokens_ET: np.ndarray
+    distances_ET: np.ndarray  # steps from an answer back to the last time of its fact; 0: not an answer
+
+
+def make_episodes(num: int, config: RecallConfig, rng: np.random.Generator) -> Episodes:
+    """Draw `num` episodes."""
+    num_places, num_mentions = config.episode // 2, config.mentions
+    # Keys stand at even places, each followed by its fact.
+    places_EM = 2 * np.sort(rng.random((num, num_places)).argsort(axis=1)[:, :num_mentions], axis=1)
+    frequency_K = 1 / np.arange(1, config.keys + 1)
+    ranks_EM = rng.choice(config.keys, size=(num, num_mentions), p=frequency_K / frequency_K.sum())
+    key_of_rank_EK = rng.random((num, config.keys)).argsort(axis=1)
+    keys_EM = np.take_along_axis(key_of_rank_EK, ranks_EM, axis=1)
+    values_EM = np.take_along_axis(rng.integers(config.values, size=(num, config.keys)), keys_EM, axis=1)
+    tokens_ET = np.zeros((num, config.episode), dtype=np.int32)
+    np.put_along_axis(tokens_ET, places_EM, 1 + keys_EM, axis=1)
+    np.put_along_axis(tokens_ET, places_EM + 1, 1 + config.keys + keys_EM * config.values + values_EM, axis=1)
+    distances_EM = np.zeros_like(places_EM)
+    last_EK = np.full((num, config.keys), -1)
+    rows = np.arange(num)
+    for i in range(num_mentions):
+        key, place = keys_EM[:, i], places_EM[:, i]
+        last = last_EK[rows, key]
+        distances_EM[:, i] = np.where(last >= 0, place - last, 0)
+        last_EK[rows, key] = place
+    distances_ET = np.zeros_like(tokens_ET)
+    np.put_along_axis(distances_ET, places_EM + 1, distances_EM, axis=1)
+    return Episodes(tokens_ET, distances_ET)
+
+
+def write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> None:
+    """Write the data set, and beside its tokens the distance of each. Raises UserError if the disk refuses."""
+    tokenizer = WordTokenizer(vocabulary(config))
+    vocab_sizes = {folder: tokenizer.vocab_size, folder / _DISTANCES: config.episode}
+    with explain_write_errors(folder):
+        (folder / _DISTANCES).mkdir()
+    total = sum(getattr(config, split) for split in SPLITS)
+    block = max(1, _BLOCK_TOKENS // config.episode)
+    with Progress(f"prepare {NAME}", total=total, unit="episode", enabled=show_progress) as progress:
+        for number, split in enumerate(SPLITS):
+            rng, num_episodes = np.random.default_rng([config.seed, number]), getattr(config, split)
+            with ExitStack() as stack:
+                writers = [
+                    stack.enter_context(
+                        ShardWriter(into / f"{split}.shard", vocab_size=vocab_size, dtype=dtype_for(vocab_size))
+                    )
+                    for into, vocab_size in vocab_sizes.items()
+                ]
+                for first in range(0, num_episodes, block):
+                    episodes = make_episodes(min(block, num_episodes - first), config, rng)
+                    for i, rows in enumerate(zip(*episodes, strict=True), start=first):
+                        for writer, ids in zip(writers, rows, strict=True):
+                            writer.begin(f"{split}-{i:08d}")
+                            writer.append(ids)
+                        progress.update()
+    save_tokenizer(tokenizer, folder)
+    for into, vocab_size in vocab_sizes.items():
+        write_dataset(
+            Dataset(
+                folder=into,
+                vocab_size=vocab_size,
+                modality={"kind": "text", "recipe": NAME, "tokens": tokenizer.kind, "chance_bits": config.chance_bits},
+                splits={split: [f"{split}.shard"] for split in SPLITS},
+                sources={"checked": True, "settings": vars(config)},
+            )
+        )
+
+
+def is_recall(run: TrainedRun) -> bool:
+    """Whether a run was trained on recall."""
+    return run.config["dataset"]["modality"].get("recipe") == NAME
+
+
+def require_recall(run: TrainedRun) -> None:
+    """Raises UserError for a run that was not trained on recall and so has no distances to draw."""
+    if not is_recall(run):
+        raise UserError(f"--plot draws bits by distance, which only runs on {NAME} have; {run.folder} is another's")
+
+
+def read_distances(data: Dataset, split: str) -> TokenSet:
+    """Return the distance of each token of a split, 0 for those that are not answers. Raises UserError if damaged."""
+    distances = read_dataset(data.folder / _DISTANCES).open_split(split)
+    distances.verify()
+    tokens = data.open_split(split)
+    if (distances.names, distances.lengths) != (tokens.names, tokens.lengths):
+        raise UserError(f"{data.folder / _DISTANCES} does not belong to the tokens beside it; prepare the data again")
+    return distances
+
+
+def describe_recall(data: Dataset) -> str:
+    """Return what each split contains, in a few lines."""
+    settings = data.sources["settings"]
+    lines = [
+        f"{data.folder}: {NAME} of {settings['keys']} keys with {settings['values']} values, "
+        f"{data.modality['chance_bits']:.2f} bits an answer by chance"
+    ]
+    for split in SPLITS:
+        distances = read_distances(data, split)
+        answers = distances.num_tokens - int(distances.counts[0])
+        lines.append(
+            f"  {split:5}  {distances.num_tokens:>13,} tokens  {answers:>11,} answers  in {len(distances):,} episodes"
+        )
+    return "\n".join(lines)

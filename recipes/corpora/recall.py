@@ -1,0 +1,78 @@
+"""Recall: generated episodes in which facts are asked for again, to see what a model remembers and from how far back.
+
+    . . k3 k3=5 . . . . k1 k1=0 . . k3 k3=5 . . . .
+                                       ^ an answer: known from the fact 10 steps before it
+
+Each key has one value for the whole episode. A key is followed by its fact, wherever it stands, and dots fill the rest.
+From its second time on a key's fact is an answer, which a model that remembers the first one can give; without memory
+it costs log2(values) bits. Key number n of an episode comes up in proportion to 1 / n, so that some answers are a few
+steps from the last time and others hundreds. (Associative recall: Graves et al. 2014, section 4.3, is the best known.)
+
+This file is the task's settings; recipes.corpora.episodes draws episodes and writes them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from waveform.system.errors import UserError
+from waveform.system.rules import Rule, check_rules, whole_number
+
+NAME = "recall"
+_MAX_TOKENS = 1 << 30
+_MAX_FACTS = 1 << 16
+
+
+@dataclass
+class RecallConfig:
+    """Settings of `prepare recall`."""
+
+    keys: int = 16
+    values: int = 8
+    episode: int = 640  # tokens
+    fillers: float = 0.6  # share of an episode's tokens that are neither keys nor facts
+    train: int = 4096  # episodes
+    valid: int = 128
+    test: int = 2048  # many, because answers from far away are few
+    seed: int = 0
+
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        "keys": whole_number(1, 1000),
+        "values": whole_number(2, 1000),
+        "episode": whole_number(8, 1 << 20),
+        "fillers": Rule(lambda value: 0 <= value < 1, "it is a share of an episode, at least 0 and below 1"),
+        "train": whole_number(1),
+        "valid": whole_number(1),
+        "test": whole_number(1),
+        "seed": whole_number(0, 2**31 - 1),
+    }
+
+    def __post_init__(self) -> None:
+        check_rules(self, self.RULES, section="corpus")
+        if self.mentions < 2:
+            raise UserError(
+                f"corpus.fillers={self.fillers} leaves no room for an answer in {self.episode} tokens; "
+                "lower it, or raise corpus.episode"
+            )
+        if self.keys * self.values > _MAX_FACTS:
+            raise UserError(
+                f"corpus.keys={self.keys} with corpus.values={self.values} make {self.keys * self.values:,} facts; "
+                f"at most {_MAX_FACTS:,} are possible"
+            )
+        num_tokens = (self.train + self.valid + self.test) * self.episode
+        if num_tokens > _MAX_TOKENS:
+            raise UserError(
+                f"corpus.train, valid and test of {self.episode} tokens each come to {num_tokens:,} tokens; "
+                f"at most {_MAX_TOKENS:,} are made"
+            )
+
+    @property
+    def mentions(self) -> int:
+        """How often an episode mentions a key."""
+        return round((1 - self.fillers) * (self.episode // 2))
+
+    @property
+    def chance_bits(self) -> float:
+        """Bits per answer of a model that knows the values, and remembers nothing."""
+        return math.log2(self.values)

@@ -1,0 +1,117 @@
+"""`python -m recipes compare`: several runs on the same held-out text."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recipes.corpora.episodes import require_recall
+from recipes.metrics import UNITS
+from recipes.plots import Curve, save_recall
+from recipes.text import load
+from recipes.verbs.evaluate import Measurement, measure
+from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
+from waveform.runs.scoring import EvaluateOptions, bootstrap_interval
+from waveform.system.atomic import require_writable
+from waveform.system.console import table
+from waveform.system.errors import UserError
+from waveform.system.output import check_plot, write_json
+
+_FEWEST_DOCUMENTS = 5  # for an interval that means something
+
+
+def compare(
+    run_dirs: Sequence[Path | str],
+    options: EvaluateOptions | None = None,
+    *,
+    split: str = "test",
+    json_file: Path | str | None = None,
+    plot_file: Path | None = None,
+    device: str | None = None,
+    show_progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Evaluate runs on the same tokens; print a table, return (and write) the figures, and draw those of recall.
+
+    Each entry contains what `evaluate` gives, `difference_to_first_nats` per token, and `interval_95` of that by the
+    paired bootstrap over documents, or pieces with options.rows (None for fewer than five). Under torchrun every
+    process calls this. Raises UserError as `evaluate` does, and if the runs' tokens differ.
+    """
+    require_writable(json_file, option="--json")
+    check_plot(plot_file)
+    options = options or EvaluateOptions()
+    with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
+        runs = [load(run_dir, device=world.device.type, **options.model_fields) for run_dir in run_dirs]
+        if plot_file is not None:
+            for run in runs:
+                require_recall(run)
+        known = [run.config["dataset"]["checksums"].get(split) for run in runs]
+        for run, checksum in zip(runs, known, strict=True):
+            if checksum != known[0]:
+                raise UserError(
+                    f"{runs[0].folder} and {run.folder} have different {split} data and cannot be compared; "
+                    "train both on one data set"
+                )
+        measured = [
+            measure(run, options, split=split, world=world, show_progress=show_progress and world.is_first)
+            for run in runs
+        ]
+        entries = [_entry(one, measured[0]) for one in measured]
+        if world.is_first:
+            if show_progress:
+                print(format_table(entries))
+            write_json(json_file, entries)
+            if plot_file is not None:
+                save_recall(plot_file, [("recall", [Curve(_label(entry), [entry]) for entry in entries])])
+        return entries
+
+
+def _entry(one: Measurement, first: Measurement) -> dict[str, Any]:
+    enough = one is not first and len(one.result.counts) >= _FEWEST_DOCUMENTS
+    return {
+        **one.figures,
+        "difference_to_first_nats": one.result.nats_per_token - first.result.nats_per_token,
+        "interval_95": list(bootstrap_interval(one.result, first.result)) if enough else None,
+    }
+
+
+def _label(entry: dict[str, Any]) -> str:
+    return Path(entry["run"]).name
+
+
+def format_table(entries: Sequence[dict[str, Any]]) -> str:
+    """Return the comparison as text, in the order given."""
+    first = entries[0]
+    headline = first["headline"]
+    header = ["run", UNITS[headline], "nats/token", "to the first [95% interval]", "parameters", "trained on"]
+    rows = []
+    for entry in entries:
+        against = "-" if entry is first else f"{entry['difference_to_first_nats']:+.4f}"
+        if entry["interval_95"] is not None:
+            low, high = entry["interval_95"]
+            against += f" [{low:+.4f}, {high:+.4f}]"
+        rows.append(
+            [
+                f"{_label(entry)} ({entry['model']})",
+                f"{entry[headline]:.4f}",
+                f"{entry['nats_per_token']:.4f}",
+                against,
+                f"{entry['num_parameters'] / 1e6:.2f} M",
+                f"{entry['train_tokens_seen'] / 1e6:.1f} M tokens, {entry['train_seconds']:.0f} s",
+            ]
+        )
+    lines = table(header, rows)
+    if "bits_by_distance" in first:
+        lines += ["", f"bits per answer by distance, chance {first['chance_bits']:.2f}:", *_distances(entries)]
+    lines.append(f"{first['split']} split: {first['num_tokens']:,} tokens of {first['num_documents']:,} documents")
+    if first["rows"]:
+        lines.append(f"cut for speed, state {first['state']}")
+    return "\n".join(lines)
+
+
+def _distances(entries: Sequence[dict[str, Any]]) -> list[str]:
+    buckets = entries[0]["bits_by_distance"]
+    header = ["steps", *(_label(entry) for entry in entries)]
+    rows = [
+        [f"{bucket['from']} to {bucket['to']}", *(f"{entry['bits_by_distance'][i]['bits']:.3f}" for entry in entries)]
+        for i, bucket in enumerate(buckets)
+    ]
+    return table(header, rows)
