@@ -27,8 +27,10 @@ STUDIES = {
             **{name: (*_COMPRESSED, f"model.compression={name}") for name in ("max", "mean", "most_used", "dilated")},
             "autoencode": (*_COMPRESSED, "model.compression_loss=autoencode"),
             "through_time": (*_COMPRESSED, *_THROUGH_TIME),
-            "all_heads_local": (*_COMPRESSED, "model.local_heads=1"),
-            "no_head_local": (*_COMPRESSED, "model.local_heads=0"),
+            **{
+                name: (*_COMPRESSED, "model.num_layers=2", f"model.local_layers={share}")
+                for name, share in (("none_local", 0), ("lower_local", 0.5), ("all_local", 1))
+            },
         },
         panels={
             "what compressed memory buys": {
@@ -49,7 +51,11 @@ STUDIES = {
                 "autoencode": "auto-encoding",
                 "through_time": "none: trained through time",
             },
-            "heads that start local": {"no_head_local": "none", "rate_4": "half", "all_heads_local": "all"},
+            "two layers: which start local": {
+                "none_local": "none, as published",
+                "lower_local": "the lower",
+                "all_local": "both",
+            },
         },
     ),
 }

@@ -211,18 +211,18 @@ def test_analyse_finds_the_head_that_looks_at_the_answer(place: Path) -> None:
 def test_compressed_memory_pays(tmp_path: Path) -> None:
     """A small Compressive Transformer recalls what lies beyond Transformer-XL's reach; that one does not.
 
-    Seen to fail with the start that all heads once had (`model.local_heads=1`, `_LOOK_BACK_POWER = 10.4`): 1.8 bits.
+    Seen to fail with the start that all heads once had (`model.local_layers=1`, `_LOOK_BACK_POWER = 10.4`): 1.5 bits.
     """
     settings = ["corpus.keys=6", "corpus.values=4", "corpus.episode=160", "corpus.train=1000", "corpus.test=400"]
     run("prepare", "recall", tmp_path / "data", *settings)
     bits = {}
     for model, slots in (("compressive_transformer", "model.compressed=32"), ("transformer_xl", "model.memory=48")):
-        size = ["model.window=16", "model.memory=16", "train.chunk=16", "train.max_steps=400", "train.batch_size=64"]
+        size = ["model.window=16", "model.memory=16", "train.chunk=16", "train.max_steps=600", "train.batch_size=64"]
         run("train", "recall", tmp_path / "data", tmp_path / model, f"model={model}", *size, slots, "train.lr=4e-3")
         run("evaluate", tmp_path / model, "--json", tmp_path / f"{model}.json")
         figures = json.loads((tmp_path / f"{model}.json").read_text())
         beyond = [entry for entry in figures["bits_by_distance"] if entry["from"] > 64 and entry["to"] <= 128]
         assert min(entry["num_answers"] for entry in beyond) > 30
         bits[model] = [entry["bits"] for entry in beyond]
-    assert max(bits["compressive_transformer"]) < 1.2
+    assert max(bits["compressive_transformer"]) < 1
     assert min(bits["transformer_xl"]) > 1.8  # chance is 2

@@ -99,7 +99,7 @@ def test_studies_are_table_5_and_figure_3() -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_only_the_papers_presets_start_as_published(model: str) -> None:
     def share(preset: str) -> float:
-        return compose_config("enwik8", [f"preset={preset}", f"model={model}"])["model"]["local_heads"]
+        return compose_config("enwik8", [f"preset={preset}", f"model={model}"])["model"]["local_layers"]
 
     assert (share("paper"), share("small"), share("smoke")) == (0, 0.5, 0.5)
 

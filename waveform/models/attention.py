@@ -94,22 +94,21 @@ class RelativeAttention(nn.Module):
         return (q_BHTd + self.position_bias[:, None].to(q_BHTd.dtype)) @ weight_HdP.to(q_BHTd.dtype)
 
     @torch.no_grad()
-    def look_back(self, num_heads: int) -> None:
-        """Let the first `num_heads` heads start with a preference for one distance each: 0, 1, 2, 4, ...
+    def look_back(self) -> None:
+        """Let each head start with a preference for one distance: 0, 1, 2, 4, ...
 
         The papers name no initial values for v. With zeros every head starts blind to position, and small models spend
         much of a short training on learning to look at their neighbours. But a head that starts local sees nothing
-        far away, and learns slowly to find what is in memory by its content (results/notes.md has the figures).
+        far away, and learns slowly to find what is in memory by its content, so not every layer should start so
+        (results/notes.md has the figures).
         """
-        if not num_heads:
-            return
-        distances = torch.tensor([0.0] + [2.0**h for h in range(num_heads - 1)])
+        distances = torch.tensor([0.0] + [2.0**h for h in range(self.num_heads - 1)])
         # a . R(x) is largest at x = k for a = R(k): it is the sum of cos(w (x - k)) over the P / 2 frequencies. Away
         # from k those with w |x - k| > 1 cancel out, which leaves P / 2 (1 - log |x - k| / log 10000).
         gain = _LOOK_BACK_POWER * math.log(_BASE) / (self.num_position_features / 2)
         wanted_HP = encode_times(distances, num_position_features=self.num_position_features, dtype=torch.float32)
-        weight_HdP = self.position.weight.view(self.num_heads, -1, self.num_position_features)[:num_heads]
-        v_Hd = nn.init.normal_(self.position_bias[:num_heads])
+        weight_HdP = self.position.weight.view(self.num_heads, -1, self.num_position_features)
+        v_Hd = nn.init.normal_(self.position_bias)
         missing_HP = gain * wanted_HP * v_Hd.shape[1] ** 0.5 - torch.einsum("hd,hdp->hp", v_Hd, weight_HdP)
         weight_HdP += v_Hd[..., None] * missing_HP[:, None] / v_Hd.square().sum(dim=1)[:, None, None]
 

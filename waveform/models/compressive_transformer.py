@@ -74,12 +74,13 @@ class Layer(nn.Module):
                 self.compressor.add_decoder(config.d_model)
         self.compression_loss = nn.Identity()  # lets forward hooks see this layer's loss [B]
 
-    def initialise(self, *, residual_std: float) -> None:
-        """residual_std: of the weights whose outputs are added to the residual stream."""
+    def initialise(self, *, residual_std: float, local: bool) -> None:
+        """residual_std: of the weights whose outputs are added to the residual stream; local: heads look nearby."""
         attention = self.attention
         for linear in (attention.query, attention.key, attention.value, attention.position):
             nn.init.xavier_uniform_(linear.weight)
-        attention.look_back(round(self.config.local_heads * self.config.num_heads))
+        if local:
+            attention.look_back()
         for linear in (attention.output, self.feedforward_out):
             nn.init.normal_(linear.weight, std=residual_std)
         nn.init.xavier_uniform_(self.feedforward_in.weight)
@@ -251,8 +252,9 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         )
         if isinstance(self.embedding, nn.Embedding):
             nn.init.normal_(self.embedding.weight, std=embedding_std)
-        for layer in self.layers:
-            layer.initialise(residual_std=_INIT_STD / math.sqrt(2 * config.num_layers) if pre_norm else _INIT_STD)
+        residual_std = _INIT_STD / math.sqrt(2 * config.num_layers) if pre_norm else _INIT_STD
+        for i, layer in enumerate(self.layers):
+            layer.initialise(residual_std=residual_std, local=i < int(config.local_layers * config.num_layers))
 
     def compressor_parameters(self) -> list[nn.Parameter]:
         """Those of every layer's compressor, unless only BPTT trains them."""

@@ -30,8 +30,9 @@ class TransformerConfig:
     norm: str = "pre"  # pre: more stable when deep; post: as published
     attention: str = "fused"  # fused | reference
     num_position_features: int = 64  # P, width of the sinusoidal encoding
-    # Share of the heads that start with a preference for one near distance each (0, 1, 2, 4, ...). 0: as published.
-    local_heads: float = 0.5
+    # Share of the layers, from the input, whose heads start with a preference for near steps (0, 1, 2, 4, ... back), so
+    # that those above find what is in memory. 0: as published.
+    local_layers: float = 0.5
     empty_memory: str = "mask"  # mask: empty slots are not attended to; zeros: they are zero vectors (Algorithm 1)
     dropout: float = 0.0
     head: str = "softmax"  # softmax | adaptive: for large vocabularies sorted by frequency; inputs are adaptive too
@@ -52,7 +53,7 @@ class TransformerConfig:
         "num_position_features": Rule(
             lambda value: value in range(2, MAX_WIDTH + 1, 2), f"it must be even, from 2 to {MAX_WIDTH}"
         ),
-        "local_heads": Rule(lambda value: 0 <= value <= 1, "it is a share of the heads, from 0 to 1"),
+        "local_layers": Rule(lambda value: 0 <= value <= 1, "it is a share of the layers, from 0 to 1"),
         "empty_memory": one_of("mask", "zeros"),
         "dropout": Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1"),
         "head": one_of(*heads.KINDS),

@@ -24,7 +24,7 @@ _MAX_NESTING = 50  # brackets within each other
 # Settings that may differ when a run is resumed: when it ends (which also moves the end of a cosine without
 # train.decay_steps), what it reports, where its files are, and how the weights began.
 _MAY_DIFFER = {
-    "model": ("local_heads",),
+    "model": ("local_layers",),
     "train": ("max_steps", "max_seconds", "checkpoint_every", "keep_checkpoints", "log_every", "sample_seconds",
               "evaluate_every", "evaluate_tokens", "evaluate_batch_size", "device", "sharding",
               "checkpoint_activations", "timeout_s", "on_nonfinite", "max_skipped"),
