@@ -17,10 +17,10 @@ _MAHONEY = "of 100,000,000 bytes, raw or zipped, MD5 {md5}, from http://mattmaho
 _ENWIK8_MD5, _TEXT8_MD5 = "a1fa5ffddb56f4953e226637dabbb36a", "3bea1919949baf155f99411df5fada7e"
 
 
-def _write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> None:
+def _write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> str:
     from recipes.corpora.episodes import write_recall  # loads numpy and torch, and `--help` needs only RECIPES
 
-    write_recall(folder, config, show_progress)
+    return write_recall(folder, config, show_progress)
 
 
 RECIPES = {

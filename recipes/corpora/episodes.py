@@ -64,8 +64,11 @@ def make_episodes(num: int, config: RecallConfig, rng: np.random.Generator) -> E
     return Episodes(tokens_ET, distances_ET)
 
 
-def write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> None:
-    """Write the data set, and beside its tokens the distance of each. Raises UserError if the disk refuses."""
+def write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> str:
+    """Write the data set, and beside its tokens the distance of each; return what it contains.
+
+    Raises UserError if the disk refuses.
+    """
     tokenizer = WordTokenizer(vocabulary(config))
     vocab_sizes = {folder: tokenizer.vocab_size, folder / _DISTANCES: config.episode}
     with explain_write_errors(folder):
@@ -100,6 +103,20 @@ def write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> Non
                 sources={"checked": True, "settings": vars(config)},
             )
         )
+    return _describe(read_dataset(folder), config)
+
+
+def _describe(data: Dataset, config: RecallConfig) -> str:
+    lines = [
+        f"{NAME} of {config.keys} keys with {config.values} values, {config.chance_bits:.2f} bits an answer by chance"
+    ]
+    for split in SPLITS:
+        distances = read_distances(data, split)
+        answers = distances.num_tokens - int(distances.counts[0])
+        lines.append(
+            f"  {split:5}  {distances.num_tokens:>13,} tokens  {answers:>11,} answers  in {len(distances):,} episodes"
+        )
+    return "\n".join(lines)
 
 
 def is_recall(run: TrainedRun) -> bool:
@@ -121,19 +138,3 @@ def read_distances(data: Dataset, split: str) -> TokenSet:
     if (distances.names, distances.lengths) != (tokens.names, tokens.lengths):
         raise UserError(f"{data.folder / _DISTANCES} does not belong to the tokens beside it; prepare the data again")
     return distances
-
-
-def describe_recall(data: Dataset) -> str:
-    """Return what each split contains, in a few lines."""
-    settings = data.sources["settings"]
-    lines = [
-        f"{data.folder}: {NAME} of {settings['keys']} keys with {settings['values']} values, "
-        f"{data.modality['chance_bits']:.2f} bits an answer by chance"
-    ]
-    for split in SPLITS:
-        distances = read_distances(data, split)
-        answers = distances.num_tokens - int(distances.counts[0])
-        lines.append(
-            f"  {split:5}  {distances.num_tokens:>13,} tokens  {answers:>11,} answers  in {len(distances):,} episodes"
-        )
-    return "\n".join(lines)

@@ -62,8 +62,8 @@ class Recipe:
     num_types: int | None = None
     num_words: Mapping[str, int] = field(default_factory=dict)  # by split: what word-level perplexity divides by
     settings: type = CorpusConfig  # a dataclass: what `prepare` can be asked for
-    # Writes the data set into a folder: (folder, settings, whether to show progress).
-    generate: Callable[[Path, Any, bool], None] | None = None
+    # Writes the data set: (folder, settings, whether to show progress) -> what it contains, in a few lines.
+    generate: Callable[[Path, Any, bool], str] | None = None
 
     def __post_init__(self) -> None:
         if (self.documents is None) == (self.generate is None):

@@ -10,7 +10,6 @@ from typing import Any
 
 from recipes.corpora.catalogue import find_recipe
 from recipes.corpora.documents import SPLITS, Document, Documents
-from recipes.corpora.episodes import describe_recall
 from recipes.corpora.recipe import CorpusConfig, Recipe, open_corpus
 from recipes.corpora.sources import Source, open_source
 from recipes.corpora.tokenizers import (
@@ -108,15 +107,16 @@ def prepare(
         chosen, opened = _with_tokens(chosen, config), open_source(Path(source))
         documents = open_corpus(chosen, opened, config=config)
     with _partial_folder(data_dir) as partial:
-        if source is not None:
+        if chosen.generate is not None:
+            content = chosen.generate(partial, config, show_progress)
+        else:
             amounts = _write(chosen, opened, documents, partial, config=config, show_progress=show_progress)
-        elif chosen.generate is not None:
-            chosen.generate(partial, config, show_progress)
+            content = _describe(partial, amounts)
         with explain_write_errors(data_dir):
             partial.replace(data_dir)
             sync(partial.parent)
     if show_progress:
-        print(describe_recall(read_dataset(data_dir)) if source is None else _describe(data_dir, amounts))
+        print(f"{data_dir}: {content}")
     return read_dataset(data_dir)
 
 
@@ -214,7 +214,7 @@ def _tokenizer(
 
 def _describe(data_dir: Path, amounts: dict[str, _Amount]) -> str:
     data = read_dataset(data_dir)
-    lines = [f"{data_dir}: {data.modality['recipe']} as {data.modality['tokens']}, vocabulary of {data.vocab_size:,}"]
+    lines = [f"{data.modality['recipe']} as {data.modality['tokens']}, vocabulary of {data.vocab_size:,}"]
     for split, amount in amounts.items():
         lines.append(
             f"  {split:5}  {amount.tokens:>13,} tokens  {amount.bytes:>14,} bytes  {amount.words:>13,} words  "

@@ -20,6 +20,7 @@ from waveform.system.atomic import require_writable
 from waveform.system.console import say, table
 from waveform.system.errors import UserError
 from waveform.system.output import check_plot, write_json
+from waveform.system.signals import Interrupted
 
 _EVALUATION_FILE = "evaluation.json"  # in a run's folder, once it is trained and evaluated
 _LAST_WORDS = 3  # lines of a failed child's output that are shown
@@ -62,13 +63,13 @@ def study(
     for settings in chosen.variants.values():  # so that a wrong setting is refused at once
         compose_config(recipe, [*settings, *overrides])
     runs = [(label, seed) for seed in range(config.seeds) for label in chosen.variants]
-    threads = max(1, (os.cpu_count() or 1) // config.jobs)
+    children = _Children(threads=max(1, (os.cpu_count() or 1) // config.jobs))
 
     def finish(run: tuple[str, int]) -> dict[str, Any]:
         label, seed = run
         folder = out_dir / f"{label}-{seed}"
         command = [*chosen.variants[label], *overrides, f"seed={seed}"]
-        figures = _trained_and_evaluated(recipe, data_dir, folder, command, threads=threads)
+        figures = _trained_and_evaluated(recipe, data_dir, folder, command, children)
         if show_progress:
             say(f"{folder}: {figures[figures['headline']]:.4f} after {figures['train_seconds']:.0f} s of training")
         return figures
@@ -76,13 +77,17 @@ def study(
     pool = ThreadPoolExecutor(config.jobs)
     try:
         every = dict(zip(runs, pool.map(finish, runs), strict=True))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    except BaseException as error:
+        pool.shutdown(wait=False, cancel_futures=True)
+        children.terminate()
+        if isinstance(error, Interrupted):
+            raise Interrupted(error.number, "the same command continues the study") from error
+        raise
     by_label = {label: [every[label, seed] for seed in range(config.seeds)] for label in chosen.variants}
     summary = {
         "recipe": recipe,
         "seeds": config.seeds,
-        "threads_per_run": threads,
+        "threads_per_run": children.threads,
         "settings": {label: list(settings) for label, settings in chosen.variants.items()},
         "overrides": list(overrides),
         "data": every[runs[0]]["data_checksum"],
@@ -100,31 +105,47 @@ def study(
     return summary
 
 
+class _Children:
+    """The processes that train and evaluate; each saves what it did if it is asked to end."""
+
+    def __init__(self, *, threads: int) -> None:
+        self.threads = threads
+        self._running: set[subprocess.Popen[str]] = set()
+
+    def call(self, *arguments: str) -> None:
+        """Run `python -m recipes` with arguments, quietly. Raises UserError with its last lines if it fails."""
+        child = subprocess.Popen(
+            [sys.executable, "-m", "recipes", *arguments],
+            env={**os.environ, "OMP_NUM_THREADS": str(self.threads)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches it through `terminate`, and once
+        )
+        self._running.add(child)
+        output = child.communicate()[0]
+        self._running.discard(child)
+        if child.returncode:
+            last = " | ".join(output.strip().splitlines()[-_LAST_WORDS:])
+            raise UserError(f"`recipes {' '.join(arguments)}` failed with exit code {child.returncode}: {last}")
+
+    def terminate(self) -> None:
+        """Ask all of them to end."""
+        for child in tuple(self._running):
+            child.terminate()
+
+
 def _trained_and_evaluated(
-    recipe: str, data_dir: Path, folder: Path, settings: Sequence[str], *, threads: int
+    recipe: str, data_dir: Path, folder: Path, settings: Sequence[str], children: _Children
 ) -> dict[str, Any]:
     """Return what `evaluate --json` gives for a run, after training and evaluating it if need be."""
     evaluation = folder / _EVALUATION_FILE
-    _call("train", recipe, str(data_dir), str(folder), *settings, threads=threads)
+    children.call("train", recipe, str(data_dir), str(folder), *settings)
     if not evaluation.exists():
-        _call("evaluate", str(folder), "--json", str(evaluation), threads=threads)
+        children.call("evaluate", str(folder), "--json", str(evaluation))
     figures: dict[str, Any] = json.loads(evaluation.read_bytes())
     return figures
-
-
-def _call(*arguments: str, threads: int) -> None:
-    """Run `python -m recipes` with arguments, quietly. Raises UserError with its last lines if it fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", "recipes", *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        last = " | ".join(done.stdout.strip().splitlines()[-_LAST_WORDS:])
-        raise UserError(f"`recipes {' '.join(arguments)}` failed with exit code {done.returncode}: {last}")
 
 
 def mean_and_interval(values: Sequence[float]) -> dict[str, Any]:
