@@ -9,6 +9,7 @@ import numpy as np
 
 from waveform.system.output import write_png
 
+_COLUMNS = 3
 _COLOURS = ("#30578f", "#8a3b12", "#d98a2b", "#4a7c59", "#7a4b8c", "#777777")
 
 
@@ -31,11 +32,15 @@ def save_recall(path: Path, panels: Sequence[tuple[str, Sequence[Curve]]]) -> No
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4 * len(panels) + 1, 3.6), dpi=110, layout="constrained")
+    columns = min(len(panels), _COLUMNS)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4 * columns + 1, 3.6 * rows), dpi=110, layout="constrained")
     first = panels[0][1][0].seeds[0]
     middles = [(entry["from"] + entry["to"]) / 2 for entry in first["bits_by_distance"]]
-    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (title, curves) in zip(all_axes, panels, strict=True):
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (title, curves) in zip(grid.flat, panels, strict=False):
         axes.axhline(first["chance_bits"], color="0.6", linewidth=1, linestyle="--")
         axes.annotate("chance", (middles[0], first["chance_bits"]), fontsize=8, color="0.4", va="bottom")
         for i, curve in enumerate(curves):
@@ -49,5 +54,6 @@ def save_recall(path: Path, panels: Sequence[tuple[str, Sequence[Curve]]]) -> No
         axes.set_axisbelow(True)
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=8)
-    all_axes[0].set_ylabel("bits per answer", fontsize=9)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("bits per answer", fontsize=9)
     write_png(path, figure)
