@@ -208,6 +208,7 @@ def test_analyse_finds_the_head_that_looks_at_the_answer(place: Path) -> None:
     assert near[0] > 0.1 > np.nansum(near[1:])
 
 
+@pytest.mark.slow
 def test_compressed_memory_pays(tmp_path: Path) -> None:
     """A small Compressive Transformer recalls what lies beyond Transformer-XL's reach; that one does not.
 
