@@ -19,8 +19,6 @@ from waveform.runs.opened import TrainedRun
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
-_RESAMPLES = 10_000
-
 
 def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
     """The tokens of a split of the run's own data set.
@@ -125,9 +123,7 @@ def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evalua
     }
 
 
-def bootstrap_interval(
-    a: Evaluation, b: Evaluation, *, resamples: int = _RESAMPLES, seed: int = 0
-) -> tuple[float, float]:
+def bootstrap_interval(a: Evaluation, b: Evaluation, *, resamples: int = 10_000, seed: int = 0) -> tuple[float, float]:
     """95% interval of NLL(a) - NLL(b), nats per token, by the paired bootstrap over utterances.
 
     Each resample draws utterances with replacement, the same for both models (percentile interval;
