@@ -1,5 +1,6 @@
 """Draws the figures of an analysis, on matplotlib's Agg canvas without pyplot: no display, no shared state."""
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,8 @@ def _titled(axes: "Axes", title: str, *, absent: str | None = None) -> bool:
         axes.grid(True, axis="y", color="0.9", linewidth=0.6)
         axes.set_axisbelow(True)
         return True
-    axes.text(0.5, 0.5, absent, ha="center", va="center", color="0.4", fontsize=9, wrap=True, transform=axes.transAxes)
+    reason = textwrap.fill(absent, 40)
+    axes.text(0.5, 0.5, reason, ha="center", va="center", color="0.4", fontsize=9, transform=axes.transAxes)
     axes.set_xticks([])
     axes.set_yticks([])
     return False
@@ -119,7 +121,7 @@ def _draw_answers(axes: "Axes", entry: dict[str, Any], figure: Any) -> None:
     heads = [(f"{i}.{h}", weights) for i, layer in enumerate(answers["weight"]) for h, weights in enumerate(layer)]
     axes.grid(False)
     image = np.array([weights for _, weights in heads], dtype=float)  # None becomes NaN, which is left white
-    shown = axes.imshow(image, aspect="auto", cmap="magma", vmin=0, vmax=1)
+    shown = axes.imshow(image, aspect="auto", cmap="magma", vmin=0)
     ends = [bucket["to"] for bucket in answers["buckets"]]
     axes.set_xticks([place + 0.5 for place in range(len(ends))], ends)
     axes.set_xlabel("steps since it was last seen", fontsize=9)
