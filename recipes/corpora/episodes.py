@@ -67,7 +67,7 @@ def make_episodes(num: int, config: RecallConfig, rng: np.random.Generator) -> E
 def write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> str:
     """Write the data set, and beside its tokens the distance of each; return what it contains.
 
-    Raises UserError if the disk refuses.
+    Raises UserError if the disk refuses, and if a split has no answers.
     """
     tokenizer = WordTokenizer(vocabulary(config))
     vocab_sizes = {folder: tokenizer.vocab_size, folder / _DISTANCES: config.episode}
@@ -107,12 +107,18 @@ def write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> str
 
 
 def _describe(data: Dataset, config: RecallConfig) -> str:
+    """What each split contains. Raises UserError for one without answers, of which there would be nothing to report."""
     lines = [
         f"{NAME} of {config.keys} keys with {config.values} values, {config.chance_bits:.2f} bits an answer by chance"
     ]
     for split in SPLITS:
         distances = read_distances(data, split)
         answers = distances.num_tokens - int(distances.counts[0])
+        if not answers:
+            raise UserError(
+                f"no key comes up twice in the {split} split; lower corpus.keys ({config.keys}) or corpus.fillers, or "
+                f"raise corpus.episode or corpus.{split}"
+            )
         lines.append(
             f"  {split:5}  {distances.num_tokens:>13,} tokens  {answers:>11,} answers  in {len(distances):,} episodes"
         )

@@ -6,10 +6,11 @@ from typing import Any
 
 from recipes.corpora.episodes import is_recall, read_distances
 from recipes.text import load
-from waveform.analyses.analyse import AnalysisConfig, check_files, common_tokens
+from waveform.analyses.analyse import AnalysisConfig, common_tokens
 from waveform.analyses.analyse import analyse as analyse_runs
 from waveform.engine.dataset import read_dataset
 from waveform.runs.scoring import own_tokens
+from waveform.system.output import check_files
 
 
 def analyse(

@@ -11,10 +11,9 @@ from recipes.text import load
 from recipes.verbs.evaluate import Measurement, measure
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.scoring import EvaluateOptions, bootstrap_interval
-from waveform.system.atomic import require_writable
 from waveform.system.console import table
 from waveform.system.errors import UserError
-from waveform.system.output import check_plot, write_json
+from waveform.system.output import check_files, write_json
 
 _FEWEST_DOCUMENTS = 5  # for an interval that means something
 
@@ -35,8 +34,7 @@ def compare(
     paired bootstrap over documents, or pieces with options.rows (None for fewer than five). Under torchrun every
     process calls this. Raises UserError as `evaluate` does, and if the runs' tokens differ.
     """
-    require_writable(json_file, option="--json")
-    check_plot(plot_file)
+    check_files(json_file=json_file, plot_file=plot_file)
     options = options or EvaluateOptions()
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
         runs = [load(run_dir, device=world.device.type, **options.model_fields) for run_dir in run_dirs]

@@ -18,9 +18,8 @@ from waveform.ranks.distributed import SCORING_TIMEOUT_S, World, job
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions, describe_dynamic, own_tokens, score
-from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
-from waveform.system.output import check_plot, write_json
+from waveform.system.output import check_files, write_json
 
 
 def evaluate(
@@ -41,8 +40,7 @@ def evaluate(
     is gone, and if there is nothing to draw.
     """
     options = options or EvaluateOptions()
-    require_writable(json_file, option="--json")
-    check_plot(plot_file)
+    check_files(json_file=json_file, plot_file=plot_file)
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
         run = load(run_dir, device=world.device.type, **options.model_fields)
         if plot_file is not None:

@@ -16,10 +16,9 @@ from recipes.plots import Curve, save_recall
 from recipes.studies import find_study
 from recipes.text import compose_config
 from waveform.engine.dataset import read_dataset
-from waveform.system.atomic import require_writable
 from waveform.system.console import say, table
 from waveform.system.errors import UserError
-from waveform.system.output import check_plot, write_json
+from waveform.system.output import check_files, write_json
 from waveform.system.signals import Interrupted
 
 _EVALUATION_FILE = "evaluation.json"  # in a run's folder, once it is trained and evaluated
@@ -57,8 +56,7 @@ def study(
     and if a run fails.
     """
     config, chosen = config or StudyConfig(), find_study(recipe)
-    require_writable(json_file, option="--json")
-    check_plot(plot_file)
+    check_files(json_file=json_file, plot_file=plot_file)
     read_dataset(data_dir)
     for settings in chosen.variants.values():  # so that a wrong setting is refused at once
         compose_config(recipe, [*settings, *overrides])

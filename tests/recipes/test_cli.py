@@ -13,28 +13,15 @@ from typing import Any
 
 import pytest
 
-from recipes.cli import main
 from recipes.corpora.catalogue import RECIPES
 from recipes.verbs.evaluate import evaluate
+from tests.recipes.calling import mistake, run
 from tests.recipes.corpus_files import write_source
 from waveform.engine.metrics import read_metrics
 from waveform.runs.scoring import EvaluateOptions
 
 PROMPTS = {"text8": "kaka lolo", "enwik8": "kaka lolo", "folder": "kaka lolo"}
 SHORT = ["train.max_steps=4", "train.evaluate_every=4", "train.checkpoint_every=4"]
-
-
-def run(*arguments: Any) -> None:
-    assert main([str(argument) for argument in arguments]) == 0
-
-
-def mistake(arguments: list[Any], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on stderr of a command that must fail with exit code 2."""
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
 
 
 @pytest.fixture(scope="module")

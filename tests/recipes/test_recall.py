@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,12 @@ from recipes.corpora.recall import RecallConfig
 from recipes.studies import STUDIES, Study
 from recipes.text import load
 from recipes.verbs.prepare import prepare
-from tests.recipes.test_cli import mistake, run
-from waveform.analyses.answers import attention_on_answers
+from tests.recipes.calling import mistake, run
+from waveform.analyses.answers import _Answers, _holding, attention_on_answers
 from waveform.engine.dataset import read_dataset
+from waveform.models.attention import Slots
+from waveform.models.compressive_transformer import CompressiveTransformer
+from waveform.models.transformer_config import CompressiveTransformerConfig
 
 SMALL = ["corpus.keys=4", "corpus.values=4", "corpus.episode=48", "corpus.train=40", "corpus.valid=4", "corpus.test=9"]
 
@@ -143,6 +145,9 @@ def test_mistakes_are_one_line(place: Path, tmp_path: Path, capsys: pytest.Captu
     assert "corpus.fillers=0.999 leaves no room for an answer" in mistake(
         ["prepare", "recall", new, "corpus.fillers=0.999"], capsys
     )
+    assert "no key comes up twice in the test split; lower corpus.keys (1000)" in mistake(
+        ["prepare", "recall", new, "corpus.keys=1000", "corpus.episode=8", "corpus.train=9999", "corpus.test=1"], capsys
+    )
     assert "at most 65,536 are possible" in mistake(
         ["prepare", "recall", new, "corpus.keys=1000", "corpus.values=1000"], capsys
     )
@@ -166,10 +171,11 @@ def test_distances_of_other_tokens_are_refused(tmp_path: Path) -> None:
         read_distances(read_dataset(tmp_path / "a"), "test")
 
 
-def looking_back(place: Path, run_dir: Path, distances: list[float], **fields: int) -> Any:
-    """A run whose heads look at these distances, whatever stands there."""
-    model = load(run_dir, **fields).model
-    for layer in model.layers:  # type: ignore[attr-defined]
+def looking_back(run_dir: Path, distances: list[float]) -> CompressiveTransformer:
+    """A run's model with heads that look at these distances, whatever stands there."""
+    model = load(run_dir).model
+    assert isinstance(model, CompressiveTransformer)
+    for layer in model.layers:
         attention = layer.attention
         features = attention.num_position_features
         w = 10000.0 ** (-torch.arange(features // 2) * 2 / features)
@@ -188,7 +194,7 @@ def test_analyse_finds_the_head_that_looks_at_the_answer(place: Path) -> None:
     data = read_dataset(place / "data")
     tokens, distances = data.open_split("test"), read_distances(data, "test")
     # An answer d steps back was an input d - 1 steps before its question. Buckets are 5 steps wide.
-    model = looking_back(place, place / "transformer_xl", [3.0, 23.0])
+    model = looking_back(place / "transformer_xl", [3.0, 23.0])
     found = attention_on_answers(model, tokens, distances, max_tokens=10**6, batch_size=2, device=torch.device("cpu"))
     assert sum(found["num_answers"]) == distances.num_tokens - int(distances.counts[0])
     near, far = (np.array(head, dtype=float) for head in found["weight"][0])
@@ -200,12 +206,26 @@ def test_analyse_finds_the_head_that_looks_at_the_answer(place: Path) -> None:
         assert np.nansum(np.delete(head, bucket)) < 0.05 * np.nansum(head)
     assert found["held"][0] == 1
     # Of the slots that hold compressed steps, only those at the centre of their group are as far as they seem.
-    compressed = looking_back(place, place / "compressive_transformer", [3.0, 40.5])
+    compressed = looking_back(place / "compressive_transformer", [3.0, 40.5])
     found = attention_on_answers(
         compressed, tokens, distances, max_tokens=10**6, batch_size=2, device=torch.device("cpu")
     )
     near = np.array(found["weight"][0][0], dtype=float)
     assert near[0] > 0.1 > np.nansum(near[1:])
+
+
+def test_steps_that_wait_to_be_compressed_are_in_no_slot() -> None:
+    """Two slots of 4 steps each, two steps that wait, two of memory and two of the window."""
+    config = CompressiveTransformerConfig(vocab_size=4, memory=2, compressed=2, compression_rate=4)
+    times = torch.tensor([[-10.5, -6.5, -2.0, -1.0, 0.0, 1.0]])
+    nothing = torch.zeros(1, 1, 0)
+    when = torch.arange(-13, 1)
+    zeros = torch.zeros(len(when), dtype=torch.long)
+    answers = _Answers(rows_A=zeros, queries_A=zeros + 1, times_A=when, buckets_A=zeros)
+    slot, held = _holding(answers, Slots(times[:, -2:], times, nothing, nothing, None), config)
+    assert [int(s) if h else None for s, h in zip(slot, held, strict=True)] == [
+        None, 0, 0, 0, 0, 1, 1, 1, 1, None, None, 2, 3, 4
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

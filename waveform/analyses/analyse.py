@@ -18,9 +18,8 @@ from waveform.engine.interface import optional_parts
 from waveform.engine.token_set import TokenSet
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.opened import TrainedRun
-from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
-from waveform.system.output import check_plot, write_json
+from waveform.system.output import check_files, write_json
 from waveform.system.progress import Progress
 
 DEFAULT_TOKENS = 200_000
@@ -108,12 +107,6 @@ def common_tokens(runs: Sequence[TrainedRun], token_sets: Sequence[TokenSet], *,
                 "analyse runs that were trained on one data set, or name one for all"
             )
     return token_sets[0]
-
-
-def check_files(*, json_file: Path | None, plot_file: Path | None) -> None:
-    """Raises UserError for names that cannot be written, before any work is done."""
-    check_plot(plot_file)
-    require_writable(json_file, option="--json")
 
 
 def _labels(runs: Sequence[TrainedRun]) -> list[str]:

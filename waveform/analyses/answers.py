@@ -14,6 +14,7 @@ from waveform.engine.single_pass import DealtWindow, score_once
 from waveform.engine.token_set import TokenSet
 from waveform.models.attention import Slots
 from waveform.models.compressive_transformer import CompressiveTransformer
+from waveform.models.transformer_config import CompressiveTransformerConfig
 from waveform.system.progress import Progress
 
 NUM_BUCKETS = 10
@@ -61,7 +62,7 @@ def attention_on_answers(
     with torch.inference_mode(), observe_heads(model, see):
         for dealt, _ in score_once(model, tokens, order, window=config.window, batch_size=batch_size, device=device):
             answers = _find(dealt, distances, width=width)
-            slot_A, is_held_A = _holding(answers, seen[0][1], rate=config.compression_rate if config.compressed else 1)
+            slot_A, is_held_A = _holding(answers, seen[0][1], config)
             answers_N += torch.bincount(answers.buckets_A, minlength=NUM_BUCKETS)
             held = _Answers(*(part[is_held_A] for part in answers))
             held_N += torch.bincount(held.buckets_A, minlength=NUM_BUCKETS)
@@ -98,15 +99,17 @@ def _find(dealt: DealtWindow, distances: TokenSet, *, width: int) -> _Answers:
     return _Answers(rows_A, queries_A, queries_A + 1 - distance_A, (distance_A - 1) // width)
 
 
-def _holding(answers: _Answers, slots: Slots, *, rate: int) -> tuple[Tensor, Tensor]:
+def _holding(answers: _Answers, slots: Slots, config: CompressiveTransformerConfig) -> tuple[Tensor, Tensor]:
     """Return the slot [A] whose time is nearest to that of each answer, and whether it covers it and is visible [A].
 
-    A slot of the window or of memory covers its own step, a compressed slot the `rate` steps around its time.
+    A slot of the window or of memory covers its own step, a compressed slot the c steps around its time. Steps that
+    wait to be compressed are in no slot.
     """
     times_BK = slots.slot_times.cpu()
     times_AK = times_BK[answers.rows_A if len(times_BK) > 1 else torch.zeros_like(answers.rows_A)]
     away_A, slot_A = (times_AK - answers.times_A[:, None]).abs().min(dim=1)
-    covers_A = away_A <= (rate - 1) / 2
+    is_compressed_A = times_AK.gather(1, slot_A[:, None])[:, 0] < -config.memory
+    covers_A = away_A <= is_compressed_A * ((config.compression_rate - 1) / 2)
     if slots.visible is not None:
         visible_BTK = slots.visible.cpu()[:, 0]
         rows_A = answers.rows_A if len(visible_BTK) > 1 else torch.zeros_like(answers.rows_A)

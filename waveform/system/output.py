@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def check_plot(path: Path | None) -> None:
-    """Raises UserError if --plot cannot be written, before any work is done."""
-    if path is not None and path.suffix.lower() != ".png":
-        raise UserError(f"--plot {path} is not a .png; only PNG files are drawn")
-    require_writable(path, option="--plot")
+def check_files(*, json_file: Path | str | None, plot_file: Path | None) -> None:
+    """Raises UserError for --json and --plot that cannot be written, before any work is done."""
+    if plot_file is not None and plot_file.suffix.lower() != ".png":
+        raise UserError(f"--plot {plot_file} is not a .png; only PNG files are drawn")
+    require_writable(json_file, option="--json")
+    require_writable(plot_file, option="--plot")
 
 
 def write_json(path: Path | str | None, content: Any) -> None:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from waveform.analyses.analyse import AnalysisConfig, check_files, common_tokens
+from waveform.analyses.analyse import AnalysisConfig, common_tokens
 from waveform.analyses.analyse import analyse as analyse_runs
 from waveform.speech import load
 from waveform.system.errors import UserError
+from waveform.system.output import check_files
 from waveform.verbs.evaluate import open_split
 
 
