@@ -22,6 +22,9 @@ from waveform.command.arguments import (
 from waveform.command.table import Verb, argument, run_command
 
 _PREPARE_EPILOG = """\
+python -m recipes prepare RECIPE SOURCE DATA_DIR [settings]
+python -m recipes prepare recall DATA_DIR [settings]
+
 settings, any number:
   corpus.check=false        accept a source that is not the published corpus: a slice, or a corpus of your own
   corpus.tokens=subwords    for the recipe folder: bytes (default) or subwords

@@ -41,7 +41,7 @@ class RecallConfig:
         "keys": whole_number(1, 1000),
         "values": whole_number(2, 1000),
         "episode": whole_number(8, 1 << 20),
-        "fillers": Rule(lambda value: 0 <= value < 1, "it is a share of an episode, at least 0 and below 1"),
+        "fillers": Rule(lambda value: 0 <= value < 1, "it must be a share of an episode, at least 0 and below 1"),
         "train": whole_number(1),
         "valid": whole_number(1),
         "test": whole_number(1),

@@ -53,7 +53,7 @@ class TransformerConfig:
         "num_position_features": Rule(
             lambda value: value in range(2, MAX_WIDTH + 1, 2), f"it must be even, from 2 to {MAX_WIDTH}"
         ),
-        "local_layers": Rule(lambda value: 0 <= value <= 1, "it is a share of the layers, from 0 to 1"),
+        "local_layers": Rule(lambda value: 0 <= value <= 1, "it must be a share of the layers, from 0 to 1"),
         "empty_memory": one_of("mask", "zeros"),
         "dropout": Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1"),
         "head": one_of(*heads.KINDS),
