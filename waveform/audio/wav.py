@@ -4,6 +4,7 @@ import fcntl
 import os
 import struct
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 
@@ -16,6 +17,30 @@ from waveform.system.errors import UserError
 
 _WAV_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 _MAX_WAV_BYTES = 2**32 - 1 - _WAV_HEADER.size
+
+
+def pcm_bytes(samples: np.ndarray | torch.Tensor) -> bytes:
+    """Turn float samples [n] into 16-bit little-endian PCM; values outside -1..1 are clipped."""
+    values = np.asarray(samples.detach().cpu() if isinstance(samples, torch.Tensor) else samples, dtype=np.float32)
+    assert values.ndim == 1 and np.isfinite(values).all()
+    # 32768, not 32767: libsndfile divides by it when reading, so that mu-law values return as the same class.
+    return np.clip(np.rint(values * 32768), -32768, 32767).astype("<i2").tobytes()
+
+
+def wav_header(num_bytes: int, sample_rate_hz: int) -> bytes:
+    """Return the header of a mono 16-bit PCM WAV with `num_bytes` of samples."""
+    pcm, channels, bytes_per_sample = 1, 1, 2
+    return _WAV_HEADER.pack(
+        b"RIFF", _WAV_HEADER.size - 8 + num_bytes, b"WAVE", b"fmt ", 16, pcm, channels, sample_rate_hz,
+        sample_rate_hz * bytes_per_sample, bytes_per_sample, 8 * bytes_per_sample, b"data", num_bytes,
+    )  # fmt: skip
+
+
+def write_all(file: FileIO, content: bytes) -> None:
+    """Write `content` to a file opened without a buffer, of which one write may take only a part."""
+    view = memoryview(content)
+    while view:
+        view = view[file.write(view) :]
 
 
 class WavWriter:
@@ -39,7 +64,7 @@ class WavWriter:
             try:
                 with suppress(OSError):  # some file systems have no locks
                     fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._write(self._header(), offset=0)
+                self._write(wav_header(0, self._rate), offset=0)
                 os.replace(partial, self.path)
             except OSError:
                 self._file.close()
@@ -48,10 +73,7 @@ class WavWriter:
 
     def append(self, samples: np.ndarray | torch.Tensor) -> None:
         """Add float samples [n]; values outside -1..1 are clipped."""
-        values = np.asarray(samples.detach().cpu() if isinstance(samples, torch.Tensor) else samples, dtype=np.float32)
-        assert values.ndim == 1 and np.isfinite(values).all()
-        # 32768, not 32767: libsndfile divides by it when reading, so that mu-law values return as the same class.
-        pcm = np.clip(np.rint(values * 32768), -32768, 32767).astype("<i2").tobytes()
+        pcm = pcm_bytes(samples)
         if self._data_bytes + len(pcm) > _MAX_WAV_BYTES:
             hours = _MAX_WAV_BYTES / 2 / self._rate / 3600
             raise UserError(f"cannot write {self.path}: a WAV holds at most {hours:.0f} hours; write several files")
@@ -59,25 +81,15 @@ class WavWriter:
             # Samples first, header second: if the process is killed in between, the header is still true.
             self._write(pcm, offset=_WAV_HEADER.size + self._data_bytes)
             self._data_bytes += len(pcm)
-            self._write(self._header(), offset=0)
+            self._write(wav_header(self._data_bytes, self._rate), offset=0)
 
     def close(self) -> None:
         """Close the file, which is complete already."""
         self._file.close()
 
-    def _header(self) -> bytes:
-        size = self._data_bytes
-        pcm, channels, bytes_per_sample = 1, 1, 2
-        return _WAV_HEADER.pack(
-            b"RIFF", _WAV_HEADER.size - 8 + size, b"WAVE", b"fmt ", 16, pcm, channels, self._rate,
-            self._rate * bytes_per_sample, bytes_per_sample, 8 * bytes_per_sample, b"data", size,
-        )  # fmt: skip
-
     def _write(self, content: bytes, *, offset: int) -> None:
         self._file.seek(offset)
-        view = memoryview(content)
-        while view:  # a raw write may write only a part
-            view = view[self._file.write(view) :]
+        write_all(self._file, content)
 
     def __enter__(self) -> "WavWriter":
         return self
