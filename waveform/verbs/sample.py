@@ -1,21 +1,18 @@
 """`waveform sample`: generated audio into WAV files that grow as they are made."""
 
-import os
 from pathlib import Path
 
 import numpy as np
 
 from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.files import read_audio
-from waveform.audio.wav import WavWriter
+from waveform.audio.sinks import require_free, wav_files
 from waveform.decoding.int8 import Int8Cost, int8_cost
 from waveform.engine.dataset import is_dataset, read_dataset
 from waveform.engine.sampler import SamplingConfig
 from waveform.speech import Run, check_amount, load
-from waveform.system.atomic import explain_write_errors, is_held
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
-from waveform.system.signals import Interrupted
 
 
 def sample(
@@ -47,38 +44,17 @@ def sample(
         print(cost, flush=True)
     primer = read_audio(prime) if prime is not None else None
     paths = [out_dir / f"{run.name}_step{run.step}_seed{sampling.seed}_{i}.wav" for i in range(num)]
-    for path in paths:
-        if path.exists():
-            raise UserError(f"{path} exists; give another --out or --seed, or move it away")
-    growing = [path.with_suffix(".unfinished.wav") for path in paths]
-    for path in growing:
-        if path.exists() and is_held(path):
-            raise UserError(f"another process is writing {path}; give another --out or --seed")
-    with explain_write_errors(out_dir):
-        out_dir.mkdir(parents=True, exist_ok=True)
-    writers = [WavWriter(path) for path in growing]
-    try:
+    require_free(paths)
+    with wav_files(paths) as write:
         if primer is not None:
-            for writer in writers:
-                writer.append(primer)
+            write(np.broadcast_to(primer, (num, len(primer))))
         with Progress("sample", total=num * seconds, unit="s", unit_s=1, enabled=show_progress) as progress:
 
-            def write(block: np.ndarray) -> None:
-                for writer, samples in zip(writers, block, strict=True):
-                    writer.append(samples)
+            def take(block: np.ndarray) -> None:
+                write(block)
                 progress.update(block.size / SAMPLE_RATE_HZ)
 
-            run.sample(num=num, seconds=seconds, sampling=sampling, prime=primer, on_block=write)
-    except Interrupted as stopped:
-        raise Interrupted(
-            stopped.number, f"what was generated is in {growing[0]}" + " and others" * (num > 1)
-        ) from None
-    finally:
-        for writer in writers:
-            writer.close()
-    with explain_write_errors(out_dir):
-        for unfinished, path in zip(growing, paths, strict=True):
-            os.replace(unfinished, path)
+            run.sample(num=num, seconds=seconds, sampling=sampling, prime=primer, on_block=take)
     if show_progress:
         for path in paths:
             print(path)
