@@ -80,11 +80,18 @@ VERBS = (
     ),
     Verb(
         "sample",
-        "generate audio into WAV files",
+        "generate audio into WAV files or a pipe, as it is drawn",
         "waveform.verbs.sample:sample",
         (
             RUN_DIR,
-            argument("--out", dest="out_dir", type=Path, required=True, metavar="DIR", help="folder for the WAV files"),
+            argument(
+                "--out",
+                into="output",
+                required=True,
+                metavar="DIR|-",
+                help="folder for the WAV files; - writes one WAV to stdout, for example for `| aplay`",
+            ),
+            argument("--raw", into="output", action="store_true", help="with --out -: 16-bit PCM without a WAV header"),
             argument("--num", type=int, metavar="N", help="how many, generated side by side (default 1)"),
             argument("--seconds", type=float, metavar="S", help="length of each (default 1)"),
             TEMPERATURE,
@@ -108,7 +115,7 @@ VERBS = (
             ),
             DEVICE,
         ),
-        configs={"sampling": _SAMPLING},
+        configs={"output": "waveform.audio.sinks:Output", "sampling": _SAMPLING},
     ),
     Verb(
         "compare",

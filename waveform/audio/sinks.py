@@ -1,18 +1,71 @@
 """Where sound goes as it is drawn, the last step of sampling: a sink is a context manager that yields its `Write`."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from waveform.audio.wav import WavWriter
+from waveform.audio import SAMPLE_RATE_HZ
+from waveform.audio.wav import UNKNOWN_BYTES, WavWriter, pcm_bytes, wav_header, write_all
+from waveform.engine.dataset import is_dataset
 from waveform.system.atomic import explain_write_errors, is_held
 from waveform.system.errors import UserError
 from waveform.system.signals import Interrupted
 
+STDOUT = "-"  # given as a folder
+
 Write = Callable[[np.ndarray], None]  # gets [num, n] samples at 24 kHz, fp32 in -1..1: the next n of each sound
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where sound goes as it is drawn."""
+
+    out: Path | str  # folder for WAV files; "-": stdout
+    raw: bool = False  # on stdout, the samples without a WAV header
+
+    def __post_init__(self) -> None:
+        if self.raw and not self.is_piped:
+            raise UserError("--raw is for --out -; WAV files have a header")
+
+    @property
+    def is_piped(self) -> bool:
+        """Whether stdout gets the sound, and so nothing else."""
+        return self.out == STDOUT
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder for WAV files; None: there are none."""
+        return None if self.is_piped else Path(self.out)
+
+    def require_possible(self, *, num: int) -> None:
+        """Raises UserError, before any work is done, if `num` sounds cannot go there."""
+        if self.folder is not None and is_dataset(self.folder):
+            raise UserError(f"--out {self.folder} is a prepared data set; give another folder")
+        if self.is_piped and num > 1:
+            raise UserError(f"--num is {num}, but --out - writes one sound; give --out DIR for several")
+        if self.is_piped and sys.stdout.isatty():
+            raise UserError("--out - would print sound on the terminal; pipe it to a player, such as `| aplay`")
+
+    @contextmanager
+    def open(self, paths: Sequence[Path]) -> Iterator[Write]:
+        """Open all that the sound goes to; `paths` are those of the files in the folder."""
+        with ExitStack() as stack:
+            sinks = []
+            if self.is_piped:
+                sinks.append(stack.enter_context(piped(raw=self.raw)))
+            if paths:
+                sinks.append(stack.enter_context(wav_files(paths)))
+
+            def write(block: np.ndarray) -> None:
+                for sink in sinks:
+                    sink(block)
+
+            yield write
 
 
 def require_free(paths: Sequence[Path]) -> None:
@@ -51,6 +104,23 @@ def wav_files(paths: Sequence[Path]) -> Iterator[Write]:
     with explain_write_errors(folder):
         for unfinished, path in zip(growing, paths, strict=True):
             os.replace(unfinished, path)
+
+
+@contextmanager
+def piped(*, raw: bool) -> Iterator[Write]:
+    """Write the one sound to stdout, at once, as a WAV of unknown length; if `raw`, without its header.
+
+    Raises BrokenPipeError if its reader goes away, and UserError for a full disk.
+    """
+    with open(sys.stdout.fileno(), "wb", buffering=0, closefd=False) as stdout:
+
+        def put(content: bytes) -> None:
+            with explain_write_errors(Path("stdout")):
+                write_all(stdout, content)
+
+        if not raw:
+            put(wav_header(UNKNOWN_BYTES, SAMPLE_RATE_HZ))
+        yield lambda block: put(pcm_bytes(block[0]))
 
 
 def _unfinished(path: Path) -> Path:

@@ -17,6 +17,9 @@ from waveform.system.errors import UserError
 
 _WAV_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 _MAX_WAV_BYTES = 2**32 - 1 - _WAV_HEADER.size
+# In a pipe nobody can go back to fill in the length. sox writes this for it, and warns of a cut file at any other;
+# ffmpeg, aplay and libsndfile read on to the end of the pipe, as 12 hours are far away.
+UNKNOWN_BYTES = 0x7FFFF000
 
 
 def pcm_bytes(samples: np.ndarray | torch.Tensor) -> bytes:
@@ -28,7 +31,7 @@ def pcm_bytes(samples: np.ndarray | torch.Tensor) -> bytes:
 
 
 def wav_header(num_bytes: int, sample_rate_hz: int) -> bytes:
-    """Return the header of a mono 16-bit PCM WAV with `num_bytes` of samples."""
+    """Return the header of a mono 16-bit PCM WAV with `num_bytes` of samples, which may be `UNKNOWN_BYTES`."""
     pcm, channels, bytes_per_sample = 1, 1, 2
     return _WAV_HEADER.pack(
         b"RIFF", _WAV_HEADER.size - 8 + num_bytes, b"WAVE", b"fmt ", 16, pcm, channels, sample_rate_hz,

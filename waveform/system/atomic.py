@@ -79,10 +79,12 @@ def explain_write_errors(path: Path, *, then: str = "run the same command again"
     """Turn the operating system's refusal to write into one line that names the file and the remedy.
 
     then: what to do once there is space. Raises UserError for what the user can fix, and Trouble for the rest, like a
-    failing disk.
+    failing disk. A pipe whose reader is gone is neither and stays a BrokenPipeError.
     """
     try:
         yield
+    except BrokenPipeError:
+        raise
     except OSError as error:
         reasons = {
             errno.ENOSPC: f"the disk is full; free some space and {then}",

@@ -1,12 +1,13 @@
-"""`waveform sample`: generated audio into WAV files that grow as they are made."""
+"""`waveform sample`: generated audio, as it is drawn, into WAV files or to stdout."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
 
 from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.files import read_audio
-from waveform.audio.sinks import require_free, wav_files
+from waveform.audio.sinks import Output, require_free
 from waveform.decoding.int8 import Int8Cost, int8_cost
 from waveform.engine.dataset import is_dataset, read_dataset
 from waveform.engine.sampler import SamplingConfig
@@ -17,7 +18,7 @@ from waveform.system.progress import Progress
 
 def sample(
     run_dir: Path | str,
-    out_dir: Path | str,
+    output: Output | Path | str,
     *,
     num: int = 1,
     seconds: float = 1.0,
@@ -26,26 +27,26 @@ def sample(
     device: str | None = None,
     show_progress: bool = True,
 ) -> list[Path]:
-    """Write `num` WAV files of generated audio into `out_dir`, growing as they are made; returns their paths.
+    """Generate `num` sounds into WAV files in a folder, or one to stdout, as they are drawn; returns the files' paths.
 
-    Until all are done they are named `.unfinished.wav`; the next call that makes the same ones replaces them. With
-    `prime`, an audio file, each WAV begins with it and continues it for `seconds`. What `sampling.int8` costs in NLL is
-    measured and printed first. Files are named after model, step, seed and number; existing ones are never overwritten.
-    Raises UserError as `load` does, and for a full disk.
+    output: the folder, or an `Output`. With `prime`, an audio file, each sound begins with it and continues it for
+    `seconds`. What `sampling.int8` costs in NLL is measured and printed first. Files are named after model, step, seed
+    and number; existing ones are never overwritten. Until all are done they are named `.unfinished.wav`; the next call
+    that makes the same ones replaces them. Raises UserError as `load` does, and for a full disk.
     """
-    out_dir = Path(out_dir)
+    output = output if isinstance(output, Output) else Output(output)
     check_amount(num, seconds)  # settings out of range must leave no empty files behind
-    if is_dataset(out_dir):
-        raise UserError(f"--out {out_dir} is a prepared data set; give another folder")
+    output.require_possible(num=num)
     sampling = sampling or SamplingConfig()
     run = load(run_dir, device=device)
     cost = _int8_cost(run) if sampling.int8 else None
     if cost is not None and show_progress:
-        print(cost, flush=True)
+        print(cost, file=sys.stderr if output.is_piped else sys.stdout, flush=True)
     primer = read_audio(prime) if prime is not None else None
-    paths = [out_dir / f"{run.name}_step{run.step}_seed{sampling.seed}_{i}.wav" for i in range(num)]
+    name = f"{run.name}_step{run.step}_seed{sampling.seed}"
+    paths = [output.folder / f"{name}_{i}.wav" for i in range(num)] if output.folder is not None else []
     require_free(paths)
-    with wav_files(paths) as write:
+    with output.open(paths) as write:
         if primer is not None:
             write(np.broadcast_to(primer, (num, len(primer))))
         with Progress("sample", total=num * seconds, unit="s", unit_s=1, enabled=show_progress) as progress:

@@ -1,0 +1,188 @@
+"""`waveform sample` into pipes, with the programs and the readers that a user has at their other end."""
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import wave
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from tests.test_cli import mistake, settings, write_tones
+from waveform.cli import main
+
+HEADER_BYTES = 44
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("place")
+    for split in ("train", "valid", "test"):
+        write_tones(place / "audio" / split, num=1)
+    assert main(["train", str(place / "audio"), str(place / "run"), *settings("wavenet")]) == 0
+    return place / "run"
+
+
+@pytest.fixture
+def primer(run_dir: Path) -> Path:
+    return next((run_dir.parent / "audio" / "test").iterdir())
+
+
+class Reader(threading.Thread):
+    """Reads all that comes through a pipe."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._file, self.content = open(descriptor, "rb"), b""  # noqa: SIM115 (closed by run)
+        self.start()
+
+    def run(self) -> None:
+        with self._file:
+            self.content = self._file.read()
+
+
+@contextmanager
+def piped_stdout(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    """Replace stdout by a pipe; its reader has everything when the block has ended."""
+    reading, writing = os.pipe()
+    reader = Reader(reading)
+    with os.fdopen(writing, "w") as pipe, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", pipe)
+        yield reader
+    reader.join()
+
+
+def pcm_of(path: Path) -> bytes:
+    with wave.open(str(path)) as file:
+        return file.readframes(file.getnframes())
+
+
+def only_file(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+@pytest.mark.parametrize("options", [[], ["--prime"], ["--int8"]], ids=["plain", "prime", "int8"])
+def test_a_pipe_gets_the_samples_of_the_file_and_nothing_else(
+    options: list[str],
+    run_dir: Path,
+    primer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if options == ["--prime"]:
+        options = ["--prime", str(primer)]
+    command = ["sample", str(run_dir), "--seconds", "0.1", "--seed", "5", *options]
+    assert main([*command, "--out", str(tmp_path)]) == 0
+    expected = pcm_of(only_file(tmp_path))
+    capsys.readouterr()
+    with piped_stdout(monkeypatch) as raw:
+        assert main([*command, "--out", "-", "--raw"]) == 0
+    with piped_stdout(monkeypatch) as wav:
+        assert main([*command, "--out", "-"]) == 0
+    assert raw.content == wav.content[HEADER_BYTES:] == expected and len(expected) >= 2 * 2400
+    assert capsys.readouterr().err.count("int8: NLL") == 2 * ("--int8" in options)
+    samples, rate_hz = soundfile.read(io.BytesIO(wav.content), dtype="int16")
+    assert rate_hz == 24_000 and samples.astype("<i2").tobytes() == expected
+
+
+@pytest.mark.parametrize(
+    "reader",
+    ["sox -t wav - -t raw -", "sox -r 24000 -c 1 -e signed -b 16 -t raw - -t raw -", "ffmpeg -v error -i - -f s16le -"],
+)
+def test_programs_read_the_pipe(
+    reader: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = shutil.which(reader.split()[0])
+    if program is None:
+        pytest.skip(f"no {reader.split()[0]} here")
+    command = ["sample", str(run_dir), "--seconds", "0.1", "--out", "-", *["--raw"] * ("-r 24000" in reader)]
+    with piped_stdout(monkeypatch) as piped:
+        assert main(command) == 0
+    done = subprocess.run([program, *reader.split()[1:]], input=piped.content, capture_output=True, check=True)
+    assert done.stdout == piped.content[-4800:]
+    assert b"WARN" not in done.stderr
+
+
+def test_blocks_are_written_as_they_are_drawn(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After each block, its samples are in the pipe; nothing waits in a buffer."""
+    from waveform.speech import Run
+
+    reading, writing = os.pipe()
+    seen: list[int] = []
+
+    def sample(self: Run, *, on_block, **_) -> None:  # type: ignore[no-untyped-def]
+        for length in (1024, 1024, 10):
+            on_block(np.zeros((1, length), dtype=np.float32))
+            seen.append(len(os.read(reading, 100_000)))
+
+    monkeypatch.setattr(Run, "sample", sample)
+    with os.fdopen(writing, "w") as pipe, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", pipe)
+        assert main(["sample", str(run_dir), "--out", "-"]) == 0
+    os.close(reading)
+    assert seen == [HEADER_BYTES + 2048, 2048, 20]
+
+
+def start(run_dir: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "waveform", "sample", str(run_dir), "--out", "-", *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+
+
+@pytest.mark.slow
+def test_a_listener_who_goes_away_ends_it(run_dir: Path) -> None:
+    process = start(run_dir, "--seconds", "60")
+    assert process.stdout is not None and process.stderr is not None
+    assert len(process.stdout.read(4096)) == 4096
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), said) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_pipe_in_one_line(run_dir: Path) -> None:
+    process = start(run_dir, "--seconds", "60")
+    assert process.stdout is not None
+    process.stdout.read(4096)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert (process.returncode, said) == (128 + signal.SIGINT, b"waveform sample: stopped by SIGINT\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
+def test_a_full_disk_behind_stdout_is_one_line(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", full)
+        assert main(["sample", str(run_dir), "--out", "-"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("waveform sample: cannot write stdout: the disk is full") and said.count("\n") == 1
+
+
+def test_what_cannot_be_piped_is_refused_before_any_work(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("waveform.verbs.sample.load", lambda *_, **__: pytest.fail("work began"))
+    assert "--num is 2" in mistake(["sample", run_dir, "--out", "-", "--num", "2"], capsys)
+    assert "--raw is for --out -" in mistake(["sample", run_dir, "--out", tmp_path, "--raw"], capsys)
+    terminal, other = os.openpty()
+    with os.fdopen(other, "w") as stdout, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", stdout)
+        assert main(["sample", str(run_dir), "--out", "-"]) == 2
+    os.close(terminal)
+    assert "pipe it to a player" in capsys.readouterr().err
