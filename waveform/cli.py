@@ -93,7 +93,7 @@ VERBS = (
             ),
             argument("--raw", into="output", action="store_true", help="with --out -: 16-bit PCM without a WAV header"),
             argument("--num", type=int, metavar="N", help="how many, generated side by side (default 1)"),
-            argument("--seconds", type=float, metavar="S", help="length of each (default 1)"),
+            argument("--seconds", type=float, metavar="S", help="length of each (default 1); inf with --out -"),
             TEMPERATURE,
             argument(
                 "--top-k", into="sampling", type=int, metavar="K", help="draw from the K most probable classes only"

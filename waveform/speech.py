@@ -7,7 +7,9 @@ Packages that hold such files are found by the entry-point group `waveform.confi
 """
 
 import hashlib
+import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,10 +140,11 @@ class Run(TrainedRun):
         """Generate audio [num, seconds x 24000], fp32 in [-1, 1]; [num, 0] if `on_block` gets it instead.
 
         prime: mono audio [n] at 24 kHz that every sample continues (not part of the result). on_block is called with
-        [num, n] samples as they come. `waveform.decoding.int8` measures what `sampling.int8` costs. Raises UserError
-        for an amount out of range, and for int8 if the model or the device does not have it.
+        [num, n] samples as they come; with it, `seconds` may be inf, and the call ends when on_block raises.
+        `waveform.decoding.int8` measures what `sampling.int8` costs. Raises UserError for an amount out of range, and
+        for int8 if the model or the device does not have it.
         """
-        num_steps = check_amount(num, seconds)
+        num_steps = check_amount(num, seconds, endless=on_block is not None)
         prompt = None if prime is None else encode(torch.as_tensor(np.asarray(prime, dtype=np.float32)))
         tokens = sample_tokens(
             self.model,
@@ -155,11 +158,15 @@ class Run(TrainedRun):
         return decode(tokens.to(torch.uint8)).numpy()
 
 
-def check_amount(num: int, seconds: float) -> int:
-    """Steps of each of `num` samples of `seconds`. Raises UserError if there would be none."""
+def check_amount(num: int, seconds: float, *, endless: bool) -> int:
+    """Steps of each of `num` samples of `seconds`, which may be inf if `endless`. Raises UserError out of range."""
     if num < 1:
         raise UserError(f"num is {num}; it must be at least 1")
-    num_steps = round(seconds * SAMPLE_RATE_HZ) if np.isfinite(seconds) else 0
+    if seconds == math.inf:
+        if not endless:
+            raise UserError("seconds is inf; only what is heard as it is drawn may have no end: give a number")
+        return sys.maxsize
+    num_steps = round(seconds * SAMPLE_RATE_HZ) if math.isfinite(seconds) else 0
     if num_steps < 1:
         raise UserError(f"seconds is {seconds}; it must be above 0")
     return num_steps

@@ -37,23 +37,23 @@ def primer(run_dir: Path) -> Path:
 
 
 class Reader(threading.Thread):
-    """Reads all that comes through a pipe."""
+    """Reads what comes through a pipe, up to `num_bytes` if that is not -1, and closes it."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, num_bytes: int) -> None:
         super().__init__()
-        self._file, self.content = open(descriptor, "rb"), b""  # noqa: SIM115 (closed by run)
+        self._descriptor, self._num_bytes, self.content = descriptor, num_bytes, b""
         self.start()
 
     def run(self) -> None:
-        with self._file:
-            self.content = self._file.read()
+        with open(self._descriptor, "rb") as file:
+            self.content = file.read(self._num_bytes)
 
 
 @contextmanager
-def piped_stdout(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+def piped_stdout(monkeypatch: pytest.MonkeyPatch, *, num_bytes: int = -1) -> Iterator[Reader]:
     """Replace stdout by a pipe; its reader has everything when the block has ended."""
     reading, writing = os.pipe()
-    reader = Reader(reading)
+    reader = Reader(reading, num_bytes)
     with os.fdopen(writing, "w") as pipe, monkeypatch.context() as patch:
         patch.setattr("sys.stdout", pipe)
         yield reader
@@ -133,6 +133,19 @@ def test_blocks_are_written_as_they_are_drawn(
         assert main(["sample", str(run_dir), "--out", "-"]) == 0
     os.close(reading)
     assert seen == [HEADER_BYTES + 2048, 2048, 20]
+
+
+def test_a_pipe_may_have_no_end(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with piped_stdout(monkeypatch, num_bytes=20_000) as reader:
+        assert main(["sample", str(run_dir), "--out", "-", "--seconds", "inf"]) == 128 + signal.SIGPIPE
+    assert len(reader.content) == 20_000 and capsys.readouterr().err == ""
+
+
+def test_files_have_an_end(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "seconds is inf" in mistake(["sample", run_dir, "--out", tmp_path / "o", "--seconds", "inf"], capsys)
+    assert not (tmp_path / "o").exists()
 
 
 def start(run_dir: Path, *arguments: str) -> subprocess.Popen[bytes]:

@@ -38,6 +38,11 @@ class Output:
         return self.out == STDOUT
 
     @property
+    def is_live(self) -> bool:
+        """Whether someone can listen, and end it, before it is all drawn."""
+        return self.is_piped
+
+    @property
     def folder(self) -> Path | None:
         """The folder for WAV files; None: there are none."""
         return None if self.is_piped else Path(self.out)

@@ -1,5 +1,6 @@
 """`waveform sample`: generated audio, as it is drawn, into WAV files or to stdout."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -30,12 +31,13 @@ def sample(
     """Generate `num` sounds into WAV files in a folder, or one to stdout, as they are drawn; returns the files' paths.
 
     output: the folder, or an `Output`. With `prime`, an audio file, each sound begins with it and continues it for
-    `seconds`. What `sampling.int8` costs in NLL is measured and printed first. Files are named after model, step, seed
-    and number; existing ones are never overwritten. Until all are done they are named `.unfinished.wav`; the next call
-    that makes the same ones replaces them. Raises UserError as `load` does, and for a full disk.
+    `seconds`; they may be inf if someone listens. What `sampling.int8` costs in NLL is measured and printed first.
+    Files are named after model, step, seed and number; existing ones are never overwritten. Until all are done they are
+    named `.unfinished.wav`; the next call that makes the same ones replaces them. Raises UserError as `load` does, and
+    for a full disk.
     """
     output = output if isinstance(output, Output) else Output(output)
-    check_amount(num, seconds)  # settings out of range must leave no empty files behind
+    check_amount(num, seconds, endless=output.is_live)  # settings out of range must leave no empty files behind
     output.require_possible(num=num)
     sampling = sampling or SamplingConfig()
     run = load(run_dir, device=device)
@@ -49,7 +51,8 @@ def sample(
     with output.open(paths) as write:
         if primer is not None:
             write(np.broadcast_to(primer, (num, len(primer))))
-        with Progress("sample", total=num * seconds, unit="s", unit_s=1, enabled=show_progress) as progress:
+        total_s = num * seconds if math.isfinite(seconds) else None
+        with Progress("sample", total=total_s, unit="s", unit_s=1, enabled=show_progress) as progress:
 
             def take(block: np.ndarray) -> None:
                 write(block)
