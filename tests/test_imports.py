@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-AUDIO_LIBRARIES = {"soundfile", "torchaudio", "librosa"}
+AUDIO_LIBRARIES = {"soundfile", "torchaudio", "librosa", "sounddevice"}
 _TRAINING = ("system", "ranks", "engine", "models")
 _RUNS = (*_TRAINING, "decoding", "runs")
 # What each package may import of `waveform`, besides itself. Modules at the top of `waveform` count as packages.

@@ -1,4 +1,4 @@
-"""`waveform sample` into pipes, with the programs and the readers that a user has at their other end."""
+"""`waveform sample` into pipes, read by the programs that a user has, and through a sound device."""
 
 import io
 import os
@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.audio.sound_device import SoundDevice
 from tests.test_cli import mistake, settings, write_tones
 from waveform.cli import main
+from waveform.speech import Run
 
 HEADER_BYTES = 44
 
@@ -34,6 +36,13 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def primer(run_dir: Path) -> Path:
     return next((run_dir.parent / "audio" / "test").iterdir())
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> SoundDevice:
+    device = SoundDevice()
+    device.install(monkeypatch)
+    return device
 
 
 class Reader(threading.Thread):
@@ -117,8 +126,6 @@ def test_blocks_are_written_as_they_are_drawn(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After each block, its samples are in the pipe; nothing waits in a buffer."""
-    from waveform.speech import Run
-
     reading, writing = os.pipe()
     seen: list[int] = []
 
@@ -187,12 +194,93 @@ def test_a_full_disk_behind_stdout_is_one_line(
     assert said.startswith("waveform sample: cannot write stdout: the disk is full") and said.count("\n") == 1
 
 
-def test_what_cannot_be_piped_is_refused_before_any_work(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_is_played_is_what_a_file_holds(
+    run_dir: Path, primer: Path, tmp_path: Path, device: SoundDevice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["sample", str(run_dir), "--seconds", "0.7", "--seed", "5", "--prime", str(primer), "--play"]
+    assert main([*command, "--out", str(tmp_path)]) == 0
+    both = bytes(device.heard)
+    assert pcm_of(only_file(tmp_path)) in both and capsys.readouterr().out == f"{only_file(tmp_path)}\n"
+    device.heard.clear()
+    assert main(command) == 0
+    assert bytes(device.heard) == both and capsys.readouterr().out == ""
+
+
+def test_ctrl_c_ends_playing_and_keeps_the_file(
+    run_dir: Path,
+    tmp_path: Path,
+    device: SoundDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def sample(self: Run, *, on_block, **_) -> None:  # type: ignore[no-untyped-def]
+        on_block(np.zeros((1, 1024), dtype=np.float32))
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Run, "sample", sample)
+    command = ["sample", str(run_dir), "--play", "--out", str(tmp_path), "--seconds", "inf"]
+    assert main(command) == 128 + signal.SIGINT
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("waveform sample: stopped by SIGINT; what was generated is in ")
+    assert line.endswith(".unfinished.wav") and len(pcm_of(only_file(tmp_path))) == 2048 and device.is_closed
+
+
+def test_a_file_is_finished_before_all_of_it_is_heard(
+    run_dir: Path,
+    tmp_path: Path,
+    device: SoundDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(device, "sleep", lambda _: signal.raise_signal(signal.SIGINT))  # while the rest is played
+    assert main(["sample", str(run_dir), "--play", "--out", str(tmp_path)]) == 128 + signal.SIGINT
+    assert len(pcm_of(only_file(tmp_path))) == 48_000 and ".unfinished" not in only_file(tmp_path).name
+
+
+def test_no_sound_device_is_one_line_before_any_work(
+    run_dir: Path, device: SoundDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("waveform.verbs.sample.load", lambda *_, **__: pytest.fail("work began"))
+    device.refusal = device.PortAudioError("Error querying device -1")
+    line = mistake(["sample", run_dir, "--play"], capsys)
+    assert "no sound device can be used (Error querying device -1)" in line and "--out - | aplay" in line
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        ("raise ModuleNotFoundError('No module named sounddevice')", 'pip install "waveform[play]"'),
+        ("raise OSError('PortAudio library not found')", "needs PortAudio (PortAudio library not found)"),
+        ("raise Exception('Error initializing PortAudio')", "needs PortAudio (Error initializing PortAudio)"),
+    ],
+)
+def test_a_missing_library_is_one_line(
+    module: str,
+    says: str,
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "sounddevice.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "sounddevice", raising=False)
+    line = mistake(["sample", run_dir, "--play"], capsys)
+    assert says in line and "--out - | aplay" in line
+
+
+def test_what_cannot_be_heard_is_refused_before_any_work(
+    run_dir: Path,
+    tmp_path: Path,
+    device: SoundDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("waveform.verbs.sample.load", lambda *_, **__: pytest.fail("work began"))
     assert "--num is 2" in mistake(["sample", run_dir, "--out", "-", "--num", "2"], capsys)
     assert "--raw is for --out -" in mistake(["sample", run_dir, "--out", tmp_path, "--raw"], capsys)
+    assert "--num is 2" in mistake(["sample", run_dir, "--play", "--out", tmp_path, "--num", "2"], capsys)
+    assert "give --out DIR" in mistake(["sample", run_dir], capsys)
     terminal, other = os.openpty()
     with os.fdopen(other, "w") as stdout, monkeypatch.context() as patch:
         patch.setattr("sys.stdout", stdout)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from waveform.audio import SAMPLE_RATE_HZ
+from waveform.audio.speaker import require_sound_device, speaker
 from waveform.audio.wav import UNKNOWN_BYTES, WavWriter, pcm_bytes, wav_header, write_all
 from waveform.engine.dataset import is_dataset
 from waveform.system.atomic import explain_write_errors, is_held
@@ -25,10 +26,13 @@ Write = Callable[[np.ndarray], None]  # gets [num, n] samples at 24 kHz, fp32 in
 class Output:
     """Where sound goes as it is drawn."""
 
-    out: Path | str  # folder for WAV files; "-": stdout
+    out: Path | str | None = None  # folder for WAV files; "-": stdout
     raw: bool = False  # on stdout, the samples without a WAV header
+    play: bool = False  # through the sound device, besides `out`
 
     def __post_init__(self) -> None:
+        if self.out is None and not self.play:
+            raise UserError("give --out DIR for WAV files, --out - to write sound to stdout, or --play to hear it")
         if self.raw and not self.is_piped:
             raise UserError("--raw is for --out -; WAV files have a header")
 
@@ -40,27 +44,34 @@ class Output:
     @property
     def is_live(self) -> bool:
         """Whether someone can listen, and end it, before it is all drawn."""
-        return self.is_piped
+        return self.is_piped or self.play
 
     @property
     def folder(self) -> Path | None:
         """The folder for WAV files; None: there are none."""
-        return None if self.is_piped else Path(self.out)
+        return None if self.out is None or self.is_piped else Path(self.out)
 
     def require_possible(self, *, num: int) -> None:
         """Raises UserError, before any work is done, if `num` sounds cannot go there."""
         if self.folder is not None and is_dataset(self.folder):
             raise UserError(f"--out {self.folder} is a prepared data set; give another folder")
-        if self.is_piped and num > 1:
-            raise UserError(f"--num is {num}, but --out - writes one sound; give --out DIR for several")
+        if self.is_live and num > 1:
+            raise UserError(f"--num is {num}, but --play and --out - take one sound; give only --out DIR for several")
         if self.is_piped and sys.stdout.isatty():
             raise UserError("--out - would print sound on the terminal; pipe it to a player, such as `| aplay`")
+        if self.play:
+            require_sound_device()
 
     @contextmanager
-    def open(self, paths: Sequence[Path]) -> Iterator[Write]:
-        """Open all that the sound goes to; `paths` are those of the files in the folder."""
+    def open(self, paths: Sequence[Path], *, seconds: float, tell: Callable[[str], None]) -> Iterator[Write]:
+        """Open all that the sound goes to.
+
+        paths: of the files in the folder. seconds: length of the sound, which may be inf. tell: shows the user a line.
+        """
         with ExitStack() as stack:
             sinks = []
+            if self.play:  # first, so that it ends last: files are done while the rest is played
+                sinks.append(stack.enter_context(speaker(seconds=seconds, tell=tell)))
             if self.is_piped:
                 sinks.append(stack.enter_context(piped(raw=self.raw)))
             if paths:

@@ -28,7 +28,7 @@ def sample(
     device: str | None = None,
     show_progress: bool = True,
 ) -> list[Path]:
-    """Generate `num` sounds into WAV files in a folder, or one to stdout, as they are drawn; returns the files' paths.
+    """Generate `num` sounds into WAV files, or one into stdout or to be heard, as drawn; returns the files' paths.
 
     output: the folder, or an `Output`. With `prime`, an audio file, each sound begins with it and continues it for
     `seconds`; they may be inf if someone listens. What `sampling.int8` costs in NLL is measured and printed first.
@@ -48,17 +48,20 @@ def sample(
     name = f"{run.name}_step{run.step}_seed{sampling.seed}"
     paths = [output.folder / f"{name}_{i}.wav" for i in range(num)] if output.folder is not None else []
     require_free(paths)
-    with output.open(paths) as write:
+    primer_s = 0 if primer is None else len(primer) / SAMPLE_RATE_HZ
+    total_s = num * seconds if math.isfinite(seconds) else None
+    with (
+        Progress("sample", total=total_s, unit="s", unit_s=1, enabled=show_progress) as progress,
+        output.open(paths, seconds=primer_s + seconds, tell=progress.write) as write,
+    ):
         if primer is not None:
             write(np.broadcast_to(primer, (num, len(primer))))
-        total_s = num * seconds if math.isfinite(seconds) else None
-        with Progress("sample", total=total_s, unit="s", unit_s=1, enabled=show_progress) as progress:
 
-            def take(block: np.ndarray) -> None:
-                write(block)
-                progress.update(block.size / SAMPLE_RATE_HZ)
+        def take(block: np.ndarray) -> None:
+            write(block)
+            progress.update(block.size / SAMPLE_RATE_HZ)
 
-            run.sample(num=num, seconds=seconds, sampling=sampling, prime=primer, on_block=take)
+        run.sample(num=num, seconds=seconds, sampling=sampling, prime=primer, on_block=take)
     if show_progress:
         for path in paths:
             print(path)

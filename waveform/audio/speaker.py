@@ -1,0 +1,165 @@
+"""Plays sound as it is drawn, on the machine's sound device; the only importer of sounddevice (the extra `play`)."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from waveform.audio import SAMPLE_RATE_HZ
+from waveform.audio.wav import pcm_bytes
+from waveform.system.errors import Trouble, UserError
+
+_BYTES_PER_S = 2 * SAMPLE_RATE_HZ
+_HEAD_START_S = 0.5  # drawn when playing begins, at least
+_MOST_SPARE_S = 10.0  # with more drawn than is needed, drawing waits, so that RAM does not grow with the length
+_LATENCY_S = 0.2  # of the sound device: for so long, Python may be too busy to answer it
+_POLL_S = 0.02
+_INSTEAD = "or give the sound to another program: --out - | aplay"
+
+
+def require_sound_device() -> None:
+    """Raises UserError if sound cannot be played here."""
+    sounddevice = _import_sounddevice()
+    with _explained(sounddevice):
+        sounddevice.check_output_settings(samplerate=SAMPLE_RATE_HZ, channels=1, dtype="int16")
+
+
+@contextmanager
+def speaker(*, seconds: float, tell: Callable[[str], None]) -> Iterator[Callable[[np.ndarray], None]]:
+    """Play blocks [1, n] of one sound, `seconds` long in all or inf, as they come; in the end, wait for the last.
+
+    tell: shows the user a line. Raises UserError if sound cannot be played here, and Trouble if the device stops.
+    """
+    sounddevice = _import_sounddevice()
+    reserve = _Reserve(seconds, tell)
+
+    def callback(out: memoryview, _frames: int, _time: object, _status: object) -> None:
+        if not reserve.fill(out):
+            raise sounddevice.CallbackStop
+
+    with _explained(sounddevice):
+        stream = sounddevice.RawOutputStream(
+            samplerate=SAMPLE_RATE_HZ, channels=1, dtype="int16", latency=_LATENCY_S, callback=callback
+        )
+
+    def start() -> None:
+        if stream.stopped:
+            with _explained(sounddevice):
+                stream.start()
+
+    def write(block: np.ndarray) -> None:
+        if reserve.add(block[0]):
+            start()  # not before: while kernels are compiled, Python would leave the device waiting
+        while stream.active and reserve.spare_s() > _MOST_SPARE_S:
+            time.sleep(_POLL_S)
+        if not (stream.active or stream.stopped):
+            raise Trouble(f"the sound device has stopped; connect it again, {_INSTEAD}")
+
+    try:
+        yield write
+        # PortAudio drops what its ALSA device has not played when the callback stops, so the last of it is silence.
+        reserve.end(silence_s=stream.latency)
+        start()
+        while stream.active:
+            time.sleep(_POLL_S)
+    finally:
+        stream.close()
+
+
+class _Reserve:
+    """What is drawn and not yet played; the sound device takes from it in a thread of its own.
+
+    Playing begins when there is enough to go on to the end without a pause: half a second, and more if the model is
+    slower than real time. A sound without an end is played whenever there is half a second of it.
+    """
+
+    def __init__(self, seconds: float, tell: Callable[[str], None]) -> None:
+        self._undrawn_s = seconds
+        self._tell: Callable[[str], None] | None = tell  # None: the user was told
+        self._lock = threading.Lock()  # of the three below
+        self._pcm = bytearray()
+        self._is_playing = self._is_whole = False
+        self._num_blocks = 0
+        self._timed_s, self._timed_since_s = 0.0, 0.0  # sound drawn since a time, by which the speed is measured
+
+    def add(self, samples: np.ndarray) -> bool:
+        """Add the next samples [n]; returns whether it is being played, which begins if there is enough."""
+        length_s = len(samples) / SAMPLE_RATE_HZ
+        self._undrawn_s -= length_s
+        self._num_blocks += 1
+        if self._num_blocks > 2:
+            self._timed_s += length_s
+        else:  # a prime, or a block that waited for the prime to be read or for kernels to be compiled
+            self._timed_since_s = time.monotonic()
+        with self._lock:
+            self._pcm += pcm_bytes(samples)
+            spare_s = self.spare_s()
+            waits = not self._is_playing and len(self._pcm) >= _HEAD_START_S * _BYTES_PER_S
+            self._is_playing |= spare_s >= 0
+        if waits and self._timed_s:
+            self._tell_if_slow(spare_s)
+        return self._is_playing
+
+    def spare_s(self) -> float:
+        """Return by how many seconds there is more than enough; below 0: less."""
+        if not self._timed_s:
+            return -math.inf
+        waits_s = self._undrawn_s * (self._slowness() - 1) if math.isfinite(self._undrawn_s) else 0
+        return len(self._pcm) / _BYTES_PER_S - _HEAD_START_S - max(waits_s, 0)
+
+    def end(self, *, silence_s: float) -> None:
+        """Say that nothing will be added but a last silence."""
+        with self._lock:
+            self._pcm += bytes(2 * math.ceil(silence_s * SAMPLE_RATE_HZ))
+            self._is_playing = self._is_whole = True
+
+    def fill(self, out: memoryview) -> bool:
+        """Fill the sound device's buffer, with silence if nothing is to be played; returns whether more will come."""
+        with self._lock:
+            part = self._pcm[: len(out)] if self._is_playing else bytearray()
+            del self._pcm[: len(part)]
+            out[: len(part)] = part
+            out[len(part) :] = bytes(len(out) - len(part))
+            self._is_playing = len(part) == len(out)
+            return self._is_playing or not self._is_whole
+
+    def _slowness(self) -> float:
+        """Return the seconds that a second of sound takes to draw."""
+        return (time.monotonic() - self._timed_since_s) / self._timed_s
+
+    def _tell_if_slow(self, spare_s: float) -> None:
+        """Tell the user, once, that playing has to wait for the model, if so."""
+        if self._tell is None or self._slowness() <= 1:
+            return
+        speed = f"the model draws at {1 / self._slowness():.2f} x real time"
+        if math.isinf(self._undrawn_s):
+            self._tell(f"{speed}, so playing pauses again and again; with --seconds N it does not")
+            self._tell = None
+        elif spare_s < 0:
+            self._tell(f"{speed}, so playing waits for about {math.ceil(-spare_s)} s, and then need not pause")
+            self._tell = None
+
+
+@contextmanager
+def _explained(sounddevice: Any) -> Iterator[None]:
+    """Turn the sound device's refusal into one line."""
+    try:
+        yield
+    except (sounddevice.PortAudioError, ValueError) as error:  # a ValueError names a device that does not exist
+        raise UserError(f"no sound device can be used ({error}); connect one, {_INSTEAD}") from error
+
+
+def _import_sounddevice() -> Any:
+    try:
+        import sounddevice
+    except ImportError as error:
+        raise UserError(f'--play needs sounddevice: pip install "waveform[play]", {_INSTEAD}') from error
+    except Exception as error:  # without PortAudio an OSError; if that does not start, an error of its own
+        raise UserError(
+            f"--play needs PortAudio ({error}): apt install libportaudio2 or brew install portaudio, {_INSTEAD}"
+        ) from error
+    return sounddevice
