@@ -80,7 +80,7 @@ VERBS = (
     ),
     Verb(
         "sample",
-        "generate audio into WAV files, into a pipe or to be heard, as it is drawn",
+        "generate audio into WAV files or stdout, or play it, as it is drawn",
         "waveform.verbs.sample:sample",
         (
             RUN_DIR,
@@ -93,7 +93,9 @@ VERBS = (
             argument("--raw", into="output", action="store_true", help="with --out -: 16-bit PCM without a WAV header"),
             argument("--play", into="output", action="store_true", help="play it as it is drawn; needs waveform[play]"),
             argument("--num", type=int, metavar="N", help="how many, generated side by side (default 1)"),
-            argument("--seconds", type=float, metavar="S", help="length of each (default 1); may be inf if you listen"),
+            argument(
+                "--seconds", type=float, metavar="S", help="length of each (default 1); inf with --play or --out -"
+            ),
             TEMPERATURE,
             argument(
                 "--top-k", into="sampling", type=int, metavar="K", help="draw from the K most probable classes only"

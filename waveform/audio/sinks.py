@@ -17,7 +17,7 @@ from waveform.system.atomic import explain_write_errors, is_held
 from waveform.system.errors import UserError
 from waveform.system.signals import Interrupted
 
-STDOUT = "-"  # given as a folder
+STDOUT = "-"  # in place of a folder
 
 Write = Callable[[np.ndarray], None]  # gets [num, n] samples at 24 kHz, fp32 in -1..1: the next n of each sound
 

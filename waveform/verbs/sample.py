@@ -1,4 +1,4 @@
-"""`waveform sample`: generated audio, as it is drawn, into WAV files or to stdout."""
+"""`waveform sample`: generated audio, as it is drawn, into WAV files or stdout, or through the sound device."""
 
 import math
 import sys
@@ -28,7 +28,7 @@ def sample(
     device: str | None = None,
     show_progress: bool = True,
 ) -> list[Path]:
-    """Generate `num` sounds into WAV files, or one into stdout or to be heard, as drawn; returns the files' paths.
+    """Write `num` generated sounds into WAV files, or one to stdout, or play one, as drawn; returns the files' paths.
 
     output: the folder, or an `Output`. With `prime`, an audio file, each sound begins with it and continues it for
     `seconds`; they may be inf if someone listens. What `sampling.int8` costs in NLL is measured and printed first.
