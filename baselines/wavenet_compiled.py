@@ -9,6 +9,7 @@ channels, S skip channels; C', G', ... padded to whole vectors.
 # mypy: disable-error-code="no-untyped-def"
 # Compiled functions have the types of what they are called with.
 
+import sys
 from typing import NamedTuple, cast
 
 import numba
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from baselines.wavenet import WaveNet, WaveNetConfig, WaveNetState
+from waveform.decoding.draw import NO_DRAWS, Draws, draw_row, make_draw_scratch, make_draws
 from waveform.decoding.kernels import (
     ADD,
     F32,
@@ -78,6 +80,7 @@ class _Sizes(NamedTuple):
     num_gates: int  # G'
     num_skip: int  # S'
     num_logits: int  # V'
+    num_classes: int  # V
 
 
 @compiled
@@ -143,9 +146,8 @@ def _relu(x, width):
         store(x, i, maximum(load(x, i, F32), fill(np.float32(0))))
 
 
-@compiled(entry=True)
-def _run(tokens, step, plan, kind):
-    """Take a step with inputs tokens [B], number `step` of their streams; writes the logits."""
+@compiled
+def _step(tokens, step, plan, kind):
     p = plan[0]
     for b in range(p.num_rows):
         copy(p.embedding + tokens[b] * p.width * 4, p.x + b * p.width * 4, p.width)
@@ -162,6 +164,18 @@ def _run(tokens, step, plan, kind):
             _relu(p.hidden, p.num_rows * p.num_skip)
         elif phase == _MIX:
             _relu(p.mixed, p.num_rows * p.num_skip)
+
+
+@compiled(entry=True)
+def _run(tokens, step, draws, plan, kind):
+    """Take a step with inputs tokens [B], number `step` of their streams; writes the logits.
+
+    Or take n steps, if `draws` asks for [n, B] tokens: each step's are drawn, and become the next one's inputs.
+    """
+    for t in range(max(1, len(draws.drawn))):
+        _step(tokens, step + t, plan, kind)
+        if t < len(draws.drawn):
+            draw_row(t, tokens, draws, plan[0])
 
 
 class CompiledWaveNetDecoder:
@@ -185,21 +199,37 @@ class CompiledWaveNetDecoder:
             num_gates=padded(config.gate_channels),
             num_skip=padded(config.skip_channels),
             num_logits=padded(config.vocab_size),
+            num_classes=config.vocab_size,
         )
         self._scratch = _make_scratch(self._sizes)
-        self._plan = make_plan(self._weights, self._state, self._scratch, self._sizes)
+        self._draw_scratch = make_draw_scratch(config.vocab_size)
+        self._plan = make_plan(self._weights, self._state, self._scratch, self._draw_scratch, self._sizes)
         self._kind = np.int8(0) if int8 else np.float32(0)
         self._logits = torch.from_numpy(self._scratch.logits)[:, : config.vocab_size]
         self._num_steps = 0
+        self.steps_to_host = sys.maxsize
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """tokens [B] -> logits [B, V] of the token that follows; overwritten by the next step."""
-        if self._sizes.num_threads > 1:
-            numba.set_num_threads(self._sizes.num_threads)
-        _run(tokens.contiguous().numpy(), self._num_steps, self._plan, self._kind)
+        self._run(tokens.contiguous().numpy(), NO_DRAWS)
         self._num_steps += 1
         return self._logits
+
+    @torch.inference_mode()
+    def draw(
+        self, tokens: Tensor, uniform: Tensor, *, temperature: float, top_k: int | None, top_p: float | None
+    ) -> Tensor:
+        """As `DrawingDecoder.draw`."""
+        draws = make_draws(uniform, temperature=temperature, top_k=top_k, top_p=top_p)
+        self._run(tokens.numpy().copy(), draws)
+        self._num_steps += len(uniform)
+        return torch.from_numpy(draws.drawn)
+
+    def _run(self, tokens: np.ndarray, draws: Draws) -> None:
+        if self._sizes.num_threads > 1:
+            numba.set_num_threads(self._sizes.num_threads)
+        _run(tokens, self._num_steps, draws, self._plan, self._kind)
 
 
 def _lay_out_weights(model: WaveNet, *, int8: bool) -> _Weights:
@@ -223,7 +253,7 @@ def _lay_out_weights(model: WaveNet, *, int8: bool) -> _Weights:
         residual=DenseWeights(residual, int8=int8),
         skip=DenseWeights([skip], [model.skip.bias], int8=int8),
         mix=DenseWeights([mix.weight], [mix.bias], int8=int8),
-        head=DenseWeights([last.weight], [last.bias], int8=int8),
+        head=DenseWeights([last.weight], [last.bias], int8=int8, padding=-np.inf),
     )
 
 

@@ -4,35 +4,96 @@ import pytest
 import torch
 
 from tests import laws
-from waveform.engine.sampler import SamplingConfig, draw, probabilities, sample
+from waveform.engine.sampler import (
+    DrawingLoop,
+    SamplingConfig,
+    StepwiseLoop,
+    choose,
+    draw,
+    sample,
+    sampling_loop,
+    weights,
+)
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 
 LOGITS = torch.tensor([[0.5, 2.0, -1.0, 1.0, 0.0]])
 
 
+def probabilities(config: SamplingConfig, logits: torch.Tensor = LOGITS) -> torch.Tensor:
+    w = weights(logits, config).double()
+    return w / w.sum(dim=-1, keepdim=True)
+
+
 def test_draw_inverts_the_cumulative_distribution() -> None:
-    p = torch.tensor([[0.0, 0.25, 0.5, 0.0, 0.25, 0.0]])
+    w = torch.tensor([[0, 1, 2, 0, 1, 0]])
     uniform = (torch.arange(1000) + 0.5) / 1000
-    chosen = draw(p.expand(1000, -1), uniform)
+    chosen = draw(w.expand(1000, -1), uniform)
     assert torch.bincount(chosen, minlength=6).tolist() == [0, 250, 500, 0, 250, 0]
-    extreme = draw(p.expand(2, -1), torch.tensor([0.0, 1 - 2**-24]))
+    extreme = draw(w.expand(2, -1), torch.tensor([0.0, 1 - 2**-24]))
     assert extreme.tolist() == [1, 4]  # never an impossible class
 
 
 def test_temperature_and_truncation() -> None:
-    full = LOGITS.softmax(-1)
-    assert torch.allclose(probabilities(LOGITS, SamplingConfig()), full)
-    cold = probabilities(LOGITS, SamplingConfig(temperature=0.5))
-    assert torch.allclose(cold, (LOGITS * 2).softmax(-1))
-    assert probabilities(LOGITS, SamplingConfig(temperature=0)).tolist() == [[0, 1, 0, 0, 0]]
-    top2 = probabilities(LOGITS, SamplingConfig(top_k=2))
+    full = LOGITS.double().softmax(-1)
+    assert torch.allclose(probabilities(SamplingConfig()), full, rtol=1e-10)
+    cold = probabilities(SamplingConfig(temperature=0.5))
+    assert torch.allclose(cold, (LOGITS.double() * 2).softmax(-1), rtol=1e-10)
+    top2 = probabilities(SamplingConfig(top_k=2))
     assert (top2 > 0).tolist() == [[False, True, False, True, False]]
     assert torch.allclose(top2[0, 1] / top2[0, 3], full[0, 1] / full[0, 3])
     ordered = full[0].sort(descending=True).values
     for keep in range(1, 6):  # p just below what `keep` classes reach keeps exactly those
-        nucleus = probabilities(LOGITS, SamplingConfig(top_p=float(ordered[:keep].sum()) - 1e-4))
+        nucleus = probabilities(SamplingConfig(top_p=float(ordered[:keep].sum()) - 1e-4))
         assert int((nucleus > 0).sum()) == keep
+
+
+def test_temperature_0_takes_the_first_of_the_most_probable_classes() -> None:
+    logits = torch.tensor([[0.5, 2.0, -1.0, 2.0], [1.0, 0.0, 0.0, 0.0]])
+    assert choose(logits, torch.tensor([0.9, 0.9]), config=SamplingConfig(temperature=0)).tolist() == [1, 0]
+
+
+def test_classes_as_probable_as_the_last_one_kept_are_kept() -> None:
+    logits = torch.tensor([[1.0, 3.0, 1.0, 0.0, 1.0]])
+    expected = [[True, True, True, False, True]]
+    assert (weights(logits, SamplingConfig(top_k=2)) > 0).tolist() == expected
+    assert (weights(logits, SamplingConfig(top_p=0.8)) > 0).tolist() == expected
+
+
+def test_extreme_temperatures_stay_finite() -> None:
+    assert probabilities(SamplingConfig(temperature=1e-300)).tolist() == [[0, 1, 0, 0, 0]]
+    assert torch.allclose(probabilities(SamplingConfig(temperature=1e300)), torch.full((1, 5), 0.2).double())
+
+
+class _Stepper:
+    """Counts up from the inputs."""
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot((tokens + 1) % 5, 5) * 50.0
+
+
+class _DrawingStepper(_Stepper):
+    """Draws by itself, up to three tokens before the host has work."""
+
+    def __init__(self) -> None:
+        self.steps_to_host = 3
+        self.lengths: list[int] = []
+
+    def draw(self, tokens: torch.Tensor, uniform: torch.Tensor, **rule: object) -> torch.Tensor:
+        self.lengths.append(len(uniform))
+        self.steps_to_host = self.steps_to_host - len(uniform) or 3
+        return (tokens + torch.arange(1, len(uniform) + 1)[:, None]) % 5
+
+
+def test_a_decoder_that_draws_is_called_once_for_many_tokens() -> None:
+    tokens = torch.tensor([0, 3])
+    stepper = _DrawingStepper()
+    drawing, stepwise = (sampling_loop(s, tokens, SamplingConfig()) for s in (stepper, _Stepper()))
+    assert isinstance(drawing, DrawingLoop) and isinstance(stepwise, StepwiseLoop)
+    for length in (5, 2):
+        uniform = torch.rand(length, 2)
+        assert torch.equal(drawing.draw(uniform), stepwise.draw(uniform))
+    assert stepper.lengths == [3, 2, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Steps a CompressiveTransformer on a CPU with compiled kernels, near the speed at which memory can be read.
 
 A step reads every weight and every cached key and value once; nothing else takes long. One compiled function does the
-whole step (step.py); Python is needed once per step, and once per window for compression.
+whole step (step.py), and as many as are asked for, with the draws between them (draw.py); Python is needed once per
+window, for compression.
 
 Rows are computed alike whatever their number (kernels.py), and threads change no bit of them (attend.py).
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from waveform.decoding.draw import NO_DRAWS, Draws, make_draw_scratch, make_draws
 from waveform.decoding.kernels import zeros
 from waveform.decoding.plan import make_plan
 from waveform.decoding.simd import address
@@ -37,7 +39,8 @@ class CompiledDecoder:
         self._memory = lay_out_memory(model, state, int8=int8)
         self._sizes = sizes_of(model, self._weights, self._memory)
         self._scratch = make_scratch(self._sizes)
-        self._plan = make_plan(self._weights, self._memory, self._scratch, self._sizes)
+        self._draw_scratch = make_draw_scratch(model.config.vocab_size)
+        self._plan = make_plan(self._weights, self._memory, self._scratch, self._draw_scratch, self._sizes)
         self._kind = np.int8(0) if int8 else np.float32(0)
         self._logits = torch.from_numpy(self._scratch.logits)[:, : model.config.vocab_size]
 
@@ -48,16 +51,37 @@ class CompiledDecoder:
         cache = (m.keys, m.values, *((m.key_scales, m.value_scales) if self._sizes.quantised else ()))
         return sum(array.nbytes for array in (*self._weights[1:], *cache))
 
+    @property
+    def steps_to_host(self) -> int:
+        """Steps to the end of the window."""
+        return self._config.window - self._num_steps % self._config.window
+
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """tokens [B] -> logits [B, V] of the token that follows; overwritten by the next step."""
+        self._run(PROJECT, tokens.contiguous().numpy(), self._num_steps)
+        self._advance(1)
+        return self._logits
+
+    @torch.inference_mode()
+    def draw(
+        self, tokens: Tensor, uniform: Tensor, *, temperature: float, top_k: int | None, top_p: float | None
+    ) -> Tensor:
+        """As `DrawingDecoder.draw`."""
+        draws = make_draws(uniform, temperature=temperature, top_k=top_k, top_p=top_p)
+        self._run(PROJECT, tokens.numpy().copy(), self._num_steps, draws)
+        self._advance(len(uniform))
+        return torch.from_numpy(draws.drawn)
+
+    def _run(self, first_phase: int, tokens: np.ndarray, at: int, draws: Draws = NO_DRAWS) -> None:
         if self._sizes.num_threads > 1:
             numba.set_num_threads(self._sizes.num_threads)
-        run(tokens.contiguous().numpy(), PROJECT, self._num_steps, self._plan, self._kind)
-        self._num_steps += 1
+        run(first_phase, tokens, at, draws, self._plan, self._kind)
+
+    def _advance(self, num_steps: int) -> None:
+        self._num_steps += num_steps
         if self._num_steps % self._config.window == 0:
             self._end_window()
-        return self._logits
 
     def _end_window(self) -> None:
         """Compress what leaves memory."""
@@ -90,4 +114,4 @@ class CompiledDecoder:
                 made = layer.compressor(consumed[b : b + 1], None if use is None else use[b : b + 1])
                 groups[b, :, : config.d_model] = made[0, -num_kept:].numpy()
             first_slot = (last_group - num_kept) % config.compressed
-            run(np.array([i]), ADOPT, first_slot, self._plan, self._kind)
+            self._run(ADOPT, np.array([i]), first_slot)

@@ -51,7 +51,15 @@ class DenseWeights:
     weights [L, N, K], in tiles of 4 outputs by 16 inputs; scales, biases [L, N] float32.
     """
 
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None, *, int8: bool) -> None:
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor] | None = None,
+        *,
+        int8: bool,
+        padding: float = 0,
+    ) -> None:
+        """padding: the value of outputs that are there only to fill a vector."""
         stacked = pad_last(torch.stack([weight.detach().float() for weight in weights]))
         num_layers, num_outputs, self.num_inputs = stacked.shape
         self.num_outputs = padded(num_outputs)
@@ -63,6 +71,7 @@ class DenseWeights:
         self.weights = tiles.contiguous().view(num_layers, -1).numpy()
         self.scales = scales.numpy()
         self.biases = np.zeros(self.scales.shape, dtype=np.float32)
+        self.biases[:, num_outputs:] = padding
         if biases is not None:
             self.biases[:, :num_outputs] = torch.stack([bias.detach().float() for bias in biases]).numpy()
 

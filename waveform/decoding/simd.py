@@ -139,6 +139,16 @@ def bytes_of(typing_context, kind):
 
 
 @intrinsic
+def float_of_bits(typing_context, bits):
+    """The float32 of the lower 32 bits of an int64."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(builder.trunc(arguments[0], _INT), _FLOAT)
+
+    return types.float32(types.int64), generate
+
+
+@intrinsic
 def load(typing_context, base, index, kind):
     """16 elements from `index` on, of the type of `kind` (float32 or int8), as floats."""
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from waveform.decoding.attend import I64, PART, append, attend, combine, rotate
+from waveform.decoding.draw import draw_row
 from waveform.decoding.kernels import ADD, GELU, SET, copy, dense, layer_norm, of_layer, padded, zeros
 from waveform.decoding.plan import num_threads_for, share, shared_out
 from waveform.decoding.simd import compiled, get, put
@@ -59,6 +60,7 @@ class Sizes(NamedTuple):
     num_projected: int
     num_inner: int
     num_logits: int
+    num_classes: int
     num_blocks: int
     num_parts: int
     history_ring: int  # 0 without compressed memory
@@ -91,6 +93,7 @@ def sizes_of(model: CompressiveTransformer, weights: Weights, memory: Memory) ->
         num_projected=3 * width + padded(heads * config.num_position_features),
         num_inner=padded(config.d_feedforward),
         num_logits=padded(config.vocab_size),
+        num_classes=config.vocab_size,
         num_blocks=num_blocks,
         num_parts=-(-num_blocks // PART),
         history_ring=memory.history.shape[2],
@@ -226,13 +229,9 @@ def _between(phase, layer, num_steps, p, kind):
             copy(p.x, p.normed, p.num_rows * p.width)
 
 
-@compiled(entry=True)
-def run(tokens, first_phase, step_or_slot, plan, kind):
-    """first_phase PROJECT: take a step with inputs tokens [B], the given step of their streams; writes the logits.
-
-    first_phase ADOPT: cache the scratch's groups from the given slot on, in layer tokens[0]. One function does both,
-    because every function that Python calls has all kernels compiled again.
-    """
+@compiled
+def _run_phases(tokens, first_phase, step_or_slot, plan, kind):
+    """Run a step's phases, or the one phase ADOPT; see `run`."""
     p, step = plan[0], step_or_slot
     slot = p.compressed + step % (p.memory + p.window)
     num_phases = p.num_layers * _HEAD + 1
@@ -252,3 +251,18 @@ def run(tokens, first_phase, step_or_slot, plan, kind):
             layer, phase = 0, _HEAD
         _share_out(phase, layer, slot, plan, kind)
         _between(phase, layer, step, p, kind)
+
+
+@compiled(entry=True)
+def run(first_phase, tokens, step_or_slot, draws, plan, kind):
+    """first_phase PROJECT: take a step with inputs tokens [B], the given step of their streams; writes the logits.
+
+    Or take n steps, if `draws` asks for [n, B] tokens: each step's are drawn, and become the next one's inputs.
+
+    first_phase ADOPT: cache the scratch's groups from the given slot on, in layer tokens[0]. One function does all,
+    because every function that Python calls has all kernels compiled again.
+    """
+    for t in range(max(1, len(draws.drawn))):
+        _run_phases(tokens, first_phase, step_or_slot + t, plan, kind)
+        if t < len(draws.drawn):
+            draw_row(t, tokens, draws, plan[0])

@@ -60,7 +60,7 @@ def lay_out_weights(model: CompressiveTransformer, *, int8: bool) -> Weights:
         output=dense(_output),
         feed_in=dense(lambda layer: layer.feedforward_in.weight, lambda layer: layer.feedforward_in.bias),
         feed_out=dense(lambda layer: layer.feedforward_out.weight, lambda layer: layer.feedforward_out.bias),
-        head=DenseWeights([head.weight], [head.bias], int8=int8),
+        head=DenseWeights([head.weight], [head.bias], int8=int8, padding=-np.inf),
     )
 
 

@@ -94,6 +94,25 @@ class DeviceDecoder(Decoder, Protocol):
 
 
 @runtime_checkable
+class DrawingDecoder(Decoder, Protocol):
+    """A decoder that draws by itself, so that Python does not come between two tokens."""
+
+    @property
+    def steps_to_host(self) -> int:
+        """How many tokens one call of `draw` may draw at most, because work in Python is due after them."""
+        ...
+
+    def draw(
+        self, tokens: Tensor, uniform: Tensor, *, temperature: float, top_k: int | None, top_p: float | None
+    ) -> Tensor:
+        """tokens [B], the inputs of the first step, and uniform [n, B] fp32 in [0, 1) -> the tokens drawn [n, B].
+
+        Like n calls of `step`, each with what `choose` of engine/sampler.py draws from the logits of the one before.
+        """
+        ...
+
+
+@runtime_checkable
 class MeteredDecoder(Decoder, Protocol):
     """A decoder that knows how much a step reads from RAM, which bounds its speed on a CPU."""
 

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from waveform.engine.cuda_graph import CudaGraphLoop
 from waveform.engine.inputs import begin_of_utterance
-from waveform.engine.interface import Decoder, DeviceDecoder, SequenceModel, State, decoder, take_rows
+from waveform.engine.interface import Decoder, DeviceDecoder, DrawingDecoder, SequenceModel, State, decoder, take_rows
 from waveform.system.errors import UserError
 
 BLOCK_STEPS = 1024  # most steps of one call of `SamplingLoop.draw`
 MAX_SEED = (1 << 43) - 1  # a stream's 64-bit seed is this times a million
+LARGEST_WEIGHT = 2**40  # of a class, in `weights`: sums of 8 million fit into 64 bits
+_CALL_STEPS = 64  # of a decoder that draws by itself: Ctrl-C waits for the end of a call
 _PROMPT_STEPS = 4096  # tokens of a prompt read in one call
 
 
@@ -26,8 +28,10 @@ class SamplingConfig:
     """How tokens are drawn."""
 
     temperature: float = 1.0  # 0 takes the most probable token
-    top_k: int | None = None  # keep the k most probable classes
-    top_p: float | None = None  # keep the fewest classes whose probabilities reach p (nucleus; Holtzman et al. 2019)
+    # Keep the k most probable classes, or the fewest whose probabilities reach p (nucleus; Holtzman et al. 2019); and
+    # any others exactly as probable as the last of them.
+    top_k: int | None = None
+    top_p: float | None = None
     seed: int = 0  # stream i's generator is seeded by (seed, i)
     int8: bool = False  # compute with weights, and what is remembered, in 8 bits: faster on a CPU
 
@@ -108,7 +112,30 @@ def sampling_loop(stepper: Decoder, tokens: Tensor, config: SamplingConfig) -> S
     """The fastest loop for `stepper`, beginning with inputs `tokens` [B]."""
     if tokens.device.type == "cuda" and isinstance(stepper, DeviceDecoder):
         return CudaGraphLoop(stepper, tokens, partial(choose, config=config), max_steps=BLOCK_STEPS)
+    if isinstance(stepper, DrawingDecoder):
+        return DrawingLoop(stepper, tokens, config)
     return StepwiseLoop(stepper, tokens, config)
+
+
+class DrawingLoop:
+    """Many tokens per call of a decoder that draws by itself."""
+
+    def __init__(self, stepper: DrawingDecoder, tokens: Tensor, config: SamplingConfig) -> None:
+        """tokens [B]: inputs of the first step."""
+        self._stepper, self._tokens, self._config = stepper, tokens, config
+
+    @torch.inference_mode()
+    def draw(self, uniform: Tensor) -> Tensor:
+        """As `SamplingLoop.draw`."""
+        config, drawn = self._config, []
+        while len(uniform):
+            now, uniform = uniform.tensor_split([min(self._stepper.steps_to_host, _CALL_STEPS)])
+            tokens = self._stepper.draw(
+                self._tokens, now, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p
+            )
+            self._tokens = tokens[-1]
+            drawn.append(tokens)
+        return torch.cat(drawn)
 
 
 class StepwiseLoop:
@@ -128,32 +155,42 @@ class StepwiseLoop:
 
 
 def choose(logits: Tensor, uniform: Tensor, *, config: SamplingConfig) -> Tensor:
-    """logits [B, V], uniform [B] in [0, 1) -> the next tokens [B]."""
-    return draw(probabilities(logits.float(), config), uniform)
+    """logits [B, V], uniform [B] fp32 in [0, 1) -> the next tokens [B].
 
-
-def probabilities(logits: Tensor, config: SamplingConfig) -> Tensor:
-    """logits [B, V] -> the distribution [B, V] to draw from, after temperature, top-k and top-p."""
+    This defines the draw for every decoder. One that draws by itself computes the same, in its own way.
+    """
     if config.temperature == 0:
-        return torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).to(logits.dtype)
-    p = (logits if config.temperature == 1 else logits / config.temperature).softmax(dim=-1)
-    if config.top_k is not None and config.top_k < p.shape[-1]:
-        least = p.topk(config.top_k, dim=-1).values[:, -1:]
-        p = torch.where(p >= least, p, 0)
-        p = p / p.sum(dim=-1, keepdim=True)
-    if config.top_p is not None and config.top_p < 1:
-        ordered, order = p.sort(dim=-1, descending=True)
-        # A class stays if the more probable ones have not reached p, so the first always stays.
-        kept = torch.where(ordered.cumsum(dim=-1) - ordered < config.top_p, ordered, 0)
-        p = torch.zeros_like(p).scatter(-1, order, kept)
-    return p
+        return logits.argmax(dim=-1)
+    return draw(weights(logits, config), uniform)
 
 
-def draw(p: Tensor, uniform: Tensor) -> Tensor:
-    """Draw by inverse transform: p [B, V] (any positive sum), uniform [B] in [0, 1) -> classes [B]."""
-    cumulative = p.cumsum(dim=-1)
-    whole = cumulative[:, -1:].contiguous()
-    threshold = (uniform[:, None] * whole).to(cumulative.dtype)
-    chosen = torch.searchsorted(cumulative, threshold, right=True)
-    last_possible = torch.searchsorted(cumulative, whole)  # rounding must not choose an impossible class
-    return torch.minimum(chosen, last_possible)[:, 0]
+def weights(logits: Tensor, config: SamplingConfig) -> Tensor:
+    """logits [B, V] -> what classes are drawn in proportion to [B, V], int64, after temperature, top-k and top-p.
+
+    The most probable class weighs 2^40, and one that is 2^40 times less probable nothing. Whole numbers have the same
+    sum in every order, so two programs that draw differ only if rounding of an exponential in fp64 makes a weight
+    differ by 1: in about one draw of 10^13. (With probabilities in fp32 it is one of 10^6.)
+    """
+    logits = logits.float()
+    peak = logits.amax(dim=-1, keepdim=True)
+
+    def weigh(x: Tensor) -> Tensor:
+        return (x - peak).double().div_(config.temperature).exp_().mul_(LARGEST_WEIGHT).long()
+
+    w = weigh(logits)
+    num_kept = min(config.top_k or logits.shape[-1], logits.shape[-1])
+    if num_kept < logits.shape[-1] or config.top_p is not None:
+        ordered = logits.topk(num_kept, dim=-1).values
+        w = torch.where(logits >= ordered[:, -1:], w, 0)
+        if config.top_p is not None:
+            wanted = (w.sum(dim=-1, keepdim=True).double() * config.top_p).ceil().long()
+            last = torch.searchsorted(weigh(ordered).cumsum(dim=-1), wanted).clamp(max=num_kept - 1)
+            w = torch.where(logits >= ordered.gather(-1, last), w, 0)
+    return w
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Draw by inverse transform: weights [B, V], uniform [B] fp32 in [0, 1) -> classes [B]; none that weighs 0."""
+    cumulative = weights.cumsum(dim=-1)
+    threshold = (uniform[:, None].double() * cumulative[:, -1:]).long()
+    return torch.searchsorted(cumulative, threshold, right=True)[:, 0]

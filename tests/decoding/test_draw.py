@@ -1,0 +1,141 @@
+"""Draws within compiled steps: the tokens that the definition in torch draws, whatever the rule and the logits."""
+
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests import laws
+from waveform.decoding.draw import draw_row, make_draw_scratch, make_draws
+from waveform.decoding.kernels import padded
+from waveform.decoding.plan import make_plan
+from waveform.decoding.simd import compiled
+from waveform.engine import interface
+from waveform.engine.interface import DrawingDecoder
+from waveform.engine.sampler import BLOCK_STEPS, DrawingLoop, SamplingConfig, StepwiseLoop, choose, sampling_loop
+from waveform.models.registry import build
+
+B = 300
+RULES = [
+    SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
+    for temperature, top_k, top_p in itertools.product(
+        (0, 1e-300, 0.01, 0.9, 1.0, 3.0, 1e30), (None, 1, 7, 200), (None, 1e-9, 0.5, 0.95, 1 - 2**-53, 1.0)
+    )
+]
+
+
+class _Logits(NamedTuple):
+    logits: np.ndarray
+    num_rows: int
+    num_logits: int
+    num_classes: int
+
+
+@compiled(entry=True)
+def _draw(tokens, draws, plan):
+    draw_row(0, tokens, draws, plan[0])
+
+
+def drawn_by_kernel(logits: Tensor, uniform: Tensor, config: SamplingConfig) -> Tensor:
+    """As `choose`."""
+    num_rows, num_classes = logits.shape
+    whole_vectors = np.full((num_rows, padded(num_classes)), -np.inf, dtype=np.float32)
+    whole_vectors[:, :num_classes] = logits
+    sizes = _Logits(whole_vectors, num_rows, padded(num_classes), num_classes)
+    scratch = make_draw_scratch(num_classes)
+    draws = make_draws(uniform[None], temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
+    tokens = np.zeros(num_rows, dtype=np.int64)
+    _draw(tokens, draws, make_plan(sizes, scratch))
+    assert (tokens == draws.drawn[0]).all()
+    return torch.from_numpy(tokens)
+
+
+def logits_of(kind: str, num_classes: int) -> Tensor:
+    """[B, num_classes] fp32."""
+    generator = torch.Generator().manual_seed(num_classes)
+    logits = torch.randn(B, num_classes, generator=generator) * 3
+    if kind == "ties":
+        return logits.round()
+    if kind == "equal":
+        return logits[:, :1].expand(-1, num_classes)
+    if kind == "zeros of both signs":
+        return torch.where(logits > 0, 0.0, -0.0)
+    if kind == "far apart":
+        return logits * 10 ** torch.linspace(-30, 37, B)[:, None]
+    if kind == "impossible classes":
+        return torch.where(torch.arange(num_classes) % 3 == 1, logits, -torch.inf)
+    assert kind == "usual"
+    return logits
+
+
+@pytest.mark.parametrize("num_classes", [11, 256])
+@pytest.mark.parametrize("kind", ["usual", "ties", "equal", "zeros of both signs", "far apart", "impossible classes"])
+def test_kernels_draw_what_the_definition_draws(kind: str, num_classes: int) -> None:
+    logits = logits_of(kind, num_classes)
+    generator = torch.Generator().manual_seed(1)
+    for config in RULES:
+        uniform = torch.rand(B, generator=generator)
+        uniform[:4] = torch.tensor([0, 2**-24, 0.5, 1 - 2**-24])
+        expected = choose(logits, uniform, config=config)
+        assert torch.equal(drawn_by_kernel(logits, uniform, config), expected), config
+        if kind == "impossible classes":
+            assert (expected % 3 == 1).all()
+
+
+def test_many_classes() -> None:
+    logits = torch.randn(40, 32000, generator=torch.Generator().manual_seed(0)) * 3
+    uniform = torch.rand(40, generator=torch.Generator().manual_seed(1))
+    for config in (SamplingConfig(), SamplingConfig(top_k=5000), SamplingConfig(top_p=0.99), SamplingConfig(top_k=1)):
+        assert torch.equal(drawn_by_kernel(logits, uniform, config), choose(logits, uniform, config=config))
+
+
+def loops(case: laws.Case, config: SamplingConfig, *, int8: bool = False, num_streams: int = 2) -> list[Any]:
+    """A loop whose decoder draws, and one that calls its twin once per token."""
+    model = case.build().float()
+    state = model.init_state(num_streams, device="cpu", dtype=torch.float32)
+    tokens = torch.full((num_streams,), laws.VOCAB_SIZE)
+    steppers = [interface.decoder(model, laws.clone(state), int8=int8) for _ in range(2)]
+    assert all(isinstance(stepper, DrawingDecoder) for stepper in steppers)
+    made = [sampling_loop(steppers[0], tokens, config), StepwiseLoop(steppers[1], tokens, config)]
+    assert isinstance(made[0], DrawingLoop)
+    return made
+
+
+COMPILED = [case for case in laws.CASES if not {"head", "tie_embeddings"} & set(case.fields)]
+
+
+@pytest.mark.parametrize("case", laws.params(COMPILED))
+@pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
+def test_decoders_that_draw_equal_single_steps(case: laws.Case, int8: bool) -> None:
+    """Across windows, and wherever a block begins."""
+    for config in (SamplingConfig(), SamplingConfig(temperature=0.8, top_k=8, top_p=0.9)):
+        with torch.inference_mode():
+            drawing, stepwise = loops(case, config, int8=int8)
+            generator = torch.Generator().manual_seed(0)
+            for length in (7 * case.window + 3, 1, 130, 64):
+                uniform = torch.rand(length, 2, generator=generator)
+                assert torch.equal(drawing.draw(uniform), stepwise.draw(uniform))
+
+
+@pytest.mark.parametrize("name", ["compressive_transformer", "wavenet"])
+def test_a_long_stream_equals_single_steps(name: str) -> None:
+    """With as many classes as audio has, over thousands of steps of two streams."""
+    torch.manual_seed(0)
+    fields = next(iter(laws.CONFIGS[name].values()))
+    model = laws.randomise(build(name, vocab_size=256, **fields), std=0.3).float()
+    state = model.init_state(2, device="cpu", dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        for config in (SamplingConfig(), SamplingConfig(temperature=0.9, top_k=100, top_p=0.95)):
+            drawing, stepwise = (
+                loop(interface.decoder(model, laws.clone(state)), torch.tensor([256, 256]), config)
+                for loop in (DrawingLoop, StepwiseLoop)
+            )
+            for _ in range(4):
+                uniform = torch.rand(BLOCK_STEPS, 2, generator=generator)
+                drawn = drawing.draw(uniform)
+                assert torch.equal(drawn, stepwise.draw(uniform))
+            assert len(drawn.unique()) > 50

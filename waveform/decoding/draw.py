@@ -1,0 +1,169 @@
+"""Draws a token from logits within a compiled step: what `choose` of engine/sampler.py defines, in kernels.
+
+Both do the same operations in fp64, but for the exponential, and sum whole numbers; so they draw the same tokens.
+
+Shape letters: V classes, V' padded to whole vectors.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Compiled functions have the types of what they are called with.
+
+import math
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from waveform.decoding.kernels import F32, padded
+from waveform.decoding.simd import LANES, compiled, float_of_bits, get, largest, load, maximum, put
+from waveform.engine.sampler import LARGEST_WEIGHT
+
+_I64 = np.int64(0)
+_LOG2_E = math.log2(math.e)
+_LN2_HIGH, _LN2_LOW = 0.6931471803691238, 1.9082149292705877e-10  # ln 2 in two parts: the first times n is exact
+_INVERSE_FACTORIALS = tuple(1 / math.factorial(k) for k in range(14))
+_FRACTION_BITS = 53  # of a double between 1/2 and 1
+_WEIGHT_BITS = LARGEST_WEIGHT.bit_length() - 1
+_WEIGHTLESS = -(_WEIGHT_BITS + 1) * math.log(2)  # e to this power weighs nothing
+_INFINITY = 0x7F800000  # its bits
+
+
+class Draws(NamedTuple):
+    """What a compiled call is asked to draw, and from what."""
+
+    uniform: np.ndarray  # [n, B] float32
+    drawn: np.ndarray  # [n, B] int64: the result
+    temperature: float
+    top_k: int
+    top_p: float
+
+
+def make_draws(
+    uniform: Tensor, *, temperature: float = 1, top_k: int | None = None, top_p: float | None = None
+) -> Draws:
+    """Ask for a token for each number of `uniform` [n, B]; the rest are fields of `SamplingConfig`."""
+    return Draws(
+        uniform.float().contiguous().numpy(),
+        np.empty(uniform.shape, dtype=np.int64),
+        float(temperature),
+        sys.maxsize if top_k is None else top_k,
+        1.0 if top_p is None else float(top_p),
+    )
+
+
+NO_DRAWS = make_draws(torch.empty(0, 1))
+
+
+class DrawScratch(NamedTuple):
+    """Intermediate values of a draw."""
+
+    class_weights: np.ndarray  # [V'] int64
+    ones: np.ndarray  # [V'] int64
+
+
+def make_draw_scratch(num_classes: int) -> DrawScratch:
+    """Arrays for the intermediate values of a draw."""
+    size = padded(num_classes)
+    return DrawScratch(np.zeros(size, dtype=np.int64), np.ones(size, dtype=np.int64))
+
+
+@compiled
+def _weight(x):
+    """2^40 e^x, rounded down, for x <= 0.
+
+    e^x = 2^n e^r with |r| <= ln 2 / 2, and e^r by its Taylor series to r^13 / 13!, which is exact to a few 10^-16. No
+    branches and no calls, so that LLVM computes several at once.
+    """
+    x = max(x, _WEIGHTLESS)
+    n = np.int64(x * _LOG2_E - 0.5)  # rounded towards 0: the nearest whole number
+    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
+    c = _INVERSE_FACTORIALS
+    y = ((((c[13] * r + c[12]) * r + c[11]) * r + c[10]) * r + c[9]) * r + c[8]
+    y = ((((y * r + c[7]) * r + c[6]) * r + c[5]) * r + c[4]) * r + c[3]
+    y = ((y * r + c[2]) * r + c[1]) * r + c[0]
+    return np.int64(y * 2.0**_FRACTION_BITS) >> (_FRACTION_BITS - _WEIGHT_BITS - n)
+
+
+@compiled
+def _float_at(rank):
+    """The fp32 number of a rank: 0 has rank 0, the next larger number 1, and -0 has rank -1."""
+    return float_of_bits(rank if rank >= 0 else rank ^ 0x7FFFFFFF)
+
+
+@compiled
+def _least_kept(logits, amounts, wanted, num_classes):
+    """The largest number such that the classes whose logits are not below it amount to `wanted`, by bisection."""
+    low, high = np.int64(-_INFINITY - 1), np.int64(_INFINITY)  # ranks
+    while low < high:
+        middle = high - ((high - low) >> 1)
+        least, amount = _float_at(middle), np.int64(0)
+        for i in range(num_classes):
+            amount += get(amounts, i, _I64) if get(logits, i, F32) >= least else 0
+        if amount >= wanted:
+            low = middle
+        else:
+            high = middle - 1
+    return _float_at(low)
+
+
+@compiled
+def _keep(logits, weights, amounts, wanted, num_classes):
+    """Set to 0 the weights of the least probable classes, as long as the others amount to `wanted`; return the sum."""
+    least, whole = _least_kept(logits, amounts, wanted, num_classes), np.int64(0)
+    for i in range(num_classes):
+        weight = get(weights, i, _I64) if get(logits, i, F32) >= least else np.int64(0)
+        put(weights, i, weight)
+        whole += weight
+    return whole
+
+
+@compiled
+def _weigh(logits, weights, temperature, peak, num_classes):
+    """Write the weights of all classes; return their sum.
+
+    It takes addresses, not the plan that holds them: LLVM would read that again after each store, and then compute one
+    weight at a time.
+    """
+    whole = np.int64(0)
+    for i in range(num_classes):
+        weight = _weight(np.float64(get(logits, i, F32) - peak) / temperature)
+        put(weights, i, weight)
+        whole += weight
+    return whole
+
+
+@compiled
+def _choose(logits, uniform, rule, p):
+    """The next token by the rule of `Draws`, from logits [V'] with -inf as padding and a uniform number in [0, 1)."""
+    weights, num_classes = p.class_weights, p.num_classes
+    peaks = load(logits, 0, F32)
+    for i in range(LANES, num_classes, LANES):
+        peaks = maximum(peaks, load(logits, i, F32))
+    peak = largest(peaks)
+    if rule.temperature == 0:
+        for i in range(num_classes - 1):
+            if get(logits, i, F32) == peak:
+                return i
+        return num_classes - 1
+    whole = _weigh(logits, weights, rule.temperature, peak, num_classes)
+    if rule.top_k < num_classes:
+        whole = _keep(logits, weights, p.ones, rule.top_k, num_classes)
+    if rule.top_p < 1:
+        wanted = np.int64(math.ceil(np.float64(whole) * rule.top_p))
+        whole = _keep(logits, weights, weights, wanted, num_classes)
+    threshold, reached = np.int64(np.float64(uniform) * np.float64(whole)), np.int64(0)
+    for i in range(num_classes - 1):
+        reached += get(weights, i, _I64)
+        if reached > threshold:
+            return i
+    return num_classes - 1
+
+
+@compiled
+def draw_row(t, tokens, draws, p):
+    """Draw row t of `draws` from the logits [B, V'] of a step, and make it the next step's inputs, tokens [B]."""
+    for b in range(p.num_rows):
+        token = _choose(p.logits + b * p.num_logits * 4, draws.uniform[t, b], draws, p)
+        tokens[b] = draws.drawn[t, b] = token
