@@ -31,7 +31,7 @@ from waveform.decoding.kernels import (
     padded,
     zeros,
 )
-from waveform.decoding.plan import make_plan, num_threads_for, share, shared_out
+from waveform.decoding.plan import make_plan, num_threads_for, share_vectors, shared_out
 from waveform.decoding.simd import LANES, compiled, fill, get, load, maximum, multiply, sigmoid, store, tanh
 
 _I64 = np.int64(0)
@@ -113,12 +113,9 @@ def _work(phase, part, num_parts, layer, step, p, kind):
         x, out, num_inputs, num_outputs, mode = p.mixed, p.logits, p.num_skip, p.num_logits, SET
         matrix = (p.head, p.head_scales, p.head_biases)
     matrix = of_layer(matrix, layer, num_inputs, num_outputs, kind)
-    first, last = share(num_outputs // 16, part, num_parts)
-    if phase == _CONVOLVE:  # both halves of a gate go to one thread
-        pairs = share(p.num_gates // 16, part, num_parts)
-        first, last = 2 * pairs[0], 2 * pairs[1]
+    first, last = share_vectors(num_outputs, part, num_parts)
     dense(matrix, x, out, num_inputs, num_outputs, (np.int64(0), p.num_rows), (first, last), mode, kind)
-    if phase == _CONVOLVE:
+    if phase == _CONVOLVE:  # a group has both halves of its gates
         _gate((first // 2, last // 2), layer, p)
 
 

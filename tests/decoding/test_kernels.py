@@ -6,12 +6,13 @@ from waveform.decoding.kernels import DenseWeights, pad_last
 
 
 def test_int8_weights_are_within_half_a_step() -> None:
-    weight = torch.randn(20, 40, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(70, 40, generator=torch.Generator().manual_seed(0))
     weight[3] = 0
     matrix = DenseWeights([weight], int8=True)
-    tiles = torch.from_numpy(matrix.weights).view(8, 3, 4, 16).transpose(1, 2).reshape(32, 48)
-    restored = tiles * torch.from_numpy(matrix.scales)[0, :, None]
+    laid_out = torch.from_numpy(matrix.weights)[0]
+    group, rest = laid_out[: 64 * 48].view(48, 64), laid_out[64 * 48 :].view(48, 16)
+    restored = torch.cat([group.t(), rest.t()]) * torch.from_numpy(matrix.scales)[0, :, None]
     step = weight.abs().amax(1, keepdim=True) / 127
-    assert ((restored[:20, :40] - weight).abs() <= step / 2 + 1e-7).all()
-    assert not restored[20:].any() and not restored[:, 40:].any()
-    assert pad_last(weight).shape == (20, 48)
+    assert ((restored[:70, :40] - weight).abs() <= step / 2 + 1e-7).all()
+    assert not restored[70:].any() and not restored[:, 40:].any()
+    assert pad_last(weight).shape == (70, 48)

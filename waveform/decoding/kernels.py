@@ -29,13 +29,11 @@ from waveform.decoding.simd import (
     get,
     load,
     multiply,
-    put,
     store,
     total,
 )
 
-_TILE = 4  # outputs computed together, from weights that lie together
-
+GROUP = 4  # vectors of outputs computed together, from weights that lie together
 F32 = np.float32(0)  # says which type to load
 SET, ADD, GELU = 0, 1, 2  # what `dense` does with its result: store, add to what is there, or store its GELU
 
@@ -48,7 +46,8 @@ def padded(size: int) -> int:
 class DenseWeights:
     """Weights of L layers of one shape, laid out for `dense`: float32, or int8 with a scale for each output.
 
-    weights [L, N, K], in tiles of 4 outputs by 16 inputs; scales, biases [L, N] float32.
+    Weights lie in the order in which they are read: of each layer first [N / 64, K, 4, 16], groups of four vectors of
+    outputs, then [..., K, 16], the vectors that are left over. scales, biases [L, N] float32.
     """
 
     def __init__(
@@ -61,14 +60,16 @@ class DenseWeights:
     ) -> None:
         """padding: the value of outputs that are there only to fill a vector."""
         stacked = pad_last(torch.stack([weight.detach().float() for weight in weights]))
-        num_layers, num_outputs, self.num_inputs = stacked.shape
+        _, num_outputs, self.num_inputs = stacked.shape
         self.num_outputs = padded(num_outputs)
         stacked = F.pad(stacked, (0, 0, 0, self.num_outputs - num_outputs))
         scales = torch.ones(stacked.shape[:2])
         if int8:
             stacked, scales = quantise(stacked)
-        tiles = stacked.unflatten(2, (-1, LANES)).unflatten(1, (-1, _TILE)).transpose(2, 3)
-        self.weights = tiles.contiguous().view(num_layers, -1).numpy()
+        num_grouped = self.num_outputs // (GROUP * LANES) * GROUP * LANES
+        groups = stacked[:, :num_grouped].unflatten(1, (-1, GROUP, LANES)).permute(0, 1, 4, 2, 3)
+        others = stacked[:, num_grouped:].unflatten(1, (-1, LANES)).transpose(2, 3)
+        self.weights = torch.cat([groups.flatten(1), others.flatten(1)], dim=1).numpy()
         self.scales = scales.numpy()
         self.biases = np.zeros(self.scales.shape, dtype=np.float32)
         self.biases[:, num_outputs:] = padding
@@ -121,77 +122,94 @@ def of_layer(matrix, layer, num_inputs, num_outputs, kind):
 def dense(matrix, x, out, num_inputs, num_outputs, rows, vectors, mode, kind):
     """out [R, N] = or += x [R, K] @ W^T + b, or its GELU, for ranges of rows and of vectors of outputs.
 
-    matrix: addresses of weights [N, K] (of the type of `kind`), scales and biases [N]; x, out: addresses.
+    matrix: addresses of weights [N, K] (of the type of `kind`), scales and biases [N]; x, out: addresses. vectors:
+    whole groups, see `GROUP`. The order in which an output is summed depends on its group alone.
     """
-    for tile in range(vectors[0] * 4, vectors[1] * 4):
+    vector = vectors[0]
+    while vector < vectors[1]:
+        grouped = vector + GROUP <= num_outputs // LANES
         row = rows[0]
-        while row + 4 <= rows[1]:
-            _four_rows(matrix, tile, x, row, num_inputs, out, num_outputs, mode, kind)
+        while grouped and row + 4 <= rows[1]:
+            _four_rows(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind)
             row += 4
         while row < rows[1]:
-            _one_row(matrix, tile, x, row, num_inputs, out, num_outputs, mode, kind)
+            if grouped:
+                _four_vectors(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind)
+            else:
+                _one_vector(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind)
             row += 1
-    if mode == GELU:
-        for row in range(rows[0], rows[1]):
-            for i in range(row * num_outputs + vectors[0] * 16, row * num_outputs + vectors[1] * 16, 16):
-                store(out, i, gelu(load(out, i, F32)))
+        vector += GROUP if grouped else 1
 
 
 @compiled
-def _finish(matrix, i, summed, out, row, num_outputs, mode):
+def _finish(matrix, vector, sums, out, row, num_outputs, mode):
+    i = 16 * vector
     at = row * num_outputs + i
-    value = summed * get(matrix[1], i, F32) + get(matrix[2], i, F32)
-    put(out, at, get(out, at, F32) + value if mode == ADD else value)
+    value = fma(sums, load(matrix[1], i, F32), load(matrix[2], i, F32))
+    if mode == ADD:
+        value = add(value, load(out, at, F32))
+    elif mode == GELU:
+        value = gelu(value)
+    store(out, at, value)
 
 
 @compiled
-def _one_row(matrix, tile, x, row, num_inputs, out, num_outputs, mode, kind):
-    weights, w, at = matrix[0], tile * 4 * num_inputs, row * num_inputs
+def _finish_four(matrix, vector, sums, out, row, num_outputs, mode):
+    _finish(matrix, vector, sums[0], out, row, num_outputs, mode)
+    _finish(matrix, vector + 1, sums[1], out, row, num_outputs, mode)
+    _finish(matrix, vector + 2, sums[2], out, row, num_outputs, mode)
+    _finish(matrix, vector + 3, sums[3], out, row, num_outputs, mode)
+
+
+@compiled
+def _one_vector(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind):
+    weights, w, at = matrix[0], vector * 16 * num_inputs, row * num_inputs
     a = b = c = d = fill(np.float32(0))
-    for k in range(at, at + num_inputs, LANES):
-        x_k = load(x, k, F32)
+    for k in range(at, at + num_inputs, 4):
+        a = fma(load(weights, w, kind), fill(get(x, k, F32)), a)
+        b = fma(load(weights, w + 16, kind), fill(get(x, k + 1, F32)), b)
+        c = fma(load(weights, w + 32, kind), fill(get(x, k + 2, F32)), c)
+        d = fma(load(weights, w + 48, kind), fill(get(x, k + 3, F32)), d)
+        w += 64
+    _finish(matrix, vector, add(add(a, b), add(c, d)), out, row, num_outputs, mode)
+
+
+@compiled
+def _four_vectors(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind):
+    weights, w, at = matrix[0], vector * 16 * num_inputs, row * num_inputs
+    a = b = c = d = fill(np.float32(0))
+    for k in range(at, at + num_inputs):
+        x_k = fill(get(x, k, F32))
         a = fma(load(weights, w, kind), x_k, a)
         b = fma(load(weights, w + 16, kind), x_k, b)
         c = fma(load(weights, w + 32, kind), x_k, c)
         d = fma(load(weights, w + 48, kind), x_k, d)
         w += 64
-    i = 4 * tile
-    _finish(matrix, i, total(a), out, row, num_outputs, mode)
-    _finish(matrix, i + 1, total(b), out, row, num_outputs, mode)
-    _finish(matrix, i + 2, total(c), out, row, num_outputs, mode)
-    _finish(matrix, i + 3, total(d), out, row, num_outputs, mode)
+    _finish_four(matrix, vector, (a, b, c, d), out, row, num_outputs, mode)
 
 
 @compiled
-def _finish_four(matrix, i, sums, out, row, num_outputs, mode):
-    _finish(matrix, i, total(sums[0]), out, row, num_outputs, mode)
-    _finish(matrix, i, total(sums[1]), out, row + 1, num_outputs, mode)
-    _finish(matrix, i, total(sums[2]), out, row + 2, num_outputs, mode)
-    _finish(matrix, i, total(sums[3]), out, row + 3, num_outputs, mode)
-
-
-@compiled
-def _four_rows(matrix, tile, x, row, num_inputs, out, num_outputs, mode, kind):
-    weights, w, at = matrix[0], tile * 4 * num_inputs, row * num_inputs
+def _four_rows(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind):
+    """`_four_vectors` for four rows, with the same sums."""
+    weights, w, at = matrix[0], vector * 16 * num_inputs, row * num_inputs
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = fill(np.float32(0))
     c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = fill(np.float32(0))
-    for k in range(at, at + num_inputs, LANES):
-        x0, x1 = load(x, k, F32), load(x, k + num_inputs, F32)
-        x2, x3 = load(x, k + 2 * num_inputs, F32), load(x, k + 3 * num_inputs, F32)
-        w_k = load(weights, w, kind)
-        a0, a1, a2, a3 = fma(w_k, x0, a0), fma(w_k, x1, a1), fma(w_k, x2, a2), fma(w_k, x3, a3)
-        w_k = load(weights, w + 16, kind)
-        b0, b1, b2, b3 = fma(w_k, x0, b0), fma(w_k, x1, b1), fma(w_k, x2, b2), fma(w_k, x3, b3)
-        w_k = load(weights, w + 32, kind)
-        c0, c1, c2, c3 = fma(w_k, x0, c0), fma(w_k, x1, c1), fma(w_k, x2, c2), fma(w_k, x3, c3)
-        w_k = load(weights, w + 48, kind)
-        d0, d1, d2, d3 = fma(w_k, x0, d0), fma(w_k, x1, d1), fma(w_k, x2, d2), fma(w_k, x3, d3)
+    for k in range(at, at + num_inputs):
+        wa, wb = load(weights, w, kind), load(weights, w + 16, kind)
+        wc, wd = load(weights, w + 32, kind), load(weights, w + 48, kind)
+        x_k = fill(get(x, k, F32))
+        a0, b0, c0, d0 = fma(wa, x_k, a0), fma(wb, x_k, b0), fma(wc, x_k, c0), fma(wd, x_k, d0)
+        x_k = fill(get(x, k + num_inputs, F32))
+        a1, b1, c1, d1 = fma(wa, x_k, a1), fma(wb, x_k, b1), fma(wc, x_k, c1), fma(wd, x_k, d1)
+        x_k = fill(get(x, k + 2 * num_inputs, F32))
+        a2, b2, c2, d2 = fma(wa, x_k, a2), fma(wb, x_k, b2), fma(wc, x_k, c2), fma(wd, x_k, d2)
+        x_k = fill(get(x, k + 3 * num_inputs, F32))
+        a3, b3, c3, d3 = fma(wa, x_k, a3), fma(wb, x_k, b3), fma(wc, x_k, c3), fma(wd, x_k, d3)
         w += 64
-    i = 4 * tile
-    _finish_four(matrix, i, (a0, a1, a2, a3), out, row, num_outputs, mode)
-    _finish_four(matrix, i + 1, (b0, b1, b2, b3), out, row, num_outputs, mode)
-    _finish_four(matrix, i + 2, (c0, c1, c2, c3), out, row, num_outputs, mode)
-    _finish_four(matrix, i + 3, (d0, d1, d2, d3), out, row, num_outputs, mode)
+    _finish_four(matrix, vector, (a0, b0, c0, d0), out, row, num_outputs, mode)
+    _finish_four(matrix, vector, (a1, b1, c1, d1), out, row + 1, num_outputs, mode)
+    _finish_four(matrix, vector, (a2, b2, c2, d2), out, row + 2, num_outputs, mode)
+    _finish_four(matrix, vector, (a3, b3, c3, d3), out, row + 3, num_outputs, mode)
 
 
 @compiled

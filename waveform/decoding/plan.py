@@ -14,8 +14,8 @@ import numba
 import numpy as np
 import torch
 
-from waveform.decoding.kernels import DenseWeights
-from waveform.decoding.simd import address, compiled
+from waveform.decoding.kernels import GROUP, DenseWeights
+from waveform.decoding.simd import LANES, address, compiled
 
 # Multiplications in a phase from which sharing it pays: waking the other threads takes 1 to 4 us, in which one thread
 # does some 50,000.
@@ -92,3 +92,11 @@ def shared_out(work):
 def share(amount, part, num_parts):
     """The range of `amount` that falls to `part`."""
     return amount * part // num_parts, amount * (part + 1) // num_parts
+
+
+@compiled
+def share_vectors(num_outputs, part, num_parts):
+    """The range of a dense layer's vectors of outputs that falls to `part`, in whole groups."""
+    num_vectors = num_outputs // LANES
+    first, last = share(-(-num_vectors // GROUP), part, num_parts)
+    return first * GROUP, min(last * GROUP, num_vectors)

@@ -16,8 +16,8 @@ import numpy as np
 
 from waveform.decoding.attend import I64, PART, append, attend, combine, rotate
 from waveform.decoding.draw import draw_row
-from waveform.decoding.kernels import ADD, GELU, SET, copy, dense, layer_norm, of_layer, padded, zeros
-from waveform.decoding.plan import num_threads_for, share, shared_out
+from waveform.decoding.kernels import ADD, GELU, GROUP, SET, copy, dense, layer_norm, of_layer, padded, zeros
+from waveform.decoding.plan import num_threads_for, share, share_vectors, shared_out
 from waveform.decoding.simd import compiled, get, put
 from waveform.decoding.slots import SLOTS, Memory
 from waveform.decoding.weights import Weights
@@ -137,7 +137,8 @@ def _adopt(first, last, layer, first_slot, p, kind):
             layer_norm(x, x, gain, bias, p.width, p.d_model, p.epsilon)
     matrix = (p.projection, p.projection_scales, p.projection_biases)
     matrix = of_layer(matrix, layer, p.width, p.num_projected, kind)
-    vectors = (p.width // 16, 3 * p.width // 16)  # keys and values
+    first_group, last_group = p.width // 16 // GROUP, -(-3 * p.width // 16 // GROUP)  # that hold keys and values
+    vectors = (first_group * GROUP, min(last_group * GROUP, p.num_projected // 16))
     dense(matrix, p.groups, p.group_keys, p.width, p.num_projected, (first, last), vectors, np.int64(SET), kind)
     for row in range(first, last):
         slot = (first_slot + row % p.num_groups) % p.compressed
@@ -174,7 +175,7 @@ def _work(phase, part, num_parts, layer, slot, p, kind):
         x, out, num_inputs, num_outputs, mode = p.normed, p.logits, p.width, p.num_logits, SET
         matrix = (p.head, p.head_scales, p.head_biases)
     matrix = of_layer(matrix, layer, num_inputs, num_outputs, kind)
-    vectors = share(num_outputs // 16, part, num_parts)
+    vectors = share_vectors(num_outputs, part, num_parts)
     dense(matrix, x, out, num_inputs, num_outputs, (np.int64(0), p.num_rows), vectors, mode, kind)
 
 
