@@ -18,9 +18,9 @@ from waveform.decoding.draw import NO_DRAWS, Draws, make_draw_scratch, make_draw
 from waveform.decoding.kernels import zeros
 from waveform.decoding.plan import make_plan
 from waveform.decoding.simd import address
-from waveform.decoding.slots import lay_out_memory
+from waveform.decoding.slots import Windows, lay_out_memory
 from waveform.decoding.step import ADOPT, PROJECT, make_scratch, run, sizes_of
-from waveform.decoding.weights import lay_out_weights
+from waveform.decoding.weights import lay_out_compressors, lay_out_weights
 from waveform.models.compressive_state import CompressiveState
 from waveform.models.compressive_transformer import CompressiveTransformer
 
@@ -36,11 +36,16 @@ class CompiledDecoder:
         self._model, self._config = model, model.config
         self._num_steps = int(state.steps[0])
         self._weights = lay_out_weights(model, int8=int8)
+        self._compressors = lay_out_compressors(model)
         self._memory = lay_out_memory(model, state, int8=int8)
+        self._windows = Windows(model.config, self._memory)
+        self._windows.begin(self._num_steps)
         self._sizes = sizes_of(model, self._weights, self._memory)
         self._scratch = make_scratch(self._sizes)
         self._draw_scratch = make_draw_scratch(model.config.vocab_size)
-        self._plan = make_plan(self._weights, self._memory, self._scratch, self._draw_scratch, self._sizes)
+        self._plan = make_plan(
+            self._weights, self._compressors, self._memory, self._scratch, self._draw_scratch, self._sizes
+        )
         self._kind = np.int8(0) if int8 else np.float32(0)
         self._logits = torch.from_numpy(self._scratch.logits)[:, : model.config.vocab_size]
 
@@ -96,22 +101,32 @@ class CompiledDecoder:
                 self._memory.usage[:, :, evicted % self._sizes.history_ring] /= steps_seen.astype(np.float32)
             if after // rate > before // rate:
                 self._compress(before // rate, after // rate)
-        self._memory.begin_window(config, self._num_steps)
+        self._windows.begin(self._num_steps)
 
     def _compress(self, first_group: int, last_group: int) -> None:
-        config, memory, sizes = self._config, self._memory, self._sizes
-        rate = config.compression_rate
-        steps = np.arange(first_group * rate, last_group * rate) % sizes.history_ring
+        config, sizes = self._config, self._sizes
         num_kept = min(last_group - first_group, config.compressed)
         groups = zeros(sizes.num_rows, num_kept, sizes.width)
         projected = zeros(sizes.num_rows, num_kept, sizes.num_projected)
         self._plan["groups"], self._plan["group_keys"] = address(groups), address(projected)
         self._plan["num_groups"] = num_kept
-        for i, layer in enumerate(self._model.layers):
-            consumed = torch.from_numpy(memory.history[i][:, steps, : config.d_model])
-            use = torch.from_numpy(memory.usage[i][:, steps]) if sizes.tracks_usage else None
-            for b in range(sizes.num_rows):  # products of other sizes may round otherwise
-                made = layer.compressor(consumed[b : b + 1], None if use is None else use[b : b + 1])
-                groups[b, :, : config.d_model] = made[0, -num_kept:].numpy()
-            first_slot = (last_group - num_kept) % config.compressed
+        first_slot = (last_group - num_kept) % config.compressed
+        if sizes.convolves:
+            consumed = zeros(sizes.num_rows, num_kept, config.compression_rate * sizes.width)
+            self._plan["consumed"] = address(consumed)
+            self._plan["first_consumed"] = (last_group - num_kept) * config.compression_rate
+            self._run(ADOPT, np.arange(config.num_layers), first_slot)
+            return
+        steps = np.arange(first_group * config.compression_rate, last_group * config.compression_rate)
+        for i in range(config.num_layers):
+            groups[..., : config.d_model] = self._compressed(i, steps % sizes.history_ring)[:, -num_kept:]
             self._run(ADOPT, np.array([i]), first_slot)
+
+    def _compressed(self, layer: int, steps: np.ndarray) -> np.ndarray:
+        """What the layer's compressor makes of its inputs at `steps` [n] of the history: [B, n / c, D]."""
+        compressor, memory = self._model.layers[layer].compressor, self._memory
+        consumed = torch.from_numpy(memory.history[layer][:, steps, : self._config.d_model])
+        use = torch.from_numpy(memory.usage[layer][:, steps]) if self._sizes.tracks_usage else None
+        rows = range(len(consumed))  # one at a time, because products of other sizes may round otherwise
+        made = [compressor(consumed[b : b + 1], None if use is None else use[b : b + 1]) for b in rows]
+        return torch.cat(made).numpy()

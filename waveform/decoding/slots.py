@@ -19,7 +19,7 @@ from torch import Tensor
 
 from waveform.decoding.kernels import pad_last, padded, quantise, zeros
 from waveform.decoding.positions import angles
-from waveform.models.compressive_state import CompressiveState, fill_at, slot_times
+from waveform.models.compressive_state import CompressiveState, Fill, fill_at, slot_times
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
@@ -41,22 +41,33 @@ class Memory(NamedTuple):
     num_used: np.ndarray  # [blocks] slots in use
     rotations: np.ndarray  # [W, P]: cosines, then sines, of the times in a window
 
-    def begin_window(self, config: CompressiveTransformerConfig, num_steps: int) -> None:
-        """Set which slots are in use after `num_steps` steps, and their times in this window."""
-        slots, used = _ring_slots(config, num_steps)
-        pending = fill_at(config, torch.tensor([num_steps])).pending
-        times = slot_times(
-            config, pending, num_compressed=config.compressed, num_memory=config.memory, end=config.window
-        )
-        self.slot_encoding.transpose(0, 2, 1)[slots // SLOTS, slots % SLOTS] = _encode(times[0], config)
-        self.mask[:] = UNUSED
-        self.mask[used] = 0
-        self.num_used[:] = np.bincount(used // SLOTS, minlength=len(self.num_used))
+
+class Windows:
+    """Sets, at the start of each window, which slots are in use and what their times are in it."""
+
+    def __init__(self, config: CompressiveTransformerConfig, memory: Memory) -> None:
+        self._config, self._memory = config, memory
+        self._encodings: dict[int, np.ndarray] = {}  # by how many steps wait for compression; times depend on that only
+
+    def begin(self, num_steps: int) -> None:
+        """Begin, or continue, the window in which step `num_steps` lies."""
+        config, memory = self._config, self._memory
+        fill = fill_at(config, torch.tensor([num_steps]))
+        slots, used = _ring_slots(config, fill, num_steps)
+        pending = int(fill.pending)
+        if pending not in self._encodings:
+            times = slot_times(
+                config, fill.pending, num_compressed=config.compressed, num_memory=config.memory, end=config.window
+            )
+            self._encodings[pending] = _encode(times[0], config)
+        memory.slot_encoding.transpose(0, 2, 1)[slots // SLOTS, slots % SLOTS] = self._encodings[pending]
+        memory.mask[:] = UNUSED
+        memory.mask[used] = 0
+        memory.num_used[:] = np.bincount(used // SLOTS, minlength=len(memory.num_used))
 
 
-def _ring_slots(config: CompressiveTransformerConfig, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+def _ring_slots(config: CompressiveTransformerConfig, fill: Fill, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Where [compressed; memory; window] lie in the rings: all of their slots, and those that hold something."""
-    fill = fill_at(config, torch.tensor([num_steps]))
     start, num_groups = num_steps - int(fill.phase), int(fill.groups)
     groups = np.arange(num_groups - config.compressed, num_groups) % max(config.compressed, 1)
     steps = np.arange(start - config.memory, start + config.window)
@@ -75,7 +86,7 @@ def _encode(times: Tensor, config: CompressiveTransformerConfig) -> np.ndarray:
 
 def lay_out_memory(model: CompressiveTransformer, state: CompressiveState, *, int8: bool) -> Memory:
     """The memory of a decoder that continues from `state`."""
-    config, batch_size, num_steps = model.config, len(state.steps), int(state.steps[0])
+    config, batch_size = model.config, len(state.steps)
     heads, d_head = config.num_heads, config.d_model // config.num_heads
     num_blocks = -(-(config.compressed + config.memory + config.window) // SLOTS)
     history_ring = config.compression_rate - 1 + config.memory + config.window if config.compressed else 0
@@ -97,7 +108,6 @@ def lay_out_memory(model: CompressiveTransformer, state: CompressiveState, *, in
     _write_keys_and_values(memory, model, state)
     if config.compressed:
         _write_history(memory, config, state)
-    memory.begin_window(config, num_steps)
     return memory
 
 
@@ -105,7 +115,7 @@ def _write_keys_and_values(memory: Memory, model: CompressiveTransformer, state:
     config = model.config
     fill = fill_at(config, state.steps[:1])
     first_group, first_step = config.compressed - int(fill.compressed), config.memory - int(fill.memory)
-    _, used = _ring_slots(config, int(state.steps[0]))
+    _, used = _ring_slots(config, fill, int(state.steps[0]))
     if not len(used):
         return
     for i, (layer, past) in enumerate(zip(model.layers, state.layers(), strict=True)):

@@ -16,11 +16,11 @@ import numpy as np
 
 from waveform.decoding.attend import I64, PART, append, attend, combine, rotate
 from waveform.decoding.draw import draw_row
-from waveform.decoding.kernels import ADD, GELU, GROUP, SET, copy, dense, layer_norm, of_layer, padded, zeros
+from waveform.decoding.kernels import ADD, F32, GELU, GROUP, SET, copy, dense, layer_norm, of_layer, padded, zeros
 from waveform.decoding.plan import num_threads_for, share, share_vectors, shared_out
 from waveform.decoding.simd import compiled, get, put
 from waveform.decoding.slots import SLOTS, Memory
-from waveform.decoding.weights import Weights
+from waveform.decoding.weights import Weights, convolves
 from waveform.models.compressive_transformer import CompressiveTransformer
 
 PROJECT, _ATTEND, _OUTPUT, _FEED_IN, _FEED_OUT, _HEAD, ADOPT = range(7)
@@ -41,6 +41,7 @@ class Scratch(NamedTuple):
     mixed: np.ndarray  # [B, H d']
     inner: np.ndarray  # [B, F']
     logits: np.ndarray  # [B, V']
+    consumed: np.ndarray  # [B, groups, c D'] what a convolution compresses
     groups: np.ndarray  # [B, groups, D'] new compressed slots of a layer
     group_keys: np.ndarray  # [B, groups, 3 D' + (H P)'] their projection
 
@@ -68,10 +69,13 @@ class Sizes(NamedTuple):
     pre_norm: bool
     quantised: bool
     compressed: int
+    compression_rate: int
+    convolves: bool  # kernels compress
     memory: int
     window: int
     epsilon: float
     num_groups: int = 0  # new compressed slots of a row in `groups` of the scratch
+    first_consumed: int = 0  # the first step that they cover
 
 
 def sizes_of(model: CompressiveTransformer, weights: Weights, memory: Memory) -> Sizes:
@@ -101,6 +105,8 @@ def sizes_of(model: CompressiveTransformer, weights: Weights, memory: Memory) ->
         pre_norm=config.norm == "pre",
         quantised=memory.keys.dtype == np.int8,
         compressed=config.compressed,
+        compression_rate=config.compression_rate,
+        convolves=convolves(model),
         memory=config.memory,
         window=config.window,
         epsilon=model.layers[0].attention_norm.eps,
@@ -122,14 +128,32 @@ def make_scratch(z: Sizes) -> Scratch:
         mixed=zeros(rows, heads * z.d_padded),
         inner=zeros(rows, z.num_inner),
         logits=zeros(rows, z.num_logits),
+        consumed=zeros(0),
         groups=zeros(0),
         group_keys=zeros(0),
     )
 
 
 @compiled
+def _compress(first, last, layer, p):
+    """Compress by convolution, for a range of [rows, groups]."""
+    rate = p.compression_rate
+    for row in range(first, last):
+        history = p.history + (layer * p.num_rows + row // p.num_groups) * p.history_ring * p.width * 4
+        for i in range(rate):
+            step = (p.first_consumed + row % p.num_groups * rate + i) % p.history_ring
+            copy(history + step * p.width * 4, p.consumed + (row * rate + i) * p.width * 4, p.width)
+    matrix = (p.convolution, p.convolution_scales, p.convolution_biases)
+    matrix = of_layer(matrix, layer, rate * p.width, p.width, F32)
+    vectors = (np.int64(0), p.width // 16)
+    dense(matrix, p.consumed, p.groups, rate * p.width, p.width, (first, last), vectors, np.int64(SET), F32)
+
+
+@compiled
 def _adopt(first, last, layer, first_slot, p, kind):
-    """Cache the keys and values of new compressed slots, for a range of [rows, groups]."""
+    """Cache the keys and values of new compressed slots, for a range of [rows, groups]; first make them, if it can."""
+    if p.convolves:
+        _compress(first, last, layer, p)
     for row in range(first, last):
         x = p.groups + row * p.width * 4
         if p.pre_norm:
@@ -237,7 +261,7 @@ def _run_phases(tokens, first_phase, step_or_slot, plan, kind):
     slot = p.compressed + step % (p.memory + p.window)
     num_phases = p.num_layers * _HEAD + 1
     if first_phase == ADOPT:
-        num_phases, slot = 1, step_or_slot
+        num_phases, slot = len(tokens), step_or_slot
     else:
         put(p.num_used, slot // SLOTS, get(p.num_used, slot // SLOTS, I64) + 1)
         put(p.mask, slot, np.float32(0))
@@ -247,7 +271,7 @@ def _run_phases(tokens, first_phase, step_or_slot, plan, kind):
     for i in range(num_phases):
         layer, phase = i // _HEAD, i % _HEAD
         if first_phase == ADOPT:
-            layer, phase = tokens[0], ADOPT
+            layer, phase = tokens[i], ADOPT
         elif layer == p.num_layers:
             layer, phase = 0, _HEAD
         _share_out(phase, layer, slot, plan, kind)
@@ -260,7 +284,7 @@ def run(first_phase, tokens, step_or_slot, draws, plan, kind):
 
     Or take n steps, if `draws` asks for [n, B] tokens: each step's are drawn, and become the next one's inputs.
 
-    first_phase ADOPT: cache the scratch's groups from the given slot on, in layer tokens[0]. One function does all,
+    first_phase ADOPT: cache new compressed slots from the given slot on, in the layers tokens. One function does all,
     because every function that Python calls has all kernels compiled again.
     """
     for t in range(max(1, len(draws.drawn))):

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from waveform.decoding.kernels import DenseWeights, pad_last, padded
 from waveform.decoding.positions import position_query
+from waveform.models.compression import Convolution
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
 from waveform.models.heads import SoftmaxHead
 
@@ -32,6 +33,27 @@ class Weights(NamedTuple):
     feed_in: DenseWeights
     feed_out: DenseWeights
     head: DenseWeights
+
+
+class Compressors(NamedTuple):
+    """The weights of compression by convolution."""
+
+    convolution: DenseWeights  # [L, D', c D']
+
+
+def convolves(model: CompressiveTransformer) -> bool:
+    """Whether a convolution compresses, which the kernels can do themselves."""
+    return bool(model.config.compressed) and model.config.compression == "conv"
+
+
+def lay_out_compressors(model: CompressiveTransformer) -> Compressors:
+    """The convolutions that compress; just an address, which kernels need, if something else does."""
+    if not convolves(model):
+        return Compressors(DenseWeights([torch.zeros(1, 1)], int8=False))
+    convolutions = [cast(Convolution, layer.compressor).convolution for layer in model.layers]
+    weights = [pad_last(convolution.weight.transpose(1, 2)).flatten(1) for convolution in convolutions]
+    biases = [cast(Tensor, convolution.bias) for convolution in convolutions]
+    return Compressors(DenseWeights(weights, biases, int8=False))
 
 
 def lay_out_weights(model: CompressiveTransformer, *, int8: bool) -> Weights:
