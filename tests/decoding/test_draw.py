@@ -104,6 +104,16 @@ def loops(case: laws.Case, config: SamplingConfig, *, int8: bool = False, num_st
     return made
 
 
+@pytest.mark.parametrize("variant", ["adaptive-tied", "tied"])
+def test_decoders_that_step_with_torch_draw_with_the_kernel(variant: str) -> None:
+    case = laws.Case("compressive_transformer", variant)
+    with torch.inference_mode():
+        for config in (SamplingConfig(), SamplingConfig(temperature=0.8, top_k=8, top_p=0.9)):
+            drawing, stepwise = loops(case, config)
+            uniform = torch.rand(70, 2, generator=torch.Generator().manual_seed(0))
+            assert torch.equal(drawing.draw(uniform), stepwise.draw(uniform))
+
+
 COMPILED = [case for case in laws.CASES if not {"head", "tie_embeddings"} & set(case.fields)]
 
 

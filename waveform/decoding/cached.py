@@ -109,6 +109,15 @@ class CachedDecoder:
         return logits
 
     @torch.inference_mode()
+    def draw(
+        self, tokens: Tensor, uniform: Tensor, *, temperature: float, top_k: int | None, top_p: float | None
+    ) -> Tensor:
+        """As `DrawingDecoder.draw`, on a CPU."""
+        from waveform.decoding.draw import draw_from, make_draws  # here, so that only sampling on a CPU loads numba
+
+        return draw_from(self, tokens, make_draws(uniform, temperature=temperature, top_k=top_k, top_p=top_p))
+
+    @torch.inference_mode()
     def advance(self, num_steps: int) -> None:
         """Count steps, at most `steps_to_host`; evict, compress and shift if the window is full."""
         self._phase += num_steps
