@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from waveform.models import attention, block_attention
 from waveform.models.attention import RelativeAttention, Slots, encode_times
@@ -78,6 +79,16 @@ def test_received_weight_is_the_sum_over_queries(mask: str, blocks: str, monkeyp
     received = block_attention.received_weight(q, k, scale=_SCALE, encoding=encoding, **given)
     weights = written_out(q, k, torch.eye(_K, dtype=torch.float64), mask=given, encoding=encoding)
     torch.testing.assert_close(received, weights.mean(dim=1).sum(dim=1), rtol=0, atol=1e-13)
+
+
+def test_received_weight_stays_on_the_device_of_the_queries() -> None:
+    """`analyse`, and compression by use, look at it on GPUs too, where attention itself takes torch's kernels."""
+    block_attention._future.cache_clear()
+    with FakeTensorMode():  # refuses operations on tensors of several devices
+        q, k, encoding = (torch.ones(shape, device="cuda") for shape in ((2, 2, 5, 12), (2, 2, 9, 8), (1, 9, 4)))
+        received = block_attention.received_weight(q, k, scale=1.0, causal=True, visible=None, encoding=encoding)
+        assert received.is_cuda
+    block_attention._future.cache_clear()
 
 
 def test_keeps_nothing_quadratic_for_backward() -> None:

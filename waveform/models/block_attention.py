@@ -59,9 +59,9 @@ class _Sight(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _future(num_queries: int) -> Tensor:
+def _future(num_queries: int, device: torch.device) -> Tensor:
     """[T, T]: whether the slot of the column comes after the query of the row."""
-    return torch.ones(num_queries, num_queries, dtype=torch.bool).triu(1)
+    return torch.ones(num_queries, num_queries, dtype=torch.bool, device=device).triu(1)
 
 
 class _Block(NamedTuple):
@@ -84,7 +84,7 @@ class _Scores:
             self._num_queries = min(num_queries, _BLOCK_QUERIES)
         self._num_rows = max(1, min(num_rows, _BLOCK_SCORES // (self._num_queries * num_slots)))
         self._buffer = self.new_buffer()
-        self._future = _future(self._num_queries) if sight.causal else None
+        self._future = _future(self._num_queries, q_BHTE.device) if sight.causal else None
 
     def new_buffer(self) -> Tensor:
         """Room for the scores of any block."""
