@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from waveform.models import attention, block_attention
 from waveform.models.attention import RelativeAttention, Slots, encode_times
@@ -138,3 +139,16 @@ def test_equals_the_reference(visible: bool, kernel: str, dtype: torch.dtype, mo
     allowed = 1e-12 if dtype == torch.float64 else 2**-8 * (6 if kernel == "blocks" else 3)
     for actual, wanted in zip(attend(fused, dtype), expected, strict=True):
         assert (actual - wanted).norm() < allowed * wanted.norm()
+
+
+def test_causal_attention_by_torch_may_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own `causal_lower_right` cannot be made while a FLOP counter, or another dispatch mode, is active."""
+    monkeypatch.setattr(attention, "_takes_blocks", lambda q: False)
+    layer = RelativeAttention(16, num_heads=2, num_position_features=4, implementation="fused")
+    x, past, times = torch.randn(2, 3, 16), torch.randn(2, 4, 16), torch.arange(-4.0, 3)[None]
+    encoding = encode_times(times, num_position_features=4, dtype=torch.float32)
+    slots = Slots(times[:, 4:], times, encoding[:, 4:], encoding, None)
+    expected = layer(x, past, slots).mixed
+    with FlopCounterMode(display=False) as counter:
+        assert torch.equal(layer(x, past, slots).mixed, expected)
+    assert counter.get_total_flops() > 0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from waveform.models.block_attention import block_attention, received_weight
 
@@ -171,7 +171,7 @@ class RelativeAttention(nn.Module):
         # The flash kernel takes values of the keys' width only.
         d_head = v_BHKd.shape[-1]
         v_BHKE = F.pad(v_BHKd, (0, k_BHKE.shape[-1] - d_head))
-        causal = causal_lower_right(q_BHTE.shape[2], k_BHKE.shape[2])
+        causal = _causal_lower_right(q_BHTE.shape[2], k_BHKE.shape[2])
         return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKE, attn_mask=causal, scale=scale)[..., :d_head]
 
     def _weights(self, q_BHTd: Tensor, k_BHKd: Tensor, slots: Slots) -> Tensor:
@@ -212,6 +212,13 @@ def content_attention(q_BHTd: Tensor, k_BHKd: Tensor, v_BHKd: Tensor) -> Tensor:
     if _takes_blocks(q_BHTd):
         return block_attention(q_BHTd, k_BHKd, v_BHKd, scale=q_BHTd.shape[-1] ** -0.5)
     return F.scaled_dot_product_attention(q_BHTd, k_BHKd, v_BHKd)
+
+
+def _causal_lower_right(num_queries: int, num_slots: int) -> CausalBias:
+    """As torch's `causal_lower_right`, which fails under any dispatch mode, such as a FLOP counter (torch 2.14)."""
+    bias = Tensor._make_subclass(CausalBias, torch.empty(0))
+    CausalBias.__init__(bias, CausalVariant.LOWER_RIGHT, num_queries, num_slots)
+    return bias
 
 
 def _takes_blocks(q: Tensor) -> bool:
