@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.bias import CausalBias, CausalVariant
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from waveform.models.block_attention import block_attention, received_weight
 
@@ -148,31 +149,15 @@ class RelativeAttention(nn.Module):
         return torch.cat([q_BHTd + self.content_bias[:, None].to(q_BHTd.dtype), rotated_BHTP], dim=-1)
 
     def _fused(self, q_BHTd: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, slots: Slots) -> Tensor:
-        scale, q_BHTE = q_BHTd.shape[-1] ** -0.5, self._long_queries(q_BHTd, slots)
-        if _takes_blocks(q_BHTd):
-            return block_attention(
-                q_BHTE,
-                k_BHKd,
-                v_BHKd,
-                scale=scale,
-                causal=slots.visible is None,
-                visible=slots.visible,
-                encoding=slots.slot_encoding.to(q_BHTd.dtype),
-            )
-        return self._by_torch(q_BHTE, k_BHKd, v_BHKd, slots, scale=scale)
-
-    @staticmethod
-    def _by_torch(q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, slots: Slots, *, scale: float) -> Tensor:
-        """With torch's kernels, which are the fast ones on a GPU."""
-        encoding_BHKP = slots.slot_encoding.to(k_BHKd.dtype)[:, None].expand(*k_BHKd.shape[:3], -1)
-        k_BHKE = torch.cat([k_BHKd, encoding_BHKP], dim=-1)
-        if slots.visible is not None:
-            return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKd, attn_mask=slots.visible, scale=scale)
-        # The flash kernel takes values of the keys' width only.
-        d_head = v_BHKd.shape[-1]
-        v_BHKE = F.pad(v_BHKd, (0, k_BHKE.shape[-1] - d_head))
-        causal = _causal_lower_right(q_BHTE.shape[2], k_BHKE.shape[2])
-        return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKE, attn_mask=causal, scale=scale)[..., :d_head]
+        return softmax_attention(
+            self._long_queries(q_BHTd, slots),
+            k_BHKd,
+            v_BHKd,
+            scale=q_BHTd.shape[-1] ** -0.5,
+            causal=slots.visible is None,
+            visible=slots.visible,
+            encoding=slots.slot_encoding.to(q_BHTd.dtype),
+        )
 
     def _weights(self, q_BHTd: Tensor, k_BHKd: Tensor, slots: Slots) -> Tensor:
         """Attention weights [B, H, T, K] as in the paper: R of every distance, projected, gathered to its pairs."""
@@ -209,9 +194,40 @@ class RelativeAttention(nn.Module):
 
 def content_attention(q_BHTd: Tensor, k_BHKd: Tensor, v_BHKd: Tensor) -> Tensor:
     """Attention by content alone, without positions or biases: [B, H, T, d] of each head (Rae et al. 2019, Alg. 2)."""
-    if _takes_blocks(q_BHTd):
-        return block_attention(q_BHTd, k_BHKd, v_BHKd, scale=q_BHTd.shape[-1] ** -0.5)
-    return F.scaled_dot_product_attention(q_BHTd, k_BHKd, v_BHKd)
+    return softmax_attention(q_BHTd, k_BHKd, v_BHKd, scale=q_BHTd.shape[-1] ** -0.5)
+
+
+def softmax_attention(
+    q_BHTE: Tensor,
+    k_BHKd: Tensor,
+    v_BHKd: Tensor,
+    *,
+    scale: float,
+    causal: bool = False,
+    visible: Tensor | None = None,
+    encoding: Tensor | None = None,
+) -> Tensor:
+    """What `block_attention` computes, by the kernel that is fast on the device: [B, H, T, d].
+
+    A mode of torch functions sees this call, as it sees torch's own (waveform/benchmarks/flops.py counts it so).
+    """
+    if has_torch_function_unary(q_BHTE):
+        return handle_torch_function(
+            softmax_attention, (q_BHTE,), q_BHTE, k_BHKd, v_BHKd, scale=scale, causal=causal, visible=visible,
+            encoding=encoding,
+        )  # fmt: skip
+    if _takes_blocks(q_BHTE):
+        return block_attention(q_BHTE, k_BHKd, v_BHKd, scale=scale, causal=causal, visible=visible, encoding=encoding)
+    k_BHKE = k_BHKd
+    if encoding is not None:
+        k_BHKE = torch.cat([k_BHKd, encoding[:, None].expand(*k_BHKd.shape[:3], -1)], dim=-1)
+    if not causal:
+        return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKd, attn_mask=visible, scale=scale)
+    # The flash kernel takes values of the keys' width only.
+    d_head = v_BHKd.shape[-1]
+    v_BHKE = F.pad(v_BHKd, (0, k_BHKE.shape[-1] - d_head))
+    mask = _causal_lower_right(q_BHTE.shape[2], k_BHKE.shape[2])
+    return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKE, attn_mask=mask, scale=scale)[..., :d_head]
 
 
 def _causal_lower_right(num_queries: int, num_slots: int) -> CausalBias:
