@@ -1,5 +1,6 @@
 """What the benchmark counts, against hand counts; that its memories are full and its limits sane."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from tests.engine.training import small_trainer
 from tests.laws import VOCAB_SIZE as V
-from waveform.benchmarks.flops import counted_flops, forward_flops, model_flops
+from waveform.benchmarks.flops import counted_flops, forward_flops, model_flops, useful_flops
 from waveform.benchmarks.limits import Limits
 from waveform.benchmarks.reads import bytes_read_by_step
 from waveform.benchmarks.sampling import measure_sampling
@@ -18,6 +19,8 @@ from waveform.benchmarks.training import fill_memories, measure_training, update
 from waveform.decoding.cached import CachedDecoder
 from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.token_set import TokenSet
+from waveform.models import attention
+from waveform.models.attention import softmax_attention
 from waveform.models.registry import build
 
 
@@ -26,7 +29,11 @@ def full_state(model: Any, *, window: int, batch_size: int = 1) -> Any:
     return fill_memories(model, state, window=window, vocab_size=V)[0]
 
 
-def test_flops_of_a_compressive_transformer_are_those_counted_by_hand() -> None:
+@pytest.mark.parametrize("kernel", ["blocks", "torch"])
+def test_flops_of_a_compressive_transformer_are_those_counted_by_hand(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_takes_blocks", lambda q: kernel == "blocks")
     L, W, M, C, c, d, F, P, B = 2, 16, 32, 32, 4, 64, 96, 24, 2
     model = build(
         "compressive_transformer", vocab_size=V, num_layers=L, window=W, memory=M, compressed=C, compression_rate=c,
@@ -36,14 +43,22 @@ def test_flops_of_a_compressive_transformer_are_those_counted_by_hand() -> None:
     counted = forward_flops(model, *inputs)
     K, G = M + C + W, W // c
     projections = W * d * d + 2 * K * d * d + W * d * d + W * d * P  # queries, keys and values, output, position
-    attention = W * K * (d + H * P) + W * K * d  # scores of longer queries and keys, mixing
-    layer = projections + attention + 2 * W * d * F + G * (c * d) * d  # the last makes the compressed slots
+    pairs = W * K - W * (W - 1) // 2  # a query does not see the steps after it
+    scores_and_mixing = pairs * (d + H * P) + pairs * d  # of longer queries and keys; of values
+    layer = projections + scores_and_mixing + 2 * W * d * F + G * (c * d) * d  # the last makes the compressed slots
     compression_loss = 2 * B * L * (2 * G * d * d + 2 * W * W * d + 2 * W * G * d)  # their keys, two attentions
-    total = 2 * B * (L * layer + W * d * V) + compression_loss
-    # A kernel may leave out what causality hides; nothing else.
-    hidden = 2 * B * L * (W * (W - 1) // 2) * (2 * d + H * P)
-    assert total - hidden <= counted <= total
+    assert counted == 2 * B * (L * layer + W * d * V) + compression_loss
     assert model_flops(model, *inputs) == 3 * (counted - compression_loss) + compression_loss
+
+
+def test_of_attention_with_a_mask_visible_pairs_count() -> None:
+    H, d, P = 2, 4, 6
+    q, k, v, encoding = (torch.randn(shape) for shape in ((3, H, 5, d + P), (3, H, 7, d), (3, H, 7, d), (1, 7, P)))
+    of_each_row = torch.rand(3, 1, 5, 7) < 0.5
+    of_each_row[..., 0] = True
+    for visible, num_pairs in ((of_each_row, int(of_each_row.sum())), (of_each_row[:1], 3 * int(of_each_row[0].sum()))):
+        attend = partial(softmax_attention, q, k, v, scale=1.0, visible=visible, encoding=encoding)
+        assert useful_flops(attend) == 2 * H * num_pairs * (2 * d + P) < counted_flops(attend)
 
 
 def test_flops_of_a_wavenet_are_those_counted_by_hand() -> None:

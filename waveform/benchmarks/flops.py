@@ -1,8 +1,10 @@
 """Counts the FLOPs of a model's matrix products, convolutions and attention (2 FLOPs per multiply-add).
 
 Model FLOPs are 3 x those of one forward with full memories, the usual convention: backward costs twice forward, and
-what a backward pass recomputes is not useful work. Forwards of auxiliary losses count once, a lower bound: they stop
-most gradients, and counting them 3 x would give 8% more than the Compressive Transformer computes in all.
+what a backward pass recomputes is not useful work. Attention counts what it is asked for, the visible pairs of a query
+and a slot, and not what its kernel computes besides: hidden pairs, or columns of zeros. Forwards of auxiliary losses
+count once, a lower bound: they stop most gradients, and counting them 3 x would give 8% more than the Compressive
+Transformer computes in all.
 """
 
 from collections.abc import Callable
@@ -10,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from waveform.engine.interface import SequenceModel, State
+from waveform.models.attention import softmax_attention
 
 BACKWARD_FACTOR = 3  # forward and backward together, in forwards
 _aten = torch.ops.aten
@@ -41,10 +45,45 @@ _MORE_PRODUCTS: dict[Any, Callable[..., int]] = {
 
 
 def counted_flops(function: Callable[[], Any]) -> int:
-    """Return the FLOPs of the matrix products, convolutions and attention in a call."""
+    """Return the FLOPs of the matrix products, convolutions and attention in a call, as they are carried out."""
     with FlopCounterMode(display=False, custom_mapping=_MORE_PRODUCTS) as counter:
         function()
     return int(counter.get_total_flops())
+
+
+def useful_flops(function: Callable[[], Any]) -> int:
+    """Return the FLOPs of a forward pass of which attention counts its visible pairs alone."""
+    with FlopCounterMode(display=False, custom_mapping=_MORE_PRODUCTS) as counter, _Excess(counter) as excess:
+        function()
+    return int(counter.get_total_flops()) - excess.flops
+
+
+class _Excess(TorchFunctionMode):
+    """Sums what the kernels of attention compute beyond what was asked of them."""
+
+    def __init__(self, counter: FlopCounterMode) -> None:
+        super().__init__()
+        self._counter, self.flops = counter, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self._counter.get_total_flops()
+        result = func(*args, **(kwargs or {}))
+        if func is softmax_attention:
+            self.flops += int(self._counter.get_total_flops()) - before - _visible_flops(*args, **kwargs)
+        return result
+
+
+def _visible_flops(
+    q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, causal: bool = False, visible: Tensor | None = None, **_: Any
+) -> int:
+    """FLOPs of the scores and of the mixing of values, of the pairs that `softmax_attention` is asked for."""
+    (num_rows, num_heads, num_queries, width), num_slots = q_BHTE.shape, k_BHKd.shape[2]
+    num_pairs = num_rows * num_queries * num_slots
+    if causal:
+        num_pairs -= num_rows * num_queries * (num_queries - 1) // 2
+    elif visible is not None:
+        num_pairs = int(visible.expand(num_rows, -1, -1, -1).sum())
+    return 2 * num_heads * num_pairs * (width + v_BHKd.shape[-1])
 
 
 def forward_flops(model: SequenceModel, tokens: Tensor, state: State) -> int:
@@ -54,7 +93,7 @@ def forward_flops(model: SequenceModel, tokens: Tensor, state: State) -> int:
         step = model.forward(tokens, state)
         model.head.nll(step.hidden, tokens)
 
-    return counted_flops(forward)
+    return useful_flops(forward)
 
 
 def model_flops(model: SequenceModel, tokens: Tensor, state: State) -> int:
