@@ -4,6 +4,7 @@ Shape letters: B rows (independent streams), T steps, D model width, V classes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -237,8 +238,11 @@ def reset_rows(state: S, fresh: S, rows: Tensor) -> S:
     if rows.all():
         return fresh
 
+    @cache
+    def rows_on(device: torch.device) -> Tensor:
+        return to_device(rows, device)
+
     def pick(old: Tensor, new: Tensor) -> Tensor:
-        mask = to_device(rows, old.device).view(-1, *[1] * (old.dim() - 1))
-        return torch.where(mask, new, old)
+        return torch.where(rows_on(old.device).view(-1, *[1] * (old.dim() - 1)), new, old)
 
     return map_state(pick, state, fresh)

@@ -129,18 +129,47 @@ def slot_times(
     return torch.cat([compressed_times, unit_steps], dim=1)
 
 
+class PartToCompress(NamedTuple):
+    """Complete groups among [pending; evicted] at a window's end, in rows that have the same number of them."""
+
+    rows: slice | Tensor  # of B; a slice if it is all rows, for views instead of copies; else on the device
+    first: int  # of [pending; evicted]
+    last: int
+    was_attended: bool  # none of these slots was pending: all were in memory or window until now
+
+
 class Advance(NamedTuple):
-    """How a number of steps, within one window, moves each row on; each on the CPU."""
+    """How a number of steps, within one window, moves each row on; the same for every layer."""
 
     before: Fill
     after: Fill
-    done: Tensor  # [B] bool: the row's window ends with these steps
+    done: Tensor  # [B] bool on the CPU: the row's window ends with these steps
+    done_mask: Tensor | None  # `done` on the device; None if every row is done, or none
+    parts: tuple[PartToCompress, ...]  # what is compressed at the end, from the oldest on
 
 
-def advance(config: CompressiveTransformerConfig, steps: Tensor, num_new: int | Tensor) -> Advance:
-    """From `steps` [B] to `steps + num_new`; no row may pass the end of its window."""
-    after = fill_at(config, steps + num_new)
-    return Advance(fill_at(config, steps), after, after.phase == 0)
+def advance(
+    config: CompressiveTransformerConfig, steps: Tensor, num_new: int | Tensor, *, device: torch.device
+) -> Advance:
+    """From `steps` [B] to `steps + num_new`; no row may pass the end of its window. device: that of the slots."""
+    before, after = fill_at(config, steps), fill_at(config, steps + num_new)
+    done = after.phase == 0
+    parts = tuple(_parts_to_compress(config, before, after, device=device)) if config.compressed else ()
+    return Advance(before, after, done, None if _all_equal(done) else to_device(done, device), parts)
+
+
+def _parts_to_compress(
+    config: CompressiveTransformerConfig, before: Fill, after: Fill, *, device: torch.device
+) -> Iterator[PartToCompress]:
+    """Which slots to compress, from the oldest on; `rows` are on `device`."""
+    available = torch.where(after.phase == 0, before.pending + after.evicted - before.evicted, 0)
+    num_slots = config.compression_rate - 1 + config.window
+    for count in sorted({int(n) for n in available if n >= config.compression_rate}):
+        chosen = available == count
+        rows = slice(None) if bool(chosen.all()) else to_device(chosen.nonzero()[:, 0], device)
+        first = num_slots - count
+        last = first + count // config.compression_rate * config.compression_rate
+        yield PartToCompress(rows, first, last, not bool(before.pending[chosen].any()))
 
 
 @dataclass(frozen=True)
@@ -155,6 +184,7 @@ class Piece:
     end: int  # window slots in use after this piece
     num_memory: int  # the most slots that a row has in use
     num_compressed: int  # the same for compressed slots
+    places: Tensor | None  # [B, T] where the steps are written in the window, on the device; None: after `end` - T
     slots: Slots
     through_time: bool  # gradient reaches the compressor from later windows
 
@@ -169,13 +199,14 @@ def next_piece(
     through_time: bool,
 ) -> Piece:
     """The piece of `num_new` steps after `steps` [B]; its encodings of times are of `dtype` on `device`."""
-    advanced = advance(config, steps, num_new)
+    advanced = advance(config, steps, num_new, device=device)
     before = advanced.before
     end = int(before.phase.max()) + num_new
     num_memory, num_compressed = int(before.memory.max()), int(before.compressed.max())
     aligned = all(_all_equal(field) for field in (before.phase, before.memory, before.compressed, before.pending))
     fill = Fill(*(field[:1] for field in before)) if aligned else before
     query_times = fill.phase[:, None] + torch.arange(num_new)
+    places = None if _all_equal(before.phase) else to_device(query_times, device)
     times = slot_times(config, fill.pending, num_compressed=num_compressed, num_memory=num_memory, end=end)
     # Vectors go to the device; what is quadratic is made there.
     query_times, times = to_device(query_times, device), to_device(times, device)
@@ -195,31 +226,7 @@ def next_piece(
         encode_times(t, num_position_features=config.num_position_features, dtype=dtype) for t in (query_times, times)
     )
     slots = Slots(query_times, times, query_encoding, slot_encoding, visible)
-    return Piece(advanced, num_new, end, num_memory, num_compressed, slots, through_time)
-
-
-class PartToCompress(NamedTuple):
-    """Complete groups among [pending; evicted] at a window's end, in rows that have the same number of them."""
-
-    rows: slice | Tensor  # of B; a slice if it is all rows, for views instead of copies
-    first: int  # of [pending; evicted]
-    last: int
-    was_attended: bool  # none of these slots was pending: all were in memory or window until now
-
-
-def parts_to_compress(
-    config: CompressiveTransformerConfig, advanced: Advance, *, device: torch.device
-) -> Iterator[PartToCompress]:
-    """Which slots to compress, from the oldest on; `rows` are on `device`."""
-    before, after, done = advanced
-    available = torch.where(done, before.pending + after.evicted - before.evicted, 0)
-    num_slots = config.compression_rate - 1 + config.window
-    for count in sorted({int(n) for n in available if n >= config.compression_rate}):
-        chosen = available == count
-        rows = slice(None) if bool(chosen.all()) else to_device(chosen.nonzero()[:, 0], device)
-        first = num_slots - count
-        last = first + count // config.compression_rate * config.compression_rate
-        yield PartToCompress(rows, first, last, not bool(before.pending[chosen].any()))
+    return Piece(advanced, num_new, end, num_memory, num_compressed, places, slots, through_time)
 
 
 # What a layer writes and moves
@@ -234,19 +241,19 @@ def attended_slots(
     windows, so all of `window_BeD`, the window with the new steps written, is attended to (RelativeAttention.forward).
     """
     old_end = piece.end - piece.num_new
-    in_window = state.window[:, :old_end].to(window_BeD.dtype) if _all_equal(piece.advance.before.phase) else window_BeD
+    in_window = state.window[:, :old_end].to(window_BeD.dtype) if piece.places is None else window_BeD
     compressed = state.compressed[:, config.compressed - piece.num_compressed :]
     past = torch.cat([compressed, state.memory[:, config.memory - piece.num_memory :], in_window], dim=1)
     return past if past.shape[1] else None
 
 
-def write_window(old_BWD: Tensor, new_BTD: Tensor, phase: Tensor, *, end: int) -> Tensor:
-    """The first `end` slots of the window with `new_BTD` written at each row's phase; of its dtype."""
-    if _all_equal(phase):
-        first = int(phase[0])
+def write_window(old_BWD: Tensor, new_BTD: Tensor, piece: Piece) -> Tensor:
+    """The first `piece.end` slots of the window with `new_BTD` written at each row's phase; of its dtype."""
+    if piece.places is None:
+        first = piece.end - piece.num_new
         return torch.cat([old_BWD[:, :first].to(new_BTD.dtype), new_BTD], dim=1) if first else new_BTD
-    index = to_device(phase[:, None] + torch.arange(new_BTD.shape[1]), new_BTD.device)
-    return old_BWD[:, :end].to(new_BTD.dtype).scatter(1, index[..., None].expand_as(new_BTD), new_BTD)
+    places = piece.places[..., None].expand_as(new_BTD)
+    return old_BWD[:, : piece.end].to(new_BTD.dtype).scatter(1, places, new_BTD)
 
 
 def evict(config: CompressiveTransformerConfig, memory_BMD: Tensor, window_BWD: Tensor) -> tuple[Tensor, Tensor]:
@@ -276,12 +283,10 @@ def split_usage(config: CompressiveTransformerConfig, usage: Tensor) -> tuple[Te
     return source, torch.cat([source[:, config.window :], kept], dim=1)
 
 
-def where_rows(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """`new` in the rows where `rows` [B] is true, `old` elsewhere; always of `old`'s dtype."""
+def where_rows(rows: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+    """`new` in the rows where `rows` [B] is true (None: in all), `old` elsewhere; always of `old`'s dtype."""
     new = new.to(old.dtype)
-    if bool(rows.all()):
-        return new
-    return torch.where(to_device(rows, old.device).view(-1, *[1] * (old.dim() - 1)), new, old)
+    return new if rows is None else torch.where(rows.view(-1, *[1] * (old.dim() - 1)), new, old)
 
 
 def put_rows(rows: slice | Tensor, new: Tensor, old: Tensor) -> Tensor:

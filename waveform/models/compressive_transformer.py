@@ -105,7 +105,7 @@ class Layer(nn.Module):
 
     def _step(self, h_BTD: Tensor, state: LayerState, piece: Piece) -> LayerOutput:
         config = self.config
-        window = compressive_state.write_window(state.window, h_BTD, piece.advance.before.phase, end=piece.end)
+        window = compressive_state.write_window(state.window, h_BTD, piece)
         past = compressive_state.attended_slots(config, state, window, piece)
         h_BTD, attended = self.transform(h_BTD, past, piece.slots)
         if state.usage.shape[1]:
@@ -151,18 +151,18 @@ class Layer(nn.Module):
         window_BWD: the finished window's inputs. attended: what the last call's attention computed, if there was one;
         the loss needs it. `state.window` stays as it is.
         """
-        config, (before, after, done) = self.config, advance
+        config, done = self.config, advance.done_mask
         evicted_BWD, kept_BMD = compressive_state.evict(config, state.memory, window_BWD)
         ended = state._replace(memory=where_rows(done, kept_BMD, state.memory))
         if not config.compressed:
             return ended, None
         use, kept_use = compressive_state.split_usage(config, state.usage)
         ended = ended._replace(usage=where_rows(done, kept_use, state.usage))
-        if not bool((after.evicted > before.evicted).any()):
+        if not bool((advance.after.evicted > advance.before.evicted).any()):
             return ended, None  # memory is not full yet
         source = torch.cat([state.pending.to(window_BWD.dtype), evicted_BWD], dim=1)  # [B, c - 1 + W, D]
         compressed_BCD, total_loss = state.compressed, None
-        for part in compressive_state.parts_to_compress(config, advance, device=source.device):
+        for part in advance.parts:
             consumed_BnD = source[part.rows, part.first : part.last]
             groups_BGD = self.compressor(
                 consumed_BnD if through_time else consumed_BnD.detach(),
@@ -338,7 +338,8 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         `state.steps` may still count from anywhere within that window.
         """
         num_left = self.config.window - state.steps % self.config.window
-        advance = compressive_state.advance(self.config, state.steps, num_left)
+        device = state.memory[0].device
+        advance = compressive_state.advance(self.config, state.steps, num_left, device=device)
         layers = zip(self.layers, state.layers(), strict=True)
         closed = [layer.end_window(memory, memory.window, advance)[0] for layer, memory in layers]
         return CompressiveState.of_layers(state.steps + num_left, closed)
