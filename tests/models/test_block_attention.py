@@ -127,7 +127,12 @@ def test_equals_the_reference(visible: bool, kernel: str, dtype: torch.dtype, mo
 
     def attend(layer: RelativeAttention, dtype: torch.dtype) -> list[Tensor]:
         encodings = (encode_times(t, num_position_features=6, dtype=dtype) for t in (query_times, times))
-        slots = Slots(query_times, times, *encodings, mask if visible else None)
+        bias = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, float("-inf"))  # as on a GPU
+        slots = (
+            Slots(query_times, times, *encodings, mask, bias)
+            if visible
+            else Slots(query_times, times, *encodings, None)
+        )
         x, past = (value.to(dtype).requires_grad_() for value in inputs)
         out = layer(x, past, slots).mixed
         return [value.double() for value in (out, *torch.autograd.grad(out, (x, past), grad_out.to(dtype)))]

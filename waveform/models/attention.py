@@ -31,6 +31,7 @@ class Slots(NamedTuple):
     query_encoding: Tensor  # [1 or B, T, P], `encode_times` of the above, once for all layers
     slot_encoding: Tensor  # [1 or B, K, P]
     visible: Tensor | None  # [1 or B, 1, T, K], bool; None: query i sees slots up to K - T + i
+    bias: Tensor | None = None  # `visible` as 0 and -inf, see `softmax_attention`
 
 
 def frequencies(num_position_features: int, *, device: torch.device | str | None = None) -> Tensor:
@@ -156,6 +157,7 @@ class RelativeAttention(nn.Module):
             scale=q_BHTd.shape[-1] ** -0.5,
             causal=slots.visible is None,
             visible=slots.visible,
+            bias=slots.bias,
             encoding=slots.slot_encoding.to(q_BHTd.dtype),
         )
 
@@ -192,6 +194,18 @@ class RelativeAttention(nn.Module):
         )
 
 
+def attention_bias(visible: Tensor, *, dtype: torch.dtype) -> Tensor | None:
+    """The `bias` of `softmax_attention`, [1 or B, 1, T, K]; None unless on a GPU, because blocks do without.
+
+    dtype: of the parameters; under autocast, queries have another.
+    """
+    if visible.device.type != "cuda":
+        return None
+    if torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+
+
 def content_attention(q_BHTd: Tensor, k_BHKd: Tensor, v_BHKd: Tensor) -> Tensor:
     """Attention by content alone, without positions or biases: [B, H, T, d] of each head (Rae et al. 2019, Alg. 2)."""
     return softmax_attention(q_BHTd, k_BHKd, v_BHKd, scale=q_BHTd.shape[-1] ** -0.5)
@@ -205,16 +219,19 @@ def softmax_attention(
     scale: float,
     causal: bool = False,
     visible: Tensor | None = None,
+    bias: Tensor | None = None,
     encoding: Tensor | None = None,
 ) -> Tensor:
     """What `block_attention` computes, by the kernel that is fast on the device: [B, H, T, d].
 
-    A mode of torch functions sees this call, as it sees torch's own (waveform/benchmarks/flops.py counts it so).
+    bias: `visible` as 0 and -inf, in the queries' dtype. torch's kernels would make it of `visible` at each call, and
+    keep it for backward; layers share one. A mode of torch functions sees this call, as it sees torch's own
+    (waveform/benchmarks/flops.py counts it so).
     """
     if has_torch_function_unary(q_BHTE):
         return handle_torch_function(
             softmax_attention, (q_BHTE,), q_BHTE, k_BHKd, v_BHKd, scale=scale, causal=causal, visible=visible,
-            encoding=encoding,
+            bias=bias, encoding=encoding,
         )  # fmt: skip
     if _takes_blocks(q_BHTE):
         return block_attention(q_BHTE, k_BHKd, v_BHKd, scale=scale, causal=causal, visible=visible, encoding=encoding)
@@ -222,12 +239,13 @@ def softmax_attention(
     if encoding is not None:
         k_BHKE = torch.cat([k_BHKd, encoding[:, None].expand(*k_BHKd.shape[:3], -1)], dim=-1)
     if not causal:
-        return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKd, attn_mask=visible, scale=scale)
+        mask = visible if bias is None else bias
+        return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKd, attn_mask=mask, scale=scale)
     # The flash kernel takes values of the keys' width only.
     d_head = v_BHKd.shape[-1]
     v_BHKE = F.pad(v_BHKd, (0, k_BHKE.shape[-1] - d_head))
-    mask = _causal_lower_right(q_BHTE.shape[2], k_BHKE.shape[2])
-    return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKE, attn_mask=mask, scale=scale)[..., :d_head]
+    lower_right = _causal_lower_right(q_BHTE.shape[2], k_BHKE.shape[2])
+    return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKE, attn_mask=lower_right, scale=scale)[..., :d_head]
 
 
 def _causal_lower_right(num_queries: int, num_slots: int) -> CausalBias:

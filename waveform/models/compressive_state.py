@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from waveform.engine.interface import to_device
-from waveform.models.attention import Slots, encode_times
+from waveform.models.attention import Slots, attention_bias, encode_times
 from waveform.models.compression import compression_function
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
@@ -225,7 +225,8 @@ def next_piece(
     query_encoding, slot_encoding = (
         encode_times(t, num_position_features=config.num_position_features, dtype=dtype) for t in (query_times, times)
     )
-    slots = Slots(query_times, times, query_encoding, slot_encoding, visible)
+    bias = None if visible is None else attention_bias(visible, dtype=dtype)
+    slots = Slots(query_times, times, query_encoding, slot_encoding, visible, bias)
     return Piece(advanced, num_new, end, num_memory, num_compressed, places, slots, through_time)
 
 
