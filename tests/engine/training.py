@@ -27,7 +27,7 @@ def small_trainer(
     fields = next(iter(CONFIGS[name].values())) if fields is None else fields
     torch.manual_seed(1)
     model = build(name, vocab_size=VOCAB_SIZE, **fields).to(dtype)
-    window = fields.get("window", 4)
+    window = train.get("window") or fields.get("window", 4)
     config = TrainConfig(
         **{
             "max_steps": 8,

@@ -1,0 +1,74 @@
+"""What a training step launches on a GPU, and how long that takes: `python -m tests.simulated_gpu.launches`.
+
+Counted on a simulated GPU at the shape of preset=speech_paper: a steady update in bf16, memories full, rows side by
+side. An operation is about one kernel; views and allocations are none. The time of a launch is an assumption.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu
+from waveform.engine.shards import Shard, ShardWriter
+from waveform.engine.token_set import TokenSet
+from waveform.engine.train_config import TrainConfig
+from waveform.engine.trainer import RunContext, Trainer
+from waveform.ranks.distributed import World
+from waveform.runs.configured_model import model_from, window_of
+from waveform.runs.settings import typed
+from waveform.speech import compose_config
+
+_LAUNCH_S = (5e-6, 10e-6)  # of an eager operation on the host, Python and autograd included
+_UPDATES_BEFORE = 2  # of five windows each: memories are full after six
+_LAYERS = 20
+_VOCAB_SIZE = 256
+
+
+class Operations(NamedTuple):
+    """What one update launches."""
+
+    forward: int
+    backward: int
+    rest: int  # sums, clipping, Adam
+
+
+def operations(num_layers: int, *, gpu: SimulatedGpu, folder: Path) -> Operations:
+    """Count an update of the Compressive Transformer of `speech_paper` with so many layers."""
+    config = compose_config(["preset=speech_paper", f"model.num_layers={num_layers}", "train.batch_size=1"])
+    del config["train"]["sample_seconds"]
+    train: TrainConfig = typed(TrainConfig, {**config["train"], "device": "cuda"}, section="train")
+    path = folder / f"{num_layers}.shard"
+    with ShardWriter(path, vocab_size=_VOCAB_SIZE) as writer:
+        writer.begin("one")
+        writer.append(np.zeros((_UPDATES_BEFORE + 2) * train.chunk, dtype=np.uint8))
+    tokens = TokenSet([Shard(path)], vocab_size=_VOCAB_SIZE)
+    model = model_from({**config, "dataset": {"vocab_size": _VOCAB_SIZE}})
+    context = RunContext(folder / str(num_layers), World(device=torch.device("cuda:0")), show_progress=False)
+    trainer = Trainer(model, train, train=tokens, valid=tokens, window=window_of(config), seed=0, context=context)
+    for _ in range(_UPDATES_BEFORE):
+        trainer.update()
+    gpu.forget()
+    trainer.update()
+    whole = gpu.operations.total()
+    gpu.forget()
+    trainer.accumulate_gradients([trainer.stream.next_chunk()])
+    assert not gpu.waits
+    gradients, backward = gpu.operations.total(), gpu.num_in_backward
+    return Operations(gradients - backward, backward, whole - gradients)
+
+
+def at_paper_shape() -> tuple[Operations, Operations]:
+    """What each layer adds to an update, and the update of all layers: every layer adds the same."""
+    with simulated_gpu() as gpu, tempfile.TemporaryDirectory() as folder:
+        few, more = (operations(n, gpu=gpu, folder=Path(folder)) for n in (2, 3))
+    layer = Operations(*(b - a for a, b in zip(few, more, strict=True)))
+    return layer, Operations(*(a + (_LAYERS - 2) * each for a, each in zip(few, layer, strict=True)))
+
+
+if __name__ == "__main__":
+    layer, update = at_paper_shape()
+    print(f"a layer adds {layer}, an update of {_LAYERS} layers launches {update}, {sum(update):,} operations:")
+    print(" to ".join(f"{sum(update) * each * 1e3:.0f}" for each in _LAUNCH_S), "ms, on any number of GPUs")

@@ -1,0 +1,116 @@
+"""Training of every registered model on a simulated GPU: it never waits, and transfers do not grow with the layers."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import laws
+from tests.engine.conftest import write_tokens
+from tests.engine.training import small_trainer
+from tests.laws import CONFIGS, Case
+from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu
+from waveform.engine.trainer import Trainer
+from waveform.ranks.distributed import World
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+_LENGTHS = [60, 45, 33, 80, 21, 52, 70, 9]  # tokens of utterances: rows begin and end theirs at different times
+_STEADY_AFTER = 4  # updates: memories are full, some rows were reset, the optimiser has its moments
+
+
+@pytest.fixture(name="gpu")
+def open_gpu() -> Iterator[SimulatedGpu]:
+    with simulated_gpu() as gpu:
+        yield gpu
+
+
+Make = Callable[..., Trainer]
+
+
+@pytest.fixture(name="steady")
+def make_steady(gpu: SimulatedGpu, tmp_path: Path) -> Make:
+    """steady(model, fields, **train): a Trainer before its first update that is like all later ones."""
+    tokens = write_tokens(tmp_path / "tokens.shard", _LENGTHS)
+
+    def make(model: str, fields: dict[str, Any], **train: Any) -> Trainer:
+        world = World(device=torch.device("cuda:0"))
+        options = {"device": "cuda", "chunk": 2 * fields.get("window", 4), **train}
+        run_dir = tmp_path / str(len(list(tmp_path.iterdir())))
+        trainer = small_trainer(model, tokens, run_dir, world=world, fields=fields, **options)
+        for _ in range(_STEADY_AFTER):
+            trainer.update()
+        gpu.forget()
+        return trainer
+
+    return make
+
+
+def allowed_waits(case: Case) -> set[str]:
+    """An adaptive head asks how many targets each of its clusters has.
+
+    The oracle of the tests, reference attention, asks how many distances there are.
+    """
+    head = {"waveform/models/heads.py:nll: nonzero"} if case.fields.get("head") == "adaptive" else set()
+    oracle = {"waveform/models/attention.py:_weights: unique"} if case.fields.get("attention") == "reference" else set()
+    return head | oracle
+
+
+@pytest.mark.parametrize("case", laws.params())
+def test_a_step_never_waits(case: Case, gpu: SimulatedGpu, steady: Make) -> None:
+    unroll = 2 if case.fields.get("compression_loss") == "none" else 1
+    trainer = steady(case.model, case.fields, unroll=unroll)
+    sums, norms = trainer.update()
+    assert set(gpu.waits) == allowed_waits(case), gpu.waits
+    assert gpu.operations and all(figure.is_cuda for figure in (sums, *norms.values()))
+
+
+_RAGGED = CONFIGS["compressive_transformer"]["conv-ragged"]
+
+
+@pytest.mark.parametrize("model", CONFIGS)
+@pytest.mark.parametrize("train", [{"unroll": 2}, {"checkpoint_activations": True}, {"precision": "fp32"}], ids=str)
+def test_a_step_never_waits_in_other_ways_of_training(
+    model: str, train: dict[str, Any], gpu: SimulatedGpu, steady: Make
+) -> None:
+    fields = next(iter(CONFIGS[model].values()))
+    if model == "wavenet":
+        train = {name: value for name, value in train.items() if name != "checkpoint_activations"}
+    else:
+        fields = {**fields, "dropout": 0.1}
+    trainer = steady(model, fields, **train)
+    trainer.update()
+    assert not gpu.waits
+
+
+def rows_apart(trainer: Trainer) -> bool:
+    """Whether rows stand at different places of their windows."""
+    return len((trainer.state.steps % trainer.model.config.window).unique()) > 1
+
+
+def test_what_is_copied_does_not_grow_with_the_layers(gpu: SimulatedGpu, steady: Make) -> None:
+    copies = []
+    for num_layers in (1, 2):
+        fields = {**_RAGGED, "num_layers": num_layers}
+        trainer = steady("compressive_transformer", fields, window=3, chunk=6)
+        resets = 0
+        for _ in range(2):  # in these, rows are reset, and windows of some rows end while those of others do not
+            assert rows_apart(trainer)
+            before = trainer.state.steps
+            trainer.update()
+            resets += int((trainer.state.steps < before).sum())
+        assert resets
+        copies.append(sorted(gpu.copies))
+    assert copies[0] == copies[1]
+
+
+def test_layers_share_the_mask_of_rows_at_different_places(gpu: SimulatedGpu, steady: Make) -> None:
+    trainer = steady("compressive_transformer", _RAGGED, window=3, chunk=3)
+    assert rows_apart(trainer)
+    trainer.update()
+    masks = [call.mask for call in gpu.attention if call.mask is not None]
+    num_pieces = len(masks) // _RAGGED["num_layers"]
+    assert num_pieces
+    assert len({mask.like.untyped_storage()._cdata for mask in masks}) == num_pieces
+    assert all(mask.dtype == torch.bfloat16 for mask in masks)

@@ -1,0 +1,141 @@
+"""Every verb of both commands with `--device cuda` on a simulated GPU, on every registered model that it takes.
+
+What the figures are means nothing here; that each verb comes to its end does.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+import recipes.cli
+import waveform.cli
+from recipes import metrics
+from recipes.studies import STUDIES, Study
+from recipes.verbs import study
+from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu
+from waveform.benchmarks.child import Job
+from waveform.benchmarks.model import measure_model
+from waveform.models.registry import model_names
+from waveform.verbs import bench, demo
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+CUDA = ("--device", "cuda")
+SHORT = ("train.max_steps=2", "train.max_seconds=null", "train.evaluate_every=2", "train.checkpoint_every=2")
+SMOKE = ("preset=smoke", "train.device=cuda", *SHORT)
+SPEECH = (*SHORT, "train.batch_size=2", "train.evaluate_tokens=200", "train.sample_seconds=0.003")
+
+
+@pytest.fixture(scope="module", name="gpu")
+def open_gpu() -> Iterator[SimulatedGpu]:
+    with simulated_gpu() as gpu:
+        yield gpu
+
+
+def waveform_verb(*arguments: Any) -> None:
+    assert waveform.cli.main([str(argument) for argument in arguments]) == 0
+
+
+def recipes_verb(*arguments: Any) -> None:
+    assert recipes.cli.main([str(argument) for argument in arguments]) == 0
+
+
+@pytest.fixture(scope="module", name="speech")
+def make_speech(gpu: SimulatedGpu, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `demo` leaves: prepared data, and a run of each model, trained, compared and sampled."""
+    place = tmp_path_factory.mktemp("speech")
+    for i, split in enumerate(("train", "train", "valid", "test")):
+        (place / "audio" / split).mkdir(parents=True, exist_ok=True)
+        tone = 0.4 * np.sin(np.arange(400 + 50 * i) * (0.1 + 0.02 * i))
+        soundfile.write(place / "audio" / split / f"{i}.wav", tone, 24_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "demo_speech_dir", lambda: place / "audio")
+        patch.setattr(demo, "_SAMPLE_SECONDS", 0.002)
+        patch.setattr("waveform.verbs.compare._SPEED_SECONDS", 0.0)
+        waveform_verb("demo", "--out", place / "demo", *SPEECH)
+    return place / "demo"
+
+
+def test_demo(speech: Path, gpu: SimulatedGpu) -> None:
+    assert set(demo.MODELS) == set(model_names()), "a model is not run by `demo`: add it here"
+    assert gpu.num_graphs >= len(demo.MODELS), "no decoder was captured"
+    assert all((speech / model / "checkpoints").exists() for model in demo.MODELS)
+
+
+@pytest.mark.parametrize("model", demo.MODELS)
+def test_resume_and_evaluate(speech: Path, tmp_path: Path, model: str) -> None:
+    more = [setting.replace("max_steps=2", "max_steps=3") for setting in SPEECH]
+    waveform_verb("train", speech / "data", speech / model, f"model={model}", "preset=demo", *more)
+    waveform_verb("evaluate", speech / model, "--json", tmp_path / "e.json", *CUDA)
+    figures = json.loads((tmp_path / "e.json").read_text())
+    assert figures["step"] == 3
+
+
+def test_dynamic_evaluation(speech: Path) -> None:
+    waveform_verb("evaluate", speech / "compressive_transformer", "--dynamic", *CUDA)
+
+
+def test_sample_after_a_prompt(speech: Path, tmp_path: Path) -> None:
+    prompt = speech.parent / "audio" / "test" / "3.wav"
+    for model in demo.MODELS:
+        waveform_verb("sample", speech / model, "--out", tmp_path, "--seconds", "0.002", "--num", "2",
+                      "--top-p", "0.9", "--prime", prompt, *CUDA)  # fmt: skip
+
+
+def test_analyse(speech: Path) -> None:
+    waveform_verb("analyse", *(speech / model for model in demo.MODELS), "--tokens", "2000", *CUDA)
+
+
+def test_bench(gpu: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(job: Job) -> dict[str, Any]:  # not in another process, which would not know of the device
+        scratch = tmp_path / job.title
+        scratch.mkdir()
+        return measure_model(**job.arguments, scratch=scratch)
+
+    monkeypatch.setattr(bench, "run_in_child", run)
+    monkeypatch.setattr("waveform.benchmarks.timing._REPEATS_S", 0.0)
+    monkeypatch.setattr("waveform.benchmarks.sampling._STEPS_S", 0.0)
+    file = tmp_path / "b.json"
+    waveform_verb("bench", *CUDA, "--preset", "demo", "--audio-minutes", "0", "--json", file, "--batch-size", "2")
+    assert {figures["model"] for figures in json.loads(file.read_text())["models"]} == set(model_names())
+
+
+@pytest.fixture(scope="module", name="recall")
+def make_recall(gpu: SimulatedGpu, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Episodes, and a short run of each model on them."""
+    place = tmp_path_factory.mktemp("recall")
+    small = ("keys=4", "values=4", "episode=48", "train=40", "valid=4", "test=6")
+    recipes_verb("prepare", "recall", place / "data", *(f"corpus.{setting}" for setting in small))
+    for model in ("compressive_transformer", "transformer_xl"):
+        recipes_verb("train", "recall", place / "data", place / model, f"model={model}", *SMOKE)
+    return place
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "compare", "sweep", "sample", "analyse"])
+def test_recipes(recall: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics.Ratio, "bits", 1.0)  # answers are counted on the device, which has no numbers
+    run, other = recall / "compressive_transformer", recall / "transformer_xl"
+    arguments = {
+        "evaluate": [run, "--rows", 2],
+        "compare": [run, other, "--rows", 2],
+        "sweep": [run, "--compressed", "4,8", "--rows", 2],
+        "sample": [run, "--tokens", 24],
+        "analyse": [run, other, "--tokens", 100],
+    }
+    recipes_verb(verb, *arguments[verb], *CUDA)
+
+
+def test_study(recall: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study._Children, "call", lambda self, *arguments: recipes_verb(*arguments))
+    in_this_thread = SimpleNamespace(map=map, shutdown=lambda **_: None)
+    monkeypatch.setattr(study, "ThreadPoolExecutor", lambda jobs: in_this_thread)
+    monkeypatch.setattr(metrics.Ratio, "bits", 1.0)
+    few = Study(variants={"most_used": STUDIES["recall"].variants["most_used"]}, panels={})
+    monkeypatch.setattr(study, "find_study", lambda recipe: few)
+    recipes_verb("study", "recall", recall / "data", tmp_path / "runs", "--seeds", 1, "--jobs", 1, *SMOKE)
