@@ -17,6 +17,7 @@ from recipes.studies import find_study
 from recipes.text import compose_config
 from waveform.engine.dataset import read_dataset
 from waveform.system.console import say, table
+from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 from waveform.system.signals import Interrupted
@@ -61,7 +62,7 @@ def study(
     for settings in chosen.variants.values():  # so that a wrong setting is refused at once
         compose_config(recipe, [*settings, *overrides])
     runs = [(label, seed) for seed in range(config.seeds) for label in chosen.variants]
-    children = _Children(threads=max(1, (os.cpu_count() or 1) // config.jobs))
+    children = _Children(threads=max(1, num_cores() // config.jobs))
 
     def finish(run: tuple[str, int]) -> dict[str, Any]:
         label, seed = run

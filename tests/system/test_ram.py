@@ -40,3 +40,12 @@ def test_other_errors_are_not_a_shortage():
 
 def test_the_machine_has_more_memory_than_this_process():
     assert ram.machine_bytes() > process_memory_mb("VmHWM") * 1e6
+
+
+def test_a_container_may_have_less_than_the_machine(monkeypatch):
+    monkeypatch.setattr(ram, "memory_limit_bytes", lambda: None)
+    machine = ram.machine_bytes()
+    monkeypatch.setattr(ram, "memory_limit_bytes", lambda: 1 << 62)
+    assert ram.machine_bytes() == machine
+    monkeypatch.setattr(ram, "memory_limit_bytes", lambda: 4 << 20)
+    assert ram.machine_bytes() == 4 << 20

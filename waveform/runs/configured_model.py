@@ -53,7 +53,7 @@ def _too_large(num_bytes: int, num_copies: int, remedy: str) -> UserError:
     what = "weights" if num_copies == 1 else "weights, their gradients and Adam's two moments"
     return UserError(
         f"the model's {what} would take {num_bytes / 1e9:,.1f} GB, more than the "
-        f"{machine_bytes() / 1e9:,.1f} GB of this machine; {remedy}"
+        f"{machine_bytes() / 1e9:,.1f} GB that this machine (or its container) has; {remedy}"
     )
 
 

@@ -1,15 +1,19 @@
 """CPU defaults of the command line; a user's settings in the environment take precedence."""
 
 import ctypes
+import math
 import os
 import sys
+
+from waveform.system.container import cpu_limit
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
 
 
 def set_defaults() -> None:
-    """Make training and sampling on a CPU fast; call it before torch is imported."""
+    """Make training and sampling on a CPU fast; call it before numpy, torch or numba is imported."""
     _keep_freed_memory()
+    _start_no_more_threads_than_cores()
     if "OMP_WAIT_POLICY" not in os.environ:
         # Threads wait for each other thousands of times a second. By default they spin for milliseconds, so a single
         # busy process slows two threads twenty-fold; with this many turns an idle machine is measurably no slower.
@@ -31,3 +35,26 @@ def _keep_freed_memory() -> None:
         return
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+def num_cores() -> int:
+    """How many cores this process may keep busy: those of its affinity, fewer if its container has less CPU time.
+
+    A part of a core counts as a core, as it does for Java and Go.
+    """
+    limit = cpu_limit()
+    return _num_visible_cores() if limit is None else min(_num_visible_cores(), math.ceil(limit))
+
+
+def _num_visible_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _start_no_more_threads_than_cores() -> None:
+    """Bound the threads of OpenMP (torch, numpy) and of numba in a container, whose CPU time they do not look at.
+
+    If there were more, they would use up the container's time early in each period and then all wait for the next one.
+    """
+    if num_cores() < _num_visible_cores():
+        for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+            os.environ.setdefault(variable, str(num_cores()))

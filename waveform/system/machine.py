@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from waveform.system.cpu import num_cores
+
 _PACKAGES = ("waveform", "torch", "numba", "numpy")
 
 
@@ -21,7 +23,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
         "device": device.type,
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "cores_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "cores_allowed": num_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if cuda else None,

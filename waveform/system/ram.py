@@ -1,4 +1,4 @@
-"""The RAM of this machine: a request for more is refused, in one line, before the system kills the process."""
+"""The RAM that there is: a request for more is refused, in one line, before the system kills the process."""
 
 import os
 import re
@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from waveform.system.container import memory_limit_bytes
+
 
 def machine_bytes() -> int:
-    """RAM of this machine, swap included."""
+    """RAM of this machine, swap included, or what a container allows if that is less."""
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError):
         fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
-        return 1024 * (int(fields["MemTotal"]) + int(fields["SwapTotal"]))
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        present = 1024 * (int(fields["MemTotal"]) + int(fields["SwapTotal"]))
+    return min(present, memory_limit_bytes() or present)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from waveform.audio.corpus.groups import Group, GroupResult, prepare_group
+from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 from waveform.system.signals import SIGNALS, Interrupted
@@ -27,7 +28,7 @@ def run_groups(
     groups: list[Group], *, audio_dir: Path, data_dir: Path, num_workers: int | None, show: bool
 ) -> dict[str, GroupResult]:
     """Prepare `groups`, in a pool of processes if that pays off. Returns the results by group key."""
-    num_workers = min(num_workers or _num_cores(), len(groups))
+    num_workers = min(num_workers or num_cores(), len(groups))
     total_bytes = sum(group.size for group in groups)
     lossy_bytes = sum(
         file.size for group in groups for file in group.files if file.path.lower().endswith(_LOSSY_SUFFIXES)
@@ -49,11 +50,6 @@ def run_groups(
         else:
             _run_pool(groups, finish, audio_dir=audio_dir, data_dir=data_dir, num_workers=num_workers)
     return results
-
-
-def _num_cores() -> int:
-    """Return how many cores this process may use, which may be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _run_pool(

@@ -1,0 +1,47 @@
+"""How many cores there are for this process, and how many threads a command starts with."""
+
+import os
+
+import pytest
+
+from waveform.system import cpu
+
+VARIABLES = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of 64 cores, none of the user's settings of threads, and other defaults that change nothing here."""
+    monkeypatch.setattr(cpu, "_num_visible_cores", lambda: 64)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    for variable in VARIABLES:
+        monkeypatch.setenv(variable, "to be restored")
+        monkeypatch.delenv(variable)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, 64), (0.2, 1), (1.5, 2), (2.0, 2), (100.0, 64)])
+@pytest.mark.usefixtures("cores")
+def test_a_container_has_as_many_cores_as_it_has_time_for(
+    monkeypatch: pytest.MonkeyPatch, limit: float | None, expected: int
+) -> None:
+    monkeypatch.setattr(cpu, "cpu_limit", lambda: limit)
+    assert cpu.num_cores() == expected
+
+
+@pytest.mark.usefixtures("cores")
+def test_threads_are_bounded_in_a_container_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "cpu_limit", lambda: None)
+    cpu.set_defaults()
+    assert not any(variable in os.environ for variable in VARIABLES)
+    monkeypatch.setattr(cpu, "cpu_limit", lambda: 1.5)
+    cpu.set_defaults()
+    assert [os.environ[variable] for variable in VARIABLES] == ["2", "2"]
+
+
+@pytest.mark.usefixtures("cores")
+def test_a_users_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    monkeypatch.setattr(cpu, "cpu_limit", lambda: 1.5)
+    cpu.set_defaults()
+    assert os.environ["OMP_NUM_THREADS"] == "5"
