@@ -100,6 +100,20 @@ def test_evaluate(place: Path, tmp_path: Path, model: str, capsys: pytest.Captur
     assert f"{figures['nll_nats_per_sample']:.4f} nats" in capsys.readouterr().out
 
 
+def test_a_run_from_when_rows_were_a_setting_is_evaluated_and_resumed(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(place / "wavenet", run)
+    config = (run / "config.yaml").read_text()
+    assert "evaluate_batch_size" not in config
+    (run / "config.yaml").write_text(config.replace("train:\n", "train:\n  evaluate_batch_size: 4\n"))
+    now, then = (waveform.evaluate(folder, show_progress=False) for folder in (place / "wavenet", run))
+    assert {**then, "run": None} == {**now, "run": None}
+    assert main(["train", str(place / "data"), str(run), *settings("wavenet"), "train.max_steps=8"]) == 0
+    assert "resumed at step 6" in capsys.readouterr().err
+
+
 def test_python_nll_equals_evaluate(place: Path) -> None:
     run = waveform.load(place / "compressive_transformer")
     files = sorted((place / "audio" / "test").iterdir())

@@ -1,7 +1,6 @@
 """`python -m recipes evaluate`: a run's metrics on held-out text."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,10 +88,9 @@ def measure(
         if modality["tokens"] == "words":
             classes = frequency_bucket(data.open_split("train").counts)
     if rows is not None:
-        length, batch_size = _piece(tokens, rows, world)
+        length = _piece_length(tokens, rows)
         tokens = tokens.cut(length)
         classes = classes.cut(length) if isinstance(classes, TokenSet) else classes
-        run = replace(run, config={**run.config, "train": {**run.config["train"], "evaluate_batch_size": batch_size}})
     result = score(run, tokens, world=world, classes=classes, show_progress=show_progress)
     metrics = metrics_of(result)
     headline = recipe.headline
@@ -142,11 +140,11 @@ def _sizes(data: Dataset, split: str) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
-def _piece(tokens: TokenSet, rows: int, world: World) -> tuple[int, int]:
-    """Return the length of about `rows` equal pieces, and how many of these each process scores side by side."""
+def _piece_length(tokens: TokenSet, rows: int) -> int:
+    """Return the length of about `rows` equal pieces."""
     if rows < 1:
         raise UserError(f"--rows is {rows}; it must be at least 1")
-    return -(-tokens.num_tokens // rows), -(-rows // world.size)
+    return -(-tokens.num_tokens // rows)
 
 
 def describe(figures: dict[str, Any]) -> str:

@@ -60,7 +60,7 @@ def test_losses_see_their_context_and_no_more(name: str, token_set: Callable[...
     model = case.build().eval().requires_grad_(False)
     tokens = token_set([60, 80])
     grid = ContextGrid(step=6, num_steps=3, block=2, starts=[(0, 18), (0, 40), (1, 71)])
-    losses = losses_by_context(model, tokens, grid, window=case.window, batch_size=2, device=CPU)
+    losses = losses_by_context(model, tokens, grid, window=case.window, rows=2, device=CPU)
     assert losses.shape == (3, 6)
     for j, length in enumerate((6, 12, 18)):
         for b, (i, at) in enumerate(grid.starts):

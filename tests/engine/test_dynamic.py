@@ -36,12 +36,12 @@ def written(path: Path, utterances: list[np.ndarray]) -> TokenSet:
     return TokenSet([Shard(path)], vocab_size=laws.VOCAB_SIZE)
 
 
-def dynamically(model: Any, tokens: TokenSet, *, window: int, batch_size: int = 1, **config: Any) -> Evaluation:
+def dynamically(model: Any, tokens: TokenSet, *, window: int, rows: int = 1, **config: Any) -> Evaluation:
     return evaluate_dynamically(
         model,
         tokens,
-        EvaluateConfig(window=window, batch_size=batch_size),
-        DynamicConfig(**{"optimiser": "adam", **config}),
+        EvaluateConfig(window=window),
+        DynamicConfig(rows=rows, **{"optimiser": "adam", **config}),
         device=CPU,
     )
 
@@ -53,8 +53,8 @@ def test_equals_plain_evaluation_without_learning(
 ) -> None:
     model, window = small_model(name)
     tokens = token_set(LENGTHS)
-    plain = evaluate(model, tokens, EvaluateConfig(window=window, batch_size=3))
-    result = dynamically(model, tokens, window=window, batch_size=2, optimiser=optimiser, lr=0.0)
+    plain = evaluate(model, tokens, EvaluateConfig(window=window))
+    result = dynamically(model, tokens, window=window, rows=2, optimiser=optimiser, lr=0.0)
     np.testing.assert_allclose(result.nats, plain.nats, rtol=1e-12)
     assert result.counts.tolist() == LENGTHS
 
@@ -65,7 +65,7 @@ def test_learns_what_repeats_and_leaves_the_model(name: str, tmp_path: Path) -> 
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     pattern = np.random.default_rng(0).integers(0, laws.VOCAB_SIZE, 6)
     tokens = written(tmp_path / "a.shard", [np.tile(pattern, 20)] * 3)
-    plain = evaluate(model, tokens, EvaluateConfig(window=window, batch_size=1))
+    plain = evaluate(model, tokens, EvaluateConfig(window=window))
     result = dynamically(model, tokens, window=window, optimiser="adam", lr=1e-2)
     assert result.nats_per_token < 0.8 * plain.nats_per_token
     assert result.nats[2] < result.nats[0]
@@ -86,7 +86,7 @@ def test_scores_before_it_learns(name: str, tmp_path: Path) -> None:
     assert results[0].nats[0] == results[1].nats[0] and results[0].nats[1] != results[1].nats[1]
     # And one window alone is scored by the weights as they came.
     alone = written(tmp_path / "alone.shard", [first[:window]])
-    plain = evaluate(model, alone, EvaluateConfig(window=window, batch_size=1))
+    plain = evaluate(model, alone, EvaluateConfig(window=window))
     np.testing.assert_allclose(dynamically(model, alone, window=window, lr=0.05).nats, plain.nats, rtol=1e-12)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests import laws
+from waveform.engine import evaluator
 from waveform.engine.evaluator import EvaluateConfig, evaluate
 from waveform.engine.metrics import bits, unigram_nll
 from waveform.engine.token_set import TokenSet
@@ -14,6 +15,12 @@ from waveform.models.registry import build
 from waveform.system.errors import UserError
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
+
+
+@pytest.fixture(autouse=True)
+def three_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer rows than utterances."""
+    monkeypatch.setattr(evaluator, "fast_rows", lambda *arguments, **options: 3)
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
@@ -37,7 +44,7 @@ def test_equals_scoring_each_utterance_alone(name: str, protocol: str, token_set
                 logits = model.head.logits(hidden)[0].log_softmax(-1)
             total -= float(logits[torch.arange(len(part)), part].sum())
         expected.append(total)
-    result = evaluate(model, tokens, EvaluateConfig(window=window, batch_size=3, protocol=protocol, chunk=chunk))
+    result = evaluate(model, tokens, EvaluateConfig(window=window, protocol=protocol, chunk=chunk))
     # The head's cross-entropy may be fp32 or better; sums are fp64.
     np.testing.assert_allclose(result.nats, expected, rtol=1e-6)
     assert result.counts.tolist() == LENGTHS
@@ -52,9 +59,9 @@ def test_unigram_is_the_smoothed_histogram() -> None:
 
 def test_protocols_are_checked() -> None:
     with pytest.raises(UserError, match="protocol"):
-        EvaluateConfig(window=4, batch_size=2, protocol="never")
+        EvaluateConfig(window=4, protocol="never")
     with pytest.raises(UserError, match="multiple of the window"):
-        EvaluateConfig(window=4, batch_size=2, protocol="chunk", chunk=6)
+        EvaluateConfig(window=4, protocol="chunk", chunk=6)
 
 
 def test_sums_by_class_split_the_whole(token_set: Callable[..., TokenSet]) -> None:
@@ -62,7 +69,7 @@ def test_sums_by_class_split_the_whole(token_set: Callable[..., TokenSet]) -> No
     model = build("wavenet", vocab_size=laws.VOCAB_SIZE, **laws.CONFIGS["wavenet"]["classic"]).double()
     tokens = token_set(LENGTHS)
     classes = torch.tensor([0, 2, 1] * 4)[: laws.VOCAB_SIZE]
-    result = evaluate(model, tokens, EvaluateConfig(window=4, batch_size=3), classes=classes)
+    result = evaluate(model, tokens, EvaluateConfig(window=4), classes=classes)
     expected = np.zeros(3)
     for i in range(len(tokens)):
         whole = torch.from_numpy(tokens.read(i, start=0, stop=10**6).astype(np.int64))
@@ -87,7 +94,23 @@ def test_a_cut_set_scores_every_token_once(token_set: Callable[..., TokenSet]) -
     assert pieces.names[:3] == ["utterance_000#000000", "utterance_000#000001", "utterance_001"]
     joined = [np.concatenate([s.read(i, start=0, stop=99) for i in range(len(s))]) for s in (tokens, pieces)]
     assert np.array_equal(*joined)
-    cut = evaluate(model, pieces, EvaluateConfig(window=3, batch_size=3))
+    cut = evaluate(model, pieces, EvaluateConfig(window=3))
     # Resets every 9 tokens are what the protocol `chunk` does too.
-    whole = evaluate(model, tokens, EvaluateConfig(window=3, batch_size=3, protocol="chunk", chunk=9))
+    whole = evaluate(model, tokens, EvaluateConfig(window=3, protocol="chunk", chunk=9))
     assert cut.nats.sum() == pytest.approx(whole.nats.sum())
+
+
+@pytest.mark.parametrize("name", sorted(laws.CONFIGS))
+def test_sums_do_not_depend_on_the_rows(
+    name: str, monkeypatch: pytest.MonkeyPatch, token_set: Callable[..., TokenSet]
+) -> None:
+    torch.manual_seed(0)
+    fields = next(iter(laws.CONFIGS[name].values()))
+    model = build(name, vocab_size=laws.VOCAB_SIZE, **fields).double()
+    tokens, config = token_set(LENGTHS), EvaluateConfig(window=fields.get("window", 4))
+    results = []
+    for rows in (1, 2, 5, 100):
+        monkeypatch.setattr(evaluator, "fast_rows", lambda *arguments, rows=rows, **options: rows)
+        results.append(evaluate(model, tokens, config).nats)
+    # The products of a matrix library may round differently for another number of rows; nothing else does.
+    np.testing.assert_allclose(results[1:], [results[0]] * 3, rtol=1e-12)

@@ -248,7 +248,6 @@ _ATTACKS: dict[str, Callable[[Path, Path], None]] = {
     **{f"compressed {n}": _set("model", compressed=n) for n in _HUGE[:2]},
     **{f"window {n}": _set("model", window=n) for n in _HUGE},
     **{f"chunk {n}": _set("train", chunk=n) for n in _HUGE},
-    **{f"rows {n}": _set("train", evaluate_batch_size=n) for n in _HUGE},
     **{f"vocabulary {n}": _set("dataset", vocab_size=n) for n in _HUGE},
     "wavenet of 10^9 stacks": lambda p, s: _edit_config(
         p / "run", lambda c: c.update(model={"name": "wavenet", "num_stacks": 10**9, "layers_per_stack": 20})

@@ -33,7 +33,7 @@ SETTINGS = [
     *("model.d_feedforward=16", "model.window=8", "model.memory=8", "model.compressed=4", "model.dropout=0.1"),
     *(f"train.max_steps={_STEPS}", "train.batch_size=4", "train.chunk=16", "train.log_every=2", "train.device=cpu"),
     *("train.checkpoint_every=3", "train.evaluate_every=3", "train.sample_seconds=0", "train.evaluate_tokens=null"),
-    *("train.decay_steps=100", "train.warmup_steps=2", "train.evaluate_batch_size=2", "train.timeout_s=60"),
+    *("train.decay_steps=100", "train.warmup_steps=2", "train.timeout_s=60"),
 ]
 _TIMES = {"seconds", "tokens_per_second"}
 _FEWEST_POINTS = 30  # of the second rank, which writes little

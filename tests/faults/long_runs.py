@@ -59,7 +59,7 @@ def _evaluate(folder: Path, model: Any, way: str, num_tokens: int, count: Callab
         for start in range(0, num_tokens, 1 << 16):
             writer.append(rng.integers(0, 256, min(1 << 16, num_tokens - start), dtype=np.uint8))
     tokens, progress = TokenSet([Shard(path)], vocab_size=256), SimpleNamespace(update=count)
-    config = EvaluateConfig(window=512, batch_size=1, protocol=way, chunk=1024)
+    config = EvaluateConfig(window=512, protocol=way, chunk=1024)
     evaluate(model, tokens, config, progress=progress)
 
 

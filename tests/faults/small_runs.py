@@ -20,7 +20,7 @@ _TRAIN = [
     "train.max_steps=4", "train.batch_size=2", "train.chunk=32", "train.checkpoint_every=2", "train.evaluate_every=2",
     "train.log_every=1", "train.device=cpu", "train.evaluate_tokens=200",
     "train.warmup_steps=1", "train.lr=1e-3", "train.update_period=1", "train.decay_steps=6",
-    "train.evaluate_batch_size=2", "train.keep_checkpoints=2",
+    "train.keep_checkpoints=2",
 ]  # fmt: skip
 _WAVENET = [
     "model.num_stacks=1", "model.layers_per_stack=3", "model.residual_channels=8", "model.gate_channels=8",

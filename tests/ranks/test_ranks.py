@@ -81,7 +81,7 @@ def _figures(trainer: Trainer) -> dict[str, Any]:
     weights = {n: fsdp.whole(value.detach()).clone() for n, value in trainer.module.state_dict().items()}
     trainer.module.eval()
     with fsdp.gathered(trainer._scored):
-        config = EvaluateConfig(window=trainer._window, batch_size=2)
+        config = EvaluateConfig(window=trainer._window)
         result = evaluate(trainer.model, trainer._valid, config, world=trainer.world, classes=_CLASSES)
     sums = {"nats": result.nats, "counts": result.counts, "class": result.class_nats, "of": result.class_counts}
     evaluation = {key: torch.from_numpy(value).clone() for key, value in sums.items() if value is not None}

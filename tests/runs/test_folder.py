@@ -9,7 +9,7 @@ from waveform.system.errors import UserError
 
 CONFIG = """\
 model: {name: wavenet, skip_channels: 8}
-train: {chunk: 64, evaluate_batch_size: 2, clip_norm: 0.1, aux_weight: 1, window: null, state: utterance, lr: 1e-3}
+train: {chunk: 64, clip_norm: 0.1, aux_weight: 1, window: null, state: utterance, lr: 1e-3}
 dataset: {vocab_size: 256, path: /data, modality: {kind: audio}, checksums: {train: abc}}
 """
 

@@ -14,15 +14,15 @@ from waveform.runs.training import cut_for_a_look
 
 @pytest.mark.parametrize(
     ("evaluate_tokens", "num_ranks", "longest"),
-    [(None, 1, 258), (400, 1, 100), (400, 2, 50), (5000, 2, 129), (0, 1, 258)],
+    [(None, 1, 65), (400, 1, 25), (400, 2, 13), (5000, 2, 33), (0, 1, 65)],
 )
-def test_a_look_fills_its_rows(evaluate_tokens: int | None, num_ranks: int, longest: int, tmp_path: Path) -> None:
+def test_a_look_has_several_rows(evaluate_tokens: int | None, num_ranks: int, longest: int, tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "a.shard", vocab_size=3) as writer:
         for name, length in (("long", 1000), ("short", 30)):
             writer.begin(name)
             writer.append(np.ones(length, dtype=np.uint8))
     valid = TokenSet([Shard(tmp_path / "a.shard")], vocab_size=3)
-    config = TrainConfig(evaluate_tokens=evaluate_tokens, evaluate_batch_size=4)
+    config = TrainConfig(evaluate_tokens=evaluate_tokens)
     pieces = cut_for_a_look(valid, config, world=World(size=num_ranks))
-    assert pieces.num_tokens == 1030 and len(pieces) >= 4 * num_ranks
+    assert pieces.num_tokens == 1030 and len(pieces) >= 16 * num_ranks
     assert max(pieces.lengths) == longest

@@ -15,6 +15,7 @@ from waveform.analyses.plots import save_analysis
 from waveform.analyses.report import describe
 from waveform.analyses.state_reuse import state_reuse_speed
 from waveform.engine.interface import optional_parts
+from waveform.engine.rows import fast_rows
 from waveform.engine.token_set import TokenSet
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.opened import TrainedRun
@@ -123,7 +124,7 @@ def _layers(
             run.model,
             tokens,
             max_tokens=max_tokens,
-            batch_size=run.config["train"]["evaluate_batch_size"],
+            rows=fast_rows(run.model, window=run.window, device=run.device),
             device=run.device,
             progress=progress,
         )
@@ -147,7 +148,7 @@ def _answers(
             tokens,
             distances,
             max_tokens=max_tokens,
-            batch_size=run.config["train"]["evaluate_batch_size"],
+            rows=fast_rows(run.model, window=run.window, device=run.device),
             device=run.device,
             progress=progress,
         )
@@ -175,7 +176,7 @@ def _context(
                     tokens,
                     grid,
                     window=run.window,
-                    batch_size=run.config["train"]["evaluate_batch_size"],
+                    rows=fast_rows(run.model, window=run.window, device=run.device),
                     device=run.device,
                     progress=progress,
                 )

@@ -35,7 +35,7 @@ def attention_on_answers(
     distances: TokenSet,
     *,
     max_tokens: int,
-    batch_size: int,
+    rows: int,
     device: torch.device,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def attention_on_answers(
 
     order = range(int(np.searchsorted(np.cumsum(tokens.lengths), max_tokens, side="right")))
     with torch.inference_mode(), observe_heads(model, see):
-        for dealt, _ in score_once(model, tokens, order, window=config.window, batch_size=batch_size, device=device):
+        for dealt, _ in score_once(model, tokens, order, window=config.window, rows=rows, device=device):
             answers = _find(dealt, distances, width=width)
             slot_A, is_held_A = _holding(answers, seen[0][1], config)
             answers_N += torch.bincount(answers.buckets_A, minlength=NUM_BUCKETS)
@@ -87,12 +87,9 @@ def _find(dealt: DealtWindow, distances: TokenSet, *, width: int) -> _Answers:
     """Return the answers among the targets of a window."""
     scored = dealt.window.scored
     distance_BT = torch.zeros(scored.shape, dtype=torch.long)
-    for row, (utterance, start, length) in enumerate(
-        zip(dealt.utterances, dealt.starts, scored.sum(dim=1).tolist(), strict=True)
-    ):
-        if length:
-            part = distances.read(utterance, start=start, stop=start + length)
-            distance_BT[row, :length] = torch.from_numpy(part.astype(np.int64))
+    for row, (utterance, length) in enumerate(zip(dealt.utterances, scored.sum(dim=1).tolist(), strict=True)):
+        part = distances.read(utterance, start=dealt.start, stop=dealt.start + length)
+        distance_BT[row, :length] = torch.from_numpy(part.astype(np.int64))
     rows_A, queries_A = distance_BT.nonzero(as_tuple=True)
     distance_A = distance_BT[rows_A, queries_A]
     # The target of input i is token i + 1 of the stream: what lies d before it was itself input i + 1 - d.

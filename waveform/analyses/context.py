@@ -80,7 +80,7 @@ def losses_by_context(
     grid: ContextGrid,
     *,
     window: int,
-    batch_size: int,
+    rows: int,
     device: torch.device,
     progress: Progress | None = None,
 ) -> np.ndarray:
@@ -90,19 +90,19 @@ def losses_by_context(
     """
     losses = np.zeros((grid.num_steps, len(grid.starts) * grid.block))
     for j, length in enumerate(grid.lengths):
-        for begin in range(0, len(grid.starts), batch_size):
-            rows = grid.starts[begin : begin + batch_size]
+        for begin in range(0, len(grid.starts), rows):
+            places = grid.starts[begin : begin + rows]
             targets = torch.from_numpy(
-                np.stack([tokens.read(i, start=at - length, stop=at + grid.block) for i, at in rows]).astype(np.int64)
+                np.stack([tokens.read(i, start=at - length, stop=at + grid.block) for i, at in places]).astype(np.int64)
             )
             inputs = shift_right(targets, vocab_size=tokens.vocab_size)
-            state = model.init_state(len(rows), device=device, dtype=next(iter(model.parameters())).dtype)
+            state = model.init_state(len(places), device=device, dtype=next(iter(model.parameters())).dtype)
             parts = []
             for x, y in zip(inputs.split(window, dim=1), targets.split(window, dim=1), strict=True):
                 hidden, state, _ = model.forward(x.to(device), state)
                 parts.append(model.head.nll(hidden, y.to(device)).double().cpu())
             scored = torch.cat(parts, dim=1)[:, length:]
-            losses[j, begin * grid.block : (begin + len(rows)) * grid.block] = scored.flatten().numpy()
+            losses[j, begin * grid.block : (begin + len(places)) * grid.block] = scored.flatten().numpy()
             if progress is not None:
                 progress.update(targets.numel())
     return losses

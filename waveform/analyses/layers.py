@@ -50,7 +50,7 @@ def observe_layers(
     tokens: TokenSet,
     *,
     max_tokens: int,
-    batch_size: int,
+    rows: int,
     device: torch.device,
     progress: Progress | None = None,
 ) -> LayerObservations | str:
@@ -76,9 +76,6 @@ def observe_layers(
     pieces = tokens.cut(length)
     whole = [i for i, n in enumerate(pieces.lengths) if n == length]
     num_pieces = min(len(whole), max_tokens // length)
-    # Rows that all start and end together stay aligned: a slot is masked in all of them or in none.
-    batch_size = min(batch_size, num_pieces)
-    num_pieces = num_pieces // batch_size * batch_size
     order = [whole[int(i)] for i in np.linspace(0, len(whole) - 1, num_pieces)]
     num_layers = config.num_layers
     num_slots = config.compressed + config.memory + config.window
@@ -96,20 +93,18 @@ def observe_layers(
 
     place = {utterance: i for i, utterance in enumerate(order)}
     with torch.enable_grad(), observe_attention(model, see_attention), observe_compression_loss(model, see_loss):
-        for dealt, _ in score_once(
-            model, pieces, order, window=config.window, batch_size=batch_size, chunk=None, device=device
-        ):
-            if dealt.starts[0] >= lead:
+        for dealt, _ in score_once(model, pieces, order, window=config.window, rows=rows, chunk=None, device=device):
+            if dealt.start >= lead:
                 at = [place[utterance] for utterance in dealt.utterances]
                 received[at] += torch.stack(seen_received, dim=1).numpy() / (config.window * num_windows)
                 if seen_losses:
                     losses[at] += torch.stack(seen_losses, dim=1).numpy() / num_windows
-                    num_losses += 1
+                    num_losses += len(at)
             seen_received.clear()
             seen_losses.clear()
             if progress is not None:
                 progress.update(config.window * len(dealt.utterances))
-    assert num_losses in (0, num_windows * num_pieces // batch_size)
+    assert num_losses in (0, num_windows * num_pieces)
     slots = dict(zip(REGIONS, (config.compressed, config.memory, config.window), strict=True))
     return LayerObservations(received, losses if num_losses else None, num_windows, lead, slots)
 

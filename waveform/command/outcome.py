@@ -14,9 +14,8 @@ from waveform.system.ram import is_shortage, limited_to_ram
 from waveform.system.signals import Interrupted, signals_interrupt
 
 _SMALLER = (
-    "lower train.batch_size or train.evaluate_batch_size, train.chunk, train.window, model.window, model.memory or "
-    "model.compressed (for a run that exists, in its config.yaml), train with lower model.num_layers or model.d_model, "
-    "or use a larger machine"
+    "lower train.batch_size, train.chunk, train.window, model.window, model.memory or model.compressed (for a run that "
+    "exists, in its config.yaml), train with lower model.num_layers or model.d_model, or use a larger machine"
 )
 
 

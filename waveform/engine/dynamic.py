@@ -32,6 +32,7 @@ class DynamicConfig:
     lr: float | None = None  # constant; None: 3e-2 with sgd, 3e-5 with adam
     clip_norm: float = 0.1  # limit on the gradient norms of trunk and compressor, as in training
     aux_weight: float = 1.0  # of the compression loss, which lets the compressor keep up with the trunk
+    rows: int = 16  # utterances side by side, which share each update: with fewer, each learns sooner from the others
 
     def __post_init__(self) -> None:
         if self.optimiser not in OPTIMISERS:
@@ -61,9 +62,8 @@ def evaluate_dynamically(
 ) -> Evaluation:
     """Score every token of `tokens` once, in the set's order, with one update on each window after it is scored.
 
-    At a learning rate of 0 this equals `evaluate`. A copy of the model learns; `model` does not change. Rows of a batch
-    share each update, so with fewer rows each learns sooner from the others. One process only: the order of the stream
-    decides what was learned when. Raises UserError if the loss stops being finite.
+    At a learning rate of 0 this equals `evaluate`. A copy of the model learns; `model` does not change. One process
+    only: the order of the stream decides what was learned when. Raises UserError if the loss stops being finite.
     """
     assert config.max_tokens is None, "dynamic evaluation learns from all tokens"
     learner = copy.deepcopy(model)
@@ -78,7 +78,7 @@ def evaluate_dynamically(
             tokens,
             range(len(tokens)),
             window=config.window,
-            batch_size=config.batch_size,
+            rows=dynamic.rows,
             chunk=config.reset_every,
             device=device,
             autocast=config.autocast,

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.engine.interface import SequenceModel
+from waveform.engine.interface import SequenceModel, to_device
 from waveform.engine.metrics import bits
+from waveform.engine.rows import fast_rows
 from waveform.engine.scored_window import ScoredWindow
 from waveform.engine.single_pass import DealtWindow, score_once
 from waveform.engine.token_set import TokenSet
@@ -24,7 +25,6 @@ class EvaluateConfig:
     """How tokens are scored. Raises UserError for a protocol or a chunk that does not exist."""
 
     window: int  # tokens of one call of the model
-    batch_size: int  # rows of each process
     protocol: str = "utterance"  # utterance: state is carried from the utterance's start; chunk: reset at each chunk
     chunk: int | None = None  # tokens between resets with protocol=chunk, a multiple of the window
     autocast: torch.dtype | None = None  # dtype of matrix products; None: the parameters' own
@@ -73,7 +73,7 @@ class Tally:
 
     def __init__(self, tokens: TokenSet, *, classes: Classes | None, device: torch.device) -> None:
         self._tokens, self._classes = tokens, classes
-        self._nats = torch.zeros(len(tokens), dtype=torch.float64)
+        self._nats = torch.zeros(len(tokens), dtype=torch.float64, device=device)
         self._counts = torch.zeros(len(tokens), dtype=torch.int64)
         if classes is None:
             self._num_classes = 0
@@ -84,17 +84,15 @@ class Tally:
 
     def add(self, dealt: DealtWindow, scores: ScoredWindow) -> int:
         """Count one window; returns the number of its tokens."""
-        nll, scored = scores.nll.detach(), dealt.window.scored
-        sums = torch.where(scores.scored, nll, 0).double().sum(dim=1).cpu()
-        lengths = scored.sum(dim=1)
+        nll, lengths = scores.nll.detach(), dealt.window.scored.sum(dim=1)
+        utterances = torch.tensor(dealt.utterances)
+        sums = torch.where(scores.scored, nll, 0).double().sum(dim=1)
+        self._nats.index_add_(0, to_device(utterances, sums.device), sums)
+        self._counts.index_add_(0, utterances, lengths)
         if self._classes is not None:
             of_token = self._classes_of(dealt).to(nll.device)
             self._class_nats.index_add_(0, of_token, nll[scores.scored].double())
             self._class_counts += torch.bincount(of_token, minlength=self._num_classes)
-        for row, utterance in enumerate(dealt.utterances):
-            if lengths[row]:
-                self._nats[utterance] += sums[row]
-                self._counts[utterance] += lengths[row]
         return int(lengths.sum())
 
     def _classes_of(self, dealt: DealtWindow) -> Tensor:
@@ -105,9 +103,8 @@ class Tally:
             return self._classes[dealt.window.targets[scored]]
         lengths = scored.sum(dim=1).tolist()
         parts = [
-            self._classes.read(utterance, start=start, stop=start + length)
-            for utterance, start, length in zip(dealt.utterances, dealt.starts, lengths, strict=True)
-            if length
+            self._classes.read(utterance, start=dealt.start, stop=dealt.start + length)
+            for utterance, length in zip(dealt.utterances, lengths, strict=True)
         ]
         return torch.from_numpy(np.concatenate(parts).astype(np.int64))
 
@@ -139,7 +136,7 @@ def evaluate(
     utterance, and all get the whole result. Raises Stopped, on every rank, if `stop` was asked of one.
     """
     world = world or World()
-    # Longest first, so that rows finish together.
+    # Longest first, so that rows end at about the same time.
     order = sorted(range(len(tokens)), key=lambda i: (-tokens.lengths[i], i))
     if config.max_tokens is not None:
         total = np.cumsum([tokens.lengths[i] for i in order])
@@ -150,7 +147,7 @@ def evaluate(
         tokens,
         order[world.rank :: world.size],
         window=config.window,
-        batch_size=config.batch_size,
+        rows=fast_rows(model, window=config.window, device=world.device),
         chunk=config.reset_every,
         device=world.device,
         autocast=config.autocast,

@@ -47,7 +47,6 @@ class TrainConfig:
     keep_checkpoints: int = 2
     evaluate_every: int = 1000  # steps
     evaluate_tokens: int | None = 2_000_000  # about how much of the validation split; null: all; 0: no evaluation
-    evaluate_batch_size: int = 16  # rows of an evaluation on each process
     log_every: int = 20  # steps
     precision: str = "auto"  # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
     device: str | None = None  # cpu | cuda; null: a GPU if there is one
@@ -75,7 +74,6 @@ class TrainConfig:
         "keep_checkpoints": _AT_LEAST_1,
         "evaluate_every": _AT_LEAST_1,
         "evaluate_tokens": _NOT_NEGATIVE,
-        "evaluate_batch_size": _AT_LEAST_1,
         "log_every": _AT_LEAST_1,
         "precision": one_of("auto", "fp32", "bf16"),
         "device": Rule(

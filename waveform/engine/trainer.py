@@ -133,7 +133,6 @@ class Trainer:
         """How the validation split is scored during training."""
         return EvaluateConfig(
             window=self._window,
-            batch_size=self.config.evaluate_batch_size,
             protocol="chunk" if self.config.state == "chunk" else "utterance",
             chunk=self.config.chunk,
             autocast=self.config.autocast(self.world.device),

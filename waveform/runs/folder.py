@@ -22,7 +22,8 @@ LOCK_FILE = ".train.lock"
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_NESTING = 50  # brackets within each other
 # Settings that may differ when a run is resumed: when it ends (which also moves the end of a cosine without
-# train.decay_steps), what it reports, where its files are, and how the weights began.
+# train.decay_steps), what it reports, where its files are, and how the weights began. evaluate_batch_size is no setting
+# any longer, but older runs have it.
 _MAY_DIFFER = {
     "model": ("local_layers",),
     "train": ("max_steps", "max_seconds", "checkpoint_every", "keep_checkpoints", "log_every", "sample_seconds",
@@ -43,7 +44,6 @@ class _Model(Struct):
 
 class _Train(Struct):
     chunk: _Count
-    evaluate_batch_size: _Count
     clip_norm: _Number
     aux_weight: _Number
     window: _Count | None

@@ -66,7 +66,6 @@ def score(
         raise UserError(f"dynamic evaluation runs on one process, not on {world.size}; start it without torchrun")
     config = EvaluateConfig(
         window=run.window,
-        batch_size=run.config["train"]["evaluate_batch_size"],
         protocol=protocol or ("chunk" if run.config["train"]["state"] == "chunk" else "utterance"),
         chunk=run.config["train"]["chunk"],
     )
@@ -108,6 +107,7 @@ class EvaluateOptions:
             lr=self.dynamic_lr,
             clip_norm=train["clip_norm"],
             aux_weight=train["aux_weight"],
+            rows=self.rows or DynamicConfig.rows,
         )
 
 

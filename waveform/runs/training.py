@@ -24,6 +24,8 @@ from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.console import say
 from waveform.system.locks import locked
 
+_ROWS_OF_A_LOOK = 16  # of each process: more would be faster, but each begins with empty memories
+
 
 def check_settings(
     run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, vocab_size: int, world: World
@@ -60,7 +62,7 @@ def train_run(
     """Train on `data` into the run folder of `context`, or resume what is there; `config` gains the section `dataset`.
 
     amount: describes the size of the training split, for the line that is printed first. cut_valid: cut long validation
-    utterances so that the quick looks during training fill their rows. Raises UserError for a run folder of another
+    utterances so that the quick looks during training have several rows. Raises UserError for a run folder of another
     configuration or data, and if the loss stops being finite.
     """
     run_dir, world = context.run_dir, context.world
@@ -104,9 +106,9 @@ def train_run(
 
 
 def cut_for_a_look(valid: TokenSet, config: TrainConfig, *, world: World) -> TokenSet:
-    """`valid` with long utterances cut, so that evaluating train.evaluate_tokens of it fills every process's rows."""
+    """`valid` with long utterances cut, so that train.evaluate_tokens of it are several rows for every process."""
     num_tokens = min(valid.num_tokens, config.evaluate_tokens or valid.num_tokens)
-    return valid.cut(max(1, -(-num_tokens // (config.evaluate_batch_size * world.size))))
+    return valid.cut(max(1, -(-num_tokens // (_ROWS_OF_A_LOOK * world.size))))
 
 
 def report_training(result: TrainResult, *, unit: str) -> int:

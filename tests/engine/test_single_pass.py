@@ -1,0 +1,60 @@
+"""Dealing utterances to rows: every token once, rows equally far, and no row without an utterance."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests import laws
+from waveform.engine.single_pass import deal
+from waveform.engine.token_set import TokenSet
+
+LENGTHS = [13, 4, 40, 1, 22, 8, 17]
+ORDER = [2, 4, 6, 0, 5, 1, 3]  # longest first
+
+
+@pytest.mark.parametrize("order", [ORDER, list(range(7))])
+@pytest.mark.parametrize("rows", [1, 3, 7, 100])
+def test_every_token_is_dealt_once_with_the_token_before_it(
+    order: list[int], rows: int, token_set: Callable[..., TokenSet]
+) -> None:
+    tokens = token_set(LENGTHS)
+    inputs: list[list[int]] = [[] for _ in LENGTHS]
+    targets: list[list[int]] = [[] for _ in LENGTHS]
+    for dealt in deal(tokens, order, window=4, rows=rows):
+        assert len(dealt.utterances) <= rows
+        assert dealt.window.scored.any(dim=1).all()
+        assert dealt.window.reset.tolist() == [dealt.start == 0] * len(dealt.utterances)
+        for row, utterance in enumerate(dealt.utterances):
+            assert dealt.start == len(targets[utterance])
+            scored = dealt.window.scored[row]
+            inputs[utterance] += dealt.window.inputs[row][scored].tolist()
+            targets[utterance] += dealt.window.targets[row][scored].tolist()
+    for i, length in enumerate(LENGTHS):
+        assert targets[i] == tokens.read(i, start=0, stop=length).tolist()
+        assert inputs[i] == [laws.VOCAB_SIZE, *targets[i][:-1]]
+
+
+def test_rows_that_begin_together_are_dropped_as_they_end(token_set: Callable[..., TokenSet]) -> None:
+    dealt = list(deal(token_set(LENGTHS), ORDER, window=8, rows=3))
+    assert [window.utterances for window in dealt] == [
+        *([[2, 4, 6]] * 3),
+        *([[2]] * 2),
+        [0, 5, 1],
+        [0],
+        [3],
+    ]
+    assert [window.rows for window in dealt] == [None, None, None, [0], None, None, [0], None]
+
+
+def test_a_chunk_resets_every_row_at_once(token_set: Callable[..., TokenSet]) -> None:
+    dealt = list(deal(token_set([20, 15]), [0, 1], window=4, rows=2, chunk=8))
+    assert [window.window.reset.tolist() for window in dealt] == [
+        [True] * 2,
+        [False] * 2,
+        [True] * 2,
+        [False] * 2,
+        [True],
+    ]
+    begins = np.array([window.window.inputs[0, 0] == laws.VOCAB_SIZE for window in dealt])
+    assert begins.tolist() == [True, False, True, False, True]
