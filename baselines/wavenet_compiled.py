@@ -18,21 +18,23 @@ import torch
 from torch import Tensor, nn
 
 from baselines.wavenet import WaveNet, WaveNetConfig, WaveNetState
-from waveform.decoding.draw import NO_DRAWS, Draws, draw_row, make_draw_scratch, make_draws
-from waveform.decoding.kernels import (
-    ADD,
+from waveform.compiled.simd import (
     F32,
-    SET,
-    DenseWeights,
-    copy,
-    dense,
-    of_layer,
-    pad_last,
+    LANES,
+    compiled,
+    fill,
+    get,
+    load,
+    maximum,
+    multiply,
     padded,
-    zeros,
+    sigmoid,
+    store,
+    tanh,
 )
+from waveform.decoding.draw import NO_DRAWS, Draws, draw_row, make_draw_scratch, make_draws
+from waveform.decoding.kernels import ADD, SET, DenseWeights, copy, dense, of_layer, pad_last, zeros
 from waveform.decoding.plan import make_plan, num_threads_for, share_vectors, shared_out
-from waveform.decoding.simd import LANES, compiled, fill, get, load, maximum, multiply, sigmoid, store, tanh
 
 _I64 = np.int64(0)
 

@@ -17,8 +17,7 @@ import numba
 import numpy as np
 import torch
 
-from waveform.decoding.kernels import F32
-from waveform.decoding.simd import add, address, compiled, fill, load, total
+from waveform.compiled.simd import F32, add, address, compiled, fill, load, total
 from waveform.engine.interface import Decoder, MeteredDecoder, SequenceModel, State, decoder, map_state
 from waveform.models.registry import build
 from waveform.system.cpu import set_defaults

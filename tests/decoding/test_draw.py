@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from tests import laws
+from waveform.compiled.simd import compiled, padded
 from waveform.decoding.draw import draw_row, make_draw_scratch, make_draws
-from waveform.decoding.kernels import padded
 from waveform.decoding.plan import make_plan
-from waveform.decoding.simd import compiled
 from waveform.engine import interface
 from waveform.engine.interface import DrawingDecoder
 from waveform.engine.sampler import BLOCK_STEPS, DrawingLoop, SamplingConfig, StepwiseLoop, choose, sampling_loop

@@ -46,7 +46,7 @@ def test_elementary_functions() -> None:
 def test_no_folder_for_compiled_code_is_needed() -> None:
     """If numba cannot keep compiled code (here: because it has no file), it compiles again, without a warning."""
     code = """
-from waveform.decoding.simd import compiled
+from waveform.compiled.simd import compiled
 @compiled(entry=True)
 def plus(a): return a + 1
 print(plus(1))"""

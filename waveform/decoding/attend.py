@@ -9,8 +9,8 @@ in an order that depends on the model alone, so the number of threads changes no
 
 import numpy as np
 
-from waveform.decoding.kernels import F32
-from waveform.decoding.simd import (
+from waveform.compiled.simd import (
+    F32,
     add,
     compiled,
     convert,

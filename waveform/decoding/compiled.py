@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from waveform.compiled.simd import address
 from waveform.decoding.draw import NO_DRAWS, Draws, make_draw_scratch, make_draws
 from waveform.decoding.kernels import zeros
 from waveform.decoding.plan import make_plan
-from waveform.decoding.simd import address
 from waveform.decoding.slots import Windows, lay_out_memory
 from waveform.decoding.step import ADOPT, PROJECT, make_scratch, run, sizes_of
 from waveform.decoding.weights import lay_out_compressors, lay_out_weights

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.decoding.kernels import F32, padded
+from waveform.compiled.simd import F32, LANES, compiled, float_of_bits, get, largest, load, maximum, padded, put
 from waveform.decoding.plan import make_plan
-from waveform.decoding.simd import LANES, compiled, float_of_bits, get, largest, load, maximum, put
 from waveform.engine.interface import Decoder
 from waveform.engine.sampler import LARGEST_WEIGHT
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from waveform.decoding.simd import (
+from waveform.compiled.simd import (
+    F32,
     LANES,
     add,
     bytes_of,
@@ -29,18 +30,13 @@ from waveform.decoding.simd import (
     get,
     load,
     multiply,
+    padded,
     store,
     total,
 )
 
 GROUP = 4  # vectors of outputs computed together, from weights that lie together
-F32 = np.float32(0)  # says which type to load
 SET, ADD, GELU = 0, 1, 2  # what `dense` does with its result: store, add to what is there, or store its GELU
-
-
-def padded(size: int) -> int:
-    """`size` rounded up to whole vectors."""
-    return -(-size // LANES) * LANES
 
 
 class DenseWeights:

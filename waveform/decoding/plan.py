@@ -7,15 +7,15 @@ phases they wait for each other.
 # mypy: disable-error-code="no-untyped-def"
 # Compiled functions have the types of what they are called with.
 
-import functools
 from typing import Any
 
 import numba
 import numpy as np
 import torch
 
+from waveform.compiled.record import make_record, share
+from waveform.compiled.simd import LANES, address, compiled
 from waveform.decoding.kernels import GROUP, DenseWeights
-from waveform.decoding.simd import LANES, address, compiled
 
 # Multiplications in a phase from which sharing it pays: waking the other threads takes 1 to 4 us, in which one thread
 # does some 50,000.
@@ -35,14 +35,7 @@ def make_plan(*parts: Any) -> np.ndarray:
                 fields[name + suffix] = address(array)
         else:
             fields[name] = address(value) if isinstance(value, np.ndarray) else value
-    kinds = tuple((name, np.float32 if isinstance(value, float) else np.int64) for name, value in fields.items())
-    return np.array([tuple(fields.values())], dtype=_record(kinds))
-
-
-@functools.cache
-def _record(fields: tuple[tuple[str, type], ...]) -> np.dtype[Any]:
-    """One object per type: at each call numba compares equal but different objects field by field, which takes 6 us."""
-    return np.dtype(list(fields))
+    return make_record(fields)
 
 
 def num_threads_for(work: int, *, num_phases: int) -> int:
@@ -86,12 +79,6 @@ def shared_out(work):
             work(phase, np.int64(0), np.int64(1), layer, at, plan[0], kind)
 
     return run
-
-
-@compiled
-def share(amount, part, num_parts):
-    """The range of `amount` that falls to `part`."""
-    return amount * part // num_parts, amount * (part + 1) // num_parts
 
 
 @compiled

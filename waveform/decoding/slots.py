@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.decoding.kernels import pad_last, padded, quantise, zeros
+from waveform.compiled.simd import padded
+from waveform.decoding.kernels import pad_last, quantise, zeros
 from waveform.decoding.positions import angles
 from waveform.models.compressive_state import CompressiveState, Fill, fill_at, slot_times
 from waveform.models.compressive_transformer import CompressiveTransformer

@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from waveform.compiled.record import share
+from waveform.compiled.simd import F32, compiled, get, padded, put
 from waveform.decoding.attend import I64, PART, append, attend, combine, rotate
 from waveform.decoding.draw import draw_row
-from waveform.decoding.kernels import ADD, F32, GELU, GROUP, SET, copy, dense, layer_norm, of_layer, padded, zeros
-from waveform.decoding.plan import num_threads_for, share, share_vectors, shared_out
-from waveform.decoding.simd import compiled, get, put
+from waveform.decoding.kernels import ADD, GELU, GROUP, SET, copy, dense, layer_norm, of_layer, zeros
+from waveform.decoding.plan import num_threads_for, share_vectors, shared_out
 from waveform.decoding.slots import SLOTS, Memory
 from waveform.decoding.weights import Weights, convolves
 from waveform.models.compressive_transformer import CompressiveTransformer

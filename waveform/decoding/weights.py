@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from waveform.decoding.kernels import DenseWeights, pad_last, padded
+from waveform.compiled.simd import padded
+from waveform.decoding.kernels import DenseWeights, pad_last
 from waveform.decoding.positions import position_query
 from waveform.models.compression import Convolution
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer

@@ -23,6 +23,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_model
 
 LANES = 16
+F32 = np.float32(0)  # says which type to load
 
 _FLOAT, _INT = ir.FloatType(), ir.IntType(32)
 _FLOATS, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT, LANES)
@@ -47,14 +48,15 @@ def compiled(function=None, *, entry=False, parallel=False):
 
     entry: Python calls it, so the compiled code is kept on disk for the next process: next to the source file, else in
     NUMBA_CACHE_DIR or the user's cache folder, else nowhere. To see whether it is stale, numba looks only at the file
-    of the function itself; so its name includes a digest of this package's files.
+    of the function itself; so its name includes a digest of the files next to it, and of this package's.
     """
     if function is None:
         return lambda f: compiled(f, entry=entry, parallel=parallel)
     options = {"error_model": "numpy", "nogil": True, "parallel": parallel}
     if not entry:
         return numba.njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
-    shared = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    folders = {Path(__file__).parent, Path(function.__code__.co_filename).parent}
+    shared = b"".join(path.read_bytes() for folder in sorted(folders) for path in sorted(folder.glob("*.py")))
     function.__qualname__ += "_" + hashlib.blake2b(shared, digest_size=4).hexdigest()
     try:
         return numba.njit(function, cache=True, **options)
@@ -80,6 +82,11 @@ def _fma(builder, a, b, c):
 
 
 _KINDS = {types.float32: _FLOAT, types.int8: ir.IntType(8), types.int64: ir.IntType(64)}
+
+
+def padded(size: int) -> int:
+    """`size` rounded up to whole vectors."""
+    return -(-size // LANES) * LANES
 
 
 def address(array: np.ndarray) -> int:

@@ -1,0 +1,1 @@
+"""The compiled language of the CPU kernels (numba), and kernels that train small models."""
