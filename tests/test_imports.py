@@ -17,7 +17,7 @@ _RUNS = (*_TRAINING, "decoding", "runs")
 ALLOWED: dict[str, tuple[str, ...]] = {
     "waveform.system": (),
     "waveform.ranks": ("system",),
-    "waveform.engine": ("system", "ranks"),
+    "waveform.engine": ("system", "ranks", "compiled"),
     "waveform.compiled": ("system",),
     "waveform.models": ("system", "engine", "compiled"),
     "waveform.decoding": _TRAINING,

@@ -44,12 +44,16 @@ def _observe(
 
         return hook
 
-    hooks = [module.register_forward_hook(observer(i)) for i, module in enumerate(attention_modules(model))]
+    modules = attention_modules(model)
+    hooks = [module.register_forward_hook(observer(i)) for i, module in enumerate(modules)]
+    for module in modules:
+        module.observed = True
     try:
         yield
     finally:
-        for hook in hooks:
+        for hook, module in zip(hooks, modules, strict=True):
             hook.remove()
+            module.observed = False
 
 
 @contextmanager

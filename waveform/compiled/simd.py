@@ -77,6 +77,11 @@ def _call(builder, name: str, *operands):
     return builder.call(function, operands)
 
 
+def _spread(builder, value):
+    first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, ir.Constant(_INT, 0))
+    return builder.shuffle_vector(first, first, ir.Constant(_INTS, [0] * LANES))
+
+
 def _fma(builder, a, b, c):
     return _call(builder, "fmuladd", a, b, c)
 
@@ -187,8 +192,7 @@ def fill(typing_context, value):
     """A vector with `value` in all 16 elements."""
 
     def generate(context, builder, signature, arguments):
-        first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), arguments[0], ir.Constant(_INT, 0))
-        return builder.shuffle_vector(first, first, ir.Constant(_INTS, [0] * LANES))
+        return _spread(builder, arguments[0])
 
     return _floats(types.float32), generate
 
@@ -327,6 +331,20 @@ def gelu(typing_context, a):
 
 
 @intrinsic
+def gelu_slope(typing_context, a):
+    """The derivative of `gelu`: Phi(a) + a phi(a)."""
+
+    def generate(context, builder, signature, arguments):
+        (a,) = arguments
+        half_square = builder.fmul(builder.fmul(a, a), _vector(-0.5))
+        phi = builder.fmul(_exp(builder, half_square), _vector(1 / math.sqrt(2 * math.pi)))
+        cumulative = _fma(builder, _erf(builder, builder.fmul(a, _vector(math.sqrt(0.5)))), _vector(0.5), _vector(0.5))
+        return _fma(builder, a, phi, cumulative)
+
+    return _floats(_floats), generate
+
+
+@intrinsic
 def sigmoid(typing_context, a):
     """1 / (1 + e^-a)."""
 
@@ -345,3 +363,82 @@ def tanh(typing_context, a):
         return _fma(builder, _vector(2.0), _sigmoid(builder, doubled), _vector(-1.0))
 
     return _floats(_floats), generate
+
+
+@intrinsic
+def transpose16(typing_context, source, source_stride, target, target_stride):
+    """16 x 16 floats, with rows at given distances."""
+
+    def generate(context, builder, signature, arguments):
+        source, source_stride, target, target_stride = arguments
+
+        def vector_at(base, stride, row):
+            index = builder.mul(stride, ir.Constant(ir.IntType(64), row))
+            return builder.bitcast(_pointer(builder, base, index, _FLOAT), _FLOATS.as_pointer())
+
+        rows = [builder.load(vector_at(source, source_stride, i), align=4) for i in range(LANES)]
+        step = 1
+        while step < LANES:  # within blocks of 2 `step` x 2 `step`, swap the two `step` x `step` off the diagonal
+            first = [i if not i & step else LANES + (i - step) for i in range(LANES)]
+            second = [i + step if not i & step else LANES + i for i in range(LANES)]
+            new = list(rows)
+            for i in range(LANES):
+                if not i & step:
+                    a, b = rows[i], rows[i + step]
+                    new[i] = builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT, LANES), first))
+                    new[i + step] = builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT, LANES), second))
+            rows = new
+            step *= 2
+        for i in range(LANES):
+            builder.store(rows[i], vector_at(target, target_stride, i), align=4)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64, types.int64, types.int64), generate
+
+
+def product_tile(num_rows: int, num_vectors: int):
+    """A function for kernels: the product of `num_rows` rows of A with `num_vectors` vectors of columns of B.
+
+    It takes (a, a_row, a_step, b, b_row, c, c_row, depth, adds): C = or, if `adds`, += A [num_rows, depth] @ B. Rows
+    and elements of A are `a_row` and `a_step` floats apart, rows of B and C `b_row` and `c_row`. The tile of C stays in
+    registers while the rows of B pass by.
+    """
+    int64, cells = ir.IntType(64), [(i, j) for i in range(num_rows) for j in range(num_vectors)]
+
+    def body(builder, a, a_row, a_step, b, b_row, c, c_row, depth, adds):
+        def vector_at(base, stride, row, j):
+            index = builder.add(builder.mul(row, stride), int64(LANES * j))
+            return builder.bitcast(_pointer(builder, base, index, _FLOAT), _FLOATS.as_pointer())
+
+        tile = {cell: cgutils.alloca_once_value(builder, _vector(0.0)) for cell in cells}
+        with builder.if_then(adds):
+            for i, j in cells:
+                builder.store(builder.load(vector_at(c, c_row, int64(i), j), align=4), tile[i, j])
+        with cgutils.for_range(builder, depth) as loop:
+            columns = [builder.load(vector_at(b, b_row, loop.index, j), align=4) for j in range(num_vectors)]
+            for i in range(num_rows):
+                at = builder.add(builder.mul(loop.index, a_step), builder.mul(int64(i), a_row))
+                value = _spread(builder, builder.load(_pointer(builder, a, at, _FLOAT), align=4))
+                for j, column in enumerate(columns):
+                    builder.store(_fma(builder, value, column, builder.load(tile[i, j])), tile[i, j])
+        for i, j in cells:
+            builder.store(builder.load(tile[i, j]), vector_at(c, c_row, int64(i), j), align=4)
+        builder.ret_void()
+
+    @intrinsic
+    def tile(typing_context, a, a_row, a_step, b, b_row, c, c_row, depth, adds):
+        def generate(context, builder, signature, arguments):
+            name = f"product_tile_{num_rows}_{num_vectors}"
+            function = builder.module.globals.get(name)
+            if function is None:  # one of its own, or LLVM would compile it again wherever it is called
+                kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
+                function = ir.Function(builder.module, kind, name)
+                function.linkage = "internal"
+                function.attributes.add("noinline")
+                body(ir.IRBuilder(function.append_basic_block()), *function.args)
+            builder.call(function, arguments)
+            return context.get_dummy_value()
+
+        return types.none(*[types.int64] * 8, types.boolean), generate
+
+    return tile

@@ -149,6 +149,11 @@ class OptionalParts:
     has_int8_decoder: bool = False
 
     @property
+    def brings_threads(self) -> bool:
+        """Whether, in fp32 on a CPU, it shares its work among threads itself and torch had better not."""
+        return False
+
+    @property
     def receptive_field(self) -> int | None:
         """Tokens that one layer of attention, or all of a stack of convolutions, sees, the newest included.
 
@@ -223,7 +228,7 @@ def state_tensors(state: State) -> list[Tensor]:
 
 def detach(state: S) -> S:
     """The same state, cut from the graph that made it."""
-    return map_state(torch.Tensor.detach, state)
+    return map_state(lambda tensor: tensor.detach() if tensor.requires_grad else tensor, state)
 
 
 def take_rows(state: S, rows: Sequence[int]) -> S:

@@ -3,12 +3,14 @@
 Shape letters: B rows of this rank, W tokens of a window.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from waveform.engine.interface import SequenceModel, State, Step, reset_rows, to_device
+from waveform.compiled.threads import torch_in_one_thread
+from waveform.engine.interface import SequenceModel, State, Step, optional_parts, reset_rows, to_device
 from waveform.engine.streams import Window
 
 
@@ -29,6 +31,14 @@ class ScoredWindow(NamedTuple):
     def row_nats(self) -> Tensor:
         """[B] sums of the NLL over each row's scored tokens, without gradient."""
         return torch.where(self.scored, self.nll.detach(), 0).sum(dim=1)
+
+
+def threads_for(
+    model: SequenceModel, *, device: torch.device, autocast: torch.dtype | None
+) -> AbstractContextManager[None]:
+    """Open it around passes of `model`: torch uses one thread if the model shares its work among threads itself."""
+    brings_threads = device.type == "cpu" and autocast is None and optional_parts(model).brings_threads
+    return torch_in_one_thread() if brings_threads else nullcontext()
 
 
 class _Inputs:

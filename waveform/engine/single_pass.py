@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from waveform.engine.interface import SequenceModel, State, take_rows
-from waveform.engine.scored_window import ScoredForward, ScoredWindow, score_window
+from waveform.engine.scored_window import ScoredForward, ScoredWindow, score_window, threads_for
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.engine.streams import Window, fill_row
 from waveform.engine.token_set import TokenSet
@@ -86,6 +86,7 @@ def score_once(
             state = model.init_state(len(dealt.utterances), device=device, dtype=dtype)
         elif dealt.rows is not None:
             state = take_rows(state, dealt.rows)
-        scores = score_window(scored_forward, dealt.window, state, fresh=state, device=device, autocast=autocast)
+        with threads_for(model, device=device, autocast=autocast):
+            scores = score_window(scored_forward, dealt.window, state, fresh=state, device=device, autocast=autocast)
         state = scores.state
         yield dealt, scores

@@ -24,7 +24,7 @@ from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.nonfinite import FiniteWatch, Update
 from waveform.engine.resume_notes import conditions, notes
 from waveform.engine.schedule import learning_rate, update_period
-from waveform.engine.scored_window import ScoredForward, score_window
+from waveform.engine.scored_window import ScoredForward, score_window, threads_for
 from waveform.engine.streams import Chunk, TokenStream, Window
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
@@ -296,6 +296,11 @@ class Trainer:
 
     def update(self) -> tuple[Tensor, dict[str, Tensor]]:
         """One update. Returns this rank's [sum of nats, tokens, sum of auxiliary losses, rows x windows] and norms."""
+        device = self.world.device
+        with threads_for(self.model, device=device, autocast=self.config.autocast(device)):
+            return self._update()
+
+    def _update(self) -> tuple[Tensor, dict[str, Tensor]]:
         began = time.perf_counter()
         config = self.config
         period = update_period(self.step, late_period=config.update_period, change_at=config.update_period_from)

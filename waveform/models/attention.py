@@ -78,6 +78,7 @@ class RelativeAttention(nn.Module):
         super().__init__()
         self.num_heads, self.num_position_features = num_heads, num_position_features
         self.implementation = implementation
+        self.observed = False  # whether a hook looks at what this module returns, so that it must be called
         self.query = nn.Linear(d_model, d_model, bias=False)
         self.key = nn.Linear(d_model, d_model, bias=False)
         self.value = nn.Linear(d_model, d_model, bias=False)

@@ -26,7 +26,14 @@ from torch.utils.checkpoint import checkpoint
 from waveform.engine.interface import OptionalParts, Step, detach
 from waveform.models import compressive_state, heads
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots
-from waveform.models.compression import attention_loss, autoencoding_loss, compression_function
+from waveform.models.compiled_layers import (
+    Compression,
+    LayerParameters,
+    compiled_layers,
+    kernels_fit,
+    pack_encodings,
+)
+from waveform.models.compression import Convolution, attention_loss, autoencoding_loss, compression_function
 from waveform.models.compressive_state import (
     Advance,
     CompressiveState,
@@ -40,6 +47,7 @@ from waveform.models.embeddings import token_embedding
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
 _INIT_STD = 0.02
+_MIN_QUERIES = 8  # of a call, from which compiled kernels are faster
 
 
 class LayerOutput(NamedTuple):
@@ -48,6 +56,13 @@ class LayerOutput(NamedTuple):
     h: Tensor  # [B, T, D]
     state: LayerState
     loss: Tensor | None  # [B] compression loss
+
+
+class NewSlots(NamedTuple):
+    """What evicted slots of b rows were compressed to."""
+
+    groups: Tensor  # [b, G, D]
+    loss: Tensor | None  # [b]
 
 
 class Layer(nn.Module):
@@ -111,13 +126,40 @@ class Layer(nn.Module):
         if state.usage.shape[1]:
             received = self.attention.received_attention(attended, piece.slots)
             state = state._replace(usage=compressive_state.add_usage(state.usage, received, piece))
+        return LayerOutput(h_BTD, *self.advance(state, window, piece, attended))
+
+    def advance(
+        self,
+        state: LayerState,
+        window: Tensor,
+        piece: Piece,
+        attended: AttentionOutput | None,
+        *,
+        new_slots: NewSlots | None = None,
+    ) -> tuple[LayerState, Tensor | None]:
+        """The state after a piece, of which `window` holds the inputs, and the loss [B] of what was compressed.
+
+        attended, new_slots: as in `end_window`.
+        """
         loss, done = None, piece.advance.done
         if done.any():
-            state, loss = self.end_window(state, window, piece.advance, attended, through_time=piece.through_time)
+            state, loss = self.end_window(
+                state, window, piece.advance, attended, through_time=piece.through_time, new_slots=new_slots
+            )
         if not done.all():
             window = torch.cat([window.to(state.window.dtype), state.window[:, piece.end :]], dim=1)
             state = state._replace(window=window)
-        return LayerOutput(h_BTD, state, loss)
+        return state, loss
+
+    def parameters_for_kernels(self) -> LayerParameters:
+        """The weights that compiled kernels take."""
+        attention, norm = self.attention, self.attention_norm
+        feed_norm, feed_in, feed_out = self.feedforward_norm, self.feedforward_in, self.feedforward_out
+        return LayerParameters(
+            *(norm.weight, norm.bias, attention.query.weight, attention.key.weight, attention.value.weight),
+            *(attention.content_bias, attention.position_bias, attention.position.weight, attention.output.weight),
+            *(feed_norm.weight, feed_norm.bias, feed_in.weight, feed_in.bias, feed_out.weight, feed_out.bias),
+        )
 
     def transform(self, h_BTD: Tensor, past: Tensor | None, slots: Slots) -> tuple[Tensor, AttentionOutput]:
         """h -> output [B, T, D] and what the attention computed; `past`: see RelativeAttention.forward."""
@@ -145,11 +187,13 @@ class Layer(nn.Module):
         attended: AttentionOutput | None = None,
         *,
         through_time: bool = False,
+        new_slots: NewSlots | None = None,
     ) -> tuple[LayerState, Tensor | None]:
         """Evict, compress and shift in the rows whose window is done; also the loss [B] of what was compressed.
 
         window_BWD: the finished window's inputs. attended: what the last call's attention computed, if there was one;
-        the loss needs it. `state.window` stays as it is.
+        the loss needs it. new_slots: what the one part to compress has become, if that is known.
+        `state.window` stays as it is.
         """
         config, done = self.config, advance.done_mask
         evicted_BWD, kept_BMD = compressive_state.evict(config, state.memory, window_BWD)
@@ -163,21 +207,34 @@ class Layer(nn.Module):
         source = torch.cat([state.pending.to(window_BWD.dtype), evicted_BWD], dim=1)  # [B, c - 1 + W, D]
         compressed_BCD, total_loss = state.compressed, None
         for part in advance.parts:
-            consumed_BnD = source[part.rows, part.first : part.last]
-            groups_BGD = self.compressor(
-                consumed_BnD if through_time else consumed_BnD.detach(),
-                use[part.rows, part.first : part.last] if use.shape[1] else None,
-            )
-            if torch.is_grad_enabled() and config.compression_loss != "none" and self.compressor.has_parameters:
-                assert attended is not None
-                loss = self._compression_loss(part, consumed_BnD.detach(), groups_BGD, window_BWD, attended)
-                loss = put_rows(part.rows, loss, loss.new_zeros(len(source)))
+            made = new_slots
+            if made is None:
+                consumed_BnD = source[part.rows, part.first : part.last]
+                use_Bn = use[part.rows, part.first : part.last] if use.shape[1] else None
+                consumed_BnD = consumed_BnD if through_time else consumed_BnD.detach()
+                made = self._compress(part, consumed_BnD, use_Bn, window_BWD, attended)
+            if made.loss is not None:
+                loss = put_rows(part.rows, made.loss, made.loss.new_zeros(len(source)))
                 total_loss = loss if total_loss is None else total_loss + loss
-            kept = groups_BGD if through_time else groups_BGD.detach()
+            kept = made.groups if through_time else made.groups.detach()
             newest = torch.cat([compressed_BCD[part.rows], kept.to(compressed_BCD.dtype)], dim=1)
             compressed_BCD = put_rows(part.rows, newest[:, -config.compressed :], compressed_BCD)
         pending = where_rows(done, source[:, config.window :], state.pending)
         return ended._replace(compressed=compressed_BCD, pending=pending), total_loss
+
+    def _compress(
+        self,
+        part: PartToCompress,
+        consumed_BnD: Tensor,
+        use_Bn: Tensor | None,
+        window_BWD: Tensor,
+        attended: AttentionOutput | None,
+    ) -> NewSlots:
+        groups_BGD, loss = self.compressor(consumed_BnD, use_Bn), None
+        if torch.is_grad_enabled() and self.config.compression_loss != "none" and self.compressor.has_parameters:
+            assert attended is not None
+            loss = self._compression_loss(part, consumed_BnD.detach(), groups_BGD, window_BWD, attended)
+        return NewSlots(groups_BGD, loss)
 
     def _compression_loss(
         self,
@@ -277,6 +334,11 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         return config.compression_loss == "none" and config.compressed > 0 and self.layers[0].compressor.has_parameters
 
     @property
+    def brings_threads(self) -> bool:
+        """If there are compiled kernels for its sizes, as for all small models."""
+        return kernels_fit(self.config)
+
+    @property
     def receptive_field(self) -> int:
         """Steps that one layer attends to from the end of a window; layers above reach further through its memory."""
         return self.config.window + self.config.memory + self.config.compression_rate * self.config.compressed
@@ -321,6 +383,8 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         h_BTD = self.dropout(self.embedding(tokens_BT))
         layer_states, total_loss = [], None
         checkpointed = self.checkpoint_activations and torch.is_grad_enabled()
+        if not checkpointed and self._takes_kernels(h_BTD, piece):
+            return self._by_kernels(h_BTD, state, piece)
         for layer, layer_state in zip(self.layers, state.layers(), strict=True):
             h_BTD, layer_state, loss = layer(h_BTD, layer_state, piece, checkpointed=checkpointed)
             layer_states.append(layer_state)
@@ -330,6 +394,67 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         if total_loss is not None:
             total_loss = total_loss / self.config.num_layers
         return h_BTD, new_state if self.carry_gradient else detach(new_state), total_loss
+
+    def _by_kernels(
+        self, h_BTD: Tensor, state: CompressiveState, piece: Piece
+    ) -> tuple[Tensor, CompressiveState, Tensor | None]:
+        """The rest of `_within_window`, from the embedding on, by compiled kernels."""
+        old_states = state.layers()
+        made = compiled_layers(
+            h_BTD,
+            [compressive_state.attended_slots(self.config, old, h_BTD, piece) for old in old_states],
+            pack_encodings(piece.slots),
+            [layer.parameters_for_kernels() for layer in self.layers],
+            self._compression_for_kernels(piece),
+            epsilon=self.layers[0].attention_norm.eps,
+        )
+        states, losses = [], []
+        for i, (layer, old) in enumerate(zip(self.layers, old_states, strict=True)):
+            window = compressive_state.write_window(old.window, made.inputs[i], piece)
+            attended = AttentionOutput(made.out, made.queries[i], made.keys[i], made.values[i])
+            new_slots = None
+            if made.groups is not None:
+                new_slots = NewSlots(made.groups[i], None if made.losses is None else made.losses[i])
+            new, loss = layer.advance(old, window, piece, attended, new_slots=new_slots)
+            states.append(new)
+            losses += [] if loss is None else [layer.compression_loss(loss)]
+        total_loss = torch.stack(losses).mean(dim=0) if losses else None
+        return made.out, detach(CompressiveState.of_layers(state.steps + piece.num_new, states)), total_loss
+
+    def _compression_for_kernels(self, piece: Piece) -> Compression | None:
+        """What kernels can compress at the end of `piece`: memory that it attends to, for the loss that they know."""
+        config, parts = self.config, piece.advance.parts
+        compressors = [layer.compressor for layer in self.layers] if config.compressed else []
+        convolutions = [each.convolution for each in compressors if isinstance(each, Convolution)]
+        if not convolutions or config.compression_loss != "attention" or not config.window <= config.memory:
+            return None
+        if len(parts) != 1 or piece.num_new < config.window:
+            return None
+        (part,) = parts
+        if part.rows != slice(None) or not part.was_attended:
+            return None
+        return Compression(
+            weights=[convolution.weight for convolution in convolutions],
+            biases=[cast(nn.Parameter, convolution.bias) for convolution in convolutions],
+            first=part.first - (config.compression_rate - 1) + piece.num_compressed + piece.num_memory - config.memory,
+            num_groups=(part.last - part.first) // config.compression_rate,
+            has_loss=torch.is_grad_enabled(),
+        )
+
+    def _takes_kernels(self, h_BTD: Tensor, piece: Piece) -> bool:
+        """Whether compiled kernels can run the layers, and are the faster way."""
+        first = self.layers[0]
+        return (
+            self.brings_threads
+            and h_BTD.device.type == "cpu"
+            and h_BTD.dtype == torch.float32
+            and not torch.is_autocast_enabled("cpu")
+            and piece.num_new >= _MIN_QUERIES
+            and piece.slots.visible is None
+            and not self.carry_gradient
+            and not first.attention.observed
+            and type(first.attention_norm.weight) is nn.Parameter  # not sharded
+        )
 
     @torch.no_grad()
     def close_window(self, state: CompressiveState) -> CompressiveState:

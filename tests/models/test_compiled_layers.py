@@ -1,0 +1,205 @@
+"""The compiled layers of small models against the same layers by torch: outputs, states, losses and every gradient."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from waveform.analyses.hooks import observe_attention
+from waveform.compiled.threads import kernel_threads, torch_in_one_thread
+from waveform.engine.interface import state_tensors
+from waveform.models import compressive_transformer
+from waveform.models.compressive_transformer import CompressiveTransformer
+from waveform.models.transformer_config import CompressiveTransformerConfig
+
+_ROWS, _WINDOW = 3, 16
+_BASE = CompressiveTransformerConfig(
+    vocab_size=11,
+    num_layers=2,
+    d_model=32,
+    num_heads=2,
+    d_feedforward=48,
+    window=_WINDOW,
+    memory=_WINDOW,
+    compressed=6,
+    compression_rate=4,
+    num_position_features=10,
+)
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "conv": {},
+    "one head": {"num_heads": 1, "num_position_features": 34},
+    "longer memory": {"memory": 40},
+    "shorter memory": {"memory": 8},
+    "rate that leaves a remainder": {"compression_rate": 3},
+    "nothing compressed": {"compressed": 0, "memory": 24},
+    "no memory": {"compressed": 0, "memory": 0},
+    "mean": {"compression": "mean"},
+    "dilated": {"compression": "dilated"},
+    "autoencode": {"compression_loss": "autoencode"},
+    "zeros": {"empty_memory": "zeros"},
+    "contiguous": {"compressed_position": "contiguous"},
+}
+# Lengths of calls, and how many of the pieces that windows cut them into are long enough for kernels.
+_CUTS = {
+    "windows": ([_WINDOW] * 7, 7),
+    "parts of windows": ([_WINDOW, 9, 7, 3, 13, *[_WINDOW] * 4], 7),
+    "longer calls": ([40, 56, 16], 8),
+}
+
+
+class Counted:
+    """Counts the calls of the compiled layers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        compiled = compressive_transformer.compiled_layers
+
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            return compiled(*args, **kwargs)
+
+        monkeypatch.setattr(compressive_transformer, "compiled_layers", counting)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+def make_model(**changes: Any) -> CompressiveTransformer:
+    torch.manual_seed(0)
+    model = CompressiveTransformer(dataclasses.replace(_BASE, **changes))
+    for parameter in model.parameters():  # no gain of 1, no bias of 0
+        with torch.no_grad():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def run(model: CompressiveTransformer, lengths: list[int]) -> dict[str, Tensor]:
+    """What a model computes of the same random tokens, call by call, and the gradient of it all."""
+    generator = torch.Generator().manual_seed(1)
+    state, found = model.init_state(_ROWS), {}
+    loss = torch.zeros(())
+    for i, length in enumerate(lengths):
+        tokens = torch.randint(11, (_ROWS, length), generator=generator)
+        step = model(tokens, state)
+        state = step.state
+        found[f"hidden {i}"] = step.hidden.detach()
+        weights = torch.randn(step.hidden.shape, generator=generator)
+        loss = loss + (weights * step.hidden).sum()
+        for value in step.aux_losses.values():
+            found[f"loss {i}"] = value.detach()
+            loss = loss + (value * torch.tensor([1.0, 2.0, 3.0])).sum()
+    loss.backward()
+    found |= {f"state {i}": tensor for i, tensor in enumerate(state_tensors(state))}
+    found |= {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def by_torch(monkeypatch: pytest.MonkeyPatch, function: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    with monkeypatch.context() as patch:
+        patch.setattr(CompressiveTransformer, "_takes_kernels", lambda *_: False)
+        return function()
+
+
+@pytest.mark.parametrize("cut", _CUTS)
+@pytest.mark.parametrize("variant", _VARIANTS)
+def test_equal_to_torch(variant: str, cut: str, counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (lengths, num_calls) = make_model(**_VARIANTS[variant]), _CUTS[cut]
+    expected = by_torch(monkeypatch, lambda: run(model, lengths))
+    assert not counted.calls
+    found = run(model, lengths)
+    assert counted.calls == num_calls
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        scale = expected[name].double().norm() + 1e-6
+        assert (value - expected[name]).double().norm() < 2e-5 * scale, name
+
+
+@pytest.mark.parametrize("variant", ["conv", "nothing compressed"])
+def test_threads_change_no_output_and_gradients_by_rounding(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(**_VARIANTS[variant])
+    found = []
+    for threads in (1, 2, 3):
+        monkeypatch.setattr("waveform.models.compiled_layers.kernel_threads", lambda threads=threads: threads)
+        found.append(run(model, [_WINDOW] * 7))
+    for other in found[1:]:
+        for name, value in other.items():
+            if name in dict(model.named_parameters()):
+                torch.testing.assert_close(value, found[0][name], rtol=1e-4, atol=1e-4)
+            else:
+                assert torch.equal(value, found[0][name]), name
+
+
+def test_a_row_has_the_same_bits_whatever_is_beside_it() -> None:
+    model = make_model()
+    tokens = torch.randint(11, (_ROWS, 5 * _WINDOW))
+    with torch.no_grad():
+        together = model(tokens, model.init_state(_ROWS)).hidden
+        for row in range(_ROWS):
+            assert torch.equal(together[row : row + 1], model(tokens[row : row + 1], model.init_state(1)).hidden)
+
+
+def test_a_row_that_is_not_a_number_stays_alone() -> None:
+    """And no attention weight hides it."""
+    model = make_model()
+    state = model.init_state(_ROWS)
+    for memory in state.window:
+        memory[1, :4] = float("nan")
+    state = state._replace(steps=torch.full((_ROWS,), 4))
+    hidden = model(torch.zeros(_ROWS, 12, dtype=torch.int64), state).hidden
+    assert hidden[1].isnan().all()
+    assert not hidden[[0, 2]].isnan().any()
+
+
+NOT_FOR_KERNELS: dict[str, dict[str, Any]] = {
+    "post-norm": {"norm": "post"},
+    "reference attention": {"attention": "reference"},
+    "dropout": {"dropout": 0.1},
+    "most used": {"compression": "most_used"},
+    "narrow heads": {"num_heads": 4},
+    "ragged feed-forward": {"d_feedforward": 50},
+}
+
+
+@pytest.mark.parametrize("reason", NOT_FOR_KERNELS)
+def test_other_models_run_by_torch(reason: str, counted: Counted) -> None:
+    run(make_model(**NOT_FOR_KERNELS[reason]), [_WINDOW] * 7)
+    assert not counted.calls
+
+
+def test_other_calls_run_by_torch(counted: Counted) -> None:
+    tokens = torch.zeros(_ROWS, _WINDOW, dtype=torch.int64)
+    model = make_model()
+    model.double()(tokens, model.init_state(_ROWS, dtype=torch.float64))
+    model.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(tokens, model.init_state(_ROWS))
+    model(tokens[:, :7], model.init_state(_ROWS))
+    model(tokens[:, :8], model.init_state(_ROWS)._replace(steps=torch.tensor([0, 2, 4])))
+    model.carry_gradient = True
+    model(tokens, model.init_state(_ROWS))
+    model.carry_gradient, model.checkpoint_activations = False, True
+    model(tokens, model.init_state(_ROWS))
+    model.checkpoint_activations = False
+    seen: list[int] = []
+    with observe_attention(model, lambda layer, received, slots: seen.append(layer)):
+        model(tokens, model.init_state(_ROWS))
+    assert seen == [0, 1] and not counted.calls
+    model(tokens, model.init_state(_ROWS))
+    assert counted.calls == 1
+
+
+def test_kernels_have_the_threads_that_torch_leaves() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with torch_in_one_thread(), torch_in_one_thread():
+            assert torch.get_num_threads() == 1 and kernel_threads() == 2
+        assert torch.get_num_threads() == kernel_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,43 @@
+"""Products of small matrices, whose rows lie anywhere: for kernels that work on one row of a batch at a time.
+
+At widths of 64 to 256 the matrix library reaches half to three quarters of the rate of these, because it is made for
+larger ones (results/notes.md).
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Compiled functions have the types of what they are called with.
+
+import numpy as np
+
+from waveform.compiled.simd import LANES, compiled, product_tile
+
+_ROWS = 8  # of a tile: with two vectors of columns, 16 sums, which AVX-512's 32 registers hold
+
+_tile, _narrow_tile = product_tile(_ROWS, 2), product_tile(_ROWS, 1)
+_row, _narrow_row = product_tile(1, 2), product_tile(1, 1)
+
+
+@compiled
+def product(a, a_row, a_step, b, b_row, c, c_row, m, n, k, adds):
+    """C [m, n] = or, if `adds`, += A [m, k] @ B [k, n]; n: whole vectors.
+
+    a, b, c: addresses. Rows of B and C are `b_row` and `c_row` floats apart, rows of A `a_row`, its columns `a_step`: a
+    transposed matrix has a_row 1.
+    """
+    for j in range(0, n, 2 * LANES):
+        is_wide = j + 2 * LANES <= n
+        i = np.int64(0)
+        while i + _ROWS <= m:
+            at_a, at_c = a + i * a_row * 4, c + (i * c_row + j) * 4
+            if is_wide:
+                _tile(at_a, a_row, a_step, b + j * 4, b_row, at_c, c_row, k, adds)
+            else:
+                _narrow_tile(at_a, a_row, a_step, b + j * 4, b_row, at_c, c_row, k, adds)
+            i += _ROWS
+        while i < m:
+            at_a, at_c = a + i * a_row * 4, c + (i * c_row + j) * 4
+            if is_wide:
+                _row(at_a, a_row, a_step, b + j * 4, b_row, at_c, c_row, k, adds)
+            else:
+                _narrow_row(at_a, a_row, a_step, b + j * 4, b_row, at_c, c_row, k, adds)
+            i += 1

@@ -1,0 +1,378 @@
+"""The layers of a small model on a CPU as one operation of autograd: the kernels of waveform/compiled/layers.py.
+
+Torch takes some 250 operations for a layer of 64 features and its gradient, each of a few microseconds, most of which
+is not arithmetic. Here all layers are two calls, and threads work on rows of their own.
+
+Shape letters: L layers, B rows, T queries, S past slots, K = S + T, K' padded to whole vectors, D model width, H heads,
+d = D / H head width, F feed-forward width, P position features, P' padded, G new compressed slots, c compression rate.
+"""
+
+import functools
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from waveform.compiled.layers import BACKWARD, FORWARD, PACK, UNPACK, run, saved_parts, scratch_parts, sum_parts
+from waveform.compiled.record import make_record
+from waveform.compiled.simd import padded
+from waveform.compiled.threads import kernel_threads
+from waveform.models.attention import Slots
+from waveform.models.compression import compression_function
+from waveform.models.transformer_config import CompressiveTransformerConfig
+
+_MAX_WEIGHTS = 2**20  # attention weights of a row, which are kept for the backward pass
+
+
+def kernels_fit(config: CompressiveTransformerConfig) -> bool:
+    """Whether there are kernels for a model: widths of whole vectors, and attention weights few enough to be kept."""
+    uses_attention = config.compressed > 0 and compression_function(config.compression).uses_attention
+    widths = (config.d_model, config.d_model // config.num_heads, config.d_feedforward)
+    num_slots = config.compressed + config.memory + config.window
+    return (
+        config.norm == "pre"
+        and config.attention == "fused"
+        and not config.dropout
+        and not uses_attention
+        and config.num_heads * config.window * num_slots <= _MAX_WEIGHTS
+        and all(width == padded(width) for width in widths)
+    )
+
+
+class LayerParameters(NamedTuple):
+    """Of one layer, in the order in which `_CompiledLayers` takes them."""
+
+    gain: Tensor  # [D] of the attention's norm
+    shift: Tensor  # [D]
+    query: Tensor  # [D, D]
+    key: Tensor  # [D, D]
+    value: Tensor  # [D, D]
+    content_bias: Tensor  # [H, d]
+    position_bias: Tensor  # [H, d]
+    position: Tensor  # [D, P]
+    output: Tensor  # [D, D]
+    feed_gain: Tensor  # [D] of the feed-forward network's norm
+    feed_shift: Tensor  # [D]
+    feed_in: Tensor  # [F, D]
+    feed_in_bias: Tensor  # [F]
+    feed_out: Tensor  # [D, F]
+    feed_out_bias: Tensor  # [D]
+
+
+class Compression(NamedTuple):
+    """What the layers' convolutions compress at the end of the window."""
+
+    weights: list[Tensor]  # L x [D, D, c]
+    biases: list[Tensor]  # L x [D]
+    first: int  # the first slot that is compressed, of the past
+    num_groups: int  # G
+    has_loss: bool
+
+
+class CompiledOutput(NamedTuple):
+    """What layers make of a piece; without gradient, but for `out` and `losses`."""
+
+    out: Tensor  # [B, T, D]
+    losses: Tensor | None  # [L, B] compression losses
+    inputs: Tensor  # [L, B, T, D] of each layer
+    groups: Tensor | None  # [L, B, G, D] new compressed slots
+    queries: Tensor  # [L, B, H, T, d] without biases
+    keys: Tensor  # [L, B, H, K, d]
+    values: Tensor  # [L, B, H, K, d]
+
+
+class PackedEncodings(NamedTuple):
+    """R of the times of queries and slots, for kernels; the same for every layer."""
+
+    queries: Tensor  # [T, P']
+    slots: Tensor  # [K, P']
+    slots_t: Tensor  # [P', K']
+
+
+def pack_encodings(slots: Slots) -> PackedEncodings:
+    """Of rows that are all equally far."""
+    of_queries, of_slots = _pack_features(slots.query_encoding[0]), _pack_features(slots.slot_encoding[0])
+    num_slots = len(of_slots)
+    return PackedEncodings(of_queries, of_slots, F.pad(of_slots.t(), (0, padded(num_slots) - num_slots)).contiguous())
+
+
+def _pack_features(x: Tensor) -> Tensor:
+    """[..., P] -> [..., P']: sines and cosines, each padded to whole vectors."""
+    half = x.shape[-1] // 2
+    return F.pad(x.unflatten(-1, (2, half)), (0, padded(half) - half)).flatten(-2).contiguous()
+
+
+def compiled_layers(
+    x_BTD: Tensor,
+    pasts: Sequence[Tensor | None],
+    encodings: PackedEncodings,
+    parameters: Sequence[LayerParameters],
+    compression: Compression | None,
+    *,
+    epsilon: float,
+) -> CompiledOutput:
+    """The layers' output and, at a window's end, new compressed slots and their losses. fp32, on a CPU, widths of whole
+    vectors, rows equally far.
+
+    pasts: L x [B, S, D], the slots before the queries' own; None: there are none. Gradients reach x and the parameters.
+    """
+    weights: list[Tensor | None] = []
+    for layer, of_layer in enumerate(parameters):
+        weights += of_layer
+        weights += (None, None) if compression is None else (compression.weights[layer], compression.biases[layer])
+    given = [x_BTD[:, :0] if past is None else past for past in pasts]
+    return CompiledOutput(*_CompiledLayers.apply(x_BTD, given, encodings, compression, epsilon, *weights))
+
+
+class _Sizes(NamedTuple):
+    num_rows: int
+    num_queries: int
+    num_past: int
+    num_slots_padded: int
+    d_model: int
+    d_feedforward: int
+    num_heads: int
+    d_head: int
+    num_position_features: int
+    num_features: int  # P'
+    rate: int
+    num_groups: int
+    first_consumed: int
+    has_loss: int
+    num_threads: int
+    epsilon: float
+    scale: float
+
+
+class _Arrays(NamedTuple):
+    """Addresses of one layer that differ from call to call; 0 where there is none."""
+
+    x: int
+    past: int
+    query_encoding: int
+    slot_encoding: int
+    slot_encoding_t: int
+    scratch: int
+    out: int = 0
+    groups: int = 0
+    losses: int = 0
+    sums: int = 0
+    grad_out: int = 0
+    grad_losses: int = 0
+    has_grad_losses: int = 0
+    grad_x: int = 0
+
+
+_WEIGHTS = (
+    *("gain", "shift", "query", "key", "value", "content_bias", "position_bias", "position_weight", "output"),
+    *("feed_gain", "feed_shift", "feed_in_weight", "feed_in_weight_bias", "feed_out", "feed_out_bias"),
+    *("compression_weight", "compression_bias"),
+)
+_GRADIENTS = (
+    *("grad_gain", "grad_shift", "grad_query", "grad_key", "grad_value", "grad_content_bias", "grad_position_bias"),
+    *("grad_position", "grad_output", "grad_feed_gain", "grad_feed_shift", "grad_feed_in", "grad_feed_in_bias"),
+    *("grad_feed_out", "grad_feed_out_bias", "grad_compression", "grad_compression_bias"),
+)
+
+
+class _Layout:
+    """Where everything lies for some sizes, and the record of it all that the kernels take."""
+
+    def __init__(self, sizes: _Sizes) -> None:
+        saved, self.saved_size = _offsets(saved_parts(sizes))
+        scratch, self.scratch_size = _offsets(scratch_parts(sizes))
+        sums, self.sums_size = _offsets(sum_parts(sizes))
+        self._in_saved = 4 * np.array(list(saved.values()), dtype=np.int64)
+        self.saved = saved
+        varying = dict.fromkeys((*saved, *_Arrays._fields, *_WEIGHTS, *_GRADIENTS), 0)
+        sized = {"scratch_size": self.scratch_size, "sums_size": self.sums_size}
+        self._template = make_record({**varying, **sizes._asdict(), **scratch, **sums, **sized})
+        self._num_varying = len(varying)
+
+    def records(self, saved_LN: Tensor, arrays: Sequence[Sequence[int]]) -> np.ndarray:
+        """One for each layer, with the addresses of one call: of `_Arrays`, `_WEIGHTS` and `_GRADIENTS`."""
+        num_layers, num_saved = len(saved_LN), len(self._in_saved)
+        records = self._template.repeat(num_layers)
+        addresses = records.view(np.int64).reshape(num_layers, -1)
+        of_layers = saved_LN.data_ptr() + 4 * self.saved_size * np.arange(num_layers)
+        addresses[:, :num_saved] = of_layers[:, None] + self._in_saved
+        addresses[:, num_saved : self._num_varying] = arrays
+        return records
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(sizes: _Sizes) -> _Layout:
+    return _Layout(sizes)
+
+
+def _offsets(parts: dict[str, int]) -> tuple[dict[str, int], int]:
+    """Where each part begins, and the end of the last."""
+    offsets, end = {}, 0
+    for name, size in parts.items():
+        offsets[name] = end
+        end += padded(size)
+    return offsets, end
+
+
+class _CompiledLayers(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_BTD: Tensor,
+        pasts: list[Tensor],
+        encodings: PackedEncodings,
+        compression: Compression | None,
+        epsilon: float,
+        *weights: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        p = LayerParameters(*weights[: len(LayerParameters._fields)])  # type: ignore[arg-type]
+        (B, T, D), S, (H, d), L = x_BTD.shape, pasts[0].shape[1], p.content_bias.shape, len(pasts)
+        sizes = _Sizes(
+            num_rows=B,
+            num_queries=T,
+            num_past=S,
+            num_slots_padded=padded(S + T),
+            d_model=D,
+            d_feedforward=len(p.feed_in),
+            num_heads=H,
+            d_head=d,
+            num_position_features=p.position.shape[1],
+            num_features=encodings.queries.shape[1],
+            rate=compression.weights[0].shape[-1] if compression is not None else 1,
+            num_groups=compression.num_groups if compression is not None else 0,
+            first_consumed=compression.first if compression is not None else 0,
+            has_loss=int(compression is not None and compression.has_loss),
+            num_threads=min(kernel_threads(), B),
+            epsilon=epsilon,
+            scale=d**-0.5,
+        )
+        layout = _layout(sizes)
+        hidden = x_BTD.new_empty(L, B, T, D)  # the inputs of all layers; the output of the last is apart
+        hidden[0] = x_BTD
+        out = torch.empty_like(hidden[0])
+        groups = x_BTD.new_empty(L, B, sizes.num_groups, D) if sizes.num_groups else None
+        losses = x_BTD.new_empty(L, B) if sizes.has_loss else None
+        saved = x_BTD.new_empty(L, layout.saved_size)
+        ctx.call = _Call(sizes, hidden, [past.contiguous() for past in pasts], encodings, weights, saved)
+        ctx.call.forward(out, groups, losses)
+        keys_values = _part(saved, layout.saved["keys_values"], B, sizes.num_slots_padded, 2, H, d)
+        keys, values = keys_values[:, :, : S + T].permute(3, 0, 1, 4, 2, 5)
+        queries = _part(saved, layout.saved["queries"], B, T, H, d).transpose(2, 3)
+        ctx.mark_non_differentiable(*(x for x in (hidden, groups, queries, keys, values) if x is not None))
+        ctx.set_materialize_grads(False)
+        return out, losses, hidden, groups, queries, keys, values
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None, grad_losses: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        grad_x, gradients = ctx.call.backward(grad_out, grad_losses)
+        return (grad_x, None, None, None, None, *gradients)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One forward pass, and what its backward pass needs."""
+
+    sizes: _Sizes
+    hidden_LBTD: Tensor
+    pasts: list[Tensor]
+    encodings: PackedEncodings
+    weights: tuple[Tensor | None, ...]  # of all layers
+    saved_LN: Tensor
+
+    def forward(self, out_BTD: Tensor, groups: Tensor | None, losses: Tensor | None) -> None:
+        outs = [*self.hidden_LBTD[1:], out_BTD]
+        scratch = self._scratch()
+        arrays = [
+            _Arrays(
+                **self._inputs(layer),
+                scratch=scratch.data_ptr(),
+                out=out.data_ptr(),
+                groups=_address(groups, layer),
+                losses=_address(losses, layer),
+            )
+            for layer, out in enumerate(outs)
+        ]
+        plans = self._records(arrays, [[None] * len(_GRADIENTS)] * len(outs))
+        run(PACK, 0, plans)
+        _run_parts(FORWARD, self.sizes.num_threads, plans)
+
+    def backward(self, grad_out: Tensor | None, grad_losses: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+        """Gradients of the first layer's input and of all weights."""
+        grad_out = torch.zeros_like(self.hidden_LBTD[0]) if grad_out is None else grad_out.contiguous()
+        grad_losses = None if grad_losses is None else grad_losses.contiguous()
+        gradients = [None if weight is None else torch.empty_like(weight) for weight in self.weights]
+        grads_LBTD = torch.empty_like(self.hidden_LBTD)
+        L, scratch = len(grads_LBTD), self._scratch()
+        sums = scratch.new_empty(L, self.sizes.num_threads, _layout(self.sizes).sums_size)
+        per_layer = len(_GRADIENTS)
+        of_layers = [gradients[i : i + per_layer] for i in range(0, len(gradients), per_layer)]
+        if grad_losses is None:
+            for of_layer in of_layers:
+                of_layer[-2:] = None, None
+        arrays = [
+            _Arrays(
+                **self._inputs(layer),
+                scratch=scratch.data_ptr(),
+                sums=_address(sums, layer),
+                grad_out=(grads_LBTD[layer + 1] if layer + 1 < L else grad_out).data_ptr(),
+                grad_losses=_address(grad_losses, layer),
+                has_grad_losses=int(grad_losses is not None),
+                grad_x=_address(grads_LBTD, layer),
+            )
+            for layer in range(L)
+        ]
+        plans = self._records(arrays, of_layers)
+        _run_parts(BACKWARD, self.sizes.num_threads, plans)
+        run(UNPACK, 0, plans)
+        return grads_LBTD[0], [gradient for of_layer in of_layers for gradient in of_layer]
+
+    def _scratch(self) -> Tensor:
+        return self.hidden_LBTD.new_empty(self.sizes.num_threads, _layout(self.sizes).scratch_size)
+
+    def _inputs(self, layer: int) -> dict[str, int]:
+        of_queries, of_slots, of_slots_t = (x.data_ptr() for x in self.encodings)
+        return {
+            "x": _address(self.hidden_LBTD, layer),
+            "past": self.pasts[layer].data_ptr(),
+            "query_encoding": of_queries,
+            "slot_encoding": of_slots,
+            "slot_encoding_t": of_slots_t,
+        }
+
+    def _records(self, arrays: Sequence[_Arrays], gradients: Sequence[Sequence[Tensor | None]]) -> np.ndarray:
+        per_layer = len(_WEIGHTS)
+        rows = []
+        for layer, (of_layer, of_gradients) in enumerate(zip(arrays, gradients, strict=True)):
+            weights = self.weights[layer * per_layer : (layer + 1) * per_layer]
+            tensors = (*weights, *of_gradients)
+            rows.append((*of_layer, *(0 if tensor is None else tensor.data_ptr() for tensor in tensors)))
+        return _layout(self.sizes).records(self.saved_LN, rows)
+
+
+def _address(tensor_L: Tensor | None, layer: int) -> int:
+    return 0 if tensor_L is None else tensor_L.data_ptr() + layer * tensor_L.stride(0) * tensor_L.element_size()
+
+
+def _part(saved_LN: Tensor, offset: int, *shape: int) -> Tensor:
+    return saved_LN[:, offset : offset + math.prod(shape)].view(-1, *shape)
+
+
+def _run_parts(phase: int, num_parts: int, plan: np.ndarray) -> None:
+    """The first part in this thread, the others in threads of their own."""
+    others = [_pool(os.getpid(), num_parts - 1).submit(run, phase, part, plan) for part in range(1, num_parts)]
+    run(phase, 0, plan)
+    for other in others:
+        other.result()
+
+
+@functools.cache
+def _pool(process: int, num_threads: int) -> ThreadPoolExecutor:
+    """Those of this process: a fork has none of its parent's."""
+    return ThreadPoolExecutor(num_threads, thread_name_prefix="layer")
