@@ -46,10 +46,10 @@ def saved_parts(z) -> dict[str, int]:
     rows = z.num_rows * z.num_queries
     D, F, H, P = z.d_model, z.d_feedforward, z.num_heads, z.num_features
     return {
-        "slots": z.num_rows * (z.num_past + z.num_queries) * D,  # standardised
+        "slots": z.num_saved_rows * (z.num_past + z.num_queries) * D,  # standardised
         "factors": rows,
         "queries": rows * D,
-        "keys_values": z.num_rows * z.num_slots_padded * 2 * D,
+        "keys_values": z.num_saved_rows * z.num_slots_padded * 2 * D,
         "rotated": rows * H * P,
         "weights": rows * H * z.num_slots_padded,
         "mixed": rows * D,
@@ -58,7 +58,7 @@ def saved_parts(z) -> dict[str, int]:
         "normed_factors": rows,
         "inner": rows * F,
         "active": rows * F,
-        "grad_groups": z.num_rows * z.num_groups * D,
+        "grad_groups": z.num_saved_rows * z.num_groups * D,
         "projection": 3 * D * D,  # weights: norms folded in, and transposed (_t)
         "projection_t": 3 * D * D,
         "projection_bias": 3 * D,
@@ -116,31 +116,32 @@ def sum_parts(z) -> dict[str, int]:
 
 
 @compiled
-def _forward_row(row, scratch, p):
+def _forward_row(row, kept, scratch, p):
+    """kept: where among the rows that are kept this one is."""
     T, S, D, F, d, P = p.num_queries, p.num_past, p.d_model, p.d_feedforward, p.d_head, p.num_features
     K, K_ = S + T, p.num_slots_padded
     x, past = p.x + row * T * D * 4, p.past + row * S * D * 4
-    slots, factors = p.slots + row * (S + T) * D * 4, p.factors + row * T * 4
+    slots, factors = p.slots + kept * (S + T) * D * 4, p.factors + kept * T * 4
     standardise(past, slots, scratch + p.t_factors * 4, S, D, p.epsilon)
     x_slots = slots + S * D * 4
     standardise(x, x_slots, factors, T, D, p.epsilon)
-    q, kv = p.queries + row * T * D * 4, p.keys_values + row * K_ * 2 * D * 4
+    q, kv = p.queries + kept * T * D * 4, p.keys_values + kept * K_ * 2 * D * 4
     repeat_row(p.projection_bias, q, D, T, D)
     product(x_slots, D, 1, p.projection_t, 3 * D, q, D, T, D, D, True)
     repeat_row(p.projection_bias + D * 4, kv, 2 * D, K, 2 * D)
     zero_rows(kv + K * 2 * D * 4, 2 * D, K_ - K, 2 * D)
     product(slots, D, 1, p.projection_t + D * 4, 3 * D, kv, 2 * D, K, 2 * D, D, True)
-    mixed = p.mixed + row * T * D * 4
+    mixed = p.mixed + kept * T * D * 4
     q_u, q_v, a, keys_t = scratch + p.t_qu * 4, scratch + p.t_qv * 4, scratch + p.t_a * 4, scratch + p.t_transposed * 4
     for head in range(p.num_heads):
         at = head * d * 4
         add_row(q + at, D, p.content_bias + at, q_u, d, T, d)
         add_row(q + at, D, p.position_bias + at, q_v, d, T, d)
         product(q_v, d, 1, p.position + head * d * P * 4, P, a, P, T, P, d, False)
-        rotated = p.rotated + (row * p.num_heads + head) * T * P * 4
+        rotated = p.rotated + (kept * p.num_heads + head) * T * P * 4
         rotate_rows(a, p.query_encoding, rotated, T, P // 2)
         transpose(kv + at, 2 * D, keys_t, K_, K_, d)
-        scores = p.weights + (row * p.num_heads + head) * T * K_ * 4
+        scores = p.weights + (kept * p.num_heads + head) * T * K_ * 4
         values = kv + D * 4 + at
         for t in range(0, T, _TILE):
             n = min(_TILE, T - t)
@@ -152,11 +153,11 @@ def _forward_row(row, scratch, p):
             for i in range(n):
                 softmax_row(tile + i * K_ * 4, S + t + i + 1, K_, p.scale)
             product(tile, K_, 1, values, 2 * D, mixed + t * D * 4 + at, D, n, d, seen, False)
-    after = p.after + row * T * D * 4
+    after = p.after + kept * T * D * 4
     copy_rows(x, D, after, D, T, D)
     product(mixed, D, 1, p.output_t, D, after, D, T, D, D, True)
-    normed, inner, active = p.normed + row * T * D * 4, p.inner + row * T * F * 4, p.active + row * T * F * 4
-    standardise(after, normed, p.normed_factors + row * T * 4, T, D, p.epsilon)
+    normed, inner, active = p.normed + kept * T * D * 4, p.inner + kept * T * F * 4, p.active + kept * T * F * 4
+    standardise(after, normed, p.normed_factors + kept * T * 4, T, D, p.epsilon)
     repeat_row(p.feed_in_bias, inner, F, T, F)
     product(normed, D, 1, p.feed_in_t, F, inner, F, T, F, D, True)
     gelu_rows(inner, active, T * F)
@@ -166,7 +167,7 @@ def _forward_row(row, scratch, p):
 
 
 @compiled
-def _compress_row(row, scratch, p):
+def _compress_row(row, kept, scratch, p):
     """The new compressed slots, and the loss of each with its gradient (Algorithm 2)."""
     T, D, d, G = p.num_queries, p.d_model, p.d_head, p.num_groups
     n = G * p.rate
@@ -182,8 +183,8 @@ def _compress_row(row, scratch, p):
     repeat_row(p.projection_bias + D * 4, kv, 2 * D, G, 2 * D)
     zero_rows(kv + G * 2 * D * 4, 2 * D, G_ - G, 2 * D)
     product(normed, D, 1, p.projection_t + D * 4, 3 * D, kv, 2 * D, G, 2 * D, D, True)
-    q = p.queries + row * T * D * 4
-    old = p.keys_values + (row * p.num_slots_padded + p.first_consumed) * 2 * D * 4
+    q = p.queries + kept * T * D * 4
+    old = p.keys_values + (kept * p.num_slots_padded + p.first_consumed) * 2 * D * 4
     keys_t, scores, difference = scratch + p.t_transposed * 4, scratch + p.t_scores * 4, scratch + p.t_qu * 4
     weights, grad_kv = scratch + p.t_group_weights * 4, scratch + p.t_group_grads * 4
     scale = np.float32(-1)
@@ -215,7 +216,7 @@ def _compress_row(row, scratch, p):
     put(p.losses, row, loss / np.float32(T * D))
     grad_normed = scratch + p.t_mixed * 4
     product(grad_kv, 2 * D, 1, p.projection + D * D * 4, D, grad_normed, D, G, D, 2 * D, False)
-    grad_groups = p.grad_groups + row * G * D * 4
+    grad_groups = p.grad_groups + kept * G * D * 4
     zero_rows(grad_groups, D, G, D)
     add_standardise_gradient(grad_normed, normed, factors, grad_groups, G, D)
 
@@ -379,9 +380,10 @@ def run(phase, part, plans):
     if phase == FORWARD:
         for row in range(first, last):
             for layer in range(num_layers):
-                _forward_row(row, scratch, plans[layer])
+                kept = row if p.num_saved_rows == p.num_rows else part
+                _forward_row(row, kept, scratch, plans[layer])
                 if p.num_groups:
-                    _compress_row(row, scratch, plans[layer])
+                    _compress_row(row, kept, scratch, plans[layer])
         return
     for layer in range(num_layers):
         zero_rows(plans[layer].sums + part * p.sums_size * 4, p.sums_size, 1, p.sums_size)

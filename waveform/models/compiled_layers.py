@@ -83,9 +83,9 @@ class CompiledOutput(NamedTuple):
     losses: Tensor | None  # [L, B] compression losses
     inputs: Tensor  # [L, B, T, D] of each layer
     groups: Tensor | None  # [L, B, G, D] new compressed slots
-    queries: Tensor  # [L, B, H, T, d] without biases
-    keys: Tensor  # [L, B, H, K, d]
-    values: Tensor  # [L, B, H, K, d]
+    queries: Tensor | None  # [L, B, H, T, d] without biases; only if gradients are enabled, as the next two
+    keys: Tensor | None  # [L, B, H, K, d]
+    values: Tensor | None  # [L, B, H, K, d]
 
 
 class PackedEncodings(NamedTuple):
@@ -128,11 +128,14 @@ def compiled_layers(
         weights += of_layer
         weights += (None, None) if compression is None else (compression.weights[layer], compression.biases[layer])
     given = [x_BTD[:, :0] if past is None else past for past in pasts]
-    return CompiledOutput(*_CompiledLayers.apply(x_BTD, given, encodings, compression, epsilon, *weights))
+    return CompiledOutput(
+        *_CompiledLayers.apply(x_BTD, given, encodings, compression, epsilon, torch.is_grad_enabled(), *weights)
+    )
 
 
 class _Sizes(NamedTuple):
     num_rows: int
+    num_saved_rows: int  # all, or if there is no backward pass one for each thread, overwritten by its next row
     num_queries: int
     num_past: int
     num_slots_padded: int
@@ -230,12 +233,15 @@ class _CompiledLayers(torch.autograd.Function):
         encodings: PackedEncodings,
         compression: Compression | None,
         epsilon: float,
+        keeps: bool,
         *weights: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         p = LayerParameters(*weights[: len(LayerParameters._fields)])  # type: ignore[arg-type]
         (B, T, D), S, (H, d), L = x_BTD.shape, pasts[0].shape[1], p.content_bias.shape, len(pasts)
+        num_threads = min(kernel_threads(), B)
         sizes = _Sizes(
             num_rows=B,
+            num_saved_rows=B if keeps else num_threads,
             num_queries=T,
             num_past=S,
             num_slots_padded=padded(S + T),
@@ -249,7 +255,7 @@ class _CompiledLayers(torch.autograd.Function):
             num_groups=compression.num_groups if compression is not None else 0,
             first_consumed=compression.first if compression is not None else 0,
             has_loss=int(compression is not None and compression.has_loss),
-            num_threads=min(kernel_threads(), B),
+            num_threads=num_threads,
             epsilon=epsilon,
             scale=d**-0.5,
         )
@@ -262,9 +268,11 @@ class _CompiledLayers(torch.autograd.Function):
         saved = x_BTD.new_empty(L, layout.saved_size)
         ctx.call = _Call(sizes, hidden, [past.contiguous() for past in pasts], encodings, weights, saved)
         ctx.call.forward(out, groups, losses)
-        keys_values = _part(saved, layout.saved["keys_values"], B, sizes.num_slots_padded, 2, H, d)
-        keys, values = keys_values[:, :, : S + T].permute(3, 0, 1, 4, 2, 5)
-        queries = _part(saved, layout.saved["queries"], B, T, H, d).transpose(2, 3)
+        queries = keys = values = None
+        if keeps:
+            queries = _part(saved, layout.saved["queries"], B, T, H, d).transpose(2, 3)
+            keys_values = _part(saved, layout.saved["keys_values"], B, sizes.num_slots_padded, 2, H, d)
+            keys, values = keys_values[:, :, : S + T].permute(3, 0, 1, 4, 2, 5)
         ctx.mark_non_differentiable(*(x for x in (hidden, groups, queries, keys, values) if x is not None))
         ctx.set_materialize_grads(False)
         return out, losses, hidden, groups, queries, keys, values
@@ -272,7 +280,7 @@ class _CompiledLayers(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_losses: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         grad_x, gradients = ctx.call.backward(grad_out, grad_losses)
-        return (grad_x, None, None, None, None, *gradients)
+        return (grad_x, None, None, None, None, None, *gradients)
 
 
 @dataclass(frozen=True)

@@ -411,8 +411,9 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         states, losses = [], []
         for i, (layer, old) in enumerate(zip(self.layers, old_states, strict=True)):
             window = compressive_state.write_window(old.window, made.inputs[i], piece)
-            attended = AttentionOutput(made.out, made.queries[i], made.keys[i], made.values[i])
-            new_slots = None
+            attended = new_slots = None
+            if made.queries is not None and made.keys is not None and made.values is not None:
+                attended = AttentionOutput(made.out, made.queries[i], made.keys[i], made.values[i])
             if made.groups is not None:
                 new_slots = NewSlots(made.groups[i], None if made.losses is None else made.losses[i])
             new, loss = layer.advance(old, window, piece, attended, new_slots=new_slots)
