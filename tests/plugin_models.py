@@ -82,6 +82,11 @@ class FullLSTM(LSTM, OptionalParts):
         return Step(hidden, new, {"summary": (summed_up - hidden.detach()).square().mean(dim=2).sum(dim=1)})
 
     @property
+    def brings_threads(self) -> bool:
+        self.used.add("brings_threads")
+        return True
+
+    @property
     def receptive_field(self) -> int:
         self.used.add("receptive_field")
         return 100

@@ -195,7 +195,7 @@ def test_analyse_finds_the_head_that_looks_at_the_answer(place: Path) -> None:
     tokens, distances = data.open_split("test"), read_distances(data, "test")
     # An answer d steps back was an input d - 1 steps before its question. Buckets are 5 steps wide.
     model = looking_back(place / "transformer_xl", [3.0, 23.0])
-    found = attention_on_answers(model, tokens, distances, max_tokens=10**6, batch_size=2, device=torch.device("cpu"))
+    found = attention_on_answers(model, tokens, distances, max_tokens=10**6, rows=2, device=torch.device("cpu"))
     assert sum(found["num_answers"]) == distances.num_tokens - int(distances.counts[0])
     near, far = (np.array(head, dtype=float) for head in found["weight"][0])
     all_distances = np.concatenate([distances.read(i, start=0, stop=48) for i in range(len(distances))])
@@ -207,9 +207,7 @@ def test_analyse_finds_the_head_that_looks_at_the_answer(place: Path) -> None:
     assert found["held"][0] == 1
     # Of the slots that hold compressed steps, only those at the centre of their group are as far as they seem.
     compressed = looking_back(place / "compressive_transformer", [3.0, 40.5])
-    found = attention_on_answers(
-        compressed, tokens, distances, max_tokens=10**6, batch_size=2, device=torch.device("cpu")
-    )
+    found = attention_on_answers(compressed, tokens, distances, max_tokens=10**6, rows=2, device=torch.device("cpu"))
     near = np.array(found["weight"][0][0], dtype=float)
     assert near[0] > 0.1 > np.nansum(near[1:])
 

@@ -21,6 +21,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 from waveform.engine.interface import OptionalParts, Step, detach
@@ -454,6 +455,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
             and piece.slots.visible is None
             and not self.carry_gradient
             and not first.attention.observed
+            and not is_in_torch_dispatch_mode()  # it would not see what they do
             and type(first.attention_norm.weight) is nn.Parameter  # not sharded
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from waveform.decoding import simd
+from waveform.compiled import simd
 
 
 @simd.compiled(entry=True)
