@@ -1,13 +1,16 @@
-"""A layer's attention and feed-forward network, forward and backward, compiled: for small models on a CPU.
+"""Layers of the Compressive Transformer, forward and backward, compiled: for small models on a CPU.
 
-A row at a time, so that what a row needs stays in cache and threads work on rows of their own. The gradients of weights
-are summed by each thread for its rows, and then over threads, in order.
+A row at a time through all layers, so that what it needs stays in cache, and threads work on rows of their own. The
+gradients of weights are summed by each thread for its rows, and then over threads, in order.
 
-Shape letters: T queries, S past slots, K = S + T, K' padded to whole vectors, D model width, H heads, d = D / H, F
-feed-forward width, P' position features: sines, padded to whole vectors, then cosines.
+p: the record of a layer. `p.name` is an address; `p.t_name` a place in a thread's scratch, `p.s_name` in its sums.
+
+Shape letters: T queries, S past slots, K = S + T, K_ padded to whole vectors, D model width, H heads, d = D / H, F
+feed-forward width, P position features: sines, padded to whole vectors, then cosines; G new compressed slots, c rate.
 """
 
 # mypy: disable-error-code="no-untyped-def"
+# Compiled functions have the types of what they are called with.
 
 import numpy as np
 
@@ -34,7 +37,7 @@ from waveform.compiled.rows import (
     unfold,
     zero_rows,
 )
-from waveform.compiled.simd import F32, compiled, get, put
+from waveform.compiled.simd import F32, at, compiled, get, put
 
 PACK, FORWARD, BACKWARD, UNPACK = range(4)
 
@@ -116,184 +119,197 @@ def sum_parts(z) -> dict[str, int]:
 
 
 @compiled
-def _forward_row(row, kept, scratch, p):
-    """kept: where among the rows that are kept this one is."""
-    T, S, D, F, d, P = p.num_queries, p.num_past, p.d_model, p.d_feedforward, p.d_head, p.num_features
+def _attend(row, kept, scratch, p):
+    """after = x + attention of x over [past; x]. kept: where among the rows that are kept this one is."""
+    T, S, D, d, P = p.num_queries, p.num_past, p.d_model, p.d_head, p.num_features
     K, K_ = S + T, p.num_slots_padded
-    x, past = p.x + row * T * D * 4, p.past + row * S * D * 4
-    slots, factors = p.slots + kept * (S + T) * D * 4, p.factors + kept * T * 4
-    standardise(past, slots, scratch + p.t_factors * 4, S, D, p.epsilon)
-    x_slots = slots + S * D * 4
+    x, past = at(p.x, row * T * D), at(p.past, row * S * D)
+    slots, factors = at(p.slots, kept * (S + T) * D), at(p.factors, kept * T)
+    standardise(past, slots, at(scratch, p.t_factors), S, D, p.epsilon)
+    x_slots = at(slots, S * D)
     standardise(x, x_slots, factors, T, D, p.epsilon)
-    q, kv = p.queries + kept * T * D * 4, p.keys_values + kept * K_ * 2 * D * 4
+    q, kv = at(p.queries, kept * T * D), at(p.keys_values, kept * K_ * 2 * D)
     repeat_row(p.projection_bias, q, D, T, D)
     product(x_slots, D, 1, p.projection_t, 3 * D, q, D, T, D, D, True)
-    repeat_row(p.projection_bias + D * 4, kv, 2 * D, K, 2 * D)
-    zero_rows(kv + K * 2 * D * 4, 2 * D, K_ - K, 2 * D)
-    product(slots, D, 1, p.projection_t + D * 4, 3 * D, kv, 2 * D, K, 2 * D, D, True)
-    mixed = p.mixed + kept * T * D * 4
-    q_u, q_v, a, keys_t = scratch + p.t_qu * 4, scratch + p.t_qv * 4, scratch + p.t_a * 4, scratch + p.t_transposed * 4
+    repeat_row(at(p.projection_bias, D), kv, 2 * D, K, 2 * D)
+    zero_rows(at(kv, K * 2 * D), 2 * D, K_ - K, 2 * D)
+    product(slots, D, 1, at(p.projection_t, D), 3 * D, kv, 2 * D, K, 2 * D, D, True)
+    mixed = at(p.mixed, kept * T * D)
+    q_u, q_v, a, keys_t = at(scratch, p.t_qu), at(scratch, p.t_qv), at(scratch, p.t_a), at(scratch, p.t_transposed)
     for head in range(p.num_heads):
-        at = head * d * 4
-        add_row(q + at, D, p.content_bias + at, q_u, d, T, d)
-        add_row(q + at, D, p.position_bias + at, q_v, d, T, d)
-        product(q_v, d, 1, p.position + head * d * P * 4, P, a, P, T, P, d, False)
-        rotated = p.rotated + (kept * p.num_heads + head) * T * P * 4
+        column = head * d
+        add_row(at(q, column), D, at(p.content_bias, column), q_u, d, T, d)
+        add_row(at(q, column), D, at(p.position_bias, column), q_v, d, T, d)
+        product(q_v, d, 1, at(p.position, head * d * P), P, a, P, T, P, d, False)
+        rotated = at(p.rotated, (kept * p.num_heads + head) * T * P)
         rotate_rows(a, p.query_encoding, rotated, T, P // 2)
-        transpose(kv + at, 2 * D, keys_t, K_, K_, d)
-        scores = p.weights + (kept * p.num_heads + head) * T * K_ * 4
-        values = kv + D * 4 + at
+        transpose(at(kv, column), 2 * D, keys_t, K_, K_, d)
+        scores = at(p.weights, (kept * p.num_heads + head) * T * K_)
+        values = at(kv, D + column)
         for t in range(0, T, _TILE):
             n = min(_TILE, T - t)
             seen = S + t + n
             seen_ = (seen + 15) // 16 * 16
-            tile = scores + t * K_ * 4
-            product(q_u + t * d * 4, d, 1, keys_t, K_, tile, K_, n, seen_, d, False)
-            product(rotated + t * P * 4, P, 1, p.slot_encoding_t, K_, tile, K_, n, seen_, P, True)
+            tile = at(scores, t * K_)
+            product(at(q_u, t * d), d, 1, keys_t, K_, tile, K_, n, seen_, d, False)
+            product(at(rotated, t * P), P, 1, p.slot_encoding_t, K_, tile, K_, n, seen_, P, True)
             for i in range(n):
-                softmax_row(tile + i * K_ * 4, S + t + i + 1, K_, p.scale)
-            product(tile, K_, 1, values, 2 * D, mixed + t * D * 4 + at, D, n, d, seen, False)
-    after = p.after + kept * T * D * 4
+                softmax_row(at(tile, i * K_), S + t + i + 1, K_, p.scale)
+            product(tile, K_, 1, values, 2 * D, at(mixed, t * D + column), D, n, d, seen, False)
+    after = at(p.after, kept * T * D)
     copy_rows(x, D, after, D, T, D)
     product(mixed, D, 1, p.output_t, D, after, D, T, D, D, True)
-    normed, inner, active = p.normed + kept * T * D * 4, p.inner + kept * T * F * 4, p.active + kept * T * F * 4
-    standardise(after, normed, p.normed_factors + kept * T * 4, T, D, p.epsilon)
+
+
+@compiled
+def _feed_forward(row, kept, p):
+    """out = after + feed-forward network of it."""
+    T, D, F = p.num_queries, p.d_model, p.d_feedforward
+    after, normed = at(p.after, kept * T * D), at(p.normed, kept * T * D)
+    inner, active = at(p.inner, kept * T * F), at(p.active, kept * T * F)
+    standardise(after, normed, at(p.normed_factors, kept * T), T, D, p.epsilon)
     repeat_row(p.feed_in_bias, inner, F, T, F)
     product(normed, D, 1, p.feed_in_t, F, inner, F, T, F, D, True)
     gelu_rows(inner, active, T * F)
-    out = p.out + row * T * D * 4
+    out = at(p.out, row * T * D)
     add_row(after, D, p.feed_out_bias, out, D, T, D)
     product(active, F, 1, p.feed_out_t, D, out, D, T, D, F, True)
 
 
 @compiled
-def _compress_row(row, kept, scratch, p):
-    """The new compressed slots, and the loss of each with its gradient (Algorithm 2)."""
+def _compress(row, kept, scratch, p):
+    """The new compressed slots, and their loss with its gradient (Algorithm 2)."""
     T, D, d, G = p.num_queries, p.d_model, p.d_head, p.num_groups
     n = G * p.rate
     G_, n_ = (G + 15) // 16 * 16, (n + 15) // 16 * 16
-    consumed = p.past + (row * p.num_past + p.first_consumed) * D * 4
-    groups = p.groups + row * G * D * 4
+    consumed = at(p.past, (row * p.num_past + p.first_consumed) * D)
+    groups = at(p.groups, row * G * D)
     repeat_row(p.compression_bias, groups, D, G, D)
     product(consumed, p.rate * D, 1, p.compression_t, D, groups, D, G, D, p.rate * D, True)
     if not p.has_loss:
         return
-    normed, factors, kv = scratch + p.t_group_normed * 4, scratch + p.t_factors * 4, scratch + p.t_group_keys_values * 4
+    normed, factors, kv = at(scratch, p.t_group_normed), at(scratch, p.t_factors), at(scratch, p.t_group_keys_values)
     standardise(groups, normed, factors, G, D, p.epsilon)
-    repeat_row(p.projection_bias + D * 4, kv, 2 * D, G, 2 * D)
-    zero_rows(kv + G * 2 * D * 4, 2 * D, G_ - G, 2 * D)
-    product(normed, D, 1, p.projection_t + D * 4, 3 * D, kv, 2 * D, G, 2 * D, D, True)
-    q = p.queries + kept * T * D * 4
-    old = p.keys_values + (kept * p.num_slots_padded + p.first_consumed) * 2 * D * 4
-    keys_t, scores, difference = scratch + p.t_transposed * 4, scratch + p.t_scores * 4, scratch + p.t_qu * 4
-    weights, grad_kv = scratch + p.t_group_weights * 4, scratch + p.t_group_grads * 4
+    repeat_row(at(p.projection_bias, D), kv, 2 * D, G, 2 * D)
+    zero_rows(at(kv, G * 2 * D), 2 * D, G_ - G, 2 * D)
+    product(normed, D, 1, at(p.projection_t, D), 3 * D, kv, 2 * D, G, 2 * D, D, True)
+    q = at(p.queries, kept * T * D)
+    old = at(p.keys_values, (kept * p.num_slots_padded + p.first_consumed) * 2 * D)
+    keys_t, scores, difference = at(scratch, p.t_transposed), at(scratch, p.t_scores), at(scratch, p.t_qu)
+    weights, grad_kv = at(scratch, p.t_group_weights), at(scratch, p.t_group_grads)
     scale = np.float32(-1)
     loss = np.float32(0)
     factor = np.float32(2) / np.float32(T * D)
     for head in range(p.num_heads):
-        at = head * d * 4
+        column = head * d
         # What is read of the old slots, with the sign changed.
-        transpose(old + at, 2 * D, keys_t, n_, n_, d)
-        product(q + at, D, 1, keys_t, n_, scores, n_, T, n_, d, False)
+        transpose(at(old, column), 2 * D, keys_t, n_, n_, d)
+        product(at(q, column), D, 1, keys_t, n_, scores, n_, T, n_, d, False)
         for t in range(T):
-            softmax_row(scores + t * n_ * 4, n, n_, p.scale)
-            scale_row(scores + t * n_ * 4, scale, n_)
-        product(scores, n_, 1, old + D * 4 + at, 2 * D, difference, d, T, d, n, False)
-        transpose(kv + at, 2 * D, keys_t, G_, G_, d)
-        product(q + at, D, 1, keys_t, G_, weights, G_, T, G_, d, False)
+            softmax_row(at(scores, t * n_), n, n_, p.scale)
+            scale_row(at(scores, t * n_), scale, n_)
+        product(scores, n_, 1, at(old, D + column), 2 * D, difference, d, T, d, n, False)
+        transpose(at(kv, column), 2 * D, keys_t, G_, G_, d)
+        product(at(q, column), D, 1, keys_t, G_, weights, G_, T, G_, d, False)
         for t in range(T):
-            softmax_row(weights + t * G_ * 4, G, G_, p.scale)
-        product(weights, G_, 1, kv + D * 4 + at, 2 * D, difference, d, T, d, G, True)
+            softmax_row(at(weights, t * G_), G, G_, p.scale)
+        product(weights, G_, 1, at(kv, D + column), 2 * D, difference, d, T, d, G, True)
         loss += sum_of_squares(difference, T * d)
         for t in range(T):
-            scale_row(difference + t * d * 4, factor, d)
-        product(weights, 1, G_, difference, d, grad_kv + D * 4 + at, 2 * D, G, d, T, False)
-        transpose(kv + D * 4 + at, 2 * D, keys_t, G_, G_, d)
+            scale_row(at(difference, t * d), factor, d)
+        product(weights, 1, G_, difference, d, at(grad_kv, D + column), 2 * D, G, d, T, False)
+        transpose(at(kv, D + column), 2 * D, keys_t, G_, G_, d)
         product(difference, d, 1, keys_t, G_, scores, G_, T, G_, d, False)
         for t in range(T):
-            softmax_row_gradient(weights + t * G_ * 4, scores + t * G_ * 4, G, G_, p.scale)
-        product(scores, 1, G_, q + at, D, grad_kv + at, 2 * D, G, d, T, False)
+            softmax_row_gradient(at(weights, t * G_), at(scores, t * G_), G, G_, p.scale)
+        product(scores, 1, G_, at(q, column), D, at(grad_kv, column), 2 * D, G, d, T, False)
     put(p.losses, row, loss / np.float32(T * D))
-    grad_normed = scratch + p.t_mixed * 4
-    product(grad_kv, 2 * D, 1, p.projection + D * D * 4, D, grad_normed, D, G, D, 2 * D, False)
-    grad_groups = p.grad_groups + kept * G * D * 4
+    grad_normed = at(scratch, p.t_mixed)
+    product(grad_kv, 2 * D, 1, at(p.projection, D * D), D, grad_normed, D, G, D, 2 * D, False)
+    grad_groups = at(p.grad_groups, kept * G * D)
     zero_rows(grad_groups, D, G, D)
     add_standardise_gradient(grad_normed, normed, factors, grad_groups, G, D)
 
 
 @compiled
-def _backward_row(row, scratch, sums, p):
-    T, S, D, F, d, P = p.num_queries, p.num_past, p.d_model, p.d_feedforward, p.d_head, p.num_features
-    K, K_ = S + T, p.num_slots_padded
-    grad_out = p.grad_out + row * T * D * 4
-    normed, inner, active = p.normed + row * T * D * 4, p.inner + row * T * F * 4, p.active + row * T * F * 4
-    # Feed-forward network.
-    product(grad_out, 1, D, active, F, sums + p.s_feed_out * 4, F, D, F, T, True)
-    add_column_sums(grad_out, D, sums + p.s_feed_out_bias * 4, T, D)
-    grad_inner, grad_normed = scratch + p.t_inner * 4, scratch + p.t_normed * 4
+def _feed_forward_backward(row, scratch, sums, p):
+    """From the gradient of out to that of after, in `grad_x`."""
+    T, D, F = p.num_queries, p.d_model, p.d_feedforward
+    grad_out = at(p.grad_out, row * T * D)
+    normed, inner, active = at(p.normed, row * T * D), at(p.inner, row * T * F), at(p.active, row * T * F)
+    product(grad_out, 1, D, active, F, at(sums, p.s_feed_out), F, D, F, T, True)
+    add_column_sums(grad_out, D, at(sums, p.s_feed_out_bias), T, D)
+    grad_inner, grad_normed = at(scratch, p.t_inner), at(scratch, p.t_normed)
     product(grad_out, D, 1, p.feed_out, F, grad_inner, F, T, F, D, False)
     multiply_by_gelu_slope(inner, grad_inner, T * F)
-    product(grad_inner, 1, F, normed, D, sums + p.s_feed_in * 4, D, F, D, T, True)
-    add_column_sums(grad_inner, F, sums + p.s_feed_in_bias * 4, T, F)
+    product(grad_inner, 1, F, normed, D, at(sums, p.s_feed_in), D, F, D, T, True)
+    add_column_sums(grad_inner, F, at(sums, p.s_feed_in_bias), T, F)
     product(grad_inner, F, 1, p.feed_in, D, grad_normed, D, T, D, F, False)
-    grad_after = p.grad_x + row * T * D * 4
+    grad_after = at(p.grad_x, row * T * D)
     copy_rows(grad_out, D, grad_after, D, T, D)
-    add_standardise_gradient(grad_normed, normed, p.normed_factors + row * T * 4, grad_after, T, D)
-    # Attention.
-    mixed, q, kv = p.mixed + row * T * D * 4, p.queries + row * T * D * 4, p.keys_values + row * K_ * 2 * D * 4
-    product(grad_after, 1, D, mixed, D, sums + p.s_output * 4, D, D, D, T, True)
-    grad_mixed, grads = scratch + p.t_mixed * 4, scratch + p.t_grads * 4  # grads [K, 3 D]: queries, keys, values
+    add_standardise_gradient(grad_normed, normed, at(p.normed_factors, row * T), grad_after, T, D)
+
+
+@compiled
+def _attend_backward(row, scratch, sums, p):
+    """From the gradient of after to that of x, both in `grad_x`."""
+    T, S, D, d, P = p.num_queries, p.num_past, p.d_model, p.d_head, p.num_features
+    K, K_ = S + T, p.num_slots_padded
+    grad_after, grad_normed = at(p.grad_x, row * T * D), at(scratch, p.t_normed)
+    mixed, q, kv = at(p.mixed, row * T * D), at(p.queries, row * T * D), at(p.keys_values, row * K_ * 2 * D)
+    product(grad_after, 1, D, mixed, D, at(sums, p.s_output), D, D, D, T, True)
+    grad_mixed, grads = at(scratch, p.t_mixed), at(scratch, p.t_grads)  # grads [K, 3 D]: queries, keys, values
     product(grad_after, D, 1, p.output, D, grad_mixed, D, T, D, D, False)
-    own = grads + S * 3 * D * 4
-    q_u, q_v, a = scratch + p.t_qu * 4, scratch + p.t_qv * 4, scratch + p.t_a * 4
-    values_t, grad_scores = scratch + p.t_transposed * 4, scratch + p.t_scores * 4
-    grad_rotated, by_position = scratch + p.t_rotated * 4, scratch + p.t_by_position * 4
+    own = at(grads, S * 3 * D)
+    q_u, q_v, a = at(scratch, p.t_qu), at(scratch, p.t_qv), at(scratch, p.t_a)
+    values_t, grad_scores = at(scratch, p.t_transposed), at(scratch, p.t_scores)
+    grad_rotated, by_position = at(scratch, p.t_rotated), at(scratch, p.t_by_position)
     for head in range(p.num_heads):
-        at = head * d * 4
-        add_row(q + at, D, p.content_bias + at, q_u, d, T, d)
-        add_row(q + at, D, p.position_bias + at, q_v, d, T, d)
-        weights = p.weights + (row * p.num_heads + head) * T * K_ * 4
-        transpose(kv + D * 4 + at, 2 * D, values_t, K_, K_, d)
-        grad_q = own + at
+        column = head * d
+        add_row(at(q, column), D, at(p.content_bias, column), q_u, d, T, d)
+        add_row(at(q, column), D, at(p.position_bias, column), q_v, d, T, d)
+        weights = at(p.weights, (row * p.num_heads + head) * T * K_)
+        transpose(at(kv, D + column), 2 * D, values_t, K_, K_, d)
+        grad_q = at(own, column)
         for t in range(0, T, _TILE):
             n = min(_TILE, T - t)
             seen = S + t + n
             seen_ = (seen + 15) // 16 * 16
-            tile = grad_scores + t * K_ * 4
-            product(grad_mixed + t * D * 4 + at, D, 1, values_t, K_, tile, K_, n, seen_, d, False)
+            tile = at(grad_scores, t * K_)
+            product(at(grad_mixed, t * D + column), D, 1, values_t, K_, tile, K_, n, seen_, d, False)
             for i in range(n):
-                softmax_row_gradient(weights + (t + i) * K_ * 4, tile + i * K_ * 4, S + t + i + 1, K_, p.scale)
-            product(tile, K_, 1, kv + at, 2 * D, grad_q + t * 3 * D * 4, 3 * D, n, d, seen, False)
-            product(tile, K_, 1, p.slot_encoding, P, grad_rotated + t * P * 4, P, n, P, seen, False)
-        product(weights, 1, K_, grad_mixed + at, D, grads + 2 * D * 4 + at, 3 * D, K, d, T, False)
-        product(grad_scores, 1, K_, q_u, d, grads + D * 4 + at, 3 * D, K, d, T, False)
-        add_column_sums(grad_q, 3 * D, sums + p.s_content_bias * 4 + at, T, d)
+                softmax_row_gradient(at(weights, (t + i) * K_), at(tile, i * K_), S + t + i + 1, K_, p.scale)
+            product(tile, K_, 1, at(kv, column), 2 * D, at(grad_q, t * 3 * D), 3 * D, n, d, seen, False)
+            product(tile, K_, 1, p.slot_encoding, P, at(grad_rotated, t * P), P, n, P, seen, False)
+        product(weights, 1, K_, at(grad_mixed, column), D, at(grads, 2 * D + column), 3 * D, K, d, T, False)
+        product(grad_scores, 1, K_, q_u, d, at(grads, D + column), 3 * D, K, d, T, False)
+        add_column_sums(grad_q, 3 * D, at(sums, p.s_content_bias + column), T, d)
         # The rotation is its own inverse.
         rotate_rows(grad_rotated, p.query_encoding, a, T, P // 2)
-        product(q_v, 1, d, a, P, sums + p.s_position * 4 + head * d * P * 4, P, d, P, T, True)
-        product(a, P, 1, p.position_t + head * d * P * 4, d, by_position, d, T, d, P, False)
-        add_column_sums(by_position, d, sums + p.s_position_bias * 4 + at, T, d)
+        product(q_v, 1, d, a, P, at(sums, p.s_position + head * d * P), P, d, P, T, True)
+        product(a, P, 1, at(p.position_t, head * d * P), d, by_position, d, T, d, P, False)
+        add_column_sums(by_position, d, at(sums, p.s_position_bias + column), T, d)
         for i in range(T):
-            add_row(grad_q + i * 3 * D * 4, 3 * D, by_position + i * d * 4, grad_q + i * 3 * D * 4, 3 * D, 1, d)
-    slots = p.slots + row * (S + T) * D * 4
-    x_slots = slots + S * D * 4
-    product(own, 1, 3 * D, x_slots, D, sums + p.s_projection * 4, D, D, D, T, True)
-    product(grads + D * 4, 1, 3 * D, slots, D, sums + (p.s_projection + D * D) * 4, D, 2 * D, D, K, True)
-    add_column_sums(own, 3 * D, sums + p.s_projection_bias * 4, T, D)
-    add_column_sums(grads + D * 4, 3 * D, sums + (p.s_projection_bias + D) * 4, K, 2 * D)
+            add_row(at(grad_q, i * 3 * D), 3 * D, at(by_position, i * d), at(grad_q, i * 3 * D), 3 * D, 1, d)
+    slots = at(p.slots, row * (S + T) * D)
+    x_slots = at(slots, S * D)
+    product(own, 1, 3 * D, x_slots, D, at(sums, p.s_projection), D, D, D, T, True)
+    product(at(grads, D), 1, 3 * D, slots, D, at(sums, p.s_projection + D * D), D, 2 * D, D, K, True)
+    add_column_sums(own, 3 * D, at(sums, p.s_projection_bias), T, D)
+    add_column_sums(at(grads, D), 3 * D, at(sums, p.s_projection_bias + D), K, 2 * D)
     product(own, 3 * D, 1, p.projection, D, grad_normed, D, T, D, 3 * D, False)
-    add_standardise_gradient(grad_normed, x_slots, p.factors + row * T * 4, grad_after, T, D)
+    add_standardise_gradient(grad_normed, x_slots, at(p.factors, row * T), grad_after, T, D)
 
 
 @compiled
-def _compression_backward_row(row, scratch, sums, p):
+def _compress_backward(row, scratch, sums, p):
     D, G = p.d_model, p.num_groups
-    consumed = p.past + (row * p.num_past + p.first_consumed) * D * 4
-    grad_groups = scratch + p.t_mixed * 4
-    copy_rows(p.grad_groups + row * G * D * 4, D, grad_groups, D, G, D)
+    consumed = at(p.past, (row * p.num_past + p.first_consumed) * D)
+    grad_groups = at(scratch, p.t_mixed)
+    copy_rows(at(p.grad_groups, row * G * D), D, grad_groups, D, G, D)
     scale_row(grad_groups, get(p.grad_losses, row, F32), G * D)
-    product(grad_groups, 1, D, consumed, p.rate * D, sums + p.s_compression * 4, p.rate * D, D, p.rate * D, G, True)
-    add_column_sums(grad_groups, D, sums + p.s_compression_bias * 4, G, D)
+    product(grad_groups, 1, D, consumed, p.rate * D, at(sums, p.s_compression), p.rate * D, D, p.rate * D, G, True)
+    add_column_sums(grad_groups, D, at(sums, p.s_compression_bias), G, D)
 
 
 @compiled
@@ -302,12 +318,12 @@ def _pack(p):
     D, F, d, P = p.d_model, p.d_feedforward, p.d_head, p.num_features
     for i in range(3):
         weight = p.query if i == 0 else p.key if i == 1 else p.value
-        at = p.projection + i * D * D * 4
-        fold(weight, np.int64(0), p.gain, p.shift, at, p.projection_bias + i * D * 4, D, D)
+        folded, bias = at(p.projection, i * D * D), at(p.projection_bias, i * D)
+        fold(weight, np.int64(0), p.gain, p.shift, folded, bias, D, D)
     transpose(p.projection, D, p.projection_t, 3 * D, 3 * D, D)
     spread_halves(p.position_weight, p.position, D, p.num_position_features // 2, P // 2)
     for head in range(p.num_heads):
-        transpose(p.position + head * d * P * 4, P, p.position_t + head * d * P * 4, d, d, P)
+        transpose(at(p.position, head * d * P), P, at(p.position_t, head * d * P), d, d, P)
     transpose(p.output, D, p.output_t, D, D, D)
     fold(p.feed_in_weight, p.feed_in_weight_bias, p.feed_gain, p.feed_shift, p.feed_in, p.feed_in_bias, F, D)
     transpose(p.feed_in, D, p.feed_in_t, F, F, D)
@@ -326,29 +342,29 @@ def _unpack_gradients(p):
     D, F, P = p.d_model, p.d_feedforward, p.num_features
     sums = p.sums
     for part in range(1, p.num_threads):
-        add_row(sums, 0, p.sums + part * p.sums_size * 4, sums, 0, 1, p.sums_size)
+        add_row(sums, 0, at(p.sums, part * p.sums_size), sums, 0, 1, p.sums_size)
     zero_rows(p.grad_gain, D, 1, D)
     zero_rows(p.grad_shift, D, 1, D)
     for i in range(3):
         weight = p.query if i == 0 else p.key if i == 1 else p.value
         target = p.grad_query if i == 0 else p.grad_key if i == 1 else p.grad_value
         unfold(
-            sums + (p.s_projection + i * D * D) * 4, sums + (p.s_projection_bias + i * D) * 4, weight, p.gain, p.shift,
+            at(sums, p.s_projection + i * D * D), at(sums, p.s_projection_bias + i * D), weight, p.gain, p.shift,
             target, p.grad_gain, p.grad_shift, D, D,
         )  # fmt: skip
-    copy_rows(sums + p.s_content_bias * 4, D, p.grad_content_bias, D, 1, D)
-    copy_rows(sums + p.s_position_bias * 4, D, p.grad_position_bias, D, 1, D)
-    join_halves(sums + p.s_position * 4, p.grad_position, D, p.num_position_features // 2, P // 2)
-    copy_rows(sums + p.s_output * 4, D, p.grad_output, D, D, D)
+    copy_rows(at(sums, p.s_content_bias), D, p.grad_content_bias, D, 1, D)
+    copy_rows(at(sums, p.s_position_bias), D, p.grad_position_bias, D, 1, D)
+    join_halves(at(sums, p.s_position), p.grad_position, D, p.num_position_features // 2, P // 2)
+    copy_rows(at(sums, p.s_output), D, p.grad_output, D, D, D)
     zero_rows(p.grad_feed_gain, D, 1, D)
     zero_rows(p.grad_feed_shift, D, 1, D)
     unfold(
-        sums + p.s_feed_in * 4, sums + p.s_feed_in_bias * 4, p.feed_in_weight, p.feed_gain, p.feed_shift,
+        at(sums, p.s_feed_in), at(sums, p.s_feed_in_bias), p.feed_in_weight, p.feed_gain, p.feed_shift,
         p.grad_feed_in, p.grad_feed_gain, p.grad_feed_shift, F, D,
     )  # fmt: skip
-    copy_rows(sums + p.s_feed_in_bias * 4, F, p.grad_feed_in_bias, F, 1, F)
-    copy_rows(sums + p.s_feed_out * 4, F, p.grad_feed_out, F, D, F)
-    copy_rows(sums + p.s_feed_out_bias * 4, D, p.grad_feed_out_bias, D, 1, D)
+    copy_rows(at(sums, p.s_feed_in_bias), F, p.grad_feed_in_bias, F, 1, F)
+    copy_rows(at(sums, p.s_feed_out), F, p.grad_feed_out, F, D, F)
+    copy_rows(at(sums, p.s_feed_out_bias), D, p.grad_feed_out_bias, D, 1, D)
     if p.has_grad_losses:
         c = p.rate
         for o in range(D):
@@ -356,7 +372,7 @@ def _unpack_gradients(p):
                 for j in range(c):
                     value = get(sums, p.s_compression + (o * c + j) * D + i, F32)
                     put(p.grad_compression, (o * D + i) * c + j, value)
-        copy_rows(sums + p.s_compression_bias * 4, D, p.grad_compression_bias, D, 1, D)
+        copy_rows(at(sums, p.s_compression_bias), D, p.grad_compression_bias, D, 1, D)
 
 
 @compiled(entry=True)
@@ -376,20 +392,22 @@ def run(phase, part, plans):
             _unpack_gradients(plans[layer])
         return
     first, last = share(p.num_rows, part, p.num_threads)
-    scratch = p.scratch + part * p.scratch_size * 4
+    scratch = at(p.scratch, part * p.scratch_size)
     if phase == FORWARD:
         for row in range(first, last):
             for layer in range(num_layers):
                 kept = row if p.num_saved_rows == p.num_rows else part
-                _forward_row(row, kept, scratch, plans[layer])
+                _attend(row, kept, scratch, plans[layer])
+                _feed_forward(row, kept, plans[layer])
                 if p.num_groups:
-                    _compress_row(row, kept, scratch, plans[layer])
+                    _compress(row, kept, scratch, plans[layer])
         return
     for layer in range(num_layers):
-        zero_rows(plans[layer].sums + part * p.sums_size * 4, p.sums_size, 1, p.sums_size)
+        zero_rows(at(plans[layer].sums, part * p.sums_size), p.sums_size, 1, p.sums_size)
     for row in range(first, last):
         for layer in range(num_layers - 1, -1, -1):
-            sums = plans[layer].sums + part * p.sums_size * 4
-            _backward_row(row, scratch, sums, plans[layer])
+            sums = at(plans[layer].sums, part * p.sums_size)
+            _feed_forward_backward(row, scratch, sums, plans[layer])
+            _attend_backward(row, scratch, sums, plans[layer])
             if p.has_grad_losses:
-                _compression_backward_row(row, scratch, sums, plans[layer])
+                _compress_backward(row, scratch, sums, plans[layer])

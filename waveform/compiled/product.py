@@ -9,7 +9,7 @@ larger ones (results/notes.md).
 
 import numpy as np
 
-from waveform.compiled.simd import LANES, compiled, product_tile
+from waveform.compiled.simd import LANES, at, compiled, product_tile
 
 _ROWS = 8  # of a tile: with two vectors of columns, 16 sums, which AVX-512's 32 registers hold
 
@@ -28,16 +28,16 @@ def product(a, a_row, a_step, b, b_row, c, c_row, m, n, k, adds):
         is_wide = j + 2 * LANES <= n
         i = np.int64(0)
         while i + _ROWS <= m:
-            at_a, at_c = a + i * a_row * 4, c + (i * c_row + j) * 4
+            of_a, of_c = at(a, i * a_row), at(c, i * c_row + j)
             if is_wide:
-                _tile(at_a, a_row, a_step, b + j * 4, b_row, at_c, c_row, k, adds)
+                _tile(of_a, a_row, a_step, at(b, j), b_row, of_c, c_row, k, adds)
             else:
-                _narrow_tile(at_a, a_row, a_step, b + j * 4, b_row, at_c, c_row, k, adds)
+                _narrow_tile(of_a, a_row, a_step, at(b, j), b_row, of_c, c_row, k, adds)
             i += _ROWS
         while i < m:
-            at_a, at_c = a + i * a_row * 4, c + (i * c_row + j) * 4
+            of_a, of_c = at(a, i * a_row), at(c, i * c_row + j)
             if is_wide:
-                _row(at_a, a_row, a_step, b + j * 4, b_row, at_c, c_row, k, adds)
+                _row(of_a, a_row, a_step, at(b, j), b_row, of_c, c_row, k, adds)
             else:
-                _narrow_row(at_a, a_row, a_step, b + j * 4, b_row, at_c, c_row, k, adds)
+                _narrow_row(of_a, a_row, a_step, at(b, j), b_row, of_c, c_row, k, adds)
             i += 1

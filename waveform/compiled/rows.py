@@ -13,6 +13,7 @@ from waveform.compiled.simd import (
     F32,
     LANES,
     add,
+    at,
     compiled,
     exp,
     fill,
@@ -76,19 +77,19 @@ def add_column_sums(source, stride, sums, m, n):
 def standardise(x, out, factors, m, n, epsilon):
     """out [m, n] = each row of x less its mean, times `factors` [m] = 1 / its standard deviation."""
     for i in range(m):
-        at = i * n
+        first = i * n
         sums = fill(np.float32(0))
-        for j in range(at, at + n, LANES):
+        for j in range(first, first + n, LANES):
             sums = add(sums, load(x, j, F32))
         away = fill(-total(sums) / np.float32(n))
         squares = fill(np.float32(0))
-        for j in range(at, at + n, LANES):
+        for j in range(first, first + n, LANES):
             centred = add(load(x, j, F32), away)
             squares = fma(centred, centred, squares)
         factor = np.float32(1) / np.float32(math.sqrt(total(squares) / np.float32(n) + epsilon))
         put(factors, i, factor)
         factor = fill(factor)
-        for j in range(at, at + n, LANES):
+        for j in range(first, first + n, LANES):
             store(out, j, multiply(add(load(x, j, F32), away), factor))
 
 
@@ -96,14 +97,14 @@ def standardise(x, out, factors, m, n, epsilon):
 def add_standardise_gradient(grad, standardised, factors, out, m, n):
     """out [m, n] += the gradient of what `standardise` was given, from that of what it made."""
     for i in range(m):
-        at = i * n
+        first = i * n
         sums, products = fill(np.float32(0)), fill(np.float32(0))
-        for j in range(at, at + n, LANES):
+        for j in range(first, first + n, LANES):
             g = load(grad, j, F32)
             sums, products = add(sums, g), fma(g, load(standardised, j, F32), products)
         away, along = fill(-total(sums) / np.float32(n)), fill(-total(products) / np.float32(n))
         factor = fill(get(factors, i, F32))
-        for j in range(at, at + n, LANES):
+        for j in range(first, first + n, LANES):
             g = fma(along, load(standardised, j, F32), add(load(grad, j, F32), away))
             store(out, j, fma(factor, g, load(out, j, F32)))
 
@@ -162,8 +163,8 @@ def transpose(source, source_stride, target, target_stride, m, n):
     """target [n, m] = source [m, n] transposed; both whole vectors."""
     for i in range(0, m, LANES):
         for j in range(0, n, LANES):
-            at_source, at_target = source + (i * source_stride + j) * 4, target + (j * target_stride + i) * 4
-            transpose16(at_source, source_stride, at_target, target_stride)
+            block = at(source, i * source_stride + j)
+            transpose16(block, source_stride, at(target, j * target_stride + i), target_stride)
 
 
 @compiled

@@ -105,6 +105,12 @@ def _pointer(builder, base, index, element):
     return builder.gep(builder.inttoptr(base, element.as_pointer()), [index])
 
 
+@compiled
+def at(base, index):
+    """The address of float32 `index` from `base` on."""
+    return base + index * 4
+
+
 @intrinsic
 def get(typing_context, base, index, kind):
     """One element; it is of the type of `kind`: float32, int8 or int64."""
