@@ -28,7 +28,7 @@ from waveform.models.attention import Slots
 from waveform.models.compression import compression_function
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
-_MAX_WEIGHTS = 2**20  # attention weights of a row, which are kept for the backward pass
+_MAX_WEIGHTS = 2**18  # attention weights of a row and layer, which are kept; above it torch's products are as fast
 
 
 def kernels_fit(config: CompressiveTransformerConfig) -> bool:
