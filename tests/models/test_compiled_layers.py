@@ -11,7 +11,7 @@ from torch import Tensor
 from waveform.analyses.hooks import observe_attention
 from waveform.compiled.threads import kernel_threads, torch_in_one_thread
 from waveform.engine.interface import state_tensors
-from waveform.models import compressive_transformer
+from waveform.models import compiled_layers
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
@@ -55,13 +55,13 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
-        compiled = compressive_transformer.compiled_layers
+        compiled = compiled_layers.compiled_layers
 
         def counting(*args: Any, **kwargs: Any) -> Any:
             self.calls += 1
             return compiled(*args, **kwargs)
 
-        monkeypatch.setattr(compressive_transformer, "compiled_layers", counting)
+        monkeypatch.setattr(compiled_layers, "compiled_layers", counting)
 
 
 @pytest.fixture

@@ -25,25 +25,6 @@ from waveform.compiled.record import make_record
 from waveform.compiled.simd import padded
 from waveform.compiled.threads import kernel_threads
 from waveform.models.attention import Slots
-from waveform.models.compression import compression_function
-from waveform.models.transformer_config import CompressiveTransformerConfig
-
-_MAX_WEIGHTS = 2**18  # attention weights of a row and layer, which are kept; above it torch's products are as fast
-
-
-def kernels_fit(config: CompressiveTransformerConfig) -> bool:
-    """Whether there are kernels for a model: widths of whole vectors, and attention weights few enough to be kept."""
-    uses_attention = config.compressed > 0 and compression_function(config.compression).uses_attention
-    widths = (config.d_model, config.d_model // config.num_heads, config.d_feedforward)
-    num_slots = config.compressed + config.memory + config.window
-    return (
-        config.norm == "pre"
-        and config.attention == "fused"
-        and not config.dropout
-        and not uses_attention
-        and config.num_heads * config.window * num_slots <= _MAX_WEIGHTS
-        and all(width == padded(width) for width in widths)
-    )
 
 
 class LayerParameters(NamedTuple):

@@ -16,7 +16,7 @@ A call may hold many windows, or less than one: `CompressiveTransformer.forward`
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,6 @@ from torch.utils.checkpoint import checkpoint
 from waveform.engine.interface import OptionalParts, Step, detach
 from waveform.models import compressive_state, heads
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots
-from waveform.models.compiled_layers import (
-    Compression,
-    LayerParameters,
-    compiled_layers,
-    kernels_fit,
-    pack_encodings,
-)
 from waveform.models.compression import Convolution, attention_loss, autoencoding_loss, compression_function
 from waveform.models.compressive_state import (
     Advance,
@@ -46,6 +39,9 @@ from waveform.models.compressive_state import (
 )
 from waveform.models.embeddings import token_embedding
 from waveform.models.transformer_config import CompressiveTransformerConfig
+
+if TYPE_CHECKING:
+    from waveform.models.compiled_layers import Compression, LayerParameters
 
 _INIT_STD = 0.02
 _MIN_QUERIES = 8  # of a call, from which compiled kernels are faster
@@ -152,8 +148,10 @@ class Layer(nn.Module):
             state = state._replace(window=window)
         return state, loss
 
-    def parameters_for_kernels(self) -> LayerParameters:
+    def parameters_for_kernels(self) -> "LayerParameters":
         """The weights that compiled kernels take."""
+        from waveform.models.compiled_layers import LayerParameters
+
         attention, norm = self.attention, self.attention_norm
         feed_norm, feed_in, feed_out = self.feedforward_norm, self.feedforward_in, self.feedforward_out
         return LayerParameters(
@@ -337,7 +335,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
     @property
     def brings_threads(self) -> bool:
         """If there are compiled kernels for its sizes, as for all small models."""
-        return kernels_fit(self.config)
+        return self.config.has_kernels
 
     @property
     def receptive_field(self) -> int:
@@ -400,6 +398,8 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         self, h_BTD: Tensor, state: CompressiveState, piece: Piece
     ) -> tuple[Tensor, CompressiveState, Tensor | None]:
         """The rest of `_within_window`, from the embedding on, by compiled kernels."""
+        from waveform.models.compiled_layers import compiled_layers, pack_encodings  # here: others do without numba
+
         old_states = state.layers()
         made = compiled_layers(
             h_BTD,
@@ -423,8 +423,10 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         total_loss = torch.stack(losses).mean(dim=0) if losses else None
         return made.out, detach(CompressiveState.of_layers(state.steps + piece.num_new, states)), total_loss
 
-    def _compression_for_kernels(self, piece: Piece) -> Compression | None:
+    def _compression_for_kernels(self, piece: Piece) -> "Compression | None":
         """What kernels can compress at the end of `piece`: memory that it attends to, for the loss that they know."""
+        from waveform.models.compiled_layers import Compression
+
         config, parts = self.config, piece.advance.parts
         compressors = [layer.compressor for layer in self.layers] if config.compressed else []
         convolutions = [each.convolution for each in compressors if isinstance(each, Convolution)]

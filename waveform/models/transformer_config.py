@@ -14,6 +14,8 @@ from waveform.system.rules import Rule, check_rules, one_of, whole_number
 # Far above any model that was ever trained, and low enough for whatever is asked of a machine to be counted in time.
 MAX_LAYERS, MAX_WIDTH, MAX_SLOTS, MAX_CUTOFFS = 1000, 2**16, 2**24, 100
 _WIDTH = whole_number(1, MAX_WIDTH)
+_VECTOR = 16  # floats, of compiled kernels
+_MAX_WEIGHTS = 2**18  # attention weights of a row and layer, which kernels keep; above it torch's products are as fast
 
 
 @dataclass
@@ -100,6 +102,21 @@ class CompressiveTransformerConfig(TransformerConfig):
                 f"model.compression={self.compression} looks at the attention that slots receive while in memory, so "
                 f"model.memory ({self.memory}) must be at least model.window ({self.window})"
             )
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether there are compiled kernels for it: widths of whole vectors, and not too many attention weights."""
+        uses_attention = self.compressed > 0 and compression_function(self.compression).uses_attention
+        widths = (self.d_model, self.d_model // self.num_heads, self.d_feedforward)
+        num_slots = self.compressed + self.memory + self.window
+        return (
+            self.norm == "pre"
+            and self.attention == "fused"
+            and not self.dropout
+            and not uses_attention
+            and self.num_heads * self.window * num_slots <= _MAX_WEIGHTS
+            and all(width % _VECTOR == 0 for width in widths)
+        )
 
     @property
     def temporal_range(self) -> int:
