@@ -17,8 +17,8 @@ _RUNS = (*_TRAINING, "decoding", "runs")
 ALLOWED: dict[str, tuple[str, ...]] = {
     "waveform.system": (),
     "waveform.ranks": ("system",),
-    "waveform.engine": ("system", "ranks", "compiled"),
-    "waveform.compiled": ("system",),
+    "waveform.engine": ("system", "ranks"),
+    "waveform.compiled": (),
     "waveform.models": ("system", "engine", "compiled"),
     "waveform.decoding": _TRAINING,
     "waveform.runs": (*_TRAINING, "decoding"),

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from waveform.analyses.hooks import observe_attention
-from waveform.compiled.threads import kernel_threads, torch_in_one_thread
 from waveform.engine.interface import state_tensors
 from waveform.models import compiled_layers
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.transformer_config import CompressiveTransformerConfig
+from waveform.system.threads import kernel_threads, torch_in_one_thread
 
 _ROWS, _WINDOW = 3, 16
 _BASE = CompressiveTransformerConfig(

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from waveform.compiled.threads import torch_in_one_thread
 from waveform.engine.interface import SequenceModel, State, Step, optional_parts, reset_rows, to_device
 from waveform.engine.streams import Window
+from waveform.system.threads import torch_in_one_thread
 
 
 class ScoredWindow(NamedTuple):

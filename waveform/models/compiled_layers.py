@@ -23,8 +23,8 @@ from torch.nn import functional as F
 from waveform.compiled.layers import BACKWARD, FORWARD, PACK, UNPACK, run, saved_parts, scratch_parts, sum_parts
 from waveform.compiled.record import make_record
 from waveform.compiled.simd import padded
-from waveform.compiled.threads import kernel_threads
 from waveform.models.attention import Slots
+from waveform.system.threads import kernel_threads
 
 
 class LayerParameters(NamedTuple):
