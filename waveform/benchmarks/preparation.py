@@ -10,11 +10,11 @@ import torch
 
 from waveform.audio import SAMPLE_RATE_HZ, mulaw
 from waveform.audio.corpus.prepare import DataConfig, prepare
-from waveform.audio.corpus.workers import one_torch_thread
 from waveform.audio.flac import decode_flac, write_flac
 from waveform.audio.resample import resample_blocks
 from waveform.benchmarks.timing import spread
 from waveform.system.machine import peak_resident_bytes, resident_bytes
+from waveform.system.threads import torch_in_one_thread
 
 RATE_HZ = 44_100
 FILE_S = 15
@@ -47,7 +47,7 @@ def measure_preparation(minutes: float, *, num_channels: int, scratch: Path) -> 
     num_files = max(3, round(minutes * 60 / FILE_S))  # at least one for each split
     audio_s = num_files * FILE_S
     before = resident_bytes()
-    with one_torch_thread():
+    with torch_in_one_thread():
         folder = scratch / "audio"
         for i in range(num_files):
             split_dir = folder / ("train", "valid", "test")[i if i < 3 else 0]

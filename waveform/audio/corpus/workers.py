@@ -18,6 +18,7 @@ from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 from waveform.system.signals import SIGNALS, Interrupted
+from waveform.system.threads import torch_in_one_thread
 
 # Starting a process costs 2-3 s of imports, in which one core prepares this much FLAC.
 _MIN_POOL_BYTES = 128 << 20
@@ -44,7 +45,7 @@ def run_groups(
             progress.update(group.size / 1e6, note=f"{audio_s / (time.monotonic() - start_s):,.0f}x real time")
 
         if num_workers == 1 or work_bytes < _MIN_POOL_BYTES:
-            with one_torch_thread():
+            with torch_in_one_thread():
                 for group in groups:
                     finish(group, prepare_group(group, audio_dir=audio_dir, data_dir=data_dir))
         else:
@@ -111,14 +112,3 @@ def _held_signals() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Keep torch to one thread in this process: steps as small as these cost more to share out than to do."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
