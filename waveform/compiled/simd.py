@@ -310,65 +310,47 @@ def _erf(builder, x):
 
 
 def _sigmoid(builder, x):
+    """1 / (1 + e^-x)."""
     one = _vector(1.0)
     return builder.fdiv(one, builder.fadd(one, _exp(builder, builder.fsub(_vector(0.0), x))))
 
 
-@intrinsic
-def exp(typing_context, a):
-    """e^a; see `_exp`."""
+def _of_each(function):
+    """A function for kernels that does to each element of a vector what `function` of (builder, vector) builds."""
 
-    def generate(context, builder, signature, arguments):
-        return _exp(builder, arguments[0])
+    def vector_function(typing_context, a):
+        def generate(context, builder, signature, arguments):
+            return function(builder, arguments[0])
 
-    return _floats(_floats), generate
+        return _floats(_floats), generate
+
+    vector_function.__name__, vector_function.__doc__ = function.__name__, function.__doc__
+    return intrinsic(vector_function)
 
 
-@intrinsic
-def gelu(typing_context, a):
+exp, sigmoid = _of_each(_exp), _of_each(_sigmoid)
+
+
+@_of_each
+def gelu(builder, a):
     """a Phi(a), by `_erf`."""
-
-    def generate(context, builder, signature, arguments):
-        half = builder.fmul(arguments[0], _vector(0.5))
-        scaled = builder.fmul(arguments[0], _vector(math.sqrt(0.5)))
-        return _fma(builder, half, _erf(builder, scaled), half)
-
-    return _floats(_floats), generate
+    half, scaled = builder.fmul(a, _vector(0.5)), builder.fmul(a, _vector(math.sqrt(0.5)))
+    return _fma(builder, half, _erf(builder, scaled), half)
 
 
-@intrinsic
-def gelu_slope(typing_context, a):
+@_of_each
+def gelu_slope(builder, a):
     """The derivative of `gelu`: Phi(a) + a phi(a)."""
-
-    def generate(context, builder, signature, arguments):
-        (a,) = arguments
-        half_square = builder.fmul(builder.fmul(a, a), _vector(-0.5))
-        phi = builder.fmul(_exp(builder, half_square), _vector(1 / math.sqrt(2 * math.pi)))
-        cumulative = _fma(builder, _erf(builder, builder.fmul(a, _vector(math.sqrt(0.5)))), _vector(0.5), _vector(0.5))
-        return _fma(builder, a, phi, cumulative)
-
-    return _floats(_floats), generate
+    half_square = builder.fmul(builder.fmul(a, a), _vector(-0.5))
+    phi = builder.fmul(_exp(builder, half_square), _vector(1 / math.sqrt(2 * math.pi)))
+    cumulative = _fma(builder, _erf(builder, builder.fmul(a, _vector(math.sqrt(0.5)))), _vector(0.5), _vector(0.5))
+    return _fma(builder, a, phi, cumulative)
 
 
-@intrinsic
-def sigmoid(typing_context, a):
-    """1 / (1 + e^-a)."""
-
-    def generate(context, builder, signature, arguments):
-        return _sigmoid(builder, arguments[0])
-
-    return _floats(_floats), generate
-
-
-@intrinsic
-def tanh(typing_context, a):
+@_of_each
+def tanh(builder, a):
     """tanh a = 2 sigmoid(2 a) - 1, to 1e-7 (absolute)."""
-
-    def generate(context, builder, signature, arguments):
-        doubled = builder.fadd(arguments[0], arguments[0])
-        return _fma(builder, _vector(2.0), _sigmoid(builder, doubled), _vector(-1.0))
-
-    return _floats(_floats), generate
+    return _fma(builder, _vector(2.0), _sigmoid(builder, builder.fadd(a, a)), _vector(-1.0))
 
 
 @intrinsic
