@@ -32,7 +32,7 @@ from waveform.compiled.simd import (
     store,
     tanh,
 )
-from waveform.decoding.draw import NO_DRAWS, Draws, draw_row, make_draw_scratch, make_draws
+from waveform.decoding.draw import DrawingSteps, Draws, draw_row, make_draw_scratch
 from waveform.decoding.kernels import ADD, SET, DenseWeights, copy, dense, of_layer, pad_last, zeros
 from waveform.decoding.plan import make_plan, num_threads_for, share_vectors, shared_out
 
@@ -177,7 +177,7 @@ def _run(tokens, step, draws, plan, kind):
             draw_row(t, tokens, draws, plan[0])
 
 
-class CompiledWaveNetDecoder:
+class CompiledWaveNetDecoder(DrawingSteps):
     """Steps an fp32 WaveNet on the CPU. int8: weights are kept in 8 bits, with a scale for each output."""
 
     @torch.inference_mode()
@@ -208,27 +208,11 @@ class CompiledWaveNetDecoder:
         self._num_steps = 0
         self.steps_to_host = sys.maxsize
 
-    @torch.inference_mode()
-    def step(self, tokens: Tensor) -> Tensor:
-        """tokens [B] -> logits [B, V] of the token that follows; overwritten by the next step."""
-        self._run(tokens.contiguous().numpy(), NO_DRAWS)
-        self._num_steps += 1
-        return self._logits
-
-    @torch.inference_mode()
-    def draw(
-        self, tokens: Tensor, uniform: Tensor, *, temperature: float, top_k: int | None, top_p: float | None
-    ) -> Tensor:
-        """As `DrawingDecoder.draw`."""
-        draws = make_draws(uniform, temperature=temperature, top_k=top_k, top_p=top_p)
-        self._run(tokens.numpy().copy(), draws)
-        self._num_steps += len(uniform)
-        return torch.from_numpy(draws.drawn)
-
-    def _run(self, tokens: np.ndarray, draws: Draws) -> None:
+    def _take(self, tokens: np.ndarray, draws: Draws) -> None:
         if self._sizes.num_threads > 1:
             numba.set_num_threads(self._sizes.num_threads)
         _run(tokens, self._num_steps, draws, self._plan, self._kind)
+        self._num_steps += max(1, len(draws.drawn))
 
 
 def _lay_out_weights(model: WaveNet, *, int8: bool) -> _Weights:

@@ -12,10 +12,9 @@ Shape letters: B rows, V classes, D' model width padded to whole vectors.
 import numba
 import numpy as np
 import torch
-from torch import Tensor
 
 from waveform.compiled.simd import address
-from waveform.decoding.draw import NO_DRAWS, Draws, make_draw_scratch, make_draws
+from waveform.decoding.draw import NO_DRAWS, DrawingSteps, Draws, make_draw_scratch
 from waveform.decoding.kernels import zeros
 from waveform.decoding.plan import make_plan
 from waveform.decoding.slots import Windows, lay_out_memory
@@ -25,7 +24,7 @@ from waveform.models.compressive_state import CompressiveState
 from waveform.models.compressive_transformer import CompressiveTransformer
 
 
-class CompiledDecoder:
+class CompiledDecoder(DrawingSteps):
     """Steps an fp32 CompressiveTransformer on the CPU; all rows are at the same step.
 
     int8: weights and cached keys and values are kept in 8 bits, with a scale for each output, or slot and head.
@@ -61,32 +60,16 @@ class CompiledDecoder:
         """Steps to the end of the window."""
         return self._config.window - self._num_steps % self._config.window
 
-    @torch.inference_mode()
-    def step(self, tokens: Tensor) -> Tensor:
-        """tokens [B] -> logits [B, V] of the token that follows; overwritten by the next step."""
-        self._run(PROJECT, tokens.contiguous().numpy(), self._num_steps)
-        self._advance(1)
-        return self._logits
-
-    @torch.inference_mode()
-    def draw(
-        self, tokens: Tensor, uniform: Tensor, *, temperature: float, top_k: int | None, top_p: float | None
-    ) -> Tensor:
-        """As `DrawingDecoder.draw`."""
-        draws = make_draws(uniform, temperature=temperature, top_k=top_k, top_p=top_p)
-        self._run(PROJECT, tokens.numpy().copy(), self._num_steps, draws)
-        self._advance(len(uniform))
-        return torch.from_numpy(draws.drawn)
+    def _take(self, tokens: np.ndarray, draws: Draws) -> None:
+        self._run(PROJECT, tokens, self._num_steps, draws)
+        self._num_steps += max(1, len(draws.drawn))
+        if self._num_steps % self._config.window == 0:
+            self._end_window()
 
     def _run(self, first_phase: int, tokens: np.ndarray, at: int, draws: Draws = NO_DRAWS) -> None:
         if self._sizes.num_threads > 1:
             numba.set_num_threads(self._sizes.num_threads)
         run(first_phase, tokens, at, draws, self._plan, self._kind)
-
-    def _advance(self, num_steps: int) -> None:
-        self._num_steps += num_steps
-        if self._num_steps % self._config.window == 0:
-            self._end_window()
 
     def _end_window(self) -> None:
         """Compress what leaves memory."""

@@ -10,6 +10,7 @@ Shape letters: V classes, V' padded to whole vectors.
 
 import math
 import sys
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import numpy as np
@@ -168,6 +169,31 @@ def draw_row(t, tokens, draws, p):
     for b in range(p.num_rows):
         token = _choose(p.logits + b * p.num_logits * 4, draws.uniform[t, b], draws, p)
         tokens[b] = draws.drawn[t, b] = token
+
+
+class DrawingSteps(ABC):
+    """The steps and draws of a decoder whose step is compiled."""
+
+    _logits: Tensor  # [B, V], written by every step
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """tokens [B] -> logits [B, V] of the token that follows; overwritten by the next step."""
+        self._take(tokens.contiguous().numpy(), NO_DRAWS)
+        return self._logits
+
+    @torch.inference_mode()
+    def draw(
+        self, tokens: Tensor, uniform: Tensor, *, temperature: float, top_k: int | None, top_p: float | None
+    ) -> Tensor:
+        """As `DrawingDecoder.draw`."""
+        draws = make_draws(uniform, temperature=temperature, top_k=top_k, top_p=top_p)
+        self._take(tokens.numpy().copy(), draws)
+        return torch.from_numpy(draws.drawn)
+
+    @abstractmethod
+    def _take(self, tokens: np.ndarray, draws: Draws) -> None:
+        """Take a step with inputs tokens [B]; or, if `draws` asks for any, one for each, which overwrite tokens."""
 
 
 class _OfLogits(NamedTuple):
