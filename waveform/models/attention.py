@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from waveform.models.block_attention import block_attention, received_weight
+from waveform.models.block_attention import EVERYTHING, Sight, block_attention, received_weight
 
 IMPLEMENTATIONS = ("fused", "reference")
 _BASE = 10000.0  # the longest wavelength of the sinusoidal encoding, over 2 pi (Vaswani et al. 2017, section 3.5)
@@ -32,6 +32,10 @@ class Slots(NamedTuple):
     slot_encoding: Tensor  # [1 or B, K, P]
     visible: Tensor | None  # [1 or B, 1, T, K], bool; None: query i sees slots up to K - T + i
     bias: Tensor | None = None  # `visible` as 0 and -inf, see `softmax_attention`
+
+    @property
+    def sight(self) -> Sight:
+        return Sight(self.visible is None, self.visible, self.bias)
 
 
 def frequencies(num_position_features: int, *, device: torch.device | str | None = None) -> Tensor:
@@ -156,9 +160,7 @@ class RelativeAttention(nn.Module):
             k_BHKd,
             v_BHKd,
             scale=q_BHTd.shape[-1] ** -0.5,
-            causal=slots.visible is None,
-            visible=slots.visible,
-            bias=slots.bias,
+            sight=slots.sight,
             encoding=slots.slot_encoding.to(q_BHTd.dtype),
         )
 
@@ -189,8 +191,7 @@ class RelativeAttention(nn.Module):
             self._long_queries(q_BHTd, slots),
             k_BHKd,
             scale=q_BHTd.shape[-1] ** -0.5,
-            causal=slots.visible is None,
-            visible=slots.visible,
+            sight=slots.sight,
             encoding=slots.slot_encoding.to(k_BHKd.dtype),
         )
 
@@ -209,38 +210,29 @@ def attention_bias(visible: Tensor, *, dtype: torch.dtype) -> Tensor | None:
 
 def content_attention(q_BHTd: Tensor, k_BHKd: Tensor, v_BHKd: Tensor) -> Tensor:
     """Attention by content alone, without positions or biases: [B, H, T, d] of each head (Rae et al. 2019, Alg. 2)."""
-    return softmax_attention(q_BHTd, k_BHKd, v_BHKd, scale=q_BHTd.shape[-1] ** -0.5)
+    return softmax_attention(q_BHTd, k_BHKd, v_BHKd, scale=q_BHTd.shape[-1] ** -0.5, sight=EVERYTHING)
 
 
 def softmax_attention(
-    q_BHTE: Tensor,
-    k_BHKd: Tensor,
-    v_BHKd: Tensor,
-    *,
-    scale: float,
-    causal: bool = False,
-    visible: Tensor | None = None,
-    bias: Tensor | None = None,
-    encoding: Tensor | None = None,
+    q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, scale: float, sight: Sight, encoding: Tensor | None = None
 ) -> Tensor:
     """What `block_attention` computes, by the kernel that is fast on the device: [B, H, T, d].
 
-    bias: `visible` as 0 and -inf, in the queries' dtype. torch's kernels would make it of `visible` at each call, and
-    keep it for backward; layers share one. A mode of torch functions sees this call, as it sees torch's own
+    The bias of `sight` is of the queries' dtype. torch's kernels would make it of `visible` at each call, and keep it
+    for backward; layers share one. A mode of torch functions sees this call, as it sees torch's own
     (waveform/benchmarks/flops.py counts it so).
     """
     if has_torch_function_unary(q_BHTE):
         return handle_torch_function(
-            softmax_attention, (q_BHTE,), q_BHTE, k_BHKd, v_BHKd, scale=scale, causal=causal, visible=visible,
-            bias=bias, encoding=encoding,
-        )  # fmt: skip
+            softmax_attention, (q_BHTE,), q_BHTE, k_BHKd, v_BHKd, scale=scale, sight=sight, encoding=encoding
+        )
     if _takes_blocks(q_BHTE):
-        return block_attention(q_BHTE, k_BHKd, v_BHKd, scale=scale, causal=causal, visible=visible, encoding=encoding)
+        return block_attention(q_BHTE, k_BHKd, v_BHKd, scale=scale, sight=sight, encoding=encoding)
     k_BHKE = k_BHKd
     if encoding is not None:
         k_BHKE = torch.cat([k_BHKd, encoding[:, None].expand(*k_BHKd.shape[:3], -1)], dim=-1)
-    if not causal:
-        mask = visible if bias is None else bias
+    if not sight.causal:
+        mask = sight.visible if sight.bias is None else sight.bias
         return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKd, attn_mask=mask, scale=scale)
     # The flash kernel takes values of the keys' width only.
     d_head = v_BHKd.shape[-1]

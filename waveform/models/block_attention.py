@@ -19,43 +19,37 @@ _BLOCK_SCORES = 1_500_000  # scores held at a time: 6 MB in fp32, which share L3
 _BLOCK_QUERIES = 128
 
 
+class Sight(NamedTuple):
+    """Which slots queries see: up to their own if `causal`, else those of `visible`, else all."""
+
+    causal: bool = False  # query i sees slots up to K - T + i, as queries that are the last T slots do
+    visible: Tensor | None = None  # [1 or B, 1, T, K] bool
+    bias: Tensor | None = None  # `visible` as 0 and -inf, for `softmax_attention` of attention.py
+
+
+EVERYTHING = Sight()
+
+
 def block_attention(
-    q_BHTE: Tensor,
-    k_BHKd: Tensor,
-    v_BHKd: Tensor,
-    *,
-    scale: float,
-    causal: bool = False,
-    visible: Tensor | None = None,
-    encoding: Tensor | None = None,
+    q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, scale: float, sight: Sight, encoding: Tensor | None = None
 ) -> Tensor:
     """softmax(scale q [k; encoding]^T) v, of which the weights never exist all at once: -> [B, H, T, d].
 
-    encoding [1 or B, K, P]: constant, further columns of every head's keys (None if E = d). causal: query i sees slots
-    up to K - T + i, as queries that are the last T slots do; else those where visible [1 or B, 1, T, K] is true; else
-    all. fp32, fp64 or bf16 (then scores and weights are rounded to bf16 too). Gradients reach q, k and v.
+    encoding [1 or B, K, P]: constant, further columns of every head's keys (None if E = d). fp32, fp64 or bf16 (then
+    scores and weights are rounded to bf16 too). Gradients reach q, k and v.
     """
-    out: Tensor = _BlockAttention.apply(q_BHTE, k_BHKd, v_BHKd, _Sight(causal, visible), scale, encoding)
+    out: Tensor = _BlockAttention.apply(q_BHTE, k_BHKd, v_BHKd, sight, scale, encoding)
     return out
 
 
 @torch.no_grad()
-def received_weight(
-    q_BHTE: Tensor, k_BHKd: Tensor, *, scale: float, causal: bool, visible: Tensor | None, encoding: Tensor
-) -> Tensor:
+def received_weight(q_BHTE: Tensor, k_BHKd: Tensor, *, scale: float, sight: Sight, encoding: Tensor) -> Tensor:
     """Attention weight that each slot receives, summed over queries and averaged over heads: [B, K]."""
-    scores = _Scores(q_BHTE, _long_keys(k_BHKd, encoding), _Sight(causal, visible), scale)
+    scores = _Scores(q_BHTE, _long_keys(k_BHKd, encoding), sight, scale)
     received_NK = q_BHTE.new_zeros(scores.k_NKE.shape[:2])
     for block in scores.blocks():
         received_NK[block.rows, : block.end] += scores.weights(block).sum(dim=1)
     return received_NK.unflatten(0, q_BHTE.shape[:2]).mean(dim=1)
-
-
-class _Sight(NamedTuple):
-    """Which slots queries see, as in `block_attention`."""
-
-    causal: bool
-    visible: Tensor | None
 
 
 @lru_cache(maxsize=16)
@@ -75,7 +69,7 @@ class _Block(NamedTuple):
 class _Scores:
     """Makes the attention weights of one block after another in the same buffer."""
 
-    def __init__(self, q_BHTE: Tensor, k_NKE: Tensor, sight: _Sight, scale: float) -> None:
+    def __init__(self, q_BHTE: Tensor, k_NKE: Tensor, sight: Sight, scale: float) -> None:
         self.q_NTE, self.k_NKE, self.sight, self.scale = q_BHTE.flatten(0, 1), k_NKE, sight, scale
         self._num_heads = q_BHTE.shape[1]
         num_rows, num_queries, num_slots = *self.q_NTE.shape[:2], k_NKE.shape[1]
@@ -135,7 +129,7 @@ class _BlockAttention(torch.autograd.Function):
         q_BHTE: Tensor,
         k_BHKd: Tensor,
         v_BHKd: Tensor,
-        sight: _Sight,
+        sight: Sight,
         scale: float,
         encoding: Tensor | None,
     ) -> Tensor:
@@ -151,7 +145,7 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q_BHTE, k_BHKd, v_BHKd, visible, encoding = ctx.saved_tensors
-        scores = _Scores(q_BHTE, _long_keys(k_BHKd, encoding), _Sight(ctx.causal, visible), ctx.scale)
+        scores = _Scores(q_BHTE, _long_keys(k_BHKd, encoding), Sight(ctx.causal, visible), ctx.scale)
         q_NTE, v_NKd, grad_NTd = scores.q_NTE, v_BHKd.flatten(0, 1), grad_out.flatten(0, 1)
         d_head = v_BHKd.shape[-1]
         grad_q = torch.empty_like(q_NTE) if ctx.needs_input_grad[0] else None
