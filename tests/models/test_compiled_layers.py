@@ -10,7 +10,8 @@ from torch import Tensor
 
 from waveform.analyses.hooks import observe_attention
 from waveform.engine.interface import state_tensors
-from waveform.models import compiled_layers
+from waveform.models import compiled_layers, compression
+from waveform.models.compression import Convolution
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.transformer_config import CompressiveTransformerConfig
 from waveform.system.threads import kernel_threads, torch_in_one_thread
@@ -106,6 +107,13 @@ def by_torch(monkeypatch: pytest.MonkeyPatch, function: Callable[[], dict[str, T
         return function()
 
 
+def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        scale = expected[name].double().norm() + 1e-6
+        assert (value - expected[name]).double().norm() < 2e-5 * scale, name
+
+
 @pytest.mark.parametrize("cut", _CUTS)
 @pytest.mark.parametrize("variant", _VARIANTS)
 def test_equal_to_torch(variant: str, cut: str, counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,10 +122,7 @@ def test_equal_to_torch(variant: str, cut: str, counted: Counted, monkeypatch: p
     assert not counted.calls
     found = run(model, lengths)
     assert counted.calls == num_calls
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
-        scale = expected[name].double().norm() + 1e-6
-        assert (value - expected[name]).double().norm() < 2e-5 * scale, name
+    assert_near(found, expected)
 
 
 @pytest.mark.parametrize("variant", ["conv", "nothing compressed"])
@@ -154,6 +159,24 @@ def test_a_row_that_is_not_a_number_stays_alone() -> None:
     hidden = model(torch.zeros(_ROWS, 12, dtype=torch.int64), state).hidden
     assert hidden[1].isnan().all()
     assert not hidden[[0, 2]].isnan().any()
+
+
+class Halved(Convolution):
+    """As a package of your own may have it: a convolution, and something more."""
+
+    def forward(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
+        return super().forward(slots_BnD, usage_Bn) / 2
+
+
+def test_what_inherits_from_the_convolution_compresses_in_its_own_way(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(compression.FUNCTIONS, "halved", Halved)
+    model = make_model(compression="halved")
+    expected = by_torch(monkeypatch, lambda: run(model, [_WINDOW] * 7))
+    found = run(model, [_WINDOW] * 7)
+    assert counted.calls == 7
+    assert_near(found, expected)
 
 
 NOT_FOR_KERNELS: dict[str, dict[str, Any]] = {

@@ -111,13 +111,11 @@ class _Sampler:
         stepper.step(self._tokens)
         if isinstance(stepper, DeviceDecoder):
             stepper.device_step(self._tokens)
-            end_s = seconds(lambda: stepper.advance(1), device=self._device)
-            extra_s = end_s / window
+            end_s, usual_s = seconds(lambda: stepper.advance(1), device=self._device), 0.0
         else:
             end_s = seconds(lambda: stepper.step(self._tokens), device=self._device)
-            extra_s = max(0.0, end_s - statistics.median(self._step_s)) / window
-        if self._whole_windows:
-            extra_s = 0.0
+            usual_s = statistics.median(self._step_s)
+        extra_s = 0.0 if self._whole_windows else max(0.0, end_s - usual_s) / window
         per_second = spread([self._num_streams / (step_s + extra_s) for step_s in self._step_s])
         bound_s = None if self._bytes is None else self._bytes / memory_rate["median"]
         return {

@@ -428,15 +428,14 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         from waveform.models.compiled_layers import Compression
 
         config, parts = self.config, piece.advance.parts
-        compressors = [layer.compressor for layer in self.layers] if config.compressed else []
-        convolutions = [each.convolution for each in compressors if isinstance(each, Convolution)]
-        if not convolutions or config.compression_loss != "attention" or not config.window <= config.memory:
+        if not config.compressed or config.compression != "conv" or config.compression_loss != "attention":
             return None
-        if len(parts) != 1 or piece.num_new < config.window:
+        if len(parts) != 1 or piece.num_new < config.window or config.window > config.memory:
             return None
         (part,) = parts
         if part.rows != slice(None) or not part.was_attended:
             return None
+        convolutions = [cast(Convolution, layer.compressor).convolution for layer in self.layers]
         return Compression(
             weights=[convolution.weight for convolution in convolutions],
             biases=[cast(nn.Parameter, convolution.bias) for convolution in convolutions],
