@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ _STEP_S = 0.01
 _STEP_BYTES = 480  # that the device plays in a step: 24,000 samples of two bytes a second
 
 
-class SoundDevice:
+class SoundDevice(ModuleType):
     """The module, its device and its clock. What was played, with the silence between, is `heard`."""
 
     class PortAudioError(Exception):
@@ -20,6 +21,7 @@ class SoundDevice:
         pass
 
     def __init__(self) -> None:
+        super().__init__("sounddevice")
         self.heard = bytearray()
         self.now_s = self._played_until_s = 0.0
         self.refusal: Exception | None = None
@@ -28,7 +30,7 @@ class SoundDevice:
         self.stopped = True
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        patch.setitem(sys.modules, "sounddevice", self)  # type: ignore[arg-type]
+        patch.setitem(sys.modules, "sounddevice", self)
         patch.setattr("waveform.audio.speaker.time", self)
 
     def check_output_settings(self, *, samplerate: int, channels: int, dtype: str) -> None:

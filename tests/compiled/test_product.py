@@ -1,24 +1,38 @@
 """Compiled products, transposition and gradients of rows against numpy and torch."""
 
+# mypy: disable-error-code="no-untyped-def"
+# Compiled functions have the types of what they are called with.
+
 import numpy as np
 import pytest
 import torch
 
 from waveform.compiled.product import product
+from waveform.compiled.record import make_record
 from waveform.compiled.rows import gelu_rows, multiply_by_gelu_slope, transpose
 from waveform.compiled.simd import address, compiled
 
+PRODUCT, TRANSPOSE, GELU = range(3)
+_ARGUMENTS = ("a", "a_row", "a_step", "b", "b_row", "c", "c_row", "m", "n", "k", "adds")
+
 
 @compiled(entry=True)
-def call(which, a, a_row, a_step, b, b_row, c, c_row, m, n, k, adds):  # noqa: PLR0913
+def _call(which, arguments):
     """One entry for all of these, because each would compile the kernels again."""
-    if which == 0:
-        product(a, a_row, a_step, b, b_row, c, c_row, m, n, k, adds)
-    elif which == 1:
-        transpose(a, a_row, c, c_row, m, n)
+    p = arguments[0]
+    if which == PRODUCT:
+        product(p.a, p.a_row, p.a_step, p.b, p.b_row, p.c, p.c_row, p.m, p.n, p.k, p.adds != 0)
+    elif which == TRANSPOSE:
+        transpose(p.a, p.a_row, p.c, p.c_row, p.m, p.n)
     else:
-        gelu_rows(a, c, n)
-        multiply_by_gelu_slope(a, b, n)
+        gelu_rows(p.a, p.c, p.n)
+        multiply_by_gelu_slope(p.a, p.b, p.n)
+
+
+def call(which: int, **given: np.ndarray | int) -> None:
+    """given: some of `_ARGUMENTS`; of an array the kernel gets the address."""
+    plain = {name: address(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
+    _call(which, make_record({**dict.fromkeys(_ARGUMENTS, 0), **plain}))
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -27,12 +41,14 @@ def test_product(m: int, n: int, k: int, transposed: bool) -> None:
     rng = np.random.default_rng(0)
     a = rng.standard_normal((k, m) if transposed else (m, k)).astype(np.float32)
     b, c = (rng.standard_normal(shape).astype(np.float32) for shape in ((k, n + 16), (m, n + 32)))
-    strides = (1, m) if transposed else (k, 1)
+    a_row, a_step = (1, m) if transposed else (k, 1)
+    given: dict[str, np.ndarray | int] = {"a": a, "a_row": a_row, "a_step": a_step, "m": m, "n": n, "k": k}
+    given |= {"b": b, "b_row": n + 16, "c": c, "c_row": n + 32}
     expected = (a.T if transposed else a).astype(np.float64) @ b[:, :n]
     before = c.copy()
-    call(0, address(a), *strides, address(b), n + 16, address(c), n + 32, m, n, k, True)
+    call(PRODUCT, **given, adds=1)
     np.testing.assert_allclose(c[:, :n], before[:, :n] + expected, rtol=0, atol=2e-5)
-    call(0, address(a), *strides, address(b), n + 16, address(c), n + 32, m, n, k, False)
+    call(PRODUCT, **given, adds=0)
     np.testing.assert_allclose(c[:, :n], expected, rtol=0, atol=2e-5)
     assert np.array_equal(c[:, n:], before[:, n:])  # nothing is written beyond
 
@@ -40,7 +56,7 @@ def test_product(m: int, n: int, k: int, transposed: bool) -> None:
 def test_transpose() -> None:
     source = np.arange(32 * 50, dtype=np.float32).reshape(32, 50)
     target = np.zeros((48, 40), dtype=np.float32)
-    call(1, address(source), 50, 0, 0, 0, address(target), 40, 32, 48, 0, False)
+    call(TRANSPOSE, a=source, a_row=50, c=target, c_row=40, m=32, n=48)
     assert np.array_equal(target[:, :32], source[:, :48].T)
     assert not target[:, 32:].any()
 
@@ -50,6 +66,6 @@ def test_gelu_and_its_slope() -> None:
     expected = torch.nn.functional.gelu(x)
     (slope,) = torch.autograd.grad(expected.sum(), x)
     a, out, grad = x.detach().float().numpy(), np.zeros(160, dtype=np.float32), np.full(160, 2, dtype=np.float32)
-    call(2, address(a), 0, 0, address(grad), 0, address(out), 0, 0, 160, 0, False)
+    call(GELU, a=a, b=grad, c=out, n=160)
     np.testing.assert_allclose(out, expected.detach().numpy(), rtol=0, atol=1e-6)
     np.testing.assert_allclose(grad, 2 * slope.numpy(), rtol=0, atol=2e-6)

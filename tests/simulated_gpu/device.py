@@ -34,6 +34,11 @@ _CODE = tuple(str(_ROOT / package) + "/" for package in ("waveform", "baselines"
 _CUDA = torch.device("cuda:0")
 aten = torch.ops.aten
 
+without_gpu = pytest.mark.skipif(
+    torch.cuda.is_available(),
+    reason="needs a machine without a GPU: torch's compiled code would use a real one, past what is simulated",
+)
+
 # Operations after which the host needs to know something that only the device knows.
 _WAITING = {
     aten._local_scalar_dense.default: "a value is read",

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu
+from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu, without_gpu
+
+pytestmark = without_gpu
 
 
 @pytest.fixture(name="gpu")

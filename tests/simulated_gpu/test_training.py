@@ -11,11 +11,11 @@ from tests import laws
 from tests.engine.conftest import write_tokens
 from tests.engine.training import small_trainer
 from tests.laws import CONFIGS, Case
-from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu
+from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu, without_gpu
 from waveform.engine.trainer import Trainer
 from waveform.ranks.distributed import World
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+pytestmark = without_gpu
 _LENGTHS = [60, 45, 33, 80, 21, 52, 70, 9]  # tokens of utterances: rows begin and end theirs at different times
 _STEADY_AFTER = 4  # updates: memories are full, some rows were reset, the optimiser has its moments
 

@@ -12,20 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-import torch
 
 import recipes.cli
 import waveform.cli
 from recipes import metrics
 from recipes.studies import STUDIES, Study
 from recipes.verbs import study
-from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu
+from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu, without_gpu
 from waveform.benchmarks.child import Job
 from waveform.benchmarks.model import measure_model
 from waveform.models.registry import model_names
 from waveform.verbs import bench, demo
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+pytestmark = without_gpu
 CUDA = ("--device", "cuda")
 SHORT = ("train.max_steps=2", "train.max_seconds=null", "train.evaluate_every=2", "train.checkpoint_every=2")
 SMOKE = ("preset=smoke", "train.device=cuda", *SHORT)

@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 import wave
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ def test_programs_read_the_pipe(
 ) -> None:
     program = shutil.which(reader.split()[0])
     if program is None:
-        pytest.skip(f"no {reader.split()[0]} here")
+        pytest.skip("needs sox and ffmpeg: apt install sox ffmpeg")
     command = ["sample", str(run_dir), "--seconds", "0.1", "--out", "-", *["--raw"] * ("-r 24000" in reader)]
     with piped_stdout(monkeypatch) as piped:
         assert main(command) == 0
@@ -131,7 +132,7 @@ def test_blocks_are_written_as_they_are_drawn(
     reading, writing = os.pipe()
     seen: list[int] = []
 
-    def sample(self: Run, *, on_block, **_) -> None:  # type: ignore[no-untyped-def]
+    def sample(self: Run, *, on_block: Callable[[np.ndarray], None], **_: Any) -> None:
         for length in (1024, 1024, 10):
             on_block(np.zeros((1, length), dtype=np.float32))
             seen.append(len(os.read(reading, 100_000)))
@@ -215,7 +216,7 @@ def test_ctrl_c_ends_playing_and_keeps_the_file(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def sample(self: Run, *, on_block, **_) -> None:  # type: ignore[no-untyped-def]
+    def sample(self: Run, *, on_block: Callable[[np.ndarray], None], **_: Any) -> None:
         on_block(np.zeros((1, 1024), dtype=np.float32))
         signal.raise_signal(signal.SIGINT)
 
