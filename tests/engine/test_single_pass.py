@@ -1,13 +1,15 @@
-"""Dealing utterances to rows: every token once, rows equally far, and no row without an utterance."""
+"""Utterances in rows: every token once, rows equally far, no row without an utterance, each with its own state."""
 
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from tests import laws
-from waveform.engine.single_pass import deal
+from waveform.engine.single_pass import deal, score_once
 from waveform.engine.token_set import TokenSet
+from waveform.models.registry import build
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
 ORDER = [2, 4, 6, 0, 5, 1, 3]  # longest first
@@ -45,6 +47,39 @@ def test_rows_that_begin_together_are_dropped_as_they_end(token_set: Callable[..
         [3],
     ]
     assert [window.rows for window in dealt] == [None, None, None, [0], None, None, [0], None]
+
+
+def test_rows_that_end_first_may_stand_anywhere(token_set: Callable[..., TokenSet]) -> None:
+    dealt = list(deal(token_set(LENGTHS), range(7), window=8, rows=3))
+    assert [window.utterances for window in dealt] == [
+        *([[0, 1, 2]]),
+        *([[0, 2]]),
+        *([[2]] * 3),
+        *([[3, 4, 5]]),
+        *([[4]] * 2),
+        *([[6]] * 3),
+    ]
+    assert [window.rows for window in dealt] == [None, [0, 2], [1], None, None, None, [1], None, None, None, None]
+
+
+@pytest.mark.parametrize("name", sorted(laws.CONFIGS))
+def test_a_row_keeps_its_own_state_when_others_end(name: str, token_set: Callable[..., TokenSet]) -> None:
+    """Utterances in any order, side by side, against each of them alone."""
+    torch.manual_seed(0)
+    fields = next(iter(laws.CONFIGS[name].values()))
+    model = build(name, vocab_size=laws.VOCAB_SIZE, **fields).double()
+    tokens, window = token_set(LENGTHS), fields.get("window", 4)
+
+    def nats(rows: int) -> np.ndarray:
+        sums = np.zeros(len(LENGTHS))
+        with torch.inference_mode():
+            for dealt, scores in score_once(
+                model, tokens, range(len(LENGTHS)), window=window, rows=rows, device=torch.device("cpu")
+            ):
+                sums[dealt.utterances] += torch.where(scores.scored, scores.nll, 0).sum(dim=1).numpy()
+        return sums
+
+    np.testing.assert_allclose(nats(rows=3), nats(rows=1), rtol=1e-12)
 
 
 def test_a_chunk_resets_every_row_at_once(token_set: Callable[..., TokenSet]) -> None:

@@ -21,7 +21,9 @@ from waveform.engine.metrics import read_metrics
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
+from waveform.models import compiled_layers
 from waveform.system.errors import UserError
+from waveform.system.threads import kernel_threads
 
 LENGTHS = [60, 45, 33, 80, 21, 52, 70]
 
@@ -70,6 +72,37 @@ def test_law_7_exact_resume(name: str, mode: str, token_set: Callable[..., Token
     assert second.step == 3
     second.run()
     assert_bitwise_equal(everything(second), expected)
+
+
+def test_law_7_exact_resume_in_compiled_kernels(
+    token_set: Callable[..., TokenSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small model, whose layers run in kernels, with two threads."""
+    threads, compiled = [], compiled_layers.compiled_layers
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        threads.append(kernel_threads())
+        return compiled(*args, **kwargs)
+
+    monkeypatch.setattr(compiled_layers, "compiled_layers", counting)
+    fields = {
+        "num_layers": 2, "d_model": 32, "num_heads": 2, "d_feedforward": 32, "num_position_features": 16,
+        "window": 8, "memory": 8, "compressed": 4, "compression_rate": 4,
+    }  # fmt: skip
+    tokens, options = token_set(LENGTHS), {"fields": fields, "chunk": 16}
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        whole = small_trainer("compressive_transformer", tokens, tmp_path / "whole", **options)
+        whole.run()
+        small_trainer("compressive_transformer", tokens, tmp_path / "parts", **options, max_steps=3).run()
+        second = small_trainer("compressive_transformer", tokens, tmp_path / "parts", **options)
+        assert second.step == 3
+        second.run()
+    finally:
+        torch.set_num_threads(before)
+    assert_bitwise_equal(everything(second), everything(whole))
+    assert set(threads) == {2}
 
 
 def test_law_7_exact_resume_with_a_limit_on_seconds(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:

@@ -105,6 +105,33 @@ def test_what_is_copied_does_not_grow_with_the_layers(gpu: SimulatedGpu, steady:
     assert copies[0] == copies[1]
 
 
+def test_a_layer_launches_few_operations(gpu: SimulatedGpu, tmp_path: Path) -> None:
+    """Of an update in bf16, memories full, rows side by side: 176 a layer and window, at any width (docs/gpus.md)."""
+    num_windows = 5  # of a call, as in the paper's runs on speech
+    tokens = write_tokens(tmp_path / "tokens.shard", [160])
+    fields = {
+        "d_model": 16, "num_heads": 2, "d_feedforward": 16, "num_position_features": 8,
+        "window": 8, "memory": 8, "compressed": 8, "compression_rate": 4,
+    }  # fmt: skip
+    counts = []
+    for num_layers in (2, 3):
+        trainer = small_trainer(
+            "compressive_transformer",
+            tokens,
+            tmp_path / str(num_layers),
+            world=World(device=torch.device("cuda:0")),
+            fields={**fields, "num_layers": num_layers},
+            **{"device": "cuda", "chunk": num_windows * 8, "batch_size": 1},
+        )
+        for _ in range(2):  # memories are full after four windows
+            trainer.update()
+        gpu.forget()
+        trainer.update()
+        assert {(call.kernel, call.mask) for call in gpu.attention} == {("flash", None)}
+        counts.append(gpu.operations.total())
+    assert 100 < (counts[1] - counts[0]) / num_windows <= 200
+
+
 def test_layers_share_the_mask_of_rows_at_different_places(gpu: SimulatedGpu, steady: Make) -> None:
     trainer = steady("compressive_transformer", _RAGGED, window=3, chunk=3)
     assert rows_apart(trainer)
