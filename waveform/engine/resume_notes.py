@@ -3,21 +3,27 @@
 import torch
 
 from waveform.engine.checkpoint import Checkpoint
+from waveform.engine.interface import SequenceModel
+from waveform.engine.scored_window import shares_out_itself
 from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
 from waveform.system.machine import cpu_name
 
+_BEFORE = {"layers": "torch"}  # what holds for checkpoints of versions that did not note it
 
-def conditions(config: TrainConfig, world: World) -> dict[str, str | int]:
+
+def conditions(model: SequenceModel, config: TrainConfig, world: World) -> dict[str, str | int]:
     """What must be the same for law 7 (exact resume) to hold, besides the number of ranks."""
-    device = world.device
+    device, autocast = world.device, config.autocast(world.device)
+    in_kernels = shares_out_itself(model, device=device, autocast=autocast)
     return {
         "torch": torch.__version__,
         "num_threads": torch.get_num_threads(),
         "processor": cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": device.type,
-        "precision": str(config.autocast(device) or torch.float32).removeprefix("torch."),
+        "precision": str(autocast or torch.float32).removeprefix("torch."),
+        "layers": "compiled" if in_kernels else "torch",
         "sharding": config.sharding if world.size > 1 else "none",
     }
 
@@ -29,7 +35,7 @@ def notes(found: Checkpoint, now: dict[str, str | int]) -> list[str]:
     if unknown:
         lines.append(f"{found.folder} also has {', '.join(unknown)}, which this version ignores")
     for name, value in now.items():
-        then = found.conditions.get(name, value)  # an older checkpoint does not have it
+        then = found.conditions.get(name, _BEFORE.get(name, value))  # an older checkpoint may not have it
         if then != value:
             lines.append(f"saved with {name}={then}, resumed with {value}: results will no longer be bit-identical")
     return lines

@@ -180,7 +180,7 @@ class Trainer:
         if self.world.is_first:
             self._log.add(torch.tensor(progress.since_log, dtype=torch.float64))
         if self._show_progress:
-            for note in notes(found, conditions(self.config, self.world)):
+            for note in notes(found, conditions(self.model, self.config, self.world)):
                 print(f"note: {note}", file=sys.stderr)
 
     def save(self) -> None:
@@ -205,7 +205,7 @@ class Trainer:
                 evaluation_due=self._evaluation_due,
                 run=self._context.record,
             ),
-            conditions=conditions(self.config, self.world),
+            conditions=conditions(self.model, self.config, self.world),
             world=self.world,
             keep=self.config.keep_checkpoints,
         )

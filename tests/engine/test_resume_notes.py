@@ -1,0 +1,61 @@
+"""What a resumed run is told, by what its checkpoint says of the conditions that it was saved under."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.training import small_trainer
+from waveform.engine import checkpoint
+from waveform.engine.checkpoint import Checkpoint
+from waveform.engine.resume_notes import conditions, notes
+from waveform.engine.token_set import TokenSet
+from waveform.engine.trainer import Trainer
+
+SMALL = {"num_layers": 1, "num_heads": 1, "num_position_features": 4, "window": 8, "memory": 8, "compressed": 4}
+IN_KERNELS = {**SMALL, "d_model": 16, "d_feedforward": 16}
+BY_TORCH = {**SMALL, "d_model": 12, "d_feedforward": 16}  # not whole vectors
+
+
+@pytest.fixture(name="train")
+def make_train(token_set: Callable[..., TokenSet], tmp_path: Path) -> Callable[[dict[str, Any]], Trainer]:
+    """train(fields): a Trainer after one update and its checkpoint."""
+
+    def make(fields: dict[str, Any]) -> Trainer:
+        trainer = small_trainer(
+            "compressive_transformer", token_set([60]), tmp_path / "run", fields=fields, max_steps=1
+        )
+        trainer.run()
+        return trainer
+
+    return make
+
+
+def notes_of(trainer: Trainer, run_dir: Path, **changes: Any) -> list[str]:
+    """Notes on the checkpoint of `run_dir`; changes: what it says otherwise, None: what it does not say."""
+    found = checkpoint.newest(run_dir)
+    assert found is not None
+    said = {name: value for name, value in {**found.conditions, **changes}.items() if value is not None}
+    now = conditions(trainer.model, trainer.config, trainer.world)
+    return notes(Checkpoint(found.folder, found.progress, said), now)
+
+
+@pytest.mark.parametrize("fields", [IN_KERNELS, BY_TORCH], ids=["kernels", "torch"])
+def test_nothing_changed(fields: dict[str, Any], train: Callable[..., Trainer], tmp_path: Path) -> None:
+    assert notes_of(train(fields), tmp_path / "run") == []
+
+
+def test_layers_of_older_checkpoints_were_computed_by_torch(train: Callable[..., Trainer], tmp_path: Path) -> None:
+    (note,) = notes_of(train(IN_KERNELS), tmp_path / "run", layers=None)
+    assert note.startswith("saved with layers=torch, resumed with compiled: results will no longer be")
+
+
+def test_older_checkpoints_of_other_models_and_devices_are_as_before(
+    train: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    assert notes_of(train(BY_TORCH), tmp_path / "run", layers=None, processor=None) == []
+    (note,) = notes_of(train(BY_TORCH), tmp_path / "run", num_threads=3)
+    assert note.startswith("saved with num_threads=3, resumed with 1:")
+    (note,) = notes_of(train(BY_TORCH), tmp_path / "run", weather="fair")
+    assert note.endswith("also has weather, which this version ignores")
