@@ -1,5 +1,6 @@
 """The elementary functions of the kernels, and where compiled code is kept."""
 
+import importlib
 import math
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from waveform.compiled import simd
 
@@ -53,3 +55,26 @@ print(plus(1))"""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout == "2\n", done.stderr
+
+
+def test_a_change_in_a_kernel_of_another_package_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was compiled before is kept under another name: numba would find it by the file of the entry alone."""
+    monkeypatch.syspath_prepend(tmp_path)
+    package, entry = tmp_path / "some_kernels", tmp_path / "some_entry.py"
+    package.mkdir()
+    entry.write_text(
+        "from some_kernels.numbers import number\nfrom waveform.compiled.simd import compiled\n"
+        "@compiled(entry=True)\ndef call(): return number()\n"
+    )
+    names = set()
+    for number in (1, 2):
+        (package / "numbers.py").write_text(
+            f"from waveform.compiled.simd import compiled\n@compiled\ndef number(): return {number}\n"
+        )
+        for module in ("some_kernels", "some_kernels.numbers", "some_entry"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        importlib.invalidate_caches()
+        names.add(importlib.import_module("some_entry").call.py_func.__qualname__)
+    assert len(names) == 2

@@ -20,6 +20,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.dispatcher import Dispatcher
 from numba.extending import intrinsic, models, register_model
 
 LANES = 16
@@ -48,14 +49,16 @@ def compiled(function=None, *, entry=False, parallel=False):
 
     entry: Python calls it, so the compiled code is kept on disk for the next process: next to the source file, else in
     NUMBA_CACHE_DIR or the user's cache folder, else nowhere. To see whether it is stale, numba looks only at the file
-    of the function itself; so its name includes a digest of the files next to it, and of this package's.
+    of the function itself; so its name includes a digest of the files next to it, next to the kernels of other packages
+    that its module names, and of this package's.
     """
     if function is None:
         return lambda f: compiled(f, entry=entry, parallel=parallel)
     options = {"error_model": "numpy", "nogil": True, "parallel": parallel}
     if not entry:
         return numba.njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
-    folders = {Path(__file__).parent, Path(function.__code__.co_filename).parent}
+    kernels = [each.py_func for each in function.__globals__.values() if isinstance(each, Dispatcher)]
+    folders = {Path(__file__).parent, *(Path(each.__code__.co_filename).parent for each in (function, *kernels))}
     shared = b"".join(path.read_bytes() for folder in sorted(folders) for path in sorted(folder.glob("*.py")))
     function.__qualname__ += "_" + hashlib.blake2b(shared, digest_size=4).hexdigest()
     try:
