@@ -87,7 +87,8 @@ def test_kernels_draw_what_the_definition_draws(kind: str, num_classes: int) -> 
 def test_many_classes() -> None:
     logits = torch.randn(40, 32000, generator=torch.Generator().manual_seed(0)) * 3
     uniform = torch.rand(40, generator=torch.Generator().manual_seed(1))
-    for config in (SamplingConfig(), SamplingConfig(top_k=5000), SamplingConfig(top_p=0.99), SamplingConfig(top_k=1)):
+    for rule in ({}, {"temperature": 0}, {"top_k": 5000}, {"top_p": 0.99}, {"top_k": 1}):
+        config = SamplingConfig(**rule)
         assert torch.equal(drawn_by_kernel(logits, uniform, config), choose(logits, uniform, config=config))
 
 
