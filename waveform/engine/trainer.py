@@ -353,7 +353,8 @@ class Trainer:
         num_row_windows = config.batch_size * len(windows)
         sums = torch.zeros(4, dtype=torch.float64, device=device)
         self._row_nats = []
-        self.module.train()
+        if not self.module.training:  # setting it walks all modules
+            self.module.train()
         for begin in range(0, len(windows), config.unroll):
             group = windows[begin : begin + config.unroll]
             loss = torch.zeros((), device=device)
