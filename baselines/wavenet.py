@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from waveform.engine.interface import OptionalParts, Step
 from waveform.models.heads import SoftmaxHead
+from waveform.models.linear import Linear
 from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH
 from waveform.system.errors import UserError
 from waveform.system.rules import Rule, check_rules, whole_number
@@ -80,7 +81,7 @@ class WaveNetState(NamedTuple):
 
 def _linear(num_in: int, num_out: int, *, gain: float, bias: bool = True) -> nn.Linear:
     """A linear layer that turns inputs of RMS 1 into outputs of RMS `gain`; biases start at zero."""
-    linear = nn.Linear(num_in, num_out, bias=bias)
+    linear = Linear(num_in, num_out, bias=bias)
     nn.init.normal_(linear.weight, std=gain * num_in**-0.5)
     if bias:
         nn.init.zeros_(linear.bias)

@@ -15,11 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function_unary
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from waveform.models.block_attention import EVERYTHING, Sight, block_attention, received_weight
+from waveform.models.linear import Linear, linear
 
 IMPLEMENTATIONS = ("fused", "reference")
 _BASE = 10000.0  # the longest wavelength of the sinusoidal encoding, over 2 pi (Vaswani et al. 2017, section 3.5)
+VECTOR = 16  # floats; widths that compiled kernels can do are multiples of it
+_MIN_SCORES = 1 << 18  # of a call; below, blocks of torch's operations are as fast as kernels
 _LOOK_BACK_POWER = 4.0  # the attention of a local head falls off about as distance ** -4
 
 
@@ -83,10 +87,10 @@ class RelativeAttention(nn.Module):
         self.num_heads, self.num_position_features = num_heads, num_position_features
         self.implementation = implementation
         self.observed = False  # whether a hook looks at what this module returns, so that it must be called
-        self.query = nn.Linear(d_model, d_model, bias=False)
-        self.key = nn.Linear(d_model, d_model, bias=False)
-        self.value = nn.Linear(d_model, d_model, bias=False)
-        self.output = nn.Linear(d_model, d_model, bias=False)
+        self.query = Linear(d_model, d_model, bias=False)
+        self.key = Linear(d_model, d_model, bias=False)
+        self.value = Linear(d_model, d_model, bias=False)
+        self.output = Linear(d_model, d_model, bias=False)
         self.position = nn.Linear(num_position_features, d_model, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, d_model // num_heads))  # u
         self.position_bias = nn.Parameter(torch.zeros(num_heads, d_model // num_heads))  # v
@@ -134,12 +138,12 @@ class RelativeAttention(nn.Module):
             bias, weight = weight @ affine.bias, weight * affine.weight
         d_model, num_slots = x_BTD.shape[-1], slots.slot_times.shape[1]
         if past is not None and past.shape[1] == num_slots:
-            q = F.linear(x_BTD, weight[:d_model], None if bias is None else bias[:d_model])
-            kv = F.linear(past, weight[d_model:], None if bias is None else bias[d_model:])
+            q = linear(x_BTD, weight[:d_model], None if bias is None else bias[:d_model])
+            kv = linear(past, weight[d_model:], None if bias is None else bias[d_model:])
         else:
-            q, kv = F.linear(x_BTD, weight, bias).split([d_model, 2 * d_model], dim=-1)
+            q, kv = linear(x_BTD, weight, bias).split([d_model, 2 * d_model], dim=-1)
             if past is not None:
-                kv_past = F.linear(past, weight[d_model:], None if bias is None else bias[d_model:])
+                kv_past = linear(past, weight[d_model:], None if bias is None else bias[d_model:])
                 kv = torch.cat([kv_past, kv], dim=1)
         k_BHKd, v_BHKd = (self.split_heads(part) for part in kv.chunk(2, dim=-1))
         q_BHTd = self.split_heads(q)
@@ -226,6 +230,10 @@ def softmax_attention(
         return handle_torch_function(
             softmax_attention, (q_BHTE,), q_BHTE, k_BHKd, v_BHKd, scale=scale, sight=sight, encoding=encoding
         )
+    if sight.visible is None and _takes_kernels(q_BHTE, k_BHKd):
+        from waveform.models.compiled_attention import compiled_attention  # here: others do without numba
+
+        return compiled_attention(q_BHTE, k_BHKd, v_BHKd, scale=scale, causal=sight.causal, encoding=encoding)
     if _takes_blocks(q_BHTE):
         return block_attention(q_BHTE, k_BHKd, v_BHKd, scale=scale, sight=sight, encoding=encoding)
     k_BHKE = k_BHKd
@@ -246,6 +254,20 @@ def _causal_lower_right(num_queries: int, num_slots: int) -> CausalBias:
     bias = Tensor._make_subclass(CausalBias, torch.empty(0))
     CausalBias.__init__(bias, CausalVariant.LOWER_RIGHT, num_queries, num_slots)
     return bias
+
+
+def _takes_kernels(q_BHTE: Tensor, k_BHKd: Tensor) -> bool:
+    """Whether compiled kernels can do this attention, and are the faster way."""
+    num_slots, d_head = k_BHKd.shape[2:]
+    return (
+        q_BHTE.device.type == "cpu"
+        and q_BHTE.dtype == torch.float32
+        and num_slots * q_BHTE.shape[:3].numel() >= _MIN_SCORES
+        and not any(size % VECTOR for size in (num_slots, d_head, q_BHTE.shape[3]))
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"  # the products are made for its 32 registers
+        and not torch.compiler.is_compiling()
+        and not is_in_torch_dispatch_mode()  # it would not see what they do
+    )
 
 
 def _takes_blocks(q: Tensor) -> bool:

@@ -9,9 +9,7 @@ d = D / H head width, F feed-forward width, P position features, P' padded, G ne
 
 import functools
 import math
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +22,7 @@ from waveform.compiled.layers import BACKWARD, FORWARD, PACK, UNPACK, run, saved
 from waveform.compiled.record import make_record
 from waveform.compiled.simd import padded
 from waveform.models.attention import Slots
-from waveform.system.threads import kernel_threads
+from waveform.system.threads import kernel_threads, run_parts
 
 
 class LayerParameters(NamedTuple):
@@ -290,7 +288,7 @@ class _Call:
         ]
         plans = self._records(arrays, [[None] * len(_GRADIENTS)] * len(outs))
         run(PACK, 0, plans)
-        _run_parts(FORWARD, self.sizes.num_threads, plans)
+        run_parts(run, self.sizes.num_threads, FORWARD, plans)
 
     def backward(self, grad_out: Tensor | None, grad_losses: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """Gradients of the first layer's input and of all weights."""
@@ -318,7 +316,7 @@ class _Call:
             for layer in range(L)
         ]
         plans = self._records(arrays, of_layers)
-        _run_parts(BACKWARD, self.sizes.num_threads, plans)
+        run_parts(run, self.sizes.num_threads, BACKWARD, plans)
         run(UNPACK, 0, plans)
         return grads_LBTD[0], [gradient for of_layer in of_layers for gradient in of_layer]
 
@@ -351,17 +349,3 @@ def _address(tensor_L: Tensor | None, layer: int) -> int:
 
 def _part(saved_LN: Tensor, offset: int, *shape: int) -> Tensor:
     return saved_LN[:, offset : offset + math.prod(shape)].view(-1, *shape)
-
-
-def _run_parts(phase: int, num_parts: int, plan: np.ndarray) -> None:
-    """The first part in this thread, the others in threads of their own."""
-    others = [_pool(os.getpid(), num_parts - 1).submit(run, phase, part, plan) for part in range(1, num_parts)]
-    run(phase, 0, plan)
-    for other in others:
-        other.result()
-
-
-@functools.cache
-def _pool(process: int, num_threads: int) -> ThreadPoolExecutor:
-    """Those of this process: a fork has none of its parent's."""
-    return ThreadPoolExecutor(num_threads, thread_name_prefix="layer")

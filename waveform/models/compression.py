@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from waveform.models.attention import content_attention
+from waveform.models.linear import linear
 from waveform.system.errors import UserError
 
 LOSSES = ("attention", "autoencode", "none")
@@ -92,7 +93,7 @@ class Convolution(Compressor):
     def forward(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
         # Kernel = stride, so the convolution is one matrix product over each group.
         weight = self.convolution.weight.transpose(1, 2).flatten(1)
-        return F.linear(slots_BnD.unflatten(1, (-1, self.rate)).flatten(2), weight, self.convolution.bias)
+        return linear(slots_BnD.unflatten(1, (-1, self.rate)).flatten(2), weight, self.convolution.bias)
 
 
 class DilatedConvolutions(Compressor):

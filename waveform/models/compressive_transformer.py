@@ -38,6 +38,7 @@ from waveform.models.compressive_state import (
     where_rows,
 )
 from waveform.models.embeddings import token_embedding
+from waveform.models.linear import Linear, linear
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
 if TYPE_CHECKING:
@@ -77,8 +78,8 @@ class Layer(nn.Module):
             implementation=config.attention,
         )
         self.feedforward_norm = nn.LayerNorm(config.d_model)
-        self.feedforward_in = nn.Linear(config.d_model, config.d_feedforward)
-        self.feedforward_out = nn.Linear(config.d_feedforward, config.d_model)
+        self.feedforward_in = Linear(config.d_model, config.d_feedforward)
+        self.feedforward_out = Linear(config.d_feedforward, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         if config.compressed:
             self.compressor = compression_function(config.compression)(config.d_model, rate=config.compression_rate)
@@ -89,12 +90,12 @@ class Layer(nn.Module):
     def initialise(self, *, residual_std: float, local: bool) -> None:
         """residual_std: of the weights whose outputs are added to the residual stream; local: heads look nearby."""
         attention = self.attention
-        for linear in (attention.query, attention.key, attention.value, attention.position):
-            nn.init.xavier_uniform_(linear.weight)
+        for projection in (attention.query, attention.key, attention.value, attention.position):
+            nn.init.xavier_uniform_(projection.weight)
         if local:
             attention.look_back()
-        for linear in (attention.output, self.feedforward_out):
-            nn.init.normal_(linear.weight, std=residual_std)
+        for projection in (attention.output, self.feedforward_out):
+            nn.init.normal_(projection.weight, std=residual_std)
         nn.init.xavier_uniform_(self.feedforward_in.weight)
         nn.init.zeros_(self.feedforward_in.bias)
         nn.init.zeros_(self.feedforward_out.bias)
@@ -271,7 +272,7 @@ class Layer(nn.Module):
             slots_BKD = F.layer_norm(
                 slots_BKD, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps
             )
-        return self.attention.split_heads(F.linear(slots_BKD, projection.weight.detach()))
+        return self.attention.split_heads(linear(slots_BKD, projection.weight.detach()))
 
 
 class CompressiveTransformer(nn.Module, OptionalParts):

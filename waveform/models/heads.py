@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from waveform.models.embeddings import AdaptiveEmbedding
+from waveform.models.linear import Linear, linear
 
 KINDS = ("softmax", "adaptive")
 _STD = 0.02
@@ -23,7 +24,7 @@ class SoftmaxHead(nn.Module):
 
     def __init__(self, d_model: int, *, vocab_size: int) -> None:
         super().__init__()
-        self.projection = nn.Linear(d_model, vocab_size)
+        self.projection = Linear(d_model, vocab_size)
         nn.init.normal_(self.projection.weight, std=_STD)
         nn.init.zeros_(self.projection.bias)
 
@@ -83,13 +84,13 @@ class AdaptiveSoftmaxHead(nn.Module):
         weight, bias = tables[0], self.biases[0]
         if self.num_tails:
             weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
-        return _at_least_fp32(F.linear(hidden, weight, bias))
+        return _at_least_fp32(linear(hidden, weight, bias))
 
     def _tail_logits(self, hidden: Tensor, tail: int) -> Tensor:
         """hidden [..., D] -> logits [..., n_i] within cluster `tail`, from 1."""
         tables, projections = self._tables()
-        narrow = F.linear(hidden, projections[tail - 1].t())
-        return _at_least_fp32(F.linear(narrow, tables[tail], self.biases[tail]))
+        narrow = linear(hidden, projections[tail - 1].t())
+        return _at_least_fp32(linear(narrow, tables[tail], self.biases[tail]))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [B, T, D] -> log-probabilities [B, T, V]; dense, for sampling."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from waveform.models import heads
-from waveform.models.attention import IMPLEMENTATIONS
+from waveform.models.attention import IMPLEMENTATIONS, VECTOR
 from waveform.models.compression import LOSSES, compression_function
 from waveform.models.embeddings import check_cutoffs
 from waveform.system.errors import UserError
@@ -14,7 +14,6 @@ from waveform.system.rules import Rule, check_rules, one_of, whole_number
 # Far above any model that was ever trained, and low enough for whatever is asked of a machine to be counted in time.
 MAX_LAYERS, MAX_WIDTH, MAX_SLOTS, MAX_CUTOFFS = 1000, 2**16, 2**24, 100
 _WIDTH = whole_number(1, MAX_WIDTH)
-_VECTOR = 16  # floats, of compiled kernels
 _MAX_WEIGHTS = 2**18  # attention weights of a row and layer, which kernels keep; above it torch's products are as fast
 
 
@@ -115,7 +114,7 @@ class CompressiveTransformerConfig(TransformerConfig):
             and not self.dropout
             and not uses_attention
             and self.num_heads * self.window * num_slots <= _MAX_WEIGHTS
-            and all(width % _VECTOR == 0 for width in widths)
+            and all(width % VECTOR == 0 for width in widths)
         )
 
     @property

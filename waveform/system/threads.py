@@ -1,7 +1,11 @@
 """How torch's operations and compiled kernels share the threads."""
 
-from collections.abc import Iterator
+import functools
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -31,3 +35,17 @@ def torch_in_one_thread() -> Iterator[None]:
     finally:
         torch.set_num_threads(_lent)
         _lent = 0
+
+
+def run_parts(kernel: Callable[[Any, int, Any], None], num_parts: int, phase: Any, plan: Any) -> None:
+    """Call kernel(phase, part, plan) for every part: the first in this thread, the others in threads of their own."""
+    others = [_pool(os.getpid(), num_parts - 1).submit(kernel, phase, part, plan) for part in range(1, num_parts)]
+    kernel(phase, 0, plan)
+    for other in others:
+        other.result()
+
+
+@functools.cache
+def _pool(process: int, num_threads: int) -> ThreadPoolExecutor:
+    """Those of this process: a fork has none of its parent's."""
+    return ThreadPoolExecutor(num_threads, thread_name_prefix="kernel")
