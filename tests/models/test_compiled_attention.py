@@ -1,0 +1,107 @@
+"""Compiled attention against attention by blocks at fp64: output and gradients; and when it is taken."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from waveform.models import attention, compiled_attention
+from waveform.models.attention import softmax_attention
+from waveform.models.block_attention import EVERYTHING, Sight, block_attention
+from waveform.system.threads import torch_in_one_thread
+
+B, H, d, P = 2, 3, 16, 32
+SCALE = 0.3
+# Queries that are less than a block, a whole one, and several of which the last is not whole.
+SIZES = [(1, 16), (16, 48), (64, 64), (150, 208)]
+
+
+def tensors(num_queries: int, num_slots: int, *, num_features: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values as a model makes them: parts of one product, heads side by side."""
+    torch.manual_seed(0)
+    q = torch.randn(B, H, num_queries, d + num_features)
+    kv = torch.randn(B, num_slots, 2 * H * d)
+    k, v = (x.unflatten(-1, (H, d)).transpose(1, 2) for x in kv.chunk(2, dim=-1))
+    return tuple(x.detach().requires_grad_() for x in (q, k, v))
+
+
+def attended(function: Any, given: tuple[Tensor, ...], grad: Tensor, **options: Any) -> list[Tensor]:
+    """The output and the gradients of queries, keys and values."""
+    out = function(*given, scale=SCALE, **options)
+    return [out, *torch.autograd.grad(out, given, grad.to(out.dtype))]
+
+
+@pytest.mark.parametrize("num_encodings", [0, 1, B])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_equal_to_attention_by_blocks(size: tuple[int, int], causal: bool, num_encodings: int) -> None:
+    num_features = P if num_encodings else 0
+    given = tensors(*size, num_features=num_features)
+    encoding = torch.randn(num_encodings, size[1], P) if num_encodings else None
+    grad = torch.randn(B, H, size[0], d)
+    made = attended(compiled_attention.compiled_attention, given, grad, causal=causal, encoding=encoding)
+    precise = tuple(x.detach().double().requires_grad_() for x in given)
+    encoding = None if encoding is None else encoding.double()
+    wanted = attended(block_attention, precise, grad, sight=Sight(causal, None, None), encoding=encoding)
+    for actual, expected in zip(made, wanted, strict=True):
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    given, grad = tensors(80, 96, num_features=P), torch.randn(B, H, 80, d)
+    encoding = torch.randn(1, 96, P)
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for num_threads in (1, 2, 5):
+            torch.set_num_threads(num_threads)
+            with torch_in_one_thread():
+                results.append(
+                    attended(compiled_attention.compiled_attention, given, grad, causal=True, encoding=encoding)
+                )
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.fixture(name="calls")
+def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The arguments of calls of the kernels, which take any size while this is open."""
+    calls, real = [], compiled_attention.compiled_attention
+    monkeypatch.setattr(attention, "_MIN_SCORES", 1)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(
+        compiled_attention,
+        "compiled_attention",
+        lambda *given, **options: calls.append(given) or real(*given, **options),
+    )
+    return calls
+
+
+def test_taken_for_whole_vectors_without_a_mask(calls: list[Any]) -> None:
+    q, k, v = tensors(16, 48, num_features=0)
+    softmax_attention(q, k, v, scale=SCALE, sight=EVERYTHING, encoding=None)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("why", ["a mask", "ragged slots", "fp64", "AVX2", "a mode", "few scores"])
+def test_left_to_blocks(why: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = tensors(16, 48 if why != "ragged slots" else 47, num_features=0)
+    sight = EVERYTHING
+    if why == "a mask":
+        sight = Sight(False, torch.ones(1, 1, 16, 48, dtype=torch.bool), None)
+    elif why == "fp64":
+        q, k, v = q.double(), k.double(), v.double()
+    elif why == "AVX2":
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    elif why == "few scores":
+        monkeypatch.setattr(attention, "_MIN_SCORES", B * H * 16 * 48 + 1)
+    if why == "a mode":
+        with FlopCounterMode(display=False):
+            softmax_attention(q, k, v, scale=SCALE, sight=sight, encoding=None)
+    else:
+        softmax_attention(q, k, v, scale=SCALE, sight=sight, encoding=None)
+    assert not calls
