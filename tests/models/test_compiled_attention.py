@@ -73,11 +73,12 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls, real = [], compiled_attention.compiled_attention
     monkeypatch.setattr(attention, "_MIN_SCORES", 1)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(
-        compiled_attention,
-        "compiled_attention",
-        lambda *given, **options: calls.append(given) or real(*given, **options),
-    )
+
+    def record(*given: Any, **options: Any) -> Tensor:
+        calls.append(given)
+        return real(*given, **options)
+
+    monkeypatch.setattr(compiled_attention, "compiled_attention", record)
     return calls
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from waveform.benchmarks.timing import seconds
+from waveform.models.linear import linear
 
 
 class Limits:
@@ -17,7 +18,6 @@ class Limits:
         self._device, self._calls = device, 20 if cuda else 1
         size = 8192 if cuda else 2048
         self._a, self._b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        self._out = torch.empty_like(self._a)
         self._long = torch.ones(1 << 28 if cuda else 1 << 26, device=device)  # 1 GiB, 256 MiB
         self.matrix_rate(), self.memory_rate()  # the first calls load libraries
 
@@ -32,7 +32,7 @@ class Limits:
         return read / seconds(lambda: self._repeat(self._long.sum), device=self._device)
 
     def _multiply(self) -> None:
-        torch.mm(self._a, self._b, out=self._out)
+        linear(self._a, self._b)  # by the library that models use
 
     def _repeat(self, function: Callable[[], Any]) -> None:
         for _ in range(self._calls):
