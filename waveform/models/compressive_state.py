@@ -183,9 +183,10 @@ class Advance(NamedTuple):
     """How a number of steps, within one window, moves each row on; the same for every layer."""
 
     before: Fill
-    after: Fill
-    done: Tensor  # [B] bool on the CPU: the row's window ends with these steps
-    done_mask: Tensor | None  # `done` on the device; None if every row is done, or none
+    some_done: bool  # the window of at least one row ends with these steps
+    all_done: bool
+    done_mask: Tensor | None  # [B] bool on the device: whose window ends; None if that of every row does, or of none
+    evicts: bool  # something leaves the memory of at least one row
     parts: tuple[PartToCompress, ...]  # what is compressed at the end, from the oldest on
 
 
@@ -196,7 +197,9 @@ def advance(
     before, after = fill_at(config, steps), fill_at(config, steps + num_new)
     done = after.phase == 0
     parts = tuple(_parts_to_compress(config, before, after, device=device)) if config.compressed else ()
-    return Advance(before, after, done, None if _all_equal(done) else to_device(done, device), parts)
+    some_done, all_done = bool(done.any()), bool(done.all())
+    done_mask = to_device(done, device) if some_done != all_done else None
+    return Advance(before, some_done, all_done, done_mask, bool((after.evicted > before.evicted).any()), parts)
 
 
 def _parts_to_compress(

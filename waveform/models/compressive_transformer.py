@@ -141,12 +141,12 @@ class Layer(nn.Module):
 
         attended, new_slots: as in `end_window`.
         """
-        loss, done = None, piece.advance.done
-        if done.any():
+        loss = None
+        if piece.advance.some_done:
             state, loss = self.end_window(
                 state, window, piece.advance, attended, through_time=piece.through_time, new_slots=new_slots
             )
-        if not done.all():
+        if not piece.advance.all_done:
             window = torch.cat([window.to(state.window.dtype), state.window[:, piece.end :]], dim=1)
             state = state._replace(window=window)
         return state, loss
@@ -206,7 +206,7 @@ class Layer(nn.Module):
         ended = ended._replace(usage=where_rows(done, kept_use, state.usage))
         if state.times is not None:
             ended = ended._replace(times=where_rows(done, state.times - config.window, state.times))
-        if not bool((advance.after.evicted > advance.before.evicted).any()):
+        if not advance.evicts:
             return ended, None  # memory is not full yet
         source = torch.cat([state.pending.to(window_BWD.dtype), evicted_BWD], dim=1)  # [B, c - 1 + W, D]
         compressed_BCD, times_BC, total_loss = state.compressed, ended.times, None
