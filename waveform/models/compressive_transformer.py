@@ -224,7 +224,7 @@ class Layer(nn.Module):
             compressed_BCD = _append(kept, part, compressed_BCD)
             if made.times is not None and times_BC is not None:
                 times_BC = _append(made.times, part, times_BC)
-        pending = where_rows(done, source[:, config.window :], state.pending)
+        pending = where_rows(done, source[:, config.window :].contiguous(), state.pending)
         return ended._replace(compressed=compressed_BCD, pending=pending, times=times_BC), total_loss
 
     def _compress(
@@ -286,8 +286,9 @@ class Layer(nn.Module):
 
 def _append(new_bGx: Tensor, part: PartToCompress, old_BCx: Tensor) -> Tensor:
     """`old_BCx` whose rows of `part` end with `new_bGx`; the oldest slots leave."""
-    newest = torch.cat([old_BCx[part.rows], new_bGx.to(old_BCx.dtype)], dim=1)
-    return put_rows(part.rows, newest[:, -old_BCx.shape[1] :], old_BCx)
+    # Copies: views would keep all that they were cut from alive, and their strides would tell how they came.
+    newest = new_bGx[:, -old_BCx.shape[1] :].to(old_BCx.dtype)
+    return put_rows(part.rows, torch.cat([old_BCx[part.rows, newest.shape[1] :], newest], dim=1), old_BCx)
 
 
 class CompressiveTransformer(nn.Module, OptionalParts):
