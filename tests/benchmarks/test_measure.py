@@ -1,5 +1,6 @@
 """What the benchmark counts, against hand counts; that its memories are full and its limits sane."""
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,11 +8,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from tests.engine.training import small_trainer
 from tests.laws import VOCAB_SIZE as V
 from waveform.benchmarks.flops import counted_flops, forward_flops, model_flops, useful_flops
 from waveform.benchmarks.limits import Limits
+from waveform.benchmarks.profile import profile_update
 from waveform.benchmarks.reads import bytes_read_by_step
 from waveform.benchmarks.sampling import measure_sampling
 from waveform.benchmarks.timing import spread
@@ -164,7 +167,7 @@ def test_updates_are_timed_with_full_memories_and_no_reset(tmp_path: Path, monke
 
     monkeypatch.setattr(trainer, "_forward", spy)
     figures = measure_training(trainer, window=8, vocab_size=V)
-    assert len(seen) == updates_needed() - 1 == figures["tokens_per_second"]["repeats"] + 1
+    assert len(seen) == updates_needed() - 1 == figures["tokens_per_second"]["repeats"] + 2
     assert not any(window.reset for window in seen)
     assert all(window.steps >= 16 + 4 * 8 for window in seen)
     assert figures["tokens_per_update"] == 16
@@ -187,6 +190,23 @@ def test_every_case_of_sampling_is_measured() -> None:
         step_s = case["num_streams"] / speed["median"]
         bound_s = case["bytes_per_step"] / case["memory_bytes_per_second"]["median"]
         assert case["share_of_bound"] == pytest.approx(bound_s / step_s)
+
+
+def test_of_an_update_operations_that_no_other_one_calls_are_counted() -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+
+    def update() -> None:
+        torch.nn.functional.linear(x, x).sum().backward()  # linear, which calls others; sum; then backward's
+        with record_function("waveform::kernel"):
+            x.sum()
+        time.sleep(0.01)
+
+    forward = profile_update(lambda: torch.nn.functional.linear(x, x).sum())
+    assert forward["num_operations"] == 2 and forward["seconds_in_operations"] > 0
+    whole = profile_update(update)
+    assert whole["num_operations"] > 4 and whole["seconds_between_operations"] >= 0.01
+    kernel = profile_update(record_function("waveform::kernel")(x.sum))
+    assert kernel["num_operations"] == 1
 
 
 def test_limits_are_plausible() -> None:

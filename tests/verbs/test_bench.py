@@ -49,6 +49,9 @@ def test_the_figures_are_there_and_sane(
     assert training["tokens_per_second"]["min"] > 0
     assert training["tokens_per_second"]["repeats"] >= 3
     assert 0 < training["model_flop_utilisation"] < 1.5
+    profiled = training["profile"]
+    assert profiled["num_operations"] > 100 and profiled["seconds_in_operations"] > 0
+    assert f"{profiled['num_operations']:,}" in out
     memory = model["training_memory"]
     assert 0 < memory["peak_without_imports_bytes"] < memory["peak_bytes"]
     assert memory["imports_bytes"] > 50e6

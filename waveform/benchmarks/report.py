@@ -15,6 +15,8 @@ def format_figures(content: dict[str, Any]) -> str:
     measured = [figures for figures in content["models"] if "error" not in figures]
     lines += ["", *table(["training", "", "", "samples/s (min to max)", "real time", "FLOP use", "peak memory"],
                           [_training_row(figures) for figures in measured])]  # fmt: skip
+    lines += ["", *table(["one update", "", "operations", "in them", "between them"],
+                          [_profile_row(figures) for figures in measured])]  # fmt: skip
     lines += ["", *table(["sampling", "", "", "samples/s (min to max)", "real time", "of bound", "bytes per step"],
                           list(_sampling_rows(measured)))]  # fmt: skip
     prepared = [figures for figures in content["preparation"] if "error" not in figures]
@@ -36,6 +38,18 @@ def _training_row(figures: dict[str, Any]) -> list[str]:
         f"{speed['median'] / SAMPLE_RATE_HZ:.3g} x",
         f"{training['model_flop_utilisation']:.0%} of {training['matrix_flops_per_second']['median'] / 1e9:,.0f} G/s",
         f"{memory['peak_bytes'] / 1e6:,.0f} MB",
+    ]
+
+
+def _profile_row(figures: dict[str, Any]) -> list[str]:
+    profiled = figures["training"]["profile"]
+    inside_s, between_s = profiled["seconds_in_operations"], profiled["seconds_between_operations"]
+    return [
+        figures["preset"],
+        figures["model"],
+        f"{profiled['num_operations']:,}",
+        f"{1e3 * inside_s:,.1f} ms",
+        f"{1e3 * between_s:,.1f} ms ({between_s / (inside_s + between_s):.0%})",
     ]
 
 
@@ -72,7 +86,8 @@ def _preparation_row(figures: dict[str, Any]) -> list[str]:
 def _legend(measured: list[dict[str, Any]]) -> list[str]:
     lines = [
         "training: updates with full memories; M parameters x rows. FLOP use: model FLOPs (3 x forward, plus",
-        "auxiliary losses once) over the rate of a large matrix product. sampling: with full memories. of bound:",
+        "auxiliary losses once) over the rate of a large matrix product. operations: those that Python or autograd",
+        "calls, once under torch's profiler, which adds about 1 us to each. sampling: with full memories. of bound:",
         "weights and cache that a step reads, over memory's rate; above 100% they fit into the processor's cache.",
         "Medians; min to max over repeats in turn with the limits. preparation: 44.1 kHz, one worker on one core.",
     ]

@@ -1,4 +1,4 @@
-"""Measures training with full memories: speed, FLOPs as a share of the matrix rate, peak memory."""
+"""Measures training with full memories: speed, FLOPs as a share of the matrix rate, operations, peak memory."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from waveform.benchmarks.flops import counted_flops, model_flops
 from waveform.benchmarks.limits import Limits
+from waveform.benchmarks.profile import profile_update
 from waveform.benchmarks.timing import MAX_REPEATS, enough, seconds, spread
 from waveform.engine.interface import SequenceModel, State, state_tensors
 from waveform.engine.trainer import Trainer
@@ -61,6 +62,7 @@ def measure_training(trainer: Trainer, *, window: int, vocab_size: int) -> dict[
     while not enough(update_s):
         update_s.append(seconds(trainer.update, device=device))
         matrix_rates.append(limits.matrix_rate())
+    profiled = profile_update(trainer.update)
     tokens_per_update = tokens.shape[0] * config.chunk
     flops_per_token = useful / tokens.numel()
     speed = spread([tokens_per_update / s for s in update_s])
@@ -68,6 +70,7 @@ def measure_training(trainer: Trainer, *, window: int, vocab_size: int) -> dict[
     return {
         "tokens_per_second": speed,
         "seconds_per_update": spread(update_s),
+        "profile": profiled,
         "tokens_per_update": tokens_per_update,
         "model_flops_per_token": flops_per_token,
         "executed_flops_per_token": executed / tokens_per_update,
@@ -80,4 +83,4 @@ def measure_training(trainer: Trainer, *, window: int, vocab_size: int) -> dict[
 
 def updates_needed() -> int:
     """Return the most chunks of each row that `measure_training` reads."""
-    return MAX_REPEATS + 2
+    return MAX_REPEATS + 3

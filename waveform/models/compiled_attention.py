@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.profiler import record_function
 
 from waveform.compiled.attention import run, scratch_size
 from waveform.compiled.record import make_record
@@ -94,4 +95,5 @@ def _call(
         "scratch_size": scratch.shape[1],
         **{name: others[name].data_ptr() if name in others else 0 for name in names},
     })  # fmt: skip
-    run_parts(run, num_threads, backward, plan)
+    with record_function("waveform::attention"):
+        run_parts(run, num_threads, backward, plan)

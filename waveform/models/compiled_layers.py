@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.profiler import record_function
 
 from waveform.compiled.layers import BACKWARD, FORWARD, PACK, UNPACK, run, saved_parts, scratch_parts, sum_parts
 from waveform.compiled.record import make_record
@@ -287,8 +288,9 @@ class _Call:
             for layer, out in enumerate(outs)
         ]
         plans = self._records(arrays, [[None] * len(_GRADIENTS)] * len(outs))
-        run(PACK, 0, plans)
-        run_parts(run, self.sizes.num_threads, FORWARD, plans)
+        with record_function("waveform::layers"):
+            run(PACK, 0, plans)
+            run_parts(run, self.sizes.num_threads, FORWARD, plans)
 
     def backward(self, grad_out: Tensor | None, grad_losses: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """Gradients of the first layer's input and of all weights."""
@@ -316,8 +318,9 @@ class _Call:
             for layer in range(L)
         ]
         plans = self._records(arrays, of_layers)
-        run_parts(run, self.sizes.num_threads, BACKWARD, plans)
-        run(UNPACK, 0, plans)
+        with record_function("waveform::layers_backward"):
+            run_parts(run, self.sizes.num_threads, BACKWARD, plans)
+            run(UNPACK, 0, plans)
         return grads_LBTD[0], [gradient for of_layer in of_layers for gradient in of_layer]
 
     def _scratch(self) -> Tensor:
