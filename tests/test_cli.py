@@ -23,6 +23,7 @@ from waveform.cli import main
 from waveform.decoding.int8 import int8_cost, middles
 from waveform.engine.dataset import read_dataset
 from waveform.engine.sampler import SamplingConfig
+from waveform.system.cpu import why_threads
 from waveform.verbs.sample import _int8_cost
 
 MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
@@ -111,7 +112,10 @@ def test_a_run_from_when_rows_were_a_setting_is_evaluated_and_resumed(
     now, then = (waveform.evaluate(folder, show_progress=False) for folder in (place / "wavenet", run))
     assert {**then, "run": None} == {**now, "run": None}
     assert main(["train", str(place / "data"), str(run), *settings("wavenet"), "train.max_steps=8"]) == 0
-    assert "resumed at step 6" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "resumed at step 6" in printed.err
+    num_threads = torch.get_num_threads()
+    assert f"{num_threads} thread" in printed.out and why_threads(num_threads) in printed.out
 
 
 def test_python_nll_equals_evaluate(place: Path) -> None:

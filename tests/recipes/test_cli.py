@@ -91,7 +91,7 @@ def test_two_processes_train_and_evaluate_as_one(place: Path, tmp_path: Path) ->
 
     run_dir = tmp_path / "run"
     out = torchrun("train", "wikitext103", place / "data", run_dir, "preset=smoke", *SHORT)
-    assert "2 x cpu" in out and "finished: step 4" in out
+    assert "2 x cpu" in out and "1 thread in each process: OMP_NUM_THREADS=1" in out and "finished: step 4" in out
     run("evaluate", run_dir, "--rows", 3, "--json", tmp_path / "alone.json")
     torchrun("evaluate", run_dir, "--rows", 3, "--json", tmp_path / "together.json")
     run("evaluate", place / "run", "--rows", 3, "--json", tmp_path / "one_process.json")

@@ -45,3 +45,25 @@ def test_a_users_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(cpu, "cpu_limit", lambda: 1.5)
     cpu.set_defaults()
     assert os.environ["OMP_NUM_THREADS"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "limit", "asked", "expected"),
+    [
+        (64, None, None, "this process may use 64 cores"),
+        (32, None, None, "torch's own choice for 64 cores"),
+        (2, 1.5, None, "the container has the CPU time of 1.5 of 64 cores"),
+        (2, 1.5, "2", "the container has the CPU time of 1.5 of 64 cores"),  # as `set_defaults` leaves it
+        (5, 1.5, "5", "OMP_NUM_THREADS=5"),
+        (1, None, "1", "OMP_NUM_THREADS=1"),
+        (3, None, "5", "torch's own choice for 64 cores"),  # the environment was changed too late
+    ],
+)
+@pytest.mark.usefixtures("cores")
+def test_it_is_said_why_there_are_so_many_threads(
+    monkeypatch: pytest.MonkeyPatch, num_threads: int, limit: float | None, asked: str | None, expected: str
+) -> None:
+    monkeypatch.setattr(cpu, "cpu_limit", lambda: limit)
+    if asked is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert cpu.why_threads(num_threads) == expected

@@ -22,6 +22,7 @@ from waveform.runs.folder import CONFIG_FILE, LOCK_FILE, check_recorded, compara
 from waveform.runs.settings import to_yaml
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.console import say
+from waveform.system.cpu import why_threads
 from waveform.system.locks import locked
 
 _ROWS_OF_A_LOOK = 16  # of each process: more would be faster, but each begins with empty memories
@@ -102,6 +103,10 @@ def train_run(
                 f"training {config['model']['name']} ({num_parameters(model):,} parameters, preset {config['preset']}) "
                 f"on {amount(splits['train'])}, {world.size} x {world.device.type}, into {run_dir}"
             )
+            if world.device.type == "cpu":
+                num_threads = torch.get_num_threads()
+                each = " in each process" if world.size > 1 else ""
+                say(f"{num_threads} thread{'s' * (num_threads > 1)}{each}: {why_threads(num_threads)}")
         return trainer.run()
 
 

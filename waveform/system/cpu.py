@@ -46,6 +46,22 @@ def num_cores() -> int:
     return _num_visible_cores() if limit is None else min(_num_visible_cores(), math.ceil(limit))
 
 
+def why_threads(num_threads: int) -> str:
+    """Where torch's number of threads comes from, for a user who wonders why it is not another."""
+    visible, limit = _num_visible_cores(), cpu_limit()
+    if limit is not None and num_threads == num_cores() < visible:
+        return f"the container has the CPU time of {limit:g} of {_cores(visible)}"
+    if os.environ.get("OMP_NUM_THREADS") == str(num_threads):
+        return f"OMP_NUM_THREADS={num_threads}"
+    if num_threads == visible:
+        return f"this process may use {_cores(visible)}"
+    return f"torch's own choice for {_cores(visible)}"
+
+
+def _cores(number: int) -> str:
+    return f"{number} core" + "s" * (number > 1)
+
+
 def _num_visible_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
