@@ -70,13 +70,17 @@ _RAGGED = CONFIGS["compressive_transformer"]["conv-ragged"]
 
 
 @pytest.mark.parametrize("model", CONFIGS)
-@pytest.mark.parametrize("train", [{"unroll": 2}, {"checkpoint_activations": True}, {"precision": "fp32"}], ids=str)
+@pytest.mark.parametrize(
+    "train",
+    [{"unroll": 2}, {"checkpoint_activations": True}, {"precision": "fp32"}, {"compile": True}],
+    ids=str,
+)
 def test_a_step_never_waits_in_other_ways_of_training(
     model: str, train: dict[str, Any], gpu: SimulatedGpu, steady: Make
 ) -> None:
     fields = next(iter(CONFIGS[model].values()))
     if model == "wavenet":
-        train = {name: value for name, value in train.items() if name != "checkpoint_activations"}
+        train = {name: value for name, value in train.items() if name not in ("checkpoint_activations", "compile")}
     else:
         fields = {**fields, "dropout": 0.1}
     trainer = steady(model, fields, **train)

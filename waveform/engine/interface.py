@@ -177,6 +177,13 @@ class OptionalParts:
         """
         return []
 
+    def compile_layers(self, window: int) -> bool:
+        """Train from now on with layers compiled by torch.compile, in calls of `window` tokens (train.compile).
+
+        False: the model has none that can be compiled. Raises UserError if its settings stand in the way.
+        """
+        return False
+
     def decoder(self, state: State, *, int8: bool = False) -> Decoder | None:
         """A faster way to step this model than `forward`, continuing from `state`, which it may consume.
 

@@ -25,6 +25,7 @@ def conditions(model: SequenceModel, config: TrainConfig, world: World) -> dict[
         "precision": str(autocast or torch.float32).removeprefix("torch."),
         "layers": "compiled" if in_kernels else "torch",
         "sharding": config.sharding if world.size > 1 else "none",
+        "compile": str(config.compile).lower(),
     }
 
 

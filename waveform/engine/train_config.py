@@ -52,6 +52,7 @@ class TrainConfig:
     device: str | None = None  # cpu | cuda; null: a GPU if there is one
     sharding: str = "none"  # none: each process has all weights; fsdp: weights, gradients and Adam's state are spread
     checkpoint_activations: bool = False  # backward computes each layer again instead of keeping its activations
+    compile: bool = False  # torch.compile for the layers' forward and backward; the first steps wait for it
     timeout_s: float = TIMEOUT_S  # seconds that a rank waits for the others in training before it gives the job up
     on_nonfinite: str = "stop"  # stop | skip: what to do at a step whose loss or gradient is not finite; see `Trainer`
     max_skipped: int = 10  # consecutive steps that may be skipped before training stops after all

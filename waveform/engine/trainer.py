@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from waveform.engine import checkpoint
 from waveform.engine.clipping import clip, parameter_groups
+from waveform.engine.compiler import require_compiler
 from waveform.engine.evaluator import EvaluateConfig, Evaluation, evaluate
 from waveform.engine.interface import SequenceModel, State, detach, optional_parts
 from waveform.engine.metrics import MetricsLog, bits
@@ -154,12 +155,27 @@ class Trainer:
                     "again; leave it false, or lower train.batch_size"
                 )
             self.parts.checkpoint_activations = True
+        if config.compile:
+            self._compile()
         self.module.to(world.device)
         world.broadcast_([*self.module.parameters(), *self.module.buffers()])
         self._scored = ScoredForward(self.model)
         self._watch: fsdp.GradientWatch | None = None
         if config.sharding == "fsdp" and world.size > 1:
             self._watch = fsdp.shard(self._scored, self.parts.sharding_units(window), world=world)
+
+    def _compile(self) -> None:
+        """Let the layers be compiled. Raises UserError if they cannot be, or torch.compile does not work here."""
+        config = self.config
+        if config.sharding == "fsdp" and self.world.size > 1:
+            raise UserError(
+                "train.compile=true cannot compile sharded weights; set train.sharding=none or leave it false"
+            )
+        if not self.parts.compile_layers(self._window):
+            raise UserError(
+                f"train.compile: {type(self.model).__name__} has no layers that can be compiled; leave it false"
+            )
+        require_compiler(self.world.device)
 
     def _resume(self) -> None:
         found = checkpoint.newest(self._context.run_dir)

@@ -233,6 +233,21 @@ class Piece:
     through_time: bool  # gradient reaches the compressor from later windows
 
 
+def is_steady(config: CompressiveTransformerConfig, piece: Piece) -> bool:
+    """Whether it is a whole window over full memories that all rows end and evict alike, as nearly all are in training.
+
+    Shapes are then always the same, with or without a mask for rows whose compressed memory is still filling.
+    """
+    return (
+        piece.num_new == config.window
+        and piece.places is None
+        and piece.advance.all_done
+        and piece.num_memory == config.memory
+        and piece.num_compressed == config.compressed
+        and all(isinstance(part.rows, slice) for part in piece.advance.parts)
+    )
+
+
 def next_piece(
     config: CompressiveTransformerConfig,
     steps: Tensor,

@@ -14,8 +14,9 @@ Algorithm 1, of one layer with input h:
 A call may hold many windows, or less than one: `CompressiveTransformer.forward` cuts it at the windows' ends.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
@@ -40,6 +41,7 @@ from waveform.models.compressive_state import (
 from waveform.models.embeddings import token_embedding
 from waveform.models.linear import Linear, linear
 from waveform.models.transformer_config import CompressiveTransformerConfig
+from waveform.system.errors import UserError
 
 if TYPE_CHECKING:
     from waveform.models.compiled_layers import Compression, LayerParameters
@@ -103,21 +105,31 @@ class Layer(nn.Module):
         if self.config.compressed:
             self.compressor.initialise()
 
-    def forward(self, h_BTD: Tensor, state: LayerState, piece: Piece, *, checkpointed: bool = False) -> LayerOutput:
+    def forward(
+        self,
+        h_BTD: Tensor,
+        state: LayerState,
+        piece: Piece,
+        *,
+        checkpointed: bool = False,
+        compiled: bool = False,
+    ) -> LayerOutput:
         """Attend and feed forward, write the window and, if it ends, evict and compress.
 
         All that uses this layer's parameters happens in this one call, compression and its loss included, so that
         FSDP can gather them around it. checkpointed: nothing inside is kept for the backward pass, which computes it
-        again.
+        again. compiled: by torch.compile.
         """
+        step = compiled_step() if compiled else Layer.step
         if checkpointed:
             dropout = self.dropout.p > 0
-            output = checkpoint(self._step, h_BTD, state, piece, use_reentrant=False, preserve_rng_state=dropout)
+            output = checkpoint(step, self, h_BTD, state, piece, use_reentrant=False, preserve_rng_state=dropout)
         else:
-            output = self._step(h_BTD, state, piece)
+            output = step(self, h_BTD, state, piece)
         return output if output.loss is None else output._replace(loss=self.compression_loss(output.loss))
 
-    def _step(self, h_BTD: Tensor, state: LayerState, piece: Piece) -> LayerOutput:
+    def step(self, h_BTD: Tensor, state: LayerState, piece: Piece) -> LayerOutput:
+        """`forward`, each operation by itself; nothing in it depends on values of tensors."""
         config = self.config
         window = compressive_state.write_window(state.window, h_BTD, piece)
         past = compressive_state.attended_slots(config, state, window, piece)
@@ -291,6 +303,12 @@ def _append(new_bGx: Tensor, part: PartToCompress, old_BCx: Tensor) -> Tensor:
     return put_rows(part.rows, torch.cat([old_BCx[part.rows, newest.shape[1] :], newest], dim=1), old_BCx)
 
 
+@functools.cache
+def compiled_step() -> Callable[[Layer, Tensor, LayerState, Piece], LayerOutput]:
+    """`Layer.step` by torch.compile: compiled once for all layers, for each of the few shapes of a steady piece."""
+    return torch.compile(Layer.step, dynamic=False)
+
+
 class CompressiveTransformer(nn.Module, OptionalParts):
     """Compressive Transformer over tokens 0..V - 1, with V as the begin-of-utterance input.
 
@@ -303,6 +321,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         super().__init__()
         self.config = config
         self.checkpoint_activations = False
+        self._compiles = False
         pre_norm = config.norm == "pre"
         embedding_std = _INIT_STD if pre_norm else 1.0
         self.embedding = token_embedding(
@@ -343,6 +362,21 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         own = self.config.window
         return list(self.layers) if not (window % own and own % window) else []
 
+    def compile_layers(self, window: int) -> bool:
+        """Steady windows of training (`is_steady`) run in compiled layers from now on; others, and kernels', do not."""
+        if self.config.attention != "fused":
+            raise UserError(
+                f"train.compile=true cannot compile model.attention={self.config.attention}; set model.attention=fused "
+                "or train.compile=false"
+            )
+        if window % self.config.window:
+            raise UserError(
+                f"train.compile=true compiles whole windows of the model, but training reads {window} tokens at once; "
+                f"set train.window to a multiple of model.window={self.config.window}, or train.compile=false"
+            )
+        self._compiles = True
+        return True
+
     @property
     def trains_through_time(self) -> bool:
         """Whether the compressor has parameters and no loss of its own."""
@@ -351,8 +385,8 @@ class CompressiveTransformer(nn.Module, OptionalParts):
 
     @property
     def brings_threads(self) -> bool:
-        """If there are compiled kernels for its sizes, as for all small models."""
-        return self.config.has_kernels
+        """If there are compiled kernels for its sizes, as for all small models, and torch.compile is not asked for."""
+        return self.config.has_kernels and not self._compiles
 
     @property
     def receptive_field(self) -> int:
@@ -401,8 +435,14 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         checkpointed = self.checkpoint_activations and torch.is_grad_enabled()
         if not checkpointed and self._takes_kernels(h_BTD, piece):
             return self._by_kernels(h_BTD, state, piece)
+        compiled = (
+            self._compiles
+            and torch.is_grad_enabled()
+            and compressive_state.is_steady(self.config, piece)
+            and not is_in_torch_dispatch_mode()  # as above
+        )
         for layer, layer_state in zip(self.layers, state.layers(), strict=True):
-            h_BTD, layer_state, loss = layer(h_BTD, layer_state, piece, checkpointed=checkpointed)
+            h_BTD, layer_state, loss = layer(h_BTD, layer_state, piece, checkpointed=checkpointed, compiled=compiled)
             layer_states.append(layer_state)
             if loss is not None:
                 total_loss = loss if total_loss is None else total_loss + loss
@@ -473,7 +513,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
             and piece.slots.visible is None
             and not self.carry_gradient
             and not first.attention.observed
-            and not is_in_torch_dispatch_mode()  # it would not see what they do
+            and not is_in_torch_dispatch_mode()  # which would not see what they do
             and type(first.attention_norm.weight) is nn.Parameter  # not sharded
         )
 

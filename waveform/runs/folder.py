@@ -28,7 +28,7 @@ _MAY_DIFFER = {
     "model": ("local_layers",),
     "train": ("max_steps", "max_seconds", "checkpoint_every", "keep_checkpoints", "log_every", "sample_seconds",
               "evaluate_every", "evaluate_tokens", "evaluate_batch_size", "device", "sharding",
-              "checkpoint_activations", "timeout_s", "on_nonfinite", "max_skipped"),
+              "checkpoint_activations", "compile", "timeout_s", "on_nonfinite", "max_skipped"),
     "data": ("num_workers",),
     "dataset": ("path",),
 }  # fmt: skip

@@ -1,0 +1,146 @@
+"""`train.compile`: figures of compiled layers are those of torch's operations, from few graphs; what it refuses."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engine.training import small_trainer
+from tests.laws import CONFIGS
+from waveform.engine import compiler
+from waveform.engine.token_set import TokenSet
+from waveform.models import attention, compressive_transformer
+from waveform.models.compressive_transformer import Layer
+from waveform.system.errors import UserError
+
+FIELDS = CONFIGS["compressive_transformer"]["conv"]
+LENGTHS = [60, 45, 33, 80, 21, 52, 70, 9]  # rows begin and end utterances at different times
+NUM_UPDATES = 12
+
+Tokens = Callable[..., TokenSet]
+
+
+@pytest.fixture(name="compiles")
+def start_afresh() -> Iterator[None]:
+    """torch.compile, with nothing compiled yet; skips if it does not work on this machine."""
+    reason = compiler._refusal(torch.device("cpu"))
+    if reason is not None:
+        pytest.skip(f"torch.compile does not work here: {reason}")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def trained(tokens: TokenSet, run_dir: Path, fields: dict[str, Any], **train: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Sums of each update, and the weights after the last."""
+    trainer = small_trainer("compressive_transformer", tokens, run_dir, fields=fields, max_steps=100, **train)
+    sums = torch.stack([trainer.update()[0] for _ in range(NUM_UPDATES)])
+    return sums, trainer.module.state_dict()
+
+
+# Torch hides this warning of its own, but not where warnings are errors.
+_TORCHS_OWN = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "compiled to C++": (FIELDS, {}),
+    "most used": ({**FIELDS, "compression": "most_used"}, {}),
+    "bptt": (FIELDS, {"unroll": 2}),
+    "activations again": (FIELDS, {"checkpoint_activations": True}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiles")
+@_TORCHS_OWN
+@pytest.mark.parametrize("case", [*CASES, "torch's attention"])
+def test_figures_are_those_of_torchs_operations(
+    case: str, token_set: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if case != "compiled to C++":  # the same graphs, forward and backward, run by torch: ten times as fast to make
+        only_traced = torch.compile(Layer.step, dynamic=False, backend="aot_eager")
+        monkeypatch.setattr(compressive_transformer, "compiled_step", lambda: only_traced)
+    if case == "torch's attention":  # as on a GPU
+        monkeypatch.setattr(attention, "_takes_blocks", lambda q: False)
+    fields, train = CASES.get(case, (FIELDS, {}))
+    tokens = token_set(LENGTHS)
+    expected, weights = trained(tokens, tmp_path / "eager", fields, **train)
+    torch._dynamo.utils.counters.clear()
+    sums, compiled_weights = trained(tokens, tmp_path / "compiled", fields, compile=True, **train)
+    torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-4)
+    assert compiled_weights.keys() == weights.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(compiled_weights[name], weight, rtol=1e-3, atol=1e-3, msg=name)
+    counters = torch._dynamo.utils.counters
+    assert counters["stats"]["unique_graphs"] == (4 if case == "bptt" else 2) and not counters["graph_break"], counters
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiles")
+@_TORCHS_OWN
+def test_a_run_that_was_saved_continues_as_if_it_had_not_stopped(token_set: Tokens, tmp_path: Path) -> None:
+    tokens = token_set(LENGTHS)
+
+    def trainer(folder: str, *, compile: bool = True) -> Any:
+        return small_trainer(
+            "compressive_transformer", tokens, tmp_path / folder, fields=FIELDS, max_steps=100, compile=compile
+        )
+
+    whole, first = trainer("whole"), trainer("parts")
+    for _ in range(NUM_UPDATES):
+        whole.update()
+    for _ in range(NUM_UPDATES // 2):
+        first.update()
+    first.save()
+    second = trainer("parts")
+    for _ in range(NUM_UPDATES - NUM_UPDATES // 2):
+        second.update()
+    for name, weight in whole.module.state_dict().items():
+        assert torch.equal(weight, second.module.state_dict()[name]), name
+    assert trainer("parts", compile=False).step == NUM_UPDATES // 2
+
+
+@pytest.mark.slow
+def test_without_a_compiler_it_is_refused(token_set: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+    compiler._refusal.cache_clear()
+    torch._dynamo.reset()
+    try:
+        with pytest.raises(
+            UserError, match=r"^train\.compile=true, but .*no-such-compiler.*; install a C\+\+ compiler"
+        ):
+            small_trainer("compressive_transformer", token_set(LENGTHS), tmp_path, fields=FIELDS, compile=True)
+    finally:
+        compiler._refusal.cache_clear()
+        torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "train", "expected"),
+    [
+        ("wavenet", None, {}, "train.compile: WaveNet.* has no layers that can be compiled; leave it false"),
+        (
+            "transformer_xl",
+            {"attention": "reference"},
+            {},
+            "train.compile=true cannot compile model.attention=reference",
+        ),
+        ("compressive_transformer", {}, {"window": 2}, "set train.window to a multiple of model.window=4"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(
+    model: str, fields: dict[str, Any] | None, train: dict[str, Any], expected: str, token_set: Tokens, tmp_path: Path
+) -> None:
+    fields = None if fields is None else {**next(iter(CONFIGS[model].values())), **fields}
+    with pytest.raises(UserError, match=expected):
+        small_trainer(model, token_set(LENGTHS), tmp_path, fields=fields, compile=True, **train)
+
+
+def test_no_preset_compiles() -> None:
+    root = Path(__file__).parents[2]
+    presets = [path for path in root.glob("*/conf/**/*.yaml") if "preset" in str(path)]
+    assert presets and not any("compile" in path.read_text() for path in presets)
