@@ -7,8 +7,8 @@ from typing import Any
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-# Torch's operations, calls of our kernels (waveform/models/compiled_layers.py), and of graphs that torch.compile made.
-_OPERATIONS = ("aten::", "waveform::", "## Call CompiledFxGraph")
+# Torch's and oneDNN's operations, calls of our kernels (waveform/models/compiled_*.py), and of torch.compile's graphs.
+_OPERATIONS = ("aten::", "mkldnn::", "waveform::", "## Call CompiledFxGraph")
 
 
 def profile_update(update: Callable[[], Any]) -> dict[str, float]:

@@ -275,4 +275,5 @@ def _takes_kernels(q_BHTE: Tensor, k_BHKd: Tensor) -> bool:
 
 def _takes_blocks(q: Tensor) -> bool:
     """Whether attention by blocks is the faster way: on CPUs, where torch's own kernel takes twice as long in bf16."""
-    return q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64, torch.bfloat16)
+    supported = q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64, torch.bfloat16)
+    return supported and not torch.compiler.is_compiling()  # a graph would hold every block
