@@ -12,7 +12,7 @@ from tests.engine.training import small_trainer
 from tests.laws import CONFIGS
 from waveform.engine import compiler
 from waveform.engine.token_set import TokenSet
-from waveform.models import attention, compressive_transformer
+from waveform.models import compressive_transformer
 from waveform.models.compressive_transformer import Layer
 from waveform.system.errors import UserError
 
@@ -48,7 +48,6 @@ _TORCHS_OWN = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "compiled to C++": (FIELDS, {}),
-    "most used": ({**FIELDS, "compression": "most_used"}, {}),
     "bptt": (FIELDS, {"unroll": 2}),
     "activations again": (FIELDS, {"checkpoint_activations": True}),
 }
@@ -57,16 +56,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiles")
 @_TORCHS_OWN
-@pytest.mark.parametrize("case", [*CASES, "torch's attention"])
+@pytest.mark.parametrize("case", CASES)
 def test_figures_are_those_of_torchs_operations(
     case: str, token_set: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case != "compiled to C++":  # the same graphs, forward and backward, run by torch: ten times as fast to make
         only_traced = torch.compile(Layer.step, dynamic=False, backend="aot_eager")
         monkeypatch.setattr(compressive_transformer, "compiled_step", lambda: only_traced)
-    if case == "torch's attention":  # as on a GPU
-        monkeypatch.setattr(attention, "_takes_blocks", lambda q: False)
-    fields, train = CASES.get(case, (FIELDS, {}))
+    fields, train = CASES[case]
     tokens = token_set(LENGTHS)
     expected, weights = trained(tokens, tmp_path / "eager", fields, **train)
     torch._dynamo.utils.counters.clear()
@@ -128,6 +125,12 @@ def test_without_a_compiler_it_is_refused(token_set: Tokens, tmp_path: Path, mon
             {"attention": "reference"},
             {},
             "train.compile=true cannot compile model.attention=reference",
+        ),
+        (
+            "compressive_transformer",
+            {"compression": "most_used"},
+            {},
+            "train.compile=true cannot compile model.compression=most_used",
         ),
         ("compressive_transformer", {}, {"window": 2}, "set train.window to a multiple of model.window=4"),
     ],

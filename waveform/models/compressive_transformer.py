@@ -369,6 +369,11 @@ class CompressiveTransformer(nn.Module, OptionalParts):
                 f"train.compile=true cannot compile model.attention={self.config.attention}; set model.attention=fused "
                 "or train.compile=false"
             )
+        if self.config.compressed and self.layers[0].compressor.uses_attention:
+            raise UserError(
+                f"train.compile=true cannot compile model.compression={self.config.compression}, which looks at "
+                "attention weights; leave it false, or choose another compression"
+            )
         if window % self.config.window:
             raise UserError(
                 f"train.compile=true compiles whole windows of the model, but training reads {window} tokens at once; "
