@@ -94,6 +94,12 @@ def test_empty_memory_of_zeros(compression: str, position: str) -> None:
         )
 
 
+@pytest.mark.parametrize("attention", ["fused", "reference"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_relu_and_clamped_distances(compression: str, attention: str) -> None:
+    assert_equals_reference(small(compression=compression, activation="relu", clamp_len=9, attention=attention))
+
+
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_equals_reference_at_random(data: st.DataObject) -> None:

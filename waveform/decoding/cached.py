@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from waveform.decoding.positions import angles, position_query
 from waveform.models.compressive_state import CompressiveState, fill_at, slot_times
@@ -48,6 +47,8 @@ class CachedDecoder:
         device = reference.device
         self._complex = torch.complex128 if reference.dtype == torch.float64 else torch.complex64
         self._rotations = self._unit_circle(torch.arange(config.window, dtype=torch.float64)).to(device)
+        limit = self._unit_circle(torch.tensor([-config.clamp_len], dtype=torch.float64)).to(device)
+        self._limit = torch.view_as_real(limit).flatten()  # [P], what a query meets `clamp_len` steps back
         self._keys: list[Tensor] = []  # [B H, K, d]
         self._values: list[Tensor] = []
         for i, layer in enumerate(self._layers):
@@ -58,6 +59,7 @@ class CachedDecoder:
         num_slots = self._first_window_slot + config.window
         self._phase_on_device = torch.empty(1, dtype=torch.int64, device=device)
         self._position_keys = torch.empty(config.num_position_features, num_slots, device=device, dtype=reference.dtype)
+        self._slot_times = torch.empty(num_slots, device=device, dtype=torch.float64)
         self._mask = torch.empty(num_slots, device=device, dtype=reference.dtype)  # 0 or, for unused slots, -inf
         self._begin_window()
 
@@ -88,6 +90,8 @@ class CachedDecoder:
         self._phase = int(fill.phase)
         self._phase_on_device.fill_(self._phase)
         first_used = self._first_window_slot - int(fill.memory) - int(fill.compressed)
+        if config.same_length:
+            first_used = max(first_used, self._phase)
         self._mask.fill_(-torch.inf)
         self._mask[first_used : self._first_window_slot + self._phase] = 0
         times = slot_times(
@@ -95,6 +99,7 @@ class CachedDecoder:
         )
         keys = torch.view_as_real(self._unit_circle(times[0])).flatten(1)  # [K, P] as (cosine, sine) pairs
         self._position_keys.copy_(keys.t())
+        self._slot_times.copy_(times[0])
 
     @property
     def steps_to_host(self) -> int:
@@ -131,6 +136,8 @@ class CachedDecoder:
         model, phase = self._model, self._phase_on_device
         slot = phase + self._first_window_slot
         self._mask.index_fill_(0, slot, 0)
+        if self._config.same_length:
+            self._mask.index_fill_(0, phase, -torch.inf)  # the slot `memory` steps back: there is nothing before memory
         rotation = self._rotations.index_select(0, phase)
         x = model.embedding(tokens)
         for i, layer in enumerate(self._layers):
@@ -139,7 +146,7 @@ class CachedDecoder:
             x = torch.addmm(x, self._attend(i, normed, slot, rotation), self._weights[i].output)
             x = layer.attention_norm(x) if not layer.pre_norm else x
             normed = layer.feedforward_norm(x) if layer.pre_norm else x
-            x = x + layer.feedforward_out(F.gelu(layer.feedforward_in(normed)))
+            x = x + layer.feedforward_out(layer.activation(layer.feedforward_in(normed)))
             x = layer.feedforward_norm(x) if not layer.pre_norm else x
         phase += 1
         return model.head.logits(model.final_norm(x)[:, None])[:, 0]
@@ -155,6 +162,10 @@ class CachedDecoder:
         pairs = projected[:, 3 * d_model :].reshape(batch_heads, -1, 2)
         rotated = torch.view_as_real(torch.view_as_complex(pairs) * rotation).flatten(1)
         by_position = torch.addmm(self._mask, rotated, self._position_keys)
+        if config.clamp_len:
+            is_far = self._phase_on_device - self._slot_times > config.clamp_len
+            at_limit = self._mask + (pairs.flatten(1) @ self._limit)[:, None]
+            by_position = torch.where(is_far, at_limit, by_position)
         logits = torch.baddbmm(by_position[:, None], query, keys.transpose(1, 2), beta=self._scale, alpha=self._scale)
         attention_weights = logits.softmax(dim=-1)
         if self._usage[i].shape[1]:
