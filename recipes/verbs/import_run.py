@@ -1,5 +1,6 @@
 """`python -m recipes import`: makes a run of a published Transformer-XL's weights, which every verb then knows."""
 
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,7 +78,7 @@ def import_run(
             f"from {published.layout.name} layout; memory {config['model']['memory']}, window {window_of(config)}"
         )
         if data_dir is not None:
-            print(f"to train it: python -m recipes train {recipe} {data_dir} {run_dir} {' '.join(settings)}")
+            print(f"to train it: python -m recipes train {recipe} {data_dir} {run_dir} {shlex.join(settings)}")
 
 
 def _tokenizer(checkpoint: Path, data_dir: Path | None, vocabulary: Path | None) -> WordTokenizer:

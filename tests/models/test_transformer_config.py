@@ -36,6 +36,7 @@ def test_sizes_are_bounded(model: str, field: str, low: int, high: int) -> None:
         ({"norm": "layer"}, "model.norm is 'layer'; choose pre or post"),
         ({"attention": "flash"}, "model.attention is 'flash'; choose fused or reference"),
         ({"compression_loss": "mse"}, "model.compression_loss is 'mse'; choose attention, autoencode or none"),
+        ({"compression_init": "zero"}, "model.compression_init is 'zero'; choose mean or random"),
         ({"num_position_features": 3}, "model.num_position_features is 3; it must be even, from 2 to 65536"),
         ({"dropout": 1.0}, "model.dropout is 1.0; it must be at least 0 and below 1"),
         ({"activation": "tanh"}, "model.activation is 'tanh'; choose gelu or relu"),

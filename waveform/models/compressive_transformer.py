@@ -101,7 +101,7 @@ class Layer(nn.Module):
         nn.init.xavier_uniform_(self.feedforward_in.weight)
         nn.init.zeros_(self.feedforward_in.bias)
         nn.init.zeros_(self.feedforward_out.bias)
-        if self.config.compressed:
+        if self.config.compressed and self.config.compression_init == "mean":
             self.compressor.initialise()
 
     def forward(self, h_BTD: Tensor, state: LayerState, piece: Piece, *, checkpointed: bool = False) -> LayerOutput:

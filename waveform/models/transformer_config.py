@@ -109,6 +109,7 @@ class CompressiveTransformerConfig(TransformerConfig):
     compression_rate: int = 4
     compression_loss: str = "attention"  # attention | autoencode | none
     compressed_position: str = "time"  # time: centre of the steps covered; contiguous: unit steps behind memory
+    compression_init: str = "mean"  # mean: a convolution starts as mean pooling; random: as torch's layers start
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         **TransformerConfig.RULES,
@@ -116,6 +117,7 @@ class CompressiveTransformerConfig(TransformerConfig):
         "compression_rate": whole_number(1, MAX_SLOTS),
         "compression_loss": one_of(*LOSSES),
         "compressed_position": one_of("time", "contiguous"),
+        "compression_init": one_of("mean", "random"),
     }
 
     def __post_init__(self) -> None:
