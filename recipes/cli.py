@@ -30,6 +30,7 @@ settings, any number:
   corpus.check=false        accept a source that is not the published corpus: a slice, or a corpus of your own
   corpus.tokens=subwords    for the recipe folder: bytes (default) or subwords
   corpus.vocab_size=32000   how many subwords
+  corpus.vocabulary=FILE    words of a published model, in JSON or one a line, instead of the corpus's own (see import)
   corpus.valid=0.05 corpus.test=0.05   shares of a folder, or of a file with corpus.check=false
 for recall, which is generated:
   corpus.keys=16 corpus.values=8       facts, one value a key in each episode
@@ -48,6 +49,19 @@ A run folder that exists with the same settings is resumed.
 
 several GPUs:
   torchrun --nproc-per-node=8 -m recipes train RECIPE DATA_DIR RUN_DIR
+"""
+_IMPORT_EPILOG = """\
+CHECKPOINT is a folder with model.safetensors, pytorch_model.bin or model.pt (or that file), beside a config.json with
+mem_len, clamp_len and the like, in the layout of Hugging Face's TransfoXLLMHeadModel or of kimiyoung's code. Nothing in
+it is run. The words are read from DATA_DIR, else from --vocabulary, else from CHECKPOINT's vocab.json or vocab.txt.
+
+  python -m recipes prepare wikitext103 SOURCE data/wt103 corpus.vocabulary=CHECKPOINT/vocab.txt
+  python -m recipes import CHECKPOINT runs/published --data data/wt103
+  python -m recipes evaluate runs/published
+
+Without --data there is a vocabulary but no text, so the run can only be sampled from.
+settings, any number: model.memory=400 model.clamp_len=400 preset=small train.batch_size=4 train.lr=1e-5, the last for
+training that continues
 """
 _OPTIONS = {"options": "waveform.runs.scoring:EvaluateOptions"}
 _RECIPE = argument("recipe", metavar="RECIPE", help=f"{', '.join(RECIPES)}, or one of an installed package")
@@ -101,6 +115,21 @@ VERBS = (
         ),
         epilog=_TRAIN_EPILOG,
         report="recipes.verbs.train:report",
+    ),
+    Verb(
+        "import",
+        "make a run of a published Transformer-XL's weights",
+        "recipes.verbs.import_run:import_run",
+        (
+            argument("checkpoint", type=Path, metavar="CHECKPOINT"),
+            argument("run_dir", type=Path, metavar="RUN_DIR", help="a new folder"),
+            argument(
+                "--data", dest="data_dir", type=Path, metavar="DATA_DIR", help="text, prepared with its vocabulary"
+            ),
+            argument("--vocabulary", type=Path, metavar="FILE", help="the words, in JSON or one a line"),
+            overrides("model.memory=400"),
+        ),
+        epilog=_IMPORT_EPILOG,
     ),
     Verb(
         "evaluate",

@@ -63,6 +63,9 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "adaptive-tied": {**_RAGGED, **_ADAPTIVE, "tie_embeddings": True},
         "adaptive-post": {**_COMPRESSIVE, **_ADAPTIVE, "norm": "post"},
         "tied": {**_COMPRESSIVE, "tie_embeddings": True},
+        "relu-clamped": {**_RAGGED, "activation": "relu", "clamp_len": 4, "compression": "mean"},
+        "clamped-post-zeros": {**_COMPRESSIVE, "norm": "post", "empty_memory": "zeros", "clamp_len": 6},
+        "most-used-clamped": {**_COMPRESSIVE, "compression": "most_used", "clamp_len": 3},
     },
     "transformer_xl": {
         "pre": {**_ATTENTION, "window": 4, "memory": 6},
@@ -78,6 +81,22 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "norm": "post",
             "tie_embeddings": True,
         },
+        "published": {
+            **_ATTENTION,
+            **_ADAPTIVE,
+            "window": 4,
+            "memory": 6,
+            "norm": "post",
+            "empty_memory": "zeros",
+            "tie_embeddings": True,
+            "project_first": True,
+            "activation": "relu",
+            "same_length": True,
+            "clamp_len": 5,
+        },
+        "same-length": {**_ATTENTION, "window": 4, "memory": 6, "same_length": True},
+        "same-length-short": {**_ATTENTION, "window": 5, "memory": 3, "same_length": True, "attention": "reference"},
+        "adaptive-projected": {**_ATTENTION, **_ADAPTIVE, "window": 4, "memory": 6, "project_first": True},
     },
     "wavenet": {
         "strong": {
@@ -127,7 +146,8 @@ class Case:
 
 CASES = [Case(model, variant) for model, variants in CONFIGS.items() for variant in variants]
 # `pytest -m "not slow"` tries these; together they take every branch of the models.
-_QUICK = {"conv-ragged", "most-used", "dilated-autoencode-post", "adaptive-tied", "zeros", "post-reference", "strong"}
+_QUICK = {"conv-ragged", "most-used", "dilated-autoencode-post", "adaptive-tied", "zeros", "post-reference"}
+_QUICK |= {"published", "strong"}
 
 
 def params(cases: Iterable[Case] = CASES) -> list[Any]:
@@ -460,8 +480,9 @@ def _task_loss(model: Any, hidden: Tensor) -> Tensor:
 
 
 def reads_no_values(case: Case) -> bool:
-    """Reference attention reads which distances are equal, adaptive heads how many rows a cluster has."""
-    return case.fields.get("attention") != "reference" and case.fields.get("head") != "adaptive"
+    """Textbook attention reads which distances are equal, adaptive heads how many rows a cluster has."""
+    textbook = case.fields.get("attention") == "reference" or case.fields.get("clamp_len")
+    return not textbook and case.fields.get("head") != "adaptive"
 
 
 def check_never_waits(case: Case) -> None:

@@ -20,6 +20,7 @@ class CorpusConfig:
     check: bool = True  # refuse whatever differs from the published corpus; false: accept it, for example a slice
     tokens: str | None = None  # one of the recipe's other tokens, as subwords for `folder`; null: the recipe's own
     vocab_size: int = 32_000  # subwords, if the text yields that many
+    vocabulary: str | None = None  # file with the words of a published model, instead of those of the training split
     valid: float = 0.05  # share of a corpus that has no splits
     test: float = 0.05
 

@@ -119,11 +119,16 @@ class WordTokenizer:
     kind = "words"
 
     def __init__(self, words: Sequence[str]) -> None:
-        """`words`: the most frequent first, with <eos> and <unk> among them."""
+        """`words`: in the order of their ids, the most frequent first, with <eos> and <unk> among them."""
         self._words = list(words)
         self._ids = {word: i for i, word in enumerate(self._words)}
         self.vocab_size = len(self._words)
         self._unknown = self._ids[UNKNOWN]
+
+    @property
+    def end_of_line(self) -> int:
+        """The id of <eos>."""
+        return self._ids[END_OF_LINE]
 
     @classmethod
     def train(cls, documents: Iterable[Document], *, min_count: int) -> tuple["WordTokenizer", int]:

@@ -20,6 +20,7 @@ from recipes.corpora.tokenizers import (
     WordTokenizer,
     save_tokenizer,
 )
+from recipes.corpora.vocabulary import read_vocabulary
 from waveform.engine.dataset import Dataset, read_dataset, write_dataset
 from waveform.engine.shards import ShardWriter, dtype_for
 from waveform.runs.settings import typed
@@ -203,7 +204,13 @@ def _words_are(counted: int, published: int | None) -> str:
 def _tokenizer(
     recipe: Recipe, source: Source, train: list[Document], *, config: CorpusConfig, show_progress: bool
 ) -> TextTokenizer:
-    """Make the tokenizer of `recipe`; a vocabulary is learned from the training documents only."""
+    """Make the tokenizer of `recipe`; a vocabulary is given, or learned from the training documents only."""
+    if config.vocabulary is not None:
+        if recipe.tokens != "words":
+            raise UserError(
+                f"corpus.vocabulary is for words; {recipe.name} is read as {recipe.tokens}, so leave it out"
+            )
+        return WordTokenizer(read_vocabulary(Path(config.vocabulary)))
     if recipe.tokens == "bytes":
         return ByteTokenizer()
     if recipe.tokens == "characters":

@@ -41,6 +41,56 @@ def test_equals_published_formula(memory: int, norm: str, attention: str) -> Non
         laws.assert_same(outputs(model, tokens, laws.ragged_cuts(33, longest=9)), expected)
 
 
+# How published weights differ from the default, each alone and all together.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "relu": {"activation": "relu"},
+    "same length": {"same_length": True},
+    "same length, shorter than the window": {"same_length": True, "memory": 3},
+    "clamped": {"clamp_len": 4},
+    "clamped beyond the window": {"clamp_len": 9, "memory": 12},
+    "all": {"activation": "relu", "same_length": True, "clamp_len": 4, "norm": "post"},
+}
+
+
+@pytest.mark.parametrize("attention", ["fused", "reference"])
+@pytest.mark.parametrize("option", PUBLISHED)
+def test_options_of_published_weights_equal_the_formula(option: str, attention: str) -> None:
+    fields = {"window": 5, "memory": 7, "attention": attention, **PUBLISHED[option]}
+    model = build(TransformerXL, **fields)
+    config = TransformerXL.Config(**SIZES, **fields)
+    tokens = laws.random_tokens(33)
+    weights = torch.randn(len(tokens), 33, SIZES["d_model"], dtype=torch.float64)
+    parameters = {name: p for name, p in model.named_parameters() if not name.startswith("head.")}
+    expected = reference.run(model, config, tokens)
+    gradients = torch.autograd.grad((weights * expected).sum(), list(parameters.values()))
+    actual = outputs(model, tokens, laws.even_cuts(33, 5))
+    (weights * actual).sum().backward()
+    laws.assert_same(actual, expected)
+    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+        assert parameter.grad is not None, name
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-10, rtol=1e-10)
+
+
+def test_same_length_reaches_as_far_from_every_step() -> None:
+    fields = SIZES | {"window": 4, "memory": 6, "num_layers": 2, "same_length": True}
+    model = build_at(fields)
+    last = 29
+    edge = last - model.config.temporal_range
+    assert last - edge == 2 * 5 and model.receptive_field == 6
+    tokens = laws.random_tokens(last + 1, batch_size=1).repeat(3, 1)
+    for row, position in ((1, edge), (2, edge - 1)):
+        tokens[row, position] = (tokens[row, position] + 1) % laws.VOCAB_SIZE
+    with torch.no_grad():
+        original, inside, outside = (model(row[None], laws.fresh_state(model, 1)).hidden[0, last] for row in tokens)
+    assert (inside - original).abs().max() > 1e-13
+    assert torch.equal(outside, original)
+
+
+def build_at(fields: dict[str, Any]) -> Any:
+    torch.manual_seed(0)
+    return laws.randomise(TransformerXL(TransformerXL.Config(**fields)))
+
+
 @pytest.mark.parametrize("attention", ["fused", "reference"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_gradient_equals_published_formula(norm: str, attention: str) -> None:
@@ -92,8 +142,7 @@ def test_pooling_at_rate_one_is_a_longer_memory(compression: str, attention: str
 def test_temporal_range(num_layers: int, window: int, memory: int, attention: str) -> None:
     """The oldest input in reach changes the last output of a window, and the one before it changes nothing."""
     fields = SIZES | {"num_layers": num_layers, "window": window, "memory": memory, "attention": attention}
-    torch.manual_seed(0)
-    model = laws.randomise(TransformerXL(TransformerXL.Config(**fields)))
+    model = build_at(fields)
     last = (num_layers * (window + memory) // window + 1) * window + window - 1
     edge = last
     for _ in range(num_layers):

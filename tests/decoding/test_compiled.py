@@ -21,8 +21,10 @@ from waveform.engine.sampler import SamplingConfig, sample
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 
-# Models with adaptive or tied embeddings, made for vocabularies of words, step with torch.
-COMPILED = [case for case in laws.CASES if not {"head", "tie_embeddings"} & set(case.fields)]
+# Models with adaptive or tied embeddings, made for vocabularies of words, step with torch, and so do those with options
+# of published weights.
+_BY_TORCH = {"head", "tie_embeddings", "activation", "same_length", "clamp_len"}
+COMPILED = [case for case in laws.CASES if not _BY_TORCH & set(case.fields)]
 every_case = pytest.mark.parametrize("case", COMPILED, ids=str)
 attention_cases = [case for case in COMPILED if case.model != "wavenet"]
 
@@ -181,6 +183,21 @@ def test_int8_is_close(case: laws.Case) -> None:
     int8 = run(interface.decoder(model, laws.clone(start), int8=True), tokens).log_softmax(-1)
     assert not torch.equal(fp32, int8)
     assert (fp32 - int8).abs().mean() < 0.06
+
+
+@pytest.mark.parametrize("option", [{"activation": "relu"}, {"same_length": True}, {"clamp_len": 3}], ids=str)
+def test_options_that_kernels_do_not_know_step_with_torch(option: dict[str, Any]) -> None:
+    fields = {**laws.CONFIGS["transformer_xl"]["pre"], **option}
+    torch.manual_seed(0)
+    model = laws.randomise(build("transformer_xl", vocab_size=laws.VOCAB_SIZE, **fields)).float()
+    tokens = laws.random_tokens(6 * fields["window"] + 2)
+    for start in starts(model, fields["window"]):
+        expected = model.head.logits(model(tokens, laws.clone(start)).hidden)
+        decoder = interface.decoder(model, laws.clone(start))
+        assert isinstance(decoder, CachedDecoder)
+        laws.assert_same(run(decoder, tokens), expected, atol=_TOLERANCE)
+        with pytest.raises(UserError, match=r"int8 sampling is for fp32 models .* sample without it"):
+            interface.decoder(model, start, int8=True)
 
 
 def test_int8_is_refused_by_models_without_it() -> None:

@@ -146,6 +146,26 @@ def test_equals_the_reference(visible: bool, kernel: str, dtype: torch.dtype, mo
         assert (actual - wanted).norm() < allowed * wanted.norm()
 
 
+@pytest.mark.parametrize("implementation", ["fused", "reference"])
+def test_dropped_weights(implementation: str) -> None:
+    """In training some weights are zero and the others larger, so that their sum stays 1 on average; else none is."""
+    torch.manual_seed(0)
+    layer = RelativeAttention(8, num_heads=2, num_position_features=4, implementation=implementation, dropout=0.25)
+    for weight in (layer.output.weight, layer.value.weight):
+        torch.nn.init.eye_(weight)  # each output is a sum of weights, of values of 1
+    T = 300
+    times = torch.arange(float(T))[None]
+    encoding = encode_times(times, num_position_features=4, dtype=torch.float32)
+    slots = Slots(times, times, encoding, encoding, None)
+    ones = torch.ones(20, T, 8)
+    sums = layer(ones, None, slots).mixed
+    only = sums[:, 0, ::4]  # the first query's only weight, of both heads
+    assert 0.05 < (only == 0).float().mean() < 0.5
+    torch.testing.assert_close(only[only > 0], torch.full_like(only[only > 0], 1 / 0.75))
+    assert abs(sums.mean() - 1) < 0.02 and not torch.allclose(sums, ones)
+    torch.testing.assert_close(layer.eval()(ones, None, slots).mixed, ones)
+
+
 def test_causal_attention_by_torch_may_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own `causal_lower_right` cannot be made while a FLOP counter, or another dispatch mode, is active."""
     monkeypatch.setattr(attention, "_takes_blocks", lambda q: False)

@@ -59,6 +59,16 @@ def test_losses_and_gradients_are_the_same(case: laws.Case, unroll: int) -> None
         torch.testing.assert_close(again[1][parameter], gradient, rtol=0, atol=1e-10, msg=parameter)
 
 
+def test_dropped_attention_weights_come_again() -> None:
+    fields = {**laws.CONFIGS["compressive_transformer"]["conv"], "attention_dropout": 0.3}
+    kept_all, again = (
+        windows("compressive_transformer", fields, checkpointed=checkpointed, unroll=1, length=4)
+        for checkpointed in (False, True)
+    )
+    for parameter, gradient in kept_all[1].items():
+        torch.testing.assert_close(again[1][parameter], gradient, rtol=0, atol=1e-10, msg=parameter)
+
+
 def test_less_is_kept() -> None:
     fields = {**laws.CONFIGS["compressive_transformer"]["conv"], "num_layers": 6, "window": 16, "memory": 16}
     kept_all = windows("compressive_transformer", fields, checkpointed=False, unroll=1, length=16)[2]

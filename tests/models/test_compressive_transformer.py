@@ -12,6 +12,7 @@ from torch import Tensor
 from tests import laws
 from tests.references import compressive_transformer as reference
 from waveform.engine import interface
+from waveform.models.compression import Convolution
 from waveform.models.compressive_transformer import CompressiveTransformer
 
 Config = CompressiveTransformer.Config
@@ -114,6 +115,12 @@ def test_empty_memory_of_zeros(compression: str, position: str) -> None:
         assert_equals_reference(
             small(compression=compression, compressed_position=position, norm=norm, attention=attention, **sizes)
         )
+
+
+@pytest.mark.parametrize("attention", ["fused", "reference"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_relu_and_clamped_distances(compression: str, attention: str) -> None:
+    assert_equals_reference(small(compression=compression, activation="relu", clamp_len=9, attention=attention))
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
@@ -234,6 +241,25 @@ def test_fused_and_reference_attention_have_one_gradient(norm: str, position: st
     assert fused.keys() == textbook.keys()
     for name, gradient in fused.items():
         laws.assert_same(gradient, textbook[name])
+
+
+# Initial values
+
+
+def initial_convolution(**fields: Any) -> Tensor:
+    torch.manual_seed(0)
+    layer = CompressiveTransformer(small(num_layers=1, compression_rate=4, **fields)).layers[0]
+    assert isinstance(layer.compressor, Convolution)
+    return layer.compressor.convolution.weight.detach()
+
+
+def test_a_convolution_starts_as_mean_pooling_or_as_torch_has_it() -> None:
+    pooling = torch.eye(12)[..., None].expand(12, 12, 4) / 4
+    assert (initial_convolution() - pooling).abs().max() < 0.01
+    random = initial_convolution(compression_init="random")
+    bound = (12 * 4) ** -0.5  # uniform, by the number of inputs
+    assert bound * 0.9 < random.abs().max() <= bound
+    assert (random.diagonal().mean() - 1 / 4).abs() > 0.1
 
 
 # Temporal range

@@ -62,6 +62,31 @@ def test_adaptive_head_equals_torchs(tied: bool) -> None:
     torch.testing.assert_close(head.logits(hidden), log_p, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_projected_first_cluster(tied: bool) -> None:
+    """The head reads the first cluster, and which cluster it is, from a projection of its own."""
+    fields: dict[str, Any] = {"vocab_size": V, "cutoffs": CUTOFFS, "div_value": DIV, "project_first": True}
+    embedding = noisy(AdaptiveEmbedding(D, **fields))
+    head = noisy(AdaptiveSoftmaxHead(D, **fields, tied_to=embedding if tied else None))
+    hidden, targets = batch()
+    tables, projections = head._tables()
+    assert (tables is embedding.tables) == tied
+    narrow = hidden @ head.first_projection
+    first = torch.cat([tables[0], head.cluster_weight]) @ narrow[..., None]
+    first = first[..., 0] + torch.cat([head.biases[0], head.cluster_bias])
+    parts = [first.log_softmax(-1)]
+    for i, (projection, table) in enumerate(zip(projections, list(tables)[1:], strict=True)):
+        within = (hidden @ projection) @ table.T + head.biases[i + 1]
+        parts.append(within.log_softmax(-1) + parts[0][..., CUTOFFS[0] + i, None])
+    expected = torch.cat([parts[0][..., : CUTOFFS[0]], *parts[1:]], -1)
+    torch.testing.assert_close(head.logits(hidden), expected, atol=1e-12, rtol=0)
+    nll = -expected.gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(head.nll(hidden, targets), nll, atol=1e-12, rtol=0)
+    first_tokens = torch.arange(CUTOFFS[0])
+    expected = embedding.tables[0] @ embedding.first_projection.T
+    torch.testing.assert_close(embedding(first_tokens), expected, atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize("cutoffs", [CUTOFFS, []])
 def test_logits_and_nll_agree_with_biases_and_gradients(cutoffs: list[int]) -> None:
     head = noisy(AdaptiveSoftmaxHead(D, vocab_size=V, cutoffs=cutoffs, div_value=DIV))

@@ -36,8 +36,22 @@ def test_sizes_are_bounded(model: str, field: str, low: int, high: int) -> None:
         ({"norm": "layer"}, "model.norm is 'layer'; choose pre or post"),
         ({"attention": "flash"}, "model.attention is 'flash'; choose fused or reference"),
         ({"compression_loss": "mse"}, "model.compression_loss is 'mse'; choose attention, autoencode or none"),
+        ({"compression_init": "zero"}, "model.compression_init is 'zero'; choose mean or random"),
         ({"num_position_features": 3}, "model.num_position_features is 3; it must be even, from 2 to 65536"),
         ({"dropout": 1.0}, "model.dropout is 1.0; it must be at least 0 and below 1"),
+        ({"activation": "tanh"}, "model.activation is 'tanh'; choose gelu or relu"),
+        ({"clamp_len": -1}, "model.clamp_len is -1; it must be a whole number from 0 to 16777216"),
+        ({"attention_dropout": 1}, "model.attention_dropout is 1; it must be at least 0 and below 1"),
+        ({"project_first": True}, "model.project_first is for model.head=adaptive, not softmax; leave it false"),
+        (
+            {"same_length": True},
+            "model.same_length ends what a query sees with model.memory, but model.compressed is 768; set "
+            "model.compressed=0 or model.same_length=false",
+        ),
+        (
+            {"same_length": True, "memory": 0},
+            "model.same_length lets queries see model.memory steps, which is 0; give it a memory",
+        ),
         ({"num_heads": 5}, "model.d_model 384 is not a multiple of model.num_heads 5"),
     ],
 )

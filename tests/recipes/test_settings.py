@@ -80,6 +80,18 @@ def test_every_study_composes_over_the_papers_model(study: str) -> None:
     assert bool(different) == (study not in same_as_paper)
 
 
+@pytest.mark.parametrize("width", [512, 1024])
+def test_the_literal_study_is_algorithm_1(width: int) -> None:
+    config = compose_config("enwik8", ["preset=paper", "study=literal", f"model.d_model={width}"])
+    expected = {"norm": "post", "empty_memory": "zeros", "num_position_features": width, "activation": "relu",
+                "local_layers": 0, "compression_init": "random"}  # fmt: skip
+    plain = compose_config("enwik8", ["preset=paper", f"model.d_model={width}"])
+    different = {name for name, value in config["model"].items() if value != plain["model"][name]}
+    assert {name: config["model"][name] for name in expected} == expected
+    assert different == expected.keys() - {"local_layers"}  # which preset=paper sets too
+    assert config["train"] == plain["train"]
+
+
 def test_studies_are_table_5() -> None:
     def study(name: str) -> dict[str, Any]:
         return compose_config("enwik8", ["preset=paper", f"study={name}"])

@@ -110,10 +110,10 @@ def _layer(layer: Any, config: Any, window: list[Slot], memory: LayerMemory) -> 
         attended = _attend(layer, config, query, memory, window[: i + 1])
         if config.norm == "pre":
             a = h + attended
-            outputs.append(a + _feedforward(layer, _normalise(layer.feedforward_norm, a)))
+            outputs.append(a + _feedforward(layer, config, _normalise(layer.feedforward_norm, a)))
         else:
             a = _normalise(layer.attention_norm, h + attended)
-            outputs.append(_normalise(layer.feedforward_norm, a + _feedforward(layer, a)))
+            outputs.append(_normalise(layer.feedforward_norm, a + _feedforward(layer, config, a)))
     return outputs
 
 
@@ -140,6 +140,7 @@ def _attend(layer: Any, config: Any, query: Slot, memory: LayerMemory, window: l
 def _r(distance: float, config: Any) -> list[float]:
     """The P sinusoids of one distance: sines, then cosines."""
     features = config.num_position_features
+    distance = min(distance, config.clamp_len or distance)
     angles = [distance * 10000 ** (-2 * m / features) for m in range(features // 2)]
     return [math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles]
 
@@ -148,10 +149,10 @@ def _attention_input(layer: Any, config: Any, vector: Tensor) -> Tensor:
     return _normalise(layer.attention_norm, vector) if config.norm == "pre" else vector
 
 
-def _feedforward(layer: Any, vector: Tensor) -> Tensor:
+def _feedforward(layer: Any, config: Any, vector: Tensor) -> Tensor:
     inner = layer.feedforward_in.weight @ vector + layer.feedforward_in.bias
-    gelu = inner * (1 + torch.erf(inner / math.sqrt(2))) / 2
-    return layer.feedforward_out.weight @ gelu + layer.feedforward_out.bias
+    share = inner > 0 if config.activation == "relu" else (1 + torch.erf(inner / math.sqrt(2))) / 2
+    return layer.feedforward_out.weight @ (inner * share) + layer.feedforward_out.bias
 
 
 def _normalise(norm: nn.LayerNorm, vector: Tensor, *, cut_parameters: bool = False) -> Tensor:

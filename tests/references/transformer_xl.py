@@ -33,9 +33,9 @@ def _layer(layer: Any, config: Any, hidden: Tensor, together: Tensor) -> Tensor:
     if config.norm == "pre":
         queries, slots = _norm(layer.attention_norm, hidden), _norm(layer.attention_norm, together)
         hidden = hidden + _attention(layer.attention, config, queries, slots)
-        return hidden + _feedforward(layer, _norm(layer.feedforward_norm, hidden))
+        return hidden + _feedforward(layer, config, _norm(layer.feedforward_norm, hidden))
     hidden = _norm(layer.attention_norm, hidden + _attention(layer.attention, config, hidden, together))
-    return _norm(layer.feedforward_norm, hidden + _feedforward(layer, hidden))
+    return _norm(layer.feedforward_norm, hidden + _feedforward(layer, config, hidden))
 
 
 def _attention(attention: Any, config: Any, queries: Tensor, slots: Tensor) -> Tensor:
@@ -50,8 +50,10 @@ def _attention(attention: Any, config: Any, queries: Tensor, slots: Tensor) -> T
     content = (q + attention.content_bias[:, None]) @ k.transpose(-1, -2)
     position = _shift((q + attention.position_bias[:, None]) @ r.transpose(-1, -2))
     scores = (content + position) / math.sqrt(q.shape[-1])
-    future = torch.ones(length, total, dtype=torch.bool).triu(total - length + 1)
-    weights = scores.masked_fill(future, -math.inf).softmax(-1)
+    unseen = torch.ones(length, total, dtype=torch.bool).triu(total - length + 1)
+    if config.same_length:
+        unseen |= torch.ones(length, total, dtype=torch.bool).tril(total - length - config.memory)
+    weights = scores.masked_fill(unseen, -math.inf).softmax(-1)
     return (weights @ v).transpose(1, 2).flatten(2) @ attention.output.weight.T
 
 
@@ -59,7 +61,10 @@ def _distances(total: int, config: Any, *, like: Tensor) -> Tensor:
     """R for the distances total - 1 down to 0 [total, P]: sines, then cosines."""
     half = torch.arange(0, config.num_position_features, 2, dtype=like.dtype)
     frequencies = 1 / 10000 ** (half / config.num_position_features)
-    angles = torch.outer(torch.arange(total - 1, -1, -1, dtype=like.dtype), frequencies)
+    distances = torch.arange(total - 1, -1, -1, dtype=like.dtype)
+    if config.clamp_len:
+        distances = distances.clamp(max=config.clamp_len)
+    angles = torch.outer(distances, frequencies)
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
@@ -75,8 +80,9 @@ def _heads(vectors: Tensor, config: Any) -> Tensor:
     return vectors.unflatten(-1, (config.num_heads, -1)).transpose(1, 2)
 
 
-def _feedforward(layer: Any, hidden: Tensor) -> Tensor:
-    inner = F.gelu(hidden @ layer.feedforward_in.weight.T + layer.feedforward_in.bias)
+def _feedforward(layer: Any, config: Any, hidden: Tensor) -> Tensor:
+    inner = hidden @ layer.feedforward_in.weight.T + layer.feedforward_in.bias
+    inner = inner.clamp(min=0) if config.activation == "relu" else F.gelu(inner)
     return inner @ layer.feedforward_out.weight.T + layer.feedforward_out.bias
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from waveform.runs.folder import read_config
+from waveform.runs.folder import comparable, read_config
 from waveform.system.errors import UserError
 
 CONFIG = """\
@@ -19,6 +19,16 @@ def test_values_and_unknown_keys_are_kept(tmp_path: Path) -> None:
     config = read_config(tmp_path)
     assert config["model"] == {"name": "wavenet", "skip_channels": 8}
     assert config["train"]["lr"] == 1e-3 and config["of_a_later_version"] == 3
+
+
+def test_a_run_that_began_before_a_field_existed_has_its_default(tmp_path: Path) -> None:
+    def of_today(**fields: object) -> dict[str, object]:
+        return comparable({"model": {"name": "transformer_xl", "memory": 9, **fields}, "seed": 0})
+
+    began = {"model": {"name": "transformer_xl", "memory": 9}, "seed": 0}
+    assert comparable(began) == of_today(activation="gelu", clamp_len=0)
+    assert comparable(began) != of_today(activation="relu")
+    assert comparable(began) != of_today(memory=8)
 
 
 @pytest.mark.parametrize(

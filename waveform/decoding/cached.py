@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from waveform.decoding.positions import angles, position_query
 from waveform.models.compressive_state import CompressiveState, fill_at, slot_times
@@ -48,6 +47,8 @@ class CachedDecoder:
         device = reference.device
         self._complex = torch.complex128 if reference.dtype == torch.float64 else torch.complex64
         self._rotations = self._unit_circle(torch.arange(config.window, dtype=torch.float64)).to(device)
+        limit = self._unit_circle(torch.tensor([-config.clamp_len], dtype=torch.float64)).to(device)
+        self._limit = torch.view_as_real(limit).flatten()  # [P], what a query meets `clamp_len` steps back
         self._keys: list[Tensor] = []  # [B H, K, d]
         self._values: list[Tensor] = []
         for i, layer in enumerate(self._layers):
@@ -57,10 +58,12 @@ class CachedDecoder:
         self._usage = [usage.clone() for usage in state.usage]
         num_slots = self._first_window_slot + config.window
         self._phase_on_device = torch.empty(1, dtype=torch.int64, device=device)
-        # [1 or B, P, K]: one for all layers and rows, unless compressed slots have times of their own.
-        shape = (self._batch if state.times else 1, config.num_position_features, num_slots)
-        self._position_keys = [
-            torch.empty(shape, device=device, dtype=reference.dtype) for _ in range(len(state.times) or 1)
+        # [1 or B, P, K] and [1 or B, K]: one for all layers and rows, unless compressed slots have times of their own.
+        num_rows, num_kinds = (self._batch, len(state.times)) if state.times else (1, 1)
+        shape = (num_rows, config.num_position_features, num_slots)
+        self._position_keys = [torch.empty(shape, device=device, dtype=reference.dtype) for _ in range(num_kinds)]
+        self._slot_times = [
+            torch.empty(num_rows, num_slots, device=device, dtype=torch.float64) for _ in range(num_kinds)
         ]
         self._mask = torch.empty(num_slots, device=device, dtype=reference.dtype)  # 0 or, for unused slots, -inf
         self._begin_window()
@@ -96,16 +99,20 @@ class CachedDecoder:
         self._phase = int(fill.phase)
         self._phase_on_device.fill_(self._phase)
         first_used = self._first_window_slot - int(fill.memory) - int(fill.compressed)
+        if config.same_length:
+            first_used = max(first_used, self._phase)
         self._mask.fill_(-torch.inf)
         self._mask[first_used : self._first_window_slot + self._phase] = 0
         times = slot_times(
             config, fill.pending, num_compressed=config.compressed, num_memory=config.memory, end=config.window
         )
         position_keys = self._position_keys_at(times)
-        for keys in self._position_keys:
+        for keys, kept in zip(self._position_keys, self._slot_times, strict=True):
             keys.copy_(position_keys)
+            kept.copy_(times)
         for i, own_times in enumerate(self._state.times):
             self._position_keys[i][..., : config.compressed] = self._position_keys_at(own_times.double())
+            self._slot_times[i][:, : config.compressed] = own_times
 
     @property
     def steps_to_host(self) -> int:
@@ -142,6 +149,8 @@ class CachedDecoder:
         model, phase = self._model, self._phase_on_device
         slot = phase + self._first_window_slot
         self._mask.index_fill_(0, slot, 0)
+        if self._config.same_length:
+            self._mask.index_fill_(0, phase, -torch.inf)  # the slot `memory` steps back: there is nothing before memory
         rotation = self._rotations.index_select(0, phase)
         x = model.embedding(tokens)
         for i, layer in enumerate(self._layers):
@@ -150,7 +159,7 @@ class CachedDecoder:
             x = torch.addmm(x, self._attend(i, normed, slot, rotation), self._weights[i].output)
             x = layer.attention_norm(x) if not layer.pre_norm else x
             normed = layer.feedforward_norm(x) if layer.pre_norm else x
-            x = x + layer.feedforward_out(F.gelu(layer.feedforward_in(normed)))
+            x = x + layer.feedforward_out(layer.activation(layer.feedforward_in(normed)))
             x = layer.feedforward_norm(x) if not layer.pre_norm else x
         phase += 1
         return model.head.logits(model.final_norm(x)[:, None])[:, 0]
@@ -165,8 +174,13 @@ class CachedDecoder:
         values.index_copy_(1, slot, projected[:, 2 * d_model : 3 * d_model].reshape(batch_heads, 1, self._d_head))
         pairs = projected[:, 3 * d_model :].reshape(batch_heads, -1, 2)
         rotated = torch.view_as_real(torch.view_as_complex(pairs) * rotation).flatten(1)
-        position_keys = self._position_keys[i if self._state.times else 0]
+        of_slots = i if self._state.times else 0
+        position_keys = self._position_keys[of_slots]
         by_position = torch.baddbmm(self._mask, rotated.view(len(position_keys), -1, rotated.shape[1]), position_keys)
+        if config.clamp_len:
+            is_far = self._phase_on_device - self._slot_times[of_slots][:, None] > config.clamp_len
+            at_limit = self._mask + (pairs.flatten(1) @ self._limit).view(len(position_keys), -1, 1)
+            by_position = torch.where(is_far, at_limit, by_position)
         logits = torch.baddbmm(
             by_position.view(batch_heads, 1, -1), query, keys.transpose(1, 2), beta=self._scale, alpha=self._scale
         )

@@ -83,12 +83,23 @@ class RelativeAttention(nn.Module):
 
     logit_ij = ((q_i + u) . k_j + (q_i + v) . W_R R(t_i - t_j)) / sqrt(d). `fused` folds the second term into longer
     queries and keys, exact because R is sinusoidal; `reference` evaluates it for each distance and gathers.
+    clamp_len: the largest distance that R sees, 0 for no limit; dropout: of attention weights.
     """
 
-    def __init__(self, d_model: int, *, num_heads: int, num_position_features: int, implementation: str) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        num_heads: int,
+        num_position_features: int,
+        implementation: str,
+        clamp_len: int = 0,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.num_heads, self.num_position_features = num_heads, num_position_features
-        self.implementation = implementation
+        self.implementation, self.clamp_len = implementation, clamp_len
+        self.dropout = nn.Dropout(dropout)
         self.observed = False  # whether a hook looks at what this module returns, so that it must be called
         self.query = Linear(d_model, d_model, bias=False)
         self.key = Linear(d_model, d_model, bias=False)
@@ -97,6 +108,11 @@ class RelativeAttention(nn.Module):
         self.position = nn.Linear(num_position_features, d_model, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, d_model // num_heads))  # u
         self.position_bias = nn.Parameter(torch.zeros(num_heads, d_model // num_heads))  # v
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether `fused` is asked for and can serve: it knows no limit of distances, and holds no weights to drop."""
+        return self.implementation == "fused" and not self.clamp_len and not (self.training and self.dropout.p)
 
     def split_heads(self, x_BTD: Tensor) -> Tensor:
         """-> [B, H, T, d]."""
@@ -150,10 +166,10 @@ class RelativeAttention(nn.Module):
                 kv = torch.cat([kv_past, kv], dim=1)
         k_BHKd, v_BHKd = (self.split_heads(part) for part in kv.chunk(2, dim=-1))
         q_BHTd = self.split_heads(q)
-        if self.implementation == "fused":
+        if self.is_fused:
             mixed_BHTd = self._fused(q_BHTd, k_BHKd, v_BHKd, slots)
         else:
-            mixed_BHTd = self._weights(q_BHTd, k_BHKd, slots) @ v_BHKd
+            mixed_BHTd = self.dropout(self._weights(q_BHTd, k_BHKd, slots)) @ v_BHKd
         return AttentionOutput(self.output(mixed_BHTd.transpose(1, 2).flatten(2)), q_BHTd, k_BHKd, v_BHKd)
 
     def _long_queries(self, q_BHTd: Tensor, slots: Slots) -> Tensor:
@@ -174,7 +190,8 @@ class RelativeAttention(nn.Module):
     def _weights(self, q_BHTd: Tensor, k_BHKd: Tensor, slots: Slots) -> Tensor:
         """Attention weights [B, H, T, K] as in the paper: R of every distance, projected, gathered to its pairs."""
         distances = slots.query_times[..., :, None] - slots.slot_times[..., None, :]  # [1 or B, T, K]
-        unique, index = torch.unique(distances, return_inverse=True)
+        told_apart = distances.clamp(max=self.clamp_len) if self.clamp_len else distances
+        unique, index = torch.unique(told_apart, return_inverse=True)
         encoding = encode_times(unique, num_position_features=self.num_position_features, dtype=q_BHTd.dtype)
         by_distance = self.position_queries(q_BHTd) @ encoding.t()  # [B, H, T, number of distances]
         index_BHTK = index.view(distances.shape)[:, None].expand(*q_BHTd.shape[:3], -1)
@@ -192,7 +209,7 @@ class RelativeAttention(nn.Module):
     def received_attention(self, attended: AttentionOutput, slots: Slots) -> Tensor:
         """Weight that each slot received, summed over the queries and averaged over the heads: [B, K]."""
         q_BHTd, k_BHKd = attended.queries, attended.keys
-        if self.implementation == "reference":
+        if not self.is_fused:
             return self.weights(attended, slots).mean(dim=1).sum(dim=1)
         return received_weight(
             self._long_queries(q_BHTd, slots),

@@ -270,7 +270,7 @@ def next_piece(
     # Vectors go to the device; what is quadratic is made there.
     query_times, times = to_device(query_times, device), to_device(times, device)
     visible = None
-    if not aligned:
+    if not aligned or config.same_length:
         in_use = torch.cat(
             [
                 torch.arange(num_compressed) >= num_compressed - fill.compressed[:, None],
@@ -279,8 +279,11 @@ def next_piece(
             ],
             dim=1,
         )
-        in_use = to_device(in_use, device)
-        visible = (in_use[:, None] & (times[:, None, :] <= query_times[:, :, None]))[:, None]
+        distances = query_times[:, :, None] - times[:, None, :]
+        visible = to_device(in_use, device)[:, None] & (distances >= 0)
+        if config.same_length:
+            visible &= distances < config.memory
+        visible = visible[:, None]
     query_encoding, slot_encoding = (
         encode_times(t, num_position_features=config.num_position_features, dtype=dtype) for t in (query_times, times)
     )

@@ -40,7 +40,7 @@ from waveform.models.compressive_state import (
 )
 from waveform.models.embeddings import token_embedding
 from waveform.models.linear import Linear, linear
-from waveform.models.transformer_config import CompressiveTransformerConfig
+from waveform.models.transformer_config import ACTIVATIONS, CompressiveTransformerConfig
 from waveform.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -79,10 +79,13 @@ class Layer(nn.Module):
             num_heads=config.num_heads,
             num_position_features=config.num_position_features,
             implementation=config.attention,
+            clamp_len=config.clamp_len,
+            dropout=config.attention_dropout,
         )
         self.feedforward_norm = nn.LayerNorm(config.d_model)
         self.feedforward_in = Linear(config.d_model, config.d_feedforward)
         self.feedforward_out = Linear(config.d_feedforward, config.d_model)
+        self.activation = ACTIVATIONS[config.activation]
         self.dropout = nn.Dropout(config.dropout)
         if config.compressed:
             self.compressor = compression_function(config.compression)(config.d_model, rate=config.compression_rate)
@@ -102,7 +105,7 @@ class Layer(nn.Module):
         nn.init.xavier_uniform_(self.feedforward_in.weight)
         nn.init.zeros_(self.feedforward_in.bias)
         nn.init.zeros_(self.feedforward_out.bias)
-        if self.config.compressed:
+        if self.config.compressed and self.config.compression_init == "mean":
             self.compressor.initialise()
 
     def forward(
@@ -122,7 +125,7 @@ class Layer(nn.Module):
         """
         step = compiled_step() if compiled else Layer.step
         if checkpointed:
-            dropout = self.dropout.p > 0
+            dropout = self.dropout.p > 0 or self.attention.dropout.p > 0
             output = checkpoint(step, self, h_BTD, state, piece, use_reentrant=False, preserve_rng_state=dropout)
         else:
             output = step(self, h_BTD, state, piece)
@@ -191,7 +194,7 @@ class Layer(nn.Module):
         return F.layer_norm(x, self.attention_norm.normalized_shape, eps=self.attention_norm.eps)
 
     def _feedforward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.feedforward_out(self.dropout(F.gelu(self.feedforward_in(x)))))
+        return self.dropout(self.feedforward_out(self.dropout(self.activation(self.feedforward_in(x)))))
 
     def end_window(
         self,
@@ -330,6 +333,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
             cutoffs=config.cutoffs,
             div_value=config.div_value,
             tie_embeddings=config.tie_embeddings,
+            project_first=config.project_first,
             std=embedding_std,
         )
         self.dropout = nn.Dropout(config.dropout)
@@ -340,6 +344,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
             vocab_size=config.vocab_size,
             cutoffs=config.cutoffs,
             div_value=config.div_value,
+            project_first=config.project_first,
             tied_to=self.embedding if config.tie_embeddings else None,
         )
         if isinstance(self.embedding, nn.Embedding):
@@ -396,7 +401,10 @@ class CompressiveTransformer(nn.Module, OptionalParts):
     @property
     def receptive_field(self) -> int:
         """Steps that one layer attends to from the end of a window; layers above reach further through its memory."""
-        return self.config.window + self.config.memory + self.config.compression_rate * self.config.compressed
+        config = self.config
+        if config.same_length:
+            return config.memory
+        return config.window + config.memory + config.compression_rate * config.compressed
 
     def init_state(
         self, batch_size: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32

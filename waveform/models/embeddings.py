@@ -33,7 +33,7 @@ class AdaptiveEmbedding(nn.Module):
 
     Without cutoffs it is one table of width D. `scale` multiplies the vectors of tokens: if the tables are tied to an
     output head, they must be small for its sake, and sqrt(D) makes them large enough as inputs (Vaswani et al. 2017,
-    section 3.4).
+    section 3.4). `project_first`: the first cluster is projected too, although it is D wide (Dai et al. 2019's code).
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class AdaptiveEmbedding(nn.Module):
         vocab_size: int,
         cutoffs: Sequence[int] = (),
         div_value: int = 1,
+        project_first: bool = False,
         std: float = _STD,
         scale: float = 1.0,
     ) -> None:
@@ -54,10 +55,8 @@ class AdaptiveEmbedding(nn.Module):
         self.tables = nn.ParameterList(
             nn.Parameter(std * torch.randn(n, width)) for n, width in zip(sizes, widths, strict=True)
         )
-        # [D, d_i] of every cluster but the first, scaled so that the vectors of all clusters are equally long.
-        self.projections = nn.ParameterList(
-            nn.Parameter(torch.randn(d_model, width) / math.sqrt(width)) for width in widths[1:]
-        )
+        self.projections = nn.ParameterList(random_projection(d_model, width) for width in widths[1:])
+        self.first_projection = random_projection(d_model, d_model) if project_first else None
         self.begin = nn.Parameter(std * scale * torch.randn(d_model))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -77,7 +76,13 @@ class AdaptiveEmbedding(nn.Module):
         """Vectors [..., D] of `tokens`, with some token of the cluster in place of those outside it."""
         first, stop = self.bounds[cluster], self.bounds[cluster + 1]
         vectors = F.embedding(tokens.clamp(first, stop - 1) - first, self.tables[cluster])
-        return vectors if cluster == 0 else F.linear(vectors, self.projections[cluster - 1])
+        projection = self.projections[cluster - 1] if cluster else self.first_projection
+        return vectors if projection is None else F.linear(vectors, projection)
+
+
+def random_projection(d_model: int, width: int) -> nn.Parameter:
+    """[D, d_i] of a cluster, scaled so that the vectors of all clusters are equally long."""
+    return nn.Parameter(torch.randn(d_model, width) / math.sqrt(width))
 
 
 def token_embedding(
@@ -87,6 +92,7 @@ def token_embedding(
     cutoffs: Sequence[int],
     div_value: int,
     tie_embeddings: bool,
+    project_first: bool,
     std: float,
 ) -> nn.Module:
     """The input embedding that goes with a head with these fields. A plain one is left for the model to initialise.
@@ -100,6 +106,7 @@ def token_embedding(
         vocab_size=vocab_size,
         cutoffs=cutoffs,
         div_value=div_value,
+        project_first=project_first,
         std=_STD if tie_embeddings else std,
         scale=math.sqrt(d_model) if tie_embeddings else 1.0,
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from waveform.models.embeddings import AdaptiveEmbedding
+from waveform.models.embeddings import AdaptiveEmbedding, random_projection
 from waveform.models.linear import Linear, linear
 
 KINDS = ("softmax", "adaptive")
@@ -53,9 +53,10 @@ class AdaptiveSoftmaxHead(nn.Module):
         vocab_size: int,
         cutoffs: Sequence[int] = (),
         div_value: int = 1,
+        project_first: bool = False,
         tied_to: AdaptiveEmbedding | None = None,
     ) -> None:
-        """`tied_to` must have the same sizes, cutoffs and div_value."""
+        """`tied_to` must have the same sizes, cutoffs and div_value. `project_first`: by a matrix of its own."""
         super().__init__()
         self.bounds = [0, *cutoffs, vocab_size]
         self.num_tails = len(cutoffs)
@@ -65,6 +66,7 @@ class AdaptiveSoftmaxHead(nn.Module):
             own = AdaptiveEmbedding(d_model, vocab_size=vocab_size, cutoffs=cutoffs, div_value=div_value)
             self.tables = own.tables
             self.projections = own.projections
+        self.first_projection = random_projection(d_model, d_model) if project_first else None
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b - a)) for a, b in pairwise(self.bounds))
         if self.num_tails:
             self.cluster_weight = nn.Parameter(_STD * torch.randn(self.num_tails, d_model))
@@ -84,6 +86,8 @@ class AdaptiveSoftmaxHead(nn.Module):
         weight, bias = tables[0], self.biases[0]
         if self.num_tails:
             weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
+        if self.first_projection is not None:
+            hidden = linear(hidden, self.first_projection.t())
         return _at_least_fp32(linear(hidden, weight, bias))
 
     def _tail_logits(self, hidden: Tensor, tail: int) -> Tensor:
@@ -128,10 +132,23 @@ def _at_least_fp32(x: Tensor) -> Tensor:
 
 
 def output_head(
-    d_model: int, *, vocab_size: int, cutoffs: Sequence[int], div_value: int, tied_to: nn.Module | None
+    d_model: int,
+    *,
+    vocab_size: int,
+    cutoffs: Sequence[int],
+    div_value: int,
+    project_first: bool,
+    tied_to: nn.Module | None,
 ) -> "SoftmaxHead | AdaptiveSoftmaxHead":
     """The head with these fields; `tied_to` is the model's embedding if the two share their tables."""
     if not cutoffs and tied_to is None:
         return SoftmaxHead(d_model, vocab_size=vocab_size)
     assert tied_to is None or isinstance(tied_to, AdaptiveEmbedding)
-    return AdaptiveSoftmaxHead(d_model, vocab_size=vocab_size, cutoffs=cutoffs, div_value=div_value, tied_to=tied_to)
+    return AdaptiveSoftmaxHead(
+        d_model,
+        vocab_size=vocab_size,
+        cutoffs=cutoffs,
+        div_value=div_value,
+        project_first=project_first,
+        tied_to=tied_to,
+    )

@@ -1,8 +1,11 @@
 """The settings of models with a memory that attention reads, each checked when it is made."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
+
+from torch import Tensor
+from torch.nn import functional as F
 
 from waveform.models import heads
 from waveform.models.attention import IMPLEMENTATIONS, VECTOR
@@ -14,6 +17,8 @@ from waveform.system.rules import Rule, check_rules, one_of, whole_number
 # Far above any model that was ever trained, and low enough for whatever is asked of a machine to be counted in time.
 MAX_LAYERS, MAX_WIDTH, MAX_SLOTS, MAX_CUTOFFS = 1000, 2**16, 2**24, 100
 _WIDTH = whole_number(1, MAX_WIDTH)
+_SHARE_DROPPED = Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1")
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 _MAX_WEIGHTS = 2**18  # attention weights of a row and layer, which kernels keep; above it torch's products are as fast
 
 
@@ -41,6 +46,13 @@ class TransformerConfig:
     div_value: int = 4  # how many times narrower a cluster's vectors are than those of the cluster before
     tie_embeddings: bool = False  # the head uses the vectors (and projections) of the input embedding
 
+    # How published Transformer-XLs differ from this model: what their weights need (`python -m recipes import`).
+    activation: str = "gelu"  # gelu | relu: of the feed-forward network
+    same_length: bool = False  # every query sees `memory` steps, itself included, instead of its window and all memory
+    clamp_len: int = 0  # steps, the largest distance that positions tell apart; 0: no limit
+    attention_dropout: float = 0.0  # of attention weights
+    project_first: bool = False  # an adaptive head's first cluster has a projection too, another one than the input's
+
     RULES: ClassVar[Mapping[str, Rule]] = {
         "vocab_size": whole_number(1),
         "num_layers": whole_number(1, MAX_LAYERS),
@@ -56,9 +68,12 @@ class TransformerConfig:
         ),
         "local_layers": Rule(lambda value: 0 <= value <= 1, "it must be a share of the layers, from 0 to 1"),
         "empty_memory": one_of("mask", "zeros"),
-        "dropout": Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1"),
+        "dropout": _SHARE_DROPPED,
         "head": one_of(*heads.KINDS),
         "div_value": _WIDTH,
+        "activation": one_of(*ACTIVATIONS),
+        "clamp_len": whole_number(0, MAX_SLOTS),
+        "attention_dropout": _SHARE_DROPPED,
     }
 
     def __post_init__(self) -> None:
@@ -73,6 +88,15 @@ class TransformerConfig:
             )
         if self.d_model % self.num_heads:
             raise UserError(f"model.d_model {self.d_model} is not a multiple of model.num_heads {self.num_heads}")
+        if self.project_first and self.head != "adaptive":
+            raise UserError(f"model.project_first is for model.head=adaptive, not {self.head}; leave it false")
+        if self.same_length and not self.memory:
+            raise UserError("model.same_length lets queries see model.memory steps, which is 0; give it a memory")
+
+    @property
+    def fits_kernels(self) -> bool:
+        """Whether compiled kernels know its mathematics: GELU, and all of the past, each slot at its own distance."""
+        return self.activation == "gelu" and not self.same_length and not self.clamp_len
 
 
 @dataclass
@@ -85,6 +109,7 @@ class CompressiveTransformerConfig(TransformerConfig):
     compression_loss: str = "attention"  # attention | autoencode | none
     # time: the centre of the steps covered, or a kept slot's own; contiguous: unit steps behind memory
     compressed_position: str = "time"
+    compression_init: str = "mean"  # mean: a convolution starts as mean pooling; random: as torch's layers start
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         **TransformerConfig.RULES,
@@ -92,6 +117,7 @@ class CompressiveTransformerConfig(TransformerConfig):
         "compression_rate": whole_number(1, MAX_SLOTS),
         "compression_loss": one_of(*LOSSES),
         "compressed_position": one_of("time", "contiguous"),
+        "compression_init": one_of("mean", "random"),
     }
 
     def __post_init__(self) -> None:
@@ -101,6 +127,11 @@ class CompressiveTransformerConfig(TransformerConfig):
             raise UserError(
                 f"model.compression={self.compression} looks at the attention that slots receive while in memory, so "
                 f"model.memory ({self.memory}) must be at least model.window ({self.window})"
+            )
+        if self.compressed and self.same_length:
+            raise UserError(
+                "model.same_length ends what a query sees with model.memory, but model.compressed is "
+                f"{self.compressed}; set model.compressed=0 or model.same_length=false"
             )
 
     @property
@@ -112,7 +143,9 @@ class CompressiveTransformerConfig(TransformerConfig):
         return (
             self.norm == "pre"
             and self.attention == "fused"
+            and self.fits_kernels
             and not self.dropout
+            and not self.attention_dropout
             and not uses_attention
             and not self.keeps_times
             and self.num_heads * self.window * num_slots <= _MAX_WEIGHTS
@@ -127,8 +160,10 @@ class CompressiveTransformerConfig(TransformerConfig):
 
     @property
     def temporal_range(self) -> int:
-        """Steps that a stack reaches back from the start of a window: L (M + c C).
+        """Steps that a stack reaches back from the start of a window: L (M + c C), or L (M - 1) with `same_length`.
 
         Exact if c divides W and W divides M; else steps that wait for their group add up to c - 1 a layer.
         """
+        if self.same_length:
+            return self.num_layers * (self.memory - 1)
         return self.num_layers * (self.memory + self.compression_rate * self.compressed)

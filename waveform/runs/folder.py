@@ -3,6 +3,7 @@
 config.yaml  metrics.jsonl  tensorboard/  checkpoints/step_N/
 """
 
+from dataclasses import MISSING, fields
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ from omegaconf import OmegaConf
 
 from waveform.engine.checkpoint import CHECKPOINTS_DIR, Checkpoint
 from waveform.engine.metrics import METRICS_FILE
+from waveform.models.registry import model_class
 from waveform.runs.settings import differing_keys
 from waveform.system.errors import UserError
 
@@ -103,7 +105,13 @@ def refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
 
 
 def comparable(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration without what may differ when a run is resumed."""
+    """The configuration without what may differ when a run is resumed.
+
+    Fields of the model that did not exist when the run began have their defaults, which leave it as it was.
+    """
+    known = {field.name: field.default for field in fields(model_class(config["model"]["name"]).Config)}
+    added = {name: value for name, value in known.items() if name != "vocab_size" and value is not MISSING}
+    config = {**config, "model": {**added, **config["model"]}}
     return {
         section: {key: value for key, value in content.items() if key not in _MAY_DIFFER.get(section, ())}
         if isinstance(content, dict)
@@ -117,8 +125,8 @@ def check_recorded(run_dir: Path, config: dict[str, Any], found: Checkpoint) -> 
     recorded = found.progress.run
     if recorded is None:  # of an older version
         return
-    asked = comparable(config)
-    different = differing_keys(recorded, asked) if isinstance(recorded, dict) else ["everything"]
+    known = isinstance(recorded, dict) and isinstance(recorded.get("model"), dict) and "name" in recorded["model"]
+    different = differing_keys(comparable(recorded), comparable(config)) if known else ["everything"]
     if different:
         raise UserError(
             f"{run_dir / CONFIG_FILE} has been changed, or the checkpoint in {found.folder} is from another run: "

@@ -1,0 +1,178 @@
+"""`python -m recipes import`: makes a run of a published Transformer-XL's weights, which every verb then knows."""
+
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from recipes.corpora.tokenizers import WordTokenizer, load_tokenizer, save_tokenizer
+from recipes.corpora.vocabulary import VOCABULARY_FILES, read_vocabulary
+from recipes.published import Published, read_published
+from recipes.text import compose_config
+from waveform.engine.checkpoint import TrainingProgress, save
+from waveform.engine.dataset import Dataset, read_dataset, write_dataset
+from waveform.engine.interface import SequenceModel
+from waveform.engine.train_config import TrainConfig
+from waveform.engine.trainer import RunContext, Trainer
+from waveform.ranks.distributed import World
+from waveform.runs.configured_model import model_from, num_parameters, sketch_model, window_of
+from waveform.runs.folder import CONFIG_FILE, comparable
+from waveform.runs.settings import to_yaml, typed
+from waveform.system.atomic import explain_write_errors, write_file
+from waveform.system.errors import UserError
+
+_VOCABULARY_DIR = "vocabulary"  # in a run without text: a data set without splits
+_RECIPE = "wikitext103"  # of a run without text
+
+
+def import_run(
+    checkpoint: Path,
+    run_dir: Path,
+    overrides: Sequence[str] = (),
+    *,
+    data_dir: Path | None = None,
+    vocabulary: Path | None = None,
+    show_progress: bool = True,
+) -> None:
+    """Read published weights (recipes/published.py) and write them as a run at step 0 in `run_dir`, a new folder.
+
+    data_dir: text that was prepared with the model's vocabulary; without it the run can only be sampled from.
+    vocabulary: its words; None for those of `data_dir`, or of a file in the folder of `checkpoint`. overrides: settings
+    of the run. Raises UserError for weights that cannot be imported, a vocabulary of a different size and a `run_dir`
+    that is not empty.
+    """
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        raise UserError(f"{run_dir} is not empty; give a new folder")
+    tokenizer = _tokenizer(checkpoint, data_dir, vocabulary)
+    published = read_published(checkpoint, first_input=tokenizer.end_of_line)
+    if published.vocab_size != tokenizer.vocab_size:
+        raise UserError(
+            f"the vocabulary has {tokenizer.vocab_size:,} words, but the weights in {checkpoint} are for "
+            f"{published.vocab_size:,}; give the one that they were trained with"
+        )
+    data = None if data_dir is None else read_dataset(data_dir)
+    recipe = _RECIPE if data is None else str(data.modality.get("recipe"))
+    settings = [*_settings(published), *overrides]
+    config = compose_config(recipe, settings)
+    config["dataset"] = {"vocab_size": published.vocab_size}
+    _refuse_other_shapes(checkpoint, config, published)
+    model = model_from(config)
+    assert isinstance(model, nn.Module)
+    model.load_state_dict(published.weights)
+    try:
+        with explain_write_errors(run_dir):
+            run_dir.mkdir(parents=True, exist_ok=True)
+        if data is None:
+            data = _vocabulary_alone(run_dir / _VOCABULARY_DIR, tokenizer)
+        _write_run(run_dir, config, data, model)
+    except BaseException:  # half a run is none
+        shutil.rmtree(run_dir, ignore_errors=True)
+        raise
+    if show_progress:
+        print(
+            f"{run_dir}: Transformer-XL of {num_parameters(model):,} parameters and {published.vocab_size:,} words, "
+            f"from {published.layout.name} layout; memory {config['model']['memory']}, window {window_of(config)}"
+        )
+        if data_dir is not None:
+            print(f"to train it: python -m recipes train {recipe} {data_dir} {run_dir} {shlex.join(settings)}")
+
+
+def _tokenizer(checkpoint: Path, data_dir: Path | None, vocabulary: Path | None) -> WordTokenizer:
+    """The vocabulary, from the place that is named first in `import_run`."""
+    if data_dir is not None:
+        tokenizer = load_tokenizer(data_dir)
+        if not isinstance(tokenizer, WordTokenizer):
+            raise UserError(
+                f"{data_dir} is read as {tokenizer.kind}; published Transformer-XLs know words, so prepare it as a "
+                "recipe of words with corpus.vocabulary=FILE"
+            )
+        if vocabulary is not None and tokenizer.content() != WordTokenizer(read_vocabulary(vocabulary)).content():
+            raise UserError(
+                f"{data_dir} was prepared with other words than those of {vocabulary}; prepare it with "
+                f"corpus.vocabulary={vocabulary}"
+            )
+        return tokenizer
+    if vocabulary is None:
+        folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+        found = [folder / name for name in VOCABULARY_FILES if (folder / name).is_file()]
+        if not found:
+            raise UserError(
+                f"{folder} has no {' or '.join(VOCABULARY_FILES)}; give the words that the weights were trained with "
+                "by --vocabulary FILE, or a text prepared with them by --data DATA_DIR"
+            )
+        vocabulary = found[0]
+    return WordTokenizer(read_vocabulary(vocabulary))
+
+
+def _settings(published: Published) -> list[str]:
+    """The overrides that describe the model, and training one row, whose state the checkpoint holds too."""
+
+    def text(value: Any) -> str:
+        return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
+
+    window = published.fields["window"]
+    model = [f"model.{name}={text(value)}" for name, value in published.fields.items()]
+    return ["model=transformer_xl", *model, "train.batch_size=1", f"train.chunk={window}"]
+
+
+def _refuse_other_shapes(path: Path, config: dict[str, Any], published: Published) -> None:
+    """Raises UserError if the weights do not fit the model of `config`."""
+    sketch = sketch_model(config, num_copies=2)
+    assert isinstance(sketch, nn.Module)
+    wanted = {name: tuple(tensor.shape) for name, tensor in sketch.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in published.weights.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise UserError(
+                f"{path} does not fit model=transformer_xl: {name} has shape {found.get(name)}, not "
+                f"{wanted.get(name)}; leave out settings of sizes, or get the file again"
+            )
+
+
+def _vocabulary_alone(folder: Path, tokenizer: WordTokenizer) -> Dataset:
+    """A data set that has a vocabulary but no text."""
+    with explain_write_errors(folder):
+        folder.mkdir()
+    save_tokenizer(tokenizer, folder)
+    modality = {"kind": "text", "recipe": _RECIPE, "tokens": tokenizer.kind}
+    return write_dataset(Dataset(folder, tokenizer.vocab_size, modality, splits={}, sources={}))
+
+
+def _write_run(run_dir: Path, config: dict[str, Any], data: Dataset, model: SequenceModel) -> None:
+    """Write the configuration and a checkpoint of step 0, from which training with the same settings continues."""
+    splits = {split: data.open_split(split) for split in data.splits}
+    config["dataset"] = {
+        "path": str(data.folder.resolve()),
+        "vocab_size": data.vocab_size,
+        "modality": data.modality,
+        "checksums": {split: tokens.checksum for split, tokens in splits.items()},
+    }
+    train: TrainConfig = typed(TrainConfig, config["train"], section="train")
+    if splits:
+        context = RunContext(run_dir, World(), record=comparable(config), show_progress=False)
+        Trainer(
+            model,
+            train,
+            train=splits["train"],
+            valid=splits["valid"],
+            window=window_of(config),
+            seed=config["seed"],
+            context=context,
+        ).save()
+    else:
+        assert isinstance(model, nn.Module)
+        save(
+            run_dir,
+            model=model,
+            optimiser=torch.optim.Adam(model.parameters()),
+            state=(),
+            progress=TrainingProgress(step=0, num_ranks=1, seconds=0, tokens_seen=0, cursor={}, run=comparable(config)),
+            conditions={},
+            world=World(),
+            keep=1,
+        )
+    write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())

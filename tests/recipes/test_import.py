@@ -1,0 +1,285 @@
+"""`python -m recipes import`: published weights compute what they did, and the run works in every verb."""
+
+import json
+import pickle
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from recipes.corpora.tokenizers import WordTokenizer, load_tokenizer
+from recipes.corpora.vocabulary import read_vocabulary
+from recipes.published import read_published
+from recipes.text import load
+from tests.recipes.calling import mistake, run
+from tests.recipes.corpus_files import sentences, write_source
+from tests.references import published_transformer_xl as reference
+from tests.references.published_transformer_xl import Shape, Weights
+from waveform.models.registry import build
+from waveform.runs.scoring import own_tokens
+
+_BEGIN = 3  # stands for begin-of-utterance
+_WORDS = ["<eos>", "<unk>", *sorted({word for line in sentences(400) for word in line.split()})]
+
+
+def config_of(shape: Shape) -> dict[str, Any]:
+    names = ("mem_len", "tgt_len", "clamp_len", "same_length", "cutoffs")
+    return {name: getattr(shape, name) for name in names}
+
+
+def write_checkpoint(folder: Path, shape: Shape, *, tensors: str = "torch", **changes: Any) -> Weights:
+    """Write weights, config.json and, if it has room for them, the words into `folder`; returns the weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = reference.make_weights(shape)
+    if tensors == "torch":
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:  # each tensor once, as that library's tools leave them
+        seen: set[int] = set()
+        once = {k: t for k, t in weights.items() if t.data_ptr() not in seen and not seen.add(t.data_ptr())}
+        save_file(once, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config_of(shape) | changes))
+    return weights
+
+
+SHAPES = {
+    f"{code}, {name}": Shape(hugging_face=code == "Hugging Face", **fields)
+    for code in ("Hugging Face", "kimiyoung")
+    for name, fields in {
+        "tied": {},
+        "clamped": {"clamp_len": 4},
+        "same length": {"same_length": True, "mem_len": 5},
+        "same length, clamped": {"same_length": True, "clamp_len": 9},
+        "memory shorter than a segment": {"same_length": True, "mem_len": 3},
+        "untied": {"tied": False},
+        "equal widths": {"div_val": 1},
+        "equal widths, untied": {"div_val": 1, "tied": False},
+        "no clusters": {"div_val": 1, "cutoffs": []},
+        "no clusters, untied": {"div_val": 1, "cutoffs": [], "tied": False},
+        "three times narrower": {"div_val": 3, "d_model": 18, "cutoffs": [8, 20]},
+    }.items()
+}
+
+
+@pytest.mark.parametrize("tensors", ["torch", "safetensors"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_hidden_vectors_and_probabilities_are_those_of_the_code(name: str, tensors: str, tmp_path: Path) -> None:
+    shape = SHAPES[name]
+    weights = write_checkpoint(tmp_path, shape, tensors=tensors)
+    published = read_published(tmp_path, first_input=_BEGIN)
+    model: Any = build("transformer_xl", vocab_size=published.vocab_size, **published.fields)
+    model.load_state_dict(published.weights)
+    model = model.eval().double()
+    tokens = torch.randint(shape.vocab_size, (3, 5 * shape.tgt_len), generator=torch.Generator().manual_seed(1))
+    expected, log_p = reference.run(weights, shape, tokens)
+    with torch.no_grad():
+        state = model.init_state(3, device="cpu", dtype=torch.float64)
+        hidden = model(tokens, state).hidden
+        # The frequencies of positions are in the file in fp32.
+        torch.testing.assert_close(hidden, expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(model.head.logits(hidden).log_softmax(-1), log_p, atol=2e-6, rtol=0)
+        targets = tokens.roll(-1, dims=1)
+        nll = -log_p.gather(-1, targets[..., None])[..., 0]
+        torch.testing.assert_close(model.head.nll(hidden, targets), nll, atol=2e-6, rtol=0)
+        words = model.embedding(torch.tensor([_BEGIN, shape.vocab_size]))
+        torch.testing.assert_close(words[1], words[0], atol=1e-6, rtol=0)
+    assert published.fields["tie_embeddings"] == shape.tied
+
+
+def word_shape(**changes: Any) -> Shape:
+    return Shape(hugging_face=True, **{"vocab_size": len(_WORDS), "clamp_len": 6, "same_length": True, **changes})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder: CHECKPOINT with the words beside the weights, and data prepared with these words."""
+    write_checkpoint(tmp_path / "checkpoint", word_shape())
+    (tmp_path / "checkpoint" / "vocab.txt").write_text("\n".join(_WORDS) + "\n")
+    corpus = write_source("wikitext103", tmp_path / "corpus")
+    vocabulary = f"corpus.vocabulary={tmp_path / 'checkpoint' / 'vocab.txt'}"
+    run("prepare", "wikitext103", corpus, tmp_path / "data", "corpus.check=false", vocabulary)
+    return tmp_path
+
+
+def test_the_run_works_in_every_verb(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir, data = source / "run", source / "data"
+    run("import", source / "checkpoint", run_dir, "--data", data, "train.max_steps=2", "train.warmup_steps=1")
+    command = capsys.readouterr().out.splitlines()[-1]
+    run("evaluate", run_dir, "--json", source / "before.json")
+    before = json.loads((source / "before.json").read_text())
+    assert before["step"] == 0 and before["memory"] == 7
+    assert abs(before["nats_per_token"] - expected_nats(source)) < 1e-5
+    run("evaluate", run_dir, "--memory", "12", "--rows", "4", "--dynamic")
+    run("import", source / "checkpoint", source / "other", "--data", data, "model.memory=20", "model.clamp_len=0")
+    run("compare", run_dir, source / "other", "--json", source / "compared.json")
+    assert json.loads((source / "compared.json").read_text())[1]["difference_to_first_nats"] != 0
+    run("sample", run_dir, "--tokens", "20", "--prompt", " ".join(_WORDS[2:8]))
+    run("analyse", run_dir, "--tokens", "300")
+    assert command.startswith("to train it: python -m recipes train")
+    run(*shlex.split(command)[6:])
+    run("evaluate", run_dir, "--json", source / "after.json")
+    after = json.loads((source / "after.json").read_text())
+    assert after["step"] == 2 and after["nats_per_token"] != before["nats_per_token"]
+
+
+def expected_nats(source: Path) -> float:
+    """NLL of the test split by the reference, with <eos> before its first word."""
+    tokens = own_tokens(load(source / "run", device="cpu"), split="test")
+    words = torch.from_numpy(tokens.read(0, start=0, stop=tokens.num_tokens).astype("int64"))[None]
+    begin = torch.tensor([[_WORDS.index("<eos>")]])
+    weights = reference.make_weights(word_shape())
+    _, log_p = reference.run(weights, word_shape(), torch.cat([begin, words[:, :-1]], 1))
+    return float(-log_p.gather(-1, words[..., None]).mean())
+
+
+def test_words_keep_the_ids_of_the_vocabulary(source: Path) -> None:
+    tokenizer = load_tokenizer(source / "data")
+    assert isinstance(tokenizer, WordTokenizer) and tokenizer.content() == {"words": _WORDS}
+    assert tokenizer.encode_prompt(f"{_WORDS[9]} neverseen").tolist() == [9, 1]
+
+
+def test_without_text_the_run_can_be_sampled_from(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("import", source / "checkpoint", source / "run")
+    run("sample", source / "run", "--tokens", "5")
+    message = mistake(["evaluate", source / "run"], capsys)
+    assert "has no split 'test'" in message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _WORDS,
+        {word: i for i, word in reversed(list(enumerate(_WORDS)))},
+        {"idx2sym": _WORDS},
+        {"sym2idx": {word: i for i, word in enumerate(_WORDS)}},
+        "\n".join(_WORDS),
+        "".join(f"{word} {i}\n" for i, word in enumerate(_WORDS)),
+    ],
+    ids=["list", "ids", "idx2sym", "sym2idx", "lines", "counts"],
+)
+def test_vocabularies(content: Any, tmp_path: Path) -> None:
+    path = tmp_path / "words"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    assert read_vocabulary(path) == _WORDS
+
+
+VOCABULARY_MISTAKES = {
+    "[1, 2]": "holds something other than words",
+    '{"<eos>": 0, "<unk>": 2}': "the ids of its 2 words are not 0, 1, 2",
+    '["<eos>", "<unk>", "a", "a"]': "has the word 'a' twice",
+    "<eos>\na\n": "lacks <unk>",
+    "a\n\n<unk>": "line 2 is empty",
+    '["<eos>"': "is not a vocabulary in JSON",
+}
+
+
+@pytest.mark.parametrize("content", VOCABULARY_MISTAKES)
+def test_mistakes_in_vocabularies(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_checkpoint(tmp_path, Shape(hugging_face=True))
+    (tmp_path / "vocab.json").write_text(content)
+    assert VOCABULARY_MISTAKES[content] in mistake(["import", tmp_path, tmp_path / "run"], capsys)
+    assert not (tmp_path / "run").exists()
+
+
+class RunsCode:
+    def __reduce__(self) -> Any:
+        return (print, ("this ran",))
+
+
+def lacking(weights: Weights, *names: str) -> Weights:
+    return {name: tensor for name, tensor in weights.items() if name not in names}
+
+
+WEIGHTS = reference.make_weights(word_shape())
+MISTAKES: dict[str, tuple[Any, str]] = {
+    "another model": ({"encoder.weight": torch.ones(2)}, "is not a Transformer-XL in a known layout"),
+    "no head": (
+        {name: tensor for name, tensor in WEIGHTS.items() if not name.startswith("crit.")},
+        "lacks crit.out_projs.0",
+    ),
+    "a missing key": (lacking(WEIGHTS, "transformer.layers.1.dec_attn.r_net.weight"), "lacks transformer.layers.1"),
+    "a missing layer": (lacking(WEIGHTS, "transformer.layers.0.dec_attn.qkv_net.weight"), "lacks transformer.layers.0"),
+    "a missing table": (
+        lacking(WEIGHTS, "transformer.word_emb.emb_layers.3.weight"),
+        "has 4 of word_emb.emb_projs, not 3",
+    ),
+    "a missing table of the head": (lacking(WEIGHTS, "crit.out_layers.2.weight"), "has 2 of crit.out_layers, not 4"),
+    "a stranger": (WEIGHTS | {"transformer.gate": torch.ones(2)}, "also has transformer.gate, which"),
+    "another shape": (
+        WEIGHTS | {"transformer.layers.1.dec_attn.o_net.weight": torch.ones(4, 16)},
+        "layers.1.attention.output.weight has shape (4, 16), not (16, 16)",
+    ),
+    "code": ({"weight": RunsCode()}, "opening it could run code"),
+    "no names": ([torch.ones(2)], "holds something other than named tensors"),
+    "words": (b"words", "cannot read weights from"),
+    "half a file": (b"PK\x03\x04" + bytes(100), "cannot read weights from"),
+    "an old pickle": (pickle.dumps({"weight": Path("x")}, protocol=2), "opening it could run code"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_mistakes_in_weights(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content, message = MISTAKES[what]
+    (tmp_path / "vocab.txt").write_text("\n".join(_WORDS))
+    (tmp_path / "config.json").write_text(json.dumps(config_of(word_shape())))
+    if isinstance(content, bytes):
+        (tmp_path / "pytorch_model.bin").write_bytes(content)
+    else:
+        torch.save(content, tmp_path / "pytorch_model.bin")
+    assert message in mistake(["import", tmp_path, tmp_path / "run"], capsys)
+    assert not (tmp_path / "run").exists()
+
+
+CONFIG_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "pre_lnorm": ({"pre_lnorm": True}, "has pre_lnorm=True; only weights with False can be imported"),
+    "attn_type": ({"attn_type": 2}, "has attn_type=2; only weights with 0 can be imported"),
+    "epsilon": ({"layer_norm_epsilon": 1e-6}, "has layer_norm_epsilon=1e-06; only"),
+    "memory": ({"mem_len": -3}, "does not hold the settings of a Transformer-XL: Expected `int` >= 0 - at `$.mem_len`"),
+    "memory of no slots": ({"mem_len": 0}, "model.same_length lets queries see model.memory steps, which is 0"),
+}
+
+
+@pytest.mark.parametrize("what", CONFIG_MISTAKES)
+def test_mistakes_in_the_configuration(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes, message = CONFIG_MISTAKES[what]
+    write_checkpoint(tmp_path, word_shape(), **changes)
+    (tmp_path / "vocab.txt").write_text("\n".join(_WORDS))
+    assert message in mistake(["import", tmp_path, tmp_path / "run"], capsys)
+
+
+def test_other_mistakes(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint, run_dir = source / "checkpoint", source / "run"
+
+    def message(*arguments: Any) -> str:
+        return mistake(["import", *arguments], capsys)
+
+    assert "is not a file of weights, nor a folder with one of" in message(source / "data", run_dir, "--vocabulary",
+                                                                          checkpoint / "vocab.txt")  # fmt: skip
+    fewer = source / "fewer.txt"
+    fewer.write_text("\n".join(_WORDS[:-1]))
+    assert f"has {len(_WORDS) - 1:,} words, but the weights" in message(checkpoint, run_dir, "--vocabulary", fewer)
+    wrong = message(checkpoint, run_dir, "--data", source / "data", "--vocabulary", fewer)
+    assert "was prepared with other words" in wrong
+    texts = write_source("folder", source / "texts")
+    run("prepare", "folder", texts, source / "bytes")
+    assert "is read as bytes" in message(checkpoint, run_dir, "--data", source / "bytes")
+    assert "model.d_model" in message(checkpoint, run_dir, "model.d_model=15")
+    assert "does not fit model=transformer_xl" in message(checkpoint, run_dir, "model.d_feedforward=32")
+    assert "is not empty; give a new folder" in message(checkpoint, source / "data")
+    (checkpoint / "config.json").unlink()
+    assert "config.json is missing" in message(checkpoint, run_dir)
+    (checkpoint / "vocab.txt").unlink()
+    assert "has no vocab.json or vocab.txt" in message(checkpoint, run_dir)
+    assert "corpus.vocabulary is for words" in mistake(
+        ["prepare", "folder", texts, source / "new", f"corpus.vocabulary={fewer}"], capsys
+    )
+    assert not run_dir.exists()
+
+
+def test_one_table_needs_the_cutoffs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_checkpoint(tmp_path, word_shape(div_val=1), cutoffs=[8])
+    (tmp_path / "vocab.txt").write_text("\n".join(_WORDS))
+    found = mistake(["import", tmp_path, tmp_path / "run"], capsys)
+    assert "has 3 clusters of rare words, which cutoffs=[8] in config.json does not cut" in found
