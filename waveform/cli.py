@@ -128,6 +128,13 @@ VERBS = (
             _DATA,
             SPLIT,
             JSON,
+            argument(
+                "--plot",
+                dest="plot_file",
+                type=Path,
+                metavar="FILE.png",
+                help="draw validation NLL against updates, samples seen and seconds of training",
+            ),
             argument("--protocol", choices=("utterance", "chunk"), help="when state resets (default: utterance)"),
             DEVICE,
         ),
