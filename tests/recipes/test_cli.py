@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from recipes.cli import main
 from recipes.corpora.catalogue import RECIPES
 from recipes.verbs.evaluate import evaluate
 from tests.recipes.calling import mistake, run
@@ -145,6 +146,30 @@ def test_longer_memories_and_rows(place: Path, tmp_path: Path, capsys: pytest.Ca
     assert figures["rows"]["num_tokens"] == figures["trained"]["num_tokens"]
     assert figures["rows"]["perplexity"] != figures["trained"]["perplexity"]
     assert "cut for speed, state reset at the start of 7 pieces" in capsys.readouterr().out
+
+
+def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs on the same documents; one on documents that changed after training is refused."""
+    run("prepare", "folder", write_source("folder", tmp_path / "source"), tmp_path / "data", "corpus.test=0.6")
+    shutil.copytree(tmp_path / "data", tmp_path / "other")
+    runs = [tmp_path / name for name in ("one", "two", "three")]
+    for run_dir, steps, data in zip(runs, (2, 6, 2), ("data", "data", "other"), strict=True):
+        limits = [f"train.max_steps={steps}", "train.evaluate_every=2"]
+        run("train", "folder", tmp_path / data, run_dir, "preset=smoke", *limits)
+    capsys.readouterr()
+    run("compare", *runs, "--json", tmp_path / "c.json", "--plot", tmp_path / "c.png")
+    table = capsys.readouterr().out
+    first, second, third = json.loads((tmp_path / "c.json").read_text())
+    for entry in (first, second):
+        assert f"{entry['bits_per_byte']:.4f}  " in table and f"{entry['word_perplexity']:.4f}  " in table
+    assert (third["difference_to_first_nats"], third["interval_95"]) == (0, [0, 0])
+    assert second["interval_95"][0] < second["difference_to_first_nats"] < second["interval_95"][1] < 0
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    shutil.rmtree(tmp_path / "other")
+    run("prepare", "folder", tmp_path / "source" / "texts" / "shelf 0", tmp_path / "other")
+    capsys.readouterr()
+    assert main(["compare", *map(str, runs)]) == 2
+    assert "one and" in (refusal := capsys.readouterr().err) and "have different test data" in refusal
 
 
 def test_sweep_prints_a_table_and_draws_a_plot(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
