@@ -148,13 +148,13 @@ VERBS = (
     ),
     Verb(
         "sweep",
-        "evaluate a run at several sizes of compressed memory: table, plot and JSON",
+        "evaluate a run at several sizes of its memories, and the best of them on the test split: table, plot and JSON",
         "recipes.verbs.sweep:sweep",
         (
             RUN_DIR,
-            argument("--compressed", required=True, metavar="N,N,...", help="sizes, for example 512,1024,2048"),
-            MEMORIES[0],
-            SPLIT,
+            argument("--compressed", metavar="N,N,...", help="compressed slots, for example 512,1024,2048"),
+            argument("--memory", metavar="N,N,...", help="memory slots; with --compressed, every pair"),
+            argument("--split", metavar="NAME", help="train, valid (default) or test"),
             _ROWS,
             JSON,
             DEVICE,

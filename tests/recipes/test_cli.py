@@ -16,6 +16,7 @@ import pytest
 from recipes.cli import main
 from recipes.corpora.catalogue import RECIPES
 from recipes.verbs.evaluate import evaluate
+from recipes.verbs.sweep import sweep
 from tests.recipes.calling import mistake, run
 from tests.recipes.corpus_files import write_source
 from waveform.engine.metrics import read_metrics
@@ -172,19 +173,32 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "one and" in (refusal := capsys.readouterr().err) and "have different test data" in refusal
 
 
-def test_sweep_prints_a_table_and_draws_a_plot(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_chooses_on_the_validation_split(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("sweep", place / "run", "--compressed", "16,4,8", "--memory", 20, "--json", tmp_path / "sweep.json")
-    entries = json.loads((tmp_path / "sweep.json").read_text())
-    assert [entry["compressed"] for entry in entries] == [4, 8, 16]
-    assert {entry["memory"] for entry in entries} == {20}
-    assert len({entry["perplexity"] for entry in entries}) == 3
     table = capsys.readouterr().out
+    result = json.loads((tmp_path / "sweep.json").read_text())
+    entries, chosen = result["sizes"], result["chosen"]
+    assert [entry["compressed"] for entry in entries] == [4, 8, 16]
+    assert {(entry["memory"], entry["split"]) for entry in entries} == {(20, "valid")}
+    assert len({entry["perplexity"] for entry in entries}) == 3
     for entry in entries:
-        assert f"{entry['compressed']:>10}  {entry['perplexity']:>21.4f}" in table
+        assert f"20      {entry['compressed']:<10}  {entry['perplexity']:.4f}" in table
+    best = min(entries, key=lambda entry: entry["perplexity"])
+    run("evaluate", place / "run", "--memory", 20, "--compressed", best["compressed"], "--json", tmp_path / "e.json")
+    assert chosen == json.loads((tmp_path / "e.json").read_text())
+    assert f"compressed {best['compressed']}, on the test split: {chosen['perplexity']:.4f}" in table
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "mine.png").write_text("a picture of mine")
     line = mistake(["sweep", place / "run", "--compressed", "4", "--json", tmp_path / "mine.json"], capsys)
     assert "mine.png exists" in line and (tmp_path / "mine.png").read_text() == "a picture of mine"
+    assert "--memory is '8;9'" in mistake(["sweep", place / "run", "--memory", "8;9"], capsys)
+    assert "name the sizes" in mistake(["sweep", place / "run"], capsys)
+
+
+def test_sweep_of_every_pair(place: Path) -> None:
+    result = sweep(place / "run", compressed="4,8", memory="8,16", split="test", show_progress=False)
+    assert [(entry["compressed"], entry["memory"]) for entry in result["sizes"]] == [(4, 8), (4, 16), (8, 8), (8, 16)]
+    assert result["chosen"] is None
 
 
 def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
