@@ -11,7 +11,7 @@ import torch
 import waveform
 from recipes.corpora.episodes import make_episodes, read_distances, vocabulary
 from recipes.corpora.recall import RecallConfig
-from recipes.studies import STUDIES, Study
+from recipes.studies.catalogue import STUDIES, Study
 from recipes.text import load
 from recipes.verbs.prepare import prepare
 from tests.recipes.calling import mistake, run

@@ -17,7 +17,7 @@ import torch
 import recipes.cli
 import waveform.cli
 from recipes import metrics
-from recipes.studies import STUDIES, Study
+from recipes.studies.catalogue import STUDIES, Study
 from recipes.verbs import study
 from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu
 from waveform.benchmarks.child import Job
@@ -132,7 +132,7 @@ def test_recipes(recall: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_study(recall: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study._Children, "call", lambda self, *arguments: recipes_verb(*arguments))
+    monkeypatch.setattr(study.Children, "call", lambda self, *arguments: recipes_verb(*arguments))
     in_this_thread = SimpleNamespace(map=map, shutdown=lambda **_: None)
     monkeypatch.setattr(study, "ThreadPoolExecutor", lambda jobs: in_this_thread)
     monkeypatch.setattr(metrics.Ratio, "bits", 1.0)
