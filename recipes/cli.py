@@ -1,6 +1,7 @@
 """`python -m recipes`, as a table: each verb's function and arguments; also under torchrun."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from recipes.corpora.catalogue import RECIPES
@@ -130,19 +131,29 @@ VERBS = (
     ),
     Verb(
         "study",
-        "train every setting of a recipe's study with several seeds, and compare them: table, JSON and plot",
+        "train every setting of a paper's table or figure, or of recall, at a preset's size: table, plot and JSON",
         "recipes.verbs.study:study",
         (
-            argument("recipe", metavar="RECIPE", help="one that has a study: recall"),
-            argument("data_dir", type=Path, metavar="DATA_DIR"),
+            argument("name", metavar="NAME", help="table5, table8, table9, figure3 (Rae et al. 2019) or recall"),
+            argument("data_dir", type=Path, metavar="DATA_DIR", help="any text; for recall, data of that recipe"),
             argument("out_dir", type=Path, metavar="OUT_DIR", help="where the runs are kept; continued if it exists"),
-            argument("--seeds", into="config", type=int, metavar="N", help="runs of each setting (default 3)"),
+            argument(
+                "--seeds", into="config", type=int, metavar="N", help="runs of each setting (default 1; of recall 3)"
+            ),
             argument(
                 "--jobs", into="config", type=int, metavar="N", help="runs at a time, which share the CPU (default 2)"
             ),
-            JSON,
-            _PLOT,
-            overrides("train.max_steps=500"),
+            replace(_ROWS, into="config"),
+            replace(JSON, options={**JSON.options, "help": "write the figures there (default OUT_DIR/NAME.json)"}),
+            argument(
+                "--plot",
+                dest="plot_file",
+                type=Path,
+                metavar="FILE.png",
+                help="draw them there (default OUT_DIR/NAME.png)",
+            ),
+            replace(CONFIG_DIR, into="config"),
+            overrides("preset=smoke train.max_steps=500"),
         ),
         configs={"config": "recipes.verbs.study:StudyConfig"},
     ),
