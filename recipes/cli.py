@@ -181,11 +181,18 @@ VERBS = (
     ),
     Verb(
         "sample",
-        "print text that continues a prompt",
+        "print text that continues a prompt, or the beginnings of held-out documents",
         "recipes.verbs.sample:sample",
         (
             RUN_DIR,
             argument("--prompt", metavar="TEXT|FILE", help="what to continue (default: nothing)"),
+            argument(
+                "--documents", into="prefixes", type=int, metavar="N", help="continue N held-out documents instead"
+            ),
+            argument(
+                "--prefix", into="prefixes", type=int, metavar="N", help="tokens of each that are read (default 512)"
+            ),
+            replace(SPLIT, into="prefixes"),
             argument("--tokens", dest="num_tokens", type=int, metavar="N", help="how many to generate (default 512)"),
             argument(
                 "--top-p",
@@ -202,7 +209,10 @@ VERBS = (
             SEED,
             DEVICE,
         ),
-        configs={"sampling": "waveform.engine.sampler:SamplingConfig"},
+        configs={
+            "sampling": "waveform.engine.sampler:SamplingConfig",
+            "prefixes": "recipes.verbs.sample:Prefixes",
+        },
         report="builtins:print",
     ),
 )

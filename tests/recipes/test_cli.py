@@ -15,10 +15,13 @@ import pytest
 
 from recipes.cli import main
 from recipes.corpora.catalogue import RECIPES
+from recipes.corpora.detokenize import detokenize
+from recipes.corpora.tokenizers import load_tokenizer
 from recipes.verbs.evaluate import evaluate
 from recipes.verbs.sweep import sweep
 from tests.recipes.calling import mistake, run
 from tests.recipes.corpus_files import write_source
+from waveform.engine.dataset import read_dataset
 from waveform.engine.metrics import read_metrics
 from waveform.runs.scoring import EvaluateOptions
 
@@ -226,6 +229,31 @@ def test_analyse(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "relative effective context in tokens of the group" in capsys.readouterr().out
     assert "is not a .png" in mistake(["analyse", place / "run", "--plot", tmp_path / "a.pdf"], capsys)
+
+
+def test_samples_continue_held_out_documents(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The prefix is the document's, what continues it is what a prompt of the same tokens gives, and then the truth."""
+    capsys.readouterr()
+    run("sample", place / "run", "--documents", 3, "--prefix", 9, "--tokens", 5, "--split", "valid", "--seed", 4)
+    lines = capsys.readouterr().out.splitlines()
+    data = read_dataset(place / "data")
+    tokens, tokenizer = data.open_split("valid"), load_tokenizer(place / "data")
+    assert len(tokens) == 1
+    headers = [i for i, line in enumerate(lines) if line.startswith("=== valid")]
+    assert len(headers) == 3 and sum("as it goes on" in line for line in lines) == 3
+    middle = -(-tokens.num_tokens // 3)
+    read, truth = (tokens.read(0, start=middle + a, stop=middle + b).tolist() for a, b in ((0, 9), (9, 14)))
+    part = "\n".join(lines[headers[1] : headers[2]])
+    assert part.startswith(f"=== valid#000001: 9 tokens of the valid split\n{detokenize(tokenizer.decode(read))}\n===")
+    assert part.endswith(f"=== as it goes on\n{detokenize(tokenizer.decode(truth))}\n")
+    prompt = tokenizer.decode(read)
+    run("sample", place / "run", "--prompt", prompt, "--tokens", 5, "--seed", 4)
+    continued = capsys.readouterr().out.rstrip("\n").removeprefix(prompt)
+    made = part.split("step 4\n")[1].split("\n=== as")[0]
+    assert made.split() == detokenize(continued).split()
+    both = ["sample", place / "run", "--documents", 1, "--prompt", "kaka"]
+    assert "--prompt and --documents both" in mistake(both, capsys)
+    assert "--documents is 0" in mistake(["sample", place / "run", "--documents", 0], capsys)
 
 
 def test_samples_depend_on_prompt_and_seed_alone(
