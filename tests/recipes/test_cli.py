@@ -18,6 +18,7 @@ from recipes.corpora.catalogue import RECIPES
 from recipes.corpora.detokenize import detokenize
 from recipes.corpora.tokenizers import load_tokenizer
 from recipes.verbs.evaluate import evaluate
+from recipes.verbs.sample import _evenly_spaced
 from recipes.verbs.sweep import sweep
 from tests.recipes.calling import mistake, run
 from tests.recipes.corpus_files import write_source
@@ -97,14 +98,17 @@ def test_two_processes_train_and_evaluate_as_one(place: Path, tmp_path: Path) ->
     run_dir = tmp_path / "run"
     out = torchrun("train", "wikitext103", place / "data", run_dir, "preset=smoke", *SHORT)
     assert "2 x cpu" in out and "finished: step 4" in out
-    run("evaluate", run_dir, "--rows", 3, "--json", tmp_path / "alone.json")
-    torchrun("evaluate", run_dir, "--rows", 3, "--json", tmp_path / "together.json")
+    dynamic = ["--dynamic", "--dynamic-optimiser", "adam", "--dynamic-lr", "1e-3"]
+    run("evaluate", run_dir, "--rows", 3, *dynamic, "--json", tmp_path / "alone.json")
+    torchrun("evaluate", run_dir, "--rows", 3, *dynamic, "--json", tmp_path / "together.json")
     run("evaluate", place / "run", "--rows", 3, "--json", tmp_path / "one_process.json")
     alone, together, one = (
         json.loads((tmp_path / f"{name}.json").read_text()) for name in ("alone", "together", "one_process")
     )
     assert together["num_tokens"] == alone["num_tokens"]
     assert together["perplexity"] == pytest.approx(alone["perplexity"], rel=1e-6)
+    assert together["dynamic"]["perplexity"] == pytest.approx(alone["dynamic"]["perplexity"], rel=1e-4)
+    assert together["dynamic"]["perplexity"] < 0.95 * together["perplexity"]
     assert together["perplexity_by_frequency"] == {
         bucket: {"perplexity": pytest.approx(entry["perplexity"], rel=1e-6), "num_tokens": entry["num_tokens"]}
         for bucket, entry in alone["perplexity_by_frequency"].items()
@@ -216,6 +220,13 @@ def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: pyt
     assert dynamic["perplexity_by_frequency"].keys() == plain["perplexity_by_frequency"].keys()
     assert f"dynamic, adam at 0.001: {dynamic['perplexity']:.4f}" in capsys.readouterr().out
     assert "learning rate" in mistake([*arguments[:3], "--dynamic-lr", "-1"], capsys)
+    continued = ["evaluate", place / "run", "--dynamic", "--dynamic-optimiser", "continued"]
+    run(*continued, "--json", tmp_path / "own.json")
+    run(*continued, "--dynamic-lr", "1e-3", "--json", tmp_path / "given.json")
+    own, given = (json.loads((tmp_path / f"{name}.json").read_text())["dynamic"] for name in ("own", "given"))
+    assert own["lr"] == pytest.approx(1e-2) and given["lr"] == 1e-3  # the fifth of five steps of warm-up comes next
+    assert own["perplexity"] < given["perplexity"] < plain["perplexity"]
+    assert given["perplexity"] != dynamic["perplexity"]  # of Adam that starts afresh
 
 
 def test_analyse(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,6 +262,7 @@ def test_samples_continue_held_out_documents(place: Path, tmp_path: Path, capsys
     continued = capsys.readouterr().out.rstrip("\n").removeprefix(prompt)
     made = part.split("step 4\n")[1].split("\n=== as")[0]
     assert made.split() == detokenize(continued).split()
+    assert _evenly_spaced(tokens.cut(-(-tokens.num_tokens // 7)), 3)[1] == [0, 2, 4]
     both = ["sample", place / "run", "--documents", 1, "--prompt", "kaka"]
     assert "--prompt and --documents both" in mistake(both, capsys)
     assert "--documents is 0" in mistake(["sample", place / "run", "--documents", 0], capsys)
