@@ -30,6 +30,7 @@ settings, any number:
   corpus.check=false        accept a source that is not the published corpus: a slice, or a corpus of your own
   corpus.tokens=subwords    for the recipe folder: bytes (default) or subwords
   corpus.vocab_size=32000   how many subwords
+  corpus.gutenberg=true     cut off Project Gutenberg's licence around each file
   corpus.valid=0.05 corpus.test=0.05   shares of a folder, or of a file with corpus.check=false
 for recall, which is generated:
   corpus.keys=16 corpus.values=8       facts, one value a key in each episode
@@ -214,6 +215,20 @@ VERBS = (
             "prefixes": "recipes.verbs.sample:Prefixes",
         },
         report="builtins:print",
+    ),
+    Verb(
+        "topics",
+        "what a folder of texts is about: topics by latent Dirichlet allocation (needs waveform[topics])",
+        "recipes.verbs.topics:topics",
+        (
+            argument("source", type=Path, metavar="SOURCE", help="a folder or archive of .txt files, a document each"),
+            argument("--topics", into="config", type=int, metavar="N", help="default 10"),
+            argument("--words", into="config", type=int, metavar="N", help="shown of each topic (default 8)"),
+            argument("--seed", into="config", type=int, metavar="N", help="from which the topics begin (default 0)"),
+            JSON,
+        ),
+        configs={"config": "recipes.verbs.topics:TopicsConfig"},
+        computes=False,
     ),
 )
 
