@@ -174,22 +174,23 @@ def _figure_3() -> Study:
     names = sorted(path.stem for path in (Path(folder) / "study").glob("figure3_*.yaml"))
     return Study(
         title="Rae et al. 2019, Figure 3: smaller learning rates, or fewer updates, from mid-training on",
-        variants={name.removeprefix("figure3_"): partial(_curve_of_figure_3, name=name) for name in names},
+        variants={name.removeprefix("figure3_"): partial(_curve_of_figure_3, names=names, name=name) for name in names},
         report=InTraining("smaller rates raise the training loss, fewer updates do not"),
     )
 
 
-def _curve_of_figure_3(config: Config, *, name: str) -> list[str]:
-    """The change comes at the same share of the steps as in the paper's preset."""
+def _curve_of_figure_3(config: Config, *, names: Sequence[str], name: str) -> list[str]:
+    """Training changes, and ends, at the same share of the figure's axis as in the paper's preset."""
     if config["preset"] == "paper":
         return [f"study={name}"]
     steps = config["train"]["max_steps"]
     if steps is None:
         raise UserError("the study changes training at a step; limit the steps, for example train.max_steps=1000")
-    paper = compose_config("enwik8", ["preset=paper", f"study={name}"])["train"]
-    moved = ("lr_change_at", "update_period_from")
-    scaled = {field: round(paper[field] * steps / paper["max_steps"]) for field in moved if paper[field] is not None}
-    return [f"study={name}", f"train.max_steps={steps}", *(f"train.{field}={at}" for field, at in scaled.items())]
+    paper = {other: compose_config("enwik8", ["preset=paper", f"study={other}"])["train"] for other in names}
+    axis = max(train["max_steps"] for train in paper.values())
+    moved = ("max_steps", "lr_change_at", "update_period_from")
+    scaled = {field: round(at * steps / axis) for field in moved if (at := paper[name][field]) is not None}
+    return [f"study={name}", *(f"train.{field}={at}" for field, at in scaled.items())]
 
 
 STUDIES: dict[str, Callable[[], Study]] = {

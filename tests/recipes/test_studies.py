@@ -73,15 +73,16 @@ def test_figure_3_is_every_curve_at_the_same_share_of_the_steps() -> None:
     steps = 200
     here = composed("figure3", ["preset=smoke", f"train.max_steps={steps}"])
     paper = composed("figure3", ["preset=paper"])
+    axis = max(config["train"]["max_steps"] for config in paper.values())
     assert len(here) >= 4
     for label, config in here.items():
         published, train = paper[label]["train"], config["train"]
-        assert train["max_steps"] == steps and config["model"]["num_layers"] == 2
-        for field in ("lr_change_at", "update_period_from"):
+        assert config["model"]["num_layers"] == 2
+        for field in ("max_steps", "lr_change_at", "update_period_from"):
             if published[field] is None:
                 assert train[field] is None
             else:
-                assert train[field] / steps == pytest.approx(published[field] / published["max_steps"], abs=0.5 / steps)
+                assert train[field] / steps == pytest.approx(published[field] / axis, abs=0.5 / steps)
         assert (train["lr_after"], train["update_period"]) == (published["lr_after"], published["update_period"])
 
 
