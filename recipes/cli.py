@@ -18,6 +18,7 @@ from waveform.command.arguments import (
     TEMPERATURE,
     analysis,
     overrides,
+    protocol,
 )
 from waveform.command.table import Verb, argument, run_command
 
@@ -50,6 +51,7 @@ several GPUs:
 """
 _OPTIONS = {"options": "waveform.runs.scoring:EvaluateOptions"}
 _RECIPE = argument("recipe", metavar="RECIPE", help=f"{', '.join(RECIPES)}, or one of an installed package")
+_PROTOCOL = protocol("as in training; an utterance is a document", into="options")
 _ROWS = argument(
     "--rows",
     into="options",
@@ -104,7 +106,7 @@ VERBS = (
         "evaluate",
         "print a run's metrics on held-out text",
         "recipes.verbs.evaluate:evaluate",
-        (RUN_DIR, *MEMORIES, *DYNAMIC, SPLIT, _ROWS, JSON, _PLOT, DEVICE),
+        (RUN_DIR, *MEMORIES, *DYNAMIC, SPLIT, _PROTOCOL, _ROWS, JSON, _PLOT, DEVICE),
         configs=_OPTIONS,
     ),
     Verb(
@@ -115,6 +117,7 @@ VERBS = (
             argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="differences are to the first"),
             *MEMORIES,
             SPLIT,
+            _PROTOCOL,
             _ROWS,
             JSON,
             _PLOT,
@@ -149,6 +152,7 @@ VERBS = (
             argument("--compressed", required=True, metavar="N,N,...", help="sizes, for example 512,1024,2048"),
             MEMORIES[0],
             SPLIT,
+            _PROTOCOL,
             _ROWS,
             JSON,
             DEVICE,

@@ -37,7 +37,8 @@ def test_every_configuration_composes(recipe: str, preset: str, model: str) -> N
     config = compose_config(recipe, [f"preset={preset}", f"model={model}"])
     assert (config["recipe"], config["preset"], config["model"]["name"]) == (recipe, preset, model)
     built = fits(config, vocab_size=VOCABULARY.get(recipe, 256))
-    assert config["train"]["state"] == ("utterance" if recipe in ("pg19", "recall", "folder") else "carry")
+    resets = recipe in ("recall", "folder") or (recipe == "pg19" and preset != "paper")
+    assert config["train"]["state"] == ("utterance" if resets else "carry")
     assert built.head == ("adaptive" if recipe in ("wikitext103", "lm1b") else "softmax")
     assert built.tie_embeddings == (recipe in ("wikitext103", "lm1b", "ptb", "pg19"))
 
@@ -60,9 +61,11 @@ def test_words_are_the_papers() -> None:
                 "memory": 512, "compressed": 512, "compression_rate": 4, "cutoffs": [20000, 40000, 200000]}  # fmt: skip
     assert {name: config["model"][name] for name in expected} == expected
     assert (config["train"]["warmup_steps"], config["train"]["decay_steps"]) == (16_000, 500_000)
-    books = compose_config("pg19", ["preset=paper"])["model"]
+    config = compose_config("pg19", ["preset=paper"])
+    books = config["model"]
     assert (books["num_layers"], books["window"], books["memory"], books["compressed"]) == (36, 512, 512, 512)
     assert books["compression_rate"] == 2
+    assert config["train"]["state"] == "carry"  # appendix E: trained without state resetting
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def evaluate_dynamically(
             tokens,
             range(len(tokens)),
             window=config.window,
-            rows=dynamic.rows,
+            rows=None if config.protocol == "carry" else dynamic.rows,
             chunk=config.reset_every,
             device=device,
             autocast=config.autocast,
