@@ -14,7 +14,7 @@ from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.system.errors import UserError
 
-NUCLEUS = 0.98  # Rae et al. 2019, appendix F
+NUCLEUS = 0.98  # Rae et al. 2019, appendix E
 
 
 def sample(
