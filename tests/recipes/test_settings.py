@@ -9,6 +9,7 @@ import pytest
 import recipes
 from recipes.corpora.catalogue import RECIPES
 from recipes.text import compose_config
+from waveform.engine.schedule import learning_rate, update_period
 from waveform.engine.streams import check_sizes
 from waveform.engine.train_config import TrainConfig
 from waveform.models.registry import model_class
@@ -79,7 +80,7 @@ def test_every_study_composes_over_the_papers_model(study: str) -> None:
     assert bool(different) == (study not in same_as_paper)
 
 
-def test_studies_are_table_5_and_figure_3() -> None:
+def test_studies_are_table_5() -> None:
     def study(name: str) -> dict[str, Any]:
         return compose_config("enwik8", ["preset=paper", f"study={name}"])
 
@@ -93,10 +94,34 @@ def test_studies_are_table_5_and_figure_3() -> None:
     assert through_time["train"]["chunk"] == 2 * plain["train"]["chunk"]
     assert through_time["train"]["batch_size"] == plain["train"]["batch_size"] / 2
     assert [study(f"rate_{rate}")["model"]["compression_rate"] for rate in (2, 3, 4)] == [2, 3, 4]
-    for name, rate in (("0", 0.0), ("1e-9", 1e-9), ("1e-7", 1e-7)):
-        train = study(f"figure3_lr_{name}")["train"]
-        assert (train["lr_change_at"], train["lr_after"], train["update_period"]) == (60_000, rate, 1)
-    assert study("figure3_update_period_2")["train"]["update_period"] == 2
+
+
+def test_figure_3_has_five_curves_that_part_in_mid_training() -> None:
+    """All learn at 3e-4 up to 15,000 iterations, whatever the preset's decay, and read 25,000 chunks of a row."""
+    late = {"lr_3e-4": (3e-4, 1), "lr_1e-7": (1e-7, 1), "lr_1e-9": (1e-9, 1), "lr_0": (0.0, 1),
+            "update_period_2": (3e-4, 2)}  # fmt: skip
+    assert {name.removeprefix("figure3_") for name in STUDIES if name.startswith("figure3")} == set(late)
+    for name, expected in late.items():
+        config = compose_config("enwik8", ["preset=paper", f"study=figure3_{name}"])
+        train: TrainConfig = typed(TrainConfig, config["train"], section="train")
+        at = {step: rate_and_period(train, step) for step in (4_000, 14_999, 15_000, train.max_steps - 1)}
+        for step, (rate, period) in at.items():
+            due = (3e-4, 1) if step < 15_000 else expected
+            assert (rate, period) == (pytest.approx(due[0], rel=1e-8, abs=0.0), due[1])
+        assert 15_000 + (train.max_steps - 15_000) * expected[1] == 25_000
+
+
+def rate_and_period(train: TrainConfig, step: int) -> tuple[float, int]:
+    """The learning rate, and the chunks of an update, at a step."""
+    rate = learning_rate(
+        step,
+        peak=train.lr,
+        warmup_steps=train.warmup_steps,
+        decayed=train.decayed(step, 0.0),
+        change_at=train.lr_change_at,
+        after=train.lr_after,
+    )
+    return rate, update_period(step, late_period=train.update_period, change_at=train.update_period_from)
 
 
 @pytest.mark.parametrize("model", MODELS)
