@@ -83,8 +83,10 @@ def measure(
         metrics_of = partial(
             text_metrics, recipe=recipe, tokens=modality["tokens"], num_bytes=num_bytes, num_words=num_words
         )
-        words_are = str(data.sources.get("words_are"))
-        sizes = {"num_bytes": num_bytes, "num_words": num_words, "words_are": words_are}
+        words_are = data.sources.get("words_are")
+        if isinstance(words_are, dict):  # by split; earlier versions wrote one text for all
+            words_are = words_are.get(split)
+        sizes = {"num_bytes": num_bytes, "num_words": num_words, "words_are": str(words_are)}
         if modality["tokens"] == "words":
             classes = frequency_bucket(data.open_split("train").counts)
     protocol = protocol_of(run, options)
