@@ -19,6 +19,7 @@ from waveform.command.arguments import (
     TEMPERATURE,
     analysis,
     overrides,
+    protocol,
 )
 from waveform.command.table import Verb, argument, run_command
 
@@ -52,6 +53,7 @@ several GPUs:
 """
 _OPTIONS = {"options": "waveform.runs.scoring:EvaluateOptions"}
 _RECIPE = argument("recipe", metavar="RECIPE", help=f"{', '.join(RECIPES)}, or one of an installed package")
+_PROTOCOL = protocol("as in training; an utterance is a document", into="options")
 _ROWS = argument(
     "--rows",
     into="options",
@@ -106,7 +108,7 @@ VERBS = (
         "evaluate",
         "print a run's metrics on held-out text",
         "recipes.verbs.evaluate:evaluate",
-        (RUN_DIR, *MEMORIES, *DYNAMIC, SPLIT, _ROWS, JSON, _PLOT, DEVICE),
+        (RUN_DIR, *MEMORIES, *DYNAMIC, SPLIT, _PROTOCOL, _ROWS, JSON, _PLOT, DEVICE),
         configs=_OPTIONS,
     ),
     Verb(
@@ -117,6 +119,7 @@ VERBS = (
             argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="differences are to the first"),
             *MEMORIES,
             SPLIT,
+            _PROTOCOL,
             _ROWS,
             JSON,
             argument(
@@ -167,6 +170,7 @@ VERBS = (
             argument("--compressed", metavar="N,N,...", help="compressed slots, for example 512,1024,2048"),
             argument("--memory", metavar="N,N,...", help="memory slots; with --compressed, every pair"),
             argument("--split", metavar="NAME", help="train, valid (default) or test"),
+            _PROTOCOL,
             _ROWS,
             JSON,
             DEVICE,

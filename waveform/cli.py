@@ -17,6 +17,7 @@ from waveform.command.arguments import (
     TEMPERATURE,
     analysis,
     overrides,
+    protocol,
 )
 from waveform.command.table import Verb, argument, run_command
 
@@ -33,9 +34,7 @@ several GPUs:
 """
 _SAMPLING = "waveform.engine.sampler:SamplingConfig"
 _DATA = argument("--data", type=Path, metavar="DIR", help="audio or a data set, if not the run's own")
-_PROTOCOL = argument(
-    "--protocol", choices=("utterance", "chunk"), help="when state resets (default: as in training)", into="options"
-)
+_PROTOCOL = protocol("utterance, or chunk if trained so", into="options")
 
 VERBS = (
     Verb(
@@ -135,7 +134,7 @@ VERBS = (
                 metavar="FILE.png",
                 help="draw validation NLL against updates, samples seen and seconds of training",
             ),
-            argument("--protocol", choices=("utterance", "chunk"), help="when state resets (default: utterance)"),
+            protocol("utterance"),
             DEVICE,
         ),
     ),

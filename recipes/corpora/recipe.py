@@ -62,7 +62,9 @@ class Recipe:
     num_files: Mapping[str, int] = field(default_factory=dict)  # by split
     num_tokens: Mapping[str, int] = field(default_factory=dict)  # by split, with <eos> at the end of each line
     num_types: int | None = None
-    num_words: Mapping[str, int] = field(default_factory=dict)  # by split: what word-level perplexity divides by
+    num_words: Mapping[str, int] = field(
+        default_factory=dict
+    )  # by split: what its papers divide by for word-level perplexity
     settings: type = CorpusConfig  # a dataclass: what `prepare` can be asked for
     # Writes the data set: (folder, settings, whether to show progress) -> what it contains, in a few lines.
     generate: Callable[[Path, Any, bool], str] | None = None

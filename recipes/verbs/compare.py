@@ -8,7 +8,7 @@ from recipes.corpora.episodes import is_recall
 from recipes.metrics import UNITS
 from recipes.plots import Curve, save_recall
 from recipes.text import load
-from recipes.verbs.evaluate import Measurement, measure
+from recipes.verbs.evaluate import Measurement, measure, protocol_of
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.learning_curves import read_learning_curve, save_learning_curves
 from waveform.runs.scoring import EvaluateOptions, bootstrap_interval, own_tokens
@@ -34,7 +34,7 @@ def compare(
     Each entry contains what `evaluate` gives, `difference_to_first_nats` per token, and `interval_95` of that by the
     paired bootstrap over documents, or pieces with options.rows (None for fewer than five). plot_file: bits by distance
     for runs on recall, validation NLL in training for others. Under torchrun every process calls this. Raises UserError
-    as `evaluate` does, and if the runs' tokens differ.
+    as `evaluate` does, and if the runs' tokens differ, or when their state resets.
     """
     check_files(json_file=json_file, plot_file=plot_file)
     options = options or EvaluateOptions()
@@ -47,6 +47,12 @@ def compare(
                     f"{runs[0].folder} and {run.folder} have different {split} data and cannot be compared; "
                     "train both on one data set"
                 )
+        protocols = sorted({protocol_of(run, options) for run in runs})
+        if len(protocols) > 1:
+            raise UserError(
+                f"these runs were trained with train.state={' and '.join(protocols)} and would be scored so; name one "
+                "for all of them with --protocol"
+            )
         measured = [
             measure(run, options, split=split, world=world, show_progress=show_progress and world.is_first)
             for run in runs

@@ -33,10 +33,10 @@ def evaluate(
 ) -> dict[str, Any]:
     """Print the recipe's metrics of a run on a split; return (and write) the figures, and draw those of recall.
 
-    options.rows: cut the split into so many pieces, to score them side by side; None carries state through each
-    document. A dynamic evaluation is reported separately as `dynamic`. Under torchrun every process calls this and
-    scores its share of the documents or pieces. Raises UserError if there is no complete run, if its data
-    is gone, and if there is nothing to draw.
+    options.rows: cut the split into so many pieces, to score them side by side. options.protocol: None resets state as
+    in training (`train.state`); `carry` never resets it, from the first document to the last. A dynamic evaluation is
+    reported separately as `dynamic`. Under torchrun every process calls this and scores its share of the documents or
+    pieces. Raises UserError if there is no complete run, if its data is gone, and if there is nothing to draw.
     """
     options = options or EvaluateOptions()
     check_files(json_file=json_file, plot_file=plot_file)
@@ -83,20 +83,31 @@ def measure(
         metrics_of = partial(
             text_metrics, recipe=recipe, tokens=modality["tokens"], num_bytes=num_bytes, num_words=num_words
         )
-        words_are = str(data.sources.get("words_are"))
-        sizes = {"num_bytes": num_bytes, "num_words": num_words, "words_are": words_are}
+        words_are = data.sources.get("words_are")
+        if isinstance(words_are, dict):  # by split; earlier versions wrote one text for all
+            words_are = words_are.get(split)
+        sizes = {"num_bytes": num_bytes, "num_words": num_words, "words_are": str(words_are)}
         if modality["tokens"] == "words":
             classes = frequency_bucket(data.open_split("train").counts)
+    protocol = protocol_of(run, options)
     if rows is not None:
         length = _piece_length(tokens, rows)
         tokens = tokens.cut(length)
         classes = classes.cut(length) if isinstance(classes, TokenSet) else classes
-    result = score(run, tokens, world=world, classes=classes, show_progress=show_progress)
+    result = score(run, tokens, protocol=protocol, world=world, classes=classes, show_progress=show_progress)
     metrics = metrics_of(result)
     headline = recipe.headline
     separate = {}
     if dynamic is not None:
-        learned = score(run, tokens, world=world, classes=classes, dynamic=dynamic, show_progress=show_progress)
+        learned = score(
+            run,
+            tokens,
+            protocol=protocol,
+            world=world,
+            classes=classes,
+            dynamic=dynamic,
+            show_progress=show_progress,
+        )
         separate["dynamic"] = {
             **describe_dynamic(learned, dynamic, plain=result, unit="token"),
             **metrics_of(learned),
@@ -126,6 +137,15 @@ def measure(
         **separate,
     }
     return Measurement(figures, result)
+
+
+def protocol_of(run: TrainedRun, options: EvaluateOptions) -> str:
+    """Return when state is reset: as chosen, else as in training. Raises UserError if `rows` cuts what is carried."""
+    if options.rows is None:
+        return options.protocol or str(run.config["train"]["state"])
+    if options.protocol == "carry":
+        raise UserError("--protocol=carry reads one stream, and --rows cuts it into pieces; leave one of them out")
+    return options.protocol or ("chunk" if run.config["train"]["state"] == "chunk" else "utterance")
 
 
 def _sizes(data: Dataset, split: str) -> tuple[int, int]:

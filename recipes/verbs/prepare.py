@@ -169,8 +169,6 @@ def _write(
             if config.check and expected is not None and amount.tokens != expected:
                 raise recipe.refuse(source, f"its {split} split has {amount.tokens:,} tokens, not {expected:,}")
     save_tokenizer(tokenizer, folder)
-    published = config.check and bool(recipe.num_words)
-    words = dict(recipe.num_words) if published else {split: amount.words for split, amount in amounts.items()}
     write_dataset(
         Dataset(
             folder=folder,
@@ -181,12 +179,25 @@ def _write(
                 "path": str(source.path.resolve()),
                 "checked": config.check,
                 "bytes": {split: amount.bytes for split, amount in amounts.items()},
-                "words": words,
-                "words_are": "published" if published else "counted",
+                "words": {split: amount.words for split, amount in amounts.items()},
+                "words_are": {
+                    split: _words_are(amount.words, recipe.num_words.get(split) if config.check else None)
+                    for split, amount in amounts.items()
+                },
             },
         )
     )
     return amounts
+
+
+def _words_are(counted: int, published: int | None) -> str:
+    """Return what is known of a split's number of words, by which word-level perplexity divides.
+
+    published: None if nothing is, of this corpus. A corpus may have the right files and yet another text.
+    """
+    if counted == published:
+        return "as many as published"
+    return "counted" if published is None else f"counted; the published corpus has {published:,}"
 
 
 def _tokenizer(
@@ -220,7 +231,9 @@ def _describe(data_dir: Path, amounts: dict[str, _Amount]) -> str:
             f"  {split:5}  {amount.tokens:>13,} tokens  {amount.bytes:>14,} bytes  {amount.words:>13,} words  "
             f"in {amount.documents:,} documents of {amount.words / amount.documents:,.0f} words on average"
         )
-    if data.sources["words_are"] == "published":
-        words = ", ".join(f"{split} {count:,}" for split, count in data.sources["words"].items())
-        lines.append(f"  word-level perplexity divides by the published counts: {words}")
+    for split, words_are in data.sources["words_are"].items():
+        if ";" in words_are:
+            lines.append(
+                f"  {split} has {amounts[split].words:,} words, {words_are}: word-level perplexity divides by its own"
+            )
     return "\n".join(lines)

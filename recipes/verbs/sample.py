@@ -18,7 +18,7 @@ from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import own_tokens
 from waveform.system.errors import UserError
 
-NUCLEUS = 0.98  # Rae et al. 2019, appendix F
+NUCLEUS = 0.98  # Rae et al. 2019, appendix E
 
 
 @dataclass(frozen=True)

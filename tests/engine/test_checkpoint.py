@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.engine.training import small_trainer
+from tests.laws import CONFIGS
 from waveform.engine import checkpoint
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
@@ -85,6 +86,25 @@ def test_failed_save_keeps_the_others(trainer: Trainer, tmp_path: Path, monkeypa
         trainer.save()
     found = checkpoint.newest(tmp_path)
     assert found is not None and found.step == 6
+
+
+def test_state_of_another_version_is_not_resumed(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    """Most-used slots had no times of their own once."""
+    tokens, fields = token_set([60, 45]), CONFIGS["compressive_transformer"]["most-used"]
+    trainer = small_trainer("compressive_transformer", tokens, tmp_path, fields=fields, max_steps=2, checkpoint_every=2)
+    assert trainer.state is not None and len(trainer.state.times) == 2
+    trainer.state = trainer.state._replace(times=())
+    trainer.save()
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    with pytest.raises(UserError, match=r"holds 11 tensors of state and .* 13, .* train in another run folder$"):
+        checkpoint.restore(
+            found,
+            model=trainer.module,
+            optimiser=trainer.optimiser,
+            fresh=trainer.model.init_state(4, device="cpu", dtype=torch.float32),
+            world=trainer.world,
+        )
 
 
 class _Bomb:

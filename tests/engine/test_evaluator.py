@@ -1,17 +1,21 @@
-"""Evaluation: every token once, equal to scoring each utterance alone; the two protocols; long memories."""
+"""Evaluation: every token once, equal to scoring each utterance alone; the three protocols; long memories."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tests import laws
 from waveform.engine import evaluator
+from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import EvaluateConfig, evaluate
 from waveform.engine.metrics import bits, unigram_nll
 from waveform.engine.token_set import TokenSet
 from waveform.models.registry import build
+from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
@@ -50,6 +54,41 @@ def test_equals_scoring_each_utterance_alone(name: str, protocol: str, token_set
     assert result.counts.tolist() == LENGTHS
     assert result.nats_per_token == pytest.approx(sum(expected) / sum(LENGTHS), rel=1e-6)
     assert result.bits_per_token == bits(result.nats_per_token)
+
+
+@pytest.mark.parametrize("name", sorted(laws.CONFIGS))
+def test_carried_state_never_resets(name: str, token_set: Callable[..., TokenSet]) -> None:
+    """One pass of the model over all utterances, joined in the set's order."""
+    torch.manual_seed(0)
+    fields = next(iter(laws.CONFIGS[name].values()))
+    model = build(name, vocab_size=laws.VOCAB_SIZE, **fields).double()
+    tokens = token_set(LENGTHS)
+    parts = [torch.from_numpy(tokens.read(i, start=0, stop=99).astype(np.int64)) for i in range(len(tokens))]
+    inputs = torch.cat([torch.cat([torch.tensor([laws.VOCAB_SIZE]), part[:-1]]) for part in parts])
+    with torch.no_grad():
+        hidden = model(inputs[None], model.init_state(1, device="cpu", dtype=torch.float64)).hidden
+        nll = model.head.nll(hidden, torch.cat(parts)[None])[0]
+    config = EvaluateConfig(window=fields.get("window", 4), protocol="carry")
+    result = evaluate(model, tokens, config)
+    np.testing.assert_allclose(result.nats, [part.sum() for part in nll.split(LENGTHS)], rtol=1e-6)
+    assert result.counts.tolist() == LENGTHS and result.protocol == "carry"
+    alone = evaluate(model, tokens, replace(config, protocol="utterance"))
+    assert alone.nats[0] == pytest.approx(result.nats[0]) and abs(alone.nats - result.nats)[1:].max() > 1e-3
+    still = evaluate_dynamically(model, tokens, config, DynamicConfig(lr=0.0), device=torch.device("cpu"))
+    np.testing.assert_allclose(still.nats, result.nats, rtol=1e-9)
+
+
+def test_one_stream_is_scored_by_the_first_process(token_set: Callable[..., TokenSet]) -> None:
+    class Unreduced(World):
+        def sum_(self, tensor: Tensor) -> Tensor:
+            return tensor
+
+    model = build("wavenet", vocab_size=laws.VOCAB_SIZE, **laws.CONFIGS["wavenet"]["classic"])
+    tokens, config = token_set(LENGTHS), EvaluateConfig(window=4, protocol="carry", max_tokens=99)
+    shares = [evaluate(model, tokens, config, world=Unreduced(rank=rank, size=2)).counts for rank in range(2)]
+    assert [share.tolist() for share in shares] == [[13, 4, 40, 1, 22, 8, 17], [0] * 7]
+    first = evaluate(model, tokens, replace(config, max_tokens=20))  # the first of the stream, not the longest
+    assert first.counts.tolist() == [13, 4, 40, 0, 0, 0, 0]
 
 
 def test_unigram_is_the_smoothed_histogram() -> None:

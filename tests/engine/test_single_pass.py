@@ -58,3 +58,20 @@ def test_a_chunk_resets_every_row_at_once(token_set: Callable[..., TokenSet]) ->
     ]
     begins = np.array([window.window.inputs[0, 0] == laws.VOCAB_SIZE for window in dealt])
     assert begins.tolist() == [True, False, True, False, True]
+
+
+def test_one_stream_resets_once_and_is_never_padded(token_set: Callable[..., TokenSet]) -> None:
+    tokens, order = token_set([6, 1, 9]), [2, 0, 1]
+    dealt = list(deal(tokens, order, window=4, rows=None))
+    assert [(window.utterances[0], window.start) for window in dealt] == [
+        *[(2, 0), (2, 4), (2, 8)],
+        *[(0, 0), (0, 3)],  # cut where the stream's third window ends
+        (1, 0),
+    ]
+    assert all(window.window.scored.all() for window in dealt)
+    assert [window.window.reset.tolist() for window in dealt] == [[True], *[[False]] * 5]
+    targets = np.concatenate([window.window.targets[0] for window in dealt])
+    assert targets.tolist() == np.concatenate([tokens.read(i, start=0, stop=9) for i in order]).tolist()
+    inputs = np.concatenate([window.window.inputs[0] for window in dealt])
+    begins = (0, 9, 15)  # as in training with state=carry, each utterance begins with its own input
+    assert inputs.tolist() == [laws.VOCAB_SIZE if i in begins else targets[i - 1] for i in range(16)]

@@ -78,6 +78,28 @@ def test_equals_reference_in_every_geometry(geometry: str, attention: str) -> No
     assert_equals_reference(config, num_windows=max(7, 14 // config.window))
 
 
+@pytest.mark.parametrize("sizes", [{}, {"window": 6, "memory": 6, "compression_rate": 3}], ids=["leftovers", "whole"])
+def test_a_kept_slot_keeps_its_time(sizes: dict[str, int]) -> None:
+    """The time in the state is the step whose input the slot holds, in each row and layer."""
+    config = small(compression="most_used", compressed=6, **sizes)
+    model = build(config)
+    num_steps = 7 * config.window
+    tokens = laws.random_tokens(num_steps, batch_size=2)
+    expected = reference.run(model, config, tokens).rows
+    _, _, state = laws.run(model, tokens, laws.fresh_state(model, 2), laws.ragged_cuts(num_steps, longest=9))
+    for i, (times, slots) in enumerate(zip(state.times, state.compressed, strict=True)):
+        for row, memories in enumerate(expected):
+            kept = memories[i].compressed
+            assert (times[row] + num_steps).tolist() == [slot.time for slot in kept]
+            laws.assert_same(slots[row], torch.stack([slot.vector for slot in kept]))
+    assert len({tuple(times[row].tolist()) for times in state.times for row in range(2)}) == 4
+
+
+@pytest.mark.parametrize("fields", [{}, {"compression": "most_used", "compressed_position": "contiguous"}])
+def test_only_kept_slots_have_times_in_the_state(fields: dict[str, str]) -> None:
+    assert laws.fresh_state(build(small(**fields))).times == ()
+
+
 @pytest.mark.parametrize("attention", ["fused", "reference"])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_contiguous_positions(compression: str, attention: str) -> None:

@@ -116,6 +116,31 @@ def test_two_processes_train_and_evaluate_as_one(place: Path, tmp_path: Path) ->
     assert alone["perplexity"] == pytest.approx(one["perplexity"], rel=1e-3)
 
 
+@pytest.mark.slow
+def test_a_run_is_scored_as_it_was_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run of train.state=carry carries memory from each document to the next, unless --protocol says otherwise."""
+    data, carried, reset = tmp_path / "data", tmp_path / "carried", tmp_path / "reset"
+    run("prepare", "folder", write_source("folder", tmp_path / "source"), data, "corpus.test=0.4")
+    run("train", "folder", data, carried, "preset=smoke", *SHORT, "train.state=carry")
+    run("train", "folder", data, reset, "preset=smoke", *SHORT)
+    figures = {}
+    for name, options in {"default": [], "carry": ["--protocol", "carry"], "utterance": ["--protocol", "utterance"],
+                          "rows": ["--rows", 4]}.items():  # fmt: skip
+        run("evaluate", carried, *options, "--json", tmp_path / f"{name}.json")
+        figures[name] = json.loads((tmp_path / f"{name}.json").read_text())
+    assert figures["default"]["num_documents"] > 1
+    assert figures["default"]["nats_per_token"] == figures["carry"]["nats_per_token"]
+    assert figures["default"]["nats_per_token"] != figures["utterance"]["nats_per_token"]
+    states = {name: entry["state"] for name, entry in figures.items()}
+    assert states["default"] == states["carry"] == "by carry" and states["utterance"] == "by utterance"
+    assert "pieces" in states["rows"]
+    assert "leave one of them out" in mistake(["evaluate", carried, "--rows", 4, "--protocol", "carry"], capsys)
+    assert "train.state=carry and utterance and" in mistake(["compare", carried, reset], capsys)
+    run("compare", carried, reset, "--protocol", "utterance", "--json", tmp_path / "compared.json")
+    compared = json.loads((tmp_path / "compared.json").read_text())
+    assert compared[0]["nats_per_token"] == pytest.approx(figures["utterance"]["nats_per_token"])
+
+
 def test_a_run_resumes(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["train", "wikitext103", place / "data", tmp_path / "run", "preset=smoke", *SHORT]
     run(*command)

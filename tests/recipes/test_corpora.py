@@ -138,20 +138,32 @@ def test_a_folder_and_an_archive_give_the_same_corpus(tmp_path: Path) -> None:
     assert sets[0].open_split("train").checksum == sets[1].open_split("train").checksum
 
 
-def test_pg19_divides_by_the_published_words_when_it_is_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_pg19_divides_by_its_own_words_and_compares_them_with_the_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_source("pg19", tmp_path / "source")
     settings = ["corpus.vocab_size=300"]
     with pytest.raises(UserError, match="train split has 2 files, not 28,602"):
         prepare("pg19", source, tmp_path / "no", settings, show_progress=False)
     counted = prepare("pg19", source, tmp_path / "counted", [*settings, "corpus.check=false"], show_progress=False)
-    words = sum(len(path.read_bytes().split()) for path in (source / "test").iterdir())
-    assert counted.sources["words"]["test"] == words and counted.sources["words_are"] == "counted"
-    publish(monkeypatch, "pg19", num_files={"train": 2, "valid": 1, "test": 2})
-    data = prepare("pg19", source, tmp_path / "published", settings, show_progress=False)
-    assert data.sources["words_are"] == "published"
-    assert data.sources["words"] == {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
+    folders = {"train": "train", "valid": "validation", "test": "test"}
+    words = {
+        split: sum(len(path.read_bytes().split()) for path in (source / folder).iterdir())
+        for split, folder in folders.items()
+    }
+    assert counted.sources["words"] == words and set(counted.sources["words_are"].values()) == {"counted"}
+    expected = {**words, "valid": 3_007_061}
+    publish(monkeypatch, "pg19", num_files={"train": 2, "valid": 1, "test": 2}, num_words=expected)
+    capsys.readouterr()
+    data = prepare("pg19", source, tmp_path / "published", settings)
+    assert data.sources["words"] == words  # its own, also where the published corpus has others
+    assert data.sources["words_are"] == {
+        "train": "as many as published",
+        "valid": "counted; the published corpus has 3,007,061",
+        "test": "as many as published",
+    }
+    told = f"valid has {words['valid']:,} words, counted; the published corpus has 3,007,061: word-level"
+    assert [line for line in capsys.readouterr().out.splitlines() if told in line]
     tests = data.open_split("test")
     assert tests.names == ["test/50.txt", "test/60.txt"]  # one document a book
     books = [(source / name).read_bytes().decode() for name in tests.names]

@@ -9,6 +9,7 @@ import pytest
 import recipes
 from recipes.corpora.catalogue import RECIPES
 from recipes.text import compose_config
+from waveform.engine.schedule import learning_rate, update_period
 from waveform.engine.streams import check_sizes
 from waveform.engine.train_config import TrainConfig
 from waveform.models.registry import model_class
@@ -37,7 +38,8 @@ def test_every_configuration_composes(recipe: str, preset: str, model: str) -> N
     config = compose_config(recipe, [f"preset={preset}", f"model={model}"])
     assert (config["recipe"], config["preset"], config["model"]["name"]) == (recipe, preset, model)
     built = fits(config, vocab_size=VOCABULARY.get(recipe, 256))
-    assert config["train"]["state"] == ("utterance" if recipe in ("pg19", "recall", "folder") else "carry")
+    resets = recipe in ("recall", "folder") or (recipe == "pg19" and preset != "paper")
+    assert config["train"]["state"] == ("utterance" if resets else "carry")
     assert built.head == ("adaptive" if recipe in ("wikitext103", "lm1b") else "softmax")
     assert built.tie_embeddings == (recipe in ("wikitext103", "lm1b", "ptb", "pg19"))
 
@@ -60,9 +62,11 @@ def test_words_are_the_papers() -> None:
                 "memory": 512, "compressed": 512, "compression_rate": 4, "cutoffs": [20000, 40000, 200000]}  # fmt: skip
     assert {name: config["model"][name] for name in expected} == expected
     assert (config["train"]["warmup_steps"], config["train"]["decay_steps"]) == (16_000, 500_000)
-    books = compose_config("pg19", ["preset=paper"])["model"]
+    config = compose_config("pg19", ["preset=paper"])
+    books = config["model"]
     assert (books["num_layers"], books["window"], books["memory"], books["compressed"]) == (36, 512, 512, 512)
     assert books["compression_rate"] == 2
+    assert config["train"]["state"] == "carry"  # appendix E: trained without state resetting
 
 
 @pytest.mark.slow
@@ -76,7 +80,7 @@ def test_every_study_composes_over_the_papers_model(study: str) -> None:
     assert bool(different) == (study not in same_as_paper)
 
 
-def test_studies_are_table_5_and_figure_3() -> None:
+def test_studies_are_table_5() -> None:
     def study(name: str) -> dict[str, Any]:
         return compose_config("enwik8", ["preset=paper", f"study={name}"])
 
@@ -90,10 +94,34 @@ def test_studies_are_table_5_and_figure_3() -> None:
     assert through_time["train"]["chunk"] == 2 * plain["train"]["chunk"]
     assert through_time["train"]["batch_size"] == plain["train"]["batch_size"] / 2
     assert [study(f"rate_{rate}")["model"]["compression_rate"] for rate in (2, 3, 4)] == [2, 3, 4]
-    for name, rate in (("0", 0.0), ("1e-9", 1e-9), ("1e-7", 1e-7)):
-        train = study(f"figure3_lr_{name}")["train"]
-        assert (train["lr_change_at"], train["lr_after"], train["update_period"]) == (60_000, rate, 1)
-    assert study("figure3_update_period_2")["train"]["update_period"] == 2
+
+
+def test_figure_3_has_five_curves_that_part_in_mid_training() -> None:
+    """All learn at 3e-4 up to 15,000 iterations, whatever the preset's decay, and read 25,000 chunks of a row."""
+    late = {"lr_3e-4": (3e-4, 1), "lr_1e-7": (1e-7, 1), "lr_1e-9": (1e-9, 1), "lr_0": (0.0, 1),
+            "update_period_2": (3e-4, 2)}  # fmt: skip
+    assert {name.removeprefix("figure3_") for name in STUDIES if name.startswith("figure3")} == set(late)
+    for name, expected in late.items():
+        config = compose_config("enwik8", ["preset=paper", f"study=figure3_{name}"])
+        train: TrainConfig = typed(TrainConfig, config["train"], section="train")
+        at = {step: rate_and_period(train, step) for step in (4_000, 14_999, 15_000, train.max_steps - 1)}
+        for step, (rate, period) in at.items():
+            due = (3e-4, 1) if step < 15_000 else expected
+            assert (rate, period) == (pytest.approx(due[0], rel=1e-8, abs=0.0), due[1])
+        assert 15_000 + (train.max_steps - 15_000) * expected[1] == 25_000
+
+
+def rate_and_period(train: TrainConfig, step: int) -> tuple[float, int]:
+    """The learning rate, and the chunks of an update, at a step."""
+    rate = learning_rate(
+        step,
+        peak=train.lr,
+        warmup_steps=train.warmup_steps,
+        decayed=train.decayed(step, 0.0),
+        change_at=train.lr_change_at,
+        after=train.lr_after,
+    )
+    return rate, update_period(step, late_period=train.update_period, change_at=train.update_period_from)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -91,7 +91,9 @@ def _initial_memory(model: Any, config: Any) -> LayerMemory:
     c, zero = config.compression_rate, torch.zeros_like(model.embedding.weight[0])
     num_groups = -config.memory // c
     compressed = [Slot(zero, group * c + (c - 1) / 2) for group in range(num_groups - config.compressed, num_groups)]
-    memory = [Slot(zero, float(time)) for time in range(-config.memory, 0)]
+    # The zeros before the first token attended to nothing.
+    unused = {time: [zero[0]] * config.window * (-1 - time // config.window) for time in range(-config.memory, 0)}
+    memory = [Slot(zero, float(time), received) for time, received in unused.items()]
     return LayerMemory(memory, compressed, [], num_evicted=-config.memory, num_groups=num_groups)
 
 
@@ -185,9 +187,11 @@ def _end_window(layer: Any, config: Any, window: list[Slot], memory: LayerMemory
     new = _compress(layer, config, consumed, old)
     assert len(new) == num_groups
     c = config.compression_rate
-    for i, vector in enumerate(new):
-        centre = (memory.num_groups + i) * c + (c - 1) / 2
-        memory.compressed.append(Slot(vector.detach() if apart else vector, centre))
+    times = [(memory.num_groups + i) * c + (c - 1) / 2 for i in range(num_groups)]
+    if config.compression == "most_used":
+        times = [consumed[i].time for i in _most_used(consumed, num_groups)]
+    for vector, time in zip(new, times, strict=True):
+        memory.compressed.append(Slot(vector.detach() if apart else vector, time))
     memory.num_groups += num_groups
     memory.compressed = memory.compressed[-config.compressed :]
     if config.compression not in ("conv", "dilated"):
@@ -208,9 +212,7 @@ def _compress(layer: Any, config: Any, slots: list[Slot], vectors: list[Tensor])
         case "mean":
             return [torch.stack(group).mean(0) for group in groups]
         case "most_used":
-            average = [float(sum(slot.received) / len(slot.received)) for slot in slots]
-            most_used = sorted(range(len(slots)), key=lambda i: average[i], reverse=True)[: len(groups)]
-            return [vectors[i] for i in sorted(most_used)]
+            return [vectors[i] for i in _most_used(slots, len(groups))]
         case "conv":
             return [_strided(layer.compressor.convolution, group) for group in groups]
         case "dilated":
@@ -219,6 +221,12 @@ def _compress(layer: Any, config: Any, slots: list[Slot], vectors: list[Tensor])
             groups = [vectors[i : i + c] for i in range(0, len(vectors), c)]
             return [_strided(layer.compressor.convolution, group) for group in groups]
     raise AssertionError(config.compression)
+
+
+def _most_used(slots: list[Slot], num_kept: int) -> list[int]:
+    """Which slots received most attention on average, in the order of time."""
+    average = [float(sum(slot.received) / len(slot.received)) for slot in slots]
+    return sorted(sorted(range(len(slots)), key=lambda i: average[i], reverse=True)[:num_kept])
 
 
 def _strided(convolution: nn.Conv1d, group: list[Tensor]) -> Tensor:

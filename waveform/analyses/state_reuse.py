@@ -1,4 +1,4 @@
-"""What carrying state saves in evaluation, against rereading each context (Dai et al. 2019, section 4.6, Table 9).
+"""What carrying state saves in evaluation, against rereading each context (Dai et al. 2019, section 4.5, Table 9).
 
 The paper compares Transformer-XL with a transformer that moves its context by one token for each token that it scores.
 Here a model is compared with itself: with carried state it reads W tokens per window; without, for each token or for

@@ -57,6 +57,16 @@ DYNAMIC = (
 )
 
 
+def protocol(default: str, *, into: str | None = None) -> Argument:
+    """When state resets while a run is scored; default: what the help says of it."""
+    return argument(
+        "--protocol",
+        into=into,
+        choices=("utterance", "chunk", "carry"),
+        help=f"reset state at each utterance, at each chunk, or never (default: {default})",
+    )
+
+
 def analysis(unit: str) -> tuple[Argument, ...]:
     """What `analyse` reads, fields of `AnalysisConfig`, and draws; unit: what the help calls a token."""
     return (

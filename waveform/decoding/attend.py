@@ -74,7 +74,7 @@ def attend(layer, b, head, part, slot, p, kind):
         p1 = load(p.mask, block * SLOTS + 16, F32)
         p2 = load(p.mask, block * SLOTS + 32, F32)
         p3 = load(p.mask, block * SLOTS + 48, F32)
-        at = block * p.num_features * SLOTS
+        at = ((layer * p.num_rows + b) * p.num_blocks * p.own_encodings + block) * p.num_features * SLOTS
         for i in range(p.num_features):
             a = fill(get(p.rotated, row_head * p.num_features + i, F32))
             p0 = fma(a, load(p.slot_encoding, at, F32), p0)

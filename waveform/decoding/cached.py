@@ -57,14 +57,22 @@ class CachedDecoder:
         self._usage = [usage.clone() for usage in state.usage]
         num_slots = self._first_window_slot + config.window
         self._phase_on_device = torch.empty(1, dtype=torch.int64, device=device)
-        self._position_keys = torch.empty(config.num_position_features, num_slots, device=device, dtype=reference.dtype)
+        # [1 or B, P, K]: one for all layers and rows, unless compressed slots have times of their own.
+        shape = (self._batch if state.times else 1, config.num_position_features, num_slots)
+        self._position_keys = [
+            torch.empty(shape, device=device, dtype=reference.dtype) for _ in range(len(state.times) or 1)
+        ]
         self._mask = torch.empty(num_slots, device=device, dtype=reference.dtype)  # 0 or, for unused slots, -inf
         self._begin_window()
 
     def _unit_circle(self, times: Tensor) -> Tensor:
-        """times [n] -> e^{i w t} [n, P / 2], complex."""
+        """times [..., n] -> e^{i w t} [..., n, P / 2], complex."""
         w_t = angles(times, num_position_features=self._config.num_position_features)
-        return torch.polar(torch.ones(1, dtype=torch.float64), w_t).to(self._complex)
+        return torch.polar(torch.ones(1, dtype=torch.float64, device=w_t.device), w_t).to(self._complex)
+
+    def _position_keys_at(self, times: Tensor) -> Tensor:
+        """times [..., n] -> (cosine, sine) pairs [..., P, n]."""
+        return torch.view_as_real(self._unit_circle(times)).flatten(-2).transpose(-1, -2)
 
     def _fuse(self, layer: Layer) -> _FusedWeights:
         a = layer.attention
@@ -93,8 +101,11 @@ class CachedDecoder:
         times = slot_times(
             config, fill.pending, num_compressed=config.compressed, num_memory=config.memory, end=config.window
         )
-        keys = torch.view_as_real(self._unit_circle(times[0])).flatten(1)  # [K, P] as (cosine, sine) pairs
-        self._position_keys.copy_(keys.t())
+        position_keys = self._position_keys_at(times)
+        for keys in self._position_keys:
+            keys.copy_(position_keys)
+        for i, own_times in enumerate(self._state.times):
+            self._position_keys[i][..., : config.compressed] = self._position_keys_at(own_times.double())
 
     @property
     def steps_to_host(self) -> int:
@@ -154,8 +165,11 @@ class CachedDecoder:
         values.index_copy_(1, slot, projected[:, 2 * d_model : 3 * d_model].reshape(batch_heads, 1, self._d_head))
         pairs = projected[:, 3 * d_model :].reshape(batch_heads, -1, 2)
         rotated = torch.view_as_real(torch.view_as_complex(pairs) * rotation).flatten(1)
-        by_position = torch.addmm(self._mask, rotated, self._position_keys)
-        logits = torch.baddbmm(by_position[:, None], query, keys.transpose(1, 2), beta=self._scale, alpha=self._scale)
+        position_keys = self._position_keys[i if self._state.times else 0]
+        by_position = torch.baddbmm(self._mask, rotated.view(len(position_keys), -1, rotated.shape[1]), position_keys)
+        logits = torch.baddbmm(
+            by_position.view(batch_heads, 1, -1), query, keys.transpose(1, 2), beta=self._scale, alpha=self._scale
+        )
         attention_weights = logits.softmax(dim=-1)
         if self._usage[i].shape[1]:
             received = attention_weights.view(self._batch, self._heads, -1).mean(dim=1)

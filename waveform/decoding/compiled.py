@@ -118,15 +118,22 @@ class CompiledDecoder:
             self._run(ADOPT, np.arange(config.num_layers), first_slot)
             return
         steps = np.arange(first_group * config.compression_rate, last_group * config.compression_rate)
+        own_slots = (first_slot + np.arange(num_kept)) % config.compressed
         for i in range(config.num_layers):
-            groups[..., : config.d_model] = self._compressed(i, steps % sizes.history_ring)[:, -num_kept:]
+            made, made_steps = self._compressed(i, steps)
+            groups[..., : config.d_model] = made[:, -num_kept:]
+            if made_steps is not None:
+                self._memory.own_steps[i][:, own_slots] = made_steps[:, -num_kept:]
             self._run(ADOPT, np.array([i]), first_slot)
 
-    def _compressed(self, layer: int, steps: np.ndarray) -> np.ndarray:
-        """What the layer's compressor makes of its inputs at `steps` [n] of the history: [B, n / c, D]."""
-        compressor, memory = self._model.layers[layer].compressor, self._memory
-        consumed = torch.from_numpy(memory.history[layer][:, steps, : self._config.d_model])
-        use = torch.from_numpy(memory.usage[layer][:, steps]) if self._sizes.tracks_usage else None
-        rows = range(len(consumed))  # one at a time, because products of other sizes may round otherwise
-        made = [compressor(consumed[b : b + 1], None if use is None else use[b : b + 1]) for b in rows]
-        return torch.cat(made).numpy()
+    def _compressed(self, layer: int, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """What the layer's compressor makes of its inputs at `steps` [n]: [B, n / c, D], and their own steps if any."""
+        compressor, memory, at = self._model.layers[layer].compressor, self._memory, steps % self._sizes.history_ring
+        consumed = torch.from_numpy(memory.history[layer][:, at, : self._config.d_model])
+        use = torch.from_numpy(memory.usage[layer][:, at]) if self._sizes.tracks_usage else None
+        # One row at a time, because products of other sizes may round otherwise.
+        rows = [(consumed[b : b + 1], None if use is None else use[b : b + 1]) for b in range(len(consumed))]
+        made = torch.cat([compressor(*row) for row in rows]).numpy()
+        if not self._config.keeps_times:
+            return made, None
+        return made, steps[torch.cat([compressor.kept(*row) for row in rows]).numpy()]

@@ -32,8 +32,8 @@ def _cosines_first(x: Tensor) -> Tensor:  # [H, P, ...]: [a_s; a_c] -> [a_c; -a_
 
 
 def angles(times: Tensor, *, num_position_features: int) -> Tensor:
-    """times [n] in fp64 -> w t [n, P / 2].
+    """times [..., n] in fp64 -> w t [..., n, P / 2].
 
     A model in fp32 rounds w and w t in `forward`; these are exact, and their cosines and sines are rounded once.
     """
-    return times[:, None] * frequencies(num_position_features)
+    return times[..., None] * frequencies(num_position_features, device=times.device)

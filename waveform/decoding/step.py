@@ -67,6 +67,7 @@ class Sizes(NamedTuple):
     num_parts: int
     history_ring: int  # 0 without compressed memory
     tracks_usage: bool
+    own_encodings: int  # 1 if each layer and row has an encoding of its slots' times, 0 if all share one
     pre_norm: bool
     quantised: bool
     compressed: int
@@ -103,6 +104,7 @@ def sizes_of(model: CompressiveTransformer, weights: Weights, memory: Memory) ->
         num_parts=-(-num_blocks // PART),
         history_ring=memory.history.shape[2],
         tracks_usage=memory.usage.shape[2] > 0,
+        own_encodings=int(config.keeps_times),
         pre_norm=config.norm == "pre",
         quantised=memory.keys.dtype == np.int8,
         compressed=config.compressed,

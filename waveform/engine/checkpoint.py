@@ -310,7 +310,8 @@ def restore(
 
     `fresh` is a state of this rank's rows, for structure, dtype and device. With the same number of ranks, all is
     bitwise as saved (law 7, exact resume). With another number, rows are dealt anew and the random numbers of dropout
-    start from the seed. Raises UserError, naming the checkpoint, if its tensors do not fit this model.
+    start from the seed. Raises UserError, naming the checkpoint, if its tensors do not fit this model, or if its state
+    is that of another version.
     """
     weights, moments = checkpoint.model_weights(), _read_tensors(checkpoint.folder / _OPTIMISER)
     try:  # ranks do not communicate here, so any error comes from the content
@@ -343,7 +344,11 @@ def _restore_rows(checkpoint: Checkpoint, *, fresh: State, world: World) -> Stat
     names = sorted(name for name in parts[0] if name.startswith("state/"))
     joined = [torch.cat([part[name] for part in parts]) for name in names]
     if len(joined) != len(state_tensors(fresh)):
-        raise ValueError(f"{len(joined)} tensors of state")
+        raise UserError(
+            f"{checkpoint.folder} holds {len(joined)} tensors of state and this version's model has "
+            f"{len(state_tensors(fresh))}, so another version of waveform wrote it; it can be evaluated and sampled, "
+            "but training cannot continue from it: train in another run folder"
+        )
     remaining = iter(joined)
 
     def own_rows(like: Tensor) -> Tensor:

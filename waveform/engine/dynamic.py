@@ -85,7 +85,7 @@ def evaluate_dynamically(
     groups = parameter_groups(learner)
     optimiser = dynamic.build([parameter for group in groups.values() for parameter in group])
     tally = Tally(tokens, classes=classes, device=world.device)
-    order, rows = range(len(tokens)), dynamic.rows
+    order, rows = range(len(tokens)), None if config.protocol == "carry" else dynamic.rows
     own = _own(order, rows=rows, world=world)
     owned = set(own)
     with torch.enable_grad():
@@ -94,7 +94,7 @@ def evaluate_dynamically(
             tokens,
             own,
             window=config.window,
-            rows=max(1, len(_own(range(rows), rows=rows, world=world))),
+            rows=None if rows is None else max(1, len(_own(range(rows), rows=rows, world=world))),
             chunk=config.reset_every,
             device=world.device,
             autocast=config.autocast,
@@ -124,7 +124,9 @@ def evaluate_dynamically(
     return tally.result(protocol=config.protocol, world=world, whole=True)
 
 
-def _own(order: Sequence[int], *, rows: int, world: World) -> list[int]:
-    """This rank's share of `order`, of which `rows` at a time are read side by side."""
+def _own(order: Sequence[int], *, rows: int | None, world: World) -> list[int]:
+    """This rank's share of `order`, of which `rows` at a time are read side by side; None: the first rank reads all."""
+    if rows is None:
+        return list(order) if world.is_first else []
     groups = [order[first : first + rows] for first in range(0, len(order), rows)]
     return [utterance for group in groups for utterance in group[world.rank :: world.size]]

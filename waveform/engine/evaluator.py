@@ -17,7 +17,7 @@ from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 from waveform.system.signals import Stopped, StopRequest
 
-PROTOCOLS = ("utterance", "chunk")
+PROTOCOLS = ("utterance", "chunk", "carry")
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,12 @@ class EvaluateConfig:
     """How tokens are scored. Raises UserError for a protocol or a chunk that does not exist."""
 
     window: int  # tokens of one call of the model
-    protocol: str = "utterance"  # utterance: state is carried from the utterance's start; chunk: reset at each chunk
+    # utterance: state is carried from the utterance's start; chunk: reset at each chunk; carry: carried from each
+    # utterance to the next, in the set's order, and never reset
+    protocol: str = "utterance"
     chunk: int | None = None  # tokens between resets with protocol=chunk, a multiple of the window
     autocast: torch.dtype | None = None  # dtype of matrix products; None: the parameters' own
-    max_tokens: int | None = None  # about how many to score, longest utterances first, for a quick look; None: all
+    max_tokens: int | None = None  # about how many to score, for a quick look, longest utterances first; None: all
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
@@ -51,7 +53,7 @@ class Evaluation:
     names: list[str]
     nats: np.ndarray  # [N] fp64: sum over the utterance's tokens
     counts: np.ndarray  # [N] int64: tokens
-    protocol: str  # utterance: state carried from the utterance's start; chunk: reset at each chunk
+    protocol: str  # as in `EvaluateConfig`
     class_nats: np.ndarray | None = None  # [K] fp64: sum over the tokens of each class, if classes were given
     class_counts: np.ndarray | None = None  # [K] int64: tokens of each class
 
@@ -132,22 +134,28 @@ def evaluate(
 ) -> Evaluation:
     """Score every token of `tokens` once.
 
-    classes: to sum NLL by class as well. Each rank scores every world.size-th
-    utterance, and all get the whole result. Raises Stopped, on every rank, if `stop` was asked of one.
+    classes: to sum NLL by class as well. Each rank scores every world.size-th utterance, or the first one all of them
+    if they are one stream, and every rank gets the whole result. Raises Stopped, on every rank, if `stop` was asked of
+    one.
     """
     world = world or World()
-    # Longest first, so that rows end at about the same time.
-    order = sorted(range(len(tokens)), key=lambda i: (-tokens.lengths[i], i))
+    one_stream = config.protocol == "carry"
+    order = list(range(len(tokens)))
+    if not one_stream:  # longest first, so that rows end at about the same time
+        order.sort(key=lambda i: (-tokens.lengths[i], i))
     if config.max_tokens is not None:
         total = np.cumsum([tokens.lengths[i] for i in order])
         order = order[: int(np.searchsorted(total, config.max_tokens)) + 1]
+    own = order[world.rank :: world.size]
+    if one_stream:
+        own = order if world.is_first else []
     tally = Tally(tokens, classes=classes, device=world.device)
     for dealt, scores in score_once(
         model,
         tokens,
-        order[world.rank :: world.size],
+        own,
         window=config.window,
-        rows=fast_rows(model, window=config.window, device=world.device),
+        rows=None if one_stream else fast_rows(model, window=config.window, device=world.device),
         chunk=config.reset_every,
         device=world.device,
         autocast=config.autocast,

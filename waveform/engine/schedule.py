@@ -2,7 +2,7 @@
 
 import math
 
-_FLOOR_LR = 1e-6  # at which warm-up begins and the cosine ends (Rae et al. 2019, section 4)
+_FLOOR_LR = 1e-6  # at which warm-up begins and the cosine ends (Rae et al. 2019, section 5)
 
 
 def learning_rate(

@@ -2,7 +2,8 @@
 
 The utterances are dealt in a given order, some of them side by side. Those begin together, so their rows are always
 equally far: none waits for another to fill its memories, and what a row computes does not depend on what others hold.
-A row whose utterance ends is dropped; with utterances in order of length the others soon follow. What is done with the
+A row whose utterance ends is dropped; with utterances in order of length the others soon follow. Or the utterances are
+one stream, of one row, whose state never resets. What is done with the
 scores (summing them, training on them, looking inside the model) is up to the caller, and so is whether gradients are
 enabled.
 """
@@ -31,17 +32,21 @@ class DealtWindow:
 
 
 def deal(
-    tokens: TokenSet, order: Sequence[int], *, window: int, rows: int, chunk: int | None = None
+    tokens: TokenSet, order: Sequence[int], *, window: int, rows: int | None, chunk: int | None = None
 ) -> Iterator[DealtWindow]:
     """Windows of the utterances `order`, each token once, at most `rows` utterances side by side.
 
-    chunk: tokens between resets, a multiple of `window`; None: only at the start of utterances.
+    rows: None reads the utterances one after another, as one stream that resets at its start only. chunk: tokens
+    between resets, a multiple of `window`; None: only at the start of utterances.
     """
+    if rows is None:
+        yield from _deal_as_one(tokens, order, window=window)
+        return
     for first in range(0, len(order), rows):
         utterances, kept, start = list(order[first : first + rows]), None, 0
         while utterances:
             reset = start == 0 or (chunk is not None and start % chunk == 0)
-            read = _read(tokens, utterances, start=start, window=window, reset=reset)
+            read = _read(tokens, utterances, start=start, window=window, bos=reset, reset=reset)
             yield DealtWindow(read, utterances, start, kept)
             start += window
             going_on = [row for row, utterance in enumerate(utterances) if tokens.lengths[utterance] > start]
@@ -49,14 +54,31 @@ def deal(
             utterances = [utterances[row] for row in going_on]
 
 
-def _read(tokens: TokenSet, utterances: list[int], *, start: int, window: int, reset: bool) -> Window:
-    """The window from `start` on of each of `utterances`, which all reset there or none."""
+def _deal_as_one(tokens: TokenSet, order: Sequence[int], *, window: int) -> Iterator[DealtWindow]:
+    """Windows of one row that reads `order`, each of one utterance.
+
+    They are cut where an utterance ends, because padding would enter the state, and at multiples of `window` in the
+    stream, where a model's own windows end too.
+    """
+    num_read = 0
+    for utterance in order:
+        start = 0
+        while start < tokens.lengths[utterance]:
+            num_new = min(window - num_read % window, tokens.lengths[utterance] - start)
+            reset = num_read == 0
+            read = _read(tokens, [utterance], start=start, window=num_new, bos=start == 0, reset=reset)
+            yield DealtWindow(read, [utterance], start, None)
+            start, num_read = start + num_new, num_read + num_new
+
+
+def _read(tokens: TokenSet, utterances: list[int], *, start: int, window: int, bos: bool, reset: bool) -> Window:
+    """The window from `start` on of each of `utterances`; bos, reset: whether they, and the state, begin there."""
     inputs = np.zeros((len(utterances), window), dtype=np.int64)
     targets = np.zeros((len(utterances), window), dtype=np.int64)
     lengths = np.zeros(len(utterances), dtype=np.int64)
     for row, index in enumerate(utterances):
         into = {"inputs": inputs[row], "targets": targets[row]}
-        lengths[row] = fill_row(tokens, index, start=start, window=window, bos=reset, **into)
+        lengths[row] = fill_row(tokens, index, start=start, window=window, bos=bos, **into)
     scored = np.arange(window) < lengths[:, None]
     arrays = (inputs, targets, scored, np.full(len(utterances), reset))
     return Window(*(torch.from_numpy(array) for array in arrays))
@@ -68,17 +90,17 @@ def score_once(
     order: Sequence[int],
     *,
     window: int,
-    rows: int,
+    rows: int | None,
     chunk: int | None = None,
     device: torch.device,
     autocast: torch.dtype | None = None,
 ) -> Iterator[tuple[DealtWindow, ScoredWindow]]:
     """Score the windows of `deal` in their order, with state carried from each to the next.
 
-    Raises UserError if the state of `rows` rows does not fit this machine's RAM.
+    Raises UserError if the state of the rows does not fit this machine's RAM.
     """
     dtype = torch.float32 if autocast is not None else next(iter(model.parameters())).dtype
-    require_ram_for_state(model, min(rows, max(len(order), 1)))
+    require_ram_for_state(model, min(rows or 1, max(len(order), 1)))
     scored_forward = ScoredForward(model)
     state: State = None
     for dealt in deal(tokens, order, window=window, rows=rows, chunk=chunk):

@@ -24,7 +24,10 @@ _LOOK_BACK_POWER = 4.0  # the attention of a local head falls off about as dista
 
 
 class Slots(NamedTuple):
-    """When the attended slots were read and which of them a query sees; the same for every layer."""
+    """When the attended slots were read and which of them a query sees; the same for every layer.
+
+    Only compressed slots that keep their own times have other times in each layer, and in each row.
+    """
 
     query_times: Tensor  # [1 or B, T]
     slot_times: Tensor  # [1 or B, K]

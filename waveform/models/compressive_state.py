@@ -32,6 +32,7 @@ class LayerState(NamedTuple):
     compressed: Tensor  # [B, C, D]
     pending: Tensor  # [B, c - 1, D]: evicted, waiting for their group to fill
     usage: Tensor  # [B, c - 1 + M]: attention received by [pending; memory]; only if the compression looks at it
+    times: Tensor | None  # [B, C]: of compressed slots, relative to the window's start; only if they have their own
 
 
 class CompressiveState(NamedTuple):
@@ -43,13 +44,17 @@ class CompressiveState(NamedTuple):
     compressed: tuple[Tensor, ...]  # L x [B, C, D]
     pending: tuple[Tensor, ...]  # L x [B, c - 1, D]
     usage: tuple[Tensor, ...]  # L x [B, c - 1 + M]
+    times: tuple[Tensor, ...]  # L x [B, C]; empty if compressed slots have no times of their own
 
     @classmethod
     def of_layers(cls, steps: Tensor, layers: Iterable[LayerState]) -> "CompressiveState":
-        return cls(steps, *zip(*layers, strict=True))
+        window, memory, compressed, pending, usage, times = zip(*layers, strict=True)
+        own_times = tuple(time for time in times if time is not None)
+        return cls(steps, window, memory, compressed, pending, usage, own_times)
 
     def layers(self) -> list[LayerState]:
-        fields = (self.window, self.memory, self.compressed, self.pending, self.usage)
+        times = self.times or (None,) * len(self.window)
+        fields = (self.window, self.memory, self.compressed, self.pending, self.usage, times)
         return [LayerState(*parts) for parts in zip(*fields, strict=True)]
 
 
@@ -61,16 +66,22 @@ def empty_state(
     def zeros(*shape: int, dtype: torch.dtype = dtype) -> tuple[Tensor, ...]:
         return tuple(torch.zeros(batch_size, *shape, device=device, dtype=dtype) for _ in range(config.num_layers))
 
+    precise = torch.promote_types(dtype, torch.float32)
     waiting = config.compression_rate - 1 if config.compressed else 0
     tracks_usage = config.compressed > 0 and compression_function(config.compression).uses_attention
+    steps = torch.full((batch_size,), _first_step(config), dtype=torch.int64)
+    # A slot of an empty memory of zeros stands at the centre of a group, as if it had been pooled.
+    centres = _group_centres(config, fill_at(config, steps).pending, num_compressed=config.compressed)
+    times = [centres.clone() for _ in range(config.num_layers)] if config.keeps_times else []
     return CompressiveState(
-        steps=torch.full((batch_size,), _first_step(config), dtype=torch.int64),
+        steps=steps,
         window=zeros(config.window, config.d_model),
         memory=zeros(config.memory, config.d_model),
         compressed=zeros(config.compressed, config.d_model),
         pending=zeros(waiting, config.d_model),
-        # Sums in bf16 would lose small weights.
-        usage=zeros(waiting + config.memory if tracks_usage else 0, dtype=torch.promote_types(dtype, torch.float32)),
+        # Sums in bf16 would lose small weights, and times would lose steps.
+        usage=zeros(waiting + config.memory if tracks_usage else 0, dtype=precise),
+        times=tuple(time.to(device, precise) for time in times),
     )
 
 
@@ -116,17 +127,47 @@ def slot_times(
     """Times of the slots [compressed; memory; window] relative to the window's start, [rows of `pending`, K] in fp64.
 
     A compressed slot's time is the centre of the c steps that it covers, which come before memory and what is pending
-    (`compressed_position=time`), or one step before the next slot's (`contiguous`).
+    (`compressed_position=time`), or one step before the next slot's (`contiguous`). Slots with times of their own
+    have those of the state instead (`with_own_times`).
     """
-    age = torch.arange(num_compressed - 1, -1, -1, dtype=torch.float64)  # 0 is the newest
     if config.compressed_position == "time":
-        rate = config.compression_rate
-        newest = -(config.memory + pending.to(torch.float64)) - (rate + 1) / 2
-        compressed_times = newest[:, None] - rate * age
+        compressed_times = _group_centres(config, pending, num_compressed=num_compressed)
     else:
-        compressed_times = (-config.memory - 1 - age).expand(len(pending), -1)
+        compressed_times = torch.arange(-num_compressed, 0, dtype=torch.float64) - config.memory
+        compressed_times = compressed_times.expand(len(pending), -1)
     unit_steps = torch.arange(-num_memory, end, dtype=torch.float64).expand(len(pending), -1)
     return torch.cat([compressed_times, unit_steps], dim=1)
+
+
+def _group_centres(config: CompressiveTransformerConfig, pending: Tensor, *, num_compressed: int) -> Tensor:
+    """Centres of the newest groups that were compressed, relative to the window's start, [rows of `pending`, n]."""
+    rate = config.compression_rate
+    age = torch.arange(num_compressed - 1, -1, -1, dtype=torch.float64)  # 0 is the newest
+    newest = -(config.memory + pending.to(torch.float64)) - (rate + 1) / 2
+    return newest[:, None] - rate * age
+
+
+def source_times(config: CompressiveTransformerConfig, *, device: torch.device) -> Tensor:
+    """Times of [pending; evicted] at a window's end, relative to the start of the next, [c - 1 + W]."""
+    first = -(config.memory + config.window + config.compression_rate - 1)
+    return torch.arange(first, -config.memory, device=device)
+
+
+def with_own_times(config: CompressiveTransformerConfig, state: LayerState, piece: "Piece") -> Slots:
+    """The piece's slots, the compressed ones at the times that they have in this layer."""
+    slots, num = piece.slots, piece.num_compressed
+    if state.times is None or not num:
+        return slots
+    own_times = state.times[:, config.compressed - num :]
+    own_encoding = encode_times(
+        own_times, num_position_features=config.num_position_features, dtype=slots.slot_encoding.dtype
+    )
+    others, other_encodings = slots.slot_times[:, num:], slots.slot_encoding[:, num:]
+    num_rows = len(own_times)
+    return slots._replace(
+        slot_times=torch.cat([own_times, others.expand(num_rows, -1)], dim=1),
+        slot_encoding=torch.cat([own_encoding, other_encodings.expand(num_rows, -1, -1)], dim=1),
+    )
 
 
 class PartToCompress(NamedTuple):
@@ -185,7 +226,7 @@ class Piece:
     num_memory: int  # the most slots that a row has in use
     num_compressed: int  # the same for compressed slots
     places: Tensor | None  # [B, T] where the steps are written in the window, on the device; None: after `end` - T
-    slots: Slots
+    slots: Slots  # as in every layer, but for `with_own_times`
     through_time: bool  # gradient reaches the compressor from later windows
 
 

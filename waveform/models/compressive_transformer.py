@@ -60,6 +60,7 @@ class NewSlots(NamedTuple):
 
     groups: Tensor  # [b, G, D]
     loss: Tensor | None  # [b]
+    times: Tensor | None = None  # [b, G] relative to the next window's start, if compressed slots have their own
 
 
 class Layer(nn.Module):
@@ -119,9 +120,10 @@ class Layer(nn.Module):
         config = self.config
         window = compressive_state.write_window(state.window, h_BTD, piece)
         past = compressive_state.attended_slots(config, state, window, piece)
-        h_BTD, attended = self.transform(h_BTD, past, piece.slots)
+        slots = compressive_state.with_own_times(config, state, piece)
+        h_BTD, attended = self.transform(h_BTD, past, slots)
         if state.usage.shape[1]:
-            received = self.attention.received_attention(attended, piece.slots)
+            received = self.attention.received_attention(attended, slots)
             state = state._replace(usage=compressive_state.add_usage(state.usage, received, piece))
         return LayerOutput(h_BTD, *self.advance(state, window, piece, attended))
 
@@ -201,10 +203,12 @@ class Layer(nn.Module):
             return ended, None
         use, kept_use = compressive_state.split_usage(config, state.usage)
         ended = ended._replace(usage=where_rows(done, kept_use, state.usage))
+        if state.times is not None:
+            ended = ended._replace(times=where_rows(done, state.times - config.window, state.times))
         if not bool((advance.after.evicted > advance.before.evicted).any()):
             return ended, None  # memory is not full yet
         source = torch.cat([state.pending.to(window_BWD.dtype), evicted_BWD], dim=1)  # [B, c - 1 + W, D]
-        compressed_BCD, total_loss = state.compressed, None
+        compressed_BCD, times_BC, total_loss = state.compressed, ended.times, None
         for part in advance.parts:
             made = new_slots
             if made is None:
@@ -216,10 +220,11 @@ class Layer(nn.Module):
                 loss = put_rows(part.rows, made.loss, made.loss.new_zeros(len(source)))
                 total_loss = loss if total_loss is None else total_loss + loss
             kept = made.groups if through_time else made.groups.detach()
-            newest = torch.cat([compressed_BCD[part.rows], kept.to(compressed_BCD.dtype)], dim=1)
-            compressed_BCD = put_rows(part.rows, newest[:, -config.compressed :], compressed_BCD)
+            compressed_BCD = _append(kept, part, compressed_BCD)
+            if made.times is not None and times_BC is not None:
+                times_BC = _append(made.times, part, times_BC)
         pending = where_rows(done, source[:, config.window :], state.pending)
-        return ended._replace(compressed=compressed_BCD, pending=pending), total_loss
+        return ended._replace(compressed=compressed_BCD, pending=pending, times=times_BC), total_loss
 
     def _compress(
         self,
@@ -233,7 +238,11 @@ class Layer(nn.Module):
         if torch.is_grad_enabled() and self.config.compression_loss != "none" and self.compressor.has_parameters:
             assert attended is not None
             loss = self._compression_loss(part, consumed_BnD.detach(), groups_BGD, window_BWD, attended)
-        return NewSlots(groups_BGD, loss)
+        times_bG = None
+        if self.config.keeps_times:
+            times_n = compressive_state.source_times(self.config, device=consumed_BnD.device)[part.first : part.last]
+            times_bG = times_n[self.compressor.kept(consumed_BnD, use_Bn)]
+        return NewSlots(groups_BGD, loss, times_bG)
 
     def _compression_loss(
         self,
@@ -272,6 +281,12 @@ class Layer(nn.Module):
                 slots_BKD, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps
             )
         return self.attention.split_heads(F.linear(slots_BKD, projection.weight.detach()))
+
+
+def _append(new_bGx: Tensor, part: PartToCompress, old_BCx: Tensor) -> Tensor:
+    """`old_BCx` whose rows of `part` end with `new_bGx`; the oldest slots leave."""
+    newest = torch.cat([old_BCx[part.rows], new_bGx.to(old_BCx.dtype)], dim=1)
+    return put_rows(part.rows, newest[:, -old_BCx.shape[1] :], old_BCx)
 
 
 class CompressiveTransformer(nn.Module, OptionalParts):

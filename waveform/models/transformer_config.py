@@ -84,7 +84,8 @@ class CompressiveTransformerConfig(TransformerConfig):
     compression: str = "conv"  # conv | max | mean | most_used | dilated, or one of another package
     compression_rate: int = 4
     compression_loss: str = "attention"  # attention | autoencode | none
-    compressed_position: str = "time"  # time: centre of the steps covered; contiguous: unit steps behind memory
+    # time: the centre of the steps covered, or a kept slot's own; contiguous: unit steps behind memory
+    compressed_position: str = "time"
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         **TransformerConfig.RULES,
@@ -114,9 +115,16 @@ class CompressiveTransformerConfig(TransformerConfig):
             and self.attention == "fused"
             and not self.dropout
             and not uses_attention
+            and not self.keeps_times
             and self.num_heads * self.window * num_slots <= _MAX_WEIGHTS
             and all(width % _VECTOR == 0 for width in widths)
         )
+
+    @property
+    def keeps_times(self) -> bool:
+        """Whether compressed slots have times of their own, which differ by layer and row."""
+        kept = self.compressed > 0 and compression_function(self.compression).keeps_slots
+        return kept and self.compressed_position == "time"
 
     @property
     def temporal_range(self) -> int:

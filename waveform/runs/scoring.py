@@ -58,8 +58,8 @@ def score(
 ) -> Evaluation:
     """NLL of each utterance of `tokens` under `run`, in fp32 on every device.
 
-    protocol: None for the one that the run was trained with. world, classes: as in the engine's `evaluate`; by default
-    this process alone. dynamic: let a copy of the model learn from what it has scored.
+    protocol: None for `chunk` if the run was trained so, else `utterance`. world, classes: as in the engine's
+    `evaluate`; by default this process alone. dynamic: let a copy of the model learn from what it has scored.
     """
     verb = "evaluate" if dynamic is None else "evaluate dynamically"
     world = world or World(device=run.device)
@@ -82,7 +82,7 @@ def score(
 class EvaluateOptions:
     """What a user chooses for the evaluation of a run."""
 
-    protocol: str | None = None  # utterance | chunk: when state is reset; None: as in training
+    protocol: str | None = None  # utterance | chunk | carry: when state is reset; None: as the verb's page says
     memory: int | None = None  # memory slots; None: as in training
     compressed: int | None = None  # compressed slots; None: as in training
     dynamic: bool = False  # score again while learning from what was scored
