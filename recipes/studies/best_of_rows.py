@@ -86,6 +86,7 @@ class BestOfRows:
         paper.set_title("in the paper", loc="left", fontsize=10)
         paper.set_xlabel(self.published_as, fontsize=9)
         for axes in (ours, paper):
+            axes.margins(0.1)  # room for the labels of the outermost
             axes.grid(color="0.9", linewidth=0.6)
             axes.set_axisbelow(True)
             axes.tick_params(labelsize=8)
