@@ -1,6 +1,7 @@
 """`python -m recipes`, as a table: each verb's function and arguments; also under torchrun."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from recipes.corpora.catalogue import RECIPES
@@ -31,6 +32,7 @@ settings, any number:
   corpus.tokens=subwords    for the recipe folder: bytes (default) or subwords
   corpus.vocab_size=32000   how many subwords
   corpus.vocabulary=FILE    words of a published model, in JSON or one a line, instead of the corpus's own (see import)
+  corpus.gutenberg=true     cut off Project Gutenberg's licence around each file
   corpus.valid=0.05 corpus.test=0.05   shares of a folder, or of a file with corpus.check=false
 for recall, which is generated:
   corpus.keys=16 corpus.values=8       facts, one value a key in each episode
@@ -149,38 +151,54 @@ VERBS = (
             _PROTOCOL,
             _ROWS,
             JSON,
-            _PLOT,
+            argument(
+                "--plot",
+                dest="plot_file",
+                type=Path,
+                metavar="FILE.png",
+                help="draw validation NLL in training; of runs on recall, bits per answer by distance",
+            ),
             DEVICE,
         ),
         configs=_OPTIONS,
     ),
     Verb(
         "study",
-        "train every setting of a recipe's study with several seeds, and compare them: table, JSON and plot",
+        "train every setting of a paper's table or figure, or of recall, at a preset's size: table, plot and JSON",
         "recipes.verbs.study:study",
         (
-            argument("recipe", metavar="RECIPE", help="one that has a study: recall"),
-            argument("data_dir", type=Path, metavar="DATA_DIR"),
+            argument("name", metavar="NAME", help="table5, table8, table9, figure3 (Rae et al. 2019) or recall"),
+            argument("data_dir", type=Path, metavar="DATA_DIR", help="any text; for recall, data of that recipe"),
             argument("out_dir", type=Path, metavar="OUT_DIR", help="where the runs are kept; continued if it exists"),
-            argument("--seeds", into="config", type=int, metavar="N", help="runs of each setting (default 3)"),
+            argument(
+                "--seeds", into="config", type=int, metavar="N", help="runs of each setting (default 1; of recall 3)"
+            ),
             argument(
                 "--jobs", into="config", type=int, metavar="N", help="runs at a time, which share the CPU (default 2)"
             ),
-            JSON,
-            _PLOT,
-            overrides("train.max_steps=500"),
+            replace(_ROWS, into="config"),
+            replace(JSON, options={**JSON.options, "help": "write the figures there (default OUT_DIR/NAME.json)"}),
+            argument(
+                "--plot",
+                dest="plot_file",
+                type=Path,
+                metavar="FILE.png",
+                help="draw them there (default OUT_DIR/NAME.png)",
+            ),
+            replace(CONFIG_DIR, into="config"),
+            overrides("preset=smoke train.max_steps=500"),
         ),
         configs={"config": "recipes.verbs.study:StudyConfig"},
     ),
     Verb(
         "sweep",
-        "evaluate a run at several sizes of compressed memory: table, plot and JSON",
+        "evaluate a run at several sizes of its memories, and the best of them on the test split: table, plot and JSON",
         "recipes.verbs.sweep:sweep",
         (
             RUN_DIR,
-            argument("--compressed", required=True, metavar="N,N,...", help="sizes, for example 512,1024,2048"),
-            MEMORIES[0],
-            SPLIT,
+            argument("--compressed", metavar="N,N,...", help="compressed slots, for example 512,1024,2048"),
+            argument("--memory", metavar="N,N,...", help="memory slots; with --compressed, every pair"),
+            argument("--split", metavar="NAME", help="train, valid (default) or test"),
             _PROTOCOL,
             _ROWS,
             JSON,
@@ -197,11 +215,18 @@ VERBS = (
     ),
     Verb(
         "sample",
-        "print text that continues a prompt",
+        "print text that continues a prompt, or the beginnings of held-out documents",
         "recipes.verbs.sample:sample",
         (
             RUN_DIR,
             argument("--prompt", metavar="TEXT|FILE", help="what to continue (default: nothing)"),
+            argument(
+                "--documents", into="prefixes", type=int, metavar="N", help="continue N held-out documents instead"
+            ),
+            argument(
+                "--prefix", into="prefixes", type=int, metavar="N", help="tokens of each that are read (default 512)"
+            ),
+            replace(SPLIT, into="prefixes"),
             argument("--tokens", dest="num_tokens", type=int, metavar="N", help="how many to generate (default 512)"),
             argument(
                 "--top-p",
@@ -218,8 +243,25 @@ VERBS = (
             SEED,
             DEVICE,
         ),
-        configs={"sampling": "waveform.engine.sampler:SamplingConfig"},
+        configs={
+            "sampling": "waveform.engine.sampler:SamplingConfig",
+            "prefixes": "recipes.verbs.sample:Prefixes",
+        },
         report="builtins:print",
+    ),
+    Verb(
+        "topics",
+        "what a folder of texts is about: topics by latent Dirichlet allocation (needs waveform[topics])",
+        "recipes.verbs.topics:topics",
+        (
+            argument("source", type=Path, metavar="SOURCE", help="a folder or archive of .txt files, a document each"),
+            argument("--topics", into="config", type=int, metavar="N", help="default 10"),
+            argument("--words", into="config", type=int, metavar="N", help="shown of each topic (default 8)"),
+            argument("--seed", into="config", type=int, metavar="N", help="from which the topics begin (default 0)"),
+            JSON,
+        ),
+        configs={"config": "recipes.verbs.topics:TopicsConfig"},
+        computes=False,
     ),
 )
 

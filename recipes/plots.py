@@ -1,6 +1,6 @@
 """Draws what models recall, by distance: a panel for each question, a curve for each model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ class Curve:
     """One model's figures, as `evaluate` returns them, from each of its seeds."""
 
     label: str
-    seeds: Sequence[dict[str, Any]]
+    seeds: Sequence[Mapping[str, Any]]
 
     def bits(self) -> np.ndarray:
         """Bits per answer [seeds, buckets of distance]."""

@@ -164,7 +164,8 @@ def test_evaluate_on_different_audio(place: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_compare(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", *(str(place / model) for model in MODELS), "--json", str(tmp_path / "c.json")]) == 0
+    files = ["--json", str(tmp_path / "c.json"), "--plot", str(tmp_path / "c.png")]
+    assert main(["compare", *(str(place / model) for model in MODELS), *files]) == 0
     out = capsys.readouterr().out
     entries = json.loads((tmp_path / "c.json").read_text())
     assert [entry["model"] for entry in entries] == list(MODELS)
@@ -175,7 +176,10 @@ def test_compare(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert low <= entry["difference_to_wavenet_nats"] <= high
         assert entry["train_samples_per_second"] > 0 and entry["sampling_samples_per_second"] > 0
         assert f"{entry['nll_nats_per_sample']:.4f}" in out and f"{entry['nll_bits_per_sample']:.4f}" in out
+        assert entry["learning_curve"]["steps"][-1] == entry["step"]
+        assert entry["learning_curve"]["tokens"][-1] == entry["train_samples_seen"]
     assert entries[2]["interval_95"] == [0, 0]
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_analyse_a_group(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,6 +127,13 @@ VERBS = (
             _DATA,
             SPLIT,
             JSON,
+            argument(
+                "--plot",
+                dest="plot_file",
+                type=Path,
+                metavar="FILE.png",
+                help="draw validation NLL against updates, samples seen and seconds of training",
+            ),
             protocol("utterance"),
             DEVICE,
         ),

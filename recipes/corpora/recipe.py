@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.corpora.documents import SPLITS, Documents
+from recipes.corpora.gutenberg import without_licence
 from recipes.corpora.sources import Source
 from waveform.system.errors import UserError
 
@@ -23,6 +24,7 @@ class CorpusConfig:
     vocabulary: str | None = None  # file with the words of a published model, instead of those of the training split
     valid: float = 0.05  # share of a corpus that has no splits
     test: float = 0.05
+    gutenberg: bool = False  # cut off the licence of Project Gutenberg around each file
 
     def __post_init__(self) -> None:
         if min(self.valid, self.test) <= 0 or self.valid + self.test >= 1:
@@ -90,6 +92,8 @@ def open_corpus(recipe: Recipe, source: Source, *, config: CorpusConfig) -> Docu
     """Find the documents of each split, sorted by name. Raises UserError for a wrong or truncated source."""
     assert recipe.documents is not None
     found = recipe.documents(recipe, source, config)
+    if config.gutenberg:
+        found = without_licence(found)
     for split in SPLITS:
         expected = recipe.num_files.get(split)
         if config.check and expected is not None and len(found[split]) != expected:

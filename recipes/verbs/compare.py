@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.corpora.episodes import require_recall
+from recipes.corpora.episodes import is_recall
 from recipes.metrics import UNITS
 from recipes.plots import Curve, save_recall
 from recipes.text import load
 from recipes.verbs.evaluate import Measurement, measure, protocol_of
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
-from waveform.runs.scoring import EvaluateOptions, bootstrap_interval
+from waveform.runs.learning_curves import read_learning_curve, save_learning_curves
+from waveform.runs.scoring import EvaluateOptions, bootstrap_interval, own_tokens
 from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
@@ -28,22 +29,20 @@ def compare(
     device: str | None = None,
     show_progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Evaluate runs on the same tokens; print a table, return (and write) the figures, and draw those of recall.
+    """Evaluate runs on the same tokens; print a table, return (and write) the figures.
 
     Each entry contains what `evaluate` gives, `difference_to_first_nats` per token, and `interval_95` of that by the
-    paired bootstrap over documents, or pieces with options.rows (None for fewer than five). Under torchrun every
-    process calls this. Raises UserError as `evaluate` does, and if the runs' tokens differ, or when their state resets.
+    paired bootstrap over documents, or pieces with options.rows (None for fewer than five). plot_file: bits by distance
+    for runs on recall, validation NLL in training for others. Under torchrun every process calls this. Raises UserError
+    as `evaluate` does, and if the runs' tokens differ, or when their state resets.
     """
     check_files(json_file=json_file, plot_file=plot_file)
     options = options or EvaluateOptions()
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
         runs = [load(run_dir, device=world.device.type, **options.model_fields) for run_dir in run_dirs]
-        if plot_file is not None:
-            for run in runs:
-                require_recall(run)
-        known = [run.config["dataset"]["checksums"].get(split) for run in runs]
-        for run, checksum in zip(runs, known, strict=True):
-            if checksum != known[0]:
+        checksums = [own_tokens(run, split=split).checksum for run in runs]
+        for run, checksum in zip(runs, checksums, strict=True):
+            if checksum != checksums[0]:
                 raise UserError(
                     f"{runs[0].folder} and {run.folder} have different {split} data and cannot be compared; "
                     "train both on one data set"
@@ -63,8 +62,11 @@ def compare(
             if show_progress:
                 print(format_table(entries))
             write_json(json_file, entries)
-            if plot_file is not None:
+            if plot_file is not None and is_recall(runs[0]):
                 save_recall(plot_file, [("recall", [Curve(_label(entry), [entry]) for entry in entries])])
+            elif plot_file is not None:
+                curves = [(run.folder.name, read_learning_curve(run.folder, run.config)) for run in runs]
+                save_learning_curves(plot_file, curves, unit=runs[0].unit)
         return entries
 
 
@@ -84,8 +86,9 @@ def _label(entry: dict[str, Any]) -> str:
 def format_table(entries: Sequence[dict[str, Any]]) -> str:
     """Return the comparison as text, in the order given."""
     first = entries[0]
-    headline = first["headline"]
-    header = ["run", UNITS[headline], "nats/token", "to the first [95% interval]", "parameters", "trained on"]
+    metrics = [first["headline"], *(name for name in UNITS if name in first and name != first["headline"])]
+    names = [UNITS[name] for name in metrics]
+    header = ["run", *names, "nats/token", "to the first [95% interval]", "parameters", "trained on"]
     rows = []
     for entry in entries:
         against = "-" if entry is first else f"{entry['difference_to_first_nats']:+.4f}"
@@ -95,7 +98,7 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
         rows.append(
             [
                 f"{_label(entry)} ({entry['model']})",
-                f"{entry[headline]:.4f}",
+                *(f"{entry[name]:.4f}" for name in metrics),
                 f"{entry['nats_per_token']:.4f}",
                 against,
                 f"{entry['num_parameters'] / 1e6:.2f} M",

@@ -236,7 +236,7 @@ def _describe(data_dir: Path, amounts: dict[str, _Amount]) -> str:
     for split, amount in amounts.items():
         lines.append(
             f"  {split:5}  {amount.tokens:>13,} tokens  {amount.bytes:>14,} bytes  {amount.words:>13,} words  "
-            f"in {amount.documents:,} documents"
+            f"in {amount.documents:,} documents of {amount.words / amount.documents:,.0f} words on average"
         )
     for split, words_are in data.sources["words_are"].items():
         if ";" in words_are:

@@ -1,20 +1,37 @@
-"""`python -m recipes sample`: text that continues a prompt."""
+"""`python -m recipes sample`: text that continues a prompt, or the beginnings of held-out documents."""
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from recipes.corpora.detokenize import detokenize
 from recipes.corpora.tokenizers import UNKNOWN, TextTokenizer, load_tokenizer
 from recipes.text import load
 from waveform.engine.dataset import is_dataset
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
+from waveform.engine.token_set import TokenSet
+from waveform.runs.opened import TrainedRun
+from waveform.runs.scoring import own_tokens
 from waveform.system.errors import UserError
 
 NUCLEUS = 0.98  # Rae et al. 2019, appendix E
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Held-out documents to continue (Dai et al. 2019 and Rae et al. 2019, appendices E)."""
+
+    documents: int | None = None  # how many, evenly spaced; a split of fewer is cut into pieces; None: a prompt instead
+    prefix: int = 512  # tokens of each that the model reads
+    split: str = "test"
+
+    def __post_init__(self) -> None:
+        if (self.documents is not None and self.documents < 1) or self.prefix < 1:
+            raise UserError(f"--documents is {self.documents} and --prefix is {self.prefix}; both must be at least 1")
 
 
 def sample(
@@ -23,36 +40,88 @@ def sample(
     prompt: str = "",
     num_tokens: int = 512,
     sampling: SamplingConfig | None = None,
+    prefixes: Prefixes | None = None,
     device: str | None = None,
 ) -> str:
     """Return, as text, the prompt and the `num_tokens` tokens with which a run continues it.
 
-    prompt: a text, or the path of a file that contains it. Without top_k or top_p the nucleus is 0.98. Raises UserError
-    for settings out of range, for a prompt that the vocabulary cannot express, and if there is no complete run or its
-    data set, which contains the vocabulary, is gone.
+    prompt: a text, or the path of a file that contains it. prefixes: continue documents instead; each is shown as far
+    as the model read it, continued by the model, and as it goes on. Without top_k or top_p the nucleus is 0.98. Raises
+    UserError for settings out of range, for a prompt that the vocabulary cannot express, and if there is no complete
+    run or its data set, which contains the vocabulary, is gone.
     """
     if num_tokens < 1:
         raise UserError(f"--tokens is {num_tokens}; it must be at least 1")
-    sampling = sampling or SamplingConfig()
+    sampling, prefixes = sampling or SamplingConfig(), prefixes or Prefixes()
     if sampling.top_k is None and sampling.top_p is None:
         sampling = replace(sampling, top_p=NUCLEUS)
+    if prompt and prefixes.documents is not None:
+        raise UserError("--prompt and --documents both say what to continue; give one of them")
     run = load(run_dir, device=device)
+    tokenizer = _tokenizer(run)
+    if prefixes.documents is not None:
+        return _continue_documents(run, tokenizer, prefixes, num_tokens=num_tokens, sampling=sampling)
+    ids = _prompt_ids(tokenizer, prompt)
+    return tokenizer.decode([*ids.tolist(), *_continue(run, ids, num_tokens=num_tokens, sampling=sampling)])
+
+
+def _tokenizer(run: TrainedRun) -> TextTokenizer:
+    """The tokenizer in the run's data set. Raises UserError if it is gone, or is not the one of training."""
     folder = Path(run.config["dataset"]["path"])
     if not is_dataset(folder):
-        raise UserError(f"the data set of {run_dir}, {folder}, which contains its vocabulary, is gone; put it back")
+        raise UserError(f"the data set of {run.folder}, {folder}, which contains its vocabulary, is gone; put it back")
     tokenizer = load_tokenizer(folder)
     if tokenizer.vocab_size != run.config["dataset"]["vocab_size"]:
-        raise UserError(f"{folder} has a different vocabulary from the one that {run_dir} was trained with")
-    ids = _prompt_ids(tokenizer, prompt)
+        raise UserError(f"{folder} has a different vocabulary from the one that {run.folder} was trained with")
+    return tokenizer
+
+
+def _continue(run: TrainedRun, ids: np.ndarray, *, num_tokens: int, sampling: SamplingConfig) -> list[int]:
+    """The tokens with which a run continues `ids` [n]."""
     made = sample_tokens(
         run.model,
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=int(run.config["dataset"]["vocab_size"]),
         num_streams=1,
         num_steps=num_tokens,
         config=sampling,
         prompt=torch.from_numpy(ids) if len(ids) else None,
     )
-    return tokenizer.decode([*ids.tolist(), *made[0].tolist()])
+    return made[0].tolist()
+
+
+def _continue_documents(
+    run: TrainedRun, tokenizer: TextTokenizer, prefixes: Prefixes, *, num_tokens: int, sampling: SamplingConfig
+) -> str:
+    tokens = own_tokens(run, split=prefixes.split)
+
+    def shown(ids: list[int]) -> str:
+        text = tokenizer.decode(ids)
+        return detokenize(text) if tokenizer.kind == "words" else text
+
+    parts = []
+    tokens, chosen = _evenly_spaced(tokens, prefixes.documents or 1)
+    for index in chosen:
+        read = tokens.read(index, start=0, stop=prefixes.prefix).astype(np.int64)
+        made = _continue(run, read, num_tokens=num_tokens, sampling=sampling)
+        truth = tokens.read(index, start=prefixes.prefix, stop=prefixes.prefix + num_tokens)
+        parts += [
+            f"=== {tokens.names[index]}: {len(read)} tokens of the {prefixes.split} split",
+            shown(read.tolist()),
+            f"=== continued by {run.name}, step {run.step}",
+            shown(made),
+            "=== as it goes on",
+            shown(truth.tolist()),
+            "",
+        ]
+    return "\n".join(parts)
+
+
+def _evenly_spaced(tokens: TokenSet, num: int) -> tuple[TokenSet, list[int]]:
+    """`num` documents of a split, by their index; those of a split that has fewer are cut into pieces first."""
+    if len(tokens) < num:
+        tokens = tokens.cut(-(-tokens.num_tokens // num))
+    num = min(num, len(tokens))
+    return tokens, [i * len(tokens) // num for i in range(num)]
 
 
 def _prompt_ids(tokenizer: TextTokenizer, prompt: str) -> np.ndarray:

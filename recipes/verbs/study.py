@@ -1,45 +1,43 @@
 """`python -m recipes study`: every setting of a study, trained with several seeds, evaluated and drawn."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from recipes.plots import Curve, save_recall
-from recipes.studies import find_study
+from recipes.studies.catalogue import Study, find_study
+from recipes.studies.children import Children
+from recipes.studies.report import Config, Figures
 from recipes.text import compose_config
-from waveform.engine.dataset import read_dataset
-from waveform.system.console import say, table
+from waveform.engine import checkpoint
+from waveform.engine.dataset import Dataset, read_dataset
+from waveform.system.console import say
 from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 from waveform.system.signals import Interrupted
-
-_EVALUATION_FILE = "evaluation.json"  # in a run's folder, once it is trained and evaluated
-_LAST_WORDS = 3  # lines of a failed child's output that are shown
 
 
 @dataclass(frozen=True)
 class StudyConfig:
     """How much of a study is run, and how fast."""
 
-    seeds: int = 3  # runs of each setting
+    seeds: int | None = None  # runs of each setting; None: the study's own number
     jobs: int = 2  # runs at a time
+    rows: int | None = None  # of evaluations: pieces that text is cut into; None: whole documents
+    config_dir: Path | None = None  # of Hydra configs of the user's own
 
     def __post_init__(self) -> None:
-        if min(self.seeds, self.jobs) < 1:
+        if min(1 if self.seeds is None else self.seeds, self.jobs) < 1:
             raise UserError(f"--seeds is {self.seeds} and --jobs is {self.jobs}; both must be at least 1")
+        if self.rows is not None and self.rows < 1:
+            raise UserError(f"--rows is {self.rows}; it must be at least 1")
 
 
 def study(
-    recipe: str,
+    name: str,
     data_dir: Path,
     out_dir: Path,
     overrides: Sequence[str] = (),
@@ -49,29 +47,35 @@ def study(
     plot_file: Path | None = None,
     show_progress: bool = True,
 ) -> dict[str, Any]:
-    """Train and evaluate each setting of the recipe's study with several seeds.
+    """Train and evaluate each setting of a study with several seeds, at the size of a preset.
 
     Each run is a folder of `out_dir` and a process of its own, with its share of the CPU's threads. Run again, the
-    study continues: what was trained or evaluated is not done twice. overrides: settings of every run. Prints a table
-    and returns the figures by setting. Raises UserError for a recipe without a study, for settings that a run refuses,
-    and if a run fails.
+    study continues: what was trained or evaluated is not done twice. overrides: settings of every run, a preset for
+    example; those of the study come after them. Prints a table and returns the figures; writes them into `json_file`
+    and draws them into `plot_file`, by default NAME.json and NAME.png of `out_dir`. Raises UserError for an unknown
+    study, for data of the wrong recipe, for settings that a run refuses, and if a run fails.
     """
-    config, chosen = config or StudyConfig(), find_study(recipe)
+    config, chosen = config or StudyConfig(), find_study(name)
+    json_file, plot_file = json_file or out_dir / f"{name}.json", plot_file or out_dir / f"{name}.png"
     check_files(json_file=json_file, plot_file=plot_file)
-    read_dataset(data_dir)
-    for settings in chosen.variants.values():  # so that a wrong setting is refused at once
-        compose_config(recipe, [*settings, *overrides])
-    runs = [(label, seed) for seed in range(config.seeds) for label in chosen.variants]
-    children = _Children(threads=max(1, num_cores() // config.jobs))
+    recipe = _recipe(read_dataset(data_dir), chosen, name=name)
+    preset = compose_config(recipe, overrides, config_dir=config.config_dir)
+    settings = {label: [*overrides, *chosen.settings(label, preset)] for label in chosen.variants}
+    # Composed at once, so that a wrong setting is refused before anything is trained.
+    configs = {label: compose_config(recipe, given, config_dir=config.config_dir) for label, given in settings.items()}
+    num_seeds = config.seeds or chosen.seeds
+    runs = [(label, seed) for seed in range(num_seeds) for label in chosen.variants]
+    children = Children(threads=max(1, num_cores() // config.jobs))
+    options = ["--config-dir", str(config.config_dir)] if config.config_dir is not None else []
 
-    def finish(run: tuple[str, int]) -> dict[str, Any]:
+    def finish(run: tuple[str, int]) -> Figures:
         label, seed = run
         folder = out_dir / f"{label}-{seed}"
-        command = [*chosen.variants[label], *overrides, f"seed={seed}"]
-        figures = _trained_and_evaluated(recipe, data_dir, folder, command, children)
+        children.call("train", recipe, str(data_dir), str(folder), *settings[label], f"seed={seed}", *options)
+        files = _scored(chosen, folder, configs[label], rows=config.rows, children=children)
         if show_progress:
-            say(f"{folder}: {figures[figures['headline']]:.4f} after {figures['train_seconds']:.0f} s of training")
-        return figures
+            say(f"{folder}: trained and scored")
+        return chosen.report.read(folder, files)
 
     pool = ThreadPoolExecutor(config.jobs)
     try:
@@ -82,124 +86,57 @@ def study(
         if isinstance(error, Interrupted):
             raise Interrupted(error.number, "the same command continues the study") from error
         raise
-    by_label = {label: [every[label, seed] for seed in range(config.seeds)] for label in chosen.variants}
+    by_label = {label: [every[label, seed] for seed in range(num_seeds)] for label in chosen.variants}
+    figures = chosen.report.summarise(by_label)
     summary = {
+        "study": name,
+        "title": chosen.title,
         "recipe": recipe,
-        "seeds": config.seeds,
+        "preset": preset["preset"],
+        "seeds": num_seeds,
+        "rows": config.rows,
         "threads_per_run": children.threads,
-        "settings": {label: list(settings) for label, settings in chosen.variants.items()},
+        "settings": {label: list(given[len(overrides) :]) for label, given in settings.items()},
         "overrides": list(overrides),
-        "data": every[runs[0]]["data_checksum"],
-        "variants": {label: summarise(figures) for label, figures in by_label.items()},
+        "data": read_dataset(data_dir).open_split("test").checksum,
+        "figures": figures,
     }
     if show_progress:
-        print(format_table(summary))
+        print(f"{chosen.title}\n{chosen.report.table(figures)}")
     write_json(json_file, summary)
-    if plot_file is not None:
-        panels = [
-            (title, [Curve(name, by_label[label]) for label, name in shown.items()])
-            for title, shown in chosen.panels.items()
-        ]
-        save_recall(plot_file, panels)
+    chosen.report.draw(plot_file, figures, by_label)
     return summary
 
 
-class _Children:
-    """The processes that train and evaluate; each saves what it did if it is asked to end."""
-
-    def __init__(self, *, threads: int) -> None:
-        self.threads = threads
-        self._running: set[subprocess.Popen[str]] = set()
-
-    def call(self, *arguments: str) -> None:
-        """Run `python -m recipes` with arguments, quietly. Raises UserError with its last lines if it fails."""
-        child = subprocess.Popen(
-            [sys.executable, "-m", "recipes", *arguments],
-            env={**os.environ, "OMP_NUM_THREADS": str(self.threads)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,  # Ctrl-C reaches it through `terminate`, and once
-        )
-        self._running.add(child)
-        output = child.communicate()[0]
-        self._running.discard(child)
-        if child.returncode:
-            last = " | ".join(output.strip().splitlines()[-_LAST_WORDS:])
-            raise UserError(f"`recipes {' '.join(arguments)}` failed with exit code {child.returncode}: {last}")
-
-    def terminate(self) -> None:
-        """Ask all of them to end."""
-        for child in tuple(self._running):
-            child.terminate()
+def _recipe(data: Dataset, chosen: Study, *, name: str) -> str:
+    """The recipe that data was prepared by. Raises UserError if the study needs another."""
+    recipe = data.modality.get("recipe")
+    if not isinstance(recipe, str):
+        raise UserError(f"{data.folder} is not text; prepare a data set with `python -m recipes prepare`")
+    if chosen.recipe not in (None, recipe):
+        raise UserError(f"study {name} needs data prepared as {chosen.recipe}; {data.folder} was prepared as {recipe}")
+    return recipe
 
 
-def _trained_and_evaluated(
-    recipe: str, data_dir: Path, folder: Path, settings: Sequence[str], children: _Children
-) -> dict[str, Any]:
-    """Return what `evaluate --json` gives for a run, after training and evaluating it if need be."""
-    evaluation = folder / _EVALUATION_FILE
-    children.call("train", recipe, str(data_dir), str(folder), *settings)
-    if not evaluation.exists():
-        children.call("evaluate", str(folder), "--json", str(evaluation))
-    figures: dict[str, Any] = json.loads(evaluation.read_bytes())
-    return figures
+def _scored(chosen: Study, folder: Path, config: Config, *, rows: int | None, children: Children) -> Mapping[str, Any]:
+    """What the study needs to know of a trained run, scored now unless the run's folder has it of this step."""
+    cut = [] if rows is None else ["--rows", str(rows)]
+    found = checkpoint.newest(folder)
+    assert found is not None
+    files = {}
+    for name, (verb, *options) in chosen.report.commands(config).items():
+        path = folder / name
+        if not path.exists() or _scored_as(path) != (found.step, rows):
+            children.call(verb, str(folder), *options, *cut, "--json", str(path))
+        files[name] = json.loads(path.read_bytes())
+    return files
 
 
-def mean_and_interval(values: Sequence[float]) -> dict[str, Any]:
-    """Return the mean over seeds, with its 95% interval by Student's t (None for a single seed), and the values."""
-    from scipy.stats import t as student_t
-
-    mean, num = float(np.mean(values)), len(values)
-    interval = None
-    if num > 1:
-        half = float(student_t.ppf(0.975, num - 1) * np.std(values, ddof=1)) / num**0.5
-        interval = [mean - half, mean + half]
-    return {"mean": mean, "interval_95": interval, "seeds": list(values)}
-
-
-def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one setting's figures over its seeds: the headline metric, by distance too, and what it took."""
-    first = runs[0]
-    headline = first["headline"]
-    return {
-        "model": first["model"],
-        "num_parameters": first["num_parameters"],
-        "train_seconds": [run["train_seconds"] for run in runs],
-        "train_tokens_seen": first["train_tokens_seen"],
-        headline: mean_and_interval([run[headline] for run in runs]),
-        "chance_bits": first["chance_bits"],
-        "bits_by_distance": [
-            {
-                "from": bucket["from"],
-                "to": bucket["to"],
-                "num_answers": bucket["num_answers"],
-                **mean_and_interval([run["bits_by_distance"][i]["bits"] for run in runs]),
-            }
-            for i, bucket in enumerate(first["bits_by_distance"])
-        ],
-    }
-
-
-def format_table(summary: Mapping[str, Any]) -> str:
-    """Return bits per answer by setting: over all distances with an interval, and the mean at each distance."""
-    variants = summary["variants"]
-    buckets = next(iter(variants.values()))["bits_by_distance"]
-    header = ["setting", "bits per answer [95% interval]", *(f"to {bucket['to']}" for bucket in buckets), "parameters"]
-    rows = []
-    for label, entry in variants.items():
-        total = entry["bits_per_answer"]
-        cell = f"{total['mean']:.3f}"
-        if total["interval_95"] is not None:
-            cell += " [{:.3f}, {:.3f}]".format(*total["interval_95"])
-        by_distance = [f"{bucket['mean']:.2f}" for bucket in entry["bits_by_distance"]]
-        rows.append([label, cell, *by_distance, f"{entry['num_parameters']:,}"])
-    chance = next(iter(variants.values()))["chance_bits"]
-    return "\n".join(
-        [
-            *table(header, rows),
-            f"bits per answer by the steps since its fact was last seen; chance is {chance:.2f} bits; "
-            f"means of {summary['seeds']} seeds",
-        ]
-    )
+def _scored_as(path: Path) -> tuple[Any, Any]:
+    """The step and the rows of what `evaluate` or `sweep` wrote; of a damaged file, neither."""
+    try:
+        content = json.loads(path.read_bytes())
+        first = content["sizes"][0] if "sizes" in content else content
+        return first["step"], first["rows"]
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None, None

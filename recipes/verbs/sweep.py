@@ -1,7 +1,8 @@
-"""`python -m recipes sweep`: one run at several sizes of compressed memory (Rae et al. 2019, Tables 8 and 9)."""
+"""`python -m recipes sweep`: one run at several sizes of its memories (Rae et al. 2019, Tables 8 and 9)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -11,56 +12,77 @@ from recipes.verbs.evaluate import measure
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.scoring import EvaluateOptions
 from waveform.system.atomic import require_writable
+from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.output import write_json, write_png
 
 
-def sizes_from(text: str) -> list[int]:
-    """`512,1024` -> [512, 1024]. Raises UserError for anything else."""
+def _sizes(text: str | None, *, option: str) -> Sequence[int | None]:
+    """`512,1024` -> [512, 1024]; None, for the size in training, if it was not given. Raises UserError."""
+    if text is None:
+        return [None]
     try:
         sizes = [int(part) for part in text.split(",")]
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 0:
-        raise UserError(f"--compressed is {text!r}; give whole numbers separated by commas, for example 512,1024,2048")
+        raise UserError(f"{option} is {text!r}; give whole numbers separated by commas, for example 512,1024,2048")
     return sorted(set(sizes))
 
 
 def sweep(
     run_dir: Path | str,
     *,
-    compressed: Sequence[int] | str,
+    compressed: str | None = None,
+    memory: str | None = None,
     options: EvaluateOptions | None = None,
-    split: str = "test",
+    split: str = "valid",
     json_file: Path | str | None = None,
     device: str | None = None,
     show_progress: bool = True,
-) -> list[dict[str, Any]]:
+) -> dict[str, Any]:
     """Evaluate a run at each size; print a table, write the figures as JSON and a plot next to it.
 
-    compressed: slots, or text like "512,1024". Under torchrun every process calls this. Raises UserError as `evaluate`
-    does, and if the plot would replace something else.
+    compressed, memory: slots, as text like "512,1024"; with both, every pair. With the validation split, the default,
+    the best size is then scored on the test split: chosen on the test split itself, it would promise too much. Returns
+    `sizes`, what `evaluate` gives for each, and `chosen`, what it gives on the test split (None with another split).
+    Under torchrun every process calls this. Raises UserError as `evaluate` does, and if the plot would replace
+    something else.
     """
-    sizes = sizes_from(compressed) if isinstance(compressed, str) else compressed
+    if compressed is None and memory is None:
+        raise UserError("name the sizes with --compressed, --memory or both, for example --compressed 512,1024,2048")
+    options = options or EvaluateOptions()
+    pairs = list(product(_sizes(compressed, option="--compressed"), _sizes(memory, option="--memory")))
     require_writable(json_file, option="--json")
     plot = None if json_file is None else Path(json_file).with_suffix(".png")
     if plot is not None and plot.exists() and not Path(json_file or "").exists():
         raise UserError(f"{plot} exists, and the plot would replace it; give another --json, or move it away")
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
-        entries = []
-        for size in sizes:
-            chosen = replace(options or EvaluateOptions(), compressed=size)
-            run = load(run_dir, device=world.device.type, **chosen.model_fields)
-            entries.append(
-                measure(run, chosen, split=split, world=world, show_progress=show_progress and world.is_first).figures
-            )
+
+        def figures(sizes: tuple[int | None, int | None], of: str) -> dict[str, Any]:
+            sized = replace(options, compressed=sizes[0], memory=sizes[1])
+            run = load(run_dir, device=world.device.type, **sized.model_fields)
+            return measure(run, sized, split=of, world=world, show_progress=show_progress and world.is_first).figures
+
+        entries = [figures(sizes, split) for sizes in pairs]
+        chosen = None
+        if split == "valid":
+            best = min(entries, key=lambda entry: entry["nats_per_token"])
+            chosen = figures(pairs[entries.index(best)], "test")
+        result = {"sizes": entries, "chosen": chosen}
         if world.is_first:
             if show_progress:
-                print(format_table(entries))
-            write_json(json_file, entries)
+                print(format_table(result))
+            write_json(json_file, result)
             if plot is not None:
-                save_plot(plot, entries)
-        return entries
+                save_plot(plot, result)
+        return result
+
+
+def describe_sizes(entry: dict[str, Any]) -> str:
+    """The slots of one evaluation, for a sentence."""
+    compressed = "" if entry["compressed"] is None else f", compressed {entry['compressed']}"
+    return f"memory {entry['memory']}{compressed}"
 
 
 def _trained_with(entries: Sequence[dict[str, Any]]) -> str:
@@ -68,30 +90,48 @@ def _trained_with(entries: Sequence[dict[str, Any]]) -> str:
     return f"{first['recipe']}, {first['split']} split, {first['model']} at step {first['step']}"
 
 
-def format_table(entries: Sequence[dict[str, Any]]) -> str:
-    """Return a table with one line per size."""
+def format_table(result: dict[str, Any]) -> str:
+    """Return a table with one line per size, and what the best of them gives on the test split."""
+    entries, chosen = result["sizes"], result["chosen"]
     headline = entries[0]["headline"]
-    lines = [
-        f"{_trained_with(entries)}, memory {entries[0]['memory']}",
-        f"compressed  {UNITS[headline]:>21}  nats/token",
+    rows = [
+        [
+            str(entry["memory"]),
+            "-" if entry["compressed"] is None else str(entry["compressed"]),
+            f"{entry[headline]:.4f}",
+            f"{entry['nats_per_token']:.4f}",
+        ]
+        for entry in entries
     ]
-    for entry in entries:
-        lines.append(f"{entry['compressed']:>10}  {entry[headline]:>21.4f}  {entry['nats_per_token']:>10.4f}")
+    lines = [_trained_with(entries), *table(["memory", "compressed", UNITS[headline], "nats/token"], rows)]
+    if chosen is not None:
+        lines.append(f"the best of these, {describe_sizes(chosen)}, on the test split: {chosen[headline]:.4f}")
     if entries[0]["rows"]:
         lines.append(f"cut for speed, state {entries[0]['state']}")
     return "\n".join(lines)
 
 
-def save_plot(path: Path, entries: Sequence[dict[str, Any]]) -> None:
-    """Draw the headline metric over the slots of compressed memory. Raises UserError if the PNG cannot be written."""
+def save_plot(path: Path, result: dict[str, Any]) -> None:
+    """Draw the headline metric over the slots that were swept. Raises UserError if the PNG cannot be written."""
     from matplotlib.figure import Figure
 
+    entries, chosen = result["sizes"], result["chosen"]
     headline = entries[0]["headline"]
     figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
     axes = figure.subplots()
-    axes.plot([entry["compressed"] for entry in entries], [entry[headline] for entry in entries], marker="o")
-    axes.set_xlabel("slots of compressed memory at evaluation")
+    # With both memories swept, a line for each size of the uncompressed one.
+    along = "compressed" if len({entry["compressed"] for entry in entries}) > 1 else "memory"
+    across = "memory" if along == "compressed" else "compressed"
+    by_line = sorted(entries, key=lambda entry: (entry[across] or 0, entry[along]))
+    for size, line in groupby(by_line, key=lambda entry: entry[across]):
+        points = [(entry[along], entry[headline]) for entry in line]
+        label = entries[0]["split"] if size is None else f"{entries[0]['split']}, {across} {size}"
+        axes.plot(*zip(*points, strict=True), marker="o", label=label)
+    if chosen is not None:
+        axes.plot([chosen[along]], [chosen[headline]], marker="*", markersize=12, linestyle="", label="test, the best")
+    axes.set_xlabel(f"slots of {'compressed memory' if along == 'compressed' else 'memory'} at evaluation")
     axes.set_ylabel(UNITS[headline])
     axes.set_title(_trained_with(entries), fontsize="medium")
+    axes.legend(frameon=False, fontsize=8)
     axes.grid(alpha=0.3)
     write_png(path, figure)

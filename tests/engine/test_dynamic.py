@@ -1,6 +1,9 @@
 """Dynamic evaluation: equal to the plain one if nothing is learned; never trained on what is not scored yet."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +12,17 @@ import pytest
 import torch
 
 from tests import laws
+from tests.engine.training import small_trainer
+from waveform.engine import checkpoint
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import EvaluateConfig, Evaluation, evaluate
 from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.token_set import TokenSet
 from waveform.models.registry import build
+from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
-CPU = torch.device("cpu")
 
 
 def small_model(name: str) -> tuple[Any, int]:
@@ -42,7 +47,7 @@ def dynamically(model: Any, tokens: TokenSet, *, window: int, rows: int = 1, **c
         tokens,
         EvaluateConfig(window=window),
         DynamicConfig(rows=rows, **{"optimiser": "adam", **config}),
-        device=CPU,
+        world=World(),
     )
 
 
@@ -97,6 +102,88 @@ def test_the_compressor_learns_too(token_set: Callable[..., TokenSet]) -> None:
     with_loss = dynamically(model, tokens, window=window, lr=1e-2, aux_weight=1.0)
     without = dynamically(model, tokens, window=window, lr=1e-2, aux_weight=0.0)
     assert with_loss.nats[0] != without.nats[0]
+
+
+class Threads:
+    """Threads of this process as the ranks of a job."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.barrier = threading.Barrier(size, timeout=60)
+        self.given: list[Any] = [None] * size
+
+    def gathered(self, rank: int, value: Any) -> list[Any]:
+        """What every rank gives."""
+        self.given[rank] = value
+        self.barrier.wait()
+        values = list(self.given)
+        self.barrier.wait()
+        return values
+
+
+@dataclass(frozen=True)
+class ThreadWorld(World):
+    """One of them."""
+
+    threads: Threads = field(default_factory=lambda: Threads(1))
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.copy_(sum(self.threads.gathered(self.rank, tensor.clone())))
+
+    def any(self, flag: bool) -> bool:
+        return any(self.threads.gathered(self.rank, flag))
+
+    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        parameters = list(parameters)
+        all_ranks = self.threads.gathered(self.rank, [None if p.grad is None else p.grad.clone() for p in parameters])
+        for parameter, grads in zip(parameters, zip(*all_ranks, strict=True), strict=True):
+            found = [grad for grad in grads if grad is not None]
+            parameter.grad = torch.stack(found).sum(dim=0) if found else None
+
+
+@pytest.mark.parametrize("name", sorted(laws.CONFIGS))
+@pytest.mark.parametrize(("size", "rows"), [(2, 4), (2, 3), (3, 2)])  # 3 ranks with 2 rows: one never has any
+def test_ranks_learn_as_one_process(name: str, size: int, rows: int, token_set: Callable[..., TokenSet]) -> None:
+    model, window = small_model(name)
+    tokens = token_set(LENGTHS)
+    classes = torch.arange(laws.VOCAB_SIZE) % 2
+    config, dynamic = EvaluateConfig(window=window), DynamicConfig("adam", lr=1e-2, rows=rows)
+    alone = evaluate_dynamically(model, tokens, config, dynamic, world=World(), classes=classes)
+    threads = Threads(size)
+
+    def of_rank(rank: int) -> Evaluation:
+        world = ThreadWorld(rank, size, threads=threads)
+        return evaluate_dynamically(model, tokens, config, dynamic, world=world, classes=classes)
+
+    with ThreadPoolExecutor(size) as pool:
+        for together in pool.map(of_rank, range(size)):
+            np.testing.assert_allclose(together.nats, alone.nats, rtol=1e-9)
+            assert together.counts.tolist() == LENGTHS
+            assert together.class_nats is not None and alone.class_nats is not None
+            np.testing.assert_allclose(together.class_nats, alone.class_nats, rtol=1e-9)
+
+
+def test_continued_is_the_next_step_of_training(tmp_path: Path) -> None:
+    """The first window is learned from as training would have: with its moments, its step and its rate."""
+    trainer = small_trainer(
+        "compressive_transformer",
+        written(tmp_path / "a.shard", [np.random.default_rng(0).integers(0, laws.VOCAB_SIZE, 400)]),
+        tmp_path / "run",
+        dtype=torch.float64,
+        max_steps=5,
+    )
+    trainer.run()
+    found = checkpoint.newest(tmp_path / "run")
+    assert found is not None
+    optimiser = DynamicConfig("continued", lr=0.25, checkpoint=found, beta2=trainer.config.beta2).build(
+        [parameter for group in trainer.groups.values() for parameter in group]
+    )
+    (group,), (trained,) = optimiser.param_groups, trainer.optimiser.param_groups
+    assert (group["lr"], group["betas"], group["eps"]) == (0.25, trained["betas"], trained["eps"])
+    for parameter in group["params"]:
+        own, expected = optimiser.state[parameter], trainer.optimiser.state[parameter]
+        assert own.keys() == expected.keys()
+        assert all(torch.equal(own[name], expected[name]) for name in own) and (not own or own["step"] == 5)
 
 
 def test_mistakes(token_set: Callable[..., TokenSet]) -> None:

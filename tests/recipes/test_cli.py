@@ -13,10 +13,16 @@ from typing import Any
 
 import pytest
 
+from recipes.cli import main
 from recipes.corpora.catalogue import RECIPES
+from recipes.corpora.detokenize import detokenize
+from recipes.corpora.tokenizers import load_tokenizer
 from recipes.verbs.evaluate import evaluate
+from recipes.verbs.sample import _evenly_spaced
+from recipes.verbs.sweep import sweep
 from tests.recipes.calling import mistake, run
 from tests.recipes.corpus_files import write_source
+from waveform.engine.dataset import read_dataset
 from waveform.engine.metrics import read_metrics
 from waveform.runs.scoring import EvaluateOptions
 
@@ -92,14 +98,17 @@ def test_two_processes_train_and_evaluate_as_one(place: Path, tmp_path: Path) ->
     run_dir = tmp_path / "run"
     out = torchrun("train", "wikitext103", place / "data", run_dir, "preset=smoke", *SHORT)
     assert "2 x cpu" in out and "1 thread in each process: OMP_NUM_THREADS=1" in out and "finished: step 4" in out
-    run("evaluate", run_dir, "--rows", 3, "--json", tmp_path / "alone.json")
-    torchrun("evaluate", run_dir, "--rows", 3, "--json", tmp_path / "together.json")
+    dynamic = ["--dynamic", "--dynamic-optimiser", "adam", "--dynamic-lr", "1e-3"]
+    run("evaluate", run_dir, "--rows", 3, *dynamic, "--json", tmp_path / "alone.json")
+    torchrun("evaluate", run_dir, "--rows", 3, *dynamic, "--json", tmp_path / "together.json")
     run("evaluate", place / "run", "--rows", 3, "--json", tmp_path / "one_process.json")
     alone, together, one = (
         json.loads((tmp_path / f"{name}.json").read_text()) for name in ("alone", "together", "one_process")
     )
     assert together["num_tokens"] == alone["num_tokens"]
     assert together["perplexity"] == pytest.approx(alone["perplexity"], rel=1e-6)
+    assert together["dynamic"]["perplexity"] == pytest.approx(alone["dynamic"]["perplexity"], rel=1e-4)
+    assert together["dynamic"]["perplexity"] < 0.95 * together["perplexity"]
     assert together["perplexity_by_frequency"] == {
         bucket: {"perplexity": pytest.approx(entry["perplexity"], rel=1e-6), "num_tokens": entry["num_tokens"]}
         for bucket, entry in alone["perplexity_by_frequency"].items()
@@ -172,19 +181,56 @@ def test_longer_memories_and_rows(place: Path, tmp_path: Path, capsys: pytest.Ca
     assert "cut for speed, state reset at the start of 7 pieces" in capsys.readouterr().out
 
 
-def test_sweep_prints_a_table_and_draws_a_plot(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("sweep", place / "run", "--compressed", "16,4,8", "--memory", 20, "--json", tmp_path / "sweep.json")
-    entries = json.loads((tmp_path / "sweep.json").read_text())
-    assert [entry["compressed"] for entry in entries] == [4, 8, 16]
-    assert {entry["memory"] for entry in entries} == {20}
-    assert len({entry["perplexity"] for entry in entries}) == 3
+def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs on the same documents; one on documents that changed after training is refused."""
+    run("prepare", "folder", write_source("folder", tmp_path / "source"), tmp_path / "data", "corpus.test=0.6")
+    shutil.copytree(tmp_path / "data", tmp_path / "other")
+    runs = [tmp_path / name for name in ("one", "two", "three")]
+    for run_dir, steps, data in zip(runs, (2, 6, 2), ("data", "data", "other"), strict=True):
+        limits = [f"train.max_steps={steps}", "train.evaluate_every=2"]
+        run("train", "folder", tmp_path / data, run_dir, "preset=smoke", *limits)
+    capsys.readouterr()
+    run("compare", *runs, "--json", tmp_path / "c.json", "--plot", tmp_path / "c.png")
     table = capsys.readouterr().out
+    first, second, third = json.loads((tmp_path / "c.json").read_text())
+    for entry in (first, second):
+        assert f"{entry['bits_per_byte']:.4f}  " in table and f"{entry['word_perplexity']:.4f}  " in table
+    assert (third["difference_to_first_nats"], third["interval_95"]) == (0, [0, 0])
+    assert second["interval_95"][0] < second["difference_to_first_nats"] < second["interval_95"][1] < 0
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    shutil.rmtree(tmp_path / "other")
+    run("prepare", "folder", tmp_path / "source" / "texts" / "shelf 0", tmp_path / "other")
+    capsys.readouterr()
+    assert main(["compare", *map(str, runs)]) == 2
+    assert "one and" in (refusal := capsys.readouterr().err) and "have different test data" in refusal
+
+
+def test_sweep_chooses_on_the_validation_split(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("sweep", place / "run", "--compressed", "16,4,8", "--memory", 20, "--json", tmp_path / "sweep.json")
+    table = capsys.readouterr().out
+    result = json.loads((tmp_path / "sweep.json").read_text())
+    entries, chosen = result["sizes"], result["chosen"]
+    assert [entry["compressed"] for entry in entries] == [4, 8, 16]
+    assert {(entry["memory"], entry["split"]) for entry in entries} == {(20, "valid")}
+    assert len({entry["perplexity"] for entry in entries}) == 3
     for entry in entries:
-        assert f"{entry['compressed']:>10}  {entry['perplexity']:>21.4f}" in table
+        assert f"20      {entry['compressed']:<10}  {entry['perplexity']:.4f}" in table
+    best = min(entries, key=lambda entry: entry["perplexity"])
+    run("evaluate", place / "run", "--memory", 20, "--compressed", best["compressed"], "--json", tmp_path / "e.json")
+    assert chosen == json.loads((tmp_path / "e.json").read_text())
+    assert f"compressed {best['compressed']}, on the test split: {chosen['perplexity']:.4f}" in table
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "mine.png").write_text("a picture of mine")
     line = mistake(["sweep", place / "run", "--compressed", "4", "--json", tmp_path / "mine.json"], capsys)
     assert "mine.png exists" in line and (tmp_path / "mine.png").read_text() == "a picture of mine"
+    assert "--memory is '8;9'" in mistake(["sweep", place / "run", "--memory", "8;9"], capsys)
+    assert "name the sizes" in mistake(["sweep", place / "run"], capsys)
+
+
+def test_sweep_of_every_pair(place: Path) -> None:
+    result = sweep(place / "run", compressed="4,8", memory="8,16", split="test", show_progress=False)
+    assert [(entry["compressed"], entry["memory"]) for entry in result["sizes"]] == [(4, 8), (4, 16), (8, 8), (8, 16)]
+    assert result["chosen"] is None
 
 
 def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,6 +245,13 @@ def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: pyt
     assert dynamic["perplexity_by_frequency"].keys() == plain["perplexity_by_frequency"].keys()
     assert f"dynamic, adam at 0.001: {dynamic['perplexity']:.4f}" in capsys.readouterr().out
     assert "learning rate" in mistake([*arguments[:3], "--dynamic-lr", "-1"], capsys)
+    continued = ["evaluate", place / "run", "--dynamic", "--dynamic-optimiser", "continued"]
+    run(*continued, "--json", tmp_path / "own.json")
+    run(*continued, "--dynamic-lr", "1e-3", "--json", tmp_path / "given.json")
+    own, given = (json.loads((tmp_path / f"{name}.json").read_text())["dynamic"] for name in ("own", "given"))
+    assert own["lr"] == pytest.approx(1e-2) and given["lr"] == 1e-3  # the fifth of five steps of warm-up comes next
+    assert own["perplexity"] < given["perplexity"] < plain["perplexity"]
+    assert given["perplexity"] != dynamic["perplexity"]  # of Adam that starts afresh
 
 
 def test_analyse(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,6 +265,32 @@ def test_analyse(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "relative effective context in tokens of the group" in capsys.readouterr().out
     assert "is not a .png" in mistake(["analyse", place / "run", "--plot", tmp_path / "a.pdf"], capsys)
+
+
+def test_samples_continue_held_out_documents(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The prefix is the document's, what continues it is what a prompt of the same tokens gives, and then the truth."""
+    capsys.readouterr()
+    run("sample", place / "run", "--documents", 3, "--prefix", 9, "--tokens", 5, "--split", "valid", "--seed", 4)
+    lines = capsys.readouterr().out.splitlines()
+    data = read_dataset(place / "data")
+    tokens, tokenizer = data.open_split("valid"), load_tokenizer(place / "data")
+    assert len(tokens) == 1
+    headers = [i for i, line in enumerate(lines) if line.startswith("=== valid")]
+    assert len(headers) == 3 and sum("as it goes on" in line for line in lines) == 3
+    middle = -(-tokens.num_tokens // 3)
+    read, truth = (tokens.read(0, start=middle + a, stop=middle + b).tolist() for a, b in ((0, 9), (9, 14)))
+    part = "\n".join(lines[headers[1] : headers[2]])
+    assert part.startswith(f"=== valid#000001: 9 tokens of the valid split\n{detokenize(tokenizer.decode(read))}\n===")
+    assert part.endswith(f"=== as it goes on\n{detokenize(tokenizer.decode(truth))}\n")
+    prompt = tokenizer.decode(read)
+    run("sample", place / "run", "--prompt", prompt, "--tokens", 5, "--seed", 4)
+    continued = capsys.readouterr().out.rstrip("\n").removeprefix(prompt)
+    made = part.split("step 4\n")[1].split("\n=== as")[0]
+    assert made.split() == detokenize(continued).split()
+    assert _evenly_spaced(tokens.cut(-(-tokens.num_tokens // 7)), 3)[1] == [0, 2, 4]
+    both = ["sample", place / "run", "--documents", 1, "--prompt", "kaka"]
+    assert "--prompt and --documents both" in mistake(both, capsys)
+    assert "--documents is 0" in mistake(["sample", place / "run", "--documents", 0], capsys)
 
 
 def test_samples_depend_on_prompt_and_seed_alone(

@@ -11,7 +11,8 @@ import torch
 import waveform
 from recipes.corpora.episodes import make_episodes, read_distances, vocabulary
 from recipes.corpora.recall import RecallConfig
-from recipes.studies import STUDIES, Study
+from recipes.studies.by_distance import ByDistance
+from recipes.studies.catalogue import STUDIES, Study
 from recipes.text import load
 from recipes.verbs.prepare import prepare
 from tests.recipes.calling import mistake, run
@@ -117,11 +118,11 @@ def test_a_study_is_made_of_runs_that_last(
 ) -> None:
     variants = {"rate_8": ["model.compression_rate=8"], "transformer_xl": ["model=transformer_xl"]}
     panels = {"both": {"rate_8": "c = 8", "transformer_xl": "Transformer-XL"}}
-    monkeypatch.setitem(STUDIES, "recall", Study(variants, panels))
+    monkeypatch.setitem(STUDIES, "recall", lambda: Study(variants, ByDistance(panels), "two", recipe="recall"))
     command = ["study", "recall", place / "data", tmp_path / "study", "preset=smoke", "train.max_steps=2"]
     run(*command, "--seeds", 2, "--json", tmp_path / "s.json", "--plot", tmp_path / "s.png")
     summary = json.loads((tmp_path / "s.json").read_text())
-    entry = summary["variants"]["rate_8"]["bits_per_answer"]
+    entry = summary["figures"]["rate_8"]["bits_per_answer"]
     assert entry["mean"] == pytest.approx(np.mean(entry["seeds"])) and len(set(entry["seeds"])) == 2
     half = 12.706 * np.std(entry["seeds"], ddof=1) / 2**0.5  # Student's t with one degree of freedom
     assert entry["interval_95"] == pytest.approx([entry["mean"] - half, entry["mean"] + half], rel=1e-3)
@@ -156,7 +157,6 @@ def test_mistakes_are_one_line(place: Path, tmp_path: Path, capsys: pytest.Captu
     )
     assert "recall is generated and has no source" in mistake(["prepare", "recall", made, new], capsys)
     assert "enwik8 needs two paths, SOURCE and DATA_DIR, not 1" in mistake(["prepare", "enwik8", new], capsys)
-    assert "there is no study of 'ptb'; there is one of recall" in mistake(["study", "ptb", made, new], capsys)
     assert "--seeds is 0" in mistake(["study", "recall", made, new, "--seeds", 0], capsys)
     assert "is not a .png" in mistake(["evaluate", place / "transformer_xl", "--plot", tmp_path / "a.pdf"], capsys)
     assert not new.exists()

@@ -16,7 +16,8 @@ import soundfile
 import recipes.cli
 import waveform.cli
 from recipes import metrics
-from recipes.studies import STUDIES, Study
+from recipes.studies.by_distance import ByDistance
+from recipes.studies.catalogue import Study
 from recipes.verbs import study
 from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu, without_gpu
 from waveform.benchmarks.child import Job
@@ -131,10 +132,11 @@ def test_recipes(recall: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_study(recall: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study._Children, "call", lambda self, *arguments: recipes_verb(*arguments))
+    monkeypatch.setattr(study.Children, "call", lambda self, *arguments: recipes_verb(*arguments))
     in_this_thread = SimpleNamespace(map=map, shutdown=lambda **_: None)
     monkeypatch.setattr(study, "ThreadPoolExecutor", lambda jobs: in_this_thread)
     monkeypatch.setattr(metrics.Ratio, "bits", 1.0)
-    few = Study(variants={"most_used": STUDIES["recall"].variants["most_used"]}, panels={})
-    monkeypatch.setattr(study, "find_study", lambda recipe: few)
+    monkeypatch.setattr(ByDistance, "draw", lambda *arguments: None)  # no answers are counted either
+    few = Study({"most_used": ["model.compression=most_used"]}, ByDistance({"one": {"most_used": "one"}}), "one")
+    monkeypatch.setattr(study, "find_study", lambda name: few)
     recipes_verb("study", "recall", recall / "data", tmp_path / "runs", "--seeds", 1, "--jobs", 1, *SMOKE)

@@ -41,8 +41,19 @@ MEMORIES = (
 )
 DYNAMIC = (
     argument("--dynamic", into="options", action="store_true", help="score again while learning from what was scored"),
-    argument("--dynamic-optimiser", into="options", choices=("sgd", "adam"), help="default: sgd"),
-    argument("--dynamic-lr", into="options", type=float, metavar="LR", help="default: 3e-2 with sgd, 3e-5 with adam"),
+    argument(
+        "--dynamic-optimiser",
+        into="options",
+        choices=("sgd", "adam", "continued"),
+        help="sgd (default) or adam, which start afresh; continued: Adam as training left it",
+    ),
+    argument(
+        "--dynamic-lr",
+        into="options",
+        type=float,
+        metavar="LR",
+        help="default: 3e-2 with sgd, 3e-5 with adam; with continued, that of training where it ended",
+    ),
 )
 
 

@@ -323,6 +323,18 @@ def restore(
         raise UserError(f"{checkpoint.folder} does not hold what this run needs ({what}); restore it") from error
 
 
+def restore_optimiser(checkpoint: Checkpoint, optimiser: torch.optim.Optimizer) -> None:
+    """Load what the optimiser of training remembers, its learning rate apart, in place.
+
+    The optimiser has the parameters of training in their order. Raises UserError if the checkpoint does not fit them.
+    """
+    try:
+        _restore_optimiser(optimiser, _read_tensors(checkpoint.folder / _OPTIMISER))
+    except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise UserError(f"{checkpoint.folder} does not hold what this run needs ({what}); restore it") from error
+
+
 def _restore_rows(checkpoint: Checkpoint, *, fresh: State, world: World) -> State:
     """The state of this rank's rows; restores its random numbers."""
     num_ranks = checkpoint.progress.num_ranks

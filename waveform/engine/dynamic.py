@@ -1,19 +1,22 @@
 """Naive dynamic evaluation: the model keeps learning from the test stream, from each window once it is scored.
 
-Krause et al. 2018, "Dynamic evaluation of neural sequence models", without their decay towards the initial weights;
-Rae et al. 2019 report one such epoch on WikiText-103. Neither gives settings for these models: ours are our own.
+Krause et al. 2018, "Dynamic evaluation of neural sequence models", without their decay towards the initial weights.
+Rae et al. 2019, section 5.3, load a checkpoint and continue training for one epoch of WikiText-103's test split: that
+is the optimiser `continued`, but for dropout, which is off here. The settings of the others are our own.
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from waveform.engine.checkpoint import Checkpoint, restore_optimiser
 from waveform.engine.clipping import clip, parameter_groups
 from waveform.engine.evaluator import Classes, EvaluateConfig, Evaluation, Tally
 from waveform.engine.interface import SequenceModel
-from waveform.engine.single_pass import score_once
+from waveform.engine.single_pass import deal, score_once
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
@@ -21,15 +24,17 @@ from waveform.system.progress import Progress
 
 # The best of four each on held-out speech (results/notes.md).
 _DEFAULT_LR = {"sgd": 3e-2, "adam": 3e-5}
-OPTIMISERS = tuple(_DEFAULT_LR)
+OPTIMISERS = (*_DEFAULT_LR, "continued")
 
 
 @dataclass(frozen=True)
 class DynamicConfig:
     """How the model learns while it is evaluated."""
 
-    optimiser: str = "sgd"  # sgd | adam, which starts from a fresh state
+    optimiser: str = "sgd"  # sgd | adam, which start afresh | continued: Adam as a checkpoint left it
     lr: float | None = None  # constant; None: 3e-2 with sgd, 3e-5 with adam
+    checkpoint: Checkpoint | None = None  # of the model, for `continued`
+    beta2: float = 0.999  # of `continued`, as in training
     clip_norm: float = 0.1  # limit on the gradient norms of trunk and compressor, as in training
     aux_weight: float = 1.0  # of the compression loss, which lets the compressor keep up with the trunk
     rows: int = 16  # utterances side by side, which share each update: with fewer, each learns sooner from the others
@@ -39,15 +44,22 @@ class DynamicConfig:
             raise UserError(f"the dynamic optimiser is {self.optimiser!r}; choose one of {', '.join(OPTIMISERS)}")
         if self.lr is not None and not 0 <= self.lr < float("inf"):
             raise UserError(f"the dynamic learning rate is {self.lr}; it must be 0 or more")
+        continued = self.optimiser == "continued"
+        assert not continued or (self.lr is not None and self.checkpoint is not None), "what is to be continued?"
 
     @property
     def learning_rate(self) -> float:
         return _DEFAULT_LR[self.optimiser] if self.lr is None else self.lr
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """An optimiser with a fresh state."""
-        cls = torch.optim.Adam if self.optimiser == "adam" else torch.optim.SGD
-        return cls(parameters, lr=self.learning_rate)
+        """The optimiser of parameters in the order of training. Raises UserError if the checkpoint does not fit."""
+        if self.optimiser == "sgd":
+            return torch.optim.SGD(parameters, lr=self.learning_rate)
+        adam = torch.optim.Adam(parameters, lr=self.learning_rate, betas=(0.9, self.beta2))
+        if self.optimiser == "continued":
+            assert self.checkpoint is not None
+            restore_optimiser(self.checkpoint, adam)
+        return adam
 
 
 def evaluate_dynamically(
@@ -56,14 +68,15 @@ def evaluate_dynamically(
     config: EvaluateConfig,
     dynamic: DynamicConfig,
     *,
-    device: torch.device,
+    world: World,
     progress: Progress | None = None,
     classes: Classes | None = None,
 ) -> Evaluation:
     """Score every token of `tokens` once, in the set's order, with one update on each window after it is scored.
 
-    At a learning rate of 0 this equals `evaluate`. A copy of the model learns; `model` does not change. One process
-    only: the order of the stream decides what was learned when. Raises UserError if the loss stops being finite.
+    At a learning rate of 0 this equals `evaluate`. A copy of the model learns; `model` does not change. The ranks share
+    the rows of each window and every update, so their number changes no figure but by rounding. Raises UserError, on
+    every rank, if the loss stops being finite.
     """
     assert config.max_tokens is None, "dynamic evaluation learns from all tokens"
     learner = copy.deepcopy(model)
@@ -71,29 +84,49 @@ def evaluate_dynamically(
     learner.requires_grad_(True).eval()  # no dropout: one pass gives the score and the gradient
     groups = parameter_groups(learner)
     optimiser = dynamic.build([parameter for group in groups.values() for parameter in group])
-    tally = Tally(tokens, classes=classes, device=device)
+    tally = Tally(tokens, classes=classes, device=world.device)
+    order, rows = range(len(tokens)), None if config.protocol == "carry" else dynamic.rows
+    own = _own(order, rows=rows, world=world)
+    owned = set(own)
     with torch.enable_grad():
-        for dealt, scores in score_once(
+        scored = score_once(
             learner,
             tokens,
-            range(len(tokens)),
+            own,
             window=config.window,
-            rows=None if config.protocol == "carry" else dynamic.rows,
+            rows=None if rows is None else max(1, len(_own(range(rows), rows=rows, world=world))),
             chunk=config.reset_every,
-            device=device,
+            device=world.device,
             autocast=config.autocast,
-        ):
-            num_scored = tally.add(dealt, scores)
-            loss = scores.nats / num_scored + scores.aux * (dynamic.aux_weight / len(dealt.utterances))
-            if not bool(torch.isfinite(loss)):
+        )
+        # What all ranks read together; a rank without a row of it waits for the others' gradients.
+        for everyone in deal(tokens, order, window=config.window, rows=rows, chunk=config.reset_every):
+            num_scored = int(everyone.window.scored.sum())
+            loss = torch.zeros(())
+            has_row = not owned.isdisjoint(everyone.utterances)
+            if has_row:
+                dealt, scores = next(scored)
+                tally.add(dealt, scores)
+                loss = scores.nats / num_scored + scores.aux * (dynamic.aux_weight / len(everyone.utterances))
+            if world.any(not bool(torch.isfinite(loss))):
                 raise UserError(
-                    f"dynamic evaluation diverged (its loss is {loss.item()}); lower its learning rate, "
+                    f"dynamic evaluation diverged (its loss is not finite); lower its learning rate, "
                     f"{dynamic.learning_rate:g}"
                 )
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()
+            if has_row:
+                loss.backward()
+            world.sum_gradients(learner.parameters())
             clip(groups, dynamic.clip_norm)
             optimiser.step()
             if progress is not None:
                 progress.update(num_scored)
-    return tally.result(protocol=config.protocol, world=World(device=device), whole=True)
+    return tally.result(protocol=config.protocol, world=world, whole=True)
+
+
+def _own(order: Sequence[int], *, rows: int | None, world: World) -> list[int]:
+    """This rank's share of `order`, of which `rows` at a time are read side by side; None: the first rank reads all."""
+    if rows is None:
+        return list(order) if world.is_first else []
+    groups = [order[first : first + rows] for first in range(0, len(order), rows)]
+    return [utterance for group in groups for utterance in group[world.rank :: world.size]]

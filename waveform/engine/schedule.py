@@ -29,3 +29,9 @@ def learning_rate(
 def update_period(step: int, *, late_period: int, change_at: int) -> int:
     """Chunks whose gradients make one update: 1, then `late_period` from step `change_at` on (section 5.5.1)."""
     return late_period if step >= change_at else 1
+
+
+def updates_until(step: int, *, late_period: int, change_at: int) -> int:
+    """Updates made by `step`, at which a training arrived by the periods of `update_period`."""
+    early = min(step, change_at)
+    return early + (step - early) // late_period

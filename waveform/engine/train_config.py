@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from waveform.engine.schedule import learning_rate
 from waveform.ranks.distributed import TIMEOUT_S
 from waveform.system.errors import UserError
 from waveform.system.rules import Rule, check_rules, one_of
@@ -97,6 +98,17 @@ class TrainConfig:
         """dtype of matrix products, None for the parameters' own."""
         wants = self.precision == "bf16" or (self.precision == "auto" and device.type == "cuda")
         return torch.bfloat16 if wants else None
+
+    def learning_rate(self, step: int, seconds: float) -> float:
+        """The learning rate of the update at `step`, after `seconds` of training."""
+        return learning_rate(
+            step,
+            peak=self.lr,
+            warmup_steps=self.warmup_steps,
+            decayed=self.decayed(step, seconds),
+            change_at=self.lr_change_at,
+            after=self.lr_after,
+        )
 
     def decayed(self, step: int, seconds: float) -> float:
         """Share of the cosine that has passed, from 0 to 1."""

@@ -24,7 +24,7 @@ from waveform.engine.interface import SequenceModel, State, detach, optional_par
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.nonfinite import FiniteWatch, Update
 from waveform.engine.resume_notes import conditions, notes
-from waveform.engine.schedule import learning_rate, update_period
+from waveform.engine.schedule import update_period
 from waveform.engine.scored_window import ScoredForward, score_window, threads_for
 from waveform.engine.streams import Chunk, TokenStream, Window
 from waveform.engine.token_set import TokenSet
@@ -320,14 +320,7 @@ class Trainer:
         began = time.perf_counter()
         config = self.config
         period = update_period(self.step, late_period=config.update_period, change_at=config.update_period_from)
-        lr = learning_rate(
-            self.step,
-            peak=config.lr,
-            warmup_steps=config.warmup_steps,
-            decayed=config.decayed(self.step, self.seconds),
-            change_at=config.lr_change_at,
-            after=config.lr_after,
-        )
+        lr = config.learning_rate(self.step, self.seconds)
         for group in self.optimiser.param_groups:
             group["lr"] = lr
         cursor = self.stream.cursor()

@@ -312,6 +312,12 @@ def compiled_step() -> Callable[[Layer, Tensor, LayerState, Piece], LayerOutput]
     return torch.compile(Layer.step, dynamic=False)
 
 
+def _append(new_bGx: Tensor, part: PartToCompress, old_BCx: Tensor) -> Tensor:
+    """`old_BCx` whose rows of `part` end with `new_bGx`; the oldest slots leave."""
+    newest = torch.cat([old_BCx[part.rows], new_bGx.to(old_BCx.dtype)], dim=1)
+    return put_rows(part.rows, newest[:, -old_BCx.shape[1] :], old_BCx)
+
+
 class CompressiveTransformer(nn.Module, OptionalParts):
     """Compressive Transformer over tokens 0..V - 1, with V as the begin-of-utterance input.
 

@@ -1,18 +1,20 @@
 """NLL of a trained run on a token set, of any modality, and what every report of it contains."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from waveform.engine import checkpoint
 from waveform.engine.dataset import is_dataset, read_dataset
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import Classes, EvaluateConfig, Evaluation
 from waveform.engine.evaluator import evaluate as evaluate_tokens
 from waveform.engine.metrics import unigram_nll
 from waveform.engine.token_set import TokenSet
+from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
 from waveform.runs.folder import CONFIG_FILE
 from waveform.runs.opened import TrainedRun
@@ -57,13 +59,10 @@ def score(
     """NLL of each utterance of `tokens` under `run`, in fp32 on every device.
 
     protocol: None for `chunk` if the run was trained so, else `utterance`. world, classes: as in the engine's
-    `evaluate`; by default this process alone. dynamic: let a copy of the model learn from what it has scored. Raises
-    UserError for that on several processes.
+    `evaluate`; by default this process alone. dynamic: let a copy of the model learn from what it has scored.
     """
     verb = "evaluate" if dynamic is None else "evaluate dynamically"
     world = world or World(device=run.device)
-    if dynamic is not None and world.size > 1:
-        raise UserError(f"dynamic evaluation runs on one process, not on {world.size}; start it without torchrun")
     config = EvaluateConfig(
         window=run.window,
         protocol=protocol or ("chunk" if run.config["train"]["state"] == "chunk" else "utterance"),
@@ -74,7 +73,7 @@ def score(
     ) as progress:
         if dynamic is not None:
             return evaluate_dynamically(
-                run.model, tokens, config, dynamic, device=run.device, progress=progress, classes=classes
+                run.model, tokens, config, dynamic, world=world, progress=progress, classes=classes
             )
         return evaluate_tokens(run.model, tokens, config, world=world, progress=progress, classes=classes)
 
@@ -87,8 +86,8 @@ class EvaluateOptions:
     memory: int | None = None  # memory slots; None: as in training
     compressed: int | None = None  # compressed slots; None: as in training
     dynamic: bool = False  # score again while learning from what was scored
-    dynamic_optimiser: str = "sgd"  # sgd | adam
-    dynamic_lr: float | None = None  # None: the optimiser's default in `DynamicConfig`
+    dynamic_optimiser: str = "sgd"  # sgd | adam | continued: as the checkpoint left it
+    dynamic_lr: float | None = None  # None: the optimiser's default in `DynamicConfig`; continued: that of training
     rows: int | None = None  # pieces that text is cut into, each from empty memories; None: whole documents
 
     @property
@@ -101,14 +100,28 @@ class EvaluateOptions:
         """Dynamic evaluation, if chosen, with training's clip norm and auxiliary weight. Raises UserError."""
         if not self.dynamic:
             return None
-        train = run.config["train"]
+        train, lr, found = run.config["train"], self.dynamic_lr, None
+        if self.dynamic_optimiser == "continued":
+            found = checkpoint.newest(run.folder)
+            if found is None or found.step != run.step:
+                raise UserError(f"{run.folder} is being trained; evaluate it dynamically when it is done")
+            lr = _learning_rate(run) if lr is None else lr
         return DynamicConfig(
             optimiser=self.dynamic_optimiser,
-            lr=self.dynamic_lr,
+            lr=lr,
+            checkpoint=found,
+            beta2=train.get("beta2", DynamicConfig.beta2),
             clip_norm=train["clip_norm"],
             aux_weight=train["aux_weight"],
             rows=self.rows or DynamicConfig.rows,
         )
+
+
+def _learning_rate(run: TrainedRun) -> float:
+    """The learning rate with which training would go on."""
+    known = {field.name for field in fields(TrainConfig)}  # speech has others too
+    train = TrainConfig(**{name: value for name, value in run.config["train"].items() if name in known})
+    return train.learning_rate(run.step, run.train_seconds)
 
 
 def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evaluation, unit: str) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
 from waveform.engine.sampler import SamplingConfig, sampling_loop
+from waveform.runs.learning_curves import read_learning_curve, save_learning_curves
 from waveform.runs.scoring import bootstrap_interval, score, unigram_nats
 from waveform.speech import Run, load
-from waveform.system.atomic import require_writable
 from waveform.system.console import table
 from waveform.system.errors import UserError
-from waveform.system.output import write_json
+from waveform.system.output import check_files, write_json
 from waveform.verbs.evaluate import describe, open_split
 
 _BASELINE = "wavenet"
@@ -56,19 +56,20 @@ def compare(
     split: str = "test",
     protocol: str = "utterance",
     json_file: Path | str | None = None,
+    plot_file: Path | None = None,
     device: str | None = None,
     show_progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Evaluate runs on the same tokens under one protocol; print a table, return (and write) a list of figures.
 
     Each entry contains what `evaluate` gives, `difference_to_wavenet_nats` with its `interval_95` (None if no run is a
-    WaveNet), `train_samples_per_second` and `sampling_samples_per_second`. Raises UserError as `load` does, and if the
-    runs' test tokens differ.
+    WaveNet), `train_samples_per_second`, `sampling_samples_per_second` and the `learning_curve`, validation NLL in
+    training, which `plot_file` shows. Raises UserError as `load` does, and if the runs' test tokens differ.
     """
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
     if not run_dirs:
         raise UserError("name at least one run folder")
-    require_writable(json_file, option="--json")
+    check_files(json_file=json_file, plot_file=plot_file)
     runs = [load(run_dir, device=device) for run_dir in run_dirs]
     chunks = {run.config["train"]["chunk"] for run in runs}
     if protocol == "chunk" and len(chunks) > 1:
@@ -84,6 +85,7 @@ def compare(
         score(run, tokens, protocol=protocol, show_progress=show_progress)
         for run, tokens in zip(runs, token_sets, strict=True)
     ]
+    curves = [read_learning_curve(run.folder, run.config) for run in runs]
     baseline = next((i for i, run in enumerate(runs) if run.name == _BASELINE), None)
     entries = []
     for i, (run, result) in enumerate(zip(runs, results, strict=True)):
@@ -100,6 +102,7 @@ def compare(
                 "interval_95": interval,
                 "train_samples_per_second": training_speed(run.folder),
                 "sampling_samples_per_second": sampling_speed(run),
+                "learning_curve": curves[i].figures(),
                 "device": str(run.device),
                 "num_threads": torch.get_num_threads(),
             }
@@ -107,7 +110,18 @@ def compare(
     if show_progress:
         print(format_table(entries))
     write_json(json_file, entries)
+    if plot_file is not None:
+        save_learning_curves(plot_file, list(zip(_labels(entries), curves, strict=True)), unit="sample")
     return entries
+
+
+def _labels(entries: Sequence[dict[str, Any]]) -> list[str]:
+    """The model of each run, followed by the run's name if several are of the same model."""
+    names = [entry["model"] for entry in entries]
+    return [
+        name if names.count(name) == 1 else f"{name} ({Path(entry['run']).name})"
+        for name, entry in zip(names, entries, strict=True)
+    ]
 
 
 def format_table(entries: Sequence[dict[str, Any]]) -> str:
@@ -115,8 +129,9 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
     header = ["model", "nats/sample", "bits/sample", "vs WaveNet, nats [95% interval]", "parameters",
               "trained on", "training", "sampling"]  # fmt: skip
     rows = []
-    names = [entry["model"] for entry in entries]
-    for entry in sorted(entries, key=lambda e: e["nll_nats_per_sample"]):
+    for label, entry in sorted(
+        zip(_labels(entries), entries, strict=True), key=lambda labelled: labelled[1]["nll_nats_per_sample"]
+    ):
         difference = entry["difference_to_wavenet_nats"]
         if difference is None or entry["interval_95"] == [0.0, 0.0]:
             against = "-"
@@ -126,7 +141,7 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
         rate = entry["train_samples_per_second"]
         rows.append(
             [
-                entry["model"] if names.count(entry["model"]) == 1 else f"{entry['model']} ({Path(entry['run']).name})",
+                label,
                 f"{entry['nll_nats_per_sample']:.4f}",
                 f"{bits(entry['nll_nats_per_sample']):.4f}",
                 against,

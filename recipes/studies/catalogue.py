@@ -1,0 +1,209 @@
+"""The studies: which settings are trained and compared, and what the papers report of them (`python -m recipes study`).
+
+A study of a paper's table or figure runs at any preset: what its settings change is relative to the preset.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import recipes.conf
+from recipes.studies.best_of_rows import BestOfRows
+from recipes.studies.by_distance import ByDistance
+from recipes.studies.by_size import BySize, Sizes
+from recipes.studies.in_training import InTraining
+from recipes.studies.report import Config, Report
+from recipes.text import compose_config
+from waveform.system.errors import UserError
+
+# Settings on top of the preset, or what finds them for the configuration that the preset gives.
+Settings = Sequence[str] | Callable[[Config], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """The settings to try, and what is reported of them."""
+
+    variants: Mapping[str, Settings]  # by label
+    report: Report
+    title: str
+    recipe: str | None = None  # the recipe of the data that it needs; None: any text
+    seeds: int = 1  # runs of each setting, if no other number is asked for
+
+    def settings(self, label: str, config: Config) -> list[str]:
+        """The settings of one variant, on top of those that gave `config`."""
+        chosen = self.variants[label]
+        return list(chosen(config) if callable(chosen) else chosen)
+
+
+_COMPRESSED = ("model=compressive_transformer",)
+
+
+def _through_time(config: Config) -> list[str]:
+    """No loss for the compressor but the model's own: gradients pass through twice as many windows of half the rows.
+
+    So a step has as many tokens as that of the other settings, and there are as many steps.
+    """
+    train = config["train"]
+    return [
+        "model.compression_loss=none",
+        f"train.unroll={2 * train['unroll']}",
+        f"train.chunk={2 * train['chunk']}",
+        f"train.batch_size={max(1, train['batch_size'] // 2)}",
+    ]
+
+
+def _recall() -> Study:
+    return Study(
+        title="what the parts of the Compressive Transformer do for recall",
+        recipe="recall",
+        seeds=3,
+        variants={
+            "transformer_xl": ("model=transformer_xl",),
+            "transformer_xl_reach": ("model=transformer_xl", "model.memory=288"),
+            **{f"rate_{rate}": (*_COMPRESSED, f"model.compression_rate={rate}") for rate in (1, 2, 4, 8)},
+            **{name: (*_COMPRESSED, f"model.compression={name}") for name in ("max", "mean", "most_used", "dilated")},
+            "autoencode": (*_COMPRESSED, "model.compression_loss=autoencode"),
+            "through_time": _through_time,
+            **{
+                name: (*_COMPRESSED, "model.num_layers=2", f"model.local_layers={share}")
+                for name, share in (("none_local", 0), ("lower_local", 0.5), ("all_local", 1))
+            },
+        },
+        report=ByDistance(
+            {
+                "what compressed memory buys": {
+                    "transformer_xl": "Transformer-XL, as many slots",
+                    "transformer_xl_reach": "Transformer-XL, as far a reach",
+                    "rate_4": "Compressive Transformer, c = 4",
+                },
+                "compression rate": {f"rate_{rate}": f"c = {rate}" for rate in (1, 2, 4, 8)},
+                "compression function, c = 4": {
+                    "rate_4": "convolution",
+                    "dilated": "dilated convolutions",
+                    "mean": "mean pooling",
+                    "max": "max pooling",
+                    "most_used": "most-used",
+                },
+                "loss of the convolution": {
+                    "rate_4": "attention reconstruction",
+                    "autoencode": "auto-encoding",
+                    "through_time": "none: trained through time",
+                },
+                "two layers: which start local": {
+                    "none_local": "none, as published",
+                    "lower_local": "the lower",
+                    "all_local": "both",
+                },
+            }
+        ),
+    )
+
+
+def _table_5() -> Study:
+    """Compression functions and losses, each with the best of three rates."""
+    rows = {  # row -> the file in conf/study
+        "convolution, through time": "conv_bptt",
+        "max pooling": "max",
+        "convolution, auto-encoding": "conv_autoencode",
+        "mean pooling": "mean",
+        "most-used": "most_used",
+        "dilated convolutions, attention": "dilated",
+        "convolution, attention": "conv",
+    }
+    published = (0.996, 0.986, 0.984, 0.982, 0.980, 0.977, 0.973)
+    rates = (2, 3, 4)
+    return Study(
+        title="Rae et al. 2019, Table 5: compression functions and losses, each at its best rate",
+        variants={
+            f"{file}-rate_{rate}": partial(_row_of_table_5, file=file, rate=rate)
+            for file in rows.values()
+            for rate in rates
+        },
+        report=BestOfRows(
+            rows={row: {f"{file}-rate_{rate}": f"c = {rate}" for rate in rates} for row, file in rows.items()},
+            published=dict(zip(rows, published, strict=True)),
+            published_as="bits per character on enwik8, at its preset=paper",
+        ),
+    )
+
+
+def _row_of_table_5(config: Config, *, file: str, rate: int) -> list[str]:
+    relative = _through_time(config) if file == "conv_bptt" else []
+    return [f"study=table5_{file}", f"model.compression_rate={rate}", *relative]
+
+
+def _sizes(title: str, *, compressed: Sizes, memory: Sizes, published: Sequence[float], published_as: str) -> Study:
+    return Study(
+        title=title,
+        variants={name: (f"model={name}",) for name in ("compressive_transformer", "transformer_xl")},
+        report=BySize(
+            sizes={"compressive_transformer": compressed, "transformer_xl": memory},
+            published=dict(zip(compressed.tried, published, strict=True)),
+            published_as=published_as,
+        ),
+    )
+
+
+def _table_8() -> Study:
+    return _sizes(
+        "Rae et al. 2019, Table 8: compressed memory at evaluation, characters",
+        compressed=Sizes("compressed", trained=1152, tried=(512, 1024, 2048, 3072, 4096)),
+        # The paper chose 4,096 and does not say among which.
+        memory=Sizes("memory", trained=2304, tried=(1024, 2304, 3072, 4096, 5120)),
+        published=(1.01, 0.99, 0.98, 0.97, 1.00),
+        published_as="bits per character on enwik8, test",
+    )
+
+
+def _table_9() -> Study:
+    return _sizes(
+        "Rae et al. 2019, Table 9: compressed memory at evaluation, words",
+        compressed=Sizes("compressed", trained=512, tried=(256, 512, 1024, 1536, 2048)),
+        # From no paper; Dai et al. 2019 trained with 384 and evaluated with 1,600.
+        memory=Sizes("memory", trained=384, tried=(192, 384, 800, 1600, 2048)),
+        published=(18.2, 17.9, 17.6, 17.1, 17.7),
+        published_as="perplexity on WikiText-103, test",
+    )
+
+
+def _figure_3() -> Study:
+    """The learning rate, or the updates, become small or few in mid-training: every file of the name in conf/study."""
+    (folder,) = recipes.conf.__path__
+    names = sorted(path.stem for path in (Path(folder) / "study").glob("figure3_*.yaml"))
+    return Study(
+        title="Rae et al. 2019, Figure 3: smaller learning rates, or fewer updates, from mid-training on",
+        variants={name.removeprefix("figure3_"): partial(_curve_of_figure_3, names=names, name=name) for name in names},
+        report=InTraining("smaller rates raise the training loss, fewer updates do not"),
+    )
+
+
+def _curve_of_figure_3(config: Config, *, names: Sequence[str], name: str) -> list[str]:
+    """Training changes, and ends, at the same share of the figure's axis as in the paper's preset."""
+    if config["preset"] == "paper":
+        return [f"study={name}"]
+    steps = config["train"]["max_steps"]
+    if steps is None:
+        raise UserError("the study changes training at a step; limit the steps, for example train.max_steps=1000")
+    paper = {other: compose_config("enwik8", ["preset=paper", f"study={other}"])["train"] for other in names}
+    axis = max(train["max_steps"] for train in paper.values())
+    moved = ("max_steps", "lr_change_at", "update_period_from")
+    scaled = {field: round(at * steps / axis) for field in moved if (at := paper[name][field]) is not None}
+    return [f"study={name}", *(f"train.{field}={at}" for field, at in scaled.items())]
+
+
+STUDIES: dict[str, Callable[[], Study]] = {
+    "recall": _recall,
+    "table5": _table_5,
+    "table8": _table_8,
+    "table9": _table_9,
+    "figure3": _figure_3,
+}
+
+
+def find_study(name: str) -> Study:
+    """Return the study of that name. Raises UserError if there is none."""
+    if name not in STUDIES:
+        raise UserError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
+    return STUDIES[name]()

@@ -1,0 +1,41 @@
+"""The processes of a study, each of which trains or evaluates one run."""
+
+import os
+import subprocess
+import sys
+
+from waveform.system.errors import UserError
+
+_LAST_WORDS = 3  # lines of a failed child's output that are shown
+
+
+class Children:
+    """Runs `python -m recipes` in processes of their own; each saves what it did if it is asked to end."""
+
+    def __init__(self, *, threads: int) -> None:
+        """threads: of the CPU, for each."""
+        self.threads = threads
+        self._running: set[subprocess.Popen[str]] = set()
+
+    def call(self, *arguments: str) -> None:
+        """Run `python -m recipes` with arguments, quietly. Raises UserError with its last lines if it fails."""
+        child = subprocess.Popen(
+            [sys.executable, "-m", "recipes", *arguments],
+            env={**os.environ, "OMP_NUM_THREADS": str(self.threads)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches it through `terminate`, and once
+        )
+        self._running.add(child)
+        output = child.communicate()[0]
+        self._running.discard(child)
+        if child.returncode:
+            last = " | ".join(output.strip().splitlines()[-_LAST_WORDS:])
+            raise UserError(f"`recipes {' '.join(arguments)}` failed with exit code {child.returncode}: {last}")
+
+    def terminate(self) -> None:
+        """Ask all of them to end."""
+        for child in tuple(self._running):
+            child.terminate()

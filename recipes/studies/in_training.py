@@ -1,0 +1,84 @@
+"""What a study of training itself reports: training NLL by step, as Figure 3 of Rae et al. 2019 draws it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recipes.metrics import UNITS
+from recipes.studies.report import Config, Figures, Runs
+from recipes.studies.seeds import mean_and_interval, shown
+from waveform.engine.metrics import read_metrics
+from waveform.system.console import table
+from waveform.system.output import write_png
+
+_FILE = "evaluation.json"
+_END = 0.1  # share of the steps over which training NLL is averaged, at the end
+
+
+@dataclass(frozen=True)
+class InTraining:
+    """A curve for each setting."""
+
+    published_as: str  # what the paper's curves show, of which it gives no figures
+
+    def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
+        return {_FILE: ["evaluate"]}
+
+    def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
+        logged = [record for record in read_metrics(run_dir) if record["kind"] == "train"]
+        return {
+            **files[_FILE],
+            "train_steps": [record["step"] for record in logged],
+            "train_bits": [record["nll_bits"] for record in logged],
+        }
+
+    def summarise(self, runs: Runs) -> dict[str, Any]:
+        first = next(iter(runs.values()))[0]
+        headline = first["headline"]
+        return {
+            "headline": headline,
+            "recipe": first["recipe"],
+            "published_as": self.published_as,
+            "variants": {
+                label: {
+                    "train_bits_at_the_end": mean_and_interval([_at_the_end(run) for run in seeds]),
+                    headline: mean_and_interval([run[headline] for run in seeds]),
+                    "train_steps": seeds[0]["train_steps"],
+                    "train_bits": np.mean([run["train_bits"] for run in seeds], axis=0).tolist(),
+                }
+                for label, seeds in runs.items()
+            },
+        }
+
+    def table(self, summary: Figures) -> str:
+        headline = summary["headline"]
+        header = ["setting", f"training, last {_END:.0%}, bits per token", f"test, {UNITS[headline]}"]
+        rows = [
+            [label, shown(entry["train_bits_at_the_end"]), shown(entry[headline])]
+            for label, entry in summary["variants"].items()
+        ]
+        return "\n".join([*table(header, rows), f"ours on {summary['recipe']}; the paper: {self.published_as}"])
+
+    def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 4.6), dpi=110, layout="constrained")
+        axes = figure.subplots()
+        for label, entry in summary["variants"].items():
+            axes.plot(entry["train_steps"], entry["train_bits"], label=label)
+        axes.set_title(f"here, on {summary['recipe']}; the paper: {self.published_as}", loc="left", fontsize=9)
+        axes.set_xlabel("steps")
+        axes.set_ylabel("training, bits per token")
+        axes.legend(frameon=False, fontsize=8)
+        axes.grid(color="0.9", linewidth=0.6)
+        axes.set_axisbelow(True)
+        write_png(path, figure)
+
+
+def _at_the_end(run: Figures) -> float:
+    """Mean bits per token over the last records of training."""
+    steps, bits = np.array(run["train_steps"]), np.array(run["train_bits"])
+    return float(bits[steps > (1 - _END) * steps[-1]].mean())

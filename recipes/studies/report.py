@@ -1,0 +1,34 @@
+"""What a study reports of its runs: which evaluations it needs, and the figures, table and picture made of them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+Config = Mapping[str, Any]  # resolved, as in a run's config.yaml
+Figures = Mapping[str, Any]
+# What was read of the runs of each setting, by its label and then by seed.
+Runs = Mapping[str, Sequence[Figures]]
+
+
+class Report(Protocol):
+    """One kind of report; a study has its own, with the paper's figures in it."""
+
+    def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
+        """What to score of a run: file -> a verb and its options; the file gets the verb's --json."""
+        ...
+
+    def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
+        """The figures of one run, from the content of the files that `commands` names."""
+        ...
+
+    def summarise(self, runs: Runs) -> dict[str, Any]:
+        """The figures of the whole study over its seeds, for JSON, `table` and `draw`."""
+        ...
+
+    def table(self, summary: Figures) -> str:
+        """The summary as text, with the paper's figures beside ours."""
+        ...
+
+    def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
+        """Draw it as a PNG, with the paper's figures beside ours. Raises UserError if it cannot be written."""
+        ...

@@ -1,0 +1,80 @@
+"""`python -m recipes topics`: what a folder of texts is about, as Rae et al. 2019, Table 10, show it of PG-19.
+
+Latent Dirichlet allocation (Blei, Ng and Jordan 2003) by scikit-learn; its settings here are our own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipes.corpora.documents import Document, read_text
+from recipes.corpora.sources import Source, open_source
+from waveform.system.atomic import require_writable
+from waveform.system.errors import UserError
+from waveform.system.output import write_json
+
+_MOST_DOCUMENTS = 0.95  # a word in a larger share of the documents says nothing about any
+_VOCABULARY = 20_000  # the most frequent words that are left
+
+
+@dataclass(frozen=True)
+class TopicsConfig:
+    """How many topics, and how they are found."""
+
+    topics: int = 10
+    words: int = 8  # shown of each
+    seed: int = 0  # from which the topics begin
+
+    def __post_init__(self) -> None:
+        if min(self.topics, self.words) < 1:
+            raise UserError(f"--topics is {self.topics} and --words is {self.words}; both must be at least 1")
+
+
+def topics(
+    source: Path | str,
+    *,
+    config: TopicsConfig | None = None,
+    json_file: Path | str | None = None,
+    show_progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Print the topics of the .txt files in a folder or an archive, each of which is a document; return their figures.
+
+    Each topic has its `share` of all words, and its most probable words with their probabilities, the largest topic
+    first. Common English words are left out. Raises UserError if scikit-learn is missing, and for fewer than two texts.
+    """
+    config = config or TopicsConfig()
+    require_writable(json_file, option="--json")
+    try:
+        from sklearn.decomposition import LatentDirichletAllocation
+        from sklearn.feature_extraction.text import CountVectorizer
+    except ImportError as error:
+        raise UserError('topics needs scikit-learn: pip install "waveform[topics]"') from error
+    opened = open_source(Path(source))
+    files = [name for name in opened.sizes if name.lower().endswith(".txt") and opened.sizes[name]]
+    if len(files) < 2:
+        raise UserError(f"{source} contains {len(files)} .txt files that are not empty; topics need at least 2")
+    counter = CountVectorizer(stop_words="english", max_df=_MOST_DOCUMENTS, max_features=_VOCABULARY)
+    try:
+        counts = counter.fit_transform(_texts(opened, files))
+    except ValueError as error:  # scikit-learn's, for an empty vocabulary
+        raise UserError(f"{source} has no words that tell its documents apart; topics need other texts") from error
+    model = LatentDirichletAllocation(n_components=config.topics, random_state=config.seed).fit(counts)
+    names, total = counter.get_feature_names_out(), model.components_.sum()
+    found: list[dict[str, Any]] = []
+    for weights in sorted(model.components_, key=lambda weights: -weights.sum()):
+        best = weights.argsort()[::-1][: config.words]
+        share = float(weights.sum() / total)
+        found.append({"share": share, "words": {str(names[i]): float(weights[i] / weights.sum()) for i in best}})
+    if show_progress:
+        print(f"{config.topics} topics of {len(files):,} documents, by their share of the words")
+        for topic in found:
+            print(f"{topic['share']:>6.1%}  {', '.join(topic['words'])}")
+    write_json(json_file, found)
+    return found
+
+
+def _texts(source: Source, files: list[str]) -> Iterator[str]:
+    """The text of each file. Raises UserError if one cannot be read or is not UTF-8."""
+    for file in files:
+        yield "".join(read_text(Document.whole(source, file)))

@@ -1,0 +1,190 @@
+"""Studies: the settings of the papers' tables at any preset, what is made of their runs, and that they continue."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipes.studies.best_of_rows import BestOfRows
+from recipes.studies.by_size import Sizes
+from recipes.studies.catalogue import find_study
+from recipes.studies.in_training import InTraining
+from recipes.studies.seeds import mean_and_interval, shown
+from recipes.text import compose_config
+from recipes.verbs import study
+from tests.recipes.calling import mistake, run
+from tests.recipes.corpus_files import write_source
+
+Calls = list[tuple[str, ...]]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("studies")
+    run("prepare", "folder", write_source("folder", place / "source"), place / "data")
+    return place / "data"
+
+
+@pytest.fixture(name="calls")
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """The study's calls, made in this process one after the other."""
+    calls: Calls = []
+
+    def call(self: study.Children, *arguments: str) -> None:
+        calls.append(arguments)
+        run(*arguments)
+
+    monkeypatch.setattr(study.Children, "call", call)
+    monkeypatch.setattr(study, "ThreadPoolExecutor", lambda jobs: SimpleNamespace(map=map, shutdown=lambda **_: None))
+    return calls
+
+
+def composed(name: str, overrides: list[str]) -> dict[str, dict[str, Any]]:
+    chosen = find_study(name)
+    config = compose_config("enwik8", overrides)
+    return {label: compose_config("enwik8", [*overrides, *chosen.settings(label, config)]) for label in chosen.variants}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["paper", "smoke"])
+def test_table_5_is_each_function_at_three_rates(preset: str) -> None:
+    configs = composed("table5", [f"preset={preset}"])
+    shared = compose_config("enwik8", [f"preset={preset}"])["train"]
+    kinds = {"conv_bptt": ("conv", "none"), "conv_autoencode": ("conv", "autoencode")}
+    for label, config in configs.items():
+        file, rate = label.split("-rate_")
+        model = config["model"]
+        kind = kinds.get(file, (file, "attention"))
+        assert (model["compression"], model["compression_loss"], model["compression_rate"]) == (*kind, int(rate))
+        train = {"unroll": config["train"]["unroll"] // 2, "chunk": config["train"]["chunk"] // 2,
+                 "batch_size": config["train"]["batch_size"] * 2}  # fmt: skip
+        assert config["train"] == (shared | config["train"] if file == "conv_bptt" else shared)
+        assert file != "conv_bptt" or train == {name: shared[name] for name in train}
+    assert len(configs) == 21
+
+
+@pytest.mark.slow
+def test_figure_3_is_every_curve_at_the_same_share_of_the_steps() -> None:
+    steps = 200
+    here = composed("figure3", ["preset=smoke", f"train.max_steps={steps}"])
+    paper = composed("figure3", ["preset=paper"])
+    axis = max(config["train"]["max_steps"] for config in paper.values())
+    assert len(here) >= 4
+    for label, config in here.items():
+        published, train = paper[label]["train"], config["train"]
+        assert config["model"]["num_layers"] == 2
+        for field in ("max_steps", "lr_change_at", "update_period_from"):
+            if published[field] is None:
+                assert train[field] is None
+            else:
+                assert train[field] / steps == pytest.approx(published[field] / axis, abs=0.5 / steps)
+        assert (train["lr_after"], train["update_period"]) == (published["lr_after"], published["update_period"])
+
+
+def test_sizes_are_the_papers_shares() -> None:
+    tried = Sizes("compressed", trained=1152, tried=(512, 1024, 4096))
+    assert tried.scaled(1152) == [512, 1024, 1152, 4096]
+    assert tried.scaled(9) == [4, 8, 9, 32]
+    assert tried.scaled(1) == [1, 4]
+
+
+def test_a_row_is_the_best_of_its_candidates_on_validation() -> None:
+    """Chosen on the test split, the row would be the other candidate."""
+
+    def figures(valid: float, test: float) -> dict[str, Any]:
+        known = {"headline": "bits_per_byte", "recipe": "folder", "num_parameters": 9, "train_tokens_seen": 7}
+        return {"valid": known | {"bits_per_byte": valid}, "test": known | {"bits_per_byte": test}}
+
+    report = BestOfRows({"row": {"a": "c = 2", "b": "c = 3"}}, {"row": 0.9}, "bits")
+    summary = report.summarise({"a": [figures(2, 1), figures(4, 1)], "b": [figures(2, 3), figures(3, 5)]})
+    row = summary["rows"]["row"]
+    assert (row["best"], row["test"]["mean"], row["published"]) == ("c = 3", 4, 0.9)
+    half = 12.706 * math.sqrt(2) / math.sqrt(2)  # Student's t with one degree of freedom
+    assert row["test"]["interval_95"] == pytest.approx([4 - half, 4 + half], rel=1e-3)
+    assert report.table(summary).splitlines()[2].split()[-1] == "0.9"
+
+
+def test_training_is_averaged_over_its_last_tenth() -> None:
+    steps = list(range(10, 201, 10))
+    known = {"headline": "bits_per_byte", "recipe": "folder", "bits_per_byte": 3.0, "train_steps": steps}
+    seeds = [known | {"train_bits": [100.0] * 18 + [first, second]} for first, second in ((1.0, 3.0), (5.0, 7.0))]
+    entry = InTraining("").summarise({"label": seeds})["variants"]["label"]
+    assert entry["train_bits_at_the_end"]["seeds"] == [2, 6]
+    assert entry["train_bits"] == [100] * 18 + [3, 5]
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_bytes())
+
+
+@pytest.mark.slow
+def test_a_study_continues(data: Path, tmp_path: Path, calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is scored twice, unless the run has moved on or rows differ."""
+    out = tmp_path / "study"
+    command = ["study", "table8", data, out, "preset=smoke", "train.evaluate_tokens=0"]
+    run(*command, "train.max_steps=2")
+    assert [call[0] for call in calls] == ["train", "sweep"] * 2
+    models = read(out / "table8.json")["figures"]["models"]
+    printed = capsys.readouterr().out
+    for model, (field, trained, sizes) in {
+        "compressive_transformer": ("compressed", 8, [4, 7, 8, 14, 21, 28]),
+        "transformer_xl": ("memory", 24, [11, 24, 32, 43, 53]),
+    }.items():
+        entry = models[model]
+        assert (entry["swept"], entry["trained"], [at["size"] for at in entry["valid"]]) == (field, trained, sizes)
+        best = min(entry["valid"], key=lambda at: at["mean"])["size"]
+        assert entry["chosen"] == [best] and f"chosen: {best}" in printed
+        run("evaluate", out / f"{model}-0", f"--{field}", best, "--json", tmp_path / "e.json")
+        assert entry["test"]["seeds"] == [read(tmp_path / "e.json")["bits_per_byte"]]
+    assert (out / "table8.png").read_bytes().startswith(b"\x89PNG")
+    calls.clear()
+    run(*command, "train.max_steps=2")
+    assert [call[0] for call in calls] == ["train"] * 2
+    run(*command, "train.max_steps=3")
+    assert [call[0] for call in calls[2:]] == ["train", "sweep"] * 2
+    run(*command, "train.max_steps=3", "--rows", 4, "--json", tmp_path / "rows.json")
+    assert [call[0] for call in calls[6:]] == ["train", "sweep"] * 2
+    assert read(tmp_path / "rows.json")["rows"] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["table5", "figure3"])
+def test_every_study_ends_with_a_table_and_a_picture(
+    name: str, data: Path, tmp_path: Path, calls: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "study"
+    command = ["study", name, data, out, "preset=smoke", "train.max_steps=4", "train.log_every=1", "--rows", 8]
+    run(*command, "train.evaluate_tokens=0")
+    figures = read(out / f"{name}.json")["figures"]
+    rows = figures["rows" if name == "table5" else "variants"]
+    printed = capsys.readouterr().out
+    assert all(row in printed for row in rows) and len(rows) >= 4
+    assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+MISTAKES: dict[str, tuple[Callable[[Path], list[Any]], str]] = {
+    "unknown": (lambda data: ["study", "table50", data], "no study 'table50'; choose one of recall, table5"),
+    "wrong recipe": (lambda data: ["study", "recall", data], "needs data prepared as recall"),
+    "no steps": (lambda data: ["study", "figure3", data], "limit the steps, for example train.max_steps=1000"),
+    "rows": (lambda data: ["study", "table8", data, "--rows", 0], "--rows is 0"),
+    "setting": (lambda data: ["study", "table8", data, "train.lrr=1"], "train.lrr"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_one_line(name: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, part = MISTAKES[name]
+    (verb, study_name, place, *rest) = arguments(data)
+    assert part in mistake([verb, study_name, place, tmp_path / "out", *rest], capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_seeds_are_averaged() -> None:
+    assert mean_and_interval([3.0])["interval_95"] is None and shown(mean_and_interval([3.0])) == "3.0000"
+    assert shown(mean_and_interval([1.0, 1.0]), decimals=1) == "1.0 [1.0, 1.0]"
+    assert np.isclose(mean_and_interval([1.0, 2.0])["mean"], 1.5)

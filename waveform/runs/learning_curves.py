@@ -1,0 +1,77 @@
+"""Validation NLL as runs were trained (Rae et al. 2019, Figure 4): read from their logs, drawn beside each other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from waveform.engine.metrics import read_metrics
+from waveform.engine.schedule import updates_until
+from waveform.system.output import write_png
+
+_WIDTH_IN, _HEIGHT_IN, _DPI = 13, 4, 110
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """The evaluations of one training, in their order; lists of the same length."""
+
+    steps: Sequence[int]
+    updates: Sequence[int]  # of the weights
+    tokens: Sequence[float]  # scored in training so far
+    seconds: Sequence[float]  # spent on training itself
+    nats: Sequence[float]  # per token of the validation split, or of what `train.evaluate_tokens` takes of it
+
+    def figures(self) -> dict[str, Any]:
+        """The same as JSON."""
+        return {name: list(values) for name, values in vars(self).items()}
+
+
+def read_learning_curve(run_dir: Path, config: Mapping[str, Any]) -> LearningCurve:
+    """Read a run's validation NLL from its log; `config` is the run's. Raises UserError if it cannot be read.
+
+    Tokens at an evaluation are read off the line through the records of training around it: an evaluation does not
+    record them. A run that was trained without evaluations gives an empty curve.
+    """
+    records = read_metrics(run_dir)
+    evaluated = [record for record in records if record["kind"] == "evaluate"]
+    trained = [record for record in records if record["kind"] == "train"]
+    steps = [record["step"] for record in evaluated]
+    tokens = np.interp(steps, [0, *(r["step"] for r in trained)], [0, *(r["tokens_seen"] for r in trained)])
+    train = config["train"]
+    return LearningCurve(
+        steps=steps,
+        updates=[
+            updates_until(step, late_period=train["update_period"], change_at=train["update_period_from"])
+            for step in steps
+        ],
+        tokens=tokens.tolist(),
+        seconds=[record["seconds"] for record in evaluated],
+        nats=[record["nll_nats"] for record in evaluated],
+    )
+
+
+def save_learning_curves(path: Path, curves: Sequence[tuple[str, LearningCurve]], *, unit: str) -> None:
+    """Draw validation NLL against updates, tokens seen and seconds: a panel each, a line for each (label, curve).
+
+    unit: what users call a token. Raises UserError if the picture cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = {"updates": "updates", "tokens": f"{unit}s seen", "seconds": "seconds of training"}
+    for axes, (field, label) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
+        for name, curve in curves:
+            last = f": {curve.nats[-1]:.3f}" if curve.nats else ": no evaluations"
+            axes.plot(getattr(curve, field), curve.nats, marker="o", markersize=3, label=f"{name}{last}")
+        axes.set_xlabel(label)
+        axes.grid(color="0.9", linewidth=0.6)
+        axes.set_axisbelow(True)
+        if field == "updates":
+            axes.set_ylabel(f"validation NLL, nats per {unit}")
+            axes.legend(frameon=False, fontsize=9)
+    write_png(path, figure)
