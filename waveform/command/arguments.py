@@ -56,11 +56,12 @@ def analysis(unit: str) -> tuple[Argument, ...]:
             into="config",
             type=int,
             metavar="N",
-            help=f"{unit}s that each run reads at most, twice (default 200000)",
+            help=f"{unit}s that each run reads at most for each figure (default 200000)",
         ),
         argument(
             "--context-step", into="config", type=int, metavar="N", help=f"{unit}s from one context length to the next"
         ),
+        *(replace(size, into="config") for size in MEMORIES),
         argument("--plot", dest="plot_file", type=Path, metavar="FILE.png", help="draw the figures there"),
     )
 
