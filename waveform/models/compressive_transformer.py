@@ -43,7 +43,7 @@ from waveform.models.transformer_config import CompressiveTransformerConfig
 if TYPE_CHECKING:
     from waveform.models.compiled_layers import Compression, LayerParameters
 
-_INIT_STD = 0.02
+INIT_STD = 0.02  # of embeddings, and of what is added to the residual stream
 _MIN_QUERIES = 8  # of a call, from which compiled kernels are faster
 
 
@@ -287,7 +287,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         self.config = config
         self.checkpoint_activations = False
         pre_norm = config.norm == "pre"
-        embedding_std = _INIT_STD if pre_norm else 1.0
+        embedding_std = INIT_STD if pre_norm else 1.0
         self.embedding = token_embedding(
             config.d_model,
             vocab_size=config.vocab_size,
@@ -308,7 +308,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         )
         if isinstance(self.embedding, nn.Embedding):
             nn.init.normal_(self.embedding.weight, std=embedding_std)
-        residual_std = _INIT_STD / math.sqrt(2 * config.num_layers) if pre_norm else _INIT_STD
+        residual_std = INIT_STD / math.sqrt(2 * config.num_layers) if pre_norm else INIT_STD
         for i, layer in enumerate(self.layers):
             layer.initialise(residual_std=residual_std, local=i < int(config.local_layers * config.num_layers))
 
@@ -367,6 +367,10 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         aux_losses = {"compression": torch.stack(losses).sum(dim=0)} if losses else {}
         return Step(self.final_norm(hidden_BTD), state, aux_losses)
 
+    def embed(self, tokens_BT: Tensor, steps_B: Tensor) -> Tensor:
+        """What the first layer reads [B, T, D], before dropout; steps_B: what the rows have read before, on the CPU."""
+        return self.embedding(tokens_BT)
+
     def _within_window(
         self, tokens_BT: Tensor, state: CompressiveState
     ) -> tuple[Tensor, CompressiveState, Tensor | None]:
@@ -379,7 +383,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
             dtype=next(self.parameters()).dtype,
             through_time=self.carry_gradient and not self.compressor_parameters(),
         )
-        h_BTD = self.dropout(self.embedding(tokens_BT))
+        h_BTD = self.dropout(self.embed(tokens_BT, state.steps))
         layer_states, total_loss = [], None
         checkpointed = self.checkpoint_activations and torch.is_grad_enabled()
         if not checkpointed and self._takes_kernels(h_BTD, piece):
