@@ -105,6 +105,7 @@ class Trainer:
             rank=world.rank,
             num_ranks=world.size,
         )
+        self.stream.first_scored = min(window - 1, round((1 - config.loss_share) * window))
         self._set_up_model()
         self.groups = parameter_groups(model)
         parameters = [parameter for group in self.groups.values() for parameter in group]
@@ -311,6 +312,7 @@ class Trainer:
             decayed=config.decayed(self.step, self.seconds),
             change_at=config.lr_change_at,
             after=config.lr_after,
+            floor=config.lr_floor,
         )
         for group in self.optimiser.param_groups:
             group["lr"] = lr
