@@ -191,6 +191,7 @@ def _context(
                     window=run.window,
                     rows=fast_rows(run.model, window=run.window, device=run.device),
                     device=run.device,
+                    carries=bool(run.config["model"].get("memory", 1) or run.config["model"].get("compressed")),
                     progress=progress,
                 )
                 for run in runs
