@@ -39,6 +39,16 @@ MEMORIES = (
     argument("--memory", into="options", type=int, metavar="N", help="memory slots, if not as in training"),
     argument("--compressed", into="options", type=int, metavar="N", help="compressed slots, if not as in training"),
 )
+AVERAGE = argument(
+    "--average", into="options", type=int, metavar="N", help="score with the mean weights of the last N checkpoints"
+)
+STRIDE = argument(
+    "--stride",
+    into="options",
+    type=int,
+    metavar="N",
+    help="move the window of a model without memory by N tokens at a time, and score the last N",
+)
 DYNAMIC = (
     argument("--dynamic", into="options", action="store_true", help="score again while learning from what was scored"),
     argument("--dynamic-optimiser", into="options", choices=("sgd", "adam"), help="default: sgd"),
