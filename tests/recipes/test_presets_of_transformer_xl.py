@@ -95,6 +95,15 @@ def test_each_number_says_which_paper_it_is_from() -> None:
     assert study["train.loss_share"] == "Dai et al. 2019, Tables 6 and 10"
 
 
+@pytest.mark.parametrize("model", ["compressive_transformer", "transformer_xl"])
+@pytest.mark.parametrize("recipe", ["enwik8", "wikitext103", "pg19"])
+def test_every_size_of_raes_presets_has_a_source(recipe: str, model: str) -> None:
+    found = sources(compose_config(recipe, ["preset=paper", f"model={model}"]))
+    sizes = ("num_layers", "d_model", "num_heads", "d_feedforward", "window", "memory")
+    missing = {f"model.{name}" for name in sizes} | {"train.batch_size", "train.warmup_steps", "train.lr"}
+    assert not missing - found.keys()
+
+
 def test_the_printed_configuration_is_still_yaml_of_the_same_settings() -> None:
     from omegaconf import OmegaConf
 
