@@ -17,8 +17,12 @@ def draw_heads(axes: "list[Axes]", entry: dict[str, Any]) -> None:
     """Draw the distributions of all heads over distances, of the whole score and of each of its terms.
 
     axes: as many as there are terms in the paper, and one. A row is a head, a column a distance, nearest at the left.
+    One scale of grey serves all of them, so that a term that is flat by itself looks flat.
     """
     figures = entry["attention_by_head"]
+    slots = np.maximum(figures["slots"], 1e-9)
+    every = [figures, *figures["terms"].values()]
+    highest = max(float((np.array(values["weight"]) / slots).max()) for values in every)
     panels = [("all terms", figures), *((f"({i}) {TERMS[i]}", figures["terms"].get(i)) for i in TERMS)]
     for panel, (title, values) in zip(axes, panels, strict=True):
         panel.set_title(title, loc="left", fontsize=10)
@@ -27,11 +31,9 @@ def draw_heads(axes: "list[Axes]", entry: dict[str, Any]) -> None:
             panel.text(0.5, 0.5, "this score has no such term", ha="center", va="center", color="0.4", fontsize=9)
             panel.set_axis_off()
             continue
-        slots = np.array(figures["slots"])
-        weight = np.array(values["weight"])
-        num_layers, num_heads, num_buckets = weight.shape
-        per_slot = np.where(slots > 0, weight / np.maximum(slots, 1e-9), np.nan).reshape(-1, num_buckets)
-        _image(panel, per_slot)
+        per_slot = np.array(values["weight"]) / slots
+        num_layers, num_heads, num_buckets = per_slot.shape
+        _image(panel, per_slot.reshape(-1, num_buckets), highest=highest)
         for layer in range(1, num_layers):
             panel.axhline(layer * num_heads - 0.5, color="white", linewidth=0.5)
         panel.set_yticks([i * num_heads for i in range(num_layers)], [str(i) for i in range(num_layers)])
@@ -48,7 +50,7 @@ def draw_widest(axes: "list[Axes]", entry: dict[str, Any]) -> None:
         panel.set_axis_off()
     for panel, head in zip(axes, widest, strict=False):
         weight = np.array(head["weight"])
-        _image(panel, weight)
+        _image(panel, weight, highest=float(weight.max()))
         rows, columns = np.nonzero(weight > np.quantile(weight, 1 - _TOP))
         panel.scatter(columns, rows, s=4, color="#c8102e", linewidths=0)
         title = f"layer {head['layer']} head {head['head']}, {head['mean_distance']:.0f} steps back on average"
@@ -59,11 +61,10 @@ def draw_widest(axes: "list[Axes]", entry: dict[str, Any]) -> None:
     axes[0].set_ylabel("last queries of a window", fontsize=9)
 
 
-def _image(axes: "Axes", values: np.ndarray) -> None:
+def _image(axes: "Axes", values: np.ndarray, *, highest: float) -> None:
     from matplotlib.colors import LogNorm
 
-    highest = max(float(np.nanmax(values)), 1e-12)
-    clipped = np.maximum(values, highest * _CONTRAST)  # NaN stays, and is left white
+    clipped = np.maximum(values, highest * _CONTRAST)
     axes.imshow(
         clipped, aspect="auto", interpolation="nearest", cmap="Greys", norm=LogNorm(highest * _CONTRAST, highest)
     )
