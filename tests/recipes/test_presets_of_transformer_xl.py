@@ -75,6 +75,13 @@ def test_a_preset_without_sizes_for_these_is_refused(recipe: str, model: str) ->
         compose_config(recipe, ["preset=dai_24l", f"model={model}"])
 
 
+def test_a_study_of_another_model_is_refused_as_such() -> None:
+    with pytest.raises(UserError, match=r"^study=txl_shaw sets 'position', which this model does not have"):
+        compose_config("enwik8", ["study=txl_shaw"])
+    with pytest.raises(UserError, match=r"^unknown study 'txl_shaws'"):
+        compose_config("enwik8", ["study=txl_shaws"])
+
+
 def test_each_number_says_which_paper_it_is_from() -> None:
     found = sources(compose("enwik8", "dai_24l", "train.batch_size=7"))
     assert found["model.num_layers"] == "Dai et al. 2019, Table 2"
