@@ -129,6 +129,8 @@ class Case:
 
 
 CASES = [Case(model, variant) for model, variants in CONFIGS.items() for variant in variants]
+# Of Transformer-XL's encodings of positions, decoders know its own.
+WITH_DECODER = [case for case in CASES if case.fields.get("position", "relative") == "relative"]
 # `pytest -m "not slow"` tries these; together they take every branch of the models.
 _QUICK = {
     "conv-ragged",
