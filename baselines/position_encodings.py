@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from waveform.engine.interface import to_device
 from waveform.models.attention import RelativeAttention, Slots, encode_times
 
 ENCODINGS = ("relative", "shaw", "absolute")
@@ -64,7 +65,7 @@ class AbsoluteEncoding(nn.Module):
     def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor | None:
         """-> [B, T, D]."""
         width = like.shape[-1] + like.shape[-1] % 2
-        encoding = encode_times(places_BT.to(like.device), num_position_features=width, dtype=like.dtype)
+        encoding = encode_times(to_device(places_BT, like.device), num_position_features=width, dtype=like.dtype)
         return self.scale * encoding[..., : like.shape[-1]]
 
     def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor | None:
