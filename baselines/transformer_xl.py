@@ -1,12 +1,26 @@
 """Transformer-XL (Dai et al. 2019): segment-level recurrence and relative positions, nothing compressed.
 
-It is the Compressive Transformer's trunk without compressed memory: same attention, same memory, same state.
+It is the Compressive Transformer's trunk without compressed memory: same attention, same memory, same state. Its
+ablations are fields: `position`, and `memory=0` for no recurrence. With both it is a plain Transformer.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from baselines.position_encodings import ENCODINGS, AbsoluteEncoding, EncodedAttention, PositionEncoding, ShawEncoding
 from waveform.decoding.compressive_transformer import CompressiveTransformerWithDecoders
-from waveform.models.transformer_config import CompressiveTransformerConfig, TransformerConfig
+from waveform.engine.interface import Decoder
+from waveform.models.compressive_state import CompressiveState
+from waveform.models.compressive_transformer import INIT_STD
+from waveform.models.transformer_config import MAX_SLOTS, CompressiveTransformerConfig, TransformerConfig
+from waveform.system.errors import UserError
+from waveform.system.rules import Rule, one_of, whole_number
 
 
 @dataclass
@@ -15,6 +29,25 @@ class TransformerXLConfig(TransformerConfig):
 
     d_feedforward: int = 1792
     memory: int = 1536  # slots, one step each
+    position: str = "relative"  # relative; shaw | absolute: other encodings, for ablations (attention=reference only)
+    max_distance: int = 512  # of position=shaw: steps back from which all share a vector
+    dropout_mask: str = "step"  # step: drawn anew for each step; window: one for all steps of a window (variational)
+
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        **TransformerConfig.RULES,
+        "position": one_of(*ENCODINGS),
+        "max_distance": whole_number(1, MAX_SLOTS),
+        "dropout_mask": one_of("step", "window"),
+    }
+    OWN: ClassVar[tuple[str, ...]] = ("position", "max_distance", "dropout_mask")  # not the Compressive Transformer's
+
+
+class VariationalDropout(nn.Dropout):
+    """Dropout with one mask for all steps of a call (Gal and Ghahramani 2016; AWD-LSTM, Merity et al. 2017)."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """-> [B, T, D]."""
+        return x_BTD * F.dropout(torch.ones_like(x_BTD[:, :1]), self.p, self.training)
 
 
 class TransformerXL(CompressiveTransformerWithDecoders):
@@ -23,7 +56,55 @@ class TransformerXL(CompressiveTransformerWithDecoders):
     Config = TransformerXLConfig
 
     def __init__(self, config: TransformerXLConfig) -> None:
-        fields = asdict(config)
+        fields = {name: value for name, value in asdict(config).items() if name not in config.OWN}
+        if config.position != "relative":
+            fields["attention"] = "reference"
         super().__init__(
             CompressiveTransformerConfig(**fields, compressed=0, compression_rate=1, compression_loss="none")
         )
+        self._input_encoding: PositionEncoding | None = None
+        if config.position != "relative":
+            self._encode_positions(config)
+        if config.dropout_mask == "window":
+            self.dropout = VariationalDropout(config.dropout)
+            for layer in self.layers:
+                layer.dropout = VariationalDropout(config.dropout)
+
+    def _encode_positions(self, config: TransformerXLConfig) -> None:
+        """Give every layer an attention that knows positions in another way."""
+        d_model, num_heads = config.d_model, config.num_heads
+        scale = 1.0  # of the embeddings, as they begin
+        if config.tie_embeddings:
+            scale = INIT_STD * math.sqrt(d_model)
+        elif config.norm == "pre":
+            scale = INIT_STD
+        for layer in self.layers:
+            encoding: ShawEncoding | AbsoluteEncoding
+            if config.position == "shaw":
+                encoding = ShawEncoding(d_model, num_heads=num_heads, max_distance=config.max_distance)
+            else:
+                encoding = AbsoluteEncoding(scale=scale)
+                self._input_encoding = encoding
+            attention = EncodedAttention(d_model, num_heads=num_heads, encoding=encoding)
+            attention.output = layer.attention.output  # initialised for the depth
+            layer.attention = attention
+
+    def embed(self, tokens_BT: Tensor, steps_B: Tensor) -> Tensor:
+        """Embeddings, and absolute positions if there are any -> [B, T, D]."""
+        h_BTD = super().embed(tokens_BT, steps_B)
+        if self._input_encoding is None:
+            return h_BTD
+        places_BT = (steps_B % self.config.window)[:, None] + torch.arange(tokens_BT.shape[1])
+        added = self._input_encoding.added_to_input(places_BT, like=h_BTD)
+        return h_BTD if added is None else h_BTD + added
+
+    def decoder(self, state: CompressiveState, *, int8: bool = False) -> Decoder | None:
+        """As the Compressive Transformer's; None with other encodings of positions, which no decoder knows.
+
+        Raises UserError for int8 with them.
+        """
+        if isinstance(self.layers[0].attention, EncodedAttention):
+            if int8:
+                raise UserError("int8 sampling knows model.position=relative only; sample without it")
+            return None
+        return super().decoder(state, int8=int8)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from recipes.corpora.catalogue import RECIPES
 from waveform.command.arguments import (
+    AVERAGE,
     CONFIG_DIR,
     DEVICE,
     DYNAMIC,
@@ -16,6 +17,7 @@ from waveform.command.arguments import (
     RUN_DIRS,
     SEED,
     SPLIT,
+    STRIDE,
     TEMPERATURE,
     analysis,
     overrides,
@@ -45,6 +47,7 @@ _TRAIN_EPILOG = """\
 settings (Hydra overrides), any number, after the paths:
   model=compressive_transformer|transformer_xl
   preset=paper|small|smoke        the papers' sizes; an hour on one GPU (default); seconds on a CPU
+  preset=dai_12l|dai_18l|dai_24l|dai_standard|dai_base|dai_large|dai   Transformer-XL's own, each on some recipes
   study=table5_max                a row of the paper's tables, on top of preset=paper (see recipes/conf/study)
   train.max_steps=1000 train.batch_size=8 train.lr=3e-4 model.compressed=1152 seed=1
 A run folder that exists with the same settings is resumed.
@@ -137,7 +140,7 @@ VERBS = (
         "evaluate",
         "print a run's metrics on held-out text",
         "recipes.verbs.evaluate:evaluate",
-        (RUN_DIR, *MEMORIES, *DYNAMIC, SPLIT, _PROTOCOL, _ROWS, JSON, _PLOT, DEVICE),
+        (RUN_DIR, *MEMORIES, AVERAGE, STRIDE, *DYNAMIC, SPLIT, _PROTOCOL, _ROWS, JSON, _PLOT, DEVICE),
         configs=_OPTIONS,
     ),
     Verb(
@@ -147,6 +150,8 @@ VERBS = (
         (
             argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="differences are to the first"),
             *MEMORIES,
+            AVERAGE,
+            STRIDE,
             SPLIT,
             _PROTOCOL,
             _ROWS,
@@ -205,6 +210,18 @@ VERBS = (
             DEVICE,
         ),
         configs=_OPTIONS,
+    ),
+    Verb(
+        "speed",
+        "time a Transformer-XL against itself without carried memory, by context length",
+        "recipes.verbs.speed:speed",
+        (
+            RUN_DIR,
+            argument("--contexts", required=True, metavar="N,N,...", help="lengths, for example 800,1800,2800,3800"),
+            JSON,
+            argument("--plot", dest="plot_file", type=Path, metavar="FILE.png", help="draw the figures there"),
+            DEVICE,
+        ),
     ),
     Verb(
         "analyse",

@@ -12,7 +12,9 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
+from recipes import conf
 from recipes.corpora.catalogue import RECIPES, find_recipe
+from recipes.provenance import annotated
 from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.settings import ConfigFamily, compose_family, to_yaml
 from waveform.system.errors import UserError
@@ -30,7 +32,21 @@ def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Pa
     for found in (*RECIPES.values(), find_recipe(recipe)):
         node = {"recipe": found.name, "train": {"state": found.state}}
         ConfigStore.instance().store(group="recipe", name=found.name, node=node, package="_global_")
-    return compose_family(_TEXT, [f"recipe={recipe}", *overrides], config_dir=config_dir)
+    config = compose_family(_TEXT, [f"recipe={recipe}", *overrides], config_dir=config_dir)
+    _require_sizes(config)
+    return config
+
+
+def _require_sizes(config: dict[str, Any]) -> None:
+    """Raises UserError if the preset is one of some recipes and models, but not of these."""
+    folder = Path(*conf.__path__) / "recipe_preset_model"
+    recipe, preset, model = config["recipe"], config["preset"], config["model"]["name"]
+    known = sorted(path.stem for path in folder.glob(f"*_{preset}_*.yaml"))
+    of_all_recipes = list((Path(*conf.__path__) / "preset_model").glob(f"{preset}_*.yaml"))
+    if known and not of_all_recipes and f"{recipe}_{preset}_{model}" not in known:
+        pairs = [name.split(f"_{preset}_") for name in known]
+        has = ", ".join(f"{recipe} with model={model}" for recipe, model in pairs)
+        raise UserError(f"preset={preset} has no sizes for {recipe} with model={model}; it has some for {has}")
 
 
 def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedRun:
@@ -48,5 +64,7 @@ def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int)
 
 
 def print_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> None:
-    """Print the resolved configuration as YAML."""
-    print(to_yaml(compose_config(recipe, overrides, config_dir=config_dir)), end="")
+    """Print the resolved configuration as YAML, and behind each setting of a paper which one it is from."""
+    config = compose_config(recipe, overrides, config_dir=config_dir)
+    studies = [override.removeprefix("study=") for override in overrides if override.startswith("study=")]
+    print(annotated(to_yaml(config), config, study=studies[-1] if studies else "none"), end="")

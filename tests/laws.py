@@ -73,6 +73,9 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "zeros": {**_ATTENTION, "window": 4, "memory": 8, "empty_memory": "zeros"},
         "no-memory": {**_ATTENTION, "window": 5, "memory": 0},
         "adaptive": {**_ATTENTION, **_ADAPTIVE, "window": 4, "memory": 6},
+        "shaw": {**_ATTENTION, "window": 4, "memory": 6, "position": "shaw", "max_distance": 7},
+        "absolute": {**_ATTENTION, "window": 5, "memory": 0, "norm": "post", "position": "absolute"},
+        "absolute-memory": {**_ATTENTION, "window": 4, "memory": 6, "position": "absolute"},
         "adaptive-tied-post": {
             **_ATTENTION,
             **_ADAPTIVE,
@@ -145,9 +148,21 @@ class Case:
 
 
 CASES = [Case(model, variant) for model, variants in CONFIGS.items() for variant in variants]
+# Of Transformer-XL's encodings of positions, decoders know its own.
+WITH_DECODER = [case for case in CASES if case.fields.get("position", "relative") == "relative"]
 # `pytest -m "not slow"` tries these; together they take every branch of the models.
-_QUICK = {"conv-ragged", "most-used", "dilated-autoencode-post", "adaptive-tied", "zeros", "post-reference"}
-_QUICK |= {"published", "strong"}
+_QUICK = {
+    "conv-ragged",
+    "most-used",
+    "dilated-autoencode-post",
+    "adaptive-tied",
+    "zeros",
+    "post-reference",
+    "published",
+    "shaw",
+    "absolute",
+    "strong",
+}
 
 
 def params(cases: Iterable[Case] = CASES) -> list[Any]:

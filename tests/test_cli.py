@@ -195,6 +195,8 @@ def test_analyse_a_group(place: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         regions = run["attention_by_position"]["regions"]
         assert sum(sum(region["weight"]) for region in regions.values()) == pytest.approx(1)
         assert f"{100 * regions['window']['weight'][0]:.2f}±" in out
+        nearest = run["attention_by_head"]["mean_distance"][0]
+        assert f"layer 0  {'  '.join(f'{distance:7.1f}' for distance in nearest)}" in out
     assert compressive["compression_loss_by_layer"]["mean"][0] > 0
     assert "absent" in transformer_xl["compression_loss_by_layer"]
     assert wavenet["attention_by_position"] == {"absent": "the model has no attention"}

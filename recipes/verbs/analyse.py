@@ -28,7 +28,7 @@ def analyse(
     """
     config = config or AnalysisConfig()
     check_files(json_file=json_file, plot_file=plot_file)
-    runs = [load(run_dir, device=device) for run_dir in run_dirs]
+    runs = [load(run_dir, device=device, **config.model_fields) for run_dir in run_dirs]
     tokens = common_tokens(runs, [own_tokens(run, split=config.split) for run in runs], split=config.split)
     data = read_dataset(Path(runs[0].config["dataset"]["path"]))
     return analyse_runs(

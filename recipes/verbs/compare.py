@@ -31,10 +31,11 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Evaluate runs on the same tokens; print a table, return (and write) the figures.
 
-    Each entry contains what `evaluate` gives, `difference_to_first_nats` per token, and `interval_95` of that by the
-    paired bootstrap over documents, or pieces with options.rows (None for fewer than five). plot_file: bits by distance
-    for runs on recall, validation NLL in training for others. Under torchrun every process calls this. Raises UserError
-    as `evaluate` does, and if the runs' tokens differ, or when their state resets.
+    Each entry contains what `evaluate` gives, `difference_to_first_nats` per token, `interval_95` of that by the
+    paired bootstrap over documents, or pieces with options.rows (None for fewer than five), and for words
+    `relative_gain_over_first`. plot_file: bits by distance for runs on recall, validation NLL in training for others.
+    Under torchrun every process calls this. Raises UserError as `evaluate` does, and if the runs' tokens differ, or
+    when their state resets.
     """
     check_files(json_file=json_file, plot_file=plot_file)
     options = options or EvaluateOptions()
@@ -58,6 +59,9 @@ def compare(
             for run in runs
         ]
         entries = [_entry(one, measured[0]) for one in measured]
+        for entry in entries[1:]:
+            if "perplexity_by_frequency" in entry:
+                entry["relative_gain_over_first"] = relative_gain(entry, entries[0])
         if world.is_first:
             if show_progress:
                 print(format_table(entries))
@@ -106,12 +110,37 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
             ]
         )
     lines = table(header, rows)
+    if "perplexity_by_frequency" in first:
+        lines += ["", "perplexity by occurrences in training:", *_frequencies(entries)]
     if "bits_by_distance" in first:
         lines += ["", f"bits per answer by distance, chance {first['chance_bits']:.2f}:", *_distances(entries)]
     lines.append(f"{first['split']} split: {first['num_tokens']:,} tokens of {first['num_documents']:,} documents")
     if first["rows"]:
         lines.append(f"cut for speed, state {first['state']}")
     return "\n".join(lines)
+
+
+def relative_gain(entry: dict[str, Any], first: dict[str, Any]) -> dict[str, float]:
+    """Return by how much the first run's perplexity exceeds this one's, as a share of it, by bucket and in total.
+
+    Rae et al. 2019, Table 7: 61.2 against 55.9 is a gain of 9.5%.
+    """
+    before, after = first["perplexity_by_frequency"], entry["perplexity_by_frequency"]
+    gains = {bucket: before[bucket]["perplexity"] / after[bucket]["perplexity"] - 1 for bucket in before}
+    return {**gains, "all": first["perplexity"] / entry["perplexity"] - 1}
+
+
+def _frequencies(entries: Sequence[dict[str, Any]]) -> list[str]:
+    """Table 7: a line of perplexities for each run, then one of its gain over the first."""
+    buckets = list(entries[0]["perplexity_by_frequency"])
+    rows = []
+    for entry in entries:
+        by_bucket = [f"{entry['perplexity_by_frequency'][bucket]['perplexity']:,.2f}" for bucket in buckets]
+        rows.append([_label(entry), *by_bucket, f"{entry['perplexity']:,.2f}"])
+        if entry is not entries[0]:
+            gains = entry["relative_gain_over_first"]
+            rows.append(["  gain over the first", *(f"{gain:+.1%}" for gain in gains.values())])
+    return table(["run", *buckets, "all"], rows)
 
 
 def _distances(entries: Sequence[dict[str, Any]]) -> list[str]:

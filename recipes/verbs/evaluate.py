@@ -9,11 +9,13 @@ from recipes.corpora.catalogue import find_recipe
 from recipes.corpora.episodes import is_recall, read_distances, require_recall
 from recipes.metrics import UNITS, frequency_bucket, recall_metrics, text_metrics
 from recipes.plots import Curve, save_recall
+from recipes.sliding import evaluate_sliding
 from recipes.text import load
 from waveform.engine.dataset import DATASET_FILE, Dataset, read_dataset
 from waveform.engine.evaluator import Classes, Evaluation
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, World, job
+from waveform.runs.averaging import average_weights
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions, describe_dynamic, own_tokens, score
@@ -65,7 +67,12 @@ class Measurement(NamedTuple):
 def measure(
     run: TrainedRun, options: EvaluateOptions, *, split: str, world: World, show_progress: bool = True
 ) -> Measurement:
-    """Evaluate a run on a split of its own data set. Raises UserError if the data is gone."""
+    """Evaluate a run on a split of its own data set.
+
+    Raises UserError if the data is gone, or if there are not as many checkpoints as options.average.
+    """
+    if options.average != 1:
+        average_weights(run, options.average)
     modality = run.config["dataset"]["modality"]
     recipe = find_recipe(modality["recipe"])
     tokens = own_tokens(run, split=split)
@@ -94,7 +101,14 @@ def measure(
         length = _piece_length(tokens, rows)
         tokens = tokens.cut(length)
         classes = classes.cut(length) if isinstance(classes, TokenSet) else classes
-    result = score(run, tokens, protocol=protocol, world=world, classes=classes, show_progress=show_progress)
+    if options.stride is None:
+        result = score(run, tokens, protocol=protocol, world=world, classes=classes, show_progress=show_progress)
+    else:
+        if isinstance(classes, TokenSet):
+            raise UserError("--stride does not score recall; leave it out")
+        result = evaluate_sliding(
+            run, tokens, stride=options.stride, world=world, classes=classes, show_progress=show_progress
+        )
     metrics = metrics_of(result)
     headline = recipe.headline
     separate = {}
@@ -125,11 +139,13 @@ def measure(
         "published_corpus": data.sources.get("checked") is True,
         "num_documents": num_documents,
         "rows": rows,
+        "stride": options.stride,
         "state": f"reset at the start of {len(tokens)} pieces" if rows else f"by {result.protocol}",
         "memory": run.config["model"].get("memory"),
         "compressed": run.config["model"].get("compressed"),
         "num_parameters": num_parameters(run.model),
         "step": run.step,
+        "averaged_checkpoints": options.average,
         "train_seconds": run.train_seconds,
         "train_tokens_seen": run.tokens_seen,
         "data_checksum": checksum,
@@ -196,6 +212,8 @@ def describe(figures: dict[str, Any]) -> str:
             f"  dynamic, {dynamic['optimiser']} at {dynamic['lr']:g}: {dynamic[headline]:.4f} {UNITS[headline]}, "
             f"{dynamic['nats_per_token']:.4f} nats per token ({dynamic['difference_to_plain_nats']:+.4f})"
         )
+    if figures["averaged_checkpoints"] > 1:
+        lines.append(f"  with the mean weights of the last {figures['averaged_checkpoints']} checkpoints")
     if figures["rows"]:
         lines.append(f"  cut for speed, state {figures['state']}: slightly worse than in one piece")
     if not figures["published_corpus"]:

@@ -13,6 +13,7 @@ from waveform.analyses.context import ContextGrid, context_grid, effective_conte
 from waveform.analyses.state_reuse import state_reuse_speed
 from waveform.engine.interface import optional_parts
 from waveform.engine.token_set import TokenSet
+from waveform.models.registry import build
 from waveform.system.errors import UserError
 
 CPU = torch.device("cpu")
@@ -100,3 +101,21 @@ def test_state_reuse_is_measured(name: str) -> None:
     assert 0 < seconds["carried"] < seconds["anew_for_each_token"]
     assert figures["speedup_over_each_token"] == seconds["anew_for_each_token"] / seconds["carried"]
     assert "absent" in state_reuse_speed(torch.nn.Identity(), vocab_size=3, window=4, device=CPU)
+
+
+def test_a_model_without_memory_reads_the_last_window_of_its_context(token_set: Callable[..., TokenSet]) -> None:
+    """A position at the start of a window would have no context at all, however long the one that is asked for."""
+    fields = {**next(iter(laws.CONFIGS["transformer_xl"].values())), "window": 8, "memory": 0, "position": "absolute"}
+    torch.manual_seed(0)
+    model = laws.randomise(build("transformer_xl", vocab_size=laws.VOCAB_SIZE, **fields)).eval().requires_grad_(False)
+    tokens = token_set([80])
+    grid = ContextGrid(step=4, num_steps=4, block=2, starts=[(0, 18), (0, 40)])
+    losses = losses_by_context(model, tokens, grid, window=8, rows=2, device=CPU, carries=False)
+    for j, num_read in enumerate((6, 8, 8, 8)):
+        for b, (i, at) in enumerate(grid.starts):
+            text = torch.from_numpy(tokens.read(i, start=at + 2 - num_read, stop=at + 2).astype(np.int64))
+            inputs = torch.cat([torch.tensor([laws.VOCAB_SIZE]), text[:-1]])[None]
+            hidden = model(inputs, model.init_state(1, device="cpu", dtype=torch.float64)).hidden
+            expected = -model.head.logits(hidden)[0].log_softmax(-1)[torch.arange(num_read), text]
+            np.testing.assert_allclose(losses[j, 2 * b : 2 * b + 2], expected[-2:], rtol=1e-6)
+    assert (losses[1:] == losses[1]).all()  # no context beyond the window changes anything

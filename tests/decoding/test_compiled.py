@@ -24,7 +24,7 @@ from waveform.system.errors import UserError
 # Models with adaptive or tied embeddings, made for vocabularies of words, step with torch, and so do those with options
 # of published weights.
 _BY_TORCH = {"head", "tie_embeddings", "activation", "same_length", "clamp_len"}
-COMPILED = [case for case in laws.CASES if not _BY_TORCH & set(case.fields)]
+COMPILED = [case for case in laws.WITH_DECODER if not _BY_TORCH & set(case.fields)]
 every_case = pytest.mark.parametrize("case", COMPILED, ids=str)
 attention_cases = [case for case in COMPILED if case.model != "wavenet"]
 

@@ -199,3 +199,15 @@ def test_sizes_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=says):
         stream(token_set(LENGTHS), **options)
+
+
+@pytest.mark.parametrize("mode", ["utterance", "carry"])
+def test_a_window_may_be_scored_from_some_place_on(mode: str, token_set: Callable[..., TokenSet]) -> None:
+    whole, part = (stream(token_set(LENGTHS), mode=mode, batch_size=3) for _ in range(2))
+    part.first_scored = 3
+    for _ in range(12):
+        full, late = whole.next_chunk(), part.next_chunk()
+        for a, b in zip(full.windows, late.windows, strict=True):
+            assert torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets)
+            assert torch.equal(b.scored[:, 3:], a.scored[:, 3:]) and not b.scored[:, :3].any()
+        assert late.num_scored == sum(int(window.scored.sum()) for window in late.windows)

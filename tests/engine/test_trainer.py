@@ -270,3 +270,21 @@ def test_a_learning_rate_of_zero_in_mid_training_stops_it(token_set: Callable[..
         weights.append(torch.cat([parameter.detach().flatten() for parameter in trainer.module.parameters()]))
     assert not torch.equal(weights[0], weights[1])
     assert torch.equal(weights[1], weights[2]) and torch.equal(weights[2], weights[3])
+
+
+def test_half_loss_learns_from_the_last_half_of_each_window(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    """The gradient of the mean over those tokens; the others are read all the same (Dai et al. 2019, Table 6)."""
+    fields = {**next(iter(laws.CONFIGS["transformer_xl"].values())), "window": 6}
+    options = {"fields": fields, "dtype": torch.float64, "chunk": 6}
+    trainer = small_trainer("transformer_xl", token_set([60]), tmp_path, loss_share=0.5, state="carry", **options)
+    chunk = trainer.stream.next_chunk()
+    (window,) = chunk.windows
+    assert chunk.num_scored == 4 * 3
+    trainer.accumulate_gradients([chunk])
+    gradients = {name: p.grad.clone() for name, p in trainer.module.named_parameters() if p.grad is not None}
+    trainer.optimiser.zero_grad()
+    hidden = trainer.model.forward(window.inputs, trainer.model.init_state(4, device="cpu", dtype=torch.float64)).hidden
+    trainer.model.head.nll(hidden, window.targets)[:, 3:].mean().backward()
+    for name, parameter in trainer.module.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(gradients[name], parameter.grad)

@@ -254,6 +254,18 @@ def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: pyt
     assert given["perplexity"] != dynamic["perplexity"]  # of Adam that starts afresh
 
 
+@pytest.mark.slow
+def test_compare_words_by_frequency(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("train", "wikitext103", place / "data", tmp_path / "other", "preset=smoke", "seed=1", *SHORT)
+    run("compare", place / "run", tmp_path / "other", "--json", tmp_path / "c.json")
+    first, other = json.loads((tmp_path / "c.json").read_text())
+    gains = other["relative_gain_over_first"]
+    assert "relative_gain_over_first" not in first
+    assert gains["all"] == pytest.approx(first["perplexity"] / other["perplexity"] - 1)
+    assert gains.keys() == {*first["perplexity_by_frequency"], "all"}
+    assert f"{gains['all']:+.1%}" in capsys.readouterr().out
+
+
 def test_analyse(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = ["--json", tmp_path / "a.json", "--plot", tmp_path / "a.png"]
     run("analyse", place / "run", place / "run", "--tokens", 4000, "--split", "train", *files)
@@ -264,6 +276,13 @@ def test_analyse(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert len(figures["effective_context"]["by_ratio"]["0.1"]) == 2
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "relative effective context in tokens of the group" in capsys.readouterr().out
+    heads = figures["runs"][0]["attention_by_head"]
+    assert list(heads["terms"]) == ["a", "b", "c", "d"] and len(heads["widest"]) == 3
+    run("analyse", place / "run", "--tokens", 4000, "--split", "train", "--compressed", 12, "--memory", 8, *files)
+    run_figures = json.loads((tmp_path / "a.json").read_text())["runs"][0]
+    regions = run_figures["attention_by_position"]["regions"]
+    assert (regions["compressed"]["slots"], regions["memory"]["slots"]) == (12, 8)
+    assert run_figures["attention_by_head"]["buckets"][-1]["to"] == 16 + 8 + 2 * 12 - 1
     assert "is not a .png" in mistake(["analyse", place / "run", "--plot", tmp_path / "a.pdf"], capsys)
 
 
@@ -337,7 +356,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "no data": (lambda p, t: ["train", "ptb", t, t / "r"], "is not a prepared data set"),
     "no such preset": (
         lambda p, t: ["train", "wikitext103", p / "data", t / "r", "preset=big"],
-        "choose one of paper, small, smoke",
+        "choose one of dai, dai_12l, dai_18l, dai_24l, dai_base, dai_large, dai_standard, paper, small, smoke",
     ),
     "no such study": (
         lambda p, t: ["train", "wikitext103", p / "data", t / "r", "study=table9"],

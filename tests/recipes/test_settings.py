@@ -72,8 +72,9 @@ def test_words_are_the_papers() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES)
 def test_every_study_composes_over_the_papers_model(study: str) -> None:
-    plain = compose_config("enwik8", ["preset=paper"])
-    config = compose_config("enwik8", ["preset=paper", f"study={study}"])
+    model = "transformer_xl" if study.startswith("txl_") else "compressive_transformer"
+    plain = compose_config("enwik8", ["preset=paper", f"model={model}"])
+    config = compose_config("enwik8", ["preset=paper", f"model={model}", f"study={study}"])
     fits(config, vocab_size=256)
     different = {(s, name) for s in ("model", "train") for name in plain[s] if plain[s][name] != config[s][name]}
     same_as_paper = {"none", "table5_conv", "rate_3"}

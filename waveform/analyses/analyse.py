@@ -10,6 +10,7 @@ import numpy as np
 
 from waveform.analyses.answers import attention_on_answers
 from waveform.analyses.context import RATIOS, THRESHOLD, context_grid, effective_context, losses_by_context
+from waveform.analyses.heads import attention_by_head
 from waveform.analyses.layers import attention_by_position, compression_loss_by_layer, observe_layers
 from waveform.analyses.plots import save_analysis
 from waveform.analyses.report import describe
@@ -32,14 +33,22 @@ class AnalysisConfig:
     """What the analyses read."""
 
     split: str = "test"
-    max_tokens: int = DEFAULT_TOKENS  # each run reads at most this many for the layers, and again for the contexts
+    max_tokens: int = DEFAULT_TOKENS  # read at most by each run for the layers, again for the heads and the contexts
     context_step: int | None = None  # tokens from one context length to the next; None: by the models' reach
+    memory: int | None = None  # memory slots; None: as in training
+    compressed: int | None = None  # compressed slots; None: as in training
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise UserError(f"--tokens is {self.max_tokens}; it must be at least 1")
         if self.context_step is not None and self.context_step < 1:
             raise UserError(f"--context-step is {self.context_step}; it must be at least 1")
+
+    @property
+    def model_fields(self) -> dict[str, int]:
+        """Fields of the models that differ from those in training, for `open_run`."""
+        sizes = {"memory": self.memory, "compressed": self.compressed}
+        return {name: value for name, value in sizes.items() if value is not None}
 
 
 def analyse(
@@ -52,7 +61,7 @@ def analyse(
     plot_file: Path | None = None,
     show_progress: bool = True,
 ) -> dict[str, Any]:
-    """Measure attention by position, compression loss by layer, effective context and the gain of carried state.
+    """Measure attention by position and by head, compression losses, effective context and the gain of carried state.
 
     runs: one, or a group whose effective contexts are relative to each other; all with the vocabulary of `tokens`, of
     the split that `config` names. distances: of the answers among `tokens`, to see which heads find them. If a model or
@@ -129,11 +138,15 @@ def _layers(
             progress=progress,
         )
     if isinstance(observed, str):
-        return {"attention_by_position": {"absent": observed}, "compression_loss_by_layer": {"absent": observed}}
+        names = ("attention_by_position", "compression_loss_by_layer", "attention_by_head")
+        return {name: {"absent": observed} for name in names}
     kind = str(run.config["model"].get("compression_loss", "none"))
+    with Progress(f"heads of {run.folder.name}", total=None, unit=unit, enabled=show_progress) as progress:
+        heads = attention_by_head(run.model, tokens, max_tokens=max_tokens, device=run.device, progress=progress)
     return {
         "attention_by_position": attention_by_position(observed),
         "compression_loss_by_layer": compression_loss_by_layer(observed, kind=kind),
+        "attention_by_head": heads,
     }
 
 
@@ -178,6 +191,7 @@ def _context(
                     window=run.window,
                     rows=fast_rows(run.model, window=run.window, device=run.device),
                     device=run.device,
+                    carries=bool(run.config["model"].get("memory", 1) or run.config["model"].get("compressed")),
                     progress=progress,
                 )
                 for run in runs

@@ -82,18 +82,23 @@ def losses_by_context(
     window: int,
     rows: int,
     device: torch.device,
+    carries: bool = True,
     progress: Progress | None = None,
 ) -> np.ndarray:
     """Return the NLL in nats [J, P] of each position at each context length, every context read from a fresh state.
 
-    As in evaluation, a fresh state begins with the begin-of-utterance input.
+    As in evaluation, a fresh state begins with the begin-of-utterance input. carries: whether a window knows what came
+    before it; if not, the last window of tokens is read, however long the context, so that none stands at the start of
+    a window without one.
     """
     losses = np.zeros((grid.num_steps, len(grid.starts) * grid.block))
     for j, length in enumerate(grid.lengths):
+        num_read = length + grid.block if carries else max(min(length + grid.block, window), grid.block)
         for begin in range(0, len(grid.starts), rows):
             places = grid.starts[begin : begin + rows]
+            stops = [(i, at + grid.block) for i, at in places]
             targets = torch.from_numpy(
-                np.stack([tokens.read(i, start=at - length, stop=at + grid.block) for i, at in places]).astype(np.int64)
+                np.stack([tokens.read(i, start=stop - num_read, stop=stop) for i, stop in stops]).astype(np.int64)
             )
             inputs = shift_right(targets, vocab_size=tokens.vocab_size)
             state = model.init_state(len(places), device=device, dtype=next(iter(model.parameters())).dtype)
@@ -101,7 +106,7 @@ def losses_by_context(
             for x, y in zip(inputs.split(window, dim=1), targets.split(window, dim=1), strict=True):
                 hidden, state, _ = model.forward(x.to(device), state)
                 parts.append(model.head.nll(hidden, y.to(device)).double().cpu())
-            scored = torch.cat(parts, dim=1)[:, length:]
+            scored = torch.cat(parts, dim=1)[:, -grid.block :]
             losses[j, begin * grid.block : (begin + len(places)) * grid.block] = scored.flatten().numpy()
             if progress is not None:
                 progress.update(targets.numel())

@@ -16,6 +16,7 @@ def attention_modules(model: Any) -> list[RelativeAttention]:
 
 
 See = Callable[[int, Tensor, Slots], None]  # layer, what was seen, the slots of the call
+SeeCall = Callable[[int, RelativeAttention, AttentionOutput, Slots], None]  # layer, and all of one call
 
 
 def observe_attention(model: Any, see: See) -> AbstractContextManager[None]:
@@ -24,23 +25,25 @@ def observe_attention(model: Any, see: See) -> AbstractContextManager[None]:
     received [B, K]: the weight that each slot received, summed over the call's queries and averaged over heads. If the
     attention is fused, weights are computed for one block of queries at a time, and none are kept.
     """
-    return _observe(model, see, RelativeAttention.received_attention)
+    return observe_calls(
+        model, lambda i, attention, output, slots: see(i, attention.received_attention(output, slots), slots)
+    )
 
 
 def observe_heads(model: Any, see: See) -> AbstractContextManager[None]:
     """While open, `see(layer, weights, slots)` is called at every attention, with the weights [B, H, T, K]."""
-    return _observe(model, see, RelativeAttention.weights)
+    return observe_calls(model, lambda i, attention, output, slots: see(i, attention.weights(output, slots), slots))
 
 
 @contextmanager
-def _observe(
-    model: Any, see: See, look: Callable[[RelativeAttention, AttentionOutput, Slots], Tensor]
-) -> Iterator[None]:
+def observe_calls(model: Any, see: SeeCall) -> Iterator[None]:
+    """While open, `see(layer, attention, output, slots)` is called at every attention."""
+
     def observer(layer: int) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Sequence[Any], output: AttentionOutput) -> None:
             assert isinstance(module, RelativeAttention)
             slots: Slots = inputs[2]
-            see(layer, look(module, output, slots), slots)
+            see(layer, module, output, slots)
 
         return hook
 

@@ -73,10 +73,8 @@ def observe_layers(
     if num_windows < 1:
         return f"no utterance is long enough: memories are full after {lead} tokens, and the longest has {longest}"
     length = lead + num_windows * config.window
-    pieces = tokens.cut(length)
-    whole = [i for i, n in enumerate(pieces.lengths) if n == length]
-    num_pieces = min(len(whole), max_tokens // length)
-    order = [whole[int(i)] for i in np.linspace(0, len(whole) - 1, num_pieces)]
+    pieces, order = whole_pieces(tokens, length, at_most=max_tokens // length)
+    num_pieces = len(order)
     num_layers = config.num_layers
     num_slots = config.compressed + config.memory + config.window
     received = np.zeros((num_pieces, num_layers, num_slots))
@@ -107,6 +105,13 @@ def observe_layers(
     assert num_losses in (0, num_windows * num_pieces)
     slots = dict(zip(REGIONS, (config.compressed, config.memory, config.window), strict=True))
     return LayerObservations(received, losses if num_losses else None, num_windows, lead, slots)
+
+
+def whole_pieces(tokens: TokenSet, length: int, *, at_most: int) -> tuple[TokenSet, list[int]]:
+    """Cut `tokens` into pieces; also return which of those with `length` tokens to read, spread evenly."""
+    pieces = tokens.cut(length)
+    whole = [i for i, n in enumerate(pieces.lengths) if n == length]
+    return pieces, [whole[int(i)] for i in np.linspace(0, len(whole) - 1, min(len(whole), at_most))]
 
 
 def in_buckets(values: np.ndarray, *, num_buckets: int = NUM_BUCKETS) -> np.ndarray:

@@ -6,17 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from waveform.analyses.head_plots import draw_heads, draw_widest
+from waveform.analyses.heads import TERMS
 from waveform.system.output import write_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS = {"compressed": "#8a3b12", "memory": "#d98a2b", "window": "#30578f"}
+_ROWS_PER_RUN = 3  # by position and layer, by head and term, the widest heads
 _RATIO = "0.1"  # of the effective context's gains, as in the paper's figure
 
 
 def save_analysis(path: Path, figures: dict[str, Any]) -> None:
-    """Draw what `analyse` returned: a row for each run with attention, and below them one for context and speed.
+    """Draw what `analyse` returned: three rows for each run with attention, and one for context and speed.
 
     1600 pixels wide. Raises UserError if the picture cannot be written.
     """
@@ -25,21 +28,30 @@ def save_analysis(path: Path, figures: dict[str, Any]) -> None:
 
     runs = [entry for entry in figures["runs"] if "absent" not in entry["attention_by_position"]]
     columns = 4 if any("attention_on_answers" in entry for entry in runs) else 3
-    figure = Figure(figsize=(16, 3.6 * (len(runs) + 1)), dpi=100, layout="constrained")
+    rows = _ROWS_PER_RUN * len(runs) + 1
+    figure = Figure(figsize=(16, 3.6 * rows), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(len(runs) + 1, columns)
-    for row, entry in enumerate(runs):
-        axes = [figure.add_subplot(grid[row, column]) for column in range(columns)]
+    grid = figure.add_gridspec(rows, 1)
+
+    def panels(row: int, num: int) -> "list[Axes]":
+        parts = grid[row].subgridspec(1, num)
+        return [figure.add_subplot(parts[i]) for i in range(num)]
+
+    for i, entry in enumerate(runs):
+        row = _ROWS_PER_RUN * i
+        axes = panels(row, columns)
         _draw_attention(axes[0], entry)
         _draw_layers(axes[1], entry, figure)
         _draw_compression(axes[2], entry)
         if columns > 3:
             _draw_answers(axes[3], entry, figure)
+        draw_heads(panels(row + 1, 1 + len(TERMS)), entry)
+        draw_widest(panels(row + 2, 3), entry)
     without = [entry for entry in figures["runs"] if entry not in runs]
     if without:
         reasons = "; ".join(f"{entry['label']}: {entry['attention_by_position']['absent']}" for entry in without)
         figure.suptitle(f"not drawn by layer: {reasons}", fontsize=9, color="0.4", x=0.01, ha="left")
-    below = [figure.add_subplot(grid[len(runs), column]) for column in range(3)]
+    below = panels(rows - 1, 3)
     _draw_nats(below[0], figures)
     _draw_gains(below[1], figures)
     _draw_speed(below[2], figures)

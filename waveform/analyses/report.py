@@ -27,6 +27,7 @@ def describe(figures: dict[str, Any]) -> str:
             errors = loss["standard_error"] or [float("nan")] * len(loss["mean"])
             cells = [f"{m:.3g}±{e:.1g}" for m, e in zip(loss["mean"], errors, strict=True)]
             lines.append(f"  compression loss by layer ({loss['loss']}): {'  '.join(cells)}")
+        lines += _heads(entry["attention_by_head"])
         lines += _answers(entry.get("attention_on_answers"))
         speed = entry["state_reuse"]
         if "absent" in speed:
@@ -55,6 +56,24 @@ def describe(figures: dict[str, Any]) -> str:
         nats = context["nats_by_length"][i]
         lines.append(f"  {entry['label']:<24} {'   '.join(cells)}   nats {nats[0]:.4f} -> {nats[-1]:.4f}")
     return "\n".join(lines)
+
+
+def _heads(heads: dict[str, Any]) -> list[str]:
+    """How far back each head looks on average, a line for each layer, and how far each term of its score would."""
+    if "absent" in heads:
+        return [f"  attention by head: {heads['absent']}"]
+    lines = [f"  mean distance by head, steps ({heads['num_windows']} windows, memories full)"]
+    lines += [
+        f"    layer {i:<2} {'  '.join(f'{distance:7.1f}' for distance in layer)}"
+        for i, layer in enumerate(heads["mean_distance"])
+    ]
+    for letter, term in heads["terms"].items():
+        distances = [distance for layer in term["mean_distance"] for distance in layer]
+        lines.append(
+            f"    term ({letter}) alone, {term['name']}: {min(distances):.1f} to {max(distances):.1f}, "
+            f"mean {sum(distances) / len(distances):.1f}"
+        )
+    return lines
 
 
 def _answers(answers: dict[str, Any] | None) -> list[str]:

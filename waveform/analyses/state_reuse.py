@@ -8,7 +8,7 @@ field).
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,18 @@ import torch
 from waveform.engine.interface import SequenceModel, State, optional_parts
 
 _ROUNDS = 5
+
+
+def seconds_per_token(ways: Mapping[str, tuple[Callable[[], Any], int]], *, rounds: int) -> dict[str, float]:
+    """Time each way, a call and how many tokens it scores: medians over `rounds` in which all take turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for i in range(rounds + 1):
+        for name, (run, scored) in ways.items():
+            began = time.perf_counter()
+            run()
+            if i:  # the first round warms up
+                seconds[name].append((time.perf_counter() - began) / scored)
+    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 @torch.inference_mode()
@@ -49,14 +61,7 @@ def state_reuse_speed(
         "anew_for_each_window": (lambda: read(tokens, fresh, window), window),
         "anew_for_each_token": (lambda: read(tokens[:, window:], fresh, 1), 1),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for i in range(rounds + 1):
-        for name, (run, scored) in ways.items():
-            began = time.perf_counter()
-            run()
-            if i:  # the first round warms up
-                seconds[name].append((time.perf_counter() - began) / scored)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    medians = seconds_per_token(ways, rounds=rounds)
     return {
         "context_tokens": context,
         "window": window,

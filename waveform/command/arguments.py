@@ -39,6 +39,16 @@ MEMORIES = (
     argument("--memory", into="options", type=int, metavar="N", help="memory slots, if not as in training"),
     argument("--compressed", into="options", type=int, metavar="N", help="compressed slots, if not as in training"),
 )
+AVERAGE = argument(
+    "--average", into="options", type=int, metavar="N", help="score with the mean weights of the last N checkpoints"
+)
+STRIDE = argument(
+    "--stride",
+    into="options",
+    type=int,
+    metavar="N",
+    help="move the window of a model without memory by N tokens at a time, and score the last N",
+)
 DYNAMIC = (
     argument("--dynamic", into="options", action="store_true", help="score again while learning from what was scored"),
     argument(
@@ -77,11 +87,12 @@ def analysis(unit: str) -> tuple[Argument, ...]:
             into="config",
             type=int,
             metavar="N",
-            help=f"{unit}s that each run reads at most, twice (default 200000)",
+            help=f"{unit}s that each run reads at most for each figure (default 200000)",
         ),
         argument(
             "--context-step", into="config", type=int, metavar="N", help=f"{unit}s from one context length to the next"
         ),
+        *(replace(size, into="config") for size in MEMORIES),
         argument("--plot", dest="plot_file", type=Path, metavar="FILE.png", help="draw the figures there"),
     )
 

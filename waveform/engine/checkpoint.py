@@ -303,6 +303,11 @@ def newest(run_dir: Path) -> Checkpoint | None:
     return None
 
 
+def newest_complete(run_dir: Path, *, at_most: int) -> list[Checkpoint]:
+    """The newest complete checkpoints, newest first. Raises UserError if one of them is damaged."""
+    return [_open(folder) for folder in _folders(run_dir)[:at_most]]
+
+
 def restore(
     checkpoint: Checkpoint, *, model: nn.Module, optimiser: torch.optim.Optimizer, fresh: State, world: World
 ) -> State:

@@ -2,7 +2,7 @@
 
 import math
 
-_FLOOR_LR = 1e-6  # at which warm-up begins and the cosine ends (Rae et al. 2019, section 5)
+FLOOR_LR = 1e-6  # at which warm-up begins and the cosine ends (Rae et al. 2019, section 5)
 
 
 def learning_rate(
@@ -13,14 +13,15 @@ def learning_rate(
     decayed: float,
     change_at: int | None = None,
     after: float = 0.0,
+    floor: float = FLOOR_LR,
 ) -> float:
-    """Linear warm-up from 1e-6 to `peak`, then a cosine to 1e-6; `after` from step `change_at` on.
+    """Linear warm-up from `floor` to `peak`, then a cosine to `floor`; `after` from step `change_at` on.
 
-    `step` counts from 0; `decayed` in [0, 1] is the share of the decay that has passed. A peak below 1e-6 is kept.
+    `step` counts from 0; `decayed` in [0, 1] is the share of the decay that has passed. A peak below the floor is kept.
     """
     if change_at is not None and step >= change_at:
         return after
-    floor = min(_FLOOR_LR, peak)
+    floor = min(floor, peak)
     warm = floor + (peak - floor) * min(1.0, (step + 1) / max(warmup_steps, 1))
     cosine = floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * min(max(decayed, 0.0), 1.0)))
     return min(warm, cosine)

@@ -106,6 +106,7 @@ class TokenStream:
         self._mode, self._seed = mode, seed
         rows_each = batch_size // num_ranks
         self._own_rows = range(rank * rows_each, (rank + 1) * rows_each)
+        self.first_scored = 0  # place in each window from which targets are scored
         self._epoch = 0
         self._taken = 0  # items dealt in this epoch
         self._item = [-1] * batch_size  # utterance that each row reads; -1: none
@@ -211,12 +212,13 @@ class TokenStream:
             own = row - self._own_rows.start if row in self._own_rows else None
             into = None if own is None else (inputs[own], targets[own])
             length, fresh = advance(row, into)
-            num_scored += length
+            num_scored += max(0, length - self.first_scored)
             if own is not None:
                 lengths[own], reset[own] = length, fresh
         if self._mode == "carry":
             self._advance_parts()
-        scored = np.arange(self._window) < lengths[:, None]
+        places = np.arange(self._window)
+        scored = (places >= self.first_scored) & (places < lengths[:, None])
         return Window(*(torch.from_numpy(a) for a in (inputs, targets, scored, reset))), num_scored
 
     def _play_item(self, row: int, into: tuple[np.ndarray, np.ndarray] | None) -> tuple[int, bool]:

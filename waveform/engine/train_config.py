@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from waveform.engine.schedule import learning_rate
+from waveform.engine.schedule import FLOOR_LR, learning_rate
 from waveform.ranks.distributed import TIMEOUT_S
 from waveform.system.errors import UserError
 from waveform.system.rules import Rule, check_rules, one_of
@@ -34,7 +34,9 @@ class TrainConfig:
     window: int | None = None  # tokens of one forward and backward; null: the model's window, or the chunk
     unroll: int = 1  # windows through which gradients flow (BPTT)
     state: str = "utterance"  # carry | utterance | chunk: when a row's state starts afresh
+    loss_share: float = 1.0  # of a window, its last part, whose loss is learned from (half: Dai et al. 2019, Table 6)
     lr: float = 3e-4  # peak learning rate of Adam
+    lr_floor: float = FLOOR_LR  # at which warm-up begins and the cosine ends
     beta2: float = 0.999  # decay of Adam's second moment
     warmup_steps: int = 4000
     decay_steps: int | None = None  # cosine length; null: what max_steps leaves; if that is null too, max_seconds
@@ -64,7 +66,9 @@ class TrainConfig:
         "batch_size": _AT_LEAST_1,
         "chunk": _AT_LEAST_1,
         "unroll": _AT_LEAST_1,
+        "loss_share": Rule(lambda value: 0 < value <= 1, "it must be above 0 and at most 1"),
         "lr": _ABOVE_0,
+        "lr_floor": _NOT_NEGATIVE,
         "beta2": Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1"),
         "warmup_steps": _NOT_NEGATIVE,
         "decay_steps": _NOT_NEGATIVE,
@@ -108,6 +112,7 @@ class TrainConfig:
             decayed=self.decayed(step, seconds),
             change_at=self.lr_change_at,
             after=self.lr_after,
+            floor=self.lr_floor,
         )
 
     def decayed(self, step: int, seconds: float) -> float:

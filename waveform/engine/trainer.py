@@ -106,6 +106,7 @@ class Trainer:
             rank=world.rank,
             num_ranks=world.size,
         )
+        self.stream.first_scored = min(window - 1, round((1 - config.loss_share) * window))
         self._set_up_model()
         self.groups = parameter_groups(model)
         parameters = [parameter for group in self.groups.values() for parameter in group]

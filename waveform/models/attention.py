@@ -187,18 +187,25 @@ class RelativeAttention(nn.Module):
             encoding=slots.slot_encoding.to(q_BHTd.dtype),
         )
 
-    def _weights(self, q_BHTd: Tensor, k_BHKd: Tensor, slots: Slots) -> Tensor:
-        """Attention weights [B, H, T, K] as in the paper: R of every distance, projected, gathered to its pairs."""
+    def content_logits(self, q_BHTd: Tensor, k_BHKd: Tensor) -> Tensor:
+        """(q + u) . k of every query and slot -> [B, H, T, K], before the scale."""
+        return (q_BHTd + self.content_bias[:, None].to(q_BHTd.dtype)) @ k_BHKd.transpose(-1, -2)
+
+    def position_logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor:
+        """(q + v) . W_R R(t_i - t_j) -> [B, H, T, K] as in the paper: R of every distance, projected, gathered."""
         distances = slots.query_times[..., :, None] - slots.slot_times[..., None, :]  # [1 or B, T, K]
         told_apart = distances.clamp(max=self.clamp_len) if self.clamp_len else distances
         unique, index = torch.unique(told_apart, return_inverse=True)
         encoding = encode_times(unique, num_position_features=self.num_position_features, dtype=q_BHTd.dtype)
-        by_distance = self.position_queries(q_BHTd) @ encoding.t()  # [B, H, T, number of distances]
+        r_nHd = F.linear(encoding, self.position.weight.to(q_BHTd.dtype)).unflatten(-1, (self.num_heads, -1))
+        by_distance = (q_BHTd + self.position_bias[:, None].to(q_BHTd.dtype)) @ r_nHd.permute(1, 2, 0)
         index_BHTK = index.view(distances.shape)[:, None].expand(*q_BHTd.shape[:3], -1)
-        content_BHTK = (q_BHTd + self.content_bias[:, None].to(q_BHTd.dtype)) @ k_BHKd.transpose(-1, -2)
-        logits_BHTK = (content_BHTK + by_distance.gather(-1, index_BHTK)) * q_BHTd.shape[-1] ** -0.5
-        visible = distances[:, None] >= 0 if slots.visible is None else slots.visible
-        return logits_BHTK.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+        return by_distance.gather(-1, index_BHTK)
+
+    def _weights(self, q_BHTd: Tensor, k_BHKd: Tensor, slots: Slots) -> Tensor:
+        """Attention weights [B, H, T, K], every score of which is written out."""
+        logits_BHTK = self.content_logits(q_BHTd, k_BHKd) + self.position_logits(q_BHTd, slots)
+        return softmax_of_visible(logits_BHTK * q_BHTd.shape[-1] ** -0.5, slots)
 
     @torch.no_grad()
     def weights(self, attended: AttentionOutput, slots: Slots) -> Tensor:
@@ -218,6 +225,14 @@ class RelativeAttention(nn.Module):
             sight=slots.sight,
             encoding=slots.slot_encoding.to(k_BHKd.dtype),
         )
+
+
+def softmax_of_visible(logits_BHTK: Tensor, slots: Slots) -> Tensor:
+    """Softmax over the slots that each query sees -> [B, H, T, K]."""
+    visible = slots.visible
+    if visible is None:
+        visible = (slots.query_times[..., :, None] >= slots.slot_times[..., None, :])[:, None]
+    return logits_BHTK.masked_fill(~visible, float("-inf")).softmax(dim=-1)
 
 
 def attention_bias(visible: Tensor, *, dtype: torch.dtype) -> Tensor | None:

@@ -46,7 +46,7 @@ from waveform.system.errors import UserError
 if TYPE_CHECKING:
     from waveform.models.compiled_layers import Compression, LayerParameters
 
-_INIT_STD = 0.02
+INIT_STD = 0.02  # of embeddings, and of what is added to the residual stream
 _MIN_QUERIES = 8  # of a call, from which compiled kernels are faster
 
 
@@ -312,12 +312,6 @@ def compiled_step() -> Callable[[Layer, Tensor, LayerState, Piece], LayerOutput]
     return torch.compile(Layer.step, dynamic=False)
 
 
-def _append(new_bGx: Tensor, part: PartToCompress, old_BCx: Tensor) -> Tensor:
-    """`old_BCx` whose rows of `part` end with `new_bGx`; the oldest slots leave."""
-    newest = torch.cat([old_BCx[part.rows], new_bGx.to(old_BCx.dtype)], dim=1)
-    return put_rows(part.rows, newest[:, -old_BCx.shape[1] :], old_BCx)
-
-
 class CompressiveTransformer(nn.Module, OptionalParts):
     """Compressive Transformer over tokens 0..V - 1, with V as the begin-of-utterance input.
 
@@ -332,7 +326,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         self.checkpoint_activations = False
         self._compiles = False
         pre_norm = config.norm == "pre"
-        embedding_std = _INIT_STD if pre_norm else 1.0
+        embedding_std = INIT_STD if pre_norm else 1.0
         self.embedding = token_embedding(
             config.d_model,
             vocab_size=config.vocab_size,
@@ -355,7 +349,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         )
         if isinstance(self.embedding, nn.Embedding):
             nn.init.normal_(self.embedding.weight, std=embedding_std)
-        residual_std = _INIT_STD / math.sqrt(2 * config.num_layers) if pre_norm else _INIT_STD
+        residual_std = INIT_STD / math.sqrt(2 * config.num_layers) if pre_norm else INIT_STD
         for i, layer in enumerate(self.layers):
             layer.initialise(residual_std=residual_std, local=i < int(config.local_layers * config.num_layers))
 
@@ -437,6 +431,10 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         aux_losses = {"compression": torch.stack(losses).sum(dim=0)} if losses else {}
         return Step(self.final_norm(hidden_BTD), state, aux_losses)
 
+    def embed(self, tokens_BT: Tensor, steps_B: Tensor) -> Tensor:
+        """What the first layer reads [B, T, D], before dropout; steps_B: what the rows have read before, on the CPU."""
+        return self.embedding(tokens_BT)
+
     def _within_window(
         self, tokens_BT: Tensor, state: CompressiveState
     ) -> tuple[Tensor, CompressiveState, Tensor | None]:
@@ -449,7 +447,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
             dtype=next(self.parameters()).dtype,
             through_time=self.carry_gradient and not self.compressor_parameters(),
         )
-        h_BTD = self.dropout(self.embedding(tokens_BT))
+        h_BTD = self.dropout(self.embed(tokens_BT, state.steps))
         layer_states, total_loss = [], None
         checkpointed = self.checkpoint_activations and torch.is_grad_enabled()
         if not checkpointed and self._takes_kernels(h_BTD, piece):

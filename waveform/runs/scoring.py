@@ -88,6 +88,8 @@ class EvaluateOptions:
     dynamic: bool = False  # score again while learning from what was scored
     dynamic_optimiser: str = "sgd"  # sgd | adam | continued: as the checkpoint left it
     dynamic_lr: float | None = None  # None: the optimiser's default in `DynamicConfig`; continued: that of training
+    average: int = 1  # newest checkpoints whose weights are averaged
+    stride: int | None = None  # tokens by which the window of a model without memory moves; None: its length
     rows: int | None = None  # pieces that text is cut into, each from empty memories; None: whole documents
 
     @property

@@ -156,7 +156,11 @@ def _explain(family: ConfigFamily, error: Exception, overrides: Sequence[str], c
         if f"'{key}'" in text and ("not in" in text or "not found" in text):
             return f"unknown setting {key!r}{_nearest(family, key, overrides, config_dir)}"
         if f"{key}/{value}" in text and key in ("model", "train", *family.groups, *family.chosen):
-            return f"unknown {key} {value!r}; choose one of {', '.join(_choices(family, key))}"
+            choices = _choices(family, key)
+            if value in choices:
+                missing = text.partition("Key '")[2].partition("'")[0]
+                return f"{key}={value} sets {missing!r}, which this model does not have; choose another model"
+            return f"unknown {key} {value!r}; choose one of {', '.join(choices)}"
     # If a key is given twice, the wrong value.
     for override in sorted(overrides, key=lambda override: repr(override.partition("=")[2]) not in text):
         key, _, value = override.lstrip("+~").partition("=")

@@ -32,7 +32,7 @@ def analyse(
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
     if not run_dirs:
         raise UserError("name at least one run folder")
-    runs = [load(run_dir, device=device) for run_dir in run_dirs]
+    runs = [load(run_dir, device=device, **config.model_fields) for run_dir in run_dirs]
     token_sets = [open_split(run, data=data, split=config.split, show_progress=show_progress) for run in runs]
     return analyse_runs(
         runs,

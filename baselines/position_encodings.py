@@ -1,0 +1,92 @@
+"""Two other encodings of positions, for Transformer-XL's ablations (Dai et al. 2019, Tables 6, 7 and 10).
+
+Its own is in waveform/models/attention.py. An encoding can speak in two places: it changes the vectors that the first
+layer reads, or it adds to the scores of a query and a slot.
+
+Shape letters: B rows, T steps or queries, K slots, D model width, H heads, d = D / H head width, n distances.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from waveform.engine.interface import to_device
+from waveform.models.attention import RelativeAttention, Slots, encode_times
+
+ENCODINGS = ("relative", "shaw", "absolute")
+
+
+class PositionEncoding(Protocol):
+    """Where positions enter a layer's attention, or the vectors below the first layer."""
+
+    def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor | None:
+        """What is added to the embeddings [B, T, D] of steps at these places of their window; None: nothing."""
+        ...
+
+    def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor | None:
+        """What is added to the scores [B, H, T, K], before the scale; None: nothing."""
+        ...
+
+
+class ShawEncoding(nn.Module):
+    """A learned vector for each distance and head: q . r(t_i - t_j) (Shaw et al. 2018, as Dai et al. 2019 read it).
+
+    That is terms (a) and (b) of Transformer-XL's score, with one trained matrix in place of W_R R. Distances from
+    `max_distance` - 1 on share a vector. Shaw's vectors for values are left out, as Dai et al. do.
+    """
+
+    def __init__(self, d_model: int, *, num_heads: int, max_distance: int) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.randn(num_heads, d_model // num_heads, max_distance) * 0.02)
+
+    def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor | None:
+        return None
+
+    def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor | None:
+        """-> [B, H, T, K]."""
+        distances = slots.query_times[..., :, None] - slots.slot_times[..., None, :]
+        index_BTK = distances.long().clamp(0, self.vectors.shape[-1] - 1)
+        by_distance = q_BHTd @ self.vectors.to(q_BHTd.dtype)  # [B, H, T, n]
+        return by_distance.gather(-1, index_BTK[:, None].expand(*q_BHTd.shape[:3], -1))
+
+
+class AbsoluteEncoding(nn.Module):
+    """Sinusoids of a step's place in its window, added to its embedding (Vaswani et al. 2017, section 3.5).
+
+    With memory, slots of different windows have the same places: what section 3.3 of Dai et al. 2019 warns of.
+    """
+
+    def __init__(self, *, scale: float) -> None:
+        """scale: of the sinusoids; the standard deviation of the embeddings, so that the two begin as equals."""
+        super().__init__()
+        self.scale = scale
+
+    def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor | None:
+        """-> [B, T, D]."""
+        width = like.shape[-1] + like.shape[-1] % 2
+        encoding = encode_times(to_device(places_BT, like.device), num_position_features=width, dtype=like.dtype)
+        return self.scale * encoding[..., : like.shape[-1]]
+
+    def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor | None:
+        return None
+
+
+class EncodedAttention(RelativeAttention):
+    """Attention by content, with positions by one of the encodings above, every score written out."""
+
+    def __init__(self, d_model: int, *, num_heads: int, encoding: PositionEncoding) -> None:
+        super().__init__(d_model, num_heads=num_heads, num_position_features=2, implementation="reference")
+        del self.position, self.content_bias, self.position_bias
+        self.encoding = encoding
+        for linear in (self.query, self.key, self.value):
+            nn.init.xavier_uniform_(linear.weight)
+
+    def content_logits(self, q_BHTd: Tensor, k_BHKd: Tensor) -> Tensor:
+        """q . k -> [B, H, T, K]: no bias u, which only Transformer-XL has."""
+        return q_BHTd @ k_BHKd.transpose(-1, -2)
+
+    def position_logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor:
+        """-> [B, H, T, K], or a zero that is broadcast to it."""
+        logits = self.encoding.logits(q_BHTd, slots)
+        return q_BHTd.new_zeros(1, 1, 1, 1) if logits is None else logits

@@ -1,0 +1,86 @@
+"""Evaluation of a model without memory, in windows that overlap, so that each token has a context to be scored with.
+
+Such a model (a plain Transformer, or Transformer-XL without recurrence) begins each window anew. Cut end to end, the
+first tokens of a window have no context; moved by `stride` tokens at a time, each but the first window scores its last
+`stride` tokens only, and the others are read again (Al-Rfou et al. 2018; Dai et al. 2019, section 3.1).
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from waveform.engine.evaluator import Evaluation, Tally
+from waveform.engine.rows import fast_rows
+from waveform.engine.scored_window import ScoredForward, score_window
+from waveform.engine.single_pass import DealtWindow
+from waveform.engine.streams import Window, fill_row
+from waveform.engine.token_set import TokenSet
+from waveform.ranks.distributed import World
+from waveform.runs.opened import TrainedRun
+from waveform.system.errors import UserError
+from waveform.system.progress import Progress
+
+
+@torch.inference_mode()
+def evaluate_sliding(
+    run: TrainedRun,
+    tokens: TokenSet,
+    *,
+    stride: int,
+    world: World,
+    classes: torch.Tensor | None = None,
+    show_progress: bool = True,
+) -> Evaluation:
+    """Score every token of `tokens` once, with a context of `window` - `stride` tokens or more if there are as many.
+
+    classes: of each token id, as in the engine's `evaluate`. Under torchrun each rank scores its share of the windows.
+    Raises UserError for a model that carries memory, and for a stride outside 1 to the window.
+    """
+    model, window = run.model, run.window
+    fields = run.config["model"]
+    if fields.get("memory") != 0 or fields.get("compressed"):
+        raise UserError(
+            f"--stride is for models without memory, and {run.folder} has model.memory={fields.get('memory')}, which "
+            "carries the context; leave it out"
+        )
+    if not 1 <= stride <= window:
+        raise UserError(f"--stride is {stride}; it must be from 1 to the window, {window}")
+    scored_forward = ScoredForward(model)
+    tally = Tally(tokens, classes=classes, device=world.device)
+    places = _places(tokens, window=window, stride=stride)[world.rank :: world.size]
+    rows = fast_rows(model, window=window, device=world.device)
+    dtype = next(iter(model.parameters())).dtype
+    with Progress(f"evaluate {run.name}", total=tokens.num_tokens, unit="token", enabled=show_progress) as progress:
+        for dealt in _deal(tokens, places, window=window, stride=stride, rows=rows):
+            fresh = model.init_state(len(dealt.utterances), device=world.device, dtype=dtype)
+            scores = score_window(scored_forward, dealt.window, fresh, fresh=fresh, device=world.device, autocast=None)
+            progress.update(tally.add(dealt, scores))
+    return tally.result(protocol="window", world=world, whole=True)
+
+
+def _places(tokens: TokenSet, *, window: int, stride: int) -> list[tuple[int, int]]:
+    """(utterance, first token) of every window: the first at 0, and as many more as reach the utterance's end."""
+    return [
+        (utterance, start)
+        for utterance, length in enumerate(tokens.lengths)
+        for start in range(0, max(length - window, 0) + stride, stride)
+        if start == 0 or start + window - stride < length
+    ]
+
+
+def _deal(
+    tokens: TokenSet, places: list[tuple[int, int]], *, window: int, stride: int, rows: int
+) -> Iterator[DealtWindow]:
+    """The windows at `places`, `rows` side by side, each from a fresh state."""
+    for first in range(0, len(places), rows):
+        batch = places[first : first + rows]
+        inputs = np.zeros((len(batch), window), dtype=np.int64)
+        targets = np.zeros((len(batch), window), dtype=np.int64)
+        scored = np.zeros((len(batch), window), dtype=bool)
+        for row, (utterance, start) in enumerate(batch):
+            into = {"inputs": inputs[row], "targets": targets[row]}
+            length = fill_row(tokens, utterance, start=start, window=window, bos=start == 0, **into)
+            scored[row, (window - stride if start else 0) : length] = True
+        arrays = (inputs, targets, scored, np.ones(len(batch), dtype=bool))
+        yield DealtWindow(Window(*(torch.from_numpy(a) for a in arrays)), [u for u, _ in batch], 0, None)

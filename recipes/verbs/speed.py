@@ -1,0 +1,138 @@
+"""`python -m recipes speed`: what carried memory saves, by context length (Dai et al. 2019, Table 9)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recipes.text import load
+from waveform.analyses.state_reuse import seconds_per_token
+from waveform.engine.interface import State
+from waveform.runs.opened import TrainedRun
+from waveform.system.console import table
+from waveform.system.errors import UserError
+from waveform.system.output import check_files, write_json, write_png
+
+PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length -> times slower: 64 layers against 24, one GPU
+_ROUNDS = 5
+
+
+def lengths_from(text: str) -> list[int]:
+    """`800,1800` -> [800, 1800]. Raises UserError for anything else."""
+    try:
+        lengths = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        lengths = []
+    if not lengths or lengths[0] < 1:
+        raise UserError(f"--contexts is {text!r}; give whole numbers separated by commas, for example 800,1800")
+    return lengths
+
+
+def speed(
+    run_dir: Path | str,
+    *,
+    contexts: Sequence[int] | str,
+    json_file: Path | None = None,
+    plot_file: Path | None = None,
+    device: str | None = None,
+    show_progress: bool = True,
+) -> dict[str, Any]:
+    """Time a Transformer-XL with memory against itself as a plain Transformer; print, return and write the figures.
+
+    contexts: attention lengths, or text like "800,1800". With memory of that length it reads a window and scores all of
+    it; without, it reads that many tokens anew for each one that it scores. Raises UserError for other models.
+    """
+    lengths = lengths_from(contexts) if isinstance(contexts, str) else list(contexts)
+    check_files(json_file=json_file, plot_file=plot_file)
+    entries = [_measure(run_dir, length, device=device) for length in lengths]
+    figures = {
+        "run": str(run_dir),
+        "rows": 1,
+        "rounds": _ROUNDS,
+        "num_threads": torch.get_num_threads(),
+        "contexts": entries,
+    }
+    if show_progress:
+        print(format_table(figures))
+    write_json(json_file, figures)
+    if plot_file is not None:
+        save_plot(plot_file, figures)
+    return figures
+
+
+def _measure(run_dir: Path | str, length: int, *, device: str | None) -> dict[str, Any]:
+    recurrent = load(run_dir, device=device)
+    if recurrent.name != "transformer_xl":
+        raise UserError(
+            f"{run_dir} is a run of {recurrent.name}; Table 9 compares Transformer-XL, model=transformer_xl"
+        )
+    recurrent = load(run_dir, device=device, memory=length)
+    plain = load(run_dir, device=device, memory=0, window=length)
+    window = recurrent.window
+    generator = torch.Generator().manual_seed(0)
+    vocab_size = recurrent.config["dataset"]["vocab_size"]
+    tokens = torch.randint(vocab_size, (1, length + window), generator=generator).to(recurrent.device)
+    with torch.inference_mode():
+        full = _read(recurrent, tokens[:, :length], _fresh(recurrent), num_scored=1)
+        fresh = _fresh(plain)
+        seconds = seconds_per_token(
+            {
+                "carried": (lambda: _read(recurrent, tokens[:, length:], full, num_scored=window), window),
+                "anew": (lambda: _read(plain, tokens[:, :length], fresh, num_scored=1), 1),
+            },
+            rounds=_ROUNDS,
+        )
+    return {
+        "context": length,
+        "window": window,
+        "seconds_per_token": seconds,
+        "times_slower": seconds["anew"] / seconds["carried"],
+        "device": str(recurrent.device),
+    }
+
+
+def _fresh(run: TrainedRun) -> State:
+    return run.model.init_state(1, device=run.device, dtype=next(iter(run.model.parameters())).dtype)
+
+
+def _read(run: TrainedRun, tokens: torch.Tensor, state: State, *, num_scored: int) -> State:
+    """Read tokens in the run's windows and compute the NLL of the last ones; returns the state."""
+    for part in tokens.split(run.window, dim=1):
+        hidden, state, _ = run.model.forward(part, state)
+    num = min(num_scored, part.shape[1])
+    run.model.head.nll(hidden[:, -num:], part[:, -num:]).sum().item()  # waits for the device
+    return state
+
+
+def format_table(figures: dict[str, Any]) -> str:
+    """Return a line for each context length, the paper's figure beside ours."""
+    header = ["attention length", "ms/token, memory carried", "ms/token, read anew", "times slower", "paper"]
+    rows = [
+        [
+            f"{entry['context']:,}",
+            f"{1e3 * entry['seconds_per_token']['carried']:.3f}",
+            f"{1e3 * entry['seconds_per_token']['anew']:.2f}",
+            f"{entry['times_slower']:,.0f}",
+            f"{PAPER[entry['context']]:,}" if entry["context"] in PAPER else "-",
+        ]
+        for entry in figures["contexts"]
+    ]
+    return "\n".join([*table(header, rows), f"one row, {figures['contexts'][0]['device']}; one model both times"])
+
+
+def save_plot(path: Path, figures: dict[str, Any]) -> None:
+    """Draw how many times slower reading anew is. Raises UserError if the picture cannot be written."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    entries = figures["contexts"]
+    axes.plot([e["context"] for e in entries], [e["times_slower"] for e in entries], marker="o", label="this run")
+    axes.plot(list(PAPER), list(PAPER.values()), marker="o", linestyle="--", color="0.5", label="Dai et al. 2019")
+    axes.set_xlabel("tokens of context at evaluation")
+    axes.set_ylabel("times slower without carried memory")
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    write_png(path, figure)

@@ -1,0 +1,132 @@
+"""Attention by head and the four terms of the score, against softmaxes written out query by query."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests import laws
+from tests.engine.conftest import write_tokens
+from tests.references import compressive_transformer as naive
+from waveform.analyses import heads
+from waveform.analyses.heads import attention_by_head
+from waveform.analyses.layers import full_after, in_buckets, whole_pieces
+from waveform.engine.token_set import TokenSet
+
+CPU = torch.device("cpu")
+CASES = [
+    laws.Case("compressive_transformer", name)
+    for name in ("conv", "conv-ragged", "conv-post-reference", "conv-autoencode-contiguous")
+] + [laws.Case("transformer_xl", name) for name in ("pre", "post-reference", "no-memory")]
+
+
+@pytest.fixture
+def token_set(tmp_path: Any) -> Callable[..., TokenSet]:
+    return lambda lengths: write_tokens(tmp_path / "a.shard", lengths)
+
+
+def written_out(layer: Any, config: Any, query: Any, seen: list[Any]) -> dict[str, np.ndarray]:
+    """Softmaxes [H, slots] of all terms and of each, from the definition in section 3.3 of Dai et al. 2019."""
+    attention, num_heads = layer.attention, config.num_heads
+    q = (attention.query.weight @ naive._attention_input(layer, config, query.vector)).view(num_heads, -1)
+    vectors = naive._attention_input(layer, config, torch.stack([slot.vector for slot in seen]))
+    k = (vectors @ attention.key.weight.T).view(len(seen), num_heads, -1)
+    sinusoids = q.new_tensor([naive._r(query.time - slot.time, config) for slot in seen])
+    r = (sinusoids @ attention.position.weight.T).view(len(seen), num_heads, -1)
+    terms = {
+        "a": torch.stack([k[:, h] @ q[h] for h in range(num_heads)]),
+        "b": torch.stack([r[:, h] @ q[h] for h in range(num_heads)]),
+        "c": torch.stack([k[:, h] @ attention.content_bias[h] for h in range(num_heads)]),
+        "d": torch.stack([r[:, h] @ attention.position_bias[h] for h in range(num_heads)]),
+    }
+    terms["all"] = terms["a"] + terms["b"] + terms["c"] + terms["d"]
+    return {name: torch.softmax(term / math.sqrt(q.shape[1]), -1).detach().numpy() for name, term in terms.items()}
+
+
+@pytest.mark.parametrize("most_weights", [1, 2**24], ids=["one-row", "all-rows"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_written_out_softmaxes(
+    case: laws.Case, most_weights: int, token_set: Callable[..., TokenSet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = token_set([90])
+    model = case.build().eval().requires_grad_(False)
+    config, window = model.config, case.window
+    monkeypatch.setattr(heads, "_MOST_WEIGHTS", most_weights)
+    monkeypatch.setattr(heads, "MOST_BUCKETS", 7)
+    figures = attention_by_head(model, tokens, max_tokens=90, device=CPU)
+    lead = full_after(config)
+    pieces, order = whole_pieces(tokens, lead + window, at_most=90 // (lead + window))
+    assert figures["num_windows"] == len(order) >= 2
+
+    calls: list[tuple[int, Any, list[Any], dict[str, np.ndarray]]] = []
+    attend = naive._attend
+
+    def spy(layer: Any, config: Any, query: Any, memory: Any, seen: list[Any]) -> Any:
+        slots = memory.compressed + memory.memory + seen
+        place = next(i for i, other in enumerate(model.layers) if other is layer)
+        if query.time >= lead:
+            calls.append((place, query, slots, written_out(layer, config, query, slots)))
+        return attend(layer, config, query, memory, seen)
+
+    monkeypatch.setattr(naive, "_attend", spy)
+    for index in order:
+        text = torch.from_numpy(pieces.read(index, start=0, stop=lead + window).astype(np.int64))
+        naive.run(model, config, torch.cat([torch.tensor([laws.VOCAB_SIZE]), text[:-1]])[None])
+    num_queries = len(order) * window
+    assert len(calls) == num_queries * config.num_layers
+
+    buckets = figures["buckets"]
+    width = buckets[0]["to"] + 1
+    weight = {name: np.zeros((config.num_layers, config.num_heads, len(buckets))) for name in ("all", *"abcd")}
+    distance = {name: np.zeros((config.num_layers, config.num_heads)) for name in weight}
+    slots_seen = np.zeros(len(buckets))
+    for layer, query, slots, softmaxes in calls:
+        for j, slot in enumerate(slots):
+            back = query.time - slot.time
+            bucket = min(int(back // width), len(buckets) - 1)
+            slots_seen[bucket] += (layer == 0) / num_queries
+            for name, softmax in softmaxes.items():
+                weight[name][layer, :, bucket] += softmax[:, j] / num_queries
+                distance[name][layer] += softmax[:, j] * back / num_queries
+    np.testing.assert_allclose(figures["slots"], slots_seen, atol=1e-12)
+    for name, of_term in {"all": figures, **figures["terms"]}.items():
+        np.testing.assert_allclose(of_term["weight"], weight[name], atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(of_term["mean_distance"], distance[name], rtol=1e-5, err_msg=name)
+    assert list(figures["terms"]) == list("abcd")
+
+    flat = np.array(figures["mean_distance"]).ravel()
+    widest = figures["widest"]
+    assert [flat[config.num_heads * e["layer"] + e["head"]] for e in widest] == sorted(flat)[::-1][: len(widest)]
+    of_head = [c for c in calls if c[0] == widest[0]["layer"]][-window:]  # the last piece's
+    num_slots = len(of_head[-1][2])
+    rows = np.zeros((window, num_slots))
+    for row, call in zip(rows, of_head, strict=True):
+        row[: len(call[2])] = call[3]["all"][widest[0]["head"]]
+    expected = in_buckets(rows, num_buckets=min(num_slots, 7))
+    np.testing.assert_allclose(widest[0]["weight"], expected, atol=1e-6)
+
+
+def test_a_head_that_looks_one_step_back_is_seen_to(token_set: Callable[..., TokenSet]) -> None:
+    """By construction: v alone decides, and it prefers distance 1; the terms with a query are flat."""
+    case = laws.Case("transformer_xl", "pre")
+    model = case.build().eval().requires_grad_(False)
+    for layer in model.layers:
+        attention = layer.attention
+        for weight in (attention.query.weight, attention.key.weight):
+            weight.zero_()
+        attention.look_back()
+        attention.position_bias.mul_(100)
+    figures = attention_by_head(model, token_set([90]), max_tokens=90, device=CPU)
+    weight = np.array(figures["weight"])
+    assert (weight[:, 0, 0] > 0.99).all() and (weight[:, 1, 1] > 0.99).all()  # head 0 at itself, head 1 one step back
+    assert list(figures["terms"]) == ["d"]  # the others are zero everywhere
+    np.testing.assert_allclose(figures["terms"]["d"]["weight"], weight)
+
+
+def test_a_model_without_attention_says_so(token_set: Callable[..., TokenSet]) -> None:
+    wavenet = laws.Case("wavenet", "classic").build()
+    figures = attention_by_head(wavenet, token_set([90]), max_tokens=90, device=CPU)
+    assert figures == {"absent": "the model has no attention"}

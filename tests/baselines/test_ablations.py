@@ -1,0 +1,145 @@
+"""Shaw's and absolute encodings, and variational dropout, against the formulas written out."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from baselines.position_encodings import EncodedAttention
+from baselines.transformer_xl import TransformerXL, VariationalDropout
+from tests import laws
+from tests.engine.conftest import write_tokens
+from waveform.analyses.heads import attention_by_head
+from waveform.engine.interface import decoder
+from waveform.system.errors import UserError
+
+SIZES: dict[str, Any] = {
+    "vocab_size": laws.VOCAB_SIZE,
+    "num_layers": 2,
+    "d_model": 12,
+    "num_heads": 3,
+    "d_feedforward": 20,
+    "window": 5,
+    "norm": "post",
+}
+
+
+def build(**fields: Any) -> Any:
+    torch.manual_seed(0)
+    return laws.randomise(TransformerXL(TransformerXL.Config(**SIZES, **fields)))
+
+
+def written_out(model: Any, config: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """tokens [T] of a fresh stream -> hidden [T, D], one query and one slot at a time."""
+    num_heads, window, width = config.num_heads, config.window, config.d_model // config.num_heads
+    memories: list[list[torch.Tensor]] = [[] for _ in model.layers]
+    outputs = []
+    for start in range(0, len(tokens), window):
+        h = [model.embedding.weight[token] for token in tokens[start : start + window]]
+        if config.position == "absolute":
+            for place, vector in enumerate(h):
+                half = range(config.d_model // 2)
+                angles = [place * 10000 ** (-2 * m / config.d_model) for m in half]
+                sines, cosines = [math.sin(a) for a in angles], [math.cos(a) for a in angles]
+                h[place] = vector + vector.new_tensor(sines + cosines)
+        for layer, memory in zip(model.layers, memories, strict=True):
+            attention, inputs, new = layer.attention, h, []
+            slots = memory + inputs
+            for i, vector in enumerate(inputs):
+                seen = slots[: len(memory) + i + 1]
+                q = (attention.query.weight @ vector).view(num_heads, width)
+                mixed = []
+                for head in range(num_heads):
+                    part = slice(head * width, (head + 1) * width)
+                    scores = []
+                    for j, slot in enumerate(seen):
+                        score = q[head] @ (attention.key.weight[part] @ slot)
+                        if config.position == "shaw":
+                            distance = min(len(memory) + i - j, config.max_distance - 1)
+                            score = score + q[head] @ attention.encoding.vectors[head, :, distance]
+                        scores.append(score / math.sqrt(width))
+                    weights = torch.softmax(torch.stack(scores), 0)
+                    values = torch.stack([attention.value.weight[part] @ slot for slot in seen])
+                    mixed.append(weights @ values)
+                x = layer.attention_norm(vector + attention.output.weight @ torch.cat(mixed))
+                new.append(layer.feedforward_norm(x + layer.feedforward_out(F.gelu(layer.feedforward_in(x)))))
+            memory[:] = slots[max(0, len(slots) - config.memory) :]
+            h = new
+        outputs += h
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"position": "shaw", "memory": 7, "max_distance": 6},
+        {"position": "shaw", "memory": 0, "max_distance": 40},
+        {"position": "absolute", "memory": 0},
+        {"position": "absolute", "memory": 7},
+    ],
+    ids=lambda fields: "-".join(map(str, fields.values())),
+)
+def test_equals_the_formula(fields: dict[str, Any]) -> None:
+    model = build(**fields)
+    config = TransformerXL.Config(**SIZES, **fields)
+    tokens = laws.random_tokens(23)
+    with torch.no_grad():
+        hidden = laws.run(model, tokens, laws.fresh_state(model, len(tokens)), laws.ragged_cuts(23, longest=9))[0]
+        for row, text in enumerate(tokens):
+            torch.testing.assert_close(hidden[row], written_out(model, config, text), atol=1e-9, rtol=1e-9)
+
+
+def test_parameters_are_those_of_the_encoding_alone() -> None:
+    def names(**fields: Any) -> set[str]:
+        return {name.removeprefix("layers.0.attention.") for name, _ in build(**fields).named_parameters()}
+
+    own = {"position.weight", "content_bias", "position_bias"}
+    shaw, absolute = names(position="shaw", max_distance=9), names(position="absolute")
+    assert own <= names() and not own & (shaw | absolute)
+    assert shaw - names() == {"encoding.vectors", "layers.1.attention.encoding.vectors"}
+    assert absolute < names()
+
+
+def test_a_longer_memory_changes_no_parameter() -> None:
+    short, long = (build(position="shaw", memory=memory) for memory in (5, 50))
+    long.load_state_dict(short.state_dict())
+
+
+def test_no_decoder_knows_other_encodings() -> None:
+    model = build(position="shaw").float()
+    state = model.init_state(1, device="cpu", dtype=torch.float32)
+    assert type(decoder(model, state)).__name__ == "ForwardDecoder"
+    with pytest.raises(UserError, match="position=relative only"):
+        decoder(model, state, int8=True)
+    with pytest.raises(UserError, match=r"model\.position"):
+        build(position="rotary")
+
+
+def test_variational_dropout_draws_one_mask_a_row() -> None:
+    torch.manual_seed(0)
+    x = torch.ones(4, 30, 200)
+    dropped = VariationalDropout(0.25)(x)
+    assert torch.equal(dropped, dropped[:, :1].expand_as(x))  # the same for all steps
+    assert not torch.equal(dropped[0], dropped[1])  # another for each row
+    assert dropped.unique().tolist() == pytest.approx([0, 4 / 3])
+    assert float((dropped == 0).float().mean()) == pytest.approx(0.25, abs=0.05)
+    assert torch.equal(VariationalDropout(0.25).eval()(x), x)
+    modules = [type(m) for m in build(dropout=0.5, dropout_mask="window").modules() if isinstance(m, torch.nn.Dropout)]
+    assert modules == [VariationalDropout] * 3
+    assert VariationalDropout not in [type(m) for m in build(dropout=0.5).modules()]
+
+
+def test_terms_are_those_of_the_encoding(tmp_path: Any) -> None:
+    """Shaw's scores have (a) and (b), absolute ones (a) alone (Dai et al. 2019, section 3.3)."""
+    tokens = write_tokens(tmp_path / "a.shard", [90])
+    terms = {}
+    for position in ("shaw", "absolute"):
+        model = build(position=position, memory=5).eval().requires_grad_(False)
+        assert isinstance(model.layers[0].attention, EncodedAttention)
+        figures = attention_by_head(model, tokens, max_tokens=90, device=torch.device("cpu"))
+        terms[position] = list(figures["terms"])
+        np.testing.assert_allclose(np.array(figures["weight"]).sum(-1), 1, rtol=1e-6)
+    assert terms == {"shaw": ["a", "b"], "absolute": ["a"]}

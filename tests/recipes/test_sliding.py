@@ -1,0 +1,62 @@
+"""Windows that overlap: every token is scored once, with the context that the stride leaves it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recipes.sliding import evaluate_sliding
+from tests import laws
+from tests.engine.conftest import write_tokens
+from waveform.models.registry import build
+from waveform.ranks.distributed import World
+from waveform.runs.opened import TrainedRun
+from waveform.system.errors import UserError
+
+FIELDS: dict[str, Any] = {
+    "num_layers": 2,
+    "d_model": 12,
+    "num_heads": 3,
+    "d_feedforward": 20,
+    "window": 6,
+    "position": "absolute",
+}
+
+
+def opened(memory: int) -> TrainedRun:
+    torch.manual_seed(0)
+    fields = {**FIELDS, "memory": memory}
+    model = laws.randomise(build("transformer_xl", vocab_size=laws.VOCAB_SIZE, **fields))
+    config = {"model": {"name": "transformer_xl", **fields}, "train": {"window": None, "chunk": 6}, "dataset": {}}
+    return TrainedRun(Path("runs/plain"), config, model.eval().requires_grad_(False), 1, 1.0, 1)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4, 6])
+def test_equals_each_token_scored_alone(stride: int, tmp_path: Path) -> None:
+    run, tokens = opened(0), write_tokens(tmp_path / "a.shard", [3, 6, 25])
+    classes = torch.arange(laws.VOCAB_SIZE) % 2
+    result = evaluate_sliding(run, tokens, stride=stride, world=World(), classes=classes, show_progress=False)
+    assert result.counts.tolist() == tokens.lengths
+    assert result.class_nats is not None and result.class_nats.sum() == pytest.approx(result.nats.sum())
+    for utterance, length in enumerate(tokens.lengths):
+        text = torch.from_numpy(tokens.read(utterance, start=0, stop=length).astype(np.int64))
+        inputs = torch.cat([torch.tensor([laws.VOCAB_SIZE]), text[:-1]])
+        nats = 0.0
+        for i in range(length):
+            # The first window that ends behind token i: windows begin at multiples of the stride.
+            begin = 0 if i < 6 else -(-(i + 1 - 6) // stride) * stride
+            state = run.model.init_state(1, device="cpu", dtype=torch.float64)
+            hidden = run.model.forward(inputs[None, begin : i + 1], state).hidden
+            nats -= float(run.model.head.logits(hidden)[0, -1].log_softmax(-1)[text[i]])
+        assert result.nats[utterance] == pytest.approx(nats, rel=1e-6)
+
+
+def test_what_cannot_slide_is_refused(tmp_path: Path) -> None:
+    tokens = write_tokens(tmp_path / "a.shard", [25])
+    with pytest.raises(UserError, match=r"--stride is for models without memory, and .* has model\.memory=4"):
+        evaluate_sliding(opened(4), tokens, stride=2, world=World(), show_progress=False)
+    for stride in (0, 7):
+        with pytest.raises(UserError, match=f"--stride is {stride}; it must be from 1 to the window, 6"):
+            evaluate_sliding(opened(0), tokens, stride=stride, world=World(), show_progress=False)

@@ -1,0 +1,103 @@
+"""What Transformer-XL's tables need of the command: ablations, averaged weights, speed by context length."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from recipes.text import compose_config, load
+from recipes.verbs.speed import format_table
+from tests.recipes.calling import mistake, run
+from tests.recipes.corpus_files import write_source
+from waveform.engine.checkpoint import CHECKPOINTS_DIR
+from waveform.runs.averaging import average_weights
+
+SHORT = ["model=transformer_xl", "preset=smoke", "train.max_steps=4", "train.evaluate_every=4"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of bytes and a run of Transformer-XL that keeps three checkpoints."""
+    place = tmp_path_factory.mktemp("tables")
+    run("prepare", "folder", write_source("folder", place / "source"), place / "data")
+    keep = ["train.checkpoint_every=1", "train.keep_checkpoints=3"]
+    run("train", "folder", place / "data", place / "run", *SHORT, *keep)
+    return place
+
+
+def test_averaged_weights_are_the_mean_of_checkpoints(place: Path) -> None:
+    opened = load(place / "run")
+    average_weights(opened, 2)
+    parts = [load_file(place / "run" / CHECKPOINTS_DIR / f"step_{step:08d}" / "model.safetensors") for step in (3, 4)]
+    model: Any = opened.model
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(weight, (parts[0][name] + parts[1][name]) / 2)
+        assert not parts[0][name].is_floating_point() or not torch.equal(parts[0][name], parts[1][name]), name
+
+
+def test_evaluate_with_averaged_weights(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("evaluate", place / "run", "--json", tmp_path / "last.json")
+    run("evaluate", place / "run", "--average", 3, "--json", tmp_path / "mean.json")
+    last, mean = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("last", "mean"))
+    assert (last["averaged_checkpoints"], mean["averaged_checkpoints"]) == (1, 3)
+    assert mean["nats_per_token"] != last["nats_per_token"]
+    assert "with the mean weights of the last 3 checkpoints" in capsys.readouterr().out
+    said = mistake(["evaluate", place / "run", "--average", 4], capsys)
+    assert "has 3 complete checkpoints; train with train.keep_checkpoints=4" in said
+    assert "--average is 0" in mistake(["evaluate", place / "run", "--average", 0], capsys)
+
+
+def test_speed_by_context_length(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--json", tmp_path / "s.json", "--plot", tmp_path / "s.png"]
+    run("speed", place / "run", "--contexts", "48,800", *files)
+    figures = json.loads((tmp_path / "s.json").read_text())
+    assert [entry["context"] for entry in figures["contexts"]] == [48, 800]
+    for entry in figures["contexts"]:
+        seconds = entry["seconds_per_token"]
+        assert entry["times_slower"] == pytest.approx(seconds["anew"] / seconds["carried"])
+    assert figures["contexts"][1]["times_slower"] > 8  # it reads 800 tokens for each, and a window is 16
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+    assert [line.split()[-1] for line in format_table(figures).splitlines()[-3:-1]] == ["-", "363"]
+    assert "--contexts is 'x'" in mistake(["speed", place / "run", "--contexts", "x"], capsys)
+
+
+@pytest.mark.slow
+def test_ablations_train_and_are_scored(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for study in ("txl_shaw", "txl_transformer"):
+        run("train", "folder", place / "data", tmp_path / study, *SHORT, f"study={study}")
+    run("evaluate", tmp_path / "txl_transformer", "--stride", 4, "--json", tmp_path / "slid.json")
+    run("evaluate", tmp_path / "txl_transformer", "--json", tmp_path / "cut.json")
+    slid, cut = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("slid", "cut"))
+    assert slid["num_tokens"] == cut["num_tokens"] and slid["stride"] == 4
+    assert slid["nats_per_token"] != cut["nats_per_token"]
+    group = [place / "run", tmp_path / "txl_shaw", tmp_path / "txl_transformer"]
+    run("analyse", *group, "--tokens", 6000, "--context-step", 16, "--json", tmp_path / "a.json")
+    figures = json.loads((tmp_path / "a.json").read_text())
+    assert len(figures["effective_context"]["by_ratio"]["0.1"]) == 3
+    assert list(figures["runs"][1]["attention_by_head"]["terms"]) == ["a", "b"]
+    assert "without memory" in mistake(["evaluate", place / "run", "--stride", 4], capsys)
+
+
+def test_studies_are_table_6() -> None:
+    """Recurrence, encoding and loss of each row (Dai et al. 2019); the one with Al-Rfou's encoding is not here."""
+
+    def row(study: str) -> tuple[bool, str, float]:
+        config = compose_config("wikitext103", ["preset=dai_standard", "model=transformer_xl", f"study={study}"])
+        return config["model"]["memory"] > 0, config["model"]["position"], config["train"]["loss_share"]
+
+    assert {name: row(name) for name in ("none", "txl_shaw", "txl_half_loss", "txl_no_recurrence")} == {
+        "none": (True, "relative", 1),
+        "txl_shaw": (True, "shaw", 1),
+        "txl_half_loss": (True, "relative", 0.5),
+        "txl_no_recurrence": (False, "relative", 1),
+    }
+    rest = ("no_recurrence_half_loss", "shaw_no_recurrence", "shaw_no_recurrence_half_loss", "transformer")
+    assert [row(f"txl_{name}") for name in rest] == [
+        (False, "relative", 0.5),
+        (False, "shaw", 1),
+        (False, "shaw", 0.5),
+        (False, "absolute", 0.5),
+    ]

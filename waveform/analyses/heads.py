@@ -1,0 +1,172 @@
+"""Where each head attends, and which terms of its score send it there (Dai et al. 2019, appendix D, Figures 5 to 7).
+
+The score of a query and a slot has four terms (section 3.3): by content (a), by position, depending on the query's
+content (b), a bias for some contents (c) and one for some positions (d). Each term is shown by the softmax of it alone.
+
+Windows are seen with full memories, one in each of some pieces of the data.
+
+Shape letters: B rows, L layers, H heads, T queries, K slots, N buckets of distance.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from waveform.analyses.hooks import observe_calls
+from waveform.analyses.layers import full_after, in_buckets, whole_pieces
+from waveform.engine.single_pass import score_once
+from waveform.engine.token_set import TokenSet
+from waveform.models.attention import AttentionOutput, RelativeAttention, Slots, softmax_of_visible
+from waveform.models.compressive_transformer import CompressiveTransformer
+from waveform.system.progress import Progress
+
+TERMS = {
+    "a": "content-based addressing",
+    "b": "content-dependent positional bias",
+    "c": "global content bias",
+    "d": "global positional bias",
+}
+ALL_TERMS = "all"
+MOST_BUCKETS = 64  # of distance, and columns of a head's picture
+_MOST_WINDOWS = 32  # looked at: a head's average hardly moves after that
+_MOST_WEIGHTS = 2**24  # of one layer that are held at a time, if a single row has no more
+_NUM_WIDEST = 3  # heads shown one query at a time, as in Figure 6
+_NUM_TARGETS = 16  # queries of these
+
+
+@dataclass
+class _HeadSums:
+    """Sums over queries of what one kind of distribution gives to each distance."""
+
+    weight_LHN: Tensor
+    distance_LH: Tensor
+
+    @classmethod
+    def zeros(cls, num_layers: int, num_heads: int, num_buckets: int) -> "_HeadSums":
+        return cls(
+            torch.zeros(num_layers, num_heads, num_buckets, dtype=torch.float64),
+            torch.zeros(num_layers, num_heads, dtype=torch.float64),
+        )
+
+    def add(self, layer: int, weights_BHTK: Tensor, distance_BTK: Tensor, bucket_BTK: Tensor) -> None:
+        num_buckets = self.weight_LHN.shape[-1]
+        flat_BHn = weights_BHTK.flatten(2)
+        index_BHn = bucket_BTK[:, None].expand_as(weights_BHTK).flatten(2)
+        summed_BHN = flat_BHn.new_zeros(*flat_BHn.shape[:2], num_buckets).scatter_add_(2, index_BHn, flat_BHn)
+        self.weight_LHN[layer] += summed_BHN.sum(dim=0).double().cpu()
+        self.distance_LH[layer] += (weights_BHTK * distance_BTK[:, None]).sum(dim=(0, 2, 3)).double().cpu()
+
+
+@torch.no_grad()
+def score_terms(attention: RelativeAttention, attended: AttentionOutput, slots: Slots) -> dict[str, Tensor]:
+    """Terms of all scores, each [B, H, T, K], by their letter in the paper; one that is zero everywhere is left out.
+
+    A score is affine in its query. What a query of zeros gets is the terms without it, (c) and (d).
+    """
+    q_BHTd, k_BHKd = attended.queries, attended.keys
+    nothing = torch.zeros_like(q_BHTd)
+    c, d = attention.content_logits(nothing, k_BHKd), attention.position_logits(nothing, slots)
+    a, b = attention.content_logits(q_BHTd, k_BHKd) - c, attention.position_logits(q_BHTd, slots) - d
+    scale = q_BHTd.shape[-1] ** -0.5
+    return {letter: term * scale for letter, term in zip(TERMS, (a, b, c, d), strict=True) if term.any()}
+
+
+def attention_by_head(
+    model: Any,
+    tokens: TokenSet,
+    *,
+    max_tokens: int,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Return the average distribution of each head over distances, of all terms and of each alone.
+
+    weight [L][H][N]: share of an average query's attention, by bucket of distance, nearest first; sums to one over N.
+    slots [N]: how many slots of a bucket an average query sees. mean_distance [L][H]: in steps. widest: the three heads
+    with the largest, each with the weights of the last queries of a window over its slots, oldest first. The data must
+    hold a piece that fills the memories and a window more; if the model has nothing to look at, the figures say why.
+    """
+    if not isinstance(model, CompressiveTransformer):
+        return {"absent": "the model has no attention"}
+    config = model.config
+    lead = full_after(config)
+    pieces, order = whole_pieces(
+        tokens, lead + config.window, at_most=min(max_tokens // (lead + config.window), _MOST_WINDOWS)
+    )
+    assert order
+    reach = model.receptive_field
+    width = -(-reach // MOST_BUCKETS)
+    num_buckets = -(-reach // width)
+    sizes = (config.num_layers, config.num_heads, num_buckets)
+    sums: dict[str, _HeadSums] = {}
+    slots_N = torch.zeros(num_buckets, dtype=torch.float64)
+    last_queries: dict[int, Tensor] = {}
+    num_windows = lead // config.window + 1  # of a piece, the last of which is looked at
+    num_read = 0
+
+    def see(layer: int, attention: RelativeAttention, attended: AttentionOutput, slots: Slots) -> None:
+        if num_read % num_windows != num_windows - 1:
+            return
+        distance_BTK = slots.query_times[..., :, None] - slots.slot_times[..., None, :]
+        visible_BTK = distance_BTK >= 0 if slots.visible is None else slots.visible[:, 0]
+        distance_BTK = distance_BTK.clamp(min=0).float()
+        bucket_BTK = (distance_BTK / width).long().clamp(max=num_buckets - 1)
+        num_rows = len(attended.queries)
+        bucket_BTK, distance_BTK, visible_BTK = (
+            x.expand(num_rows, -1, -1) for x in (bucket_BTK, distance_BTK, visible_BTK)
+        )
+        weights_BHTK = attention.weights(attended, slots)
+        kinds = {ALL_TERMS: weights_BHTK}
+        for letter, logits_BHTK in score_terms(attention, attended, slots).items():
+            kinds[letter] = softmax_of_visible(logits_BHTK, slots)
+        for kind, weights in kinds.items():
+            sums.setdefault(kind, _HeadSums.zeros(*sizes)).add(layer, weights, distance_BTK, bucket_BTK)
+        last_queries[layer] = weights_BHTK[-1, :, -_NUM_TARGETS:].float().cpu()
+        if layer == 0:
+            slots_N.add_(torch.bincount(bucket_BTK[visible_BTK].cpu(), minlength=num_buckets))
+
+    num_weights = config.num_heads * config.window * (config.window + config.memory + config.compressed)
+    rows = min(len(order), max(1, _MOST_WEIGHTS // num_weights))
+    windows = score_once(model, pieces, order, window=config.window, rows=rows, device=device)
+    with torch.inference_mode(), observe_calls(model, see):
+        for dealt, _ in windows:
+            num_read += 1
+            if progress is not None:
+                progress.update(config.window * len(dealt.utterances))
+    num_queries = config.window * len(order)
+    figures = {
+        kind: {
+            "weight": (of_kind.weight_LHN / num_queries).tolist(),
+            "mean_distance": (of_kind.distance_LH / num_queries).tolist(),
+        }
+        for kind, of_kind in sums.items()
+    }
+    return {
+        "num_windows": len(order),
+        "buckets": [{"from": i * width, "to": min((i + 1) * width, reach) - 1} for i in range(num_buckets)],
+        "slots": (slots_N / num_queries).tolist(),
+        **figures.pop(ALL_TERMS),
+        "terms": {letter: {"name": TERMS[letter], **of_term} for letter, of_term in figures.items()},
+        "widest": _widest(sums[ALL_TERMS].distance_LH / num_queries, last_queries),
+    }
+
+
+def _widest(distance_LH: Tensor, last_queries: dict[int, Tensor]) -> list[dict[str, Any]]:
+    """The heads that look furthest on average, and the weights [targets][columns] of their last queries."""
+    num_heads = distance_LH.shape[1]
+    heads = distance_LH.flatten().argsort(descending=True)[:_NUM_WIDEST].tolist()
+    entries = []
+    for layer, head in (divmod(index, num_heads) for index in heads):
+        weight_TK = last_queries[layer][head].double().numpy()
+        num_columns = min(weight_TK.shape[1], MOST_BUCKETS)
+        entries.append(
+            {
+                "layer": layer,
+                "head": head,
+                "mean_distance": float(distance_LH[layer, head]),
+                "weight": in_buckets(weight_TK, num_buckets=num_columns).round(6).tolist(),
+            }
+        )
+    return entries
