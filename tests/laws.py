@@ -150,6 +150,10 @@ class Case:
 CASES = [Case(model, variant) for model, variants in CONFIGS.items() for variant in variants]
 # Of Transformer-XL's encodings of positions, decoders know its own.
 WITH_DECODER = [case for case in CASES if case.fields.get("position", "relative") == "relative"]
+# Models with adaptive or tied embeddings, made for vocabularies of words, step with torch, and so do those with options
+# of published weights.
+_BY_TORCH = {"head", "tie_embeddings", "activation", "same_length", "clamp_len"}
+COMPILED = [case for case in WITH_DECODER if not _BY_TORCH & set(case.fields)]
 # `pytest -m "not slow"` tries these; together they take every branch of the models.
 _QUICK = {
     "conv-ragged",

@@ -21,12 +21,8 @@ from waveform.engine.sampler import SamplingConfig, sample
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 
-# Models with adaptive or tied embeddings, made for vocabularies of words, step with torch, and so do those with options
-# of published weights.
-_BY_TORCH = {"head", "tie_embeddings", "activation", "same_length", "clamp_len"}
-COMPILED = [case for case in laws.WITH_DECODER if not _BY_TORCH & set(case.fields)]
-every_case = pytest.mark.parametrize("case", COMPILED, ids=str)
-attention_cases = [case for case in COMPILED if case.model != "wavenet"]
+every_case = pytest.mark.parametrize("case", laws.COMPILED, ids=str)
+attention_cases = [case for case in laws.COMPILED if case.model != "wavenet"]
 
 # Logits of these models are about 5, and layer norms over 16 features magnify rounding. The cached decoder, which
 # computes the same in a different order, is up to 5e-5 away from `forward`; a wrong slot, weight or position 0.1.

@@ -114,10 +114,7 @@ def test_decoders_that_step_with_torch_draw_with_the_kernel(variant: str) -> Non
             assert torch.equal(drawing.draw(uniform), stepwise.draw(uniform))
 
 
-COMPILED = [case for case in laws.WITH_DECODER if not {"head", "tie_embeddings"} & set(case.fields)]
-
-
-@pytest.mark.parametrize("case", laws.params(COMPILED))
+@pytest.mark.parametrize("case", laws.params(laws.COMPILED))
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
 def test_decoders_that_draw_equal_single_steps(case: laws.Case, int8: bool) -> None:
     """Across windows, and wherever a block begins."""

@@ -74,7 +74,7 @@ def test_carried_state_never_resets(name: str, token_set: Callable[..., TokenSet
     assert result.counts.tolist() == LENGTHS and result.protocol == "carry"
     alone = evaluate(model, tokens, replace(config, protocol="utterance"))
     assert alone.nats[0] == pytest.approx(result.nats[0]) and abs(alone.nats - result.nats)[1:].max() > 1e-3
-    still = evaluate_dynamically(model, tokens, config, DynamicConfig(lr=0.0), device=torch.device("cpu"))
+    still = evaluate_dynamically(model, tokens, config, DynamicConfig(lr=0.0), world=World())
     np.testing.assert_allclose(still.nats, result.nats, rtol=1e-9)
 
 
