@@ -1,4 +1,4 @@
-"""The pages under docs/ show what works: the files of docs/extending.md are written and its commands run."""
+"""The pages under docs/ show what works: what docs/extending.md has is run, and what docs/papers.md names exists."""
 
 import os
 import re
@@ -11,12 +11,24 @@ from pathlib import Path
 
 import pytest
 
+import recipes.cli
+import waveform.cli
+from recipes.studies.catalogue import find_study
+from recipes.text import compose_config
 from waveform.audio.demo_speech import demo_speech_dir
+from waveform.command.table import parser
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 BLOCK = re.compile(r"(?:^`(?P<file>[^`\n]+)`\n\n)?^```(?P<language>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 TITLES = re.findall(r"^## (.+)$", PAGE, re.MULTILINE)
+PAPERS = (ROOT / "docs" / "papers.md").read_text()
+# What each paper has: the numbers of its sections, appendices, tables and figures.
+CONTENTS = {
+    "Rae": ("1 2 3.1 3.2 3.3 4 4.1 4.2 5 5.1 5.2 5.3 5.4 5.5 5.5.1 5.6 5.7 6", "ABCDE", 10, 6),
+    "Dai": ("1 2 3.1 3.2 3.3 4 4.1 4.2 4.3 4.4 4.5 5", "ABCDE", 13, 7),
+}
+COMMANDS = {"waveform": waveform.cli.VERBS, "recipes": recipes.cli.VERBS}
 
 
 def blocks(title: str) -> Iterator[tuple[str | None, str, str]]:
@@ -84,3 +96,61 @@ def test_example_works(title: str, place: Path) -> None:
         elif language == "sh":
             for command in body.splitlines():
                 run(command, place)
+
+
+def rows(paper: str) -> Iterator[list[str]]:
+    """The cells of every line of a paper's table: item, where, command, test."""
+    (section,) = re.findall(rf"^## [^\n]*\({paper} et al.*?(?=^## |\Z)", PAPERS, re.MULTILINE | re.DOTALL)
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("|") and cells[0] not in ("item", "---"):
+            yield cells
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+@pytest.mark.parametrize("paper", CONTENTS)
+def test_every_section_table_and_figure_has_its_line(paper: str) -> None:
+    sections, appendices, num_tables, num_figures = CONTENTS[paper]
+    named = " ".join(cells[0].split(":")[0] for cells in rows(paper))
+    listed: dict[str, set[str]] = {kind: set() for kind in ("Section", "Appendix", "Table", "Figure")}
+    for kind, numbers in re.findall(r"(Section|Appendix|Table|Figure)s? ((?:[A-E\d.]+(?:, | and )?)+)", named):
+        listed[kind] |= set(re.split(r", | and ", numbers.rstrip(", ")))
+    assert set(sections.split()) <= listed["Section"] and set(appendices) <= listed["Appendix"]
+    assert listed["Table"] == {str(i + 1) for i in range(num_tables)}
+    assert listed["Figure"] == {str(i + 1) for i in range(num_figures)}
+
+
+@pytest.mark.parametrize("paper", CONTENTS)
+def test_what_a_line_names_exists(paper: str) -> None:
+    wrong = []
+    for cells in rows(paper):
+        assert len(cells) == 4, cells[0]
+        _, where, _, tests = cells
+        wrong += [path for path in quoted(where) if not (ROOT / path).is_file()]
+        for test in quoted(tests):
+            path, _, name = test.partition("::")
+            if not (ROOT / path).is_file() or f"def {name}(" not in (ROOT / path).read_text():
+                wrong.append(test)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("paper", CONTENTS)
+def test_commands_of_a_line_parse(paper: str) -> None:
+    """Their options are the verb's, unabbreviated; studies exist, and settings of training on text compose."""
+    commands = {command for cells in rows(paper) for command in quoted(cells[2])}
+    assert len(commands) > 10
+    for command in sorted(commands):
+        words = shlex.split(command)
+        program = words.pop(0) if words[0] == "waveform" else "recipes"
+        given = parser(program, "", COMMANDS[program]).parse_args(words)
+        options = {
+            name for verb in COMMANDS[program] if verb.name == given.verb for a in verb.arguments for name in a.names
+        }
+        assert {word for word in words if word.startswith("--")} <= options, command
+        if program == "recipes" and given.verb == "train":
+            compose_config(given.recipe, given.overrides)
+        if given.verb == "study":
+            find_study(given.name)
