@@ -79,9 +79,10 @@ def test_every_verb_works(model: str, place: Path, capsys: pytest.CaptureFixture
         assert "LSTM has no int8 decoder" in capsys.readouterr().err
         assert not FullLSTM.used
     else:
-        # All that OptionalParts declares, except what only several processes, a short unroll or train.compile ask for.
+        # All that OptionalParts declares, except what only several processes, a short unroll, train.compile or a model
+        # with kernels of its own need.
         parts = {name for name in vars(OptionalParts) if not name.startswith("_")}
-        rest = {"compile_layers", "has_int8_decoder", "sharding_units", "trains_through_time"}
+        rest = {"compile_layers", "has_int8_decoder", "prepare_kernels", "sharding_units", "trains_through_time"}
         assert FullLSTM.used == parts - rest | {"int8 decoder"}
 
 

@@ -1,6 +1,8 @@
 """The compiled layers of small models against the same layers by torch: outputs, states, losses and every gradient."""
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -230,3 +232,20 @@ def test_kernels_have_the_threads_that_torch_leaves() -> None:
         assert torch.get_num_threads() == kernel_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_kernels_are_compiled_before_the_first_step() -> None:
+    """In a process of its own: in this one they are."""
+    program = """
+import torch
+from waveform.compiled.layers import run
+from waveform.models.registry import build
+fields = {"num_layers": 1, "d_model": 32, "num_heads": 2, "d_feedforward": 32, "window": 16, "memory": 16}
+model = build("transformer_xl", vocab_size=8, num_position_features=8, **fields)
+assert not run.signatures
+model.prepare_kernels()
+(signature,) = run.signatures
+model(torch.zeros(2, 16, dtype=torch.int64), model.init_state(2)).hidden.sum().backward()
+assert run.signatures == [signature]
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

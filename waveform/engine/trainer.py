@@ -260,6 +260,8 @@ class Trainer:
     def _run(self) -> TrainResult:
         config, world, run_dir = self.config, self.world, self._context.run_dir
         began_at = self.step
+        if world.device.type == "cpu" and config.autocast(world.device) is None:
+            self.parts.prepare_kernels()
         with (
             self._log.opened(run_dir, step=self.step, seconds=self.seconds, tokens_seen=self.tokens_seen),
             signals_ask() as stop,

@@ -22,7 +22,7 @@ from torch.profiler import record_function
 from waveform.compiled.layers import BACKWARD, FORWARD, PACK, UNPACK, run, saved_parts, scratch_parts, sum_parts
 from waveform.compiled.record import make_record
 from waveform.compiled.simd import padded
-from waveform.models.attention import Slots
+from waveform.models.attention import VECTOR, Slots
 from waveform.system.threads import kernel_threads, run_parts
 
 
@@ -176,13 +176,13 @@ class _Layout:
         self.saved = saved
         varying = dict.fromkeys((*saved, *_Arrays._fields, *_WEIGHTS, *_GRADIENTS), 0)
         sized = {"scratch_size": self.scratch_size, "sums_size": self.sums_size}
-        self._template = make_record({**varying, **sizes._asdict(), **scratch, **sums, **sized})
+        self.template = make_record({**varying, **sizes._asdict(), **scratch, **sums, **sized})
         self._num_varying = len(varying)
 
     def records(self, saved_LN: Tensor, arrays: Sequence[Sequence[int]]) -> np.ndarray:
         """One for each layer, with the addresses of one call: of `_Arrays`, `_WEIGHTS` and `_GRADIENTS`."""
         num_layers, num_saved = len(saved_LN), len(self._in_saved)
-        records = self._template.repeat(num_layers)
+        records = self.template.repeat(num_layers)
         addresses = records.view(np.int64).reshape(num_layers, -1)
         of_layers = saved_LN.data_ptr() + 4 * self.saved_size * np.arange(num_layers)
         addresses[:, :num_saved] = of_layers[:, None] + self._in_saved
@@ -193,6 +193,11 @@ class _Layout:
 @functools.lru_cache(maxsize=64)
 def _layout(sizes: _Sizes) -> _Layout:
     return _Layout(sizes)
+
+
+def compile_kernels() -> None:
+    """Compile the kernels, or load them from disk, before their first use: calls them for no layers."""
+    run(PACK, 0, _layout(_Sizes._make([*[VECTOR] * 16, 1e-5, 1.0])).template[:0])
 
 
 def _offsets(parts: dict[str, int]) -> tuple[dict[str, int], int]:

@@ -398,6 +398,13 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         """If there are compiled kernels for its sizes, as for all small models, and torch.compile is not asked for."""
         return self.config.has_kernels and not self._compiles
 
+    def prepare_kernels(self) -> None:
+        """Compile those of small models, which takes some 15 s unless they are on disk."""
+        if self.brings_threads:
+            from waveform.models.compiled_layers import compile_kernels  # here: others do without numba
+
+            compile_kernels()
+
     @property
     def receptive_field(self) -> int:
         """Steps that one layer attends to from the end of a window; layers above reach further through its memory."""
