@@ -45,6 +45,8 @@ def import_run(
     of the run. Raises UserError for weights that cannot be imported, a vocabulary of a different size and a `run_dir`
     that is not empty.
     """
+    if not checkpoint.exists():
+        raise UserError(f"no such file or folder: {checkpoint}")
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         raise UserError(f"{run_dir} is not empty; give a new folder")
     tokenizer = _tokenizer(checkpoint, data_dir, vocabulary)

@@ -257,6 +257,7 @@ def test_other_mistakes(source: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
     assert "is not a file of weights, nor a folder with one of" in message(source / "data", run_dir, "--vocabulary",
                                                                           checkpoint / "vocab.txt")  # fmt: skip
+    assert "no such file or folder" in message(source / "nowhere", run_dir)
     fewer = source / "fewer.txt"
     fewer.write_text("\n".join(_WORDS[:-1]))
     assert f"has {len(_WORDS) - 1:,} words, but the weights" in message(checkpoint, run_dir, "--vocabulary", fewer)
