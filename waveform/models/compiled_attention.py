@@ -18,7 +18,7 @@ from waveform.system.threads import kernel_threads, run_parts
 def compiled_attention(
     q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, scale: float, causal: bool, encoding: Tensor | None
 ) -> Tensor:
-    """What `block_attention` computes in fp32 on a CPU, if `takes_kernels` says so: [B, H, T, d]."""
+    """What `block_attention` computes in fp32 on a CPU, if `_takes_kernels` of attention.py says so: [B, H, T, d]."""
     out: Tensor = _CompiledAttention.apply(q_BHTE, k_BHKd, v_BHKd, scale, causal, encoding)
     return out
 

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -221,7 +221,7 @@ class _CompiledLayers(torch.autograd.Function):
         keeps: bool,
         *weights: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        p = LayerParameters(*weights[: len(LayerParameters._fields)])  # type: ignore[arg-type]
+        p = LayerParameters._make(cast(Sequence[Tensor], weights[: len(LayerParameters._fields)]))
         (B, T, D), S, (H, d), L = x_BTD.shape, pasts[0].shape[1], p.content_bias.shape, len(pasts)
         num_threads = min(kernel_threads(), B)
         sizes = _Sizes(

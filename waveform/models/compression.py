@@ -43,7 +43,7 @@ class Compressor(nn.Module, ABC):
 
     def kept(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
         """Which of the slots `forward` returns, [B, G], oldest first; only asked for if `keeps_slots`."""
-        raise NotImplementedError
+        raise NotImplementedError  # not abstract: compressions that pool have no such slots
 
     @property
     def has_parameters(self) -> bool:

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from waveform.engine.checkpoint import CHECKPOINTS_DIR, Checkpoint
 from waveform.engine.metrics import METRICS_FILE
+from waveform.engine.train_config import TrainConfig
 from waveform.models.registry import model_class
 from waveform.runs.settings import differing_keys
 from waveform.system.errors import UserError
@@ -107,11 +108,14 @@ def refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
 def comparable(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration without what may differ when a run is resumed.
 
-    Fields of the model that did not exist when the run began have their defaults, which leave it as it was.
+    Fields of the model and of training that did not exist when the run began have their defaults, which leave it as it
+    was.
     """
-    known = {field.name: field.default for field in fields(model_class(config["model"]["name"]).Config)}
-    added = {name: value for name, value in known.items() if name != "vocab_size" and value is not MISSING}
-    config = {**config, "model": {**added, **config["model"]}}
+    known = {"model": model_class(config["model"]["name"]).Config, "train": TrainConfig}
+    for section, kind in known.items():
+        defaults = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+        defaults.pop("vocab_size", None)
+        config = {**config, section: {**defaults, **config[section]}}
     return {
         section: {key: value for key, value in content.items() if key not in _MAY_DIFFER.get(section, ())}
         if isinstance(content, dict)
