@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from recipes.metrics import UNITS
 from recipes.studies.report import Config, Figures, Runs
+from recipes.studies.rows_plot import Row, save_rows
 from recipes.studies.seeds import mean_and_interval, shown
 from waveform.system.console import table
-from waveform.system.output import write_png
 
 _VALID, _TEST = "validation.json", "evaluation.json"
 
@@ -68,26 +66,8 @@ class BestOfRows:
         return "\n".join([*table(header, rows), f"ours on {summary['recipe']}; the paper's are {self.published_as}"])
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
-        from matplotlib.figure import Figure
-
-        rows = list(summary["rows"])
-        places = np.arange(len(rows))[::-1]
-        figure = Figure(figsize=(11, 1 + 0.45 * len(rows)), dpi=110, layout="constrained")
-        ours, paper = figure.subplots(1, 2, sharey=True)
-        for place, entry in zip(places, summary["rows"].values(), strict=True):
-            seeds = entry["test"]["seeds"]
-            ours.plot(seeds, [place] * len(seeds), marker="o", linestyle="", color="#30578f", alpha=0.4)
-            ours.plot([entry["test"]["mean"]], [place], marker="D", color="#30578f")
-            ours.annotate(entry["best"], (entry["test"]["mean"], place), (0, 6), textcoords="offset points", fontsize=7)
-            paper.plot([entry["published"]], [place], marker="D", color="#8a3b12")
-        ours.set_yticks(places, rows)
-        ours.set_title(f"here, on {summary['recipe']}", loc="left", fontsize=10)
-        ours.set_xlabel(f"test, {UNITS[summary['headline']]}", fontsize=9)
-        paper.set_title("in the paper", loc="left", fontsize=10)
-        paper.set_xlabel(self.published_as, fontsize=9)
-        for axes in (ours, paper):
-            axes.margins(0.1)  # room for the labels of the outermost
-            axes.grid(color="0.9", linewidth=0.6)
-            axes.set_axisbelow(True)
-            axes.tick_params(labelsize=8)
-        write_png(path, figure)
+        rows = [
+            Row(row, entry["test"], entry["published"], note=entry["best"]) for row, entry in summary["rows"].items()
+        ]
+        unit = UNITS[summary["headline"]]
+        save_rows(path, rows, recipe=summary["recipe"], unit=unit, published_as=self.published_as)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import recipes.conf
+from recipes.studies.ablations import Ablations
 from recipes.studies.best_of_rows import BestOfRows
 from recipes.studies.by_distance import ByDistance
 from recipes.studies.by_size import BySize, Sizes
@@ -161,8 +162,8 @@ def _table_9() -> Study:
     return _sizes(
         "Rae et al. 2019, Table 9: compressed memory at evaluation, words",
         compressed=Sizes("compressed", trained=512, tried=(256, 512, 1024, 1536, 2048)),
-        # From no paper; Dai et al. 2019 trained with 384 and evaluated with 1,600.
-        memory=Sizes("memory", trained=384, tried=(192, 384, 800, 1600, 2048)),
+        # From no paper.
+        memory=Sizes("memory", trained=1024, tried=(512, 1024, 1600, 2048, 2560)),
         published=(18.2, 17.9, 17.6, 17.1, 17.7),
         published_as="perplexity on WikiText-103, test",
     )
@@ -183,14 +184,91 @@ def _curve_of_figure_3(config: Config, *, names: Sequence[str], name: str) -> li
     """Training changes, and ends, at the same share of the figure's axis as in the paper's preset."""
     if config["preset"] == "paper":
         return [f"study={name}"]
-    steps = config["train"]["max_steps"]
-    if steps is None:
-        raise UserError("the study changes training at a step; limit the steps, for example train.max_steps=1000")
     paper = {other: compose_config("enwik8", ["preset=paper", f"study={other}"])["train"] for other in names}
     axis = max(train["max_steps"] for train in paper.values())
     moved = ("max_steps", "lr_change_at", "update_period_from")
-    scaled = {field: round(at * steps / axis) for field in moved if (at := paper[name][field]) is not None}
-    return [f"study={name}", *(f"train.{field}={at}" for field, at in scaled.items())]
+    at = {field: step for field in moved if (step := paper[name][field]) is not None}
+    return [f"study={name}", *_at_the_same_share(config, at, of=axis)]
+
+
+def _at_the_same_share(config: Config, fields: Mapping[str, int], *, of: int) -> list[str]:
+    """Fields of `train` that are steps of a training of `of` steps, moved to the same share of this one's."""
+    steps = config["train"]["max_steps"]
+    if steps is None:
+        raise UserError("the study changes training at a step; limit the steps, for example train.max_steps=1000")
+    return [f"train.{field}={round(step * steps / of)}" for field, step in fields.items()]
+
+
+def _rare_updates() -> Study:
+    """Transformer-XL with an update at every step, and with one every 4 steps late in training."""
+    rows = {"every_step": "an update at every step", "every_4_steps": "every 4 steps, late in training"}
+    return Study(
+        title="Rae et al. 2019, section 5.5.1: rare updates late in training, Transformer-XL",
+        variants={
+            "every_step": ("model=transformer_xl", "train.update_period=1"),
+            "every_4_steps": _rarely_late,
+        },
+        report=BestOfRows(
+            rows={name: {label: "-"} for label, name in rows.items()},
+            published=dict(zip(rows.values(), (0.995, 0.984), strict=True)),
+            published_as="bits per character on enwik8, test",
+        ),
+    )
+
+
+def _rarely_late(config: Config) -> list[str]:
+    paper = compose_config("enwik8", ["preset=paper", "model=transformer_xl"])["train"]
+    at = {"update_period_from": paper["update_period_from"]}
+    moved = _at_the_same_share(config, at, of=paper["max_steps"])
+    return ["model=transformer_xl", f"train.update_period={paper['update_period']}", *moved]
+
+
+_TXL_ROWS = {  # label -> the file in conf/study, and the row of Dai et al. 2019
+    "transformer_xl": ("none", "as published"),
+    "shaw": ("txl_shaw", "Shaw's encodings"),
+    "half_loss": ("txl_half_loss", "half loss"),
+    "no_recurrence": ("txl_no_recurrence", "no recurrence"),
+    "no_recurrence_half_loss": ("txl_no_recurrence_half_loss", "no recurrence, half loss"),
+    "shaw_no_recurrence": ("txl_shaw_no_recurrence", "no recurrence, Shaw's encodings"),
+    "shaw_no_recurrence_half_loss": ("txl_shaw_no_recurrence_half_loss", "no recurrence, Shaw's, half loss"),
+    "transformer": ("txl_transformer", "no recurrence, absolute encodings, half loss"),
+}
+
+
+def _ablations(title: str, *, published: Mapping[str, Sequence[float]], published_as: str) -> Study:
+    """Rows of `_TXL_ROWS`, each with the paper's figure, and with the one at its best length of attention if named."""
+    return Study(
+        title=title,
+        variants={label: ("model=transformer_xl", f"study={_TXL_ROWS[label][0]}") for label in published},
+        report=Ablations(
+            rows={label: _TXL_ROWS[label][1] for label in published}, published=published, published_as=published_as
+        ),
+    )
+
+
+def _txl_table_6() -> Study:
+    return _ablations(
+        "Dai et al. 2019, Table 6: recurrence, encodings and half loss",
+        published={
+            "transformer_xl": (27.02, 26.77),
+            "shaw": (27.94, 27.94),
+            "half_loss": (28.69, 28.33),
+            "no_recurrence": (29.59, 29.02),
+            "no_recurrence_half_loss": (30.10, 30.10),
+            "shaw_no_recurrence": (29.75, 29.75),
+            "shaw_no_recurrence_half_loss": (30.50, 30.50),
+            "transformer": (30.97, 30.97),
+        },
+        published_as="perplexity on WikiText-103 as trained, and at the best length of attention",
+    )
+
+
+def _txl_table_7() -> Study:
+    return _ablations(
+        "Dai et al. 2019, Table 7: encodings and recurrence where no context is needed",
+        published={"transformer_xl": (25.2,), "shaw": (25.7,), "no_recurrence": (27.1,)},
+        published_as="perplexity on One Billion Word",
+    )
 
 
 STUDIES: dict[str, Callable[[], Study]] = {
@@ -199,6 +277,9 @@ STUDIES: dict[str, Callable[[], Study]] = {
     "table8": _table_8,
     "table9": _table_9,
     "figure3": _figure_3,
+    "rare_updates": _rare_updates,
+    "txl_table6": _txl_table_6,
+    "txl_table7": _txl_table_7,
 }
 
 

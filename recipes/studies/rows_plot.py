@@ -1,0 +1,49 @@
+"""Draws the rows of a table, ours beside the paper's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from waveform.system.output import write_png
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: what it is called, our figure of `mean_and_interval`, and the paper's."""
+
+    name: str
+    ours: Mapping[str, Any]
+    published: float
+    note: str = ""  # written above our figure
+
+
+def save_rows(path: Path, rows: Sequence[Row], *, recipe: str, unit: str, published_as: str) -> None:
+    """Draw each row's mean and seeds, and the paper's figure in a panel of its own.
+
+    Raises UserError if the picture cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    places = np.arange(len(rows))[::-1]
+    figure = Figure(figsize=(11, 1 + 0.45 * len(rows)), dpi=110, layout="constrained")
+    ours, paper = figure.subplots(1, 2, sharey=True)
+    for place, row in zip(places, rows, strict=True):
+        seeds = row.ours["seeds"]
+        ours.plot(seeds, [place] * len(seeds), marker="o", linestyle="", color="#30578f", alpha=0.4)
+        ours.plot([row.ours["mean"]], [place], marker="D", color="#30578f")
+        ours.annotate(row.note, (row.ours["mean"], place), (0, 6), textcoords="offset points", fontsize=7)
+        paper.plot([row.published], [place], marker="D", color="#8a3b12")
+    ours.set_yticks(places, [row.name for row in rows])
+    ours.set_title(f"here, on {recipe}", loc="left", fontsize=10)
+    ours.set_xlabel(f"test, {unit}", fontsize=9)
+    paper.set_title("in the paper", loc="left", fontsize=10)
+    paper.set_xlabel(published_as, fontsize=9)
+    for axes in (ours, paper):
+        axes.margins(0.1)  # room for the notes of the outermost
+        axes.grid(color="0.9", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.tick_params(labelsize=8)
+    write_png(path, figure)
