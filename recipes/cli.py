@@ -46,7 +46,7 @@ Nothing is downloaded; an error names what was expected and where it is publishe
 _TRAIN_EPILOG = """\
 settings (Hydra overrides), any number, after the paths:
   model=compressive_transformer|transformer_xl
-  preset=paper|small|smoke        the papers' sizes; an hour on one GPU (default); seconds on a CPU
+  preset=paper|small|cpu|smoke    the papers' sizes; an hour on one GPU (default); a minute or two on a CPU; seconds
   preset=dai_12l|dai_18l|dai_24l|dai_standard|dai_base|dai_large|dai   Transformer-XL's own, each on some recipes
   study=table5_max                a row of the paper's tables, on top of preset=paper (see recipes/conf/study)
   train.max_steps=1000 train.batch_size=8 train.lr=3e-4 model.compressed=1152 seed=1

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipes.studies.ablations import Ablations
 from recipes.studies.best_of_rows import BestOfRows
 from recipes.studies.by_size import Sizes
 from recipes.studies.catalogue import find_study
@@ -84,6 +85,62 @@ def test_figure_3_is_every_curve_at_the_same_share_of_the_steps() -> None:
             else:
                 assert train[field] / steps == pytest.approx(published[field] / axis, abs=0.5 / steps)
         assert (train["lr_after"], train["update_period"]) == (published["lr_after"], published["update_period"])
+
+
+@pytest.mark.slow
+def test_updates_become_rare_at_the_papers_share_of_the_steps() -> None:
+    """60,000 of 104,000 steps, every 4 steps from then on; the other run never."""
+    here = composed("rare_updates", ["preset=smoke", "train.max_steps=520"])
+    paper = composed("rare_updates", ["preset=paper"])
+    updates = {
+        name: {label: (c["train"]["update_period"], c["train"]["update_period_from"]) for label, c in configs.items()}
+        for name, configs in (("here", here), ("paper", paper))
+    }
+    assert updates["here"]["every_4_steps"] == (4, 300)
+    assert updates["paper"]["every_4_steps"] == (4, 60_000)
+    assert updates["here"]["every_step"][0] == updates["paper"]["every_step"][0] == 1
+    assert {c["model"]["name"] for c in (*here.values(), *paper.values())} == {"transformer_xl"}
+
+
+@pytest.mark.slow
+def test_ablations_are_table_6s() -> None:
+    """Recurrence, encoding and loss of each row, in the paper's order."""
+    configs = composed("txl_table6", ["preset=cpu"])
+    fields = [(c["model"]["memory"] > 0, c["model"]["position"], c["train"]["loss_share"]) for c in configs.values()]
+    assert fields == [
+        (True, "relative", 1),
+        (True, "shaw", 1),
+        (True, "relative", 0.5),
+        (False, "relative", 1),
+        (False, "relative", 0.5),
+        (False, "shaw", 1),
+        (False, "shaw", 0.5),
+        (False, "absolute", 0.5),
+    ]
+    report = find_study("txl_table6").report
+    assert isinstance(report, Ablations) and list(report.published) == list(configs)
+
+
+def test_without_memory_windows_overlap_and_with_it_longer_ones_are_tried() -> None:
+    """Cut end to end, the first tokens of a window would have no context."""
+    report = Ablations({}, {}, "")
+    assert report.commands({"model": {"memory": 0, "window": 64}}) == {"evaluation.json": ["evaluate", "--stride", "8"]}
+    recurrent = report.commands({"model": {"memory": 128, "window": 64}})
+    assert recurrent == {"evaluation.json": ["evaluate"], "sizes.json": ["sweep", "--memory", "64,128,256,512"]}
+
+
+def test_ablations_are_summarised_with_the_best_memory() -> None:
+    known = {"headline": "bits_per_byte", "recipe": "folder", "num_parameters": 9, "train_tokens_seen": 7}
+    with_memory = [
+        {"test": known | {"bits_per_byte": 2.0}, "best": {"bits_per_byte": 1.5, "memory": 64}},
+        {"test": known | {"bits_per_byte": 4.0}, "best": {"bits_per_byte": 2.5, "memory": 128}},
+    ]
+    without = [{"test": known | {"bits_per_byte": 5.0}, "best": None}] * 2
+    report = Ablations({"a": "with", "b": "without"}, {"a": (27.0, 26.8), "b": (30.0,)}, "perplexity")
+    summary = report.summarise({"a": with_memory, "b": without})
+    assert (summary["rows"]["a"]["test"]["mean"], summary["rows"]["a"]["best"]["mean"]) == (3, 2)
+    first, second = report.table(summary).splitlines()[2:4]
+    assert "64 or 128" in first and first.endswith("27, 26.8") and second.endswith("30")
 
 
 def test_sizes_are_the_papers_shares() -> None:
