@@ -172,7 +172,12 @@ VERBS = (
         "train every setting of a paper's table or figure, or of recall, at a preset's size: table, plot and JSON",
         "recipes.verbs.study:study",
         (
-            argument("name", metavar="NAME", help="table5, table8, table9, figure3 (Rae et al. 2019) or recall"),
+            argument(
+                "name",
+                metavar="NAME",
+                help="table5, table8, table9, figure3 or rare_updates (Rae et al. 2019), txl_table6 or txl_table7 (Dai "
+                "et al. 2019), or recall",
+            ),
             argument("data_dir", type=Path, metavar="DATA_DIR", help="any text; for recall, data of that recipe"),
             argument("out_dir", type=Path, metavar="OUT_DIR", help="where the runs are kept; continued if it exists"),
             argument(
