@@ -176,7 +176,16 @@ def _figure_3() -> Study:
     return Study(
         title="Rae et al. 2019, Figure 3: smaller learning rates, or fewer updates, from mid-training on",
         variants={name.removeprefix("figure3_"): partial(_curve_of_figure_3, names=names, name=name) for name in names},
-        report=InTraining("smaller rates raise the training loss, fewer updates do not"),
+        report=InTraining(
+            labels={
+                "lr_3e-4": "the rate stays",
+                "lr_1e-7": "the rate drops to 1e-7",
+                "lr_1e-9": "the rate drops to 1e-9",
+                "lr_0": "the rate drops to 0",
+                "update_period_2": "the rate stays, an update every 2 steps",
+            },
+            published_as="smaller rates raise the training loss, fewer updates do not",
+        ),
     )
 
 

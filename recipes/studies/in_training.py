@@ -15,6 +15,7 @@ from waveform.system.console import table
 from waveform.system.output import write_png
 
 _FILE = "evaluation.json"
+_BEGINNING = 0.1  # share of the steps whose fall is cut off in the picture, or nothing else would be seen
 _END = 0.1  # share of the steps over which training NLL is averaged, at the end
 
 
@@ -22,6 +23,7 @@ _END = 0.1  # share of the steps over which training NLL is averaged, at the end
 class InTraining:
     """A curve for each setting."""
 
+    labels: Mapping[str, str]  # label of a setting -> what its curve is called
     published_as: str  # what the paper's curves show, of which it gives no figures
 
     def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
@@ -57,7 +59,7 @@ class InTraining:
         headline = summary["headline"]
         header = ["setting", f"training, last {_END:.0%}, bits per token", f"test, {UNITS[headline]}"]
         rows = [
-            [label, shown(entry["train_bits_at_the_end"]), shown(entry[headline])]
+            [self.labels[label], shown(entry["train_bits_at_the_end"]), shown(entry[headline])]
             for label, entry in summary["variants"].items()
         ]
         return "\n".join([*table(header, rows), f"ours on {summary['recipe']}; the paper: {self.published_as}"])
@@ -68,7 +70,9 @@ class InTraining:
         figure = Figure(figsize=(9, 4.6), dpi=110, layout="constrained")
         axes = figure.subplots()
         for label, entry in summary["variants"].items():
-            axes.plot(entry["train_steps"], entry["train_bits"], label=label)
+            steps, bits = np.array(entry["train_steps"]), np.array(entry["train_bits"])
+            shown_steps = steps > _BEGINNING * steps[-1]
+            axes.plot(steps[shown_steps], bits[shown_steps], label=self.labels[label])
         axes.set_title(f"here, on {summary['recipe']}; the paper: {self.published_as}", loc="left", fontsize=9)
         axes.set_xlabel("steps")
         axes.set_ylabel("training, bits per token")

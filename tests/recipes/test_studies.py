@@ -170,7 +170,7 @@ def test_training_is_averaged_over_its_last_tenth() -> None:
     steps = list(range(10, 201, 10))
     known = {"headline": "bits_per_byte", "recipe": "folder", "bits_per_byte": 3.0, "train_steps": steps}
     seeds = [known | {"train_bits": [100.0] * 18 + [first, second]} for first, second in ((1.0, 3.0), (5.0, 7.0))]
-    entry = InTraining("").summarise({"label": seeds})["variants"]["label"]
+    entry = InTraining({}, "").summarise({"label": seeds})["variants"]["label"]
     assert entry["train_bits_at_the_end"]["seeds"] == [2, 6]
     assert entry["train_bits"] == [100] * 18 + [3, 5]
 
