@@ -64,6 +64,22 @@ def test_speed_by_context_length(place: Path, tmp_path: Path, capsys: pytest.Cap
     assert "--contexts is 'x'" in mistake(["speed", place / "run", "--contexts", "x"], capsys)
 
 
+def test_an_lstm_is_in_the_group_of_table_8(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It resumes, is scored, sampled from and compared like the others, and has no attention to show."""
+    short = ["model=lstm", *SHORT[1:]]
+    run("train", "folder", place / "data", tmp_path / "lstm", *short, "train.max_steps=2")
+    run("train", "folder", place / "data", tmp_path / "lstm", *short)
+    run("evaluate", tmp_path / "lstm", "--dynamic", "--json", tmp_path / "e.json")
+    assert json.loads((tmp_path / "e.json").read_text())["step"] == 4
+    run("sample", tmp_path / "lstm", "--prompt", "the", "--tokens", 9)
+    run("analyse", place / "run", tmp_path / "lstm", "--tokens", 6000, "--json", tmp_path / "a.json")
+    figures = json.loads((tmp_path / "a.json").read_text())
+    assert len(figures["effective_context"]["by_ratio"]["0.1"]) == 2
+    assert figures["runs"][1]["attention_by_head"] == {"absent": "the model has no attention"}
+    run("compare", place / "run", tmp_path / "lstm")
+    assert "lstm" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_ablations_train_and_are_scored(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for study in ("txl_shaw", "txl_transformer"):
