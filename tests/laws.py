@@ -80,6 +80,8 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "shaw": {**_ATTENTION, "window": 4, "memory": 6, "position": "shaw", "max_distance": 7},
         "absolute": {**_ATTENTION, "window": 5, "memory": 0, "norm": "post", "position": "absolute"},
         "absolute-memory": {**_ATTENTION, "window": 4, "memory": 6, "position": "absolute"},
+        "learned": {**_ATTENTION, "window": 5, "memory": 0, "position": "learned"},
+        "learned-post": {**_ATTENTION, "window": 4, "memory": 0, "position": "learned", "norm": "post"},
         "adaptive-tied-post": {
             **_ATTENTION,
             **_ADAPTIVE,
@@ -171,6 +173,7 @@ _QUICK = {
     "published",
     "shaw",
     "absolute",
+    "learned",
     "strong",
     "plain",
 }

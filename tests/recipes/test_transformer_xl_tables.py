@@ -82,7 +82,7 @@ def test_an_lstm_is_in_the_group_of_table_8(place: Path, tmp_path: Path, capsys:
 
 @pytest.mark.slow
 def test_ablations_train_and_are_scored(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for study in ("txl_shaw", "txl_transformer"):
+    for study in ("txl_shaw", "txl_transformer", "txl_learned_positions"):
         run("train", "folder", place / "data", tmp_path / study, *SHORT, f"study={study}")
     run("evaluate", tmp_path / "txl_transformer", "--stride", 4, "--json", tmp_path / "slid.json")
     run("evaluate", tmp_path / "txl_transformer", "--json", tmp_path / "cut.json")
@@ -95,10 +95,13 @@ def test_ablations_train_and_are_scored(place: Path, tmp_path: Path, capsys: pyt
     assert len(figures["effective_context"]["by_ratio"]["0.1"]) == 3
     assert list(figures["runs"][1]["attention_by_head"]["terms"]) == ["a", "b"]
     assert "without memory" in mistake(["evaluate", place / "run", "--stride", 4], capsys)
+    run("evaluate", tmp_path / "txl_learned_positions", "--stride", 4)
+    said = mistake(["evaluate", tmp_path / "txl_learned_positions", "--memory", 16], capsys)
+    assert "model.position=learned" in said and "set model.memory=0" in said
 
 
 def test_studies_are_table_6() -> None:
-    """Recurrence, encoding and loss of each row (Dai et al. 2019); the one with Al-Rfou's encoding is not here."""
+    """Recurrence, encoding and loss of each row (Dai et al. 2019)."""
 
     def row(study: str) -> tuple[bool, str, float]:
         config = compose_config("wikitext103", ["preset=dai_standard", "model=transformer_xl", f"study={study}"])
@@ -110,10 +113,12 @@ def test_studies_are_table_6() -> None:
         "txl_half_loss": (True, "relative", 0.5),
         "txl_no_recurrence": (False, "relative", 1),
     }
-    rest = ("no_recurrence_half_loss", "shaw_no_recurrence", "shaw_no_recurrence_half_loss", "transformer")
+    rest = ("no_recurrence_half_loss", "shaw_no_recurrence", "shaw_no_recurrence_half_loss")
+    rest += ("transformer", "learned_positions")
     assert [row(f"txl_{name}") for name in rest] == [
         (False, "relative", 0.5),
         (False, "shaw", 1),
         (False, "shaw", 0.5),
         (False, "absolute", 0.5),
+        (False, "learned", 0.5),
     ]
