@@ -21,7 +21,7 @@ class CorpusConfig:
     check: bool = True  # refuse whatever differs from the published corpus; false: accept it, for example a slice
     tokens: str | None = None  # one of the recipe's other tokens, as subwords for `folder`; null: the recipe's own
     vocab_size: int = 32_000  # subwords, if the text yields that many
-    vocabulary: str | None = None  # file with the words of a published model, instead of those of the training split
+    vocabulary: str | None = None  # file with the words or symbols of a published model
     valid: float = 0.05  # share of a corpus that has no splits
     test: float = 0.05
     gutenberg: bool = False  # cut off the licence of Project Gutenberg around each file
@@ -39,6 +39,7 @@ class CorpusConfig:
 METRICS = {
     "bytes": ("bits_per_character", "bits_per_byte", "word_perplexity"),
     "characters": ("bits_per_character", "bits_per_byte", "word_perplexity"),
+    "symbols": ("bits_per_character",),  # of a published model
     "words": ("perplexity",),
     "subwords": ("bits_per_byte", "word_perplexity"),
     "facts": ("bits_per_answer",),  # words of recall
