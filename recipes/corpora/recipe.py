@@ -10,6 +10,7 @@ from typing import Any
 
 from recipes.corpora.documents import SPLITS, Documents
 from recipes.corpora.gutenberg import without_licence
+from recipes.corpora.replaced_words import without_words
 from recipes.corpora.sources import Source
 from waveform.system.errors import UserError
 
@@ -25,6 +26,7 @@ class CorpusConfig:
     valid: float = 0.05  # share of a corpus that has no splits
     test: float = 0.05
     gutenberg: bool = False  # cut off the licence of Project Gutenberg around each file
+    replaced_words: str | None = None  # file of words, one a line, each of which becomes <DW>
 
     def __post_init__(self) -> None:
         if min(self.valid, self.test) <= 0 or self.valid + self.test >= 1:
@@ -95,6 +97,8 @@ def open_corpus(recipe: Recipe, source: Source, *, config: CorpusConfig) -> Docu
     found = recipe.documents(recipe, source, config)
     if config.gutenberg:
         found = without_licence(found)
+    if config.replaced_words is not None:
+        found = without_words(found, Path(config.replaced_words))
     for split in SPLITS:
         expected = recipe.num_files.get(split)
         if config.check and expected is not None and len(found[split]) != expected:
