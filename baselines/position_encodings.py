@@ -39,7 +39,9 @@ class ShawEncoding(nn.Module):
 
     def __init__(self, d_model: int, *, num_heads: int, max_distance: int) -> None:
         super().__init__()
-        self.vectors = nn.Parameter(torch.randn(num_heads, d_model // num_heads, max_distance) * 0.02)
+        # As large as the keys, beside which they are scored; the authors' code starts them at 0.02, which makes heads
+        # blind to position for as long as a short training lasts (results/notes.md).
+        self.vectors = nn.Parameter(torch.randn(num_heads, d_model // num_heads, max_distance))
 
     def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor | None:
         return None

@@ -113,6 +113,14 @@ def test_a_longer_memory_changes_no_parameter() -> None:
     long.load_state_dict(short.state_dict())
 
 
+def test_shaws_vectors_begin_as_large_as_keys() -> None:
+    torch.manual_seed(0)
+    config = TransformerXL.Config(**{**SIZES, "d_model": 96}, position="shaw")
+    attention: Any = TransformerXL(config).layers[0].attention
+    keys = attention.key(torch.randn(500, 96))  # of inputs that a norm has standardised
+    assert attention.encoding.vectors.std().item() == pytest.approx(keys.std().item(), rel=0.1)
+
+
 def test_no_decoder_knows_other_encodings() -> None:
     model = build(position="shaw").float()
     state = model.init_state(1, device="cpu", dtype=torch.float32)
