@@ -1,7 +1,7 @@
-"""Two other encodings of positions, for Transformer-XL's ablations (Dai et al. 2019, Tables 6, 7 and 10).
+"""Three other encodings of positions, for Transformer-XL's ablations (Dai et al. 2019, Tables 6, 7 and 10).
 
 Its own is in waveform/models/attention.py. An encoding can speak in two places: it changes the vectors that the first
-layer reads, or it adds to the scores of a query and a slot.
+layer, or every layer, reads, or it adds to the scores of a query and a slot.
 
 Shape letters: B rows, T steps or queries, K slots, D model width, H heads, d = D / H head width, n distances.
 """
@@ -13,15 +13,16 @@ from torch import Tensor, nn
 
 from waveform.engine.interface import to_device
 from waveform.models.attention import RelativeAttention, Slots, encode_times
+from waveform.models.compressive_transformer import INIT_STD
 
-ENCODINGS = ("relative", "shaw", "absolute")
+ENCODINGS = ("relative", "shaw", "absolute", "learned")
 
 
 class PositionEncoding(Protocol):
-    """Where positions enter a layer's attention, or the vectors below the first layer."""
+    """Where positions enter a layer's attention, or the vectors below it."""
 
     def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor | None:
-        """What is added to the embeddings [B, T, D] of steps at these places of their window; None: nothing."""
+        """What is added to the vectors [B, T, D] of steps at these places of their window; None: nothing."""
         ...
 
     def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor | None:
@@ -38,7 +39,9 @@ class ShawEncoding(nn.Module):
 
     def __init__(self, d_model: int, *, num_heads: int, max_distance: int) -> None:
         super().__init__()
-        self.vectors = nn.Parameter(torch.randn(num_heads, d_model // num_heads, max_distance) * 0.02)
+        # As large as the keys, beside which they are scored; the authors' code starts them at 0.02, which makes heads
+        # blind to position for as long as a short training lasts (results/notes.md).
+        self.vectors = nn.Parameter(torch.randn(num_heads, d_model // num_heads, max_distance))
 
     def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor | None:
         return None
@@ -67,6 +70,25 @@ class AbsoluteEncoding(nn.Module):
         width = like.shape[-1] + like.shape[-1] % 2
         encoding = encode_times(to_device(places_BT, like.device), num_position_features=width, dtype=like.dtype)
         return self.scale * encoding[..., : like.shape[-1]]
+
+    def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor | None:
+        return None
+
+
+class LearnedEncoding(nn.Module):
+    """A learned vector for each place in the window, added to what its layer reads (Al-Rfou et al. 2018).
+
+    Each layer has its own, so that positions do not fade with depth. As in `attn_type` 3 of Dai et al. 2019's code, the
+    sum goes on in the residual stream.
+    """
+
+    def __init__(self, d_model: int, *, window: int) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.randn(window, d_model) * INIT_STD)
+
+    def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor | None:
+        """-> [B, T, D]."""
+        return nn.functional.embedding(to_device(places_BT, like.device), self.vectors).to(like.dtype)
 
     def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor | None:
         return None

@@ -7,16 +7,23 @@ ablations are fields: `position`, and `memory=0` for no recurrence. With both it
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from baselines.position_encodings import ENCODINGS, AbsoluteEncoding, EncodedAttention, PositionEncoding, ShawEncoding
+from baselines.position_encodings import (
+    ENCODINGS,
+    AbsoluteEncoding,
+    EncodedAttention,
+    LearnedEncoding,
+    PositionEncoding,
+    ShawEncoding,
+)
 from waveform.decoding.compressive_transformer import CompressiveTransformerWithDecoders
 from waveform.engine.interface import Decoder
-from waveform.models.compressive_state import CompressiveState
+from waveform.models.compressive_state import CompressiveState, LayerState, Piece
 from waveform.models.compressive_transformer import INIT_STD
 from waveform.models.transformer_config import MAX_SLOTS, CompressiveTransformerConfig, TransformerConfig
 from waveform.system.errors import UserError
@@ -29,7 +36,7 @@ class TransformerXLConfig(TransformerConfig):
 
     d_feedforward: int = 1792
     memory: int = 1536  # slots, one step each
-    position: str = "relative"  # relative; shaw | absolute: other encodings, for ablations (attention=reference only)
+    position: str = "relative"  # relative; shaw | absolute | learned: for ablations (attention=reference only)
     max_distance: int = 512  # of position=shaw: steps back from which all share a vector
     dropout_mask: str = "step"  # step: drawn anew for each step; window: one for all steps of a window (variational)
 
@@ -40,6 +47,14 @@ class TransformerXLConfig(TransformerConfig):
         "dropout_mask": one_of("step", "window"),
     }
     OWN: ClassVar[tuple[str, ...]] = ("position", "max_distance", "dropout_mask")  # not the Compressive Transformer's
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.position == "learned" and self.memory:
+            raise UserError(
+                f"model.position=learned knows the places of one window only, but model.memory is {self.memory}; set "
+                "model.memory=0, or choose another model.position"
+            )
 
 
 class VariationalDropout(nn.Dropout):
@@ -79,9 +94,12 @@ class TransformerXL(CompressiveTransformerWithDecoders):
         elif config.norm == "pre":
             scale = INIT_STD
         for layer in self.layers:
-            encoding: ShawEncoding | AbsoluteEncoding
+            encoding: ShawEncoding | AbsoluteEncoding | LearnedEncoding
             if config.position == "shaw":
                 encoding = ShawEncoding(d_model, num_heads=num_heads, max_distance=config.max_distance)
+            elif config.position == "learned":
+                encoding = LearnedEncoding(d_model, window=config.window)
+                layer.register_forward_pre_hook(_add_positions)
             else:
                 encoding = AbsoluteEncoding(scale=scale)
                 self._input_encoding = encoding
@@ -108,3 +126,12 @@ class TransformerXL(CompressiveTransformerWithDecoders):
                 raise UserError("int8 sampling knows model.position=relative only; sample without it")
             return None
         return super().decoder(state, int8=int8)
+
+
+def _add_positions(layer: Any, inputs: tuple[Tensor, LayerState, Piece]) -> tuple[Tensor, LayerState, Piece]:
+    """What a layer is called with, its vectors of the steps' places added: within its call, as FSDP needs it."""
+    h_BTD, state, piece = inputs
+    assert isinstance(layer.attention, EncodedAttention)
+    added = layer.attention.encoding.added_to_input(piece.slots.query_times, like=h_BTD)
+    assert added is not None
+    return h_BTD + added, state, piece

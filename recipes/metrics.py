@@ -71,7 +71,8 @@ def text_metrics(result: Evaluation, recipe: Recipe, *, tokens: str, num_bytes: 
             }
         return metrics
     if recipe.headline == "bits_per_character":  # of enwik8 and text8, whose characters are bytes
-        metrics["bits_per_character"] = Ratio(nats, num_bytes).bits
+        # What published models do not know is not counted either.
+        metrics["bits_per_character"] = Ratio(nats, num_tokens if tokens == "symbols" else num_bytes).bits
     else:
         metrics["bits_per_byte"] = Ratio(nats, num_bytes).bits
         metrics["word_perplexity"] = Ratio(nats, num_words).perplexity

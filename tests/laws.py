@@ -67,6 +67,10 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "clamped-post-zeros": {**_COMPRESSIVE, "norm": "post", "empty_memory": "zeros", "clamp_len": 6},
         "most-used-clamped": {**_COMPRESSIVE, "compression": "most_used", "clamp_len": 3},
     },
+    "lstm": {
+        "plain": {"num_layers": 2, "d_model": 24},
+        "adaptive-tied-one-layer": {**_ADAPTIVE, "num_layers": 1, "d_model": 8, "tie_embeddings": True},
+    },
     "transformer_xl": {
         "pre": {**_ATTENTION, "window": 4, "memory": 6},
         "post-reference": {**_ATTENTION, "window": 5, "memory": 3, "norm": "post", "attention": "reference"},
@@ -76,6 +80,8 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "shaw": {**_ATTENTION, "window": 4, "memory": 6, "position": "shaw", "max_distance": 7},
         "absolute": {**_ATTENTION, "window": 5, "memory": 0, "norm": "post", "position": "absolute"},
         "absolute-memory": {**_ATTENTION, "window": 4, "memory": 6, "position": "absolute"},
+        "learned": {**_ATTENTION, "window": 5, "memory": 0, "position": "learned"},
+        "learned-post": {**_ATTENTION, "window": 4, "memory": 0, "position": "learned", "norm": "post"},
         "adaptive-tied-post": {
             **_ATTENTION,
             **_ADAPTIVE,
@@ -148,8 +154,10 @@ class Case:
 
 
 CASES = [Case(model, variant) for model, variants in CONFIGS.items() for variant in variants]
-# Of Transformer-XL's encodings of positions, decoders know its own.
-WITH_DECODER = [case for case in CASES if case.fields.get("position", "relative") == "relative"]
+# LSTMs have none; of Transformer-XL's encodings of positions, decoders know its own.
+WITH_DECODER = [
+    case for case in CASES if case.model != "lstm" and case.fields.get("position", "relative") == "relative"
+]
 # Models with adaptive or tied embeddings, made for vocabularies of words, step with torch, and so do those with options
 # of published weights.
 _BY_TORCH = {"head", "tie_embeddings", "activation", "same_length", "clamp_len"}
@@ -165,7 +173,9 @@ _QUICK = {
     "published",
     "shaw",
     "absolute",
+    "learned",
     "strong",
+    "plain",
 }
 
 

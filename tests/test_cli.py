@@ -504,7 +504,7 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
     "broken override": (lambda p, t: ["train", p / "data", t / "r", "train.lr=[1,"], ["train.lr"]),
     "unknown model": (
         lambda p, t: ["train", p / "data", t / "r", "model=rnn"],
-        ["unknown model 'rnn'", "compressive_transformer, transformer_xl, wavenet"],
+        ["unknown model 'rnn'", "compressive_transformer, lstm, transformer_xl, wavenet"],
     ),
     "unknown preset": (
         lambda p, t: ["train", p / "data", t / "r", "preset=huge"],

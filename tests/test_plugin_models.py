@@ -1,6 +1,6 @@
 """A package of your own adds a model by one class and one entry point; then every verb works with it.
 
-`lstm` gives only what the contract requires, `full_lstm` every optional part too (tests/plugin_models.py).
+`plain_lstm` gives only what the contract requires, `full_lstm` every optional part too (tests/plugin_models.py).
 """
 
 import json
@@ -20,7 +20,7 @@ from waveform.cli import main
 from waveform.engine.interface import OptionalParts
 from waveform.models.registry import build, model_names
 
-MODELS = ("lstm", "full_lstm")
+MODELS = ("plain_lstm", "full_lstm")
 ROOT = Path(__file__).parents[1]
 TRAIN = [
     *("train.max_steps=4", "train.max_seconds=null", "train.batch_size=2", "train.chunk=64", "train.window=32"),
@@ -35,7 +35,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "site" / "my_models-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "entry_points.txt").write_text(
-        "[waveform.models]\nlstm = tests.plugin_models:LSTM\nfull_lstm = tests.plugin_models:FullLSTM\n"
+        "[waveform.models]\nplain_lstm = tests.plugin_models:LSTM\nfull_lstm = tests.plugin_models:FullLSTM\n"
     )
     monkeypatch.syspath_prepend(info.parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (info.parent, ROOT))))
@@ -55,7 +55,7 @@ def run(*arguments: Any) -> None:
 
 def test_the_models_are_registered() -> None:
     assert set(MODELS) < set(model_names())
-    assert type(build("lstm", vocab_size=8, d_model=4)) is LSTM
+    assert type(build("plain_lstm", vocab_size=8, d_model=4)) is LSTM
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -71,11 +71,11 @@ def test_every_verb_works(model: str, place: Path, capsys: pytest.CaptureFixture
     assert len(list((place / "wav").glob("*.wav"))) == 2
     run("analyse", place / "run", "--tokens", "2000", "--json", place / "a.json")
     (analysed,) = json.loads((place / "a.json").read_text())["runs"]
-    assert ("absent" in analysed["state_reuse"]) == (model == "lstm")
+    assert ("absent" in analysed["state_reuse"]) == (model == "plain_lstm")
     assert main(["sample", str(place / "run"), "--out", str(place / "int8"), "--seconds", "0.01", "--int8"]) == (
-        2 if model == "lstm" else 0
+        2 if model == "plain_lstm" else 0
     )
-    if model == "lstm":
+    if model == "plain_lstm":
         assert "LSTM has no int8 decoder" in capsys.readouterr().err
         assert not FullLSTM.used
     else:
@@ -94,7 +94,7 @@ def test_bench(model: str, place: Path) -> None:
     (figures,) = json.loads((place / "b.json").read_text())["models"]
     assert figures["training"]["tokens_per_second"]["min"] > 0
     kinds = {case["decoder"] for case in figures["sampling"]}
-    assert kinds == ({"exact"} if model == "lstm" else {"exact", "int8"})
+    assert kinds == ({"exact"} if model == "plain_lstm" else {"exact", "int8"})
 
 
 @pytest.mark.slow
@@ -113,7 +113,9 @@ def test_what_a_model_lacks_is_refused(place: Path, capsys: pytest.CaptureFixtur
         assert main(["train", str(place / "audio"), str(place / "run"), *TRAIN, *settings]) == 2
         return capsys.readouterr().err
 
-    assert "LSTM has no layers that can be computed again" in refused("model=lstm", "train.checkpoint_activations=true")
+    assert "LSTM has no layers that can be computed again" in refused(
+        "model=plain_lstm", "train.checkpoint_activations=true"
+    )
     assert "set train.unroll=2 or more" in refused("model=full_lstm", "train.unroll=1")
     assert "trains_through_time" in FullLSTM.used
 

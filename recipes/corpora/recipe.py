@@ -10,6 +10,7 @@ from typing import Any
 
 from recipes.corpora.documents import SPLITS, Documents
 from recipes.corpora.gutenberg import without_licence
+from recipes.corpora.replaced_words import without_words
 from recipes.corpora.sources import Source
 from waveform.system.errors import UserError
 
@@ -21,10 +22,11 @@ class CorpusConfig:
     check: bool = True  # refuse whatever differs from the published corpus; false: accept it, for example a slice
     tokens: str | None = None  # one of the recipe's other tokens, as subwords for `folder`; null: the recipe's own
     vocab_size: int = 32_000  # subwords, if the text yields that many
-    vocabulary: str | None = None  # file with the words of a published model, instead of those of the training split
+    vocabulary: str | None = None  # file with the words or symbols of a published model
     valid: float = 0.05  # share of a corpus that has no splits
     test: float = 0.05
     gutenberg: bool = False  # cut off the licence of Project Gutenberg around each file
+    replaced_words: str | None = None  # file of words, one a line, each of which becomes <DW>
 
     def __post_init__(self) -> None:
         if min(self.valid, self.test) <= 0 or self.valid + self.test >= 1:
@@ -39,6 +41,7 @@ class CorpusConfig:
 METRICS = {
     "bytes": ("bits_per_character", "bits_per_byte", "word_perplexity"),
     "characters": ("bits_per_character", "bits_per_byte", "word_perplexity"),
+    "symbols": ("bits_per_character",),  # of a published model
     "words": ("perplexity",),
     "subwords": ("bits_per_byte", "word_perplexity"),
     "facts": ("bits_per_answer",),  # words of recall
@@ -94,6 +97,8 @@ def open_corpus(recipe: Recipe, source: Source, *, config: CorpusConfig) -> Docu
     found = recipe.documents(recipe, source, config)
     if config.gutenberg:
         found = without_licence(found)
+    if config.replaced_words is not None:
+        found = without_words(found, Path(config.replaced_words))
     for split in SPLITS:
         expected = recipe.num_files.get(split)
         if config.check and expected is not None and len(found[split]) != expected:

@@ -1,4 +1,4 @@
-"""Text to tokens and back: bytes, 27 characters, words by frequency, or subwords.
+"""Text to tokens and back: bytes, 27 characters, a published model's symbols, words by frequency, or subwords.
 
 Each kind reads a document in blocks and holds only a block and its vocabulary in RAM. A tokenizer is saved as JSON with
 the data set, and loading it runs no code.
@@ -20,6 +20,7 @@ from waveform.system.errors import UserError
 
 TOKENIZER_FILE = "tokenizer.json"
 UNKNOWN = "<unk>"
+_UNKNOWN_BYTE, _LEFT_OUT = -1, -2  # instead of the id of a symbol
 _ALPHABET = " abcdefghijklmnopqrstuvwxyz"
 
 
@@ -111,6 +112,60 @@ class CharacterTokenizer:
     @classmethod
     def from_content(cls, content: dict[str, Any]) -> "CharacterTokenizer":
         return cls()
+
+
+class SymbolTokenizer:
+    """The bytes that a published model knows, in the order of its ids.
+
+    Ends of lines are left out if it does not know them: Dai et al. 2019's code reads enwik8 and text8 line by line, so
+    its vocabularies have none, and its figures are per character without them.
+    """
+
+    kind = "symbols"
+
+    def __init__(self, symbols: bytes) -> None:
+        """`symbols`: each once, in the order of their ids."""
+        self._symbols, self.vocab_size = symbols, len(symbols)
+        self._ids = np.full(256, _UNKNOWN_BYTE, dtype=np.int16)
+        self._ids[ord("\n")] = _LEFT_OUT
+        self._ids[np.frombuffer(symbols, dtype=np.uint8)] = np.arange(len(symbols))
+
+    @property
+    def space(self) -> int:
+        """The id of a space. Raises UserError if there is none."""
+        if b" " not in self._symbols:
+            raise UserError("the vocabulary has no space (32 or _), which stands for the beginning of a text; add it")
+        return self._symbols.index(b" ")
+
+    def encode(self, document: Document) -> Iterator[np.ndarray]:
+        position = document.start
+        for block in document.blocks():
+            ids = self._ids[np.frombuffer(block, dtype=np.uint8)]
+            wrong = np.flatnonzero(ids == _UNKNOWN_BYTE)
+            if len(wrong):
+                raise UserError(
+                    f"{document.source.path}: byte {position + int(wrong[0]):,} of {document.file} is "
+                    f"{block[wrong[0] : wrong[0] + 1]!r}, which is not in the vocabulary; give that of a model of this "
+                    "corpus"
+                )
+            position += len(block)
+            yield ids[ids >= 0].astype(np.uint8)
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        ids = self._ids[np.frombuffer(text.encode(errors="surrogateescape"), dtype=np.uint8)]
+        if (ids == _UNKNOWN_BYTE).any():
+            raise UserError("the prompt contains a character that this run does not know; leave it out")
+        return ids[ids >= 0].astype(np.uint8)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(self._symbols[i] for i in ids).decode(errors="replace")
+
+    def content(self) -> dict[str, Any]:
+        return {"symbols": list(self._symbols)}
+
+    @classmethod
+    def from_content(cls, content: dict[str, Any]) -> "SymbolTokenizer":
+        return cls(bytes(content["symbols"]))
 
 
 class WordTokenizer:
@@ -215,7 +270,7 @@ class SubwordTokenizer:
 
 
 TOKENIZERS: dict[str, type[TextTokenizer]] = {
-    cls.kind: cls for cls in (ByteTokenizer, CharacterTokenizer, WordTokenizer, SubwordTokenizer)
+    cls.kind: cls for cls in (ByteTokenizer, CharacterTokenizer, SymbolTokenizer, WordTokenizer, SubwordTokenizer)
 }
 
 

@@ -1,22 +1,24 @@
-"""The words of a published model, from a file of JSON or text, in the order of their ids."""
+"""The words or symbols of a published model, from a file of JSON or text, in the order of their ids."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from recipes.corpora.documents import END_OF_LINE
-from recipes.corpora.tokenizers import UNKNOWN
+from recipes.corpora.tokenizers import UNKNOWN, SymbolTokenizer, WordTokenizer
 from waveform.system.errors import UserError
 
+_NUMBERS = {str(byte) for byte in range(256)}
 VOCABULARY_FILES = ("vocab.json", "vocab.txt")
 
 
-def read_vocabulary(path: Path) -> list[str]:
-    """Return the words of a file.
+def read_vocabulary(path: Path) -> WordTokenizer | SymbolTokenizer:
+    """Return the tokenizer with the words of a file, or with its symbols if all are bytes (enwik8) or letters (text8).
 
     JSON: a list of words, or an object from words to ids; either may be the value of `idx2sym` or `sym2idx`. Text: one
-    word a line, with or without its count after it. Raises UserError for any other file, for a word that occurs twice,
-    and if <eos> or <unk> is missing.
+    word a line, with or without its count after it. Symbols are as in Dai et al. 2019's data: a byte is its number, or
+    all are ASCII characters, with _ for a space. Raises UserError for any other file, for a word that occurs twice, and
+    for words without <eos> or <unk>.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -30,10 +32,22 @@ def read_vocabulary(path: Path) -> list[str]:
         if word in seen:
             raise UserError(f"{path} has the word {word!r} twice; each word has one line, or one id")
         seen.add(word)
+    symbols = _symbols(words)
+    if symbols is not None:
+        return SymbolTokenizer(symbols)
     for word in (END_OF_LINE, UNKNOWN):
         if word not in seen:
             raise UserError(f"{path} lacks {word}, without which no text can be read with its {len(words):,} words")
-    return words
+    return WordTokenizer(words)
+
+
+def _symbols(words: list[str]) -> bytes | None:
+    """The bytes that the words stand for; None if they are words."""
+    if words and all(word in _NUMBERS for word in words):
+        return bytes(int(word) for word in words)
+    if words and all(len(word) == 1 and word.isascii() for word in words):
+        return "".join(words).replace("_", "_" if " " in words else " ").encode()
+    return None
 
 
 def _from_json(content: Any) -> list[str]:

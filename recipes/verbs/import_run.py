@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recipes.corpora.tokenizers import WordTokenizer, load_tokenizer, save_tokenizer
+from recipes.corpora.tokenizers import SymbolTokenizer, WordTokenizer, load_tokenizer, save_tokenizer
 from recipes.corpora.vocabulary import VOCABULARY_FILES, read_vocabulary
 from recipes.published import Published, read_published
 from recipes.text import compose_config
@@ -26,7 +26,7 @@ from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.errors import UserError
 
 _VOCABULARY_DIR = "vocabulary"  # in a run without text: a data set without splits
-_RECIPE = "wikitext103"  # of a run without text
+_RECIPES = {"words": "wikitext103", "symbols": "enwik8"}  # of a run without text, by its tokens
 
 
 def import_run(
@@ -50,14 +50,15 @@ def import_run(
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         raise UserError(f"{run_dir} is not empty; give a new folder")
     tokenizer = _tokenizer(checkpoint, data_dir, vocabulary)
-    published = read_published(checkpoint, first_input=tokenizer.end_of_line)
+    begin = tokenizer.end_of_line if isinstance(tokenizer, WordTokenizer) else tokenizer.space
+    published = read_published(checkpoint, first_input=begin)
     if published.vocab_size != tokenizer.vocab_size:
         raise UserError(
             f"the vocabulary has {tokenizer.vocab_size:,} words, but the weights in {checkpoint} are for "
             f"{published.vocab_size:,}; give the one that they were trained with"
         )
     data = None if data_dir is None else read_dataset(data_dir)
-    recipe = _RECIPE if data is None else str(data.modality.get("recipe"))
+    recipe = _RECIPES[tokenizer.kind] if data is None else str(data.modality.get("recipe"))
     settings = [*_settings(published), *overrides]
     config = compose_config(recipe, settings)
     config["dataset"] = {"vocab_size": published.vocab_size}
@@ -83,16 +84,16 @@ def import_run(
             print(f"to train it: python -m recipes train {recipe} {data_dir} {run_dir} {shlex.join(settings)}")
 
 
-def _tokenizer(checkpoint: Path, data_dir: Path | None, vocabulary: Path | None) -> WordTokenizer:
+def _tokenizer(checkpoint: Path, data_dir: Path | None, vocabulary: Path | None) -> WordTokenizer | SymbolTokenizer:
     """The vocabulary, from the place that is named first in `import_run`."""
     if data_dir is not None:
         tokenizer = load_tokenizer(data_dir)
-        if not isinstance(tokenizer, WordTokenizer):
+        if not isinstance(tokenizer, WordTokenizer | SymbolTokenizer):
             raise UserError(
-                f"{data_dir} is read as {tokenizer.kind}; published Transformer-XLs know words, so prepare it as a "
-                "recipe of words with corpus.vocabulary=FILE"
+                f"{data_dir} is read as {tokenizer.kind}; published Transformer-XLs have words or symbols of "
+                "their own, so prepare it as a recipe of words, enwik8 or text8 with corpus.vocabulary=FILE"
             )
-        if vocabulary is not None and tokenizer.content() != WordTokenizer(read_vocabulary(vocabulary)).content():
+        if vocabulary is not None and tokenizer.content() != read_vocabulary(vocabulary).content():
             raise UserError(
                 f"{data_dir} was prepared with other words than those of {vocabulary}; prepare it with "
                 f"corpus.vocabulary={vocabulary}"
@@ -107,7 +108,7 @@ def _tokenizer(checkpoint: Path, data_dir: Path | None, vocabulary: Path | None)
                 "by --vocabulary FILE, or a text prepared with them by --data DATA_DIR"
             )
         vocabulary = found[0]
-    return WordTokenizer(read_vocabulary(vocabulary))
+    return read_vocabulary(vocabulary)
 
 
 def _settings(published: Published) -> list[str]:
@@ -135,12 +136,12 @@ def _refuse_other_shapes(path: Path, config: dict[str, Any], published: Publishe
             )
 
 
-def _vocabulary_alone(folder: Path, tokenizer: WordTokenizer) -> Dataset:
+def _vocabulary_alone(folder: Path, tokenizer: WordTokenizer | SymbolTokenizer) -> Dataset:
     """A data set that has a vocabulary but no text."""
     with explain_write_errors(folder):
         folder.mkdir()
     save_tokenizer(tokenizer, folder)
-    modality = {"kind": "text", "recipe": _RECIPE, "tokens": tokenizer.kind}
+    modality = {"kind": "text", "recipe": _RECIPES[tokenizer.kind], "tokens": tokenizer.kind}
     return write_dataset(Dataset(folder, tokenizer.vocab_size, modality, splits={}, sources={}))
 
 

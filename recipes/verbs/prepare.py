@@ -206,11 +206,14 @@ def _tokenizer(
 ) -> TextTokenizer:
     """Make the tokenizer of `recipe`; a vocabulary is given, or learned from the training documents only."""
     if config.vocabulary is not None:
-        if recipe.tokens != "words":
+        given = read_vocabulary(Path(config.vocabulary))
+        wanted = "symbols" if recipe.headline == "bits_per_character" else "words"
+        if wanted != given.kind or (wanted == "words" and recipe.tokens != "words"):
             raise UserError(
-                f"corpus.vocabulary is for words; {recipe.name} is read as {recipe.tokens}, so leave it out"
+                f"corpus.vocabulary={config.vocabulary} holds {given.kind}, but {recipe.name} is read as "
+                f"{recipe.tokens}; give {'a file of symbols' if wanted == 'symbols' else 'words'}, or leave it out"
             )
-        return WordTokenizer(read_vocabulary(Path(config.vocabulary)))
+        return given
     if recipe.tokens == "bytes":
         return ByteTokenizer()
     if recipe.tokens == "characters":

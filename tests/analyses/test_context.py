@@ -88,7 +88,7 @@ def test_grid_keeps_to_its_budget(token_set: Callable[..., TokenSet]) -> None:
         context_grid(tokens, step=0, longest=64, max_tokens=100)
 
 
-@pytest.mark.parametrize("name", sorted(laws.CONFIGS))
+@pytest.mark.parametrize("name", sorted(laws.CONFIGS.keys() - {"lstm"}))  # its reach has no end
 def test_state_reuse_is_measured(name: str) -> None:
     case = laws.Case(name, next(iter(laws.CONFIGS[name])))
     model = case.build().eval()

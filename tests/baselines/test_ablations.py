@@ -1,4 +1,4 @@
-"""Shaw's and absolute encodings, and variational dropout, against the formulas written out."""
+"""Shaw's, absolute and learned encodings, and variational dropout, against the formulas written out."""
 
 import math
 from typing import Any
@@ -46,6 +46,8 @@ def written_out(model: Any, config: Any, tokens: torch.Tensor) -> torch.Tensor:
                 sines, cosines = [math.sin(a) for a in angles], [math.cos(a) for a in angles]
                 h[place] = vector + vector.new_tensor(sines + cosines)
         for layer, memory in zip(model.layers, memories, strict=True):
+            if config.position == "learned":
+                h = [vector + layer.attention.encoding.vectors[place] for place, vector in enumerate(h)]
             attention, inputs, new = layer.attention, h, []
             slots = memory + inputs
             for i, vector in enumerate(inputs):
@@ -79,6 +81,7 @@ def written_out(model: Any, config: Any, tokens: torch.Tensor) -> torch.Tensor:
         {"position": "shaw", "memory": 0, "max_distance": 40},
         {"position": "absolute", "memory": 0},
         {"position": "absolute", "memory": 7},
+        {"position": "learned", "memory": 0},
     ],
     ids=lambda fields: "-".join(map(str, fields.values())),
 )
@@ -98,7 +101,9 @@ def test_parameters_are_those_of_the_encoding_alone() -> None:
 
     own = {"position.weight", "content_bias", "position_bias"}
     shaw, absolute = names(position="shaw", max_distance=9), names(position="absolute")
-    assert own <= names() and not own & (shaw | absolute)
+    learned = names(position="learned", memory=0)
+    assert own <= names() and not own & (shaw | absolute | learned)
+    assert learned == shaw
     assert shaw - names() == {"encoding.vectors", "layers.1.attention.encoding.vectors"}
     assert absolute < names()
 
@@ -106,6 +111,14 @@ def test_parameters_are_those_of_the_encoding_alone() -> None:
 def test_a_longer_memory_changes_no_parameter() -> None:
     short, long = (build(position="shaw", memory=memory) for memory in (5, 50))
     long.load_state_dict(short.state_dict())
+
+
+def test_shaws_vectors_begin_as_large_as_keys() -> None:
+    torch.manual_seed(0)
+    config = TransformerXL.Config(**{**SIZES, "d_model": 96}, position="shaw")
+    attention: Any = TransformerXL(config).layers[0].attention
+    keys = attention.key(torch.randn(500, 96))  # of inputs that a norm has standardised
+    assert attention.encoding.vectors.std().item() == pytest.approx(keys.std().item(), rel=0.1)
 
 
 def test_no_decoder_knows_other_encodings() -> None:
@@ -116,6 +129,16 @@ def test_no_decoder_knows_other_encodings() -> None:
         decoder(model, state, int8=True)
     with pytest.raises(UserError, match=r"model\.position"):
         build(position="rotary")
+
+
+def test_learned_positions_are_those_of_one_window() -> None:
+    """More is refused: there are no vectors for memory, and a window is what it was in training."""
+    with pytest.raises(UserError, match=r"model\.position=learned .* model\.memory is 5; set model\.memory=0"):
+        build(position="learned", memory=5)
+    model, tokens = build(position="learned", memory=0), laws.random_tokens(15)
+    with torch.no_grad():
+        whole, alone = (model(part, laws.fresh_state(model)).hidden for part in (tokens, tokens[:, 10:]))
+    laws.assert_same(whole[:, 10:], alone)
 
 
 def test_variational_dropout_draws_one_mask_a_row() -> None:
@@ -133,13 +156,13 @@ def test_variational_dropout_draws_one_mask_a_row() -> None:
 
 
 def test_terms_are_those_of_the_encoding(tmp_path: Any) -> None:
-    """Shaw's scores have (a) and (b), absolute ones (a) alone (Dai et al. 2019, section 3.3)."""
+    """Shaw's scores have (a) and (b), absolute and learned ones (a) alone (Dai et al. 2019, section 3.3)."""
     tokens = write_tokens(tmp_path / "a.shard", [90])
     terms = {}
-    for position in ("shaw", "absolute"):
-        model = build(position=position, memory=5).eval().requires_grad_(False)
+    for position, memory in (("shaw", 5), ("absolute", 5), ("learned", 0)):
+        model = build(position=position, memory=memory).eval().requires_grad_(False)
         assert isinstance(model.layers[0].attention, EncodedAttention)
         figures = attention_by_head(model, tokens, max_tokens=90, device=torch.device("cpu"))
         terms[position] = list(figures["terms"])
         np.testing.assert_allclose(np.array(figures["weight"]).sum(-1), 1, rtol=1e-6)
-    assert terms == {"shaw": ["a", "b"], "absolute": ["a"]}
+    assert terms == {"shaw": ["a", "b"], "absolute": ["a"], "learned": ["a"]}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recipes.verbs.prepare import prepare
-from tests.recipes.calling import run
+from tests.recipes.calling import mistake, run
 from waveform.engine.dataset import read_dataset
 
 START = "*** START OF THE PROJECT GUTENBERG EBOOK {name} ***"
@@ -31,6 +31,24 @@ def test_the_licence_is_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert texts == {f"{name}.txt": text for name, text in BOOKS.items()} | {"unmarked.txt": "Call me nothing.\n"}
     prepare("folder", source, tmp_path / "whole", show_progress=False)
     assert sum(read_dataset(tmp_path / "whole").sources["bytes"].values()) > 3 * len("The licence.")
+
+
+def test_words_are_replaced_as_in_the_published_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole words, in any case, the longer of two first; what is counted is what is read."""
+    (tmp_path / "books" / "train").mkdir(parents=True)
+    for split in ("train", "valid", "test"):
+        (tmp_path / "books" / split).mkdir(exist_ok=True)
+        (tmp_path / "books" / split / "a.txt").write_text("Bad, a badge: BAD-TEMPERED. badé")
+    (tmp_path / "words").write_text("bad\nbad-tempered\n\n")
+    run("prepare", "folder", tmp_path / "books", tmp_path / "data", f"corpus.replaced_words={tmp_path / 'words'}")
+    data = read_dataset(tmp_path / "data")
+    text = "<DW>, a badge: <DW>. badé".encode()
+    assert bytes(data.open_split("test").read(0, start=0, stop=10**6).astype("uint8")) == text
+    assert data.sources["bytes"]["test"] == len(text)
+    (tmp_path / "words").write_text("\n")
+    wrong = ["prepare", "folder", tmp_path / "books", tmp_path / "new"]
+    assert "has no words" in mistake([*wrong, f"corpus.replaced_words={tmp_path / 'words'}"], capsys)
+    assert "cannot read corpus.replaced_words" in mistake([*wrong, "corpus.replaced_words=nowhere"], capsys)
 
 
 def test_prepare_says_how_long_documents_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """`python -m recipes import`: published weights compute what they did, and the run works in every verb."""
 
 import json
+import math
 import pickle
 import shlex
 from pathlib import Path
@@ -162,7 +163,7 @@ def test_without_text_the_run_can_be_sampled_from(source: Path, capsys: pytest.C
 def test_vocabularies(content: Any, tmp_path: Path) -> None:
     path = tmp_path / "words"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    assert read_vocabulary(path) == _WORDS
+    assert read_vocabulary(path).content() == {"words": _WORDS}
 
 
 VOCABULARY_MISTAKES = {
@@ -273,7 +274,7 @@ def test_other_mistakes(source: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "config.json is missing" in message(checkpoint, run_dir)
     (checkpoint / "vocab.txt").unlink()
     assert "has no vocab.json or vocab.txt" in message(checkpoint, run_dir)
-    assert "corpus.vocabulary is for words" in mistake(
+    assert "holds words, but folder is read as bytes" in mistake(
         ["prepare", "folder", texts, source / "new", f"corpus.vocabulary={fewer}"], capsys
     )
     assert not run_dir.exists()
@@ -284,3 +285,68 @@ def test_one_table_needs_the_cutoffs(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "vocab.txt").write_text("\n".join(_WORDS))
     found = mistake(["import", tmp_path, tmp_path / "run"], capsys)
     assert "has 3 clusters of rare words, which cutoffs=[8] in config.json does not cut" in found
+
+
+# As Dai et al. 2019's code has them: enwik8's bytes are numbers, text8's are letters and an underscore.
+SYMBOLS = {
+    "enwik8": [str(byte) for byte in b" etaoinshrdlcumwfgypbvkjxqz<>T.,\xc3\xa9" if byte != ord("\n")],
+    "text8": list("_etaoinsrhldcumfpgwybvkxjzq"),
+}
+
+
+def symbol_bytes(recipe: str) -> list[int]:
+    symbols = SYMBOLS[recipe]
+    return [int(s) if recipe == "enwik8" else ord(" " if s == "_" else s) for s in symbols]
+
+
+@pytest.fixture(params=SYMBOLS)
+def symbols(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, Shape, bytes]:
+    """A recipe, a folder with CHECKPOINT and data of its symbols, the model's shape, and the text of all splits."""
+    recipe = str(request.param)
+    letters = (letter for line in sentences(300) for letter in f"{line}\n".lower())
+    known = set(symbol_bytes(recipe)) | ({ord("\n")} if recipe == "enwik8" else set())
+    text = bytes(byte for byte in "".join(letters).encode() if byte in known)
+    (tmp_path / recipe).write_bytes(text)
+    shape = Shape(hugging_face=False, div_val=1, cutoffs=[], vocab_size=len(SYMBOLS[recipe]), same_length=True)
+    write_checkpoint(tmp_path / "checkpoint", shape)
+    (tmp_path / "checkpoint" / "vocab.txt").write_text("\n".join(SYMBOLS[recipe]))
+    vocabulary = f"corpus.vocabulary={tmp_path / 'checkpoint' / 'vocab.txt'}"
+    run("prepare", recipe, tmp_path / recipe, tmp_path / "data", "corpus.check=false", vocabulary)
+    return recipe, tmp_path, shape, text
+
+
+def test_symbols_are_scored_as_by_the_code(symbols: tuple[str, Path, Shape, bytes]) -> None:
+    """Per symbol, after a space, without the ends of lines that the model does not know."""
+    recipe, place, shape, text = symbols
+    run("import", place / "checkpoint", place / "run", "--data", place / "data")
+    run("evaluate", place / "run", "--split", "test", "--json", place / "e.json")
+    figures = json.loads((place / "e.json").read_text())
+    order = symbol_bytes(recipe)
+    test = text[len(text) - len(text) // 20 :]
+    ids = torch.tensor([order.index(byte) for byte in test if byte != ord("\n")])
+    assert (b"\n" in test) == (recipe == "enwik8")
+    assert figures["num_tokens"] == len(ids)
+    inputs = torch.cat([torch.tensor([order.index(ord(" "))]), ids[:-1]])
+    _, log_p = reference.run(reference.make_weights(shape), shape, inputs[None])
+    nats = float(-log_p.gather(-1, ids[None, :, None]).mean())
+    assert figures["nats_per_token"] == pytest.approx(nats, abs=1e-5)
+    assert figures["bits_per_character"] == pytest.approx(nats / math.log(2), abs=1e-4)
+    run("sample", place / "run", "--tokens", "9", "--prompt", "the s")
+
+
+def test_symbols_without_text(symbols: tuple[str, Path, Shape, bytes], capsys: pytest.CaptureFixture[str]) -> None:
+    _, place, _, text = symbols
+    run("import", place / "checkpoint", place / "run")
+    capsys.readouterr()
+    run("sample", place / "run", "--tokens", "9", "--prompt", "the\ns")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("thes")
+    assert "the prompt contains a character" in mistake(["sample", place / "run", "--prompt", "%"], capsys)
+    (place / "other").write_bytes(text + b"%" + text)
+    vocabulary = f"corpus.vocabulary={place / 'checkpoint' / 'vocab.txt'}"
+    prepare = ["prepare", "enwik8", place / "other", place / "new", "corpus.check=false", vocabulary]
+    assert f"byte {len(text):,} of other is b'%', which is not in the vocabulary" in mistake(prepare, capsys)
+    (place / "words.txt").write_text("<eos>\n<unk>\na")
+    prepare[-1] = f"corpus.vocabulary={place / 'words.txt'}"
+    assert "holds words, but enwik8 is read as bytes" in mistake(prepare, capsys)
+    (place / "checkpoint" / "vocab.txt").write_text("a\nb")
+    assert "has no space" in mistake(["import", place / "checkpoint", place / "run2"], capsys)

@@ -116,6 +116,7 @@ def test_ablations_are_table_6s() -> None:
         (False, "shaw", 1),
         (False, "shaw", 0.5),
         (False, "absolute", 0.5),
+        (False, "learned", 0.5),
     ]
     report = find_study("txl_table6").report
     assert isinstance(report, Ablations) and list(report.published) == list(configs)

@@ -64,9 +64,25 @@ def test_speed_by_context_length(place: Path, tmp_path: Path, capsys: pytest.Cap
     assert "--contexts is 'x'" in mistake(["speed", place / "run", "--contexts", "x"], capsys)
 
 
+def test_an_lstm_is_in_the_group_of_table_8(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It resumes, is scored, sampled from and compared like the others, and has no attention to show."""
+    short = ["model=lstm", *SHORT[1:]]
+    run("train", "folder", place / "data", tmp_path / "lstm", *short, "train.max_steps=2")
+    run("train", "folder", place / "data", tmp_path / "lstm", *short)
+    run("evaluate", tmp_path / "lstm", "--dynamic", "--json", tmp_path / "e.json")
+    assert json.loads((tmp_path / "e.json").read_text())["step"] == 4
+    run("sample", tmp_path / "lstm", "--prompt", "the", "--tokens", 9)
+    run("analyse", place / "run", tmp_path / "lstm", "--tokens", 6000, "--json", tmp_path / "a.json")
+    figures = json.loads((tmp_path / "a.json").read_text())
+    assert len(figures["effective_context"]["by_ratio"]["0.1"]) == 2
+    assert figures["runs"][1]["attention_by_head"] == {"absent": "the model has no attention"}
+    run("compare", place / "run", tmp_path / "lstm")
+    assert "lstm" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_ablations_train_and_are_scored(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for study in ("txl_shaw", "txl_transformer"):
+    for study in ("txl_shaw", "txl_transformer", "txl_learned_positions"):
         run("train", "folder", place / "data", tmp_path / study, *SHORT, f"study={study}")
     run("evaluate", tmp_path / "txl_transformer", "--stride", 4, "--json", tmp_path / "slid.json")
     run("evaluate", tmp_path / "txl_transformer", "--json", tmp_path / "cut.json")
@@ -79,10 +95,13 @@ def test_ablations_train_and_are_scored(place: Path, tmp_path: Path, capsys: pyt
     assert len(figures["effective_context"]["by_ratio"]["0.1"]) == 3
     assert list(figures["runs"][1]["attention_by_head"]["terms"]) == ["a", "b"]
     assert "without memory" in mistake(["evaluate", place / "run", "--stride", 4], capsys)
+    run("evaluate", tmp_path / "txl_learned_positions", "--stride", 4)
+    said = mistake(["evaluate", tmp_path / "txl_learned_positions", "--memory", 16], capsys)
+    assert "model.position=learned" in said and "set model.memory=0" in said
 
 
 def test_studies_are_table_6() -> None:
-    """Recurrence, encoding and loss of each row (Dai et al. 2019); the one with Al-Rfou's encoding is not here."""
+    """Recurrence, encoding and loss of each row (Dai et al. 2019)."""
 
     def row(study: str) -> tuple[bool, str, float]:
         config = compose_config("wikitext103", ["preset=dai_standard", "model=transformer_xl", f"study={study}"])
@@ -94,10 +113,12 @@ def test_studies_are_table_6() -> None:
         "txl_half_loss": (True, "relative", 0.5),
         "txl_no_recurrence": (False, "relative", 1),
     }
-    rest = ("no_recurrence_half_loss", "shaw_no_recurrence", "shaw_no_recurrence_half_loss", "transformer")
+    rest = ("no_recurrence_half_loss", "shaw_no_recurrence", "shaw_no_recurrence_half_loss")
+    rest += ("transformer", "learned_positions")
     assert [row(f"txl_{name}") for name in rest] == [
         (False, "relative", 0.5),
         (False, "shaw", 1),
         (False, "shaw", 0.5),
         (False, "absolute", 0.5),
+        (False, "learned", 0.5),
     ]

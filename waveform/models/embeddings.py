@@ -16,15 +16,23 @@ from torch.nn import functional as F
 
 from waveform.system.errors import UserError
 
+MAX_CUTOFFS = 100
 _STD = 0.02
 
 
-def check_cutoffs(cutoffs: Sequence[int], *, vocab_size: int) -> None:
-    """Raises UserError if `cutoffs` do not rise from above 0 to below `vocab_size`."""
+def check_cutoffs(cutoffs: Sequence[int], *, head: str, vocab_size: int) -> None:
+    """Raises UserError if `cutoffs` do not rise from above 0 to below `vocab_size`, or if model.head takes no such."""
+    if len(cutoffs) > MAX_CUTOFFS:
+        raise UserError(f"model.cutoffs has {len(cutoffs)} ids; give at most {MAX_CUTOFFS}")
     bounds = [0, *cutoffs, vocab_size]
     if any(a >= b for a, b in pairwise(bounds)):
         raise UserError(
             f"model.cutoffs is {list(cutoffs)}; they must rise, from above 0 to below the vocabulary of {vocab_size}"
+        )
+    if bool(cutoffs) != (head == "adaptive"):
+        raise UserError(
+            f"model.cutoffs is {list(cutoffs)} with model.head={head}; head=adaptive needs some, for example "
+            "[20000,40000,200000], and softmax takes none"
         )
 
 

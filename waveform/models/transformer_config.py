@@ -15,9 +15,9 @@ from waveform.system.errors import UserError
 from waveform.system.rules import Rule, check_rules, one_of, whole_number
 
 # Far above any model that was ever trained, and low enough for whatever is asked of a machine to be counted in time.
-MAX_LAYERS, MAX_WIDTH, MAX_SLOTS, MAX_CUTOFFS = 1000, 2**16, 2**24, 100
+MAX_LAYERS, MAX_WIDTH, MAX_SLOTS = 1000, 2**16, 2**24
 _WIDTH = whole_number(1, MAX_WIDTH)
-_SHARE_DROPPED = Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1")
+SHARE_DROPPED = Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1")
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 _MAX_WEIGHTS = 2**18  # attention weights of a row and layer, which kernels keep; above it torch's products are as fast
 
@@ -68,24 +68,17 @@ class TransformerConfig:
         ),
         "local_layers": Rule(lambda value: 0 <= value <= 1, "it must be a share of the layers, from 0 to 1"),
         "empty_memory": one_of("mask", "zeros"),
-        "dropout": _SHARE_DROPPED,
+        "dropout": SHARE_DROPPED,
         "head": one_of(*heads.KINDS),
         "div_value": _WIDTH,
         "activation": one_of(*ACTIVATIONS),
         "clamp_len": whole_number(0, MAX_SLOTS),
-        "attention_dropout": _SHARE_DROPPED,
+        "attention_dropout": SHARE_DROPPED,
     }
 
     def __post_init__(self) -> None:
         check_rules(self, self.RULES, section="model")
-        if len(self.cutoffs) > MAX_CUTOFFS:
-            raise UserError(f"model.cutoffs has {len(self.cutoffs)} ids; give at most {MAX_CUTOFFS}")
-        check_cutoffs(self.cutoffs, vocab_size=self.vocab_size)
-        if bool(self.cutoffs) != (self.head == "adaptive"):
-            raise UserError(
-                f"model.cutoffs is {self.cutoffs} with model.head={self.head}; head=adaptive needs some, for example "
-                "[20000,40000,200000], and softmax takes none"
-            )
+        check_cutoffs(self.cutoffs, head=self.head, vocab_size=self.vocab_size)
         if self.d_model % self.num_heads:
             raise UserError(f"model.d_model {self.d_model} is not a multiple of model.num_heads {self.num_heads}")
         if self.project_first and self.head != "adaptive":

@@ -1,0 +1,104 @@
+"""LSTM (Hochreiter and Schmidhuber 1997), the recurrent baseline of both papers' tables: tokens and state in, h out.
+
+    tokens -> embedding -> dropout -> LSTM layer -> dropout -> LSTM layer -> ... -> dropout -> head
+
+It has no window of its own: gradients flow through one `train.window` (or chunk), and `train.unroll` makes that longer.
+
+Shape letters: B rows, T steps, L layers, D width of embeddings, h and c.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from waveform.engine.interface import OptionalParts, Step, detach, map_state
+from waveform.models import heads
+from waveform.models.embeddings import check_cutoffs, token_embedding
+from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH, SHARE_DROPPED
+from waveform.system.rules import Rule, check_rules, one_of, whole_number
+
+_EMBEDDING_STD = 1.0  # as torch's; of vectors that are not shared with a head
+
+
+@dataclass
+class LSTMConfig:
+    """Fields of `model=lstm`; the defaults have 40.0M parameters at 256 classes, as the other speech models."""
+
+    vocab_size: int  # V; the input has one more id, begin-of-utterance
+    num_layers: int = 3
+    d_model: int = 1280  # D
+    dropout: float = 0.0  # of what goes into and comes out of a layer, not of its recurrence (Zaremba et al. 2014)
+    head: str = "softmax"  # softmax | adaptive: for large vocabularies sorted by frequency; inputs are adaptive too
+    cutoffs: list[int] = field(default_factory=list)  # first ids of the adaptive head's clusters after the first
+    div_value: int = 4  # how many times narrower a cluster's vectors are than those of the cluster before
+    tie_embeddings: bool = False  # the head uses the vectors (and projections) of the input embedding
+
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        "vocab_size": whole_number(1),
+        "num_layers": whole_number(1, MAX_LAYERS),
+        "d_model": whole_number(1, MAX_WIDTH),
+        "dropout": SHARE_DROPPED,
+        "head": one_of(*heads.KINDS),
+        "div_value": whole_number(1, MAX_WIDTH),
+    }
+
+    def __post_init__(self) -> None:
+        check_rules(self, self.RULES, section="model")
+        check_cutoffs(self.cutoffs, head=self.head, vocab_size=self.vocab_size)
+
+
+class LSTMState(NamedTuple):
+    """What every layer keeps of the stream; zeros before its first step."""
+
+    hidden: Tensor  # h [B, L, D]
+    cell: Tensor  # c [B, L, D]
+
+
+class LSTM(nn.Module, OptionalParts):
+    """The trunk and the head; see the module's docstring and `LSTMConfig`."""
+
+    Config = LSTMConfig
+
+    def __init__(self, config: LSTMConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = token_embedding(
+            config.d_model,
+            vocab_size=config.vocab_size,
+            cutoffs=config.cutoffs,
+            div_value=config.div_value,
+            tie_embeddings=config.tie_embeddings,
+            project_first=False,
+            std=_EMBEDDING_STD,
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        between = config.dropout if config.num_layers > 1 else 0.0  # torch warns of dropout between layers of one
+        self.layers = nn.LSTM(config.d_model, config.d_model, config.num_layers, batch_first=True, dropout=between)
+        self.head = heads.output_head(
+            config.d_model,
+            vocab_size=config.vocab_size,
+            cutoffs=config.cutoffs,
+            div_value=config.div_value,
+            project_first=False,
+            tied_to=self.embedding if config.tie_embeddings else None,
+        )
+        with torch.no_grad():  # forget gates start open (Gers et al. 2000), or what is old would halve at every step
+            for layer in range(config.num_layers):
+                getattr(self.layers, f"bias_ih_l{layer}")[config.d_model : 2 * config.d_model] = 1.0
+
+    def init_state(self, batch_size: int, *, device: torch.device | str, dtype: torch.dtype) -> LSTMState:
+        """State of `batch_size` streams of which nothing has been read."""
+        shape = (batch_size, self.config.num_layers, self.config.d_model)
+        return LSTMState(*(torch.zeros(shape, device=device, dtype=dtype) for _ in LSTMState._fields))
+
+    def forward(self, tokens: Tensor, state: LSTMState) -> Step:
+        """tokens [B, T] -> the last layer's h [B, T, D] and the state after them, detached unless `carry_gradient`."""
+        x_BTD = self.dropout(self.embedding(tokens))
+        before = tuple(part.transpose(0, 1).to(x_BTD.dtype).contiguous() for part in state)  # [L, B, D]
+        hidden_BTD, after = self.layers(x_BTD, before)
+        after = LSTMState(*(part.transpose(0, 1).contiguous() for part in after))
+        after = map_state(lambda new, old: new.to(old.dtype), after, state)
+        return Step(self.dropout(hidden_BTD), after if self.carry_gradient else detach(after), {})

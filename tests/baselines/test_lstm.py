@@ -1,0 +1,127 @@
+"""The LSTM against its formula, and the sizes that comparisons use (its laws are in tests/test_laws.py)."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from baselines.lstm import LSTM
+from recipes.text import compose_config as compose_text
+from tests import laws
+from waveform.engine.interface import map_state
+from waveform.runs.configured_model import model_from, num_parameters
+from waveform.speech import compose_config as compose_speech
+from waveform.system.errors import UserError
+
+
+def build(**fields: Any) -> LSTM:
+    torch.manual_seed(0)
+    model: LSTM = laws.randomise(LSTM(LSTM.Config(laws.VOCAB_SIZE, **fields)))
+    return model
+
+
+def written_out(model: LSTM, tokens: Tensor) -> Tensor:
+    """tokens [T] of a fresh stream -> h of the last layer [T, D], one step and one gate at a time."""
+    config = model.config
+    h = [torch.zeros(config.d_model, dtype=torch.float64) for _ in range(config.num_layers)]
+    c = [vector.clone() for vector in h]
+    outputs = []
+    for token in tokens:
+        x = model.embedding(token)
+        for layer in range(config.num_layers):
+            named = {name: getattr(model.layers, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh")}
+            bias = getattr(model.layers, f"bias_ih_l{layer}") + getattr(model.layers, f"bias_hh_l{layer}")
+            gates = named["weight_ih"] @ x + named["weight_hh"] @ h[layer] + bias
+            write, forget, candidate, read = gates.chunk(4)
+            c[layer] = forget.sigmoid() * c[layer] + write.sigmoid() * candidate.tanh()
+            h[layer] = x = read.sigmoid() * c[layer].tanh()
+        outputs.append(x)
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("fields", [{"num_layers": 3, "d_model": 7}, laws.CONFIGS["lstm"]["adaptive-tied-one-layer"]])
+def test_equals_the_formula(fields: dict[str, Any]) -> None:
+    model = build(**fields)
+    tokens = laws.random_tokens(29)
+    with torch.no_grad():
+        hidden = laws.run(model, tokens, laws.fresh_state(model), laws.ragged_cuts(29, longest=9))[0]
+        for row, text in enumerate(tokens):
+            laws.assert_same(hidden[row], written_out(model, text))
+
+
+def test_gradient_flows_through_all_steps_of_a_call_and_of_an_unroll() -> None:
+    """Of the first step's input, from the last step's output: the same in one call and in three."""
+    model = build(num_layers=2, d_model=6)
+    tokens = laws.random_tokens(12)
+    found = []
+    for cuts in ([12], [5, 4, 3]):
+        model.carry_gradient = True
+        with laws.traced_embeddings(model) as embeddings:
+            hidden = laws.run(model, tokens, laws.fresh_state(model), cuts)[0]
+        hidden[:, -1].sum().backward()
+        assert embeddings[0].grad is not None
+        found.append(embeddings[0].grad[:, 0])
+    assert found[0].abs().min() > 0
+    laws.assert_same(found[1], found[0])
+
+
+def test_forget_gates_start_open() -> None:
+    torch.manual_seed(0)
+    model = LSTM(LSTM.Config(laws.VOCAB_SIZE, num_layers=2, d_model=64))
+    for layer in range(2):
+        bias = getattr(model.layers, f"bias_ih_l{layer}") + getattr(model.layers, f"bias_hh_l{layer}")
+        write, forget, candidate, read = bias.detach().chunk(4)
+        assert forget.mean() == pytest.approx(1, abs=0.1)
+        assert torch.stack([write, candidate, read]).mean().abs() < 0.1
+
+
+def test_dropout_is_on_what_enters_and_leaves_layers() -> None:
+    """Not on the recurrence: a state that was not zeroed in part goes in and comes out (Zaremba et al. 2014)."""
+    model = build(num_layers=2, d_model=40, dropout=0.5)
+    model.train()
+    hidden, state, _ = model(laws.random_tokens(5), laws.fresh_state(model))
+    share = float((hidden == 0).double().mean().detach())
+    assert 0.4 < share < 0.6
+    assert not any((part == 0).any() for part in state)
+    again = model(laws.random_tokens(5), laws.fresh_state(model)).state
+    assert not torch.equal(again.hidden[:, 0], state.hidden[:, 0])  # the input's
+    model.dropout.p = 0.0
+    one, other = (model(laws.random_tokens(5), laws.fresh_state(model)).state for _ in range(2))
+    assert torch.equal(one.hidden[:, 0], other.hidden[:, 0])
+    assert not torch.equal(one.hidden[:, 1], other.hidden[:, 1])  # between layers
+    still = model.eval()(laws.random_tokens(5), laws.fresh_state(model)).state
+    map_state(laws.assert_same, still, model(laws.random_tokens(5), laws.fresh_state(model)).state)
+
+
+@pytest.mark.parametrize(
+    ("compose", "overrides", "vocab_size", "share"),
+    [
+        (compose_speech, ["preset=demo"], 256, 0.01),
+        (compose_speech, ["preset=small"], 256, 0.01),
+        (compose_speech, ["preset=speech_paper"], 256, 0.01),
+        (lambda overrides: compose_text("enwik8", overrides), ["preset=small"], 256, 0.01),
+        (lambda overrides: compose_text("enwik8", overrides), ["preset=smoke"], 256, 0.02),
+        (lambda overrides: compose_text("recall", overrides), ["preset=small"], 34, 0.01),
+    ],
+)
+def test_presets_match_the_compressive_transformer(
+    compose: Any, overrides: list[str], vocab_size: int, share: float
+) -> None:
+    def size(model: str) -> int:
+        with torch.device("meta"):
+            config = {**compose([*overrides, f"model={model}"]), "dataset": {"vocab_size": vocab_size}}
+            return num_parameters(model_from(config))
+
+    assert size("lstm") == pytest.approx(size("compressive_transformer"), rel=share)
+
+
+def test_wrong_settings_are_refused() -> None:
+    for fields, said in (
+        ({"num_layers": 0}, "model.num_layers is 0"),
+        ({"dropout": 1.0}, "model.dropout is 1.0"),
+        ({"cutoffs": [3]}, "with model.head=softmax"),
+        ({"head": "adaptive"}, "head=adaptive needs some"),
+    ):
+        with pytest.raises(UserError, match=said):
+            LSTM.Config(laws.VOCAB_SIZE, **fields)
