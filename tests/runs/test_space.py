@@ -1,5 +1,6 @@
 """Search spaces: what a file may say, what it comes to, and those that the models come with."""
 
+import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,15 @@ def test_the_spaces_that_models_come_with(model: str) -> None:
         with torch.device("meta"):
             built: Any = build(model, vocab_size=256, **dict(fields))
         assert model == "wavenet" or built.config.has_kernels, settings
+
+
+def test_the_example_in_the_docs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text()
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    space = written(text, tmp_path)
+    assert space.dimensions["train.lr"] == Range(low=1e-4, high=1e-2, log=True)
+    for drawn in space.each_alone():
+        compose_config(["preset=demo", *space.overrides(drawn)])
 
 
 def test_a_model_without_a_space() -> None:
