@@ -27,8 +27,8 @@ from waveform.system.signals import Interrupted
 optuna = pytest.importorskip("optuna", reason="the extra `tune` is not installed")
 
 GOOD, BAD = 8e-3, 1e-9  # learning rates; the first is the preset's, and so the first trial's
-SETTINGS = ["model=transformer_xl", *(f"model.{field}" for field in SMALL["transformer_xl"].split())]
-SETTINGS += ["train.batch_size=2", "train.chunk=64", "train.warmup_steps=1", "train.log_every=2", "train.device=cpu"]
+SETTINGS = ["model=transformer_xl", "preset=mine", *(f"model.{field}" for field in SMALL["transformer_xl"].split())]
+SETTINGS += ["train.batch_size=2", "train.chunk=64", "train.log_every=2", "train.device=cpu", "seed=3"]
 
 
 def space(place: Path, text: str) -> list[str]:
@@ -41,7 +41,8 @@ def tune(place: Path, out_dir: Path, *more: str, trials: int = 2, budget: str = 
     """The command for the first choices of learning rates that a seed draws."""
     command = ["tune", str(place / "data"), str(out_dir), "--budget", budget, "--trials", str(trials)]
     rates = space(place, f"train.lr: [{GOOD}, {BAD}]")
-    return [*command, *rates, "--json", str(out_dir) + ".json", *SETTINGS, *more]
+    files = ["--config-dir", str(place / "configs"), "--json", f"{out_dir}.json"]
+    return [*command, *rates, *files, *SETTINGS, *more]
 
 
 def trials_of(out_dir: Path) -> list[dict[str, Any]]:
@@ -56,6 +57,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split in ("train", "valid", "test"):
         write_tones(place / "audio" / split, num=1)
     assert main(["prepare", str(place / "audio"), str(place / "data")]) == 0
+    for group in ("preset", "preset_model"):
+        (place / "configs" / group).mkdir(parents=True)
+    (place / "configs" / "preset" / "mine.yaml").write_text(
+        f"# @package _global_\ndefaults: [demo, _self_]\npreset: mine\ntrain: {{lr: {GOOD}, warmup_steps: 1}}\n"
+    )
+    (place / "configs" / "preset_model" / "mine_transformer_xl.yaml").write_text(
+        "# @package _global_\nmodel: {d_model: 64, num_heads: 4}\n"
+    )
     assert main(tune(place, place / "done")) == 0
     return place
 
@@ -79,9 +88,9 @@ def test_the_better_learning_rate_wins(place: Path, tmp_path: Path, capsys: pyte
     for command in re.findall(r"^    waveform (train .*)$", out, re.MULTILINE):
         assert main([*shlex.split(command), "--print-config"]) == 0
         printed.append(capsys.readouterr().out)
-    assert len(printed) == 2 and printed[1] == printed[0].replace("preset: demo", "preset: best")
+    assert len(printed) == 2 and printed[1] == printed[0].replace("preset: mine", "preset: best")
     trained = read_config(Path(best["run"]))
-    again = compose_config(best["settings"])
+    again = compose_config(best["settings"], config_dir=place / "configs")
     assert again["model"] == trained["model"] and again["train"]["lr"] == GOOD
     assert again["train"]["max_seconds"] == 1 and again["train"]["max_steps"] is None
 
@@ -178,6 +187,7 @@ def test_a_trial_that_fails_is_named_and_the_search_goes_on(
     text = f"train.lr: [{GOOD}, 1e30]\nmodel.d_model: [64, 72]\nmodel.num_heads: [4, 16]"
     settings = [setting for setting in SETTINGS if not setting.startswith(("model.d_model", "model.num_heads"))]
     command = ["tune", str(place / "data"), str(tmp_path / "s"), "--json", str(tmp_path / "s.json"), *settings]
+    command += ["--config-dir", str(place / "configs")]
     assert main([*command, "--budget", "0.3s", "--trials", "6", *space(place, text)]) == 0
     entries = trials_of(tmp_path / "s")
     first = next(entry for entry in entries if entry["trial"] == 0)

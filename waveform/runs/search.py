@@ -206,7 +206,7 @@ def _require_own(out_dir: Path) -> None:
 
 @contextmanager
 def _explained(study_file: Path) -> Iterator[None]:
-    """Name the file of which a database reports that it is damaged or that the disk is full; say what an end means."""
+    """Explain in one line why a search ends early: a study that cannot be read or written, or a signal."""
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -223,7 +223,7 @@ def _explained(study_file: Path) -> Iterator[None]:
 
 
 class _Search:
-    """One study and its trials."""
+    """One study, and the runs of its trials."""
 
     def __init__(
         self,

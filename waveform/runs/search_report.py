@@ -13,10 +13,19 @@ from waveform.system.errors import UserError
 _NUM_ROWS = 10  # of the table
 
 
-def report_search(found: Found, out_dir: Path, task: Task, *, command: str, show_progress: bool = True) -> None:
+def report_search(
+    found: Found,
+    out_dir: Path,
+    task: Task,
+    *,
+    command: str,
+    config_dir: Path | str | None = None,
+    show_progress: bool = True,
+) -> None:
     """Print the best trials and what trains the best one again, whose settings become `out_dir`/preset/best.yaml.
 
-    command: what trains a run. Raises UserError if no trial is complete.
+    command: what trains a run. config_dir: the user's own configs, with which it was found. Raises UserError if no
+    trial is complete.
     """
     best = found.entries[0]
     if show_progress:
@@ -30,10 +39,11 @@ def report_search(found: Found, out_dir: Path, task: Task, *, command: str, show
     _write_preset(path, config)
     if show_progress:
         train = [*command.split(), str(found.data_dir), "RUN_DIR"]
-        preset = ["--config-dir", str(out_dir), f"model={config['model']['name']}", "preset=best"]
+        own = [] if config_dir is None else ["--config-dir", str(config_dir)]
+        chosen = [f"model={config['model']['name']}", "preset=best", f"seed={config['seed']}"]
         print(f"the best run is {best['run']}; to train it again (longer: with another train.max_seconds):")
-        print(f"    {shlex.join([*train, *best['settings']])}")
-        print(f"the same with {path}:\n    {shlex.join([*train, *preset])}")
+        print(f"    {shlex.join([*train, *own, *best['settings']])}")
+        print(f"the same with {path}:\n    {shlex.join([*train, '--config-dir', str(out_dir), *chosen])}")
 
 
 def _table(entries: list[dict[str, Any]], unit: str) -> list[str]:

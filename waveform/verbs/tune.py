@@ -71,7 +71,7 @@ def tune(
     )
     found = search(out_dir, overrides, task, config, show_progress=show_progress)
     write_json(json_file, found.entries)
-    report_search(found, out_dir, task, command="waveform train", show_progress=show_progress)
+    report_search(found, out_dir, task, command="waveform train", config_dir=config_dir, show_progress=show_progress)
     return found.entries
 
 
