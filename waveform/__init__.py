@@ -1,8 +1,8 @@
 """Compressive Transformer for raw audio waveforms, compared with WaveNet and Transformer-XL.
 
-`build` makes any registered model, `load` opens a trained run; `prepare`, `train`, `evaluate`, `sample`, `compare`,
-`bench` and `analyse` are the functions behind the verbs of the `waveform` command. All are imported on first use, so
-that `import waveform` is instant and loads neither torch nor an audio library.
+`build` makes any registered model, `load` opens a trained run; `prepare`, `train`, `tune`, `evaluate`, `sample`,
+`compare`, `bench` and `analyse` are the functions behind the verbs of the `waveform` command. All are imported on first
+use, so that `import waveform` is instant and loads neither torch nor an audio library.
 """
 
 from importlib import import_module
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from waveform.verbs.prepare import prepare as prepare
     from waveform.verbs.sample import sample as sample
     from waveform.verbs.train import train as train
+    from waveform.verbs.tune import tune as tune
 
 _HOMES = {
     "UserError": "waveform.system.errors",
@@ -31,6 +32,7 @@ _HOMES = {
     "prepare": "waveform.verbs.prepare",
     "sample": "waveform.verbs.sample",
     "train": "waveform.verbs.train",
+    "tune": "waveform.verbs.tune",
 }
 __all__ = list(_HOMES)
 

@@ -35,6 +35,7 @@ from waveform.system.console import say
 from waveform.system.errors import UserError
 from waveform.system.rules import Rule
 
+PLUGINS = "waveform.configs"  # entry-point group of the packages that hold configs
 _MAX_SAMPLE_SECONDS = 600.0  # limit on sample_seconds, because training waits for the sample
 
 
@@ -58,7 +59,7 @@ _SPEECH = ConfigFamily(
     command="waveform train ... --print-config",
     train=SpeechTrainConfig,
     groups={"data": ("audio", DataConfig)},
-    plugins="waveform.configs",
+    plugins=PLUGINS,
 )
 
 

@@ -288,3 +288,18 @@ def test_half_loss_learns_from_the_last_half_of_each_window(token_set: Callable[
     for name, parameter in trainer.module.named_parameters():
         if parameter.grad is not None:
             torch.testing.assert_close(gradients[name], parameter.grad)
+
+
+def test_evaluations_by_the_clock(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    """Every 2.5 seconds of training, at the first step after, and at the end; a step takes a second here."""
+    trainer = small_trainer("transformer_xl", token_set(LENGTHS), tmp_path, evaluate_every_seconds=2.5)
+    update = trainer.update
+
+    def in_a_second() -> Any:
+        result = update()
+        trainer.seconds = float(trainer.step)
+        return result
+
+    trainer.update = in_a_second
+    trainer.run()
+    assert [record["step"] for record in read_metrics(tmp_path) if record["kind"] == "evaluate"] == [3, 5, 8]

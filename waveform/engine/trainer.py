@@ -277,13 +277,13 @@ class Trainer:
                 finished, stopped_by = world.largest(int(self.finished), stop.number)
                 if finished or stopped_by:
                     break
-                step, done = self.step, self._done()
+                step, seconds, done = self.step, self.seconds, self._done()
                 sums, norms = self.update()
                 crossed = _crossed(step, self.step)
                 self._log.add(sums)
                 note = self._log_record(norms) if crossed(config.log_every) else ""
                 progress.update(self._done() - done, note=note)
-                self._evaluation_due = crossed(config.evaluate_every)
+                self._evaluation_due = crossed(config.evaluate_every) or self._time_to_evaluate(seconds)
                 if crossed(config.checkpoint_every):  # first, so that nothing that an evaluation runs into loses steps
                     self.save()
                 if self._evaluation_due:
@@ -298,6 +298,13 @@ class Trainer:
             if self.finite.skipped:
                 progress.write(f"{self.finite.skipped} of {self.step} steps were skipped: their loss was not finite")
         return TrainResult(self.step, self.seconds, self.tokens_seen, stopped_by, stop.number)
+
+    def _time_to_evaluate(self, seconds: float) -> bool:
+        """Whether an evaluation has come due by the first rank's clock since it stood at `seconds`."""
+        every = self.config.evaluate_every_seconds
+        if every is None:
+            return False
+        return self.world.any(self.world.is_first and self.seconds // every > seconds // every)
 
     def _progress(self) -> Progress:
         by_steps = self.config.max_steps is not None

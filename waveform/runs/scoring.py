@@ -54,12 +54,14 @@ def score(
     world: World | None = None,
     classes: Classes | None = None,
     dynamic: DynamicConfig | None = None,
+    max_tokens: int | None = None,
     show_progress: bool = True,
 ) -> Evaluation:
     """NLL of each utterance of `tokens` under `run`, in fp32 on every device.
 
     protocol: None for `chunk` if the run was trained so, else `utterance`. world, classes: as in the engine's
     `evaluate`; by default this process alone. dynamic: let a copy of the model learn from what it has scored.
+    max_tokens: about how many to score, longest utterances first; None: all.
     """
     verb = "evaluate" if dynamic is None else "evaluate dynamically"
     world = world or World(device=run.device)
@@ -67,9 +69,11 @@ def score(
         window=run.window,
         protocol=protocol or ("chunk" if run.config["train"]["state"] == "chunk" else "utterance"),
         chunk=run.config["train"]["chunk"],
+        max_tokens=max_tokens,
     )
+    total = min(tokens.num_tokens, max_tokens or tokens.num_tokens)
     with Progress(
-        f"{verb} {run.name}", total=tokens.num_tokens, unit=run.unit, unit_s=run.unit_s, enabled=show_progress
+        f"{verb} {run.name}", total=total, unit=run.unit, unit_s=run.unit_s, enabled=show_progress
     ) as progress:
         if dynamic is not None:
             return evaluate_dynamically(

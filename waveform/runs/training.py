@@ -36,6 +36,12 @@ def check_settings(
     Raises UserError for fields that the model refuses, for sizes that do not fit each other or this machine, and for
     a configuration that differs from the one in `run_dir`.
     """
+    check_fits(config, train_config, vocab_size=vocab_size, world=world)
+    refuse_other_config(run_dir, config)
+
+
+def check_fits(config: dict[str, Any], train_config: TrainConfig, *, vocab_size: int, world: World) -> None:
+    """Raises UserError for fields that the model refuses, and sizes that do not fit each other or this machine."""
     # With a GPU, whose own allocator refuses, or with sharding, this machine's RAM only holds the weights themselves.
     alone = world.device.type == "cpu" and train_config.sharding == "none"
     sketch = sketch_model({**config, "dataset": {"vocab_size": vocab_size}}, num_copies=4 if alone else 1)
@@ -48,7 +54,6 @@ def check_settings(
     )
     if world.device.type == "cpu":
         require_ram_for_state(sketch, train_config.batch_size // world.size)
-    refuse_other_config(run_dir, config)
 
 
 def train_run(

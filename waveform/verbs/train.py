@@ -43,7 +43,7 @@ def train(
     config = compose_config(overrides, config_dir=None if config_dir is None else Path(config_dir))
     train_config: SpeechTrainConfig = typed(SpeechTrainConfig, config["train"], section="train")
     if is_dataset(source):
-        _refuse_other_split(source, config, overrides)
+        refuse_other_split(source, config, overrides)
     with job(device=train_config.device, timeout_s=train_config.timeout_s) as world:
         return _train(source, run_dir, config, train_config, world=world, show_progress=show_progress)
 
@@ -84,7 +84,7 @@ def _train(
     )
 
 
-def _refuse_other_split(data_dir: Path, config: dict[str, Any], overrides: Sequence[str]) -> None:
+def refuse_other_split(data_dir: Path, config: dict[str, Any], overrides: Sequence[str]) -> None:
     """Raises UserError for a data.split setting among `overrides` with which the data set was not prepared."""
     split = read_dataset(data_dir).sources.get("split")
     if not isinstance(split, dict):  # not audio

@@ -1,0 +1,123 @@
+"""Search spaces: what a file may say, what it comes to, and those that the models come with."""
+
+import re
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from waveform.models.registry import build
+from waveform.runs.space import Range, Space, space_of
+from waveform.speech import PLUGINS, compose_config
+from waveform.system.errors import UserError
+
+TEXT = """\
+train.lr: {low: 1e-3, high: 2e-2, log: true}
+model.num_layers: {low: 2, high: 6}
+train.precision: [auto, fp32]
+size:
+  small: {model.d_model: 64, train.window: null}
+  wide: {model.d_model: 96, train.window: 32}
+"""
+
+
+class Middle:
+    """Stands in for Optuna's trial: draws the middle of every range, and the last choice."""
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool) -> float:
+        return (low * high) ** 0.5 if log else (low + high) / 2
+
+    def suggest_int(self, name: str, low: int, high: int, *, log: bool) -> int:
+        return (low + high) // 2
+
+    def suggest_categorical(self, name: str, choices: list[str]) -> str:
+        return choices[-1]
+
+
+def written(text: str, tmp_path: Path) -> Space:
+    (tmp_path / "space.yaml").write_text(text)
+    return space_of("any", plugins="none", file=tmp_path / "space.yaml")
+
+
+def test_what_is_drawn_becomes_settings(tmp_path: Path) -> None:
+    space = written(TEXT, tmp_path)
+    trial: Any = Middle()
+    drawn = space.draw(trial)
+    assert drawn == {
+        "train.lr": pytest.approx(0.00447, rel=1e-3),
+        "model.num_layers": 4,
+        "train.precision": "fp32",
+        "size": "wide",
+    }
+    wide = ["model.d_model=96", "train.window=32"]
+    assert space.overrides(drawn) == ["train.lr=0.00447", "model.num_layers=4", "train.precision=fp32", *wide]
+    assert space.overrides({"size": "small"}) == ["model.d_model=64", "train.window=null"]
+
+
+def test_a_configuration_is_found_in_the_space(tmp_path: Path) -> None:
+    config = {"train": {"lr": 0.5, "precision": "auto", "window": 32}, "model": {"num_layers": 2, "d_model": 96}}
+    drawn = {"model.num_layers": 2, "train.precision": "auto", "size": "wide"}
+    assert written(TEXT, tmp_path).drawn_by(config) == drawn
+    config["train"]["window"] = None
+    del drawn["size"]
+    assert written(TEXT, tmp_path).drawn_by(config) == drawn
+
+
+def test_a_setting_given_takes_its_group_with_it(tmp_path: Path) -> None:
+    free = written(TEXT, tmp_path).without({"train.window", "train.lr"})
+    assert list(free.dimensions) == ["model.num_layers", "train.precision"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train.lr: 3", "Expected"),
+        ("[1, 2]", "Expected `object`"),
+        ("train.lr: {low: 1, high: 1}", "low must be below high"),
+        ("train.lr: {low: 0, high: 1, log: true}", "above 0 if log"),
+        ("train.lr: {low: 1}", "missing required field `high`"),
+        ("train.lr: {low: 1, high: 2, step: 3}", "unknown field `step`"),
+        ("train.lr: []", "length >= 1"),
+        ("size: {small: [train.lr=3]}", "Expected `object`"),
+        ("size: {}", "length >= 1"),
+        ("train.lr: [1]\nsize: {small: {train.lr: 3}}", "both train.lr and size give values to train.lr"),
+        ("train.lr: {", "is not a search space"),
+    ],
+)
+def test_what_is_not_a_space(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"space\.yaml is not a search space") as error:
+        written(text, tmp_path)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("model", ["compressive_transformer", "transformer_xl", "wavenet"])
+def test_the_spaces_that_models_come_with(model: str) -> None:
+    """They contain the demo's settings. Every size is one that the model accepts, and transformers' have kernels."""
+    space = space_of(model, plugins=PLUGINS)
+    demo = compose_config([f"model={model}", "preset=demo"])
+    assert space.drawn_by(demo).keys() == space.dimensions.keys()
+    named = [choices for name, choices in space.dimensions.items() if len(space.settings_of(name)) > 1]
+    for combination in product(*(choices.values() for choices in named if not isinstance(choices, Range))):
+        settings = {key: value for choice in combination for key, value in choice.items()}
+        assert settings.get("train.chunk", 1) % settings.get("model.window", 1) == 0
+        sizes = {key[6:]: value for key, value in settings.items() if key.startswith("model.")}
+        _, *fields = {**demo["model"], **sizes}.items()  # the first is the name
+        with torch.device("meta"):
+            built: Any = build(model, vocab_size=256, **dict(fields))
+        assert model == "wavenet" or built.config.has_kernels, settings
+
+
+def test_the_example_in_the_docs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text()
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    space = written(text, tmp_path)
+    assert space.dimensions["train.lr"] == Range(low=1e-4, high=1e-2, log=True)
+    for drawn in space.each_alone():
+        compose_config(["preset=demo", *space.overrides(drawn)])
+
+
+def test_a_model_without_a_space() -> None:
+    with pytest.raises(UserError, match=r"'gru' comes without a search space; .* --space FILE\.yaml"):
+        space_of("gru", plugins=PLUGINS)

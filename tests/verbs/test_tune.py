@@ -1,0 +1,280 @@
+"""`waveform tune`: finds the better settings, continues after an interruption, prunes, and says what is wrong."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_cli import SMALL, mistake, write_tones
+from waveform.cli import main
+from waveform.engine import checkpoint
+from waveform.runs import search
+from waveform.runs.folder import read_config
+from waveform.speech import compose_config
+from waveform.system.signals import Interrupted
+
+optuna = pytest.importorskip("optuna", reason="the extra `tune` is not installed")
+
+GOOD, BAD = 8e-3, 1e-9  # learning rates; the first is the preset's, and so the first trial's
+SETTINGS = ["model=transformer_xl", "preset=mine", *(f"model.{field}" for field in SMALL["transformer_xl"].split())]
+SETTINGS += ["train.batch_size=2", "train.chunk=64", "train.log_every=2", "train.device=cpu", "seed=3"]
+
+
+def space(place: Path, text: str) -> list[str]:
+    file = place / f"space {abs(hash(text))}.yaml"
+    file.write_text(text)
+    return ["--space", str(file)]
+
+
+def tune(place: Path, out_dir: Path, *more: str, trials: int = 2, budget: str = "1s") -> list[str]:
+    """The command for the first choices of learning rates that a seed draws."""
+    command = ["tune", str(place / "data"), str(out_dir), "--budget", budget, "--trials", str(trials)]
+    rates = space(place, f"train.lr: [{GOOD}, {BAD}]")
+    files = ["--config-dir", str(place / "configs"), "--json", f"{out_dir}.json"]
+    return [*command, *rates, *files, *SETTINGS, *more]
+
+
+def trials_of(out_dir: Path) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = json.loads(Path(f"{out_dir}.json").read_text())
+    return entries
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, and a search of two trials that has ended, in a folder with odd characters in its name."""
+    place = tmp_path_factory.mktemp("odd? [name], a=b%20#")
+    for split in ("train", "valid", "test"):
+        write_tones(place / "audio" / split, num=1)
+    assert main(["prepare", str(place / "audio"), str(place / "data")]) == 0
+    for group in ("preset", "preset_model"):
+        (place / "configs" / group).mkdir(parents=True)
+    (place / "configs" / "preset" / "mine.yaml").write_text(
+        f"# @package _global_\ndefaults: [demo, _self_]\npreset: mine\ntrain: {{lr: {GOOD}, warmup_steps: 1}}\n"
+    )
+    (place / "configs" / "preset_model" / "mine_transformer_xl.yaml").write_text(
+        "# @package _global_\nmodel: {d_model: 64, num_heads: 4}\n"
+    )
+    assert main(tune(place, place / "done")) == 0
+    return place
+
+
+@pytest.mark.slow
+def test_the_better_learning_rate_wins(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best, other = trials_of(place / "done")
+    assert [best["drawn"]["train.lr"], other["drawn"]["train.lr"]] == [str(GOOD), str(BAD)]
+    assert best["nll_nats_per_sample"] < other["nll_nats_per_sample"] - 0.5
+    assert {best["state"], other["state"]} == {"complete"} and best["train_samples_seen"] > 64
+    assert list(best["nll_nats_by_share_of_budget"]) == ["0.2", "0.4", "0.6", "0.8"]
+    assert 1 <= best["train_seconds"] < 2
+    assert main(["evaluate", best["run"], "--split", "valid", "--json", str(tmp_path / "e.json")]) == 0
+    assert json.loads((tmp_path / "e.json").read_text())["nll_nats_per_sample"] == best["nll_nats_per_sample"]
+
+    capsys.readouterr()
+    assert main(tune(place, place / "done")) == 0  # it has ended, and only says so
+    out = capsys.readouterr().out
+    assert len(re.findall(r"^[01]  .* complete .* lr (?:0\.008|1e-09)$", out, re.MULTILINE)) == 2
+    printed = []
+    for command in re.findall(r"^    waveform (train .*)$", out, re.MULTILINE):
+        assert main([*shlex.split(command), "--print-config"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert len(printed) == 2 and printed[1] == printed[0].replace("preset: mine", "preset: best")
+    trained = read_config(Path(best["run"]))
+    again = compose_config(best["settings"], config_dir=place / "configs")
+    assert again["model"] == trained["model"] and again["train"]["lr"] == GOOD
+    assert again["train"]["max_seconds"] == 1 and again["train"]["max_steps"] is None
+
+
+@pytest.mark.slow
+def test_more_trials_are_added_and_hopeless_ones_pruned(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(search, "_NUM_UNPRUNED", 1)
+    shutil.copytree(place / "done", tmp_path / "more")
+    assert main(tune(place, tmp_path / "more", trials=4)) == 0
+    entries = trials_of(tmp_path / "more")
+    assert sorted(entry["trial"] for entry in entries) == [0, 1, 2, 3]
+    pruned = [entry for entry in entries if entry["trial"] > 1 and entry["drawn"]["train.lr"] == str(BAD)]
+    assert pruned and entries[-1] in pruned
+    for entry in pruned:
+        assert entry["state"] == "pruned" and entry["train_seconds"] < 0.9 and entry["num_parameters"] > 1000
+        assert list(entry["nll_nats_by_share_of_budget"]) == ["0.2", "0.4"]
+        assert f"trial {entry['trial']} is pruned" in capsys.readouterr().out
+
+
+class Interruption(threading.Thread):
+    """Sends this process SIGINT as soon as the run in `run_dir` has logged its training."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(daemon=True)
+        self._log = run_dir / "metrics.jsonl"
+        self.start()
+
+    def run(self) -> None:
+        while not (self._log.exists() and self._log.stat().st_size):
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_goes_on(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once while a trial trains and once while it is judged: it is neither lost, nor trained or counted twice."""
+    out_dir = tmp_path / "search"
+    interruption = Interruption(out_dir / "trial-000")
+    assert main(tune(place, out_dir)) == 130
+    interruption.join()
+    assert capsys.readouterr().err.endswith("stopped by SIGINT; the same command continues the search\n")
+    saved = checkpoint.newest(out_dir / "trial-000")
+    assert saved is not None and 0 < saved.progress.seconds < 1
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise Interrupted(signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(search, "score", interrupted)
+        assert main(tune(place, out_dir)) == 143
+    err = capsys.readouterr().err
+    assert f"resumed at step {saved.step}" in err and "the same command continues the search" in err
+    trained = checkpoint.newest(out_dir / "trial-000")
+    assert trained is not None and trained.step > saved.step and 1 <= trained.progress.seconds < 2
+
+    assert main(tune(place, out_dir)) == 0
+    entries = trials_of(out_dir)
+    assert [entry["drawn"] for entry in entries] == [entry["drawn"] for entry in trials_of(place / "done")]
+    assert [entry["trial"] for entry in entries] == [0, 1]
+    assert entries[0]["train_seconds"] == trained.progress.seconds
+    after = checkpoint.newest(out_dir / "trial-000")
+    assert after is not None and after.step == trained.step
+    assert {path.name for path in out_dir.glob("trial-*")} == {"trial-000", "trial-001"}
+
+
+@pytest.mark.slow
+def test_a_killed_search_goes_on(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out_dir = tmp_path / "search"
+    command = tune(place, out_dir, "train.checkpoint_every=20", budget="2s")
+    process = subprocess.Popen([sys.executable, "-m", "waveform", *command], stderr=subprocess.DEVNULL)
+    while not list((out_dir / "trial-001").glob("checkpoints/step_*/complete.json")):
+        time.sleep(0.01)
+        assert process.poll() is None
+    process.kill()
+    process.wait()
+    killed = checkpoint.newest(out_dir / "trial-001")
+    assert killed is not None and killed.progress.seconds < 2
+    log = (out_dir / "trial-000" / "metrics.jsonl").read_bytes()
+    assert main(command) == 0
+    assert sorted(entry["trial"] for entry in trials_of(out_dir)) == [0, 1]
+    assert (out_dir / "trial-000" / "metrics.jsonl").read_bytes() == log
+    assert f"resumed at step {killed.step}\n" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_trial_that_fails_is_named_and_the_search_goes_on(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a loss that is not finite, and by sizes that a model refuses together, but each with the preset's."""
+    text = f"train.lr: [{GOOD}, 1e30]\nmodel.d_model: [64, 72]\nmodel.num_heads: [4, 16]"
+    settings = [setting for setting in SETTINGS if not setting.startswith(("model.d_model", "model.num_heads"))]
+    command = ["tune", str(place / "data"), str(tmp_path / "s"), "--json", str(tmp_path / "s.json"), *settings]
+    command += ["--config-dir", str(place / "configs")]
+    assert main([*command, "--budget", "0.3s", "--trials", "6", *space(place, text)]) == 0
+    entries = trials_of(tmp_path / "s")
+    first = next(entry for entry in entries if entry["trial"] == 0)
+    assert first["drawn"] == {"train.lr": str(GOOD), "model.d_model": "64", "model.num_heads": "4"}  # the preset's
+    assert first["state"] == "complete"
+    failed = [entry for entry in entries if entry["state"] == "failed"]
+    reasons = {entry["trial"]: entry["reason"] for entry in failed}
+    assert any("is not finite" in reason for reason in reasons.values())
+    assert any("model.d_model" in reason for reason in reasons.values())
+    out = capsys.readouterr().out
+    assert all(f"trial {number} failed: {reason}" in out for number, reason in reasons.items())
+
+
+MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str]], str]] = {
+    "no data": (lambda p, t: ["tune", str(t / "gone"), str(t / "s")], "no such folder"),
+    "a budget without a unit": (lambda p, t: tune(p, t / "s", budget="10"), "--budget '10' is not a time"),
+    "no time": (lambda p, t: tune(p, t / "s", budget="0s"), "leaves no time"),
+    "no trials": (lambda p, t: tune(p, t / "s", trials=0), "--trials is 0"),
+    "a model that is not known": (
+        lambda p, t: ["tune", str(p / "data"), str(t / "s"), "model=gpt"],
+        "unknown model 'gpt'; choose one of",
+    ),
+    "a setting that is not known": (lambda p, t: tune(p, t / "s", "train.lrr=1"), "did you mean 'train.lr'?"),
+    "a space that is not there": (
+        lambda p, t: ["tune", str(p / "data"), str(t / "s"), "--space", str(t / "gone.yaml")],
+        "cannot read --space",
+    ),
+    "an unknown setting in the space": (
+        lambda p, t: tune(p, t / "s", *space(t, "train.lrr: [1]")),
+        "with train.lrr=1: unknown setting 'train.lrr'; did you mean 'train.lr'?",
+    ),
+    "a value that is refused": (
+        lambda p, t: tune(p, t / "s", *space(t, "train.lr: [-1, 1]")),
+        "with train.lr=-1: train.lr is -1.0; it must be above 0",
+    ),
+    "sizes that a model refuses": (
+        lambda p, t: tune(p, t / "s", *space(t, "model.norm: [pre, middle]")),
+        "with model.norm=middle: model.norm",
+    ),
+    "data in the space": (
+        lambda p, t: tune(p, t / "s", *space(t, "data.split.valid: [0.1, 0.2]")),
+        "'data.split.valid' cannot be searched",
+    ),
+    "what the budget decides": (
+        lambda p, t: tune(p, t / "s", "train.max_seconds=5"),
+        "train.max_seconds follows from --budget",
+    ),
+    "nothing to search": (lambda p, t: tune(p, t / "s", "train.lr=1e-3"), "nothing is left to search"),
+    "a folder of other things": (lambda p, t: tune(p, p / "audio"), "is not a search but contains other files"),
+    "another budget": (lambda p, t: tune(p, p / "done", budget="2s"), "--budget (was 1.0, is 2.0)"),
+    "another size": (lambda p, t: tune(p, p / "done", "model.d_model=32"), "model.d_model (was 16, is 32)"),
+    "another space": (
+        lambda p, t: tune(p, p / "done", *space(t, "train.lr: {low: 1e-4, high: 1e-3}")),
+        "contains another search: space.train.lr.",
+    ),
+    "another seed": (lambda p, t: tune(p, p / "done", "--seed", "1"), "--seed (was 0, is 1)"),
+    "other data": (
+        lambda p, t: [*tune(p, p / "done")[:1], str(other_data(t)), *tune(p, p / "done")[2:]],
+        "its data has changed since",
+    ),
+    "a damaged study": (lambda p, t: tune(p, damaged(p, t)), "study.db cannot be used (file is not a database)"),
+}
+
+
+def other_data(folder: Path) -> Path:
+    for split in ("train", "valid", "test"):
+        write_tones(folder / "audio" / split, num=2)
+    assert main(["prepare", str(folder / "audio"), str(folder / "data")]) == 0
+    return folder / "data"
+
+
+def damaged(place: Path, folder: Path) -> Path:
+    shutil.copytree(place / "done", folder / "damaged")
+    (folder / "damaged" / "study.db").write_bytes(b"no" * 5000)
+    return folder / "damaged"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command, message = MISTAKES[name]
+    assert message in mistake(command(place, tmp_path), capsys)
+    assert not (tmp_path / "s").exists()
+
+
+def test_without_optuna_one_line_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert 'pip install "waveform[tune]"' in mistake(["tune", str(tmp_path), str(tmp_path / "s")], capsys)

@@ -1,0 +1,395 @@
+"""The search behind `tune`: Optuna's trials, each a run trained for the same time, chosen by validation NLL.
+
+    DIR/study.db       what each trial drew, its figures and how it ended: an Optuna study in SQLite
+    DIR/trial-000 ...  its runs
+
+A search that was interrupted goes on where it was: the trial that had not ended is resumed, like any run.
+"""
+
+import math
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from waveform.engine.dataset import Dataset
+from waveform.engine.interface import SequenceModel
+from waveform.engine.metrics import MetricsLog, bits
+from waveform.engine.nonfinite import Diverged
+from waveform.engine.token_set import TokenSet
+from waveform.engine.train_config import TrainConfig
+from waveform.engine.trainer import OnEvaluate, RunContext
+from waveform.ranks.distributed import World, job
+from waveform.runs.configured_model import num_parameters
+from waveform.runs.folder import comparable
+from waveform.runs.learning_curves import read_learning_curve
+from waveform.runs.opened import TrainedRun
+from waveform.runs.scoring import score
+from waveform.runs.settings import differing_keys, typed
+from waveform.runs.space import Space
+from waveform.runs.training import check_fits, train_run
+from waveform.system.atomic import explain_write_errors
+from waveform.system.console import say
+from waveform.system.errors import UserError
+from waveform.system.locks import locked
+from waveform.system.ram import is_shortage
+from waveform.system.signals import Interrupted, StopRequest
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.trial import FrozenTrial
+
+STUDY_FILE = "study.db"
+STATES = ("complete", "pruned", "failed")
+_LOCK_FILE = ".tune.lock"
+_PREPARED = ".prepared"  # ending of a data set that was prepared for the search
+_UNITS_S = {"s": 1, "min": 60, "h": 3600}
+_MOST_TOKENS = 2_000_000  # about how much of the validation split a trial is judged by
+_NUM_LOOKS = 5  # parts of the budget; after each but the last there is a look, and a trial may be pruned,
+_FIRST_PRUNED = 2  # but not at the first: warm-up and a high learning rate still hide what a trial comes to
+_NUM_UNPRUNED = 5  # trials that must be complete before any is pruned
+_BY_BUDGET = ("train.max_steps", "train.max_seconds", "train.evaluate_every", "train.evaluate_every_seconds")
+# What trials have instead of their preset's, unless the user gives it. 100,000 samples take a second or two on a CPU.
+_DEFAULTS = ("train.checkpoint_every=1000", "train.keep_checkpoints=1", "train.evaluate_tokens=100000")
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How long to search, and where."""
+
+    budget: str = "10min"  # of training for each trial: a number of s, min or h
+    trials: int = 20
+    seed: int = 0  # of what is drawn from the space; that of the runs is the setting `seed`
+    space: Path | None = None  # a YAML file; None: the one that comes with the model
+
+    def __post_init__(self) -> None:
+        if self.trials < 1:
+            raise UserError(f"--trials is {self.trials}; it must be at least 1")
+        if self.budget_s <= 0:
+            raise UserError(f"--budget {self.budget} leaves no time to train; give more")
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds of training for each trial."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|h)", self.budget)
+        if found is None:
+            raise UserError(f"--budget {self.budget!r} is not a time; examples are 90s, 10min and 1.5h")
+        return float(found[1]) * _UNITS_S[found[2]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the runs of a search are, for example of speech."""
+
+    compose: Callable[[Sequence[str]], dict[str, Any]]  # settings -> configuration
+    train_config: type[TrainConfig]
+    space: Callable[[str], Space]  # of a model
+    open_data: Callable[[World], Dataset]
+    vocab_size: int
+    load: Callable[..., TrainedRun]
+    unit: str  # what a token is called
+    amount: Callable[[TokenSet], str]  # describes the training split
+    units_per_second: float | None = None  # tokens of one second of audio
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings of a search's trials."""
+
+    base: Sequence[str]
+    space: Space
+    budget_s: float
+
+    def settings(self, drawn: dict[str, Any]) -> list[str]:
+        """The settings of the trial that drew `drawn`, with which `train` trains it again."""
+        limits = ("train.max_steps=null", f"train.max_seconds={self.budget_s:g}")
+        return [*self.base, *self.space.overrides(drawn), *limits]
+
+    def watched(self, drawn: dict[str, Any]) -> list[str]:
+        """The same settings, with looks at the validation split that a preset leaves out."""
+        looks = ("train.evaluate_every=1000000", f"train.evaluate_every_seconds={self.budget_s / _NUM_LOOKS:g}")
+        return [*_DEFAULTS, *self.settings(drawn), *looks]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has found."""
+
+    entries: list[dict[str, Any]]  # of every trial, the best first
+    data_dir: Path
+
+
+def search(
+    out_dir: Path, overrides: Sequence[str], task: Task, config: SearchConfig, *, show_progress: bool = True
+) -> Found:
+    """Run trials in `out_dir` until `config.trials` have ended, those of earlier calls included.
+
+    overrides: settings of every trial, which are not searched. Raises UserError for settings that a run refuses, for a
+    folder with anything but a search by the same settings, and if Optuna is missing; Interrupted if a signal asks to
+    stop, after what was trained has been saved.
+    """
+    _require_optuna()
+    base_config = task.compose(overrides)
+    train_config = typed(task.train_config, base_config["train"], section="train")
+    with job(device=train_config.device, timeout_s=train_config.timeout_s) as world:
+        if world.size > 1:
+            raise UserError("a search trains one model at a time, in one process; start it without torchrun")
+        space = _free(task.space(base_config["model"]["name"]), overrides)
+        plan = Plan(overrides, space, config.budget_s)
+        _check_alone(plan, task, world)
+        _require_own(out_dir)
+        with (
+            locked(out_dir / _LOCK_FILE, refusal=f"another process is searching in {out_dir}; wait for it"),
+            _explained(out_dir / STUDY_FILE),
+        ):
+            data = task.open_data(world)
+            if show_progress:
+                what = ", ".join(map(_short, space.dimensions))
+                say(f"searching {what} in {config.trials} trials of {config.budget} of training each")
+            running = _Search(out_dir, plan, task, config, data=data, world=world, show_progress=show_progress)
+            return Found(running.run(), data.folder)
+
+
+def _require_optuna() -> None:
+    try:
+        import optuna
+    except ImportError as error:
+        raise UserError('tune needs Optuna: pip install "waveform[tune]"') from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def _free(space: Space, overrides: Sequence[str]) -> Space:
+    """The space without what the user's settings give. Raises UserError for settings that no search can vary."""
+    given = {override.lstrip("+").partition("=")[0] for override in overrides}
+    searched = {setting for dimension in space.dimensions for setting in space.settings_of(dimension)}
+    for setting in sorted(given | searched):
+        place = f"{space.place}: " if setting in searched else ""
+        if setting in _BY_BUDGET:
+            raise UserError(f"{place}{setting} follows from --budget; leave it out")
+        if place and setting.partition(".")[0] not in ("model", "train"):
+            raise UserError(f"{place}{setting!r} cannot be searched; only settings of model and train can")
+    if not (free := space.without(given)).dimensions:
+        raise UserError(f"nothing is left to search: your settings give values to all that {space.place} varies")
+    return free
+
+
+def _check_alone(plan: Plan, task: Task, world: World) -> None:
+    """Raises UserError for a choice, or an end of a range, that a run would refuse even without the others."""
+    for drawn in plan.space.each_alone():
+        try:
+            _checked(plan.watched(drawn), task, world)
+        except UserError as error:
+            raise UserError(f"{plan.space.place}: with {' '.join(plan.space.overrides(drawn))}: {error}") from error
+
+
+def _checked(settings: Sequence[str], task: Task, world: World) -> tuple[dict[str, Any], TrainConfig]:
+    """The configuration of some settings. Raises UserError if a run would refuse it."""
+    config = task.compose(settings)
+    train_config = typed(task.train_config, config["train"], section="train")
+    check_fits(config, train_config, vocab_size=task.vocab_size, world=world)
+    return config, train_config
+
+
+def _require_own(out_dir: Path) -> None:
+    """Make `out_dir` if need be. Raises UserError if it contains anything but a search."""
+    with explain_write_errors(out_dir):
+        out_dir.mkdir(parents=True, exist_ok=True)
+    others = [path.name for path in out_dir.iterdir() if not path.name.startswith(".") and path.suffix != _PREPARED]
+    if others and not (out_dir / STUDY_FILE).exists():
+        raise UserError(f"{out_dir} is not a search but contains other files ({others[0]}, ...); give a new folder")
+
+
+@contextmanager
+def _explained(study_file: Path) -> Iterator[None]:
+    """Explain in one line why a search ends early: a study that cannot be read or written, or a signal."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except Interrupted as interrupted:
+        raise Interrupted(interrupted.number, "the same command continues the search") from None
+    except (SQLAlchemyError, StorageInternalError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise UserError(
+            f"{study_file} cannot be used ({reason}); free space on its disk if that is full, or else restore it from "
+            "a copy, or search in a new folder"
+        ) from error
+
+
+class _Search:
+    """One study, and the runs of its trials."""
+
+    def __init__(
+        self,
+        out_dir: Path,
+        plan: Plan,
+        task: Task,
+        config: SearchConfig,
+        *,
+        data: Dataset,
+        world: World,
+        show_progress: bool,
+    ) -> None:
+        """Open the study in `out_dir`, or begin it. Raises UserError if it is one of other settings or other data."""
+        self._out_dir, self._plan, self._task, self._config, self._data = out_dir, plan, task, config, data
+        self._world, self._show_progress = world, show_progress
+        self._valid = data.open_split("valid")
+        self._valid.verify()
+        self._study = self._opened()
+
+    def _opened(self) -> "Study":
+        import optuna
+        from sqlalchemy import URL
+
+        path = self._out_dir / STUDY_FILE
+        study = optuna.create_study(
+            storage=URL.create("sqlite", database=str(path.absolute())).render_as_string(),
+            study_name="tune",
+            load_if_exists=True,
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=_NUM_UNPRUNED, n_warmup_steps=_FIRST_PRUNED),
+        )
+        base = self._task.compose(self._plan.settings({}))
+        checksums = {split: self._data.open_split(split).checksum for split in ("train", "valid")}
+        settings = {
+            **comparable({**base, "dataset": {"checksums": checksums}}),
+            "--budget": self._plan.budget_s,
+            "--seed": self._config.seed,
+            "space": msgspec.to_builtins(self._plan.space.dimensions),
+        }
+        known = study.user_attrs.get("settings", settings)
+        if different := differing_keys(known, settings):
+            if all(key.startswith("dataset.") for key in different):
+                different = ["its data has changed since"]
+            raise UserError(f"{self._out_dir} contains another search: {'; '.join(different)}. Give another folder")
+        study.set_user_attr("settings", settings)
+        if not study.trials:  # the first one is the preset's, as far as the space contains it
+            study.enqueue_trial(self._plan.space.drawn_by(base))
+        return study
+
+    def run(self) -> list[dict[str, Any]]:
+        """Run trials until enough have ended; returns an entry for each, the best first."""
+        import optuna
+        from optuna.trial import TrialState
+
+        most, key = self._config.trials, f"nll_nats_per_{self._task.unit}"
+        while (num_ended := sum(trial.state.is_finished() for trial in self._study.trials)) < most:
+            # Seeded for each trial: a search that goes on would otherwise draw its first trials once more.
+            seed = random.Random(f"{self._config.seed} {num_ended}").getrandbits(32)
+            self._study.sampler = optuna.samplers.TPESampler(seed=seed)
+            begun = self._study.get_trials(states=(TrialState.RUNNING,))
+            trial = optuna.Trial(self._study, begun[0]._trial_id) if begun else self._study.ask()
+            drawn = self._plan.space.draw(trial)
+            self._say(f"trial {trial.number} ({num_ended + 1} of {most}): {shown(drawn)}")
+            self._run_trial(trial, self._plan.watched(drawn))
+        entries = [self._entry(trial) for trial in self._study.trials if trial.state.is_finished()]
+        return sorted(entries, key=lambda entry: (STATES.index(entry["state"]), entry[key] or 0))
+
+    def _run_trial(self, trial: "Trial", settings: list[str]) -> None:
+        """Train and judge what is left of a trial, and note how it ended."""
+        from optuna import TrialPruned
+        from optuna.trial import TrialState
+
+        run_dir = self._run_dir(trial.number)
+        try:
+            config, train_config = _checked(settings, self._task, self._world)
+        except UserError as error:
+            return self._fail(trial, str(error))
+        context = RunContext(
+            run_dir,
+            self._world,
+            units_per_second=self._task.units_per_second,
+            on_evaluate=self._look(trial, run_dir, config),
+            show_progress=self._show_progress,
+        )
+        try:
+            result = train_run(self._data, config, train_config, context, amount=self._task.amount, cut_valid=True)
+        except TrialPruned:
+            self._study.tell(trial, state=TrialState.PRUNED)
+            return self._say(f"trial {trial.number} is pruned: it is worse than the median of the trials before it")
+        except Diverged as error:
+            return self._fail(trial, str(error))
+        except (MemoryError, RuntimeError) as error:
+            if not is_shortage(error):
+                raise
+            return self._fail(trial, "there is not enough memory for it")
+        if result.asked_by:
+            raise Interrupted(result.asked_by)
+        run = self._task.load(run_dir, device=self._world.device.type)
+        nats = score(run, self._valid, max_tokens=_MOST_TOKENS, show_progress=self._show_progress).nats_per_token
+        if not math.isfinite(nats):
+            return self._fail(trial, f"its validation NLL is {nats}")
+        self._note(trial, run.model, run.train_seconds, run.tokens_seen)
+        self._study.tell(trial, nats)
+        best = self._study.best_trial
+        so_far = "the best so far" if best.number == trial.number else f"the best so far is trial {best.number}"
+        self._say(f"trial {trial.number}: {nats:.4f} nats = {bits(nats):.4f} bits per {self._task.unit}; {so_far}")
+
+    def _look(self, trial: "Trial", run_dir: Path, config: dict[str, Any]) -> OnEvaluate:
+        """What training calls after each evaluation: reports it to Optuna, and raises TrialPruned to end the trial."""
+        from optuna import TrialPruned
+
+        def look(model: SequenceModel, step: int, log: MetricsLog, stop: StopRequest) -> None:
+            curve = read_learning_curve(run_dir, config)
+            share = int(curve.seconds[-1] / self._plan.budget_s * _NUM_LOOKS + 1e-6)  # seconds are rounded
+            seen = self._study.trials[trial.number].intermediate_values
+            if not 0 < share < _NUM_LOOKS or share in seen or not math.isfinite(curve.nats[-1]):
+                return
+            trial.report(curve.nats[-1], share)
+            if trial.should_prune():
+                self._note(trial, model, curve.seconds[-1], round(curve.tokens[-1]))
+                raise TrialPruned
+
+        return look
+
+    def _note(self, trial: "Trial", model: SequenceModel, seconds: float, tokens_seen: int) -> None:
+        figures = {"num_parameters": num_parameters(model), "train_seconds": seconds}
+        trial.set_user_attr("figures", {**figures, f"train_{self._task.unit}s_seen": tokens_seen})
+
+    def _fail(self, trial: "Trial", reason: str) -> None:
+        from optuna.trial import TrialState
+
+        trial.set_user_attr("reason", reason)
+        self._study.tell(trial, state=TrialState.FAIL)
+        self._say(f"trial {trial.number} failed: {reason}")
+
+    def _entry(self, trial: "FrozenTrial") -> dict[str, Any]:
+        """What `tune --json` says of a trial."""
+        looks = trial.intermediate_values
+        nats = trial.value if trial.value is not None else (looks[max(looks)] if looks else None)
+        state = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}[trial.state.name]
+        failed = state == "failed"
+        return {
+            "trial": trial.number,
+            "run": str(self._run_dir(trial.number)),
+            "state": state,
+            "drawn": trial.params,
+            "settings": self._plan.settings(trial.params),
+            f"nll_nats_per_{self._task.unit}": None if failed else nats,
+            f"nll_bits_per_{self._task.unit}": None if failed or nats is None else bits(nats),
+            "nll_nats_by_share_of_budget": {f"{share / _NUM_LOOKS:g}": looks[share] for share in sorted(looks)},
+            **trial.user_attrs.get("figures", {}),
+            "reason": trial.user_attrs.get("reason"),
+        }
+
+    def _run_dir(self, number: int) -> Path:
+        return self._out_dir / f"trial-{number:03d}"
+
+    def _say(self, line: str) -> None:
+        if self._show_progress:
+            say(line)
+
+
+def _short(dimension: str) -> str:
+    return dimension.removeprefix("train.").removeprefix("model.")
+
+
+def shown(drawn: dict[str, Any]) -> str:
+    """What a trial drew, for a line or a table."""
+    texts = {name: f"{value:.3g}" if isinstance(value, float) else str(value) for name, value in drawn.items()}
+    return ", ".join(f"{_short(name)} {text}" for name, text in texts.items())

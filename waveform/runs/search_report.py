@@ -1,0 +1,75 @@
+"""What a search ends with: a table of its best trials, and the best one's settings as a command and as a preset."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from waveform.runs.search import Found, Task, shown
+from waveform.runs.settings import to_yaml
+from waveform.system.atomic import explain_write_errors, write_file
+from waveform.system.console import table
+from waveform.system.errors import UserError
+
+_NUM_ROWS = 10  # of the table
+
+
+def report_search(
+    found: Found,
+    out_dir: Path,
+    task: Task,
+    *,
+    command: str,
+    config_dir: Path | str | None = None,
+    show_progress: bool = True,
+) -> None:
+    """Print the best trials and what trains the best one again, whose settings become `out_dir`/preset/best.yaml.
+
+    command: what trains a run. config_dir: the user's own configs, with which it was found. Raises UserError if no
+    trial is complete.
+    """
+    best = found.entries[0]
+    if show_progress:
+        print("\n".join(_table(found.entries[:_NUM_ROWS], task.unit)))
+        if (num_others := len(found.entries) - _NUM_ROWS) > 0:
+            print(f"and {num_others} other trials")
+    if best["state"] != "complete":
+        raise UserError(f"no trial is complete; the last one failed: {found.entries[-1]['reason']}")
+    config = task.compose(best["settings"])
+    path = out_dir / "preset" / "best.yaml"
+    _write_preset(path, config)
+    if show_progress:
+        train = [*command.split(), str(found.data_dir), "RUN_DIR"]
+        own = [] if config_dir is None else ["--config-dir", str(config_dir)]
+        chosen = [f"model={config['model']['name']}", "preset=best", f"seed={config['seed']}"]
+        print(f"the best run is {best['run']}; to train it again (longer: with another train.max_seconds):")
+        print(f"    {shlex.join([*train, *own, *best['settings']])}")
+        print(f"the same with {path}:\n    {shlex.join([*train, '--config-dir', str(out_dir), *chosen])}")
+
+
+def _table(entries: list[dict[str, Any]], unit: str) -> list[str]:
+    header = ["trial", f"nats/{unit}", f"bits/{unit}", "state", "parameters", f"{unit}s seen", "settings"]
+    rows = []
+    for entry in entries:
+        nats, bits = entry[f"nll_nats_per_{unit}"], entry[f"nll_bits_per_{unit}"]
+        share = max(entry["nll_nats_by_share_of_budget"], default="0")
+        rows.append(
+            [
+                str(entry["trial"]),
+                "-" if nats is None else f"{nats:.4f}",
+                "-" if bits is None else f"{bits:.4f}",
+                entry["state"] + (f" at {float(share):.0%}" if entry["state"] == "pruned" else ""),
+                f"{entry['num_parameters']:,}" if "num_parameters" in entry else "-",
+                f"{entry[f'train_{unit}s_seen']:,}" if f"train_{unit}s_seen" in entry else "-",
+                shown(entry["drawn"]),
+            ]
+        )
+    return table(header, rows)
+
+
+def _write_preset(path: Path, config: dict[str, Any]) -> None:
+    """Write a preset that gives every setting of model, data and training the value that it has in `config`."""
+    sections = {name: values for name, values in config.items() if isinstance(values, dict)}
+    sections["model"] = {name: value for name, value in config["model"].items() if name != "name"}
+    with explain_write_errors(path):
+        path.parent.mkdir(exist_ok=True)
+    write_file(path, f"# @package _global_\n{to_yaml({'preset': path.stem, **sections})}".encode())

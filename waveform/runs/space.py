@@ -1,0 +1,163 @@
+"""A search space: the settings that `tune` varies and their values, read from YAML before runs/search begins.
+
+    train.lr: {low: 1e-3, high: 2e-2, log: true}   a range
+    train.batch_size: [4, 8, 16]                   choices
+    size:                                          named choices of settings that belong together
+      small: {model.d_model: 64, model.num_heads: 4}
+      wide: {model.d_model: 96, model.num_heads: 6}
+
+A package brings one for each of its models as `space/MODEL.yaml`, beside its presets.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+from omegaconf import OmegaConf
+
+from waveform.system.errors import UserError
+
+if TYPE_CHECKING:
+    from optuna import Trial
+
+_SIGNIFICANT_DIGITS = 3  # of a number drawn from a range
+
+Scalar = bool | int | float | str | None
+Choices = dict[str, dict[str, Scalar]]  # name -> settings and their values
+Drawn = Mapping[str, Any]  # dimension -> a number of its range, or the name of its choice
+
+
+class Range(Struct, frozen=True, forbid_unknown_fields=True):
+    """Numbers from `low` to `high`, both included; whole ones if both are."""
+
+    low: int | float
+    high: int | float
+    log: bool = False  # equal ratios are equally likely, instead of equal differences
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a search varies: each dimension is a range of one setting, or a choice of the values of one or several."""
+
+    place: str  # the file that it is from, for messages
+    dimensions: Mapping[str, Range | Choices]
+
+    def settings_of(self, dimension: str) -> set[str]:
+        """Names of the settings to which a dimension gives values."""
+        choices = self.dimensions[dimension]
+        return {dimension} if isinstance(choices, Range) else {key for choice in choices.values() for key in choice}
+
+    def without(self, settings: set[str]) -> "Space":
+        """The space without the dimensions that give values to any of `settings`."""
+        kept = [name for name in self.dimensions if not self.settings_of(name) & settings]
+        return Space(self.place, {name: self.dimensions[name] for name in kept})
+
+    def draw(self, trial: "Trial") -> dict[str, Any]:
+        """Let Optuna draw from every dimension; what it drew for this trial before stays."""
+        drawn: dict[str, Any] = {}
+        for name, values in self.dimensions.items():
+            if not isinstance(values, Range):
+                drawn[name] = trial.suggest_categorical(name, list(values))
+            elif isinstance(values.low, int) and isinstance(values.high, int):
+                drawn[name] = trial.suggest_int(name, values.low, values.high, log=values.log)
+            else:
+                drawn[name] = trial.suggest_float(name, values.low, values.high, log=values.log)
+        return drawn
+
+    def overrides(self, drawn: Drawn) -> list[str]:
+        """What was drawn, from all dimensions or some, as `key=value` settings."""
+        settings: dict[str, Scalar] = {}
+        for name, value in drawn.items():
+            values = self.dimensions[name]
+            if not isinstance(values, Range):
+                settings |= values[value]
+            else:
+                settings[name] = value if isinstance(value, int) else float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
+        return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
+
+    def drawn_by(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """What would have been drawn for a configuration, in the dimensions that contain it."""
+        drawn: dict[str, Any] = {}
+        for name, values in self.dimensions.items():
+            if not isinstance(values, Range):
+                same = [label for label, choice in values.items() if all(_of(config, k) == choice[k] for k in choice)]
+                if same:
+                    drawn[name] = same[0]
+            elif values.low <= (value := _of(config, name)) <= values.high:
+                drawn[name] = value
+        return drawn
+
+    def each_alone(self) -> list[dict[str, Any]]:
+        """Every choice, and both ends of every range, of one dimension at a time."""
+        return [
+            {name: value}
+            for name, values in self.dimensions.items()
+            for value in ((values.low, values.high) if isinstance(values, Range) else values)
+        ]
+
+
+def _of(config: Mapping[str, Any], setting: str) -> Any:
+    section, _, field = setting.partition(".")
+    return config[section].get(field)
+
+
+def space_of(model: str, *, plugins: str, file: Path | None = None) -> Space:
+    """The search space of a YAML file, or the one that an installed package brings for its model.
+
+    plugins: entry-point group of the packages that hold configs. Raises UserError if there is none, and for a file that
+    cannot be read or is not a search space.
+    """
+    if file is not None:
+        try:
+            return _parse(file.read_text(encoding="utf-8"), str(file))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read --space {file}: {error}") from error
+    for package in entry_points(group=plugins):
+        own = files(package.value).joinpath("space", f"{model}.yaml")
+        if own.is_file():
+            return _parse(own.read_text(encoding="utf-8"), str(own))
+    raise UserError(f"model {model!r} comes without a search space; write one, and name it with --space FILE.yaml")
+
+
+_Name = Annotated[str, Meta(min_length=1)]
+_Named = Annotated[dict[_Name, dict[str, Scalar]], Meta(min_length=1)]
+_FILE = dict[_Name, Annotated[list[Scalar], Meta(min_length=1)] | dict[str, Any]]
+
+
+def _parse(text: str, place: str) -> Space:
+    try:
+        content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        space = Space(place, {name: _dimension(name, value) for name, value in msgspec.convert(content, _FILE).items()})
+        _check(space)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a YAML parser raises, and of what is not a search space
+        raise UserError(f"{place} is not a search space: {' '.join(str(error).replace('`$.', '`').split())}") from error
+    return space
+
+
+def _dimension(name: str, value: list[Scalar] | dict[str, Any]) -> Range | Choices:
+    """A dimension from what the file says; choices of one setting get their values as names."""
+    if isinstance(value, list):
+        return {each if isinstance(each, str) else json.dumps(each): {name: each} for each in value}
+    if "low" in value or "high" in value:
+        return msgspec.convert(value, Range)
+    return msgspec.convert(value, _Named)
+
+
+def _check(space: Space) -> None:
+    """Raises ValueError for a range without numbers, and UserError for a setting that two dimensions give values to."""
+    taken: dict[str, str] = {}
+    for name, values in space.dimensions.items():
+        if isinstance(values, Range) and not (values.low < values.high and (values.low > 0 or not values.log)):
+            raise ValueError(f"{name}: low must be below high, and above 0 if log is true")
+        for setting in space.settings_of(name):
+            if setting in taken:
+                raise ValueError(f"both {taken[setting]} and {name} give values to {setting}")
+            taken[setting] = name

@@ -1,0 +1,85 @@
+"""`waveform tune`: searches the settings that reach the best validation NLL on one's own audio in a given time."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from waveform.audio import SAMPLE_RATE_HZ
+from waveform.audio.corpus.prepare import DataConfig
+from waveform.audio.mulaw import NUM_CLASSES
+from waveform.engine.dataset import Dataset, is_dataset, read_dataset
+from waveform.ranks.distributed import World
+from waveform.runs.search import STUDY_FILE, SearchConfig, Task, search
+from waveform.runs.search_report import report_search
+from waveform.runs.settings import typed
+from waveform.runs.space import space_of
+from waveform.speech import PLUGINS, SpeechTrainConfig, cache_of, compose_config, load, open_data, require_audio
+from waveform.system.atomic import require_writable
+from waveform.system.errors import UserError
+from waveform.system.output import write_json
+from waveform.verbs.train import refuse_other_split
+
+_PRESET = "preset=demo"  # its schedule is one of time, for small models
+
+
+def tune(
+    source: Path | str,
+    out_dir: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    config: SearchConfig | None = None,
+    config_dir: Path | str | None = None,
+    json_file: Path | str | None = None,
+    show_progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Search the settings of one model on `source` (a folder of audio, or a prepared data set), in `out_dir`.
+
+    Every trial is a run `out_dir`/trial-NNN with the same budget; its figure is the NLL of the validation split, of
+    about 2 million samples of it if it has more. Prints the best, and returns (and writes) an entry for each trial,
+    the best first; the best trial's settings become `out_dir`/preset/best.yaml. Called again, it continues.
+
+    overrides: `key=value` settings of every trial, which are not searched. Raises UserError for bad settings or data,
+    for a folder with anything else, and if Optuna is not installed.
+    """
+    source, out_dir = Path(source), Path(out_dir)
+    config = config or SearchConfig()
+    require_writable(json_file, option="--json")
+    compose = partial(compose_config, config_dir=None if config_dir is None else Path(config_dir))
+    if not any(override.startswith("preset=") for override in overrides):
+        overrides = [_PRESET, *overrides]
+    if not source.exists():
+        raise UserError(f"no such folder: {source}; give a folder of audio or a prepared data set")
+
+    def data(world: World) -> Dataset:
+        if is_dataset(source):
+            refuse_other_split(source, compose(overrides), overrides)
+        data = _data_of(source, out_dir, compose(overrides), world=world, show_progress=show_progress)
+        require_audio(data.modality, data.folder)
+        return data
+
+    task = Task(
+        compose=compose,
+        train_config=SpeechTrainConfig,
+        space=lambda model: space_of(model, plugins=PLUGINS, file=config.space),
+        open_data=data,
+        vocab_size=NUM_CLASSES,
+        load=load,
+        unit="sample",
+        amount=lambda tokens: f"{tokens.num_tokens / SAMPLE_RATE_HZ / 60:.1f} minutes of audio",
+        units_per_second=SAMPLE_RATE_HZ,
+    )
+    found = search(out_dir, overrides, task, config, show_progress=show_progress)
+    write_json(json_file, found.entries)
+    report_search(found, out_dir, task, command="waveform train", config_dir=config_dir, show_progress=show_progress)
+    return found.entries
+
+
+def _data_of(source: Path, out_dir: Path, config: dict[str, Any], *, world: World, show_progress: bool) -> Dataset:
+    """The data set of a search, prepared once: files added since would make later trials learn from other data."""
+    first_run = out_dir / "trial-000"
+    cache = cache_of(source, run_dir=first_run)
+    if (out_dir / STUDY_FILE).exists() and not is_dataset(source) and is_dataset(cache):
+        return read_dataset(cache)
+    data_config: DataConfig = typed(DataConfig, config["data"], section="data")
+    return open_data(source, run_dir=first_run, config=data_config, world=world, show_progress=show_progress)
