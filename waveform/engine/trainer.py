@@ -250,54 +250,65 @@ class Trainer:
 
         Raises Diverged for a loss that is not finite, RankLost if another process of the job ended or hangs.
         """
-        with explain_lost_ranks(self.world, timeout_s=self.config.timeout_s, where=self._where):
-            return self._run()
+        self.prepare_kernels()
+        with signals_ask() as stop, self._progress() as progress:
+            return self.train(stop, progress)
+
+    def prepare_kernels(self) -> None:
+        """Compile the model's own kernels, if it has any, so that no step waits for them."""
+        if self.world.device.type == "cpu" and self.config.autocast(self.world.device) is None:
+            self.parts.prepare_kernels()
+
+    def train(self, stop: StopRequest, progress: Progress) -> TrainResult:
+        """Train as `run` does, under signals and a display of progress that the caller has opened."""
+        run_dir = self._context.run_dir
+        with (
+            explain_lost_ranks(self.world, timeout_s=self.config.timeout_s, where=self._where),
+            self._log.opened(run_dir, step=self.step, seconds=self.seconds, tokens_seen=self.tokens_seen),
+        ):
+            return self._train(stop, progress)
 
     def _where(self) -> str:
         saved = "nothing was saved yet" if self._saved_step is None else f"step {self._saved_step} is saved"
         return f"step {self.step} ({saved}; the same command continues from there)"
 
-    def _run(self) -> TrainResult:
-        config, world, run_dir = self.config, self.world, self._context.run_dir
-        began_at = self.step
-        if world.device.type == "cpu" and config.autocast(world.device) is None:
-            self.parts.prepare_kernels()
-        with (
-            self._log.opened(run_dir, step=self.step, seconds=self.seconds, tokens_seen=self.tokens_seen),
-            signals_ask() as stop,
-            self._progress() as progress,
-        ):
-            self._run_folder = FolderIdentity(run_dir) if world.is_first else None
-            if self.step:
-                progress.write(f"resumed at step {self.step}")
-            if self._evaluation_due:
-                self._validate(progress, stop)
-            while True:
-                # Ranks must agree on stopping, and at every step: a scheduler gives them half a minute.
-                finished, stopped_by = world.largest(int(self.finished), stop.number)
-                if finished or stopped_by:
-                    break
-                step, done = self.step, self._done()
-                sums, norms = self.update()
-                crossed = _crossed(step, self.step)
-                self._log.add(sums)
-                note = self._log_record(norms) if crossed(config.log_every) else ""
-                progress.update(self._done() - done, note=note)
-                self._evaluation_due = crossed(config.evaluate_every)
-                if crossed(config.checkpoint_every):  # first, so that nothing that an evaluation runs into loses steps
-                    self.save()
-                if self._evaluation_due:
-                    self._validate(progress, stop)
-            if stopped_by and self._saved_step != self.step:
-                progress.write(f"asked to stop: saving step {self.step}")
-            if self.step > began_at:
-                self.save()
-            if not stopped_by:
-                self._validate(progress, stop)
-                (stopped_by,) = world.largest(stop.number if self._evaluation_due else 0)
-            if self.finite.skipped:
-                progress.write(f"{self.finite.skipped} of {self.step} steps were skipped: their loss was not finite")
+    def _train(self, stop: StopRequest, progress: Progress) -> TrainResult:
+        world, began_at = self.world, self.step
+        self._run_folder = FolderIdentity(self._context.run_dir) if world.is_first else None
+        if self.step:
+            progress.write(f"resumed at step {self.step}")
+        if self._evaluation_due:
+            self._validate(progress, stop)
+        while True:
+            # Ranks must agree on stopping, and at every step: a scheduler gives them half a minute.
+            finished, stopped_by = world.largest(int(self.finished), stop.number)
+            if finished or stopped_by:
+                break
+            self._train_step(stop, progress)
+        if stopped_by and self._saved_step != self.step:
+            progress.write(f"asked to stop: saving step {self.step}")
+        if self.step > began_at:
+            self.save()
+        if not stopped_by:
+            self._validate(progress, stop)
+            (stopped_by,) = world.largest(stop.number if self._evaluation_due else 0)
+        if self.finite.skipped:
+            progress.write(f"{self.finite.skipped} of {self.step} steps were skipped: their loss was not finite")
         return TrainResult(self.step, self.seconds, self.tokens_seen, stopped_by, stop.number)
+
+    def _train_step(self, stop: StopRequest, progress: Progress) -> None:
+        """One update, and what is due after it: a record, a checkpoint, an evaluation."""
+        config, step, done = self.config, self.step, self._done()
+        sums, norms = self.update()
+        crossed = _crossed(step, self.step)
+        self._log.add(sums)
+        note = self._log_record(norms) if crossed(config.log_every) else ""
+        progress.update(self._done() - done, note=note)
+        self._evaluation_due = crossed(config.evaluate_every)
+        if crossed(config.checkpoint_every):  # first, so that nothing that an evaluation runs into loses steps
+            self.save()
+        if self._evaluation_due:
+            self._validate(progress, stop)
 
     def _progress(self) -> Progress:
         by_steps = self.config.max_steps is not None
