@@ -49,6 +49,7 @@ class TrainConfig:
     checkpoint_every: int = 1000  # steps
     keep_checkpoints: int = 2
     evaluate_every: int = 1000  # steps
+    evaluate_every_s: float | None = None  # seconds of training, besides; null: only by steps
     evaluate_tokens: int | None = 2_000_000  # about how much of the validation split; null: all; 0: no evaluation
     log_every: int = 20  # steps
     precision: str = "auto"  # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
@@ -79,6 +80,7 @@ class TrainConfig:
         "checkpoint_every": _AT_LEAST_1,
         "keep_checkpoints": _AT_LEAST_1,
         "evaluate_every": _AT_LEAST_1,
+        "evaluate_every_s": _LIMIT,
         "evaluate_tokens": _NOT_NEGATIVE,
         "log_every": _AT_LEAST_1,
         "precision": one_of("auto", "fp32", "bf16"),

@@ -30,7 +30,7 @@ _MAX_NESTING = 50  # brackets within each other
 _MAY_DIFFER = {
     "model": ("local_layers",),
     "train": ("max_steps", "max_seconds", "checkpoint_every", "keep_checkpoints", "log_every", "sample_seconds",
-              "evaluate_every", "evaluate_tokens", "evaluate_batch_size", "device", "sharding",
+              "evaluate_every", "evaluate_every_s", "evaluate_tokens", "evaluate_batch_size", "device", "sharding",
               "checkpoint_activations", "compile", "timeout_s", "on_nonfinite", "max_skipped"),
     "data": ("num_workers",),
     "dataset": ("path",),
