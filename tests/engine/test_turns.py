@@ -70,15 +70,15 @@ def test_slices_give_bit_for_bit_what_one_after_the_other_gives(
     for name in MODELS:
         open_trainers(tmp_path / "alone", tokens)[name].run()
     results = train_in_turn(open_trainers(tmp_path / "in turn", tokens), slice_s=0.0)
-    assert [result.step for result in results.values()] == [8, 8, 8]
-    assert not any(result.interrupted for result in results.values())
+    assert [result.step for result in results] == [8, 8, 8]
+    assert not any(result.interrupted for result in results)
     assert saved(tmp_path / "in turn") == saved(tmp_path / "alone")
 
 
 def test_each_uses_its_budget_in_turn(token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str]) -> None:
     limits = {"max_steps": None, "max_seconds": 1.0}
     results = train_in_turn(open_trainers(tmp_path, token_set(LENGTHS), **limits), slice_s=4 * STEP_S)
-    assert [result.seconds for result in results.values()] == [1.0, 1.0, 1.0]
+    assert [result.seconds for result in results] == [1.0, 1.0, 1.0]
     slices = [(name, len(list(updates))) for name, updates in itertools.groupby(order)]
     assert {length for _, length in slices} == {4} and len(slices) == 12
     rounds = [{name for name, _ in slices[i : i + 3]} for i in range(0, 12, 3)]
@@ -114,9 +114,9 @@ def test_one_signal_saves_all_and_the_same_call_continues(
 
     monkeypatch.setattr(Trainer, "_train_step", interrupting)
     first = train_in_turn(open_trainers(tmp_path / "in turn", tokens), slice_s=0.0)
-    assert [result.stopped_by for result in first.values()] == [signal.SIGINT] * 3 and len(order) == 10
+    assert [result.stopped_by for result in first] == [signal.SIGINT] * 3 and len(order) == 10
     again = open_trainers(tmp_path / "in turn", tokens)
-    assert [one.step for one in again.values()] == [result.step for result in first.values()]
+    assert [one.step for one in again.values()] == [result.step for result in first]
     assert sum(one.step for one in again.values()) == 10
     train_in_turn(again, slice_s=0.0)
     assert saved(tmp_path / "in turn") == saved(tmp_path / "alone")

@@ -39,7 +39,7 @@ def _surround_stages(points: Points) -> None:
     """Make a point before and after each stage of a demo."""
     from waveform.verbs import demo
 
-    for name in ("prepare", "train", "compare", "write_wav", "sample", "save_demo_panel"):
+    for name in ("prepare", "train_all", "compare", "write_wav", "sample", "save_demo_panel"):
         killed_training.surround(demo, name, points)
 
 

@@ -15,7 +15,7 @@ _SHARE_STEPS = 1 << 20  # ranks compare whole numbers
 _ENDED = object()
 
 
-def train_in_turn(trainers: Mapping[str, Trainer], *, slice_s: float = SLICE_S) -> dict[str, TrainResult]:
+def train_in_turn(trainers: Mapping[str, Trainer], *, slice_s: float = SLICE_S) -> list[TrainResult]:
     """Train each until its budget is used up or a signal asks to stop; either way the last state of all is saved.
 
     The next slice goes to the one that has used the least share of its budget, so a resumed run that is behind catches
@@ -39,7 +39,7 @@ def train_in_turn(trainers: Mapping[str, Trainer], *, slice_s: float = SLICE_S) 
                 elif trainer.world.any(trainer.seconds - saved_s[name] >= SAVE_EVERY_S):
                     trainer.save()
                     saved_s[name] = trainer.seconds
-    return {name: trainer.result for name, trainer in trainers.items() if trainer.result is not None}
+    return [trainer.result for trainer in trainers.values() if trainer.result is not None]
 
 
 def _furthest_behind(trainers: Mapping[str, Trainer]) -> str:
