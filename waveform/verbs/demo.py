@@ -83,7 +83,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     print(
         f"""
 done in {minutes:.1f} minutes. Look at {out_dir / "demo.png"}, listen to {samples_dir}/*.wav.
-These models have {num_layers} layers and about a minute of training; expect speech-like sound, not words.
+These models have {num_layers} layers and a minute of training: expect bursts of noise as loud as speech, or silence.
 
 On your own recordings:
     waveform train YOUR_AUDIO_DIR runs/ct                        # Compressive Transformer
