@@ -139,7 +139,7 @@ def test_the_others_are_saved_if_one_diverges(token_set: Callable[..., TokenSet]
     assert set(steps.values()) <= {3, 4}
 
 
-def test_a_kill_costs_no_more_than_a_minute(
+def test_a_kill_costs_no_more_than_what_was_trained_since_the_last_save(
     token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "SAVE_EVERY_S", 6 * STEP_S)
