@@ -64,7 +64,8 @@ def train_all(
     """Train several runs on `source` in turn, in slices of seconds; resumes what is there. Returns how each ended.
 
     runs: `key=value` settings of each run folder. Raises UserError as `train` does, before anything is prepared if it
-    is for a setting. If one run's loss stops being finite, the others are saved.
+    is for a setting. If one run's loss stops being finite, the others are saved. Long validation utterances are cut
+    (see `open_training`), so that looks during training are short.
     """
     source, config_dir = Path(source), None if config_dir is None else Path(config_dir)
     configs = {run_dir: compose_config(overrides, config_dir=config_dir) for run_dir, overrides in runs.items()}
@@ -82,7 +83,7 @@ def train_all(
         trainers = {}
         for run_dir, config in configs.items():
             context = audio_context(run_dir, data, settings[run_dir], world=world, show_progress=show_progress)
-            training = open_training(data, config, settings[run_dir], context, amount=audio_amount)
+            training = open_training(data, config, settings[run_dir], context, amount=audio_amount, cut_valid=True)
             trainers[run_dir.name] = opened.enter_context(training)
         if show_progress:
             say_threads(world)
