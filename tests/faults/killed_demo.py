@@ -22,7 +22,7 @@ _SETTINGS = [
 ]
 _OF_THE_CLOCK = {
     *("train_seconds", "train_samples_per_second", "train_samples_per_second_by_slice"),
-    *("sampling_samples_per_second", "learning_curve"),
+    *("sampling_samples_per_second", "learning_curve", "train_waited_share"),
 }
 
 

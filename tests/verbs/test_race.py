@@ -12,7 +12,7 @@ import waveform
 from tests.test_cli import mistake, write_tones
 from waveform.cli import main
 from waveform.engine.trainer import Trainer
-from waveform.runs.speeds import read_speeds, warnings_of
+from waveform.runs.speeds import read_speeds, read_waited_share, warnings_of
 from waveform.verbs.race import Entrants
 
 SHORT = [
@@ -61,7 +61,7 @@ def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert attention["train_samples_seen"]["seeds"] == [run["train_samples_seen"] for run in figures["runs"][1::2]]
     (row,) = (line for line in out.splitlines() if line.startswith("transformer_xl "))
     assert f"{nll['mean']:.4f} [" in row and f"{difference['mean']:+.4f} [" in row and row.count("[") == 4
-    assert "over 2 seeds" in out and "warning" not in out
+    assert "over 2 seeds" in out and "uneven" not in out
 
     before = {name: (tmp_path / "runs" / name / "config.yaml").read_text() for name in names}
     trained = {name: weights(tmp_path / "runs" / name) for name in names}
@@ -113,8 +113,10 @@ def test_a_machine_that_was_not_idle_is_warned_of(
         patch.setattr("waveform.engine.trainer.time.perf_counter", lambda: 0.0)
         patch.setattr(Trainer, "_update", hindered)
         assert main(["race", str(data), str(runs), *arguments, "train.evaluate_tokens=0"]) == 0
-    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
-    assert warnings == json.loads(file.read_text())["warnings"] and len(warnings) == 2
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+    assert printed == json.loads(file.read_text())["warnings"]
+    warnings = [line for line in printed if "waited" not in line]
+    assert len(warnings) == 2
     assert "wavenet-0 was trained at uneven speed" in warnings[0] and "samples/s" in warnings[0]
     assert "other work did not fall on all alike: wavenet-0 had" in warnings[1]
     assert len(json.loads(file.read_text())["runs"][0]["train_samples_per_second_by_slice"]) == 20
@@ -132,6 +134,16 @@ def test_speeds_are_read_from_the_log_and_a_steady_run_is_not_warned_of(tmp_path
     assert warnings_of({"a": speeds, "b": [speed / 2 for speed in speeds]}) == []
     assert warnings_of({"a": [1.0] * 3 + [9.0] * 4}) == []  # too few to say
     assert len(warnings_of({"a": [1.0] * 3 + [9.0] * 6})) == 1
+
+
+def test_a_run_that_waited_for_a_core_is_warned_of(tmp_path: Path) -> None:
+    """Work that goes on evenly slows all slices alike, and shows here only."""
+    assert read_waited_share(tmp_path) is None
+    records = [{"kind": "train", "step": i, "seconds": 2.0 * i, "waited_s": 0.5} for i in range(1, 9)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert read_waited_share(tmp_path) == 0.25
+    (line,) = warnings_of({"a": [1.0] * 9}, {"a": 0.25, "b": 0.05, "c": None})
+    assert line.startswith("warning: a waited for a core in 25% of its training time")
 
 
 def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

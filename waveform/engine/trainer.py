@@ -38,6 +38,7 @@ from waveform.system.errors import UserError
 from waveform.system.folder_identity import FolderIdentity
 from waveform.system.progress import Progress
 from waveform.system.signals import Stopped, StopRequest, signals_ask
+from waveform.system.waiting import waited_s
 
 # Gets the model, the step, the log, and a request to stop, on which it raises Stopped if it would take seconds.
 OnEvaluate = Callable[[SequenceModel, int, MetricsLog, StopRequest], None]
@@ -130,6 +131,7 @@ class Trainer:
         self._saved_step: int | None = None
         self._evaluation_due = False  # at this step, and not done yet
         self.resumed_from: checkpoint.Checkpoint | None = None
+        self._waited_s = 0.0  # for a core, since the last record
         self._looked_s = 0.0  # when the clock last asked for an evaluation
         self.result: TrainResult | None = None  # None: training has not ended
         self._resume()
@@ -370,9 +372,11 @@ class Trainer:
 
     def update(self) -> tuple[Tensor, dict[str, Tensor]]:
         """One update. Returns this rank's [sum of nats, tokens, sum of auxiliary losses, rows x windows] and norms."""
-        device = self.world.device
+        device, waited_before_s = self.world.device, waited_s()
         with threads_for(self.model, device=device, autocast=self.config.autocast(device)):
-            return self._update()
+            sums, norms = self._update()
+        self._waited_s += waited_s() - waited_before_s
+        return sums, norms
 
     def _update(self) -> tuple[Tensor, dict[str, Tensor]]:
         began = time.perf_counter()
@@ -464,8 +468,10 @@ class Trainer:
             lr=self.optimiser.param_groups[0]["lr"],
             epoch=self.stream.epoch,
             skipped=self.finite.skipped,
+            waited_s=round(self._waited_s, 3),
             norms=norms,
         )
+        self._waited_s = 0.0
         rate, per_second = figures["tokens_per_second"], self._context.units_per_second
         real_time = f", {rate / per_second:.2f} x real time" if per_second else ""
         return f"{figures['nll_nats']:.3f} nats, {rate:,.0f} tokens/s{real_time}"

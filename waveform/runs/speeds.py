@@ -12,6 +12,7 @@ from waveform.engine.turns import SLICE_S
 
 _FEWEST_SLICES = 8  # below that, quartiles say nothing
 _STEADY = 0.8  # on an idle machine the slower quartile stayed above 0.9 of the faster one
+_IDLE = 0.1  # of the training time: waiting for a core
 _ALIKE = 0.9  # of two runs' shares of their undisturbed speed
 _UNDISTURBED = 0.9  # quantile of a run's slices that passes for an idle machine
 
@@ -28,13 +29,26 @@ def read_speeds(run_dir: Path) -> list[float]:
     return [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(points)]
 
 
-def warnings_of(speeds: Mapping[str, Sequence[float]]) -> list[str]:
-    """A line for each run (by its name) whose speed varied much, and one if other work did not fall on all alike.
+def read_waited_share(run_dir: Path) -> float | None:
+    """Share of the training time in which the first thread waited for a core; None if the log does not say."""
+    records = [record for record in read_metrics(run_dir) if record["kind"] == "train" and "waited_s" in record]
+    return sum(record["waited_s"] for record in records) / max(records[-1]["seconds"], 1e-9) if records else None
+
+
+def warnings_of(speeds: Mapping[str, Sequence[float]], waited: Mapping[str, float | None] | None = None) -> list[str]:
+    """A line for each run (by its name) that did not have the machine to itself, and one if some had it more.
 
     Compared are the quartiles of each run's slices: the slower one below 0.8 of the faster one is worth a warning. A
-    run's share of its undisturbed speed is its mean over the 0.9 quantile of its slices.
+    run's share of its undisturbed speed is its mean over the 0.9 quantile of its slices. waited: as
+    `read_waited_share` gives it; a tenth is worth a warning.
     """
     lines, shares = [], {}
+    for name, share in (waited or {}).items():
+        if share is not None and share > _IDLE:
+            lines.append(
+                f"warning: {name} waited for a core in {share:.0%} of its training time, because other programs ran. "
+                "On an idle machine it would see more samples."
+            )
     for name, slices in speeds.items():
         if len(slices) < _FEWEST_SLICES:
             continue

@@ -19,7 +19,7 @@ from waveform.engine.sampler import SamplingConfig, sampling_loop
 from waveform.engine.token_set import TokenSet
 from waveform.runs.learning_curves import LearningCurve, read_learning_curve, save_learning_curves
 from waveform.runs.scoring import bootstrap_interval, score, unigram_nats
-from waveform.runs.speeds import read_speeds, warnings_of
+from waveform.runs.speeds import read_speeds, read_waited_share, warnings_of
 from waveform.speech import Run, load
 from waveform.system.console import table
 from waveform.system.errors import UserError
@@ -107,6 +107,7 @@ class ScoredRun:
     result: Evaluation
     curve: LearningCurve
     speeds: list[float]  # of training, by slice
+    waited_share: float | None  # of the training time, for a core
 
 
 def score_runs(
@@ -139,6 +140,7 @@ def score_runs(
             score(run, tokens, protocol=protocol, show_progress=show_progress),
             read_learning_curve(run.folder, run.config),
             read_speeds(run.folder),
+            read_waited_share(run.folder),
         )
         for run, tokens in zip(runs, token_sets, strict=True)
     ]
@@ -151,6 +153,7 @@ def figures_of(scored: ScoredRun, *, split: str) -> dict[str, Any]:
         **describe(run, scored.result, split=split, checksum=tokens.checksum, unigram=unigram_nats(run, tokens)),
         "train_samples_per_second": training_speed(run.folder),
         "train_samples_per_second_by_slice": scored.speeds,
+        "train_waited_share": scored.waited_share,
         "learning_curve": scored.curve.figures(),
         "device": str(run.device),
         "num_threads": torch.get_num_threads(),
@@ -204,5 +207,7 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
         f"{first['num_threads']} threads; sampling: one stream, from empty memories"
     )
     speeds = [entry["train_samples_per_second_by_slice"] for entry in entries]
-    lines += warnings_of(dict(zip(_labels(entries), speeds, strict=True)))
+    waited = [entry["train_waited_share"] for entry in entries]
+    labels = _labels(entries)
+    lines += warnings_of(dict(zip(labels, speeds, strict=True)), dict(zip(labels, waited, strict=True)))
     return "\n".join(lines)

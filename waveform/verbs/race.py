@@ -91,9 +91,7 @@ def race(
         ],
         "runs": [figures_of(one, split="test") for one in scored],
         "warnings": [
-            line
-            for i in range(len(rounds))
-            for line in warnings_of({runs[i].run.folder.name: runs[i].speeds for runs in by_model.values()})
+            line for seed in rounds for line in _warnings([one for one in scored if one.run.config["seed"] == seed])
         ],
     }
     if show_progress:
@@ -107,6 +105,13 @@ def race(
             scores=[(run["model"], run["num_parameters"], run["nll_nats_per_sample"]) for run in figures["runs"]],
         )
     return figures
+
+
+def _warnings(scored: Sequence[ScoredRun]) -> list[str]:
+    """What to warn of runs that were trained in turn."""
+    return warnings_of(
+        {one.run.folder.name: one.speeds for one in scored}, {one.run.folder.name: one.waited_share for one in scored}
+    )
 
 
 def _with_looks(model: str, overrides: Sequence[str], config_dir: Path | None) -> list[str]:
