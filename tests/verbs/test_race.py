@@ -142,8 +142,8 @@ def test_a_run_that_waited_for_a_core_is_warned_of(tmp_path: Path) -> None:
     records = [{"kind": "train", "step": i, "seconds": 2.0 * i, "waited_s": 0.5} for i in range(1, 9)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     assert read_waited_share(tmp_path) == 0.25
-    (line,) = warnings_of({"a": [1.0] * 9}, {"a": 0.25, "b": 0.05, "c": None})
-    assert line.startswith("warning: a waited for a core in 25% of its training time")
+    (line,) = warnings_of({"a": [1.0] * 9}, {"a": 0.25, "b": 0.05, "c": None, "d": 0.5})
+    assert "waited for a core" in line and "(a 25%, d 50% of the time)" in line
 
 
 def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

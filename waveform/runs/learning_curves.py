@@ -67,6 +67,7 @@ def save_learning_curves(
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
     panels = {"updates": "updates", "tokens": f"{unit}s seen", "seconds": "seconds of training"}
     num_panels = len(panels) + bool(scores)
@@ -82,6 +83,8 @@ def save_learning_curves(
         for name, curve in curves:
             axes.plot(getattr(curve, field), curve.nats, marker="o", markersize=3, color=colours[name])
         axes.set_xlabel(label)
+        axes.locator_params(axis="x", nbins=5)
+        axes.xaxis.set_major_formatter(EngFormatter())  # 150 k, 3 M
     for name, colour in colours.items():
         last = [curve.nats[-1] for label, curve in curves if label == name and curve.nats]
         shown = f"{np.mean(last):.3f}" if last else "no evaluations"

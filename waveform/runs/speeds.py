@@ -36,19 +36,20 @@ def read_waited_share(run_dir: Path) -> float | None:
 
 
 def warnings_of(speeds: Mapping[str, Sequence[float]], waited: Mapping[str, float | None] | None = None) -> list[str]:
-    """A line for each run (by its name) that did not have the machine to itself, and one if some had it more.
+    """Lines that say which runs (by name) did not have the machine to themselves, and whether some had it more.
 
     Compared are the quartiles of each run's slices: the slower one below 0.8 of the faster one is worth a warning. A
     run's share of its undisturbed speed is its mean over the 0.9 quantile of its slices. waited: as
     `read_waited_share` gives it; a tenth is worth a warning.
     """
     lines, shares = [], {}
-    for name, share in (waited or {}).items():
-        if share is not None and share > _IDLE:
-            lines.append(
-                f"warning: {name} waited for a core in {share:.0%} of its training time, because other programs ran. "
-                "On an idle machine it would see more samples."
-            )
+    waits = {name: share for name, share in (waited or {}).items() if share is not None and share > _IDLE}
+    if waits:
+        each = ", ".join(f"{name} {share:.0%}" for name, share in waits.items())
+        lines.append(
+            f"warning: training waited for a core while other programs ran ({each} of the time). On an idle machine it "
+            "would see more samples."
+        )
     for name, slices in speeds.items():
         if len(slices) < _FEWEST_SLICES:
             continue

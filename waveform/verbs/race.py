@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from waveform.audio import SAMPLE_RATE_HZ
+from waveform.engine.dataset import is_dataset
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.metrics import bits
 from waveform.runs.configured_model import num_parameters
@@ -18,7 +19,7 @@ from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.scoring import interval_over_utterances
 from waveform.runs.seeds import mean_and_interval
 from waveform.runs.speeds import warnings_of
-from waveform.speech import compose_config
+from waveform.speech import cache_of, compose_config
 from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
@@ -77,6 +78,8 @@ def race(
     for runs in rounds.values():
         results = train_all(source, runs, config_dir=config_dir, show_progress=show_progress)
         asked_by = next((result.asked_by for result in results if result.asked_by), 0)
+        if not is_dataset(Path(source)):  # what the first seed has prepared serves for the others
+            source = cache_of(Path(source), run_dir=next(iter(runs)))
         if asked_by:
             raise Interrupted(asked_by, "all runs are saved; the same command continues")
     if os.environ.get("RANK", "0") != "0":
@@ -182,8 +185,8 @@ def _format(figures: dict[str, Any]) -> str:
         *table(header, rows),
         f"test split: {run['num_samples']:,} samples of {run['num_utterances']} utterances, unigram "
         f"{run['unigram_nats_per_sample']:.4f} nats; lower NLL is better",
-        f"95% intervals over utterances{seeds}; differences are paired; trained in turn on {run['device']} with "
-        f"{run['num_threads']} threads",
+        f"95% intervals over utterances{seeds}; differences are paired; trained in turn; {run['device']}, "
+        f"{run['num_threads']} thread{'s' * (run['num_threads'] > 1)}",
         *figures["warnings"],
     ]
     return "\n".join(lines)
