@@ -34,6 +34,13 @@ several GPUs:
 """
 _SAMPLING = "waveform.engine.sampler:SamplingConfig"
 _DATA = argument("--data", type=Path, metavar="DIR", help="audio or a data set, if not the run's own")
+_PLOT = argument(
+    "--plot",
+    dest="plot_file",
+    type=Path,
+    metavar="FILE.png",
+    help="draw validation NLL against updates, samples seen and seconds of training",
+)
 _PROTOCOL = protocol("utterance, or chunk if trained so", into="options")
 
 VERBS = (
@@ -160,16 +167,26 @@ VERBS = (
             _DATA,
             SPLIT,
             JSON,
-            argument(
-                "--plot",
-                dest="plot_file",
-                type=Path,
-                metavar="FILE.png",
-                help="draw validation NLL against updates, samples seen and seconds of training",
-            ),
+            _PLOT,
             protocol("utterance"),
             DEVICE,
         ),
+    ),
+    Verb(
+        "race",
+        "train models in turn, for the same budget and with several seeds, and compare them on the test audio",
+        "waveform.verbs.race:race",
+        (
+            argument("source", type=Path, metavar="AUDIO_DIR|DATA_DIR"),
+            argument("out_dir", type=Path, metavar="OUT_DIR", help="a run folder of each model and seed; resumed"),
+            argument("--models", into="entrants", nargs="+", metavar="NAME", help="default: the three of `demo`"),
+            argument("--seeds", into="entrants", type=int, metavar="N", help="trainings of each model (default 1)"),
+            JSON,
+            _PLOT,
+            overrides("preset=demo train.max_seconds=600"),
+            CONFIG_DIR,
+        ),
+        configs={"entrants": "waveform.verbs.race:Entrants"},
     ),
     Verb(
         "bench",

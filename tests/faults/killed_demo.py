@@ -20,7 +20,10 @@ _SETTINGS = [
     *("train.max_seconds=null", "train.max_steps=3", "train.batch_size=2", "train.checkpoint_every=2"),
     *("train.evaluate_every=2", "train.evaluate_tokens=200", "train.device=cpu"),
 ]
-_OF_THE_CLOCK = {"train_seconds", "train_samples_per_second", "sampling_samples_per_second"}
+_OF_THE_CLOCK = {
+    *("train_seconds", "train_samples_per_second", "train_samples_per_second_by_slice"),
+    *("sampling_samples_per_second", "learning_curve", "train_waited_share"),
+}
 
 
 def _shorten(folder: Path) -> None:
@@ -39,7 +42,7 @@ def _surround_stages(points: Points) -> None:
     """Make a point before and after each stage of a demo."""
     from waveform.verbs import demo
 
-    for name in ("prepare", "train", "compare", "write_wav", "sample", "save_demo_panel"):
+    for name in ("prepare", "train_all", "compare", "write_wav", "sample", "save_demo_panel"):
         killed_training.surround(demo, name, points)
 
 

@@ -35,7 +35,7 @@ SETTINGS = [
     *("train.checkpoint_every=3", "train.evaluate_every=3", "train.sample_seconds=0", "train.evaluate_tokens=null"),
     *("train.decay_steps=100", "train.warmup_steps=2", "train.timeout_s=60"),
 ]
-_TIMES = {"seconds", "tokens_per_second"}
+_TIMES = {"seconds", "tokens_per_second", "waited_s"}
 _FEWEST_POINTS = 30  # of the second rank, which writes little
 
 

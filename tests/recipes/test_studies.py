@@ -15,11 +15,11 @@ from recipes.studies.best_of_rows import BestOfRows
 from recipes.studies.by_size import Sizes
 from recipes.studies.catalogue import find_study
 from recipes.studies.in_training import InTraining
-from recipes.studies.seeds import mean_and_interval, shown
 from recipes.text import compose_config
 from recipes.verbs import study
 from tests.recipes.calling import mistake, run
 from tests.recipes.corpus_files import write_source
+from waveform.runs.seeds import mean_and_interval, shown
 
 Calls = list[tuple[str, ...]]
 

@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from waveform.engine.interface import State, map_state, state_tensors
+from waveform.engine.random_numbers import random_state, set_random_state
 from waveform.ranks.distributed import World
 from waveform.ranks.fsdp import like_parameter, whole
 from waveform.system.atomic import explain_write_errors, sync, write_file
@@ -158,9 +159,7 @@ def save(
             partial.mkdir()
         world.barrier()
         rank_tensors = {f"state/{i:05d}": tensor for i, tensor in enumerate(state_tensors(state))}
-        rank_tensors["random/cpu"] = torch.get_rng_state()
-        if world.device.type == "cuda":
-            rank_tensors["random/cuda"] = torch.cuda.get_rng_state(world.device)
+        rank_tensors |= {f"random/{name}": tensor for name, tensor in random_state(world.device).items()}
         _write_tensors(partial / f"rank_{world.rank}.safetensors", rank_tensors)
         weights = _gathered(model.state_dict(), keep=world.is_first)
         optimiser_tensors = _gathered(_optimiser_tensors(optimiser), keep=world.is_first)
@@ -366,9 +365,9 @@ def _restore_rows(checkpoint: Checkpoint, *, fresh: State, world: World) -> Stat
 
     state = map_state(own_rows, fresh)
     if same:
-        torch.set_rng_state(parts[0]["random/cpu"])
-        if "random/cuda" in parts[0] and world.device.type == "cuda":
-            torch.cuda.set_rng_state(parts[0]["random/cuda"], world.device)
+        prefix = "random/"
+        kept = {name.removeprefix(prefix): value for name, value in parts[0].items() if name.startswith(prefix)}
+        set_random_state(kept, world.device)
     elif world.is_first:
         print(
             f"note: saved by {num_ranks} processes, resumed by {world.size}: weights and optimiser continue exactly, "

@@ -80,9 +80,7 @@ class TrainConfig:
         "checkpoint_every": _AT_LEAST_1,
         "keep_checkpoints": _AT_LEAST_1,
         "evaluate_every": _AT_LEAST_1,
-        "evaluate_every_seconds": Rule(
-            lambda value: value is None or value > 0, "it must be above 0, or null to evaluate by steps alone"
-        ),
+        "evaluate_every_seconds": _LIMIT,
         "evaluate_tokens": _NOT_NEGATIVE,
         "log_every": _AT_LEAST_1,
         "precision": one_of("auto", "fp32", "bf16"),

@@ -5,9 +5,10 @@ ranks, clip trunk and compressor separately, Adam. Losses are sums over tokens d
 the whole update on all ranks, so the gradient does not depend on how rows are dealt.
 """
 
+import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from waveform.engine.evaluator import EvaluateConfig, Evaluation, evaluate
 from waveform.engine.interface import SequenceModel, State, detach, optional_parts
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.nonfinite import FiniteWatch, Update
+from waveform.engine.random_numbers import random_state, set_random_state
 from waveform.engine.resume_notes import conditions, notes
 from waveform.engine.schedule import update_period
 from waveform.engine.scored_window import ScoredForward, score_window, threads_for
@@ -36,6 +38,7 @@ from waveform.system.errors import UserError
 from waveform.system.folder_identity import FolderIdentity
 from waveform.system.progress import Progress
 from waveform.system.signals import Stopped, StopRequest, signals_ask
+from waveform.system.waiting import waited_s
 
 # Gets the model, the step, the log, and a request to stop, on which it raises Stopped if it would take seconds.
 OnEvaluate = Callable[[SequenceModel, int, MetricsLog, StopRequest], None]
@@ -95,7 +98,7 @@ class Trainer:
         self.model, self.module, self.parts, self.config = model, model, optional_parts(model), config
         self.world = world = context.world
         self._context, self._valid, self._window = context, valid, window
-        self._show_progress = context.show_progress and world.is_first
+        self.shows_progress = context.show_progress and world.is_first
         self.stream = TokenStream(
             train,
             batch_size=config.batch_size,
@@ -128,7 +131,11 @@ class Trainer:
         self._saved_step: int | None = None
         self._evaluation_due = False  # at this step, and not done yet
         self.resumed_from: checkpoint.Checkpoint | None = None
+        self._waited_s = 0.0  # for a core, since the last record
+        self._looked_s = 0.0  # when the clock last asked for an evaluation
+        self.result: TrainResult | None = None  # None: training has not ended
         self._resume()
+        self._random_state = random_state(world.device)  # with which training begins
 
     @property
     def evaluation(self) -> EvaluateConfig:
@@ -191,12 +198,13 @@ class Trainer:
         self.resumed_from = found
         self.step = self._saved_step = found.step
         self.seconds, self.tokens_seen = progress.seconds, progress.tokens_seen
+        self._looked_s = progress.seconds
         self.finite.skipped, self.finite.skipped_in_row = progress.skipped
         self.stream.seek(progress.cursor)
         self._evaluation_due = progress.evaluation_due
         if self.world.is_first:
             self._log.add(torch.tensor(progress.since_log, dtype=torch.float64))
-        if self._show_progress:
+        if self.shows_progress:
             for note in notes(found, conditions(self.model, self.config, self.world)):
                 print(f"note: {note}", file=sys.stderr)
 
@@ -240,91 +248,135 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Whether the budget of steps or seconds is used up (on this rank's clock)."""
+        return self.share >= 1
+
+    @property
+    def share(self) -> float:
+        """Share of the budget that is used up, of steps or of seconds, whichever is more (on this rank's clock)."""
         config = self.config
-        return (config.max_steps is not None and self.step >= config.max_steps) or (
-            config.max_seconds is not None and self.seconds >= config.max_seconds
-        )
+        limits = ((self.step, config.max_steps), (self.seconds, config.max_seconds))
+        return max(done / limit for done, limit in limits if limit is not None)
 
     def run(self) -> TrainResult:
         """Train until the budget is used up or a signal asks to stop; either way the last state is saved.
 
         Raises Diverged for a loss that is not finite, RankLost if another process of the job ended or hangs.
         """
-        with explain_lost_ranks(self.world, timeout_s=self.config.timeout_s, where=self._where):
-            return self._run()
+        self.prepare_kernels()
+        with signals_ask() as stop, self.progress() as progress:
+            for _ in self.slices(stop, progress):
+                pass
+        assert self.result is not None
+        return self.result
+
+    def prepare_kernels(self) -> None:
+        """Compile the model's own kernels, if it has any, so that no step waits for them."""
+        if self.world.device.type == "cpu" and self.config.autocast(self.world.device) is None:
+            self.parts.prepare_kernels()
+
+    def slices(self, stop: StopRequest, progress: Progress, *, seconds: float = math.inf) -> Generator[None]:
+        """Train as `run` does, pausing whenever so many `seconds` of training have passed; then `result` is there.
+
+        In a pause other trainers may train in this process: they draw random numbers of their own. Signals and the
+        display are the caller's; every rank takes the same slices.
+        """
+        run_dir = self._context.run_dir
+        with (
+            explain_lost_ranks(self.world, timeout_s=self.config.timeout_s, where=self._where),
+            self._log.opened(run_dir, step=self.step, seconds=self.seconds, tokens_seen=self.tokens_seen),
+        ):
+            set_random_state(self._random_state, self.world.device)
+            yield from self._slices(stop, progress, seconds=seconds)
 
     def _where(self) -> str:
         saved = "nothing was saved yet" if self._saved_step is None else f"step {self._saved_step} is saved"
         return f"step {self.step} ({saved}; the same command continues from there)"
 
-    def _run(self) -> TrainResult:
-        config, world, run_dir = self.config, self.world, self._context.run_dir
-        began_at = self.step
-        if world.device.type == "cpu" and config.autocast(world.device) is None:
-            self.parts.prepare_kernels()
-        with (
-            self._log.opened(run_dir, step=self.step, seconds=self.seconds, tokens_seen=self.tokens_seen),
-            signals_ask() as stop,
-            self._progress() as progress,
-        ):
-            self._run_folder = FolderIdentity(run_dir) if world.is_first else None
-            if self.step:
-                progress.write(f"resumed at step {self.step}")
-            if self._evaluation_due:
+    def _slices(self, stop: StopRequest, progress: Progress, *, seconds: float) -> Iterator[None]:
+        world, began_at = self.world, self.step
+        slice_at, slice_at_s = self.step, self.seconds  # where the slice began
+        self._run_folder = FolderIdentity(self._context.run_dir) if world.is_first else None
+        if self.step:
+            progress.write(f"resumed at step {self.step}")
+        if self._evaluation_due:
+            self._validate(progress, stop)
+        while True:
+            # Ranks must agree on stopping, and at every step: a scheduler gives them half a minute.
+            over = self.step > slice_at and self.seconds - slice_at_s >= seconds
+            finished, stopped_by, looks, pauses = world.largest(
+                int(self.finished), stop.number, int(self._look_is_due()), int(over)
+            )
+            if finished or stopped_by:
+                break
+            if looks:
+                self._looked_s = self.seconds
                 self._validate(progress, stop)
-            while True:
-                # Ranks must agree on stopping, and at every step: a scheduler gives them half a minute.
-                finished, stopped_by = world.largest(int(self.finished), stop.number)
-                if finished or stopped_by:
-                    break
-                step, seconds, done = self.step, self.seconds, self._done()
-                sums, norms = self.update()
-                crossed = _crossed(step, self.step)
-                self._log.add(sums)
-                note = self._log_record(norms) if crossed(config.log_every) else ""
-                progress.update(self._done() - done, note=note)
-                self._evaluation_due = crossed(config.evaluate_every) or self._time_to_evaluate(seconds)
-                if crossed(config.checkpoint_every):  # first, so that nothing that an evaluation runs into loses steps
-                    self.save()
-                if self._evaluation_due:
-                    self._validate(progress, stop)
-            if stopped_by and self._saved_step != self.step:
-                progress.write(f"asked to stop: saving step {self.step}")
-            if self.step > began_at:
-                self.save()
-            if not stopped_by:
-                self._validate(progress, stop)
-                (stopped_by,) = world.largest(stop.number if self._evaluation_due else 0)
-            if self.finite.skipped:
-                progress.write(f"{self.finite.skipped} of {self.step} steps were skipped: their loss was not finite")
-        return TrainResult(self.step, self.seconds, self.tokens_seen, stopped_by, stop.number)
+            if pauses:
+                yield from self._pause()
+                slice_at, slice_at_s = self.step, self.seconds
+                continue  # a signal may have asked to stop meanwhile
+            self._train_step(stop, progress)
+        if stopped_by and self._saved_step != self.step:
+            progress.write(f"asked to stop: saving step {self.step}")
+        if self.step > began_at:
+            self.save()
+        if not stopped_by:
+            self._validate(progress, stop)
+            (stopped_by,) = world.largest(stop.number if self._evaluation_due else 0)
+        if self.finite.skipped:
+            progress.write(f"{self.finite.skipped} of {self.step} steps were skipped: their loss was not finite")
+        self.result = TrainResult(self.step, self.seconds, self.tokens_seen, stopped_by, stop.number)
 
-    def _time_to_evaluate(self, seconds: float) -> bool:
-        """Whether an evaluation has come due by the first rank's clock since it stood at `seconds`."""
-        every = self.config.evaluate_every_seconds
-        if every is None:
-            return False
-        return self.world.any(self.world.is_first and self.seconds // every > seconds // every)
+    def _pause(self) -> Iterator[None]:
+        self._wait_for_device()  # or the next trainer's time would have work of this one in it
+        random_numbers = random_state(self.world.device)
+        yield
+        set_random_state(random_numbers, self.world.device)
 
-    def _progress(self) -> Progress:
-        by_steps = self.config.max_steps is not None
-        return Progress(
-            "train",
-            total=self.config.max_steps if by_steps else self.config.max_seconds,
-            unit="step" if by_steps else "s",
-            initial=self._done(),
-            enabled=self._show_progress,
-        )
+    def _look_is_due(self) -> bool:
+        """Whether the clock asks for an evaluation (on this rank's)."""
+        every_s = self.config.evaluate_every_seconds
+        return every_s is not None and self.seconds // every_s > self._looked_s // every_s
 
-    def _done(self) -> float:
-        """What progress counts: steps if their number is limited, else seconds."""
-        return self.step if self.config.max_steps is not None else self.seconds
+    def _train_step(self, stop: StopRequest, progress: Progress) -> None:
+        """One update, and what is due after it: a record, a checkpoint, an evaluation."""
+        config, step, done = self.config, self.step, self.done
+        sums, norms = self.update()
+        crossed = _crossed(step, self.step)
+        self._log.add(sums)
+        note = self._log_record(norms) if crossed(config.log_every) else ""
+        progress.update(self.done - done, note=note)
+        self._evaluation_due = crossed(config.evaluate_every)
+        if crossed(config.checkpoint_every):  # first, so that nothing that an evaluation runs into loses steps
+            self.save()
+        if self._evaluation_due:
+            self._validate(progress, stop)
+
+    def progress(self) -> Progress:
+        """A display of this training alone."""
+        total, unit = self.budget
+        return Progress("train", total=total, unit=unit, initial=self.done, enabled=self.shows_progress)
+
+    @property
+    def budget(self) -> tuple[float, str]:
+        """What progress counts up to, and its unit: steps if their number is limited, else seconds."""
+        if self.config.max_steps is not None:
+            return self.config.max_steps, "step"
+        assert self.config.max_seconds is not None
+        return self.config.max_seconds, "s"
+
+    @property
+    def done(self) -> float:
+        """How much of `budget` is used up."""
+        return self.seconds if self.config.max_steps is None else self.step
 
     def update(self) -> tuple[Tensor, dict[str, Tensor]]:
         """One update. Returns this rank's [sum of nats, tokens, sum of auxiliary losses, rows x windows] and norms."""
-        device = self.world.device
+        device, waited_before_s = self.world.device, waited_s()
         with threads_for(self.model, device=device, autocast=self.config.autocast(device)):
-            return self._update()
+            sums, norms = self._update()
+        self._waited_s += waited_s() - waited_before_s
+        return sums, norms
 
     def _update(self) -> tuple[Tensor, dict[str, Tensor]]:
         began = time.perf_counter()
@@ -416,8 +468,10 @@ class Trainer:
             lr=self.optimiser.param_groups[0]["lr"],
             epoch=self.stream.epoch,
             skipped=self.finite.skipped,
+            waited_s=round(self._waited_s, 3),
             norms=norms,
         )
+        self._waited_s = 0.0
         rate, per_second = figures["tokens_per_second"], self._context.units_per_second
         real_time = f", {rate / per_second:.2f} x real time" if per_second else ""
         return f"{figures['nll_nats']:.3f} nats, {rate:,.0f} tokens/s{real_time}"

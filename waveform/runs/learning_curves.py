@@ -11,7 +11,7 @@ from waveform.engine.metrics import read_metrics
 from waveform.engine.schedule import updates_until
 from waveform.system.output import write_png
 
-_WIDTH_IN, _HEIGHT_IN, _DPI = 13, 4, 110
+_PANEL_IN, _HEIGHT_IN, _DPI = 4.4, 4, 110
 
 
 @dataclass(frozen=True)
@@ -53,25 +53,47 @@ def read_learning_curve(run_dir: Path, config: Mapping[str, Any]) -> LearningCur
     )
 
 
-def save_learning_curves(path: Path, curves: Sequence[tuple[str, LearningCurve]], *, unit: str) -> None:
+def save_learning_curves(
+    path: Path,
+    curves: Sequence[tuple[str, LearningCurve]],
+    *,
+    unit: str,
+    scores: Sequence[tuple[str, int, float]] = (),
+) -> None:
     """Draw validation NLL against updates, tokens seen and seconds: a panel each, a line for each (label, curve).
 
-    unit: what users call a token. Raises UserError if the picture cannot be written.
+    Curves with the same label, of several seeds, have one colour. unit: what users call a token. scores: (label, number
+    of parameters, test NLL in nats) of each run, for a panel more. Raises UserError if the picture cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
     panels = {"updates": "updates", "tokens": f"{unit}s seen", "seconds": "seconds of training"}
-    for axes, (field, label) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
-        for name, curve in curves:
-            last = f": {curve.nats[-1]:.3f}" if curve.nats else ": no evaluations"
-            axes.plot(getattr(curve, field), curve.nats, marker="o", markersize=3, label=f"{name}{last}")
-        axes.set_xlabel(label)
+    num_panels = len(panels) + bool(scores)
+    figure = Figure(figsize=(_PANEL_IN * num_panels, _HEIGHT_IN), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    all_axes = figure.subplots(1, num_panels, squeeze=False)[0]
+    for axes in all_axes:
         axes.grid(color="0.9", linewidth=0.6)
         axes.set_axisbelow(True)
-        if field == "updates":
-            axes.set_ylabel(f"validation NLL, nats per {unit}")
-            axes.legend(frameon=False, fontsize=9)
+    colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(name for name, _ in curves))}
+    for axes, (field, label) in zip(all_axes, panels.items(), strict=False):
+        axes.sharey(all_axes[0])
+        for name, curve in curves:
+            axes.plot(getattr(curve, field), curve.nats, marker="o", markersize=3, color=colours[name])
+        axes.set_xlabel(label)
+        axes.locator_params(axis="x", nbins=5)
+        axes.xaxis.set_major_formatter(EngFormatter())  # 150 k, 3 M
+    for name, colour in colours.items():
+        last = [curve.nats[-1] for label, curve in curves if label == name and curve.nats]
+        shown = f"{np.mean(last):.3f}" if last else "no evaluations"
+        all_axes[0].plot([], [], marker="o", markersize=3, color=colour, label=f"{name}: {shown}")
+    all_axes[0].set_ylabel(f"validation NLL, nats per {unit}")
+    all_axes[0].legend(frameon=False, fontsize=9)
+    for name, num_parameters, nats in scores:
+        all_axes[-1].plot(num_parameters / 1e6, nats, marker="o", color=colours[name])
+    if scores:
+        all_axes[-1].set_xlabel("parameters, millions")
+        all_axes[-1].set_ylabel(f"test NLL, nats per {unit}")
     write_png(path, figure)

@@ -142,18 +142,23 @@ def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evalua
     }
 
 
-def bootstrap_interval(a: Evaluation, b: Evaluation, *, resamples: int = 10_000, seed: int = 0) -> tuple[float, float]:
-    """95% interval of NLL(a) - NLL(b), nats per token, by the paired bootstrap over utterances.
+def bootstrap_interval(a: Evaluation, b: Evaluation) -> tuple[float, float]:
+    """95% interval of NLL(a) - NLL(b), nats per token: each resample draws the same utterances for both models."""
+    return interval_over_utterances(a.nats - b.nats, a.counts)
 
-    Each resample draws utterances with replacement, the same for both models (percentile interval;
-    Efron and Tibshirani 1993).
+
+def interval_over_utterances(
+    nats: np.ndarray, counts: np.ndarray, *, resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """95% interval of the nats per token, by the bootstrap over utterances (percentiles; Efron and Tibshirani 1993).
+
+    nats, counts: [N], of each utterance. Each resample draws utterances with replacement.
     """
     rng = np.random.default_rng(seed)
-    difference, counts = a.nats - b.nats, a.counts
     means = []
     for _ in range(resamples):
         chosen = rng.integers(len(counts), size=len(counts))
-        means.append(difference[chosen].sum() / counts[chosen].sum())
+        means.append(nats[chosen].sum() / counts[chosen].sum())
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
 

@@ -2,8 +2,8 @@
 
 import os
 import signal
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,11 +65,31 @@ def train_run(
     amount: Callable[[TokenSet], str],
     cut_valid: bool = False,
 ) -> TrainResult:
-    """Train on `data` into the run folder of `context`, or resume what is there; `config` gains the section `dataset`.
+    """Train on `data` into the run folder of `context`, or resume what is there; arguments as in `open_training`.
 
-    amount: describes the size of the training split, for the line that is printed first. cut_valid: cut long validation
+    Raises UserError as `open_training` does, and if the loss stops being finite.
+    """
+    with open_training(data, config, train_config, context, amount=amount, cut_valid=cut_valid) as trainer:
+        if context.show_progress:
+            say_threads(context.world)
+        return trainer.run()
+
+
+@contextmanager
+def open_training(
+    data: Dataset,
+    config: dict[str, Any],
+    train_config: TrainConfig,
+    context: RunContext,
+    *,
+    amount: Callable[[TokenSet], str],
+    cut_valid: bool = False,
+) -> Iterator[Trainer]:
+    """Claim the run folder of `context` for a trainer on `data`, new or resumed; `config` gains the section `dataset`.
+
+    amount: describes the size of the training split, for the line that is printed. cut_valid: cut long validation
     utterances so that the quick looks during training have several rows. Raises UserError for a run folder of another
-    configuration or data, and if the loss stops being finite.
+    configuration or data, and if another process is training there.
     """
     run_dir, world = context.run_dir, context.world
     splits = {split: data.open_split(split) for split in ("train", "valid", "test")}
@@ -108,11 +128,15 @@ def train_run(
                 f"training {config['model']['name']} ({num_parameters(model):,} parameters, preset {config['preset']}) "
                 f"on {amount(splits['train'])}, {world.size} x {world.device.type}, into {run_dir}"
             )
-            if world.device.type == "cpu":
-                num_threads = torch.get_num_threads()
-                each = " in each process" if world.size > 1 else ""
-                say(f"{num_threads} thread{'s' * (num_threads > 1)}{each}: {why_threads(num_threads)}")
-        return trainer.run()
+        yield trainer
+
+
+def say_threads(world: World) -> None:
+    """Say on the first rank how many threads training uses on a CPU, and why."""
+    if world.is_first and world.device.type == "cpu":
+        num_threads = torch.get_num_threads()
+        each = " in each process" if world.size > 1 else ""
+        say(f"{num_threads} thread{'s' * (num_threads > 1)}{each}: {why_threads(num_threads)}")
 
 
 def cut_for_a_look(valid: TokenSet, config: TrainConfig, *, world: World) -> TokenSet:

@@ -18,6 +18,7 @@ class Progress:
     `unit_s` is its duration in seconds, and the speed is also shown in x real time.
     Nothing is shown if `enabled` is false (on ranks other than the first, or for a quiet Python caller). If showing
     fails, because a log's disk is full or its reader is gone (Ctrl-C ends `tee` too), the work continues unseen.
+    If several tasks share a display, `about` is set to the name of the one that notes and lines are about.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Progress:
         self._label, self._total, self._unit, self._unit_s, self._enabled = label, total, unit, unit_s, enabled
         self._start_s = self._last_line_s = time.monotonic()
         self._initial = self._done = float(initial)
-        self._note = ""
+        self._note = self.about = ""
         self._printed: float | None = None  # what was done when the last plain line was printed; None: there is none
         self._bar: tqdm | None = None
         if enabled and sys.stderr.isatty():
@@ -56,7 +57,7 @@ class Progress:
     def update(self, amount: float = 1, *, note: str = "") -> None:
         """Count `amount` more units as done."""
         self._done += amount
-        self._note = note or self._note
+        self._note = self._named(note) if note else self._note
         if self._unit_s is not None:
             elapsed_s = max(time.monotonic() - self._start_s, 1e-9)
             self._note = f"{self._done * self._unit_s / elapsed_s:.2f} x real time"
@@ -69,8 +70,12 @@ class Progress:
                 self._last_line_s = time.monotonic()
                 self._print_line()
 
+    def _named(self, text: str) -> str:
+        return f"{self.about}: {text}" if self.about else text
+
     def write(self, line: str) -> None:
         """Print a line without breaking the bar."""
+        line = self._named(line)
         with self._if_possible():
             if self._bar is not None:
                 self._bar.write(line, file=sys.stderr)

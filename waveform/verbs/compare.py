@@ -4,25 +4,29 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from waveform.audio import SAMPLE_RATE_HZ
+from waveform.engine.evaluator import Evaluation
 from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
 from waveform.engine.sampler import SamplingConfig, sampling_loop
-from waveform.runs.learning_curves import read_learning_curve, save_learning_curves
+from waveform.engine.token_set import TokenSet
+from waveform.runs.learning_curves import LearningCurve, read_learning_curve, save_learning_curves
 from waveform.runs.scoring import bootstrap_interval, score, unigram_nats
+from waveform.runs.speeds import read_speeds, read_waited_share, warnings_of
 from waveform.speech import Run, load
 from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 from waveform.verbs.evaluate import describe, open_split
 
-_BASELINE = "wavenet"
+BASELINE = "wavenet"
 _SPEED_SECONDS = 2.0  # of measuring how fast a run samples
 
 
@@ -63,13 +67,61 @@ def compare(
     """Evaluate runs on the same tokens under one protocol; print a table, return (and write) a list of figures.
 
     Each entry contains what `evaluate` gives, `difference_to_wavenet_nats` with its `interval_95` (None if no run is a
-    WaveNet), `train_samples_per_second`, `sampling_samples_per_second` and the `learning_curve`, validation NLL in
-    training, which `plot_file` shows. Raises UserError as `load` does, and if the runs' test tokens differ.
+    WaveNet), `train_samples_per_second`, in all and by slice, `sampling_samples_per_second` and the
+    `learning_curve`, validation NLL in training, which `plot_file` shows. Raises UserError as `load` does, and if the
+    runs' test tokens differ.
     """
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
+    check_files(json_file=json_file, plot_file=plot_file)
+    scored = score_runs(run_dirs, data=data, split=split, protocol=protocol, device=device, show_progress=show_progress)
+    baseline = next((one.result for one in scored if one.run.name == BASELINE), None)
+    entries = []
+    for one in scored:
+        difference = interval = None
+        if baseline is not None:
+            difference = one.result.nats_per_token - baseline.nats_per_token
+            interval = list(bootstrap_interval(one.result, baseline)) if one.result is not baseline else [0.0, 0.0]
+        entries.append(
+            {
+                **figures_of(one, split=split),
+                "difference_to_wavenet_nats": difference,
+                "interval_95": interval,
+                "sampling_samples_per_second": sampling_speed(one.run),
+            }
+        )
+    if show_progress:
+        print(format_table(entries))
+    write_json(json_file, entries)
+    if plot_file is not None:
+        curves = [one.curve for one in scored]
+        save_learning_curves(plot_file, list(zip(_labels(entries), curves, strict=True)), unit="sample")
+    return entries
+
+
+@dataclass(frozen=True)
+class ScoredRun:
+    """A run, its NLL of the tokens that were scored, and how its training went."""
+
+    run: Run
+    tokens: TokenSet
+    result: Evaluation
+    curve: LearningCurve
+    speeds: list[float]  # of training, by slice
+    waited_share: float | None  # of the training time, for a core
+
+
+def score_runs(
+    run_dirs: Sequence[Path | str],
+    *,
+    data: Path | str | None = None,
+    split: str = "test",
+    protocol: str = "utterance",
+    device: str | None = None,
+    show_progress: bool = True,
+) -> list[ScoredRun]:
+    """Score runs on the same tokens under one protocol. Raises UserError as `compare` does."""
     if not run_dirs:
         raise UserError("name at least one run folder")
-    check_files(json_file=json_file, plot_file=plot_file)
     runs = [load(run_dir, device=device) for run_dir in run_dirs]
     chunks = {run.config["train"]["chunk"] for run in runs}
     if protocol == "chunk" and len(chunks) > 1:
@@ -81,38 +133,31 @@ def compare(
                 f"{runs[0].folder} and {run.folder} have different {split} data, so their NLL cannot be compared; "
                 "name one data set for all of them with --data"
             )
-    results = [
-        score(run, tokens, protocol=protocol, show_progress=show_progress)
+    return [
+        ScoredRun(
+            run,
+            tokens,
+            score(run, tokens, protocol=protocol, show_progress=show_progress),
+            read_learning_curve(run.folder, run.config),
+            read_speeds(run.folder),
+            read_waited_share(run.folder),
+        )
         for run, tokens in zip(runs, token_sets, strict=True)
     ]
-    curves = [read_learning_curve(run.folder, run.config) for run in runs]
-    baseline = next((i for i, run in enumerate(runs) if run.name == _BASELINE), None)
-    entries = []
-    for i, (run, result) in enumerate(zip(runs, results, strict=True)):
-        difference = interval = None
-        if baseline is not None:
-            difference = result.nats_per_token - results[baseline].nats_per_token
-            interval = list(bootstrap_interval(result, results[baseline])) if i != baseline else [0.0, 0.0]
-        entries.append(
-            {
-                **describe(
-                    run, result, split=split, checksum=token_sets[i].checksum, unigram=unigram_nats(run, token_sets[i])
-                ),
-                "difference_to_wavenet_nats": difference,
-                "interval_95": interval,
-                "train_samples_per_second": training_speed(run.folder),
-                "sampling_samples_per_second": sampling_speed(run),
-                "learning_curve": curves[i].figures(),
-                "device": str(run.device),
-                "num_threads": torch.get_num_threads(),
-            }
-        )
-    if show_progress:
-        print(format_table(entries))
-    write_json(json_file, entries)
-    if plot_file is not None:
-        save_learning_curves(plot_file, list(zip(_labels(entries), curves, strict=True)), unit="sample")
-    return entries
+
+
+def figures_of(scored: ScoredRun, *, split: str) -> dict[str, Any]:
+    """What a comparison's JSON has of one run on its own."""
+    run, tokens = scored.run, scored.tokens
+    return {
+        **describe(run, scored.result, split=split, checksum=tokens.checksum, unigram=unigram_nats(run, tokens)),
+        "train_samples_per_second": training_speed(run.folder),
+        "train_samples_per_second_by_slice": scored.speeds,
+        "train_waited_share": scored.waited_share,
+        "learning_curve": scored.curve.figures(),
+        "device": str(run.device),
+        "num_threads": torch.get_num_threads(),
+    }
 
 
 def _labels(entries: Sequence[dict[str, Any]]) -> list[str]:
@@ -161,4 +206,8 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
         f"state by {first['protocol']}; lower NLL is better; speeds on {first['device']} with "
         f"{first['num_threads']} threads; sampling: one stream, from empty memories"
     )
+    speeds = [entry["train_samples_per_second_by_slice"] for entry in entries]
+    waited = [entry["train_waited_share"] for entry in entries]
+    labels = _labels(entries)
+    lines += warnings_of(dict(zip(labels, speeds, strict=True)), dict(zip(labels, waited, strict=True)))
     return "\n".join(lines)

@@ -19,10 +19,10 @@ from waveform.system.console import say
 from waveform.system.errors import UserError
 from waveform.system.signals import Interrupted
 from waveform.verbs.compare import compare
+from waveform.verbs.race import MODELS
 from waveform.verbs.sample import sample
-from waveform.verbs.train import train
+from waveform.verbs.train import train_all
 
-MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
 _SAMPLE_SECONDS = 1.2
 _TEMPERATURE = 0.9
 
@@ -38,22 +38,19 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     others = out_dir.exists() and (not out_dir.is_dir() or any(path.name != "data" for path in out_dir.iterdir()))
     if others and not is_dataset(out_dir / "data"):
         raise UserError(f"--out {out_dir} is not empty; give a new folder")
-    for model in MODELS:
-        typed(
-            SpeechTrainConfig, compose_config([f"model={model}", "preset=demo", *overrides])["train"], section="train"
-        )
+    runs = {out_dir / model: [f"model={model}", "preset=demo", *overrides] for model in MODELS}
+    for settings in runs.values():
+        typed(SpeechTrainConfig, compose_config(settings)["train"], section="train")
     began = time.perf_counter()
     say(f"1/5 preparing 2.5 minutes of bundled speech into {out_dir / 'data'}")
     prepare(demo_speech_dir(), out_dir / "data", show_progress=show_progress)
 
-    run_dirs = [out_dir / model for model in MODELS]
-    say("2/5 training three models for equal time")
-    for model, run_dir in zip(MODELS, run_dirs, strict=True):
-        result = train(
-            out_dir / "data", run_dir, [f"model={model}", "preset=demo", *overrides], show_progress=show_progress
-        )
-        if result.asked_by:  # even if too late to stop that training
-            raise Interrupted(result.asked_by, f"`waveform demo --out {out_dir}` continues from here")
+    run_dirs = list(runs)
+    say("2/5 training three models for equal time, in turn")
+    results = train_all(out_dir / "data", runs, show_progress=show_progress)
+    asked_by = next((result.asked_by for result in results if result.asked_by), 0)
+    if asked_by:  # even if too late to stop training
+        raise Interrupted(asked_by, f"`waveform demo --out {out_dir}` continues from here")
 
     say("3/5 comparing them on the held-out recordings")
     compare(run_dirs, json_file=out_dir / "comparison.json", show_progress=show_progress)
@@ -86,7 +83,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     print(
         f"""
 done in {minutes:.1f} minutes. Look at {out_dir / "demo.png"}, listen to {samples_dir}/*.wav.
-These models have {num_layers} layers and about a minute of training; expect speech-like sound, not words.
+These models have {num_layers} layers and a minute of training: expect bursts of noise as loud as speech, or silence.
 
 On your own recordings:
     waveform train YOUR_AUDIO_DIR runs/ct                        # Compressive Transformer

@@ -1,6 +1,7 @@
 """`waveform train`: composes a configuration, opens the audio's data set and trains into a run folder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from waveform.engine.interface import SequenceModel
 from waveform.engine.metrics import MetricsLog
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
+from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import OnEvaluate, RunContext, TrainResult
+from waveform.engine.turns import train_in_turn
 from waveform.ranks.distributed import World, job
 from waveform.runs.folder import CONFIG_FILE, check_run_dir, read_config
 from waveform.runs.settings import typed
-from waveform.runs.training import check_settings, report_training, train_run
+from waveform.runs.training import check_settings, open_training, report_training, say_threads, train_run
 from waveform.speech import SpeechTrainConfig, cache_of, compose_config, open_data, require_audio
 from waveform.system.console import say
 from waveform.system.errors import UserError
@@ -45,43 +48,89 @@ def train(
     if is_dataset(source):
         refuse_other_split(source, config, overrides)
     with job(device=train_config.device, timeout_s=train_config.timeout_s) as world:
-        return _train(source, run_dir, config, train_config, world=world, show_progress=show_progress)
+        check_run(source, run_dir, config, train_config, world=world)
+        data = data_of_training(source, run_dir, config, world=world, show_progress=show_progress)
+        context = audio_context(run_dir, data, train_config, world=world, show_progress=show_progress)
+        return train_run(data, config, train_config, context, amount=audio_amount)
 
 
-def _train(
-    source: Path,
-    run_dir: Path,
-    config: dict[str, Any],
-    train_config: SpeechTrainConfig,
+def train_all(
+    source: Path | str,
+    runs: Mapping[Path, Sequence[str]],
     *,
-    world: World,
-    show_progress: bool,
-) -> TrainResult:
+    config_dir: Path | str | None = None,
+    show_progress: bool = True,
+) -> list[TrainResult]:
+    """Train several runs on `source` in turn, in slices of seconds; resumes what is there. Returns how each ended.
+
+    runs: `key=value` settings of each run folder. Raises UserError as `train` does, before anything is prepared if it
+    is for a setting. If one run's loss stops being finite, the others are saved. Long validation utterances are cut
+    (see `open_training`), so that looks during training are short.
+    """
+    source, config_dir = Path(source), None if config_dir is None else Path(config_dir)
+    configs = {run_dir: compose_config(overrides, config_dir=config_dir) for run_dir, overrides in runs.items()}
+    settings: dict[Path, SpeechTrainConfig] = {
+        run_dir: typed(SpeechTrainConfig, config["train"], section="train") for run_dir, config in configs.items()
+    }
+    if is_dataset(source):
+        for run_dir, config in configs.items():
+            refuse_other_split(source, config, runs[run_dir])
+    first_dir, first = next(iter(settings.items()))
+    with job(device=first.device, timeout_s=first.timeout_s) as world, ExitStack() as opened:
+        for run_dir, config in configs.items():
+            check_run(source, run_dir, config, settings[run_dir], world=world)
+        data = data_of_training(source, first_dir, configs[first_dir], world=world, show_progress=show_progress)
+        trainers = {}
+        for run_dir, config in configs.items():
+            context = audio_context(run_dir, data, settings[run_dir], world=world, show_progress=show_progress)
+            training = open_training(data, config, settings[run_dir], context, amount=audio_amount, cut_valid=True)
+            trainers[run_dir.name] = opened.enter_context(training)
+        if show_progress:
+            say_threads(world)
+        return train_in_turn(trainers)
+
+
+def check_run(
+    source: Path, run_dir: Path, config: dict[str, Any], train_config: SpeechTrainConfig, *, world: World
+) -> None:
+    """Refuse, before anything is prepared or written, a run that cannot begin or continue. Raises UserError."""
     if not source.exists():
         raise UserError(f"no such folder: {source}; give a folder of audio or a prepared data set")
     check_run_dir(run_dir)
-    data_config: DataConfig = typed(DataConfig, config["data"], section="data")
+    typed(DataConfig, config["data"], section="data")
     check_settings(run_dir, config, train_config, vocab_size=NUM_CLASSES, world=world)
+
+
+def data_of_training(
+    source: Path, run_dir: Path, config: dict[str, Any], *, world: World, show_progress: bool
+) -> Dataset:
+    """The data set at `source`, prepared first if it is raw audio, unless the run in `run_dir` began with it."""
     data = _data_of_run(source, run_dir)
     if data is None:
+        data_config: DataConfig = typed(DataConfig, config["data"], section="data")
         data = open_data(source, run_dir=run_dir, config=data_config, world=world, show_progress=show_progress)
     elif show_progress and world.is_first:
         say(f"resuming with {data.folder}, as prepared when this run began")
     require_audio(data.modality, data.folder)
-    rate_hz = data.modality.get("sample_rate_hz")
-    return train_run(
-        data,
-        config,
-        train_config,
-        RunContext(
-            run_dir,
-            world,
-            units_per_second=rate_hz,
-            on_evaluate=_audio_summary(train_config, data),
-            show_progress=show_progress,
-        ),
-        amount=lambda tokens: f"{tokens.num_tokens / (rate_hz or 1) / 60:.1f} minutes of audio",
+    return data
+
+
+def audio_context(
+    run_dir: Path, data: Dataset, train_config: SpeechTrainConfig, *, world: World, show_progress: bool
+) -> RunContext:
+    """Where a training on audio runs and how it reports."""
+    return RunContext(
+        run_dir,
+        world,
+        units_per_second=data.modality.get("sample_rate_hz"),
+        on_evaluate=_audio_summary(train_config, data),
+        show_progress=show_progress,
     )
+
+
+def audio_amount(tokens: TokenSet) -> str:
+    """How much audio a split of the data is."""
+    return f"{tokens.num_tokens / SAMPLE_RATE_HZ / 60:.1f} minutes of audio"
 
 
 def refuse_other_split(data_dir: Path, config: dict[str, Any], overrides: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""A figure from several seeds: its mean and interval."""
+"""A figure from several seeds: its mean and interval, in the tables of studies and races."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,0 +1,164 @@
+"""Trainings in turn: the same results as one after the other, all of the budgets, all saved whatever ends them."""
+
+import itertools
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import laws
+from tests.engine.training import small_trainer
+from waveform.engine import checkpoint, trainer, turns
+from waveform.engine.metrics import read_metrics
+from waveform.engine.nonfinite import Diverged
+from waveform.engine.token_set import TokenSet
+from waveform.engine.trainer import Trainer
+from waveform.engine.turns import train_in_turn
+
+LENGTHS = [60, 45, 33, 80, 21, 52, 70]
+MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
+STEP_S = 1 / 16  # exact in binary
+
+
+def open_trainers(folder: Path, tokens: TokenSet, **train: Any) -> dict[str, Trainer]:
+    """A trainer of each model; those of attention draw random numbers, for dropout."""
+    dropout = {"compressive_transformer": {"dropout": 0.1}, "transformer_xl": {"dropout": 0.2}, "wavenet": {}}
+    return {
+        name: small_trainer(
+            name, tokens, folder / name, fields={**next(iter(laws.CONFIGS[name].values())), **dropout[name]}, **train
+        )
+        for name in MODELS
+    }
+
+
+def saved(folder: Path) -> dict[str, bytes]:
+    """The tensors of every model's newest checkpoint: weights, optimiser, state and random numbers."""
+    found = {name: checkpoint.newest(folder / name) for name in MODELS}
+    assert all(found.values())
+    return {
+        f"{name}/{path.name}": path.read_bytes()
+        for name, one in found.items()
+        if one is not None
+        for path in one.folder.glob("*.safetensors")
+    }
+
+
+@pytest.fixture
+def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Gives every update the same duration; returns a list that gets the model of each."""
+    clock = itertools.count()
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: next(clock) * STEP_S)
+    made: list[str] = []
+    update = Trainer.update
+
+    def noting(self: Trainer) -> Any:
+        made.append(type(self.model).__name__)
+        return update(self)
+
+    monkeypatch.setattr(Trainer, "update", noting)
+    return made
+
+
+def test_slices_give_bit_for_bit_what_one_after_the_other_gives(
+    token_set: Callable[..., TokenSet], tmp_path: Path
+) -> None:
+    tokens = token_set(LENGTHS)
+    for name in MODELS:
+        open_trainers(tmp_path / "alone", tokens)[name].run()
+    results = train_in_turn(open_trainers(tmp_path / "in turn", tokens), slice_s=0.0)
+    assert [result.step for result in results] == [8, 8, 8]
+    assert not any(result.interrupted for result in results)
+    assert saved(tmp_path / "in turn") == saved(tmp_path / "alone")
+
+
+def test_each_uses_its_budget_in_turn(token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str]) -> None:
+    limits = {"max_steps": None, "max_seconds": 1.0}
+    results = train_in_turn(open_trainers(tmp_path, token_set(LENGTHS), **limits), slice_s=4 * STEP_S)
+    assert [result.seconds for result in results] == [1.0, 1.0, 1.0]
+    slices = [(name, len(list(updates))) for name, updates in itertools.groupby(order)]
+    assert {length for _, length in slices} == {4} and len(slices) == 12
+    rounds = [{name for name, _ in slices[i : i + 3]} for i in range(0, 12, 3)]
+    assert all(len(names) == 3 for names in rounds)
+
+
+def test_one_that_is_behind_catches_up_first(
+    token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str]
+) -> None:
+    limits = {"max_steps": None, "max_seconds": 1.0}
+    trainers = open_trainers(tmp_path, token_set(LENGTHS), **limits)
+    for name in ("compressive_transformer", "transformer_xl"):
+        for _ in range(8):
+            trainers[name].update()
+    order.clear()
+    train_in_turn(trainers, slice_s=4 * STEP_S)
+    assert len(set(order[:8])) == 1 and len(set(order[-12:])) == 3
+
+
+def test_one_signal_saves_all_and_the_same_call_continues(
+    token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = token_set(LENGTHS)
+    for name in MODELS:
+        open_trainers(tmp_path / "alone", tokens)[name].run()
+    order.clear()
+    step = Trainer._train_step
+
+    def interrupting(self: Trainer, *args: Any) -> None:
+        step(self, *args)
+        if len(order) == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Trainer, "_train_step", interrupting)
+    first = train_in_turn(open_trainers(tmp_path / "in turn", tokens), slice_s=0.0)
+    assert [result.stopped_by for result in first] == [signal.SIGINT] * 3 and len(order) == 10
+    again = open_trainers(tmp_path / "in turn", tokens)
+    assert [one.step for one in again.values()] == [result.step for result in first]
+    assert sum(one.step for one in again.values()) == 10
+    train_in_turn(again, slice_s=0.0)
+    assert saved(tmp_path / "in turn") == saved(tmp_path / "alone")
+
+
+def test_the_others_are_saved_if_one_diverges(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    trainers = open_trainers(tmp_path, token_set(LENGTHS))
+    step = trainers["transformer_xl"].update
+
+    def poisoned() -> Any:
+        if trainers["transformer_xl"].step == 3:
+            next(iter(trainers["transformer_xl"].module.parameters())).data.fill_(math.nan)
+        return step()
+
+    trainers["transformer_xl"].update = poisoned
+    with pytest.raises(Diverged, match="not finite at step 3"):
+        train_in_turn(trainers, slice_s=0.0)
+    steps = {name: found.step for name in MODELS if (found := checkpoint.newest(tmp_path / name)) is not None}
+    assert steps == {name: trainers[name].step for name in ("compressive_transformer", "wavenet")}
+    assert set(steps.values()) <= {3, 4}
+
+
+def test_a_kill_costs_no_more_than_what_was_trained_since_the_last_save(
+    token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "SAVE_EVERY_S", 6 * STEP_S)
+    steps: list[int] = []
+    save = Trainer.save
+
+    def noting(self: Trainer) -> None:
+        steps.append(self.step)
+        save(self)
+
+    monkeypatch.setattr(Trainer, "save", noting)
+    limits = {"max_steps": None, "max_seconds": 1.0}
+    train_in_turn(open_trainers(tmp_path, token_set(LENGTHS), **limits), slice_s=2 * STEP_S)
+    assert sorted(steps) == [6] * 3 + [12] * 3 + [16] * 3
+
+
+def test_validation_by_the_clock(token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str]) -> None:
+    limits = {"max_steps": None, "max_seconds": 1.0, "evaluate_every_seconds": 4 * STEP_S, "evaluate_tokens": None}
+    train_in_turn(open_trainers(tmp_path, token_set(LENGTHS), **limits), slice_s=2 * STEP_S)
+    for name in MODELS:
+        seconds = [record["seconds"] for record in read_metrics(tmp_path / name) if record["kind"] == "evaluate"]
+        assert seconds == [0.25, 0.5, 0.75, 1.0]

@@ -1,0 +1,155 @@
+"""`waveform race`: its table, JSON and picture, what it resumes, and its warnings of a machine that was not idle."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import waveform
+from tests.test_cli import mistake, write_tones
+from waveform.cli import main
+from waveform.engine.trainer import Trainer
+from waveform.runs.speeds import read_speeds, read_waited_share, warnings_of
+from waveform.verbs.race import Entrants
+
+SHORT = [
+    *("preset=demo", "train.device=cpu", "train.batch_size=2", "train.chunk=64", "train.log_every=1"),
+    *("train.checkpoint_every=100", "train.evaluate_tokens=200"),
+]
+STEPS = [*SHORT, "train.max_seconds=null", "train.max_steps=3"]
+
+
+@pytest.fixture(scope="module", name="data")
+def make_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("race")
+    for split, num in (("train", 2), ("valid", 1), ("test", 3)):
+        write_tones(place / "audio" / split, num=num, seconds=0.02)
+    assert main(["prepare", str(place / "audio"), str(place / "data")]) == 0
+    return place / "data"
+
+
+def weights(run_dir: Path) -> bytes:
+    return (run_dir / "checkpoints" / "step_00000003" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--json", str(tmp_path / "race.json"), "--plot", str(tmp_path / "race.png")]
+    command = ["race", str(data), str(tmp_path / "runs"), "--seeds", "2", "--models", "wavenet", "transformer_xl"]
+    assert main([*command, *files, *STEPS, "seed=3"]) == 0
+    out = capsys.readouterr().out
+    figures = json.loads((tmp_path / "race.json").read_text())
+    assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")
+    names = ["wavenet-3", "transformer_xl-3", "wavenet-4", "transformer_xl-4"]
+    assert [Path(run["run"]).name for run in figures["runs"]] == names
+    assert all(run["learning_curve"]["steps"] == [1, 2, 3] for run in figures["runs"])
+    wavenet, attention = figures["models"]
+    assert wavenet["difference_to_wavenet_nats"] is None and wavenet["seeds"] == [3, 4]
+    nll, difference = attention["nll_nats_per_sample"], attention["difference_to_wavenet_nats"]
+    assert nll["seeds"] == [figures["runs"][i]["nll_nats_per_sample"] for i in (1, 3)]
+    assert difference["seeds"] == pytest.approx(
+        [a - b for a, b in zip(nll["seeds"], wavenet["nll_nats_per_sample"]["seeds"], strict=True)]
+    )
+    for figure in (nll, difference):
+        low, high = figure["interval_95_over_utterances"]
+        assert low < figure["mean"] < high
+        low, high = figure["interval_95_over_seeds"]
+        assert low < figure["mean"] < high
+    assert attention["train_samples_seen"]["seeds"] == [run["train_samples_seen"] for run in figures["runs"][1::2]]
+    (row,) = (line for line in out.splitlines() if line.startswith("transformer_xl "))
+    assert f"{nll['mean']:.4f} [" in row and f"{difference['mean']:+.4f} [" in row and row.count("[") == 4
+    assert "over 2 seeds" in out and "uneven" not in out
+
+    before = {name: (tmp_path / "runs" / name / "config.yaml").read_text() for name in names}
+    trained = {name: weights(tmp_path / "runs" / name) for name in names}
+    again = waveform.race(data, tmp_path / "runs", [*STEPS, "seed=3"], entrants=Entrants(["wavenet"], 2))
+    assert again["runs"] == [figures["runs"][0], figures["runs"][2]]
+    assert before == {name: (tmp_path / "runs" / name / "config.yaml").read_text() for name in names}
+    for name in names[:2]:
+        model = name.partition("-")[0]
+        alone = [f"model={model}", *STEPS, "seed=3"]
+        assert main(["train", str(data), str(tmp_path / "alone" / model), *alone]) == 0
+        assert weights(tmp_path / "alone" / model) == trained[name]
+
+
+def test_a_stopped_race_continues(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["race", str(data), str(tmp_path / "runs"), "--models", "wavenet", "transformer_xl", *STEPS]
+    update, num_updates = Trainer.update, 0
+
+    def interrupting(self: Trainer) -> Any:
+        nonlocal num_updates
+        num_updates += 1
+        if num_updates == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return update(self)
+
+    monkeypatch.setattr(Trainer, "update", interrupting)
+    assert main(command) == 130
+    assert "stopped by SIGINT; all runs are saved; the same command continues" in capsys.readouterr().err
+    assert main(command) == 0 and num_updates == 6
+    assert "one seed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_machine_that_was_not_idle_is_warned_of(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An update takes a second, and WaveNet's, for half of its time, three."""
+    update = Trainer._update
+
+    def hindered(self: Trainer) -> Any:
+        sums, began_s = update(self), self.seconds
+        self.seconds += 3.0 if "WaveNet" in type(self.model).__name__ and 12 <= began_s < 36 else 1.0
+        return sums
+
+    runs, file = tmp_path / "runs", tmp_path / "race.json"
+    arguments = ["--models", "wavenet", "transformer_xl", "--json", str(file), *SHORT, "train.max_seconds=48"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("waveform.engine.trainer.time.perf_counter", lambda: 0.0)
+        patch.setattr(Trainer, "_update", hindered)
+        assert main(["race", str(data), str(runs), *arguments, "train.evaluate_tokens=0"]) == 0
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+    assert printed == json.loads(file.read_text())["warnings"]
+    warnings = [line for line in printed if "waited" not in line]
+    assert len(warnings) == 2
+    assert "wavenet-0 was trained at uneven speed" in warnings[0] and "samples/s" in warnings[0]
+    assert "other work did not fall on all alike: wavenet-0 had" in warnings[1]
+    assert len(json.loads(file.read_text())["runs"][0]["train_samples_per_second_by_slice"]) == 20
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("waveform.verbs.compare._SPEED_SECONDS", 0.01)
+        waveform.compare([runs / "wavenet-0", runs / "transformer_xl-0"])
+    assert "warning: wavenet was trained at uneven speed" in capsys.readouterr().out
+
+
+def test_speeds_are_read_from_the_log_and_a_steady_run_is_not_warned_of(tmp_path: Path) -> None:
+    records = [{"kind": "train", "step": i, "seconds": 1.5 * i, "tokens_seen": 100 * i} for i in range(1, 24)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    speeds = read_speeds(tmp_path)
+    assert speeds == pytest.approx([200 / 3] * 11)
+    assert warnings_of({"a": speeds, "b": [speed / 2 for speed in speeds]}) == []
+    assert warnings_of({"a": [1.0] * 3 + [9.0] * 4}) == []  # too few to say
+    assert len(warnings_of({"a": [1.0] * 3 + [9.0] * 6})) == 1
+
+
+def test_a_run_that_waited_for_a_core_is_warned_of(tmp_path: Path) -> None:
+    """Work that goes on evenly slows all slices alike, and shows here only."""
+    assert read_waited_share(tmp_path) is None
+    records = [{"kind": "train", "step": i, "seconds": 2.0 * i, "waited_s": 0.5} for i in range(1, 9)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert read_waited_share(tmp_path) == 0.25
+    (line,) = warnings_of({"a": [1.0] * 9}, {"a": 0.25, "b": 0.05, "c": None, "d": 0.5})
+    assert "waited for a core" in line and "(a 25%, d 50% of the time)" in line
+
+
+def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["race", data, tmp_path / "runs", *STEPS]
+    assert "--seeds is 0" in mistake([*command, "--seeds", "0"], capsys)
+    assert "name them with --models" in mistake([*command, "model=wavenet"], capsys)
+    assert "wavnet" in mistake([*command, "--models", "wavnet"], capsys)
+    assert "unknown setting 'trian.lr'" in mistake([*command, "trian.lr=1"], capsys)
+    assert not (tmp_path / "runs").exists()

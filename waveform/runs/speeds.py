@@ -1,0 +1,70 @@
+"""How fast a run was trained, slice by slice, read from its log; and what to warn of when runs are compared."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from waveform.engine.metrics import read_metrics
+from waveform.engine.turns import SLICE_S
+
+_FEWEST_SLICES = 8  # below that, quartiles say nothing
+_STEADY = 0.8  # least ratio of the slower quartile of slices to the faster one that passes for even speed
+_IDLE = 0.1  # of the training time: waiting for a core
+_ALIKE = 0.9  # of two runs' shares of their undisturbed speed
+_UNDISTURBED = 0.9  # quantile of a run's slices that passes for an idle machine
+
+
+def read_speeds(run_dir: Path) -> list[float]:
+    """Tokens per second in each stretch of training of about `SLICE_S` seconds, or from one record to the next."""
+    points = [(0.0, 0)]
+    for record in read_metrics(run_dir):
+        seconds, tokens = record.get("seconds"), record.get("tokens_seen")
+        if record["kind"] != "train" or not isinstance(seconds, int | float) or not isinstance(tokens, int):
+            continue
+        if math.isfinite(seconds) and seconds - points[-1][0] >= SLICE_S:
+            points.append((seconds, tokens))
+    return [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(points)]
+
+
+def read_waited_share(run_dir: Path) -> float | None:
+    """Share of the training time in which the first thread waited for a core; None if the log does not say."""
+    records = [record for record in read_metrics(run_dir) if record["kind"] == "train" and "waited_s" in record]
+    return sum(record["waited_s"] for record in records) / max(records[-1]["seconds"], 1e-9) if records else None
+
+
+def warnings_of(speeds: Mapping[str, Sequence[float]], waited: Mapping[str, float | None] | None = None) -> list[str]:
+    """Lines that say which runs (by name) did not have the machine to themselves, and whether some had it more.
+
+    Compared are the quartiles of each run's slices: the slower one below 0.8 of the faster one is worth a warning. A
+    run's share of its undisturbed speed is its mean over the 0.9 quantile of its slices. waited: as
+    `read_waited_share` gives it; a tenth is worth a warning.
+    """
+    lines, shares = [], {}
+    waits = {name: share for name, share in (waited or {}).items() if share is not None and share > _IDLE}
+    if waits:
+        each = ", ".join(f"{name} {share:.0%}" for name, share in waits.items())
+        lines.append(
+            f"warning: training waited for a core while other programs ran ({each} of the time). On an idle machine it "
+            "would see more samples."
+        )
+    for name, slices in speeds.items():
+        if len(slices) < _FEWEST_SLICES:
+            continue
+        slow, fast, undisturbed = np.quantile(slices, [0.25, 0.75, _UNDISTURBED])
+        shares[name] = float(np.mean(slices) / undisturbed)
+        if slow < _STEADY * fast:
+            lines.append(
+                f"warning: {name} was trained at uneven speed: a quarter of its slices below {slow:,.0f} samples/s, a "
+                f"quarter above {fast:,.0f}. The machine did other work; on an idle one it would see more samples."
+            )
+    if shares:
+        least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
+        if shares[least] < _ALIKE * shares[most]:
+            lines.append(
+                f"warning: other work did not fall on all alike: {least} had {shares[least]:.0%} of its undisturbed "
+                f"speed, {most} {shares[most]:.0%}."
+            )
+    return lines
