@@ -1,8 +1,8 @@
 """Compressive Transformer for raw audio waveforms, compared with WaveNet and Transformer-XL.
 
 `build` makes any registered model, `load` opens a trained run; `prepare`, `train`, `tune`, `evaluate`, `sample`,
-`compare`, `race`, `bench` and `analyse` are the functions behind the verbs of the `waveform` command. All are imported on
-first use, so that `import waveform` is instant and loads neither torch nor an audio library.
+`compare`, `race`, `bench` and `analyse` are the functions behind the verbs of the `waveform` command. All are imported
+on first use, so that `import waveform` is instant and loads neither torch nor an audio library.
 """
 
 from importlib import import_module

@@ -356,7 +356,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "no data": (lambda p, t: ["train", "ptb", t, t / "r"], "is not a prepared data set"),
     "no such preset": (
         lambda p, t: ["train", "wikitext103", p / "data", t / "r", "preset=big"],
-        "choose one of dai, dai_12l, dai_18l, dai_24l, dai_base, dai_large, dai_standard, paper, small, smoke",
+        "choose one of cpu, dai, dai_12l, dai_18l, dai_24l, dai_base, dai_large, dai_standard, paper, small, smoke",
     ),
     "no such study": (
         lambda p, t: ["train", "wikitext103", p / "data", t / "r", "study=table9"],

@@ -33,6 +33,7 @@ _ROOT = Path(__file__).parents[2]
 _CODE = tuple(str(_ROOT / package) + "/" for package in ("waveform", "baselines", "recipes"))
 _CUDA = torch.device("cuda:0")
 aten = torch.ops.aten
+NEEDS_CUDNN = {"lstm"}  # models whose kernels ask for a driver, and there is none
 
 without_gpu = pytest.mark.skipif(
     torch.cuda.is_available(),

@@ -11,7 +11,7 @@ from tests import laws
 from tests.engine.conftest import write_tokens
 from tests.engine.training import small_trainer
 from tests.laws import CONFIGS, Case
-from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu, without_gpu
+from tests.simulated_gpu.device import NEEDS_CUDNN, SimulatedGpu, simulated_gpu, without_gpu
 from waveform.engine.trainer import Trainer
 from waveform.ranks.distributed import World
 
@@ -57,7 +57,7 @@ def allowed_waits(case: Case) -> set[str]:
     return head | ({"waveform/models/attention.py:position_logits: unique"} if by_reference else set())
 
 
-@pytest.mark.parametrize("case", laws.params())
+@pytest.mark.parametrize("case", laws.params(case for case in laws.CASES if case.model not in NEEDS_CUDNN))
 def test_a_step_never_waits(case: Case, gpu: SimulatedGpu, steady: Make) -> None:
     unroll = 2 if case.fields.get("compression_loss") == "none" else 1
     trainer = steady(case.model, case.fields, unroll=unroll)
@@ -69,7 +69,7 @@ def test_a_step_never_waits(case: Case, gpu: SimulatedGpu, steady: Make) -> None
 _RAGGED = CONFIGS["compressive_transformer"]["conv-ragged"]
 
 
-@pytest.mark.parametrize("model", CONFIGS)
+@pytest.mark.parametrize("model", [model for model in CONFIGS if model not in NEEDS_CUDNN])
 @pytest.mark.parametrize(
     "train",
     [{"unroll": 2}, {"checkpoint_activations": True}, {"precision": "fp32"}, {"compile": True}],

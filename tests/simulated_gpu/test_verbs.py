@@ -19,14 +19,13 @@ from recipes import metrics
 from recipes.studies.by_distance import ByDistance
 from recipes.studies.catalogue import Study
 from recipes.verbs import study
-from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu, without_gpu
+from tests.simulated_gpu.device import NEEDS_CUDNN, SimulatedGpu, simulated_gpu, without_gpu
 from waveform.benchmarks.child import Job
 from waveform.benchmarks.model import measure_model
 from waveform.models.registry import model_names
 from waveform.verbs import bench, demo
 
 pytestmark = without_gpu
-NEEDS_CUDNN = {"lstm"}  # which asks for a driver, and there is none
 CUDA = ("--device", "cuda")
 SHORT = ("train.max_steps=2", "train.max_seconds=null", "train.evaluate_every=2", "train.checkpoint_every=2")
 SMOKE = ("preset=smoke", "train.device=cuda", *SHORT)
