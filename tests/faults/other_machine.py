@@ -56,12 +56,12 @@ def _elsewhere(folder: Path, cases: int, source: random.Random) -> dict[str, Any
             for each in what:
                 changed.enter_context(changes[each])
             resumed = small_trainer(name, tokens, run, precision=precision)
-            resumed._show_progress = True
+            resumed.shows_progress = True
             resumed._resume()
         notes = [line for line in printed.getvalue().splitlines() if line.startswith("note: saved with")]
         assert sorted(line.split()[3].partition("=")[0] for line in notes) == sorted(what), (what, notes)
         assert "also has from_the_future, which this version ignores" in printed.getvalue()
-        resumed._show_progress = False
+        resumed.shows_progress = False
         resumed.run()
         assert resumed.step == 8
         kept = checkpoint.newest(run)
