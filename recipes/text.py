@@ -38,15 +38,17 @@ def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Pa
 
 
 def _require_sizes(config: dict[str, Any]) -> None:
-    """Raises UserError if the preset is one of some recipes and models, but not of these."""
-    folder = Path(*conf.__path__) / "recipe_preset_model"
+    """Raises UserError if the preset has sizes for some models, or some recipes and models, but not for these."""
+    folder = Path(*conf.__path__)
     recipe, preset, model = config["recipe"], config["preset"], config["model"]["name"]
-    known = sorted(path.stem for path in folder.glob(f"*_{preset}_*.yaml"))
-    of_all_recipes = list((Path(*conf.__path__) / "preset_model").glob(f"{preset}_*.yaml"))
-    if known and not of_all_recipes and f"{recipe}_{preset}_{model}" not in known:
-        pairs = [name.split(f"_{preset}_") for name in known]
-        has = ", ".join(f"{recipe} with model={model}" for recipe, model in pairs)
-        raise UserError(f"preset={preset} has no sizes for {recipe} with model={model}; it has some for {has}")
+    by_model = sorted(path.stem.removeprefix(f"{preset}_") for path in folder.glob(f"preset_model/{preset}_*.yaml"))
+    by_recipe = [path.stem.split(f"_{preset}_") for path in folder.glob(f"recipe_preset_model/*_{preset}_*.yaml")]
+    if not (by_model or by_recipe) or model in by_model or [recipe, model] in by_recipe:
+        return
+    if by_model and not any(folder.glob(f"preset_model/*_{model}.yaml")):
+        return  # a model of another package, with sizes of its own
+    some = by_model or [f"{recipe} with model={model}" for recipe, model in sorted(by_recipe)]
+    raise UserError(f"preset={preset} has no sizes for {recipe} with model={model}; it has some for {', '.join(some)}")
 
 
 def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedRun:

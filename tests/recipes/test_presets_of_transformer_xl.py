@@ -75,6 +75,14 @@ def test_a_preset_without_sizes_for_these_is_refused(recipe: str, model: str) ->
         compose_config(recipe, ["preset=dai_24l", f"model={model}"])
 
 
+def test_a_paper_has_no_sizes_for_other_models() -> None:
+    message = (
+        "preset=paper has no sizes for enwik8 with model=lstm; it has some for compressive_transformer, transformer_xl"
+    )
+    with pytest.raises(UserError, match=message):
+        compose_config("enwik8", ["preset=paper", "model=lstm"])
+
+
 def test_a_study_of_another_model_is_refused_as_such() -> None:
     with pytest.raises(UserError, match=r"^study=txl_shaw sets 'position', which this model does not have"):
         compose_config("enwik8", ["study=txl_shaw"])

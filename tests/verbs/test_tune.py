@@ -239,9 +239,13 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str]], str]] = {
     "a folder of other things": (lambda p, t: tune(p, p / "audio"), "is not a search but contains other files"),
     "another budget": (lambda p, t: tune(p, p / "done", budget="2s"), "--budget (was 1.0, is 2.0)"),
     "another size": (lambda p, t: tune(p, p / "done", "model.d_model=32"), "model.d_model (was 16, is 32)"),
+    "another model": (
+        lambda p, t: tune(p, p / "done", "model=compressive_transformer"),
+        "contains another search: model.name (was 'transformer_xl', is 'compressive_transformer'). Give another folder",
+    ),
     "another space": (
         lambda p, t: tune(p, p / "done", *space(t, "train.lr: {low: 1e-4, high: 1e-3}")),
-        "contains another search: space.train.lr.",
+        "contains another search: its search space. Give another folder",
     ),
     "another seed": (lambda p, t: tune(p, p / "done", "--seed", "1"), "--seed (was 0, is 1)"),
     "other data": (

@@ -148,10 +148,10 @@ def search(
             _explained(out_dir / STUDY_FILE),
         ):
             data = task.open_data(world)
+            running = _Search(out_dir, plan, task, config, data=data, world=world, show_progress=show_progress)
             if show_progress:
                 what = ", ".join(map(_short, space.dimensions))
                 say(f"searching {what} in {config.trials} trials of {config.budget} of training each")
-            running = _Search(out_dir, plan, task, config, data=data, world=world, show_progress=show_progress)
             return Found(running.run(), data.folder)
 
 
@@ -264,9 +264,7 @@ class _Search:
         }
         known = study.user_attrs.get("settings", settings)
         if different := differing_keys(known, settings):
-            if all(key.startswith("dataset.") for key in different):
-                different = ["its data has changed since"]
-            raise UserError(f"{self._out_dir} contains another search: {'; '.join(different)}. Give another folder")
+            raise UserError(f"{self._out_dir} contains another search: {_in_short(different)}. Give another folder")
         study.set_user_attr("settings", settings)
         if not study.trials:  # the first one is the preset's, as far as the space contains it
             study.enqueue_trial(self._plan.space.drawn_by(base))
@@ -383,6 +381,16 @@ class _Search:
     def _say(self, line: str) -> None:
         if self._show_progress:
             say(line)
+
+
+def _in_short(different: Sequence[str]) -> str:
+    """What tells two searches apart, without what follows from it."""
+    model = [key for key in different if key.startswith("model.name ")]
+    if model:
+        return model[0]
+    settings = [key for key in different if not key.startswith(("space.", "dataset."))]
+    of_space = ["its search space"] * any(key.startswith("space.") for key in different)
+    return "; ".join([*settings, *of_space]) or "its data has changed since"
 
 
 def _short(dimension: str) -> str:
