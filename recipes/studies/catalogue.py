@@ -276,7 +276,7 @@ def _txl_table_6() -> Study:
 
 def _txl_table_7() -> Study:
     return _ablations(
-        "Dai et al. 2019, Table 7: encodings and recurrence where no context is needed",
+        "Dai et al. 2019, Table 7: encodings and recurrence on text without context",
         published={"transformer_xl": (25.2,), "shaw": (25.7,), "no_recurrence": (27.1,)},
         published_as="perplexity on One Billion Word",
     )

@@ -94,11 +94,16 @@ def check_run(
     source: Path, run_dir: Path, config: dict[str, Any], train_config: SpeechTrainConfig, *, world: World
 ) -> None:
     """Refuse, before anything is prepared or written, a run that cannot begin or continue. Raises UserError."""
-    if not source.exists():
-        raise UserError(f"no such folder: {source}; give a folder of audio or a prepared data set")
+    require_source(source)
     check_run_dir(run_dir)
     typed(DataConfig, config["data"], section="data")
     check_settings(run_dir, config, train_config, vocab_size=NUM_CLASSES, world=world)
+
+
+def require_source(source: Path) -> None:
+    """Raises UserError if there is no `source`."""
+    if not source.exists():
+        raise UserError(f"no such folder: {source}; give a folder of audio or a prepared data set")
 
 
 def data_of_training(

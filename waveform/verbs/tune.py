@@ -16,9 +16,8 @@ from waveform.runs.settings import typed
 from waveform.runs.space import space_of
 from waveform.speech import PLUGINS, SpeechTrainConfig, cache_of, compose_config, load, open_data, require_audio
 from waveform.system.atomic import require_writable
-from waveform.system.errors import UserError
 from waveform.system.output import write_json
-from waveform.verbs.train import refuse_other_split
+from waveform.verbs.train import audio_amount, refuse_other_split, require_source
 
 _PRESET = "preset=demo"  # its schedule is one of time, for small models
 
@@ -48,8 +47,7 @@ def tune(
     compose = partial(compose_config, config_dir=None if config_dir is None else Path(config_dir))
     if not any(override.startswith("preset=") for override in overrides):
         overrides = [_PRESET, *overrides]
-    if not source.exists():
-        raise UserError(f"no such folder: {source}; give a folder of audio or a prepared data set")
+    require_source(source)
 
     def data(world: World) -> Dataset:
         if is_dataset(source):
@@ -66,7 +64,7 @@ def tune(
         vocab_size=NUM_CLASSES,
         load=load,
         unit="sample",
-        amount=lambda tokens: f"{tokens.num_tokens / SAMPLE_RATE_HZ / 60:.1f} minutes of audio",
+        amount=audio_amount,
         units_per_second=SAMPLE_RATE_HZ,
     )
     found = search(out_dir, overrides, task, config, show_progress=show_progress)
