@@ -99,7 +99,7 @@ def test_the_better_learning_rate_wins(place: Path, tmp_path: Path, capsys: pyte
 def test_more_trials_are_added_and_hopeless_ones_pruned(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(search, "_NUM_UNPRUNED", 1)
+    monkeypatch.setattr(search, "_UNPRUNED", (1, 1))
     shutil.copytree(place / "done", tmp_path / "more")
     assert main(tune(place, tmp_path / "more", trials=4)) == 0
     entries = trials_of(tmp_path / "more")

@@ -29,6 +29,7 @@ class TrainConfig:
     # resumed run is not bit-identical to an uninterrupted one.
     max_steps: int | None = 100_000
     max_seconds: float | None = None  # stop after so much time spent on training itself; null: no limit
+    count_waiting: bool = True  # whether time in which training waits for a core that other programs use counts
     batch_size: int = 32  # rows (streams) over all processes
     chunk: int = 3840  # tokens of each row in one step
     window: int | None = None  # tokens of one forward and backward; null: the model's window, or the chunk

@@ -375,7 +375,10 @@ class Trainer:
         device, waited_before_s = self.world.device, waited_s()
         with threads_for(self.model, device=device, autocast=self.config.autocast(device)):
             sums, norms = self._update()
-        self._waited_s += waited_s() - waited_before_s
+        waited = waited_s() - waited_before_s
+        self._waited_s += waited
+        if not self.config.count_waiting:
+            self.seconds -= waited
         return sums, norms
 
     def _update(self) -> tuple[Tensor, dict[str, Tensor]]:

@@ -52,7 +52,7 @@ _UNITS_S = {"s": 1, "min": 60, "h": 3600}
 _MOST_TOKENS = 2_000_000  # about how much of the validation split a trial is judged by
 _NUM_LOOKS = 5  # parts of the budget; after each but the last there is a look, and a trial may be pruned,
 _FIRST_PRUNED = 2  # but not at the first: warm-up and a high learning rate still hide what a trial comes to
-_NUM_UNPRUNED = 5  # trials that must be complete before any is pruned
+_UNPRUNED = (2, 5)  # the first third of the trials is not pruned, but at least and at most so many
 _BY_BUDGET = ("train.max_steps", "train.max_seconds", "train.evaluate_every", "train.evaluate_every_seconds")
 # What trials have instead of their preset's, unless the user gives it. 100,000 samples take a second or two on a CPU.
 _DEFAULTS = ("train.checkpoint_every=1000", "train.keep_checkpoints=1", "train.evaluate_tokens=100000")
@@ -80,6 +80,12 @@ class SearchConfig:
         if found is None:
             raise UserError(f"--budget {self.budget!r} is not a time; examples are 90s, 10min and 1.5h")
         return float(found[1]) * _UNITS_S[found[2]]
+
+    @property
+    def num_unpruned(self) -> int:
+        """Trials that must be complete before any is pruned."""
+        fewest, most = _UNPRUNED
+        return min(max(self.trials // 3, fewest), most)
 
 
 @dataclass(frozen=True)
@@ -252,7 +258,7 @@ class _Search:
             storage=URL.create("sqlite", database=str(path.absolute())).render_as_string(),
             study_name="tune",
             load_if_exists=True,
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=_NUM_UNPRUNED, n_warmup_steps=_FIRST_PRUNED),
+            pruner=optuna.pruners.MedianPruner(self._config.num_unpruned, n_warmup_steps=_FIRST_PRUNED),
         )
         base = self._task.compose(self._plan.settings({}))
         checksums = {split: self._data.open_split(split).checksum for split in ("train", "valid")}
