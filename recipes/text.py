@@ -17,6 +17,7 @@ from recipes.corpora.catalogue import RECIPES, find_recipe
 from recipes.provenance import annotated
 from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.settings import ConfigFamily, compose_family, to_yaml
+from waveform.runs.space import Space, space_of
 from waveform.system.errors import UserError
 
 _TEXT = ConfigFamily(
@@ -49,6 +50,11 @@ def _require_sizes(config: dict[str, Any]) -> None:
         return  # a model of another package, with sizes of its own
     some = by_model or [f"{recipe} with model={model}" for recipe, model in sorted(by_recipe)]
     raise UserError(f"preset={preset} has no sizes for {recipe} with model={model}; it has some for {', '.join(some)}")
+
+
+def search_space(model: str, *, file: Path | None = None) -> Space:
+    """What `tune` searches of a model on text; arguments and errors as of `space_of`."""
+    return space_of(model, packages=[_TEXT.module], file=file)
 
 
 def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedRun:

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,11 +32,12 @@ from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
 from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.settings import ConfigFamily, compose_family, to_yaml
+from waveform.runs.space import Space, space_of
 from waveform.system.console import say
 from waveform.system.errors import UserError
 from waveform.system.rules import Rule
 
-PLUGINS = "waveform.configs"  # entry-point group of the packages that hold configs
+_PLUGINS = "waveform.configs"  # entry-point group of the packages that hold configs
 _MAX_SAMPLE_SECONDS = 600.0  # limit on sample_seconds, because training waits for the sample
 
 
@@ -59,7 +61,7 @@ _SPEECH = ConfigFamily(
     command="waveform train ... --print-config",
     train=SpeechTrainConfig,
     groups={"data": ("audio", DataConfig)},
-    plugins=PLUGINS,
+    plugins=_PLUGINS,
 )
 
 
@@ -71,6 +73,11 @@ def compose_config(overrides: Sequence[str] = (), *, config_dir: Path | None = N
 def print_config(overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> None:
     """Print the resolved configuration as YAML."""
     print(to_yaml(compose_config(overrides, config_dir=config_dir)), end="")
+
+
+def search_space(model: str, *, file: Path | None = None) -> Space:
+    """What `tune` searches of a model on speech; arguments and errors as of `space_of`."""
+    return space_of(model, packages=[entry.value for entry in entry_points(group=_PLUGINS)], file=file)
 
 
 def cache_of(source: Path, *, run_dir: Path) -> Path:

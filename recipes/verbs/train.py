@@ -1,16 +1,17 @@
 """`python -m recipes train`: composes a configuration and trains on a prepared corpus into a run folder."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from recipes.text import compose_config
-from waveform.engine.dataset import read_dataset
+from waveform.engine.dataset import Dataset, read_dataset
+from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, TrainResult
 from waveform.ranks.distributed import job
 from waveform.runs.folder import check_run_dir
 from waveform.runs.settings import typed
-from waveform.runs.training import check_settings, report_training, train_run
+from waveform.runs.training import check_settings, report_training, train_run, train_runs
 from waveform.system.errors import UserError
 
 
@@ -28,13 +29,10 @@ def train(
     Under torchrun every process calls this. Raises UserError for bad settings or data, for a run folder with a
     different configuration, and if the loss stops being finite.
     """
-    data_dir, run_dir = Path(data_dir), Path(run_dir)
+    run_dir = Path(run_dir)
     config = compose_config(recipe, overrides, config_dir=config_dir)
     train_config: TrainConfig = typed(TrainConfig, config["train"], section="train")
-    data = read_dataset(data_dir)
-    prepared_as = data.modality.get("recipe")
-    if prepared_as != recipe:
-        raise UserError(f"{data_dir} was prepared as {prepared_as or data.modality.get('kind')}, not as {recipe}")
+    data = open_prepared(data_dir, recipe)
     with job(device=train_config.device, timeout_s=train_config.timeout_s) as world:
         check_run_dir(run_dir)
         check_settings(run_dir, config, train_config, vocab_size=data.vocab_size, world=world)
@@ -43,9 +41,53 @@ def train(
             config,
             train_config,
             RunContext(run_dir, world, show_progress=show_progress),
-            amount=lambda tokens: f"{tokens.num_tokens:,} {data.modality['tokens']} of {recipe}",
+            amount=amount_of(data),
             cut_valid=True,
         )
+
+
+def train_all(
+    recipe: str,
+    data_dir: Path | str,
+    runs: Mapping[Path, Sequence[str]],
+    *,
+    config_dir: Path | None = None,
+    show_progress: bool = True,
+) -> list[TrainResult]:
+    """Train several runs on a data set in turn, in slices of seconds; resumes what is there. Returns how each ended.
+
+    runs: `key=value` settings of each run folder. Raises UserError as `train` does, before anything is trained if it is
+    for a setting. Otherwise as `train_runs` of waveform/runs/training.
+    """
+    data = open_prepared(data_dir, recipe)
+    configs = {run_dir: compose_config(recipe, overrides, config_dir=config_dir) for run_dir, overrides in runs.items()}
+    settings: dict[Path, TrainConfig] = {
+        run_dir: typed(TrainConfig, config["train"], section="train") for run_dir, config in configs.items()
+    }
+    first = next(iter(settings.values()))
+    with job(device=first.device, timeout_s=first.timeout_s) as world:
+        for run_dir, config in configs.items():
+            check_run_dir(run_dir)
+            check_settings(run_dir, config, settings[run_dir], vocab_size=data.vocab_size, world=world)
+        opened = [
+            (config, settings[run_dir], RunContext(run_dir, world, show_progress=show_progress))
+            for run_dir, config in configs.items()
+        ]
+        return train_runs(data, opened, amount=amount_of(data))
+
+
+def open_prepared(data_dir: Path | str, recipe: str) -> Dataset:
+    """Open a data set that `recipe` has prepared. Raises UserError if there is none, or another's."""
+    data = read_dataset(Path(data_dir))
+    prepared_as = data.modality.get("recipe")
+    if prepared_as != recipe:
+        raise UserError(f"{data_dir} was prepared as {prepared_as or data.modality.get('kind')}, not as {recipe}")
+    return data
+
+
+def amount_of(data: Dataset) -> Callable[[TokenSet], str]:
+    """What says how much text a split of `data` is."""
+    return lambda tokens: f"{tokens.num_tokens:,} {data.modality['tokens']} of {data.modality['recipe']}"
 
 
 def report(result: TrainResult) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from waveform.models.registry import build
 from waveform.runs.space import Range, Space, space_of
-from waveform.speech import PLUGINS, compose_config
+from waveform.speech import compose_config, search_space
 from waveform.system.errors import UserError
 
 TEXT = """\
@@ -38,7 +38,7 @@ class Middle:
 
 def written(text: str, tmp_path: Path) -> Space:
     (tmp_path / "space.yaml").write_text(text)
-    return space_of("any", plugins="none", file=tmp_path / "space.yaml")
+    return space_of("any", packages=[], file=tmp_path / "space.yaml")
 
 
 def test_what_is_drawn_becomes_settings(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_what_is_not_a_space(text: str, message: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["compressive_transformer", "transformer_xl", "wavenet"])
 def test_the_spaces_that_models_come_with(model: str) -> None:
     """They contain the demo's settings. Every size is one that the model accepts, and transformers' have kernels."""
-    space = space_of(model, plugins=PLUGINS)
+    space = search_space(model)
     demo = compose_config([f"model={model}", "preset=demo"])
     assert space.drawn_by(demo).keys() == space.dimensions.keys()
     named = [choices for name, choices in space.dimensions.items() if len(space.settings_of(name)) > 1]
@@ -120,4 +120,4 @@ def test_the_example_in_the_docs(tmp_path: Path) -> None:
 
 def test_a_model_without_a_space() -> None:
     with pytest.raises(UserError, match=r"'gru' comes without a search space; .* --space FILE\.yaml"):
-        space_of("gru", plugins=PLUGINS)
+        search_space("gru")

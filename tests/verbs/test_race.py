@@ -12,8 +12,8 @@ import waveform
 from tests.test_cli import mistake, write_tones
 from waveform.cli import main
 from waveform.engine.trainer import Trainer
+from waveform.runs.race import Entrants
 from waveform.runs.speeds import read_speeds, read_waited_share, warnings_of
-from waveform.verbs.race import Entrants
 
 SHORT = [
     *("preset=demo", "train.device=cpu", "train.batch_size=2", "train.chunk=64", "train.log_every=1"),
@@ -25,7 +25,7 @@ STEPS = [*SHORT, "train.max_seconds=null", "train.max_steps=3"]
 @pytest.fixture(scope="module", name="data")
 def make_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("race")
-    for split, num in (("train", 2), ("valid", 1), ("test", 3)):
+    for split, num in (("train", 2), ("valid", 1), ("test", 5)):
         write_tones(place / "audio" / split, num=num, seconds=0.02)
     assert main(["prepare", str(place / "audio"), str(place / "data")]) == 0
     return place / "data"

@@ -97,5 +97,37 @@ def analysis(unit: str) -> tuple[Argument, ...]:
     )
 
 
+SEARCH_DIR = argument(
+    "out_dir", type=Path, metavar="DIR", help="where the search and its runs are kept; continued if it exists"
+)
+# What a search does; fields of `SearchConfig`.
+SEARCH = (
+    argument(
+        "--budget",
+        into="config",
+        metavar="TIME",
+        help="training of each trial, for example 90s, 10min (default) or 1h",
+    ),
+    argument("--trials", into="config", type=int, metavar="N", help="how many in all (default 20)"),
+    argument("--seed", into="config", type=int, metavar="N", help="of the search (default 0)"),
+    argument(
+        "--space",
+        into="config",
+        type=Path,
+        metavar="FILE.yaml",
+        help="what to search, if not what comes with the model (docs/tuning.md)",
+    ),
+)
+RACE_DIR = argument("out_dir", type=Path, metavar="OUT_DIR", help="a run folder of each model and seed; resumed")
+
+
+def entrants(models: str, *, into: str) -> tuple[Argument, ...]:
+    """Who takes part in a race, fields of `Entrants`; models: what the help says of the default."""
+    return (
+        argument("--models", into=into, nargs="+", metavar="NAME", help=f"default: {models}"),
+        argument("--seeds", into=into, type=int, metavar="N", help="trainings of each model (default 1)"),
+    )
+
+
 TEMPERATURE = argument("--temperature", into="sampling", type=float, metavar="T", help="below 1: safer (default 1)")
 SEED = argument("--seed", into="sampling", type=int, metavar="N", help="of the samples (default 0)")

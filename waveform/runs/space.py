@@ -10,9 +10,8 @@ A package brings one for each of its models as `space/MODEL.yaml`, beside its pr
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,19 +106,19 @@ def _of(config: Mapping[str, Any], setting: str) -> Any:
     return config[section].get(field)
 
 
-def space_of(model: str, *, plugins: str, file: Path | None = None) -> Space:
-    """The search space of a YAML file, or the one that an installed package brings for its model.
+def space_of(model: str, *, packages: Sequence[str], file: Path | None = None) -> Space:
+    """The search space of a YAML file, or the one that a package of configs brings for a model.
 
-    plugins: entry-point group of the packages that hold configs. Raises UserError if there is none, and for a file that
-    cannot be read or is not a search space.
+    packages: names, of which the first that has one counts. Raises UserError if none has, and for a file that cannot be
+    read or is not a search space.
     """
     if file is not None:
         try:
             return _parse(file.read_text(encoding="utf-8"), str(file))
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read --space {file}: {error}") from error
-    for package in entry_points(group=plugins):
-        own = files(package.value).joinpath("space", f"{model}.yaml")
+    for package in packages:
+        own = files(package).joinpath("space", f"{model}.yaml")
         if own.is_file():
             return _parse(own.read_text(encoding="utf-8"), str(own))
     raise UserError(f"model {model!r} comes without a search space; write one, and name it with --space FILE.yaml")

@@ -2,8 +2,8 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from waveform.engine.streams import check_sizes
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, Trainer, TrainResult
+from waveform.engine.turns import train_in_turn
 from waveform.ranks.distributed import World, explain_lost_ranks
 from waveform.runs.configured_model import model_from, num_parameters, sketch_model, window_of
 from waveform.runs.folder import CONFIG_FILE, LOCK_FILE, check_recorded, comparable, refuse_other_config
@@ -73,6 +74,29 @@ def train_run(
         if context.show_progress:
             say_threads(context.world)
         return trainer.run()
+
+
+def train_runs(
+    data: Dataset,
+    runs: Sequence[tuple[dict[str, Any], TrainConfig, RunContext]],
+    *,
+    amount: Callable[[TokenSet], str],
+) -> list[TrainResult]:
+    """Train several runs on `data` in turn, in slices of seconds; resumes what is there. Returns how each ended.
+
+    runs: configuration, its section `train`, and where it runs. Long validation utterances are cut (see
+    `open_training`). Raises UserError as that does; if one run's loss stops being finite, the others are saved.
+    """
+    with ExitStack() as opened:
+        trainers = {
+            context.run_dir.name: opened.enter_context(
+                open_training(data, config, train_config, context, amount=amount, cut_valid=True)
+            )
+            for config, train_config, context in runs
+        }
+        if runs[0][2].show_progress:
+            say_threads(runs[0][2].world)
+        return train_in_turn(trainers)
 
 
 @contextmanager

@@ -4,23 +4,22 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from waveform.audio import SAMPLE_RATE_HZ
-from waveform.engine.evaluator import Evaluation
 from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
 from waveform.engine.sampler import SamplingConfig, sampling_loop
-from waveform.engine.token_set import TokenSet
-from waveform.runs.learning_curves import LearningCurve, read_learning_curve, save_learning_curves
+from waveform.runs.learning_curves import save_learning_curves
+from waveform.runs.opened import TrainedRun
+from waveform.runs.race import ScoredRun
 from waveform.runs.scoring import bootstrap_interval, score, unigram_nats
-from waveform.runs.speeds import read_speeds, read_waited_share, warnings_of
-from waveform.speech import Run, load
+from waveform.runs.speeds import warnings_of
+from waveform.speech import load
 from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
@@ -31,7 +30,7 @@ _SPEED_SECONDS = 2.0  # of measuring how fast a run samples
 
 
 @torch.inference_mode()
-def sampling_speed(run: Run) -> float:
+def sampling_speed(run: TrainedRun) -> float:
     """Samples per second of one stream that `run` generates on its device, from empty memories."""
     vocab_size = int(run.config["dataset"]["vocab_size"])
     tokens = torch.tensor([begin_of_utterance(vocab_size)], device=run.device)
@@ -98,18 +97,6 @@ def compare(
     return entries
 
 
-@dataclass(frozen=True)
-class ScoredRun:
-    """A run, its NLL of the tokens that were scored, and how its training went."""
-
-    run: Run
-    tokens: TokenSet
-    result: Evaluation
-    curve: LearningCurve
-    speeds: list[float]  # of training, by slice
-    waited_share: float | None  # of the training time, for a core
-
-
 def score_runs(
     run_dirs: Sequence[Path | str],
     *,
@@ -134,14 +121,7 @@ def score_runs(
                 "name one data set for all of them with --data"
             )
     return [
-        ScoredRun(
-            run,
-            tokens,
-            score(run, tokens, protocol=protocol, show_progress=show_progress),
-            read_learning_curve(run.folder, run.config),
-            read_speeds(run.folder),
-            read_waited_share(run.folder),
-        )
+        ScoredRun.of(run, tokens, score(run, tokens, protocol=protocol, show_progress=show_progress))
         for run, tokens in zip(runs, token_sets, strict=True)
     ]
 

@@ -10,6 +10,7 @@ from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
 from waveform.runs import scoring
 from waveform.runs.configured_model import num_parameters
+from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions
 from waveform.runs.settings import typed
 from waveform.speech import Run, load, open_data
@@ -86,7 +87,9 @@ def open_split(run: Run, *, data: Path | str | None, split: str, show_progress: 
     return tokens
 
 
-def describe(run: Run, result: Evaluation, *, split: str, checksum: str, unigram: float | None) -> dict[str, Any]:
+def describe(
+    run: TrainedRun, result: Evaluation, *, split: str, checksum: str, unigram: float | None
+) -> dict[str, Any]:
     """What `evaluate --json` writes."""
     return {
         "model": run.name,

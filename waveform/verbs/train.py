@@ -1,7 +1,6 @@
 """`waveform train`: composes a configuration, opens the audio's data set and trains into a run folder."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import OnEvaluate, RunContext, TrainResult
-from waveform.engine.turns import train_in_turn
 from waveform.ranks.distributed import World, job
 from waveform.runs.folder import CONFIG_FILE, check_run_dir, read_config
 from waveform.runs.settings import typed
-from waveform.runs.training import check_settings, open_training, report_training, say_threads, train_run
+from waveform.runs.training import check_settings, report_training, train_run, train_runs
 from waveform.speech import SpeechTrainConfig, cache_of, compose_config, open_data, require_audio
 from waveform.system.console import say
 from waveform.system.errors import UserError
@@ -64,8 +62,7 @@ def train_all(
     """Train several runs on `source` in turn, in slices of seconds; resumes what is there. Returns how each ended.
 
     runs: `key=value` settings of each run folder. Raises UserError as `train` does, before anything is prepared if it
-    is for a setting. If one run's loss stops being finite, the others are saved. Long validation utterances are cut
-    (see `open_training`), so that looks during training are short.
+    is for a setting. Otherwise as `train_runs` of waveform/runs/training.
     """
     source, config_dir = Path(source), None if config_dir is None else Path(config_dir)
     configs = {run_dir: compose_config(overrides, config_dir=config_dir) for run_dir, overrides in runs.items()}
@@ -76,18 +73,19 @@ def train_all(
         for run_dir, config in configs.items():
             refuse_other_split(source, config, runs[run_dir])
     first_dir, first = next(iter(settings.items()))
-    with job(device=first.device, timeout_s=first.timeout_s) as world, ExitStack() as opened:
+    with job(device=first.device, timeout_s=first.timeout_s) as world:
         for run_dir, config in configs.items():
             check_run(source, run_dir, config, settings[run_dir], world=world)
         data = data_of_training(source, first_dir, configs[first_dir], world=world, show_progress=show_progress)
-        trainers = {}
-        for run_dir, config in configs.items():
-            context = audio_context(run_dir, data, settings[run_dir], world=world, show_progress=show_progress)
-            training = open_training(data, config, settings[run_dir], context, amount=audio_amount, cut_valid=True)
-            trainers[run_dir.name] = opened.enter_context(training)
-        if show_progress:
-            say_threads(world)
-        return train_in_turn(trainers)
+        opened = [
+            (
+                config,
+                settings[run_dir],
+                audio_context(run_dir, data, settings[run_dir], world=world, show_progress=show_progress),
+            )
+            for run_dir, config in configs.items()
+        ]
+        return train_runs(data, opened, amount=audio_amount)
 
 
 def check_run(

@@ -13,8 +13,15 @@ from waveform.ranks.distributed import World
 from waveform.runs.search import STUDY_FILE, SearchConfig, Task, search
 from waveform.runs.search_report import report_search
 from waveform.runs.settings import typed
-from waveform.runs.space import space_of
-from waveform.speech import PLUGINS, SpeechTrainConfig, cache_of, compose_config, load, open_data, require_audio
+from waveform.speech import (
+    SpeechTrainConfig,
+    cache_of,
+    compose_config,
+    load,
+    open_data,
+    require_audio,
+    search_space,
+)
 from waveform.system.atomic import require_writable
 from waveform.system.output import write_json
 from waveform.verbs.train import audio_amount, refuse_other_split, require_source
@@ -59,7 +66,7 @@ def tune(
     task = Task(
         compose=compose,
         train_config=SpeechTrainConfig,
-        space=lambda model: space_of(model, plugins=PLUGINS, file=config.space),
+        space=partial(search_space, file=config.space),
         open_data=data,
         vocab_size=NUM_CLASSES,
         load=load,

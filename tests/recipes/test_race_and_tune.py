@@ -1,0 +1,83 @@
+"""`python -m recipes race` and `tune`: the verbs of `waveform` of these names, on text."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from recipes.cli import main
+from recipes.text import search_space
+from tests.recipes.calling import mistake, run
+from tests.recipes.corpus_files import write_source
+
+SHORT = ["preset=smoke", "train.max_steps=3", "train.log_every=1"]
+
+
+@pytest.fixture(scope="module", name="data")
+def make_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("race")
+    run("prepare", "folder", write_source("folder", place / "source"), place / "data", "corpus.check=false")
+    return place / "data"
+
+
+@pytest.mark.slow
+def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--json", tmp_path / "race.json", "--plot", tmp_path / "race.png"]
+    run("race", "folder", data, tmp_path / "runs", "--seeds", 2, "--rows", 6, *files, *SHORT, "seed=3")
+    out = capsys.readouterr().out
+    figures = json.loads((tmp_path / "race.json").read_text())
+    assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")
+    names = ["compressive_transformer-3", "transformer_xl-3", "compressive_transformer-4", "transformer_xl-4"]
+    assert [Path(entry["run"]).name for entry in figures["runs"]] == names
+    assert all(entry["learning_curve"]["steps"] == [1, 2, 3] for entry in figures["runs"])
+    compressive, other = figures["models"]
+    assert other["difference_to_transformer_xl_nats"] is None
+    nll, difference = compressive["nll_nats_per_token"], compressive["difference_to_transformer_xl_nats"]
+    assert nll["seeds"] == [figures["runs"][i]["nats_per_token"] for i in (0, 2)]
+    assert difference["seeds"] == pytest.approx(
+        [a - b for a, b in zip(nll["seeds"], other["nll_nats_per_token"]["seeds"], strict=True)]
+    )
+    low, high = nll["interval_95_over_utterances"]
+    assert low < nll["mean"] < high
+    assert compressive["bits_per_byte"]["seeds"] == [figures["runs"][i]["bits_per_byte"] for i in (0, 2)]
+    (row,) = (line for line in out.splitlines() if line.startswith("compressive_transformer "))
+    assert f"{nll['mean']:.4f} [" in row and f"{difference['mean']:+.4f} [" in row
+    assert "bits per byte" in out and "over 2 seeds" in out
+
+    run("evaluate", tmp_path / "runs" / names[0], "--rows", 6, "--json", tmp_path / "one.json")
+    assert json.loads((tmp_path / "one.json").read_text())["nats_per_token"] == nll["seeds"][0]
+
+
+@pytest.mark.slow
+def test_a_search(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["tune", "folder", data, tmp_path / "search", "preset=smoke", "model=transformer_xl", "--trials", 2]
+    (tmp_path / "space.yaml").write_text("train.lr: [1e-9, 3e-3]\n")
+    run(*command, "--budget", "1s", "--space", tmp_path / "space.yaml", "--json", tmp_path / "search.json")
+    best, other = json.loads((tmp_path / "search.json").read_text())
+    assert best["nll_nats_per_token"] <= other["nll_nats_per_token"]
+    again, _ = re.findall(r"^    python -m recipes (train .*)$", capsys.readouterr().out, re.MULTILINE)
+    assert main([*shlex.split(again), "--print-config"]) == 0
+    assert "max_seconds: 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model", ["compressive_transformer", "transformer_xl"])
+def test_every_choice_of_a_space_can_be_trained(model: str) -> None:
+    """And the two models' contexts have as many slots."""
+    space = search_space(model)
+    slots = []
+    for context in space.dimensions["context"].values():
+        assert context["train.chunk"] == context["model.window"]
+        slots.append((context["model.window"], context["model.memory"] + context.get("model.compressed", 0)))
+    assert slots == [(32, 64), (32, 128), (64, 128)]
+
+
+def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    race = ["race", "folder", data, tmp_path / "runs", *SHORT]
+    assert "name them with --models" in mistake([*race, "model=lstm"], capsys)
+    assert "--seeds is 0" in mistake([*race, "--seeds", 0], capsys)
+    assert "was prepared as folder, not as ptb" in mistake(["race", "ptb", *race[2:]], capsys)
+    assert "was prepared as folder, not as ptb" in mistake(["tune", "ptb", data, tmp_path / "search"], capsys)
+    assert "without a search space" in mistake(["tune", "folder", data, tmp_path / "search", "model=wavenet"], capsys)
+    assert not (tmp_path / "runs").exists()
