@@ -62,6 +62,7 @@ def test_equals_written_out_softmaxes(
     assert figures["num_windows"] == len(order) >= 2
 
     calls: list[tuple[int, Any, list[Any], dict[str, np.ndarray]]] = []
+    share = {region: np.zeros((config.num_layers, config.num_heads)) for region in ("compressed", "memory", "window")}
     attend = naive._attend
 
     def spy(layer: Any, config: Any, query: Any, memory: Any, seen: list[Any]) -> Any:
@@ -69,6 +70,10 @@ def test_equals_written_out_softmaxes(
         place = next(i for i, other in enumerate(model.layers) if other is layer)
         if query.time >= lead:
             calls.append((place, query, slots, written_out(layer, config, query, slots)))
+            first = 0
+            for region, slots_of in zip(share, (memory.compressed, memory.memory, seen), strict=True):
+                share[region][place] += calls[-1][3]["all"][:, first : first + len(slots_of)].sum(axis=1)
+                first += len(slots_of)
         return attend(layer, config, query, memory, seen)
 
     monkeypatch.setattr(naive, "_attend", spy)
@@ -92,6 +97,9 @@ def test_equals_written_out_softmaxes(
                 weight[name][layer, :, bucket] += softmax[:, j] / num_queries
                 distance[name][layer] += softmax[:, j] * back / num_queries
     np.testing.assert_allclose(figures["slots"], slots_seen, atol=1e-12)
+    assert list(figures["share"]) == [r for r in ("compressed", "memory") if getattr(config, r, 0)] + ["window"]
+    for region, of_region in figures["share"].items():
+        np.testing.assert_allclose(of_region, share[region] / num_queries, atol=1e-6, err_msg=region)
     for name, of_term in {"all": figures, **figures["terms"]}.items():
         np.testing.assert_allclose(of_term["weight"], weight[name], atol=1e-6, err_msg=name)
         np.testing.assert_allclose(of_term["mean_distance"], distance[name], rtol=1e-5, err_msg=name)

@@ -98,6 +98,19 @@ def test_one_that_is_behind_catches_up_first(
     assert len(set(order[:8])) == 1 and len(set(order[-12:])) == 3
 
 
+def test_waiting_for_a_core_need_not_count(
+    token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each update waits for half of its time: without that, twice as many fit into the budget."""
+    waited = itertools.count()
+    monkeypatch.setattr(trainer, "waited_s", lambda: next(waited) * STEP_S / 2)
+    limits = {"max_steps": None, "max_seconds": 0.5}
+    for counts, num_updates in ((True, 8), (False, 16)):
+        order.clear()
+        small_trainer("wavenet", token_set(LENGTHS), tmp_path / str(counts), count_waiting=counts, **limits).run()
+        assert len(order) == num_updates
+
+
 def test_one_signal_saves_all_and_the_same_call_continues(
     token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from waveform.analyses.hooks import observe_calls
-from waveform.analyses.layers import full_after, in_buckets, whole_pieces
+from waveform.analyses.layers import REGIONS, full_after, in_buckets, whole_pieces
 from waveform.engine.single_pass import score_once
 from waveform.engine.token_set import TokenSet
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots, softmax_of_visible
@@ -84,6 +84,7 @@ def attention_by_head(
     """Return the average distribution of each head over distances, of all terms and of each alone.
 
     weight [L][H][N]: share of an average query's attention, by bucket of distance, nearest first; sums to one over N.
+    share [L][H] by region: of an average query's attention that goes to compressed memory, memory and the window.
     slots [N]: how many slots of a bucket an average query sees. mean_distance [L][H]: in steps. widest: the three heads
     with the largest, each with the weights of the last queries of a window over its slots, oldest first. The data must
     hold a piece that fills the memories and a window more; if the model has nothing to look at, the figures say why.
@@ -102,6 +103,8 @@ def attention_by_head(
     sizes = (config.num_layers, config.num_heads, num_buckets)
     sums: dict[str, _HeadSums] = {}
     slots_N = torch.zeros(num_buckets, dtype=torch.float64)
+    regions = dict(zip(REGIONS, (config.compressed, config.memory, config.window), strict=True))
+    share_RLH = torch.zeros(len(regions), config.num_layers, config.num_heads, dtype=torch.float64)
     last_queries: dict[int, Tensor] = {}
     num_windows = lead // config.window + 1  # of a piece, the last of which is looked at
     num_read = 0
@@ -123,6 +126,8 @@ def attention_by_head(
             kinds[letter] = softmax_of_visible(logits_BHTK, slots)
         for kind, weights in kinds.items():
             sums.setdefault(kind, _HeadSums.zeros(*sizes)).add(layer, weights, distance_BTK, bucket_BTK)
+        by_region = weights_BHTK.double().sum(dim=(0, 2)).split(list(regions.values()), dim=-1)
+        share_RLH[:, layer] += torch.stack([weights_HK.sum(dim=-1) for weights_HK in by_region]).cpu()
         last_queries[layer] = weights_BHTK[-1, :, -_NUM_TARGETS:].float().cpu()
         if layer == 0:
             slots_N.add_(torch.bincount(bucket_BTK[visible_BTK].cpu(), minlength=num_buckets))
@@ -147,6 +152,11 @@ def attention_by_head(
         "num_windows": len(order),
         "buckets": [{"from": i * width, "to": min((i + 1) * width, reach) - 1} for i in range(num_buckets)],
         "slots": (slots_N / num_queries).tolist(),
+        "share": {
+            region: share.tolist()
+            for (region, num_slots), share in zip(regions.items(), share_RLH / num_queries, strict=True)
+            if num_slots
+        },
         **figures.pop(ALL_TERMS),
         "terms": {letter: {"name": TERMS[letter], **of_term} for letter, of_term in figures.items()},
         "widest": _widest(sums[ALL_TERMS].distance_LH / num_queries, last_queries),

@@ -67,6 +67,14 @@ def _heads(heads: dict[str, Any]) -> list[str]:
         f"    layer {i:<2} {'  '.join(f'{distance:7.1f}' for distance in layer)}"
         for i, layer in enumerate(heads["mean_distance"])
     ]
+    for region, share in heads["share"].items():
+        if region != "window":
+            lines.append(
+                f"  attention to {region}{' memory' * (region == 'compressed')} by head, % of a query's weight"
+            )
+            lines += [
+                f"    layer {i:<2} {'  '.join(f'{100 * each:7.2f}' for each in layer)}" for i, layer in enumerate(share)
+            ]
     for letter, term in heads["terms"].items():
         distances = [distance for layer in term["mean_distance"] for distance in layer]
         lines.append(
