@@ -121,7 +121,7 @@ def test_a_run_from_when_rows_were_a_setting_is_evaluated_and_resumed(
 def test_python_nll_equals_evaluate(place: Path) -> None:
     run = waveform.load(place / "compressive_transformer")
     files = sorted((place / "audio" / "test").iterdir())
-    nats = [run.nll(read_audio(path), sample_rate_hz=24_000) for path in files]
+    nats = [run.nll(read_audio(path, sample_rate_hz=24_000), sample_rate_hz=24_000) for path in files]
     figures = waveform.evaluate(place / "compressive_transformer", show_progress=False)
     assert np.concatenate(nats).mean(dtype=np.float64) == pytest.approx(figures["nll_nats_per_sample"], rel=1e-5)
 
@@ -269,7 +269,7 @@ def test_sample_continues_real_audio(place: Path, tmp_path: Path) -> None:
         == 0
     )
     (path,) = tmp_path.iterdir()
-    made, real = read_audio(path), read_audio(primer)
+    made, real = read_audio(path, sample_rate_hz=24_000), read_audio(primer, sample_rate_hz=24_000)
     assert len(made) == len(real) + 1200
     np.testing.assert_allclose(made[: len(real)], real, atol=1e-4)
 
@@ -279,7 +279,7 @@ def test_python_sample_equals_wav(place: Path, tmp_path: Path) -> None:
     waveform.sample(place / "transformer_xl", tmp_path, seconds=0.02, sampling=sampling, show_progress=False)
     (path,) = tmp_path.iterdir()
     samples = waveform.load(place / "transformer_xl").sample(seconds=0.02, sampling=sampling)
-    np.testing.assert_allclose(read_audio(path), samples[0], atol=2**-15)
+    np.testing.assert_allclose(read_audio(path, sample_rate_hz=24_000), samples[0], atol=2**-15)
 
 
 def test_train_prepares_raw_audio_once_and_resumes(

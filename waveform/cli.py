@@ -50,7 +50,7 @@ _PROTOCOL = protocol("utterance, or chunk if trained so", into="options")
 VERBS = (
     Verb(
         "prepare",
-        "turn a folder of audio into a data set of 24 kHz mu-law tokens, with a report",
+        "turn a folder of audio into a data set of tokens (24 kHz, 8-bit mu-law by default), with a report",
         "waveform.verbs.prepare:prepare",
         (
             argument(

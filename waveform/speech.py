@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.audio import SAMPLE_RATE_HZ
+from waveform.audio.audio_format import AudioFormat, format_of
 from waveform.audio.corpus.prepare import DataConfig, prepare
-from waveform.audio.mulaw import decode, encode
 from waveform.audio.resample import resample_blocks
 from waveform.engine.dataset import Dataset, is_dataset, read_dataset
 from waveform.engine.inputs import shift_right
@@ -111,20 +110,28 @@ class Run(TrainedRun):
         return "sample"
 
     @property
+    def audio_format(self) -> AudioFormat:
+        """Rate, quantiser and scale of what it was trained on."""
+        return format_of(self.config["dataset"]["modality"])
+
+    @property
     def unit_s(self) -> float:
-        return 1 / int(self.config["dataset"]["modality"]["sample_rate_hz"])
+        return 1 / self.audio_format.sample_rate_hz
 
     def nll(self, audio: np.ndarray | Tensor, *, sample_rate_hz: int) -> np.ndarray:
-        """NLL in nats of each 24 kHz sample of one utterance.
+        """NLL in nats of each sample of one utterance, at the run's rate.
 
-        audio: mono [n], floats in [-1, 1], at `sample_rate_hz` (resampled to 24 kHz if that differs). Returns [n'],
-        fp32, n' samples at 24 kHz. Raises UserError for other shapes or values that are not finite.
+        audio: mono [n], floats in [-1, 1], at `sample_rate_hz` (resampled to the run's rate if that differs, and scaled
+        as its data was). Returns [n'], fp32, n' samples at the run's rate. Raises UserError for other shapes or values
+        that are not finite.
         """
         samples = np.asarray(audio, dtype=np.float32)
         if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
             raise UserError(f"audio of shape {samples.shape}: give finite mono samples [n], n at least 1")
-        samples = np.concatenate(list(resample_blocks([samples], sample_rate_hz=sample_rate_hz)))
-        tokens = encode(torch.from_numpy(samples)).to(torch.int64)
+        audio_format = self.audio_format
+        blocks = resample_blocks([samples], from_hz=sample_rate_hz, to_hz=audio_format.sample_rate_hz)
+        samples = audio_format.scale(np.concatenate(list(blocks)))
+        tokens = audio_format.encode(torch.from_numpy(samples)).to(torch.int64)
         vocab_size = int(self.config["dataset"]["vocab_size"])
         inputs = shift_right(tokens, vocab_size=vocab_size)
         state = self.model.init_state(1, device=self.device, dtype=torch.float32)
@@ -145,15 +152,21 @@ class Run(TrainedRun):
         prime: np.ndarray | Tensor | None = None,
         on_block: Callable[[np.ndarray], None] | None = None,
     ) -> np.ndarray:
-        """Generate audio [num, seconds x 24000], fp32 in [-1, 1]; [num, 0] if `on_block` gets it instead.
+        """Generate audio [num, seconds x rate], fp32 in [-1, 1]; [num, 0] if `on_block` gets it instead.
 
-        prime: mono audio [n] at 24 kHz that every sample continues (not part of the result). on_block is called with
-        [num, n] samples as they come; with it, `seconds` may be inf, and the call ends when on_block raises.
+        prime: mono audio [n] at the run's rate that every sample continues (not part of the result). on_block is called
+        with [num, n] samples as they come; with it, `seconds` may be inf, and the call ends when on_block raises.
         `waveform.decoding.int8` measures what `sampling.int8` costs. Raises UserError for an amount out of range, and
         for int8 if the model or the device does not have it.
         """
-        num_steps = check_amount(num, seconds, endless=on_block is not None)
-        prompt = None if prime is None else encode(torch.as_tensor(np.asarray(prime, dtype=np.float32)))
+        audio_format = self.audio_format
+        check_amount(num, seconds, endless=on_block is not None)
+        num_steps = sys.maxsize if seconds == math.inf else max(1, round(seconds * audio_format.sample_rate_hz))
+        prompt = None if prime is None else audio_format.encode(torch.as_tensor(np.asarray(prime, dtype=np.float32)))
+
+        def sound(tokens: Tensor) -> np.ndarray:
+            return audio_format.decode(tokens.to(torch.uint8)).numpy()
+
         tokens = sample_tokens(
             self.model,
             vocab_size=int(self.config["dataset"]["vocab_size"]),
@@ -161,23 +174,21 @@ class Run(TrainedRun):
             num_steps=num_steps,
             config=sampling or SamplingConfig(),
             prompt=prompt,
-            on_block=None if on_block is None else lambda block: on_block(decode(block.to(torch.uint8)).numpy()),
+            on_block=None
+            if on_block is None
+            else lambda block: on_block(audio_format.decode(block.to(torch.uint8)).numpy()),
         )
-        return decode(tokens.to(torch.uint8)).numpy()
+        return sound(tokens)
 
 
-def check_amount(num: int, seconds: float, *, endless: bool) -> int:
-    """Steps of each of `num` samples of `seconds`, which may be inf if `endless`. Raises UserError out of range."""
+def check_amount(num: int, seconds: float, *, endless: bool) -> None:
+    """Raises UserError unless `num` samples of `seconds` can be drawn; inf needs `endless`."""
     if num < 1:
         raise UserError(f"num is {num}; it must be at least 1")
-    if seconds == math.inf:
-        if not endless:
-            raise UserError("seconds is inf; only what is heard as it is drawn may have no end: give a number")
-        return sys.maxsize
-    num_steps = round(seconds * SAMPLE_RATE_HZ) if math.isfinite(seconds) else 0
-    if num_steps < 1:
+    if seconds == math.inf and not endless:
+        raise UserError("seconds is inf; only what is heard as it is drawn may have no end: give a number")
+    if not seconds > 0:
         raise UserError(f"seconds is {seconds}; it must be above 0")
-    return num_steps
 
 
 def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> Run:

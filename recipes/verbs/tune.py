@@ -42,7 +42,7 @@ def tune(
         vocab_size=data.vocab_size,
         load=load,
         unit="token",
-        amount=amount_of(data),
+        amount_of=amount_of,
     )
     found = search(out_dir, overrides, task, config, show_progress=show_progress)
     write_json(json_file, found.entries)

@@ -24,7 +24,7 @@ Write = Callable[..., np.ndarray]
 def test_every_format_is_read(tmp_path: Path, write_audio: Write, suffix: str) -> None:
     path = tmp_path / f"clip.{suffix}"
     samples = write_audio(path, duration_s=1.0)
-    read = read_audio(path)
+    read = read_audio(path, sample_rate_hz=24_000)
     assert files.is_audio_name(path.name)
     assert read.dtype == np.float32 and abs(len(read) - 24_000) <= decoding_child._MPEG_SLACK
     if suffix.lower() in ("wav", "flac", "aiff", "aif"):
@@ -36,13 +36,15 @@ def test_every_format_is_read(tmp_path: Path, write_audio: Write, suffix: str) -
 @pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"])
 def test_sample_formats_of_wav(tmp_path: Path, write_audio: Write, subtype: str) -> None:
     samples = write_audio(tmp_path / "x.wav", duration_s=0.20004, subtype=subtype)
-    np.testing.assert_allclose(read_audio(tmp_path / "x.wav"), samples[:, 0], atol=1 / 100)
+    np.testing.assert_allclose(read_audio(tmp_path / "x.wav", sample_rate_hz=24_000), samples[:, 0], atol=1 / 100)
 
 
 def test_channels_are_averaged(tmp_path: Path, write_audio: Write) -> None:
     for channels in (2, 5):
         samples = write_audio(tmp_path / "x.wav", channels=channels, subtype="FLOAT")
-        np.testing.assert_allclose(read_audio(tmp_path / "x.wav"), samples.mean(axis=1), atol=1e-6)
+        np.testing.assert_allclose(
+            read_audio(tmp_path / "x.wav", sample_rate_hz=24_000), samples.mean(axis=1), atol=1e-6
+        )
 
 
 def test_reading_takes_constant_ram(tmp_path: Path) -> None:
@@ -50,9 +52,9 @@ def test_reading_takes_constant_ram(tmp_path: Path) -> None:
     with soundfile.SoundFile(path, "w", 48_000, 2) as file:
         for _ in range(20):
             file.write(np.zeros((48_000 * 30, 2), dtype=np.float32))  # 10 minutes, 220 MB as float
-    next(read_blocks(path))  # so that imports and kernels are not counted
+    next(read_blocks(path, sample_rate_hz=24_000))  # so that imports and kernels are not counted
     tracemalloc.start()
-    total = sum(len(block) for block in read_blocks(path))
+    total = sum(len(block) for block in read_blocks(path, sample_rate_hz=24_000))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert total == 600 * 24_000
@@ -62,10 +64,10 @@ def test_reading_takes_constant_ram(tmp_path: Path) -> None:
 def test_odd_names(tmp_path: Path, write_audio: Write) -> None:
     for name in ("with space.wav", "größe-日本.wav", "line\nbreak.wav"):
         write_audio(tmp_path / name)
-        assert len(read_audio(tmp_path / name)) == 12_000
+        assert len(read_audio(tmp_path / name, sample_rate_hz=24_000)) == 12_000
     undecodable = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.wav")
     os.rename(tmp_path / "with space.wav", undecodable)
-    assert len(read_audio(undecodable)) == 12_000
+    assert len(read_audio(undecodable, sample_rate_hz=24_000)) == 12_000
 
 
 def _cut(path: Path, share: float) -> None:
@@ -82,7 +84,7 @@ def test_a_file_cut_short_is_refused(
     write_audio(path, duration_s=5)
     _cut(path, share)
     with pytest.raises(RefusedFile) as refusal:
-        read_audio(path)
+        read_audio(path, sample_rate_hz=24_000)
     assert "cut short" in refusal.value.reason or "not readable as audio" in refusal.value.reason
 
 
@@ -94,7 +96,7 @@ def test_an_ogg_cut_between_pages_is_refused(tmp_path: Path, write_audio: Write,
     path.write_bytes(content[: content.rindex(b"OggS")])
     assert soundfile.info(path).frames > 0  # libsndfile considers it complete
     with pytest.raises(RefusedFile, match="cut short: its Ogg stream has no end"):
-        read_audio(path)
+        read_audio(path, sample_rate_hz=24_000)
 
 
 def test_a_flac_damaged_in_the_middle_is_refused(tmp_path: Path, write_audio: Write) -> None:
@@ -105,7 +107,7 @@ def test_a_flac_damaged_in_the_middle_is_refused(tmp_path: Path, write_audio: Wr
     content[middle : middle + 2000] = bytes(2000)
     path.write_bytes(content)
     with pytest.raises(RefusedFile, match="damaged or cut short"):
-        read_audio(path)
+        read_audio(path, sample_rate_hz=24_000)
 
 
 def test_a_wav_written_to_a_pipe_is_read(tmp_path: Path, write_audio: Write) -> None:
@@ -115,7 +117,7 @@ def test_a_wav_written_to_a_pipe_is_read(tmp_path: Path, write_audio: Write) -> 
     where = content.index(b"data") + 4
     content[4:8] = content[where : where + 4] = b"\xff" * 4  # ffmpeg's "length unknown"
     path.write_bytes(content)
-    assert len(read_audio(path)) == 12_000
+    assert len(read_audio(path, sample_rate_hz=24_000)) == 12_000
 
 
 def _with_rate(path: Path, rate: int) -> None:
@@ -173,7 +175,7 @@ def test_refusals_name_the_reason(tmp_path: Path, write_audio: Write, case: str,
         path.symlink_to("y.wav")
         (tmp_path / "y.wav").symlink_to("x.wav")
     with pytest.raises(RefusedFile) as refusal:
-        read_audio(path)
+        read_audio(path, sample_rate_hz=24_000)
     assert reason in refusal.value.reason
     assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
     assert isinstance(refusal.value, UserError)
@@ -194,7 +196,7 @@ def test_decoding_works_without_a_limit_of_the_address_space(
     start = decoding_process._START.replace("serve()", "import resource; resource.RLIMIT_AS = -1; serve()")
     monkeypatch.setattr(decoding_process, "_START", start)
     decoding_process._end_idle()
-    assert len(read_audio(tmp_path / "x.wav")) == 12_000
+    assert len(read_audio(tmp_path / "x.wav", sample_rate_hz=24_000)) == 12_000
 
 
 def test_a_refusal_crosses_processes() -> None:

@@ -5,14 +5,14 @@ import pytest
 import torch
 import torchaudio
 
-from waveform.audio import SAMPLE_RATE_HZ, torchaudio_import
+from waveform.audio import torchaudio_import
 from waveform.audio.resample import resample_blocks
 from waveform.system.errors import UserError
 
 
 def _resample_whole(samples: np.ndarray, rate: int) -> np.ndarray:
     """Resample with torchaudio in fp64: in fp32 its kernel is wrong by up to 4e-4."""
-    return torchaudio.functional.resample(torch.from_numpy(samples).double(), rate, SAMPLE_RATE_HZ).numpy()
+    return torchaudio.functional.resample(torch.from_numpy(samples).double(), rate, 24_000).numpy()
 
 
 @pytest.mark.parametrize("rate", [44_100, 48_000, 22_050, 8_000, 8_010, 22_060, 96_000, 1_000, 24_000])
@@ -23,9 +23,9 @@ def test_blocks_equal_the_whole(rate: int, piece: int) -> None:
     for num in (1, 5, 9 * rate + 17):
         samples = random.uniform(-1, 1, num).astype(np.float32)
         pieces = [samples[start : start + piece] for start in range(0, num, piece)]
-        blocks = list(resample_blocks(pieces, sample_rate_hz=rate))
+        blocks = list(resample_blocks(pieces, from_hz=rate, to_hz=24_000))
         assert sum(map(len, blocks)) == -(-num * 24_000 // rate)
-        assert all(len(block) % SAMPLE_RATE_HZ == 0 for block in blocks[:-1])
+        assert all(len(block) % 24_000 == 0 for block in blocks[:-1])
         np.testing.assert_allclose(np.concatenate(blocks), _resample_whole(samples, rate), rtol=0, atol=1e-6)
 
 
@@ -33,7 +33,7 @@ def test_rates_without_a_neat_ratio_match_the_formula_in_fp64() -> None:
     """At 44,101 Hz torchaudio's kernel would take 4 GB; evaluate torchaudio's formula at some outputs instead."""
     rate, num = 44_101, 5 * 44_101 + 3
     samples = np.random.default_rng(0).uniform(-1, 1, num).astype(np.float32)
-    read = np.concatenate(list(resample_blocks([samples], sample_rate_hz=rate)))
+    read = np.concatenate(list(resample_blocks([samples], from_hz=rate, to_hz=24_000)))
     assert len(read) == -(-num * 24_000 // rate)
     cutoff = 24_000 * 0.99 / rate
     for index in [0, 1, 7, 23_999, 24_000, 60_001, 96_000, len(read) - 1]:

@@ -29,7 +29,9 @@ def loud(seconds: float) -> np.ndarray:
 def play(device: SoundDevice, samples: np.ndarray, *, speed: float, total_s: float | None = None) -> list[str]:
     """Draw `samples` at `speed` x real time, after two seconds in which kernels are compiled; return what was told."""
     told: list[str] = []
-    with speaker(seconds=len(samples) / 24_000 if total_s is None else total_s, tell=told.append) as write:
+    with speaker(
+        sample_rate_hz=24_000, seconds=len(samples) / 24_000 if total_s is None else total_s, tell=told.append
+    ) as write:
         device.sleep(2)
         for block in np.split(samples, range(round(BLOCK_S * 24_000), len(samples), round(BLOCK_S * 24_000))):
             device.sleep(len(block) / 24_000 / speed)
@@ -64,7 +66,7 @@ def test_a_sound_is_heard_whole_without_a_pause_and_soon(device: SoundDevice, sp
 def test_a_prime_is_heard_with_what_continues_it(device: SoundDevice) -> None:
     """Not before the model, which first has to read it, goes on."""
     prime, samples = loud(3), loud(4)
-    with speaker(seconds=7, tell=pytest.fail) as write:
+    with speaker(sample_rate_hz=24_000, seconds=7, tell=pytest.fail) as write:
         write(prime[None])
         device.sleep(5)
         for block in np.split(samples, 100):
@@ -88,7 +90,7 @@ def test_what_is_drawn_ahead_bridges_a_stall(device: SoundDevice, stall_s: float
     """At twice real time, two seconds are ahead after four; a longer stall is heard, and then what is left is whole."""
     samples = loud(10)
     told: list[str] = []
-    with speaker(seconds=10, tell=told.append) as write:
+    with speaker(sample_rate_hz=24_000, seconds=10, tell=told.append) as write:
         for i, block in enumerate(np.split(samples, 250)):
             device.sleep(stall_s if i == 100 else 0.02)
             write(block[None])
@@ -97,7 +99,7 @@ def test_what_is_drawn_ahead_bridges_a_stall(device: SoundDevice, stall_s: float
 
 def test_drawing_waits_when_it_is_far_ahead(device: SoundDevice) -> None:
     """Ten seconds are drawn ahead, and no more, however fast the model is; RAM is bounded."""
-    with speaker(seconds=math.inf, tell=pytest.fail) as write:
+    with speaker(sample_rate_hz=24_000, seconds=math.inf, tell=pytest.fail) as write:
         for i in range(2000):
             write(loud(BLOCK_S)[None])
             device.sleep(0.01)
@@ -106,7 +108,7 @@ def test_drawing_waits_when_it_is_far_ahead(device: SoundDevice) -> None:
 
 def test_a_device_that_stops_is_trouble(device: SoundDevice) -> None:
     def play_on() -> None:
-        with speaker(seconds=math.inf, tell=pytest.fail) as write:
+        with speaker(sample_rate_hz=24_000, seconds=math.inf, tell=pytest.fail) as write:
             for _ in range(3):
                 write(loud(1)[None])
             assert device.active

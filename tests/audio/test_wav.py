@@ -16,7 +16,7 @@ from waveform.system.errors import UserError
 def test_wav_is_whole_after_every_append(tmp_path: Path) -> None:
     path = tmp_path / "new" / "x.wav"
     samples = np.random.default_rng(0).uniform(-1, 1, 1000).astype(np.float32)
-    writer = WavWriter(path)
+    writer = WavWriter(path, sample_rate_hz=24_000)
     for start in range(0, 1000, 250):
         with wave.open(str(path)) as reader:
             assert (reader.getnframes(), reader.getframerate(), reader.getnchannels()) == (start, 24_000, 1)
@@ -28,7 +28,9 @@ def test_wav_is_whole_after_every_append(tmp_path: Path) -> None:
 
 
 def test_wav_clips_and_takes_tensors(tmp_path: Path) -> None:
-    write_wav(tmp_path / "x.wav", torch.tensor([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0], requires_grad=True), 8000)
+    write_wav(
+        tmp_path / "x.wav", torch.tensor([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0], requires_grad=True), sample_rate_hz=8000
+    )
     read, rate = soundfile.read(tmp_path / "x.wav", dtype="int16")
     assert rate == 8000 and read.tolist() == [-32768, -32768, 0, 16384, 32767, 32767]
 
@@ -39,7 +41,7 @@ def test_a_header_is_never_ahead_of_the_samples(tmp_path: Path, monkeypatch: pyt
     class Killed(BaseException):
         pass
 
-    writer = WavWriter(tmp_path / "x.wav")
+    writer = WavWriter(tmp_path / "x.wav", sample_rate_hz=24_000)
     writer.append(np.zeros(100, dtype=np.float32))
     write, calls = writer._write, []
 
@@ -54,12 +56,12 @@ def test_a_header_is_never_ahead_of_the_samples(tmp_path: Path, monkeypatch: pyt
         writer.append(np.zeros(100, dtype=np.float32))
     writer.close()
     assert (tmp_path / "x.wav").stat().st_size == 44 + 400
-    assert len(read_audio(tmp_path / "x.wav")) == 100  # and it is not refused as cut short
+    assert len(read_audio(tmp_path / "x.wav", sample_rate_hz=24_000)) == 100  # and it is not refused as cut short
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
 def test_a_full_disk_is_a_user_error(tmp_path: Path) -> None:
-    writer = WavWriter(tmp_path / "x.wav")
+    writer = WavWriter(tmp_path / "x.wav", sample_rate_hz=24_000)
     writer._file.close()
     writer._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115 (closed below)
     with pytest.raises(UserError, match=r"cannot write .*x\.wav: the disk is full"):
@@ -68,7 +70,7 @@ def test_a_full_disk_is_a_user_error(tmp_path: Path) -> None:
 
 
 def test_a_wav_cannot_pass_4_gib(tmp_path: Path) -> None:
-    writer = WavWriter(tmp_path / "x.wav")
+    writer = WavWriter(tmp_path / "x.wav", sample_rate_hz=24_000)
     writer._data_bytes = 2**32 - 50
     with pytest.raises(UserError, match="at most 25 hours"):
         writer.append(np.zeros(100, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""Reads audio files of any common format as mono 24 kHz blocks: in preparing, the step between the scan and mu-law.
+"""Reads audio files of any common format as mono blocks of one rate: in preparing, between the scan and the quantiser.
 
 A separate process decodes the file piece by piece, checks it and averages its channels (`decoding_child`); `resample`
 turns the pieces into blocks of whole seconds. The RAM taken does not depend on the length of the file.
@@ -28,7 +28,7 @@ def is_audio_name(name: str) -> bool:
 class AudioFile:
     """One audio file, opened for a single pass of reading; a context manager.
 
-    `blocks()` yields mono float32 [n] at 24 kHz; the counters are valid once it has ended. Another process decodes (see
+    `blocks()` yields mono float32 [n]; the counters are valid once it has ended. Another process decodes (see
     `decoding_child`), so that no file can crash this one.
 
     Raises RefusedFile, on opening or while reading, for audio that cannot be trusted (damaged, cut short, empty, not
@@ -47,7 +47,7 @@ class AudioFile:
             self._decoding.open(path)
             kind, content = self._receive()
             assert kind == HEADER
-            self.sample_rate_hz, self.num_channels = (int(number) for number in content)
+            self.sample_rate_hz, self.num_channels = (int(number) for number in content)  # of the file itself
         except BaseException:
             self.close()
             raise
@@ -66,9 +66,9 @@ class AudioFile:
             self._decoding.kill()
             self._decoding = None
 
-    def blocks(self) -> Iterator[np.ndarray]:
-        """Yield mono float32 blocks [n] at 24 kHz; all but the last are a whole number of seconds."""
-        yield from resample_blocks(self._pieces(), sample_rate_hz=self.sample_rate_hz)
+    def blocks(self, *, sample_rate_hz: int) -> Iterator[np.ndarray]:
+        """Yield mono float32 blocks [n] at `sample_rate_hz`; all but the last are a whole number of seconds."""
+        yield from resample_blocks(self._pieces(), from_hz=self.sample_rate_hz, to_hz=sample_rate_hz)
 
     def _receive(self) -> tuple[bytes, Any]:
         """Return the next message about this file. Raises RefusedFile if it is a refusal."""
@@ -94,12 +94,12 @@ class AudioFile:
             raise RefusedFile(self.path, "it changed while it was being read; prepare again when it is complete")
 
 
-def read_blocks(path: str | Path) -> Iterator[np.ndarray]:
-    """Yield a file as mono float32 blocks [n] at 24 kHz, in constant RAM. Raises RefusedFile."""
+def read_blocks(path: str | Path, *, sample_rate_hz: int) -> Iterator[np.ndarray]:
+    """Yield a file as mono float32 blocks [n] at `sample_rate_hz`, in constant RAM. Raises RefusedFile."""
     with AudioFile(path) as file:
-        yield from file.blocks()
+        yield from file.blocks(sample_rate_hz=sample_rate_hz)
 
 
-def read_audio(path: str | Path) -> np.ndarray:
-    """Read a whole file as mono float32 [n] at 24 kHz. Raises RefusedFile."""
-    return np.concatenate(list(read_blocks(path)))
+def read_audio(path: str | Path, *, sample_rate_hz: int) -> np.ndarray:
+    """Read a whole file as mono float32 [n] at `sample_rate_hz`. Raises RefusedFile."""
+    return np.concatenate(list(read_blocks(path, sample_rate_hz=sample_rate_hz)))

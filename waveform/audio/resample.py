@@ -1,4 +1,4 @@
-"""Resamples to 24 kHz, block by block, with torchaudio's windowed sinc: in preparing, between decoding and mu-law."""
+"""Resamples to the rate of a data set, block by block, with torchaudio's windowed sinc: between decoding and tokens."""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -7,7 +7,6 @@ from math import gcd
 import numpy as np
 import torch
 
-from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.torchaudio_import import import_torchaudio
 
 _BLOCK_VALUES = 1 << 20  # samples of a block before resampling, at most
@@ -17,19 +16,17 @@ _MAX_DENSE_KERNEL = 1 << 20  # weights
 
 
 class _TorchaudioKernel:
-    """torchaudio's resampler, for rates whose ratio to 24 kHz is simple enough for its dense kernel.
+    """torchaudio's resampler, for rates whose ratio is simple enough for its dense kernel.
 
     The kernel is computed in fp64 and then rounded: in fp32, the default, it is wrong by up to 4e-4.
     """
 
-    def __init__(self, sample_rate_hz: int) -> None:
-        divisor = gcd(sample_rate_hz, SAMPLE_RATE_HZ)
-        unit_in, self._unit_out = sample_rate_hz // divisor, SAMPLE_RATE_HZ // divisor
-        self._units = -(-_half_width(sample_rate_hz) // unit_in)
+    def __init__(self, from_hz: int, to_hz: int) -> None:
+        divisor = gcd(from_hz, to_hz)
+        unit_in, self._unit_out = from_hz // divisor, to_hz // divisor
+        self._units = -(-_half_width(from_hz, to_hz) // unit_in)
         self.context = self._units * unit_in
-        self._resample = (
-            import_torchaudio().transforms.Resample(sample_rate_hz, SAMPLE_RATE_HZ, dtype=torch.float64).float()
-        )
+        self._resample = import_torchaudio().transforms.Resample(from_hz, to_hz, dtype=torch.float64).float()
 
     def __call__(self, samples: np.ndarray, *, num_out: int) -> np.ndarray:
         skip = self._units * self._unit_out
@@ -39,19 +36,19 @@ class _TorchaudioKernel:
 class _BandedKernel:
     """The same filter for awkward ratios (44,101 Hz), for which torchaudio's kernel would take gigabytes.
 
-    Each of the 24,000 phases of a second keeps only the taps under its window (formula: torchaudio's
+    Each of the phases of a second keeps only the taps under its window (formula: torchaudio's
     `_get_sinc_resample_kernel`, Hann window, 6 zero crossings, roll-off 0.99; the tests compare the two).
     """
 
-    def __init__(self, sample_rate_hz: int) -> None:
-        self._rate = sample_rate_hz
-        half = _half_width(sample_rate_hz)
+    def __init__(self, from_hz: int, to_hz: int) -> None:
+        self._from_hz, self._to_hz = from_hz, to_hz
+        half = _half_width(from_hz, to_hz)
         self.context = half + 1
-        centre = np.arange(SAMPLE_RATE_HZ) * sample_rate_hz // SAMPLE_RATE_HZ  # input sample at or before each output
+        centre = np.arange(to_hz) * from_hz // to_hz  # input sample at or before each output
         self._first = centre + self.context - half  # first tap, counted from the left context
-        position = np.arange(SAMPLE_RATE_HZ) * (sample_rate_hz / SAMPLE_RATE_HZ)
+        position = np.arange(to_hz) * (from_hz / to_hz)
         taps = centre[:, None] + np.arange(-half, half + 2)
-        cutoff = min(sample_rate_hz, SAMPLE_RATE_HZ) * _ROLLOFF / sample_rate_hz
+        cutoff = min(from_hz, to_hz) * _ROLLOFF / from_hz
         t = np.clip((taps - position[:, None]) * cutoff, -_ZERO_CROSSINGS, _ZERO_CROSSINGS)
         window = np.cos(t * np.pi / (2 * _ZERO_CROSSINGS)) ** 2
         self._weights = (np.sinc(t) * window * cutoff).astype(np.float32)
@@ -59,29 +56,29 @@ class _BandedKernel:
     def __call__(self, samples: np.ndarray, *, num_out: int) -> np.ndarray:
         windows = np.lib.stride_tricks.sliding_window_view(samples, self._weights.shape[1])
         out = np.empty(num_out, dtype=np.float32)
-        for start in range(0, num_out, SAMPLE_RATE_HZ):
-            stop = min(start + SAMPLE_RATE_HZ, num_out)
-            rows = self._first[: stop - start] + start // SAMPLE_RATE_HZ * self._rate
+        for start in range(0, num_out, self._to_hz):
+            stop = min(start + self._to_hz, num_out)
+            rows = self._first[: stop - start] + start // self._to_hz * self._from_hz
             np.einsum("ij,ij->i", windows[rows], self._weights[: stop - start], out=out[start:stop])
         return out
 
 
-def _half_width(sample_rate_hz: int) -> int:
+def _half_width(from_hz: int, to_hz: int) -> int:
     """Return how many input samples the filter reaches on either side."""
-    return int(np.ceil(_ZERO_CROSSINGS * sample_rate_hz / (min(sample_rate_hz, SAMPLE_RATE_HZ) * _ROLLOFF)))
+    return int(np.ceil(_ZERO_CROSSINGS * from_hz / (min(from_hz, to_hz) * _ROLLOFF)))
 
 
 @lru_cache(maxsize=8)
-def _resampling_kernel(sample_rate_hz: int) -> _TorchaudioKernel | _BandedKernel:
-    divisor = gcd(sample_rate_hz, SAMPLE_RATE_HZ)
-    dense_width = sample_rate_hz // divisor + 2 * _half_width(sample_rate_hz)
-    if SAMPLE_RATE_HZ // divisor * dense_width <= _MAX_DENSE_KERNEL:
-        return _TorchaudioKernel(sample_rate_hz)
-    return _BandedKernel(sample_rate_hz)
+def _resampling_kernel(from_hz: int, to_hz: int) -> _TorchaudioKernel | _BandedKernel:
+    divisor = gcd(from_hz, to_hz)
+    dense_width = from_hz // divisor + 2 * _half_width(from_hz, to_hz)
+    if to_hz // divisor * dense_width <= _MAX_DENSE_KERNEL:
+        return _TorchaudioKernel(from_hz, to_hz)
+    return _BandedKernel(from_hz, to_hz)
 
 
-def resample_blocks(pieces: Iterable[np.ndarray], *, sample_rate_hz: int) -> Iterator[np.ndarray]:
-    """Resample float32 pieces [n] of one recording to 24 kHz, block by block: ceil(n * 24000 / rate) samples in all.
+def resample_blocks(pieces: Iterable[np.ndarray], *, from_hz: int, to_hz: int) -> Iterator[np.ndarray]:
+    """Resample float32 pieces [n] of one recording, block by block: ceil(n * to_hz / from_hz) samples in all.
 
     The result equals resampling the whole at once, because each block is resampled together with its neighbourhood:
 
@@ -89,10 +86,10 @@ def resample_blocks(pieces: Iterable[np.ndarray], *, sample_rate_hz: int) -> Ite
         first block [zeros|   block   |right]
         next                    [left |   block   |right]
     """
-    kernel = None if sample_rate_hz == SAMPLE_RATE_HZ else _resampling_kernel(sample_rate_hz)
+    kernel = None if from_hz == to_hz else _resampling_kernel(from_hz, to_hz)
     context = kernel.context if kernel else 0
-    block_s = max(1, min(_BLOCK_S, _BLOCK_VALUES // sample_rate_hz))
-    block_in, block_out = block_s * sample_rate_hz, block_s * SAMPLE_RATE_HZ
+    block_s = max(1, min(_BLOCK_S, _BLOCK_VALUES // from_hz))
+    block_in, block_out = block_s * from_hz, block_s * to_hz
     held = [np.zeros(context, dtype=np.float32)]
     num_held = context
     for piece in pieces:
@@ -109,5 +106,5 @@ def resample_blocks(pieces: Iterable[np.ndarray], *, sample_rate_hz: int) -> Ite
     num_left = num_held - context
     if num_left > 0:
         buffer = np.concatenate([*held, np.zeros(context, dtype=np.float32)])
-        num_out = -(-num_left * SAMPLE_RATE_HZ // sample_rate_hz)
+        num_out = -(-num_left * to_hz // from_hz)
         yield kernel(buffer, num_out=num_out) if kernel else buffer

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.speaker import require_sound_device, speaker
 from waveform.audio.wav import UNKNOWN_BYTES, WavWriter, pcm_bytes, wav_header, write_all
 from waveform.engine.dataset import is_dataset
@@ -19,7 +18,7 @@ from waveform.system.signals import Interrupted
 
 STDOUT = "-"  # in place of a folder
 
-Write = Callable[[np.ndarray], None]  # gets [num, n] samples at 24 kHz, fp32 in -1..1: the next n of each sound
+Write = Callable[[np.ndarray], None]  # gets [num, n] samples, fp32 in -1..1: the next n of each sound
 
 
 @dataclass(frozen=True)
@@ -59,23 +58,29 @@ class Output:
             raise UserError(f"--num is {num}, but --play and --out - take one sound; give only --out DIR for several")
         if self.is_piped and sys.stdout.isatty():
             raise UserError("--out - would print sound on the terminal; pipe it to a player, such as `| aplay`")
+
+    def require_playable(self, sample_rate_hz: int) -> None:
+        """Raises UserError, before any sound is drawn, if it is to be played and no device takes that rate."""
         if self.play:
-            require_sound_device()
+            require_sound_device(sample_rate_hz=sample_rate_hz)
 
     @contextmanager
-    def open(self, paths: Sequence[Path], *, seconds: float, tell: Callable[[str], None]) -> Iterator[Write]:
+    def open(
+        self, paths: Sequence[Path], *, sample_rate_hz: int, seconds: float, tell: Callable[[str], None]
+    ) -> Iterator[Write]:
         """Open all that the sound goes to.
 
         paths: of the files in the folder. seconds: length of the sound, which may be inf. tell: shows the user a line.
+        Raises UserError for a folder that cannot be written and for a sound device that does not play that rate.
         """
         with ExitStack() as stack:
             sinks = []
             if self.play:  # first, so that it ends last: files are done while the rest is played
-                sinks.append(stack.enter_context(speaker(seconds=seconds, tell=tell)))
+                sinks.append(stack.enter_context(speaker(sample_rate_hz=sample_rate_hz, seconds=seconds, tell=tell)))
             if self.is_piped:
-                sinks.append(stack.enter_context(piped(raw=self.raw)))
+                sinks.append(stack.enter_context(piped(raw=self.raw, sample_rate_hz=sample_rate_hz)))
             if paths:
-                sinks.append(stack.enter_context(wav_files(paths)))
+                sinks.append(stack.enter_context(wav_files(paths, sample_rate_hz=sample_rate_hz)))
 
             def write(block: np.ndarray) -> None:
                 for sink in sinks:
@@ -95,7 +100,7 @@ def require_free(paths: Sequence[Path]) -> None:
 
 
 @contextmanager
-def wav_files(paths: Sequence[Path]) -> Iterator[Write]:
+def wav_files(paths: Sequence[Path], *, sample_rate_hz: int) -> Iterator[Write]:
     """Write each sound into its own of `paths`, all in one folder, which is made.
 
     The files grow as they are written, and until all is written they are named `.unfinished.wav`. Raises UserError for
@@ -106,7 +111,7 @@ def wav_files(paths: Sequence[Path]) -> Iterator[Write]:
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        writers = [stack.enter_context(WavWriter(path)) for path in growing]
+        writers = [stack.enter_context(WavWriter(path, sample_rate_hz=sample_rate_hz)) for path in growing]
 
         def write(block: np.ndarray) -> None:
             for writer, samples in zip(writers, block, strict=True):
@@ -123,7 +128,7 @@ def wav_files(paths: Sequence[Path]) -> Iterator[Write]:
 
 
 @contextmanager
-def piped(*, raw: bool) -> Iterator[Write]:
+def piped(*, raw: bool, sample_rate_hz: int) -> Iterator[Write]:
     """Write the one sound to stdout, at once, as a WAV of unknown length; if `raw`, without its header.
 
     Raises BrokenPipeError if its reader goes away, and UserError for a full disk.
@@ -135,7 +140,7 @@ def piped(*, raw: bool) -> Iterator[Write]:
                 write_all(stdout, content)
 
         if not raw:
-            put(wav_header(UNKNOWN_BYTES, SAMPLE_RATE_HZ))
+            put(wav_header(UNKNOWN_BYTES, sample_rate_hz))
         yield lambda block: put(pcm_bytes(block[0]))
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.wav import pcm_bytes
 from waveform.system.errors import Trouble, UserError
 
-_BYTES_PER_S = 2 * SAMPLE_RATE_HZ
+_SAMPLE_BYTES = 2
 _HEAD_START_S = 0.5  # drawn when playing begins, at least
 _MOST_SPARE_S = 10.0  # with more drawn than is needed, drawing waits, so that RAM does not grow with the length
 _LATENCY_S = 0.2  # of the sound device: for so long, Python may be too busy to answer it
@@ -21,21 +20,23 @@ _POLL_S = 0.02
 _INSTEAD = "or give the sound to another program: --out - | aplay"
 
 
-def require_sound_device() -> None:
-    """Raises UserError if sound cannot be played here."""
+def require_sound_device(*, sample_rate_hz: int) -> None:
+    """Raises UserError if sound of that rate cannot be played here."""
     sounddevice = _import_sounddevice()
     with _explained(sounddevice):
-        sounddevice.check_output_settings(samplerate=SAMPLE_RATE_HZ, channels=1, dtype="int16")
+        sounddevice.check_output_settings(samplerate=sample_rate_hz, channels=1, dtype="int16")
 
 
 @contextmanager
-def speaker(*, seconds: float, tell: Callable[[str], None]) -> Iterator[Callable[[np.ndarray], None]]:
+def speaker(
+    *, sample_rate_hz: int, seconds: float, tell: Callable[[str], None]
+) -> Iterator[Callable[[np.ndarray], None]]:
     """Play blocks [1, n] of one sound, `seconds` long in all or inf, as they come; in the end, wait for the last.
 
     tell: shows the user a line. Raises UserError if sound cannot be played here, and Trouble if the device stops.
     """
     sounddevice = _import_sounddevice()
-    reserve = _Reserve(seconds, tell)
+    reserve = _Reserve(seconds, tell, sample_rate_hz=sample_rate_hz)
 
     def callback(out: memoryview, _frames: int, _time: object, _status: object) -> None:
         if not reserve.fill(out):
@@ -43,7 +44,7 @@ def speaker(*, seconds: float, tell: Callable[[str], None]) -> Iterator[Callable
 
     with _explained(sounddevice):
         stream = sounddevice.RawOutputStream(
-            samplerate=SAMPLE_RATE_HZ, channels=1, dtype="int16", latency=_LATENCY_S, callback=callback
+            samplerate=sample_rate_hz, channels=1, dtype="int16", latency=_LATENCY_S, callback=callback
         )
 
     def start() -> None:
@@ -77,7 +78,8 @@ class _Reserve:
     slower than real time. A sound without an end is played whenever there is half a second of it.
     """
 
-    def __init__(self, seconds: float, tell: Callable[[str], None]) -> None:
+    def __init__(self, seconds: float, tell: Callable[[str], None], *, sample_rate_hz: int) -> None:
+        self._rate = sample_rate_hz
         self._undrawn_s = seconds
         self._tell: Callable[[str], None] | None = tell  # None: the user was told
         self._lock = threading.Lock()  # of the three below
@@ -88,7 +90,7 @@ class _Reserve:
 
     def add(self, samples: np.ndarray) -> bool:
         """Add the next samples [n]; returns whether it is being played, which begins if there is enough."""
-        length_s = len(samples) / SAMPLE_RATE_HZ
+        length_s = len(samples) / self._rate
         self._undrawn_s -= length_s
         self._num_blocks += 1
         if self._num_blocks > 2:
@@ -98,7 +100,7 @@ class _Reserve:
         with self._lock:
             self._pcm += pcm_bytes(samples)
             spare_s = self.spare_s()
-            waits = not self._is_playing and len(self._pcm) >= _HEAD_START_S * _BYTES_PER_S
+            waits = not self._is_playing and len(self._pcm) >= _HEAD_START_S * self._rate * _SAMPLE_BYTES
             self._is_playing |= spare_s >= 0
         if waits and self._timed_s:
             self._tell_if_slow(spare_s)
@@ -109,12 +111,12 @@ class _Reserve:
         if not self._timed_s:
             return -math.inf
         waits_s = self._undrawn_s * (self._slowness() - 1) if math.isfinite(self._undrawn_s) else 0
-        return len(self._pcm) / _BYTES_PER_S - _HEAD_START_S - max(waits_s, 0)
+        return len(self._pcm) / (self._rate * _SAMPLE_BYTES) - _HEAD_START_S - max(waits_s, 0)
 
     def end(self, *, silence_s: float) -> None:
         """Say that nothing will be added but a last silence."""
         with self._lock:
-            self._pcm += bytes(2 * math.ceil(silence_s * SAMPLE_RATE_HZ))
+            self._pcm += bytes(_SAMPLE_BYTES * math.ceil(silence_s * self._rate))
             self._is_playing = self._is_whole = True
 
     def fill(self, out: memoryview) -> bool:

@@ -11,7 +11,6 @@ from types import TracebackType
 import numpy as np
 import torch
 
-from waveform.audio import SAMPLE_RATE_HZ
 from waveform.system.atomic import drop_leftovers, explain_write_errors
 from waveform.system.errors import UserError
 
@@ -55,7 +54,7 @@ class WavWriter:
     Raises UserError if the disk is full or the folder read-only.
     """
 
-    def __init__(self, path: str | Path, sample_rate_hz: int = SAMPLE_RATE_HZ) -> None:
+    def __init__(self, path: str | Path, *, sample_rate_hz: int) -> None:
         self.path = Path(path)
         self._rate = sample_rate_hz
         self._data_bytes = 0
@@ -103,7 +102,7 @@ class WavWriter:
         self.close()
 
 
-def write_wav(path: str | Path, samples: np.ndarray | torch.Tensor, sample_rate_hz: int = SAMPLE_RATE_HZ) -> None:
+def write_wav(path: str | Path, samples: np.ndarray | torch.Tensor, *, sample_rate_hz: int) -> None:
     """Write float samples [n] in -1..1 as a mono 16-bit PCM WAV. Raises UserError if the file cannot be written."""
-    with WavWriter(path, sample_rate_hz) as writer:
+    with WavWriter(path, sample_rate_hz=sample_rate_hz) as writer:
         writer.append(samples)

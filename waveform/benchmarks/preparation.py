@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from waveform.audio import SAMPLE_RATE_HZ, mulaw
+from waveform.audio import mulaw
+from waveform.audio.audio_format import CD_RATE_HZ, AudioFormat
 from waveform.audio.corpus.prepare import DataConfig, prepare
 from waveform.audio.flac import decode_flac, write_flac
 from waveform.audio.resample import resample_blocks
@@ -16,20 +17,19 @@ from waveform.benchmarks.timing import spread
 from waveform.system.machine import peak_resident_bytes, resident_bytes
 from waveform.system.threads import torch_in_one_thread
 
-RATE_HZ = 44_100
 FILE_S = 15
 _REPEATS = 3
 
 
 def synthesise(seconds: int, *, seed: int, num_channels: int) -> np.ndarray:
-    """Make audio about as hard to decode as speech: float32 [n, channels] at RATE_HZ.
+    """Make audio about as hard to decode as speech: float32 [n, channels] at CD_RATE_HZ.
 
     Four syllables per second, of harmonics with a falling spectrum, with pauses, over noise at -60 dBFS.
     """
     rng = np.random.default_rng(seed)
-    time_s = np.arange(seconds * RATE_HZ) / RATE_HZ
+    time_s = np.arange(seconds * CD_RATE_HZ) / CD_RATE_HZ
     pitch_hz = rng.uniform(90, 220) * (1 + 0.1 * np.sin(2 * np.pi * 0.7 * time_s))
-    phase = 2 * np.pi * np.cumsum(pitch_hz) / RATE_HZ
+    phase = 2 * np.pi * np.cumsum(pitch_hz) / CD_RATE_HZ
     voice = sum(np.sin(n * phase + rng.uniform(0, 6)) / n**1.5 for n in range(1, 12))
     envelope = np.clip(np.sin(2 * np.pi * 4 * time_s + rng.uniform(0, 6)) * np.sin(2 * np.pi * 0.3 * time_s), 0, None)
     hiss = rng.standard_normal(len(time_s)) * (1e-3 + 0.03 * envelope)
@@ -53,7 +53,7 @@ def measure_preparation(minutes: float, *, num_channels: int, scratch: Path) -> 
             split_dir = folder / ("train", "valid", "test")[i if i < 3 else 0]
             split_dir.mkdir(parents=True, exist_ok=True)
             sound = synthesise(FILE_S, seed=i, num_channels=num_channels)
-            write_flac(split_dir / f"{i:05}.flac", sound, sample_rate_hz=RATE_HZ)
+            write_flac(split_dir / f"{i:05}.flac", sound, sample_rate_hz=CD_RATE_HZ)
         mono = sound[:, 0].copy()
         paths = sorted(folder.rglob("*.flac"))
         config = DataConfig(num_workers=1)
@@ -67,7 +67,7 @@ def measure_preparation(minutes: float, *, num_channels: int, scratch: Path) -> 
     speed, decoding, resampling = spread(total), spread(decode), spread(resample)
     limit = 1 / (1 / decoding["median"] + 1 / resampling["median"])
     return {
-        "sample_rate_hz": RATE_HZ,
+        "sample_rate_hz": CD_RATE_HZ,
         "channels": num_channels,
         "files": num_files,
         "audio_seconds": audio_s,
@@ -77,7 +77,7 @@ def measure_preparation(minutes: float, *, num_channels: int, scratch: Path) -> 
         "resample_times_real_time": resampling,
         "limit_times_real_time": limit,
         "share_of_limit": speed["median"] / limit,
-        "samples_per_second": speed["median"] * SAMPLE_RATE_HZ,
+        "samples_per_second": speed["median"] * AudioFormat.sample_rate_hz,
         "peak_bytes": peak_resident_bytes(),
         "imports_bytes": before,
     }
@@ -102,5 +102,5 @@ def _decode(paths: list[Path]) -> None:
 
 
 def _resample(mono: np.ndarray) -> None:
-    for _ in resample_blocks([mono], sample_rate_hz=RATE_HZ):
+    for _ in resample_blocks([mono], from_hz=CD_RATE_HZ, to_hz=AudioFormat.sample_rate_hz):
         pass

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from waveform.audio import SAMPLE_RATE_HZ
+from waveform.audio.audio_format import AudioFormat
 from waveform.system.console import table
 
 
@@ -35,7 +35,7 @@ def _training_row(figures: dict[str, Any]) -> list[str]:
         figures["model"],
         f"{figures['num_parameters'] / 1e6:.1f} M x {figures['batch_size']}",
         _with_range(speed),
-        f"{speed['median'] / SAMPLE_RATE_HZ:.3g} x",
+        f"{speed['median'] / AudioFormat.sample_rate_hz:.3g} x",
         f"{training['model_flop_utilisation']:.0%} of {training['matrix_flops_per_second']['median'] / 1e9:,.0f} G/s",
         f"{memory['peak_bytes'] / 1e6:,.0f} MB",
     ]
@@ -65,7 +65,7 @@ def _sampling_rows(measured: list[dict[str, Any]]) -> Iterator[list[str]]:
                 figures["model"],
                 f"{streams}, {case['decoder']}" if several else streams,
                 _with_range(speed),
-                f"{speed['median'] / SAMPLE_RATE_HZ:.3g} x",
+                f"{speed['median'] / AudioFormat.sample_rate_hz:.3g} x",
                 "-" if share is None else f"{share:.0%} of {rate / 1e9:,.0f} GB/s",
                 "-" if case["bytes_per_step"] is None else f"{case['bytes_per_step'] / 1e6:,.1f} MB",
             ]

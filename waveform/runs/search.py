@@ -99,8 +99,7 @@ class Task:
     vocab_size: int
     load: Callable[..., TrainedRun]
     unit: str  # what a token is called
-    amount: Callable[[TokenSet], str]  # describes the training split
-    units_per_second: float | None = None  # tokens of one second of audio
+    amount_of: Callable[[Dataset], Callable[[TokenSet], str]]  # describes the size of a split of the data
 
 
 @dataclass(frozen=True)
@@ -307,12 +306,14 @@ class _Search:
         context = RunContext(
             run_dir,
             self._world,
-            units_per_second=self._task.units_per_second,
+            units_per_second=self._data.modality.get("sample_rate_hz"),
             on_evaluate=self._look(trial, run_dir, config),
             show_progress=self._show_progress,
         )
         try:
-            result = train_run(self._data, config, train_config, context, amount=self._task.amount, cut_valid=True)
+            result = train_run(
+                self._data, config, train_config, context, amount=self._task.amount_of(self._data), cut_valid=True
+            )
         except TrialPruned:
             self._study.tell(trial, state=TrialState.PRUNED)
             return self._say(f"trial {trial.number} is pruned: it is worse than the median of the trials before it")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from waveform.audio import SAMPLE_RATE_HZ
+from waveform.audio.audio_format import differences
 from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
@@ -114,6 +114,11 @@ def score_runs(
     if protocol == "chunk" and len(chunks) > 1:
         raise UserError(f"protocol chunk would reset these runs at different chunks, {sorted(chunks)}; use utterance")
     token_sets = [open_split(run, data=data, split=split, show_progress=show_progress) for run in runs]
+    for run in runs:
+        if different := differences(runs[0].audio_format, run.audio_format):
+            raise UserError(
+                f"{runs[0].folder} and {run.folder} read different tokens and cannot be compared: {different}"
+            )
     for run, tokens in zip(runs, token_sets, strict=True):
         if tokens.checksum != token_sets[0].checksum:
             raise UserError(
@@ -172,7 +177,7 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
                 against,
                 f"{entry['num_parameters'] / 1e6:.2f} M",
                 f"{entry['train_samples_seen'] / 1e6:.1f} M samples, {entry['train_seconds']:.0f} s",
-                "-" if rate is None else f"{rate:,.0f}/s ({rate / SAMPLE_RATE_HZ:.2f} x real time)",
+                "-" if rate is None else f"{rate:,.0f}/s ({rate / entry['sample_rate_hz']:.2f} x real time)",
                 f"{entry['sampling_samples_per_second']:,.0f}/s",
             ]
         )

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from waveform.audio import SAMPLE_RATE_HZ
+from waveform.audio.audio_format import AudioFormat
 from waveform.audio.corpus.prepare import prepare
 from waveform.audio.demo_speech import demo_speech_dir
 from waveform.audio.files import read_audio
@@ -25,6 +25,7 @@ from waveform.verbs.train import train_all
 
 _SAMPLE_SECONDS = 1.2
 _TEMPERATURE = 0.9
+_RATE_HZ = AudioFormat.sample_rate_hz
 
 
 def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = (), show_progress: bool = True) -> None:
@@ -57,9 +58,9 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
 
     say(f"4/5 sampling {_SAMPLE_SECONDS} s from each")
     samples_dir = out_dir / "samples"
-    clip = read_audio(sorted((demo_speech_dir() / "test").iterdir())[0])
-    clips = {"real speech (held out)": clip[: int(_SAMPLE_SECONDS * SAMPLE_RATE_HZ)]}
-    write_wav(samples_dir / "real_speech.wav", clip)
+    clip = read_audio(sorted((demo_speech_dir() / "test").iterdir())[0], sample_rate_hz=_RATE_HZ)
+    clips = {"real speech (held out)": clip[: int(_SAMPLE_SECONDS * _RATE_HZ)]}
+    write_wav(samples_dir / "real_speech.wav", clip, sample_rate_hz=_RATE_HZ)
     for run_dir in run_dirs:
         for old in samples_dir.glob(f"{run_dir.name}_step*_seed0_0.wav"):  # of an earlier demo in the same folder
             old.unlink()
@@ -70,14 +71,14 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
             sampling=SamplingConfig(temperature=_TEMPERATURE),
             show_progress=show_progress,
         )
-        clips[f"{run_dir.name} (sampled, temperature {_TEMPERATURE})"] = read_audio(path)
+        clips[f"{run_dir.name} (sampled, temperature {_TEMPERATURE})"] = read_audio(path, sample_rate_hz=_RATE_HZ)
 
     say(f"5/5 drawing {out_dir / 'demo.png'}")
     curves = {
         run_dir.name: [(r["seconds"], r["nll_nats"]) for r in read_metrics(run_dir) if r["kind"] == "train"]
         for run_dir in run_dirs
     }
-    save_demo_panel(out_dir / "demo.png", clips, curves)
+    save_demo_panel(out_dir / "demo.png", clips, curves, sample_rate_hz=_RATE_HZ)
     minutes = (time.perf_counter() - began) / 60
     num_layers = load(run_dirs[0]).config["model"]["num_layers"]
     print(

@@ -1,8 +1,10 @@
 """`waveform evaluate`: NLL of a run on held-out audio."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from waveform.audio.audio_format import differences, format_of
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.metrics import bits
@@ -13,7 +15,7 @@ from waveform.runs.configured_model import num_parameters
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions
 from waveform.runs.settings import typed
-from waveform.speech import Run, load, open_data
+from waveform.speech import Run, load, open_data, require_audio
 from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
@@ -74,14 +76,11 @@ def open_split(run: Run, *, data: Path | str | None, split: str, show_progress: 
     if not data.exists():
         raise UserError(f"no such folder: --data {data}")
     config: DataConfig = typed(DataConfig, run.config["data"], section="data")
+    config = replace(config, **vars(run.audio_format))
     dataset = open_data(data, run_dir=run.folder, config=config, world=World(), show_progress=show_progress)
-    if (
-        dataset.vocab_size != run.config["dataset"]["vocab_size"]
-        or dataset.modality != run.config["dataset"]["modality"]
-    ):
-        raise UserError(
-            f"--data {data} has different tokens ({dataset.modality}) from those that {run.folder} was trained on"
-        )
+    require_audio(dataset.modality, data)
+    if different := differences(run.audio_format, format_of(dataset.modality)):
+        raise UserError(f"--data {data} has different tokens from those that {run.folder} was trained on: {different}")
     tokens = dataset.open_split(split)
     tokens.verify()
     return tokens
@@ -95,6 +94,7 @@ def describe(
         "model": run.name,
         "run": str(run.folder),
         "split": split,
+        "sample_rate_hz": run.config["dataset"]["modality"]["sample_rate_hz"],
         "protocol": result.protocol,
         "chunk": run.config["train"]["chunk"] if result.protocol == "chunk" else None,
         "nll_nats_per_sample": result.nats_per_token,

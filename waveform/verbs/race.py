@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from waveform.audio import SAMPLE_RATE_HZ
 from waveform.engine.dataset import is_dataset
 from waveform.engine.trainer import TrainResult
 from waveform.runs.race import Entrants, Scored, figures_of_race, race_table, save_race, train_rounds
@@ -60,8 +59,10 @@ def race(
     run_dirs = [run_dir for run_dirs in rounds.values() for run_dir in run_dirs]
     runs = score_runs(run_dirs, show_progress=show_progress)
     by_model = {model: [one for one in runs if one.run.name == model] for model in models}
-    scored = Scored(by_model, list(rounds), unit="sample", baseline=BASELINE, tokens_per_second=SAMPLE_RATE_HZ)
-    figures = {**figures_of_race(scored), "runs": [figures_of(one, split="test") for one in runs]}
+    of_runs = [figures_of(one, split="test") for one in runs]
+    rate = of_runs[0]["sample_rate_hz"]
+    scored = Scored(by_model, list(rounds), unit="sample", baseline=BASELINE, tokens_per_second=rate)
+    figures = {**figures_of_race(scored), "runs": of_runs}
     if show_progress:
         first = figures["runs"][0]
         print("\n".join(race_table(figures, scored)))

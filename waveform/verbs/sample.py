@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.files import read_audio
 from waveform.audio.sinks import Output, require_free
 from waveform.decoding.int8 import Int8Cost, int8_cost
@@ -41,25 +40,27 @@ def sample(
     output.require_possible(num=num)
     sampling = sampling or SamplingConfig()
     run = load(run_dir, device=device)
+    rate = run.audio_format.sample_rate_hz
+    output.require_playable(rate)
     cost = _int8_cost(run) if sampling.int8 else None
     if cost is not None and show_progress:
         print(cost, file=sys.stderr if output.is_piped else sys.stdout, flush=True)
-    primer = read_audio(prime) if prime is not None else None
+    primer = run.audio_format.scale(read_audio(prime, sample_rate_hz=rate)) if prime is not None else None
     name = f"{run.name}_step{run.step}_seed{sampling.seed}"
     paths = [output.folder / f"{name}_{i}.wav" for i in range(num)] if output.folder is not None else []
     require_free(paths)
-    primer_s = 0 if primer is None else len(primer) / SAMPLE_RATE_HZ
+    primer_s = 0 if primer is None else len(primer) / rate
     total_s = num * seconds if math.isfinite(seconds) else None
     with (
         Progress("sample", total=total_s, unit="s", unit_s=1, enabled=show_progress) as progress,
-        output.open(paths, seconds=primer_s + seconds, tell=progress.write) as write,
+        output.open(paths, sample_rate_hz=rate, seconds=primer_s + seconds, tell=progress.write) as write,
     ):
         if primer is not None:
             write(np.broadcast_to(primer, (num, len(primer))))
 
         def take(block: np.ndarray) -> None:
             write(block)
-            progress.update(block.size / SAMPLE_RATE_HZ)
+            progress.update(block.size / rate)
 
         run.sample(num=num, seconds=seconds, sampling=sampling, prime=primer, on_block=take)
     if show_progress:

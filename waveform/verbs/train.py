@@ -1,15 +1,15 @@
 """`waveform train`: composes a configuration, opens the audio's data set and trains into a run folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from waveform.audio import SAMPLE_RATE_HZ
+from waveform.audio.audio_format import differences, format_of
 from waveform.audio.corpus.prepare import DataConfig
-from waveform.audio.mulaw import NUM_CLASSES, decode
 from waveform.engine.dataset import Dataset, is_dataset, read_dataset
 from waveform.engine.interface import SequenceModel
 from waveform.engine.metrics import MetricsLog
@@ -44,12 +44,12 @@ def train(
     config = compose_config(overrides, config_dir=None if config_dir is None else Path(config_dir))
     train_config: SpeechTrainConfig = typed(SpeechTrainConfig, config["train"], section="train")
     if is_dataset(source):
-        refuse_other_split(source, config, overrides)
+        refuse_other_data(source, config, overrides)
     with job(device=train_config.device, timeout_s=train_config.timeout_s) as world:
         check_run(source, run_dir, config, train_config, world=world)
         data = data_of_training(source, run_dir, config, world=world, show_progress=show_progress)
         context = audio_context(run_dir, data, train_config, world=world, show_progress=show_progress)
-        return train_run(data, config, train_config, context, amount=audio_amount)
+        return train_run(data, config, train_config, context, amount=amount_of(data))
 
 
 def train_all(
@@ -71,7 +71,7 @@ def train_all(
     }
     if is_dataset(source):
         for run_dir, config in configs.items():
-            refuse_other_split(source, config, runs[run_dir])
+            refuse_other_data(source, config, runs[run_dir])
     first_dir, first = next(iter(settings.items()))
     with job(device=first.device, timeout_s=first.timeout_s) as world:
         for run_dir, config in configs.items():
@@ -85,7 +85,7 @@ def train_all(
             )
             for run_dir, config in configs.items()
         ]
-        return train_runs(data, opened, amount=audio_amount)
+        return train_runs(data, opened, amount=amount_of(data))
 
 
 def check_run(
@@ -94,8 +94,9 @@ def check_run(
     """Refuse, before anything is prepared or written, a run that cannot begin or continue. Raises UserError."""
     require_source(source)
     check_run_dir(run_dir)
-    typed(DataConfig, config["data"], section="data")
-    check_settings(run_dir, config, train_config, vocab_size=NUM_CLASSES, world=world)
+    data_config: DataConfig = typed(DataConfig, config["data"], section="data")
+    vocab_size = data_config.audio_format.num_classes
+    check_settings(run_dir, config, train_config, vocab_size=vocab_size, world=world)
 
 
 def require_source(source: Path) -> None:
@@ -131,16 +132,23 @@ def audio_context(
     )
 
 
-def audio_amount(tokens: TokenSet) -> str:
-    """How much audio a split of the data is."""
-    return f"{tokens.num_tokens / SAMPLE_RATE_HZ / 60:.1f} minutes of audio"
+def amount_of(data: Dataset) -> Callable[[TokenSet], str]:
+    """What says how much audio a split of `data` is."""
+    rate = data.modality["sample_rate_hz"]
+    return lambda tokens: f"{tokens.num_tokens / rate / 60:.1f} minutes of audio"
 
 
-def refuse_other_split(data_dir: Path, config: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Raises UserError for a data.split setting among `overrides` with which the data set was not prepared."""
-    split = read_dataset(data_dir).sources.get("split")
+def refuse_other_data(data_dir: Path, config: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Raises UserError for a setting of the data among `overrides` with which the data set was not prepared."""
+    data = read_dataset(data_dir)
+    split = data.sources.get("split")
     if not isinstance(split, dict):  # not audio
         return
+    given = {override.lstrip("+").partition("=")[0].removeprefix("data.") for override in overrides}
+    before = format_of(data.modality)
+    now = replace(before, **{name: config["data"][name] for name in vars(before) if name in given})
+    if different := differences(before, now):
+        raise UserError(f"{data_dir} was prepared differently: {different}; leave the setting out, or prepare it anew")
     for key in (override.lstrip("+").partition("=")[0] for override in overrides):
         name = key.removeprefix("data.split.")
         if name != key and config["data"]["split"][name] != (was := split.get(f"split.{name}")):
@@ -166,7 +174,8 @@ def _data_of_run(source: Path, run_dir: Path) -> Dataset | None:
 
 def _audio_summary(config: SpeechTrainConfig, data: Dataset) -> OnEvaluate | None:
     """A hook that adds a generated sample, as audio and as an image, to TensorBoard at each evaluation."""
-    num_steps = int(config.sample_seconds * SAMPLE_RATE_HZ)
+    audio_format = format_of(data.modality)
+    num_steps = int(config.sample_seconds * audio_format.sample_rate_hz)
     if num_steps == 0:
         return None
 
@@ -187,9 +196,10 @@ def _audio_summary(config: SpeechTrainConfig, data: Dataset) -> OnEvaluate | Non
             config=SamplingConfig(),
             on_block=keep,
         )
-        samples = decode(torch.cat(blocks).to(torch.uint8))
-        log.tensorboard.add_audio("sample", samples, step, sample_rate_hz=SAMPLE_RATE_HZ)
-        log.tensorboard.add_image("sample/mel", mel_image(samples.numpy()), step)
+        samples = audio_format.decode(torch.cat(blocks).to(torch.uint8))
+        rate = audio_format.sample_rate_hz
+        log.tensorboard.add_audio("sample", samples, step, sample_rate_hz=rate)
+        log.tensorboard.add_image("sample/mel", mel_image(samples.numpy(), sample_rate_hz=rate), step)
 
     return summarise
 

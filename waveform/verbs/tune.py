@@ -5,9 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from waveform.audio import SAMPLE_RATE_HZ
+from waveform.audio.audio_format import AudioFormat
 from waveform.audio.corpus.prepare import DataConfig
-from waveform.audio.mulaw import NUM_CLASSES
 from waveform.engine.dataset import Dataset, is_dataset, read_dataset
 from waveform.ranks.distributed import World
 from waveform.runs.search import STUDY_FILE, SearchConfig, Task, search
@@ -24,7 +23,7 @@ from waveform.speech import (
 )
 from waveform.system.atomic import require_writable
 from waveform.system.output import write_json
-from waveform.verbs.train import audio_amount, refuse_other_split, require_source
+from waveform.verbs.train import amount_of, refuse_other_data, require_source
 
 _PRESET = "preset=demo"  # its schedule is one of time, for small models
 
@@ -58,7 +57,7 @@ def tune(
 
     def data(world: World) -> Dataset:
         if is_dataset(source):
-            refuse_other_split(source, compose(overrides), overrides)
+            refuse_other_data(source, compose(overrides), overrides)
         data = _data_of(source, out_dir, compose(overrides), world=world, show_progress=show_progress)
         require_audio(data.modality, data.folder)
         return data
@@ -68,11 +67,10 @@ def tune(
         train_config=SpeechTrainConfig,
         space=partial(search_space, file=config.space),
         open_data=data,
-        vocab_size=NUM_CLASSES,
+        vocab_size=AudioFormat().num_classes,
         load=load,
         unit="sample",
-        amount=audio_amount,
-        units_per_second=SAMPLE_RATE_HZ,
+        amount_of=amount_of,
     )
     found = search(out_dir, overrides, task, config, show_progress=show_progress)
     write_json(json_file, found.entries)

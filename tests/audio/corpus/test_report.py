@@ -38,7 +38,7 @@ def test_totals_rates_and_channels(corpus_dir: Path, tmp_path: Path, write_audio
     assert report["splits"]["test"]["files"] == 2
     assert report["sample_rates_hz"] == {"16000": 4, "24000": 5, "44100": 4}
     assert report["channels"] == {"1": 12, "2": 1}
-    assert report["below_24khz"] == {
+    assert report["below_sample_rate"] == {
         f"{split}/clip{index}.wav": 16_000 for split, index in (("train", 2), ("train", 5), ("valid", 8), ("test", 11))
     }
     assert report["other_files"] == {".txt": 1} and report["refused"] == {}
@@ -81,7 +81,7 @@ def test_every_refusal_is_listed(corpus_dir: Path, tmp_path: Path, capsys: pytes
     assert report["refused"]["test/link.wav"] == "it is a link to nothing"
     assert "27 refused" in out and "and 7 more (report.json lists them all)" in out
     assert "    stray.wav: it lies outside" in out and out.count("bad") == 18
-    assert "below 24 kHz: 4 files; their upper band is empty" in out and "train/clip2.wav (16000 Hz)" in out
+    assert "below 24,000 Hz: 4 files; their upper band is empty" in out and "train/clip2.wav (16000 Hz)" in out
 
 
 def test_copies_in_two_splits_are_named(corpus_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +101,7 @@ def test_odd_names_are_printed_escaped() -> None:
         "split": "train", "duration_s": 1.0, "sample_rate_hz": 8000, "channels": 1,
         "samples": 8000, "clipped": 0, "frames": 50, "silent": 0, "digest": "00",
     }  # fmt: skip
-    report = build_report({"\udce9\n.wav": record}, scan=Scan(), split="by hash")
+    report = build_report({"\udce9\n.wav": record}, scan=Scan(), split="by hash", sample_rate_hz=24_000)
     text = format_report(report, title="data")
     text.encode("utf-8")
     assert "\\udce9\\n.wav (8000 Hz)" in text

@@ -8,7 +8,7 @@ preparation continues from these records; a group's record is written last.
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from waveform.audio import SAMPLE_RATE_HZ, mulaw
+from waveform.audio.audio_format import AudioFormat
 from waveform.audio.corpus.scan import FoundFile
 from waveform.audio.decoding_process import DecodingProcessDied
 from waveform.audio.files import AudioFile
@@ -27,7 +27,7 @@ from waveform.system.errors import UserError
 
 FORMAT = 1  # raise it whenever the same audio would give different tokens or records
 SHARDS, UNFINISHED = "shards", "unfinished"  # folders inside the data set
-SILENCE_FRAME = SAMPLE_RATE_HZ // 50  # 20 ms
+SILENCE_FRAMES_PER_S = 50  # of 20 ms
 SILENCE_RMS = 1e-3  # -60 dBFS
 
 _MIN_GROUP_BYTES = 8 << 20  # of source files: a few minutes of audio, a second of work
@@ -36,10 +36,11 @@ _MAX_GROUPS = 256  # so that training does not have to keep thousands of files o
 
 @dataclass(frozen=True)
 class Group:
-    """The files of one split that go into one shard, in the order of their paths."""
+    """The files of one split that go into one shard, in the order of their paths, and what they become."""
 
     split: str
     files: tuple[FoundFile, ...]
+    audio_format: AudioFormat
 
     @property
     def size(self) -> int:
@@ -48,7 +49,9 @@ class Group:
     @property
     def key(self) -> str:
         """Hex digest of all that determines the shard and can be known without reading the audio."""
-        content = json.dumps([FORMAT, self.split, [[file.path, file.size, file.mtime_ns] for file in self.files]])
+        files = [[file.path, file.size, file.mtime_ns] for file in self.files]
+        files = [[file.path, file.size, file.mtime_ns] for file in self.files]
+        content = json.dumps([FORMAT, self.audio_format.modality(), self.split, files])
         return hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
 
 
@@ -61,7 +64,7 @@ class GroupResult:
     duration_s: float  # of the audio prepared
 
 
-def cut_into_groups(files: Iterable[tuple[FoundFile, str]]) -> list[Group]:
+def cut_into_groups(files: Iterable[tuple[FoundFile, str]], audio_format: AudioFormat) -> list[Group]:
     """Cut (file, split) pairs into groups. The groups depend only on the files, so the next run cuts the same ones."""
     files = sorted(files)
     limit = max(_MIN_GROUP_BYTES, sum(file.size for file, _ in files) // _MAX_GROUPS)
@@ -73,11 +76,11 @@ def cut_into_groups(files: Iterable[tuple[FoundFile, str]]) -> list[Group]:
             if file_split != split:
                 continue
             if members and size + file.size > limit:
-                groups.append(Group(split, tuple(members)))
+                groups.append(Group(split, tuple(members), audio_format))
                 members, size = [], 0
             members.append(file)
             size += file.size
-        groups.append(Group(split, tuple(members)))
+        groups.append(Group(split, tuple(members), audio_format))
     return groups
 
 
@@ -88,13 +91,13 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> GroupResu
     """
     partial = data_dir / UNFINISHED / f"{group.key}.{os.getpid()}.shard"
     records: dict[str, dict[str, Any]] = {}
-    with ShardWriter(partial, vocab_size=mulaw.NUM_CLASSES) as writer:
+    with ShardWriter(partial, vocab_size=group.audio_format.num_classes) as writer:
         for file in group.files:
             record: dict[str, Any] = {"size": file.size, "mtime_ns": file.mtime_ns, "split": group.split}
             for last_try in (False, True):
                 writer.begin(file.path)
                 try:
-                    record |= _append_file(writer, audio_dir / file.path)
+                    record |= _append_file(writer, audio_dir / file.path, group.audio_format)
                 except RefusedFile as refusal:
                     writer.discard()
                     if isinstance(refusal, DecodingProcessDied) and not last_try:
@@ -122,19 +125,21 @@ def finished_result(group: Group, data_dir: Path) -> GroupResult | None:
         return None
 
 
-def _append_file(writer: ShardWriter, path: Path) -> dict[str, Any]:
+def _append_file(writer: ShardWriter, path: Path, audio_format: AudioFormat) -> dict[str, Any]:
     """Append one file's tokens; return what the report needs to know about it. Raises RefusedFile."""
     num_samples = num_frames = num_silent = 0
+    rate = audio_format.sample_rate_hz
+    frame = rate // SILENCE_FRAMES_PER_S
     with AudioFile(path) as file:
-        for block in file.blocks():  # whole seconds, except the last, so no 20-ms frame spans two blocks
-            writer.append(mulaw.encode(torch.from_numpy(block)).numpy())
+        for block in _scaled(file.blocks(sample_rate_hz=rate), audio_format):
+            writer.append(audio_format.encode(torch.from_numpy(block)).numpy())
             num_samples += len(block)
-            frames = block[: len(block) // SILENCE_FRAME * SILENCE_FRAME].reshape(-1, SILENCE_FRAME)
-            power = np.einsum("ij,ij->i", frames, frames) / SILENCE_FRAME
+            frames = block[: len(block) // frame * frame].reshape(-1, frame)
+            power = np.einsum("ij,ij->i", frames, frames) / frame
             num_frames += len(frames)
             num_silent += int(np.count_nonzero(power < SILENCE_RMS**2))
         return {
-            "duration_s": round(num_samples / SAMPLE_RATE_HZ, 6),
+            "duration_s": round(num_samples / rate, 6),
             "sample_rate_hz": file.sample_rate_hz,
             "channels": file.num_channels,
             "samples": file.num_frames * file.num_channels,
@@ -142,6 +147,14 @@ def _append_file(writer: ShardWriter, path: Path) -> dict[str, Any]:
             "frames": num_frames,
             "silent": num_silent,
         }
+
+
+def _scaled(blocks: Iterator[np.ndarray], audio_format: AudioFormat) -> Iterator[np.ndarray]:
+    """The blocks of one file, scaled as the format says; if that depends on all of the file, it is held in RAM."""
+    if audio_format.normalise == "none":
+        yield from blocks  # whole seconds, except the last, so no 20-ms frame spans two blocks
+    else:
+        yield audio_format.scale(np.concatenate(list(blocks)))
 
 
 def _name_by_content(partial: Path, utterances: list[Utterance], split: str, data_dir: Path) -> str | None:

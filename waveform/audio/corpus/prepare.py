@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from waveform.audio import SAMPLE_RATE_HZ, mulaw
+from waveform.audio.audio_format import AudioFormat, differences, format_of
 from waveform.audio.corpus.groups import (
     FORMAT,
     SHARDS,
@@ -40,12 +40,6 @@ from waveform.system.locks import locked
 
 REPORT_FILE = "report.json"
 _LOCK_FILE = ".prepare.lock"
-_MODALITY = {
-    "kind": "audio",
-    "sample_rate_hz": SAMPLE_RATE_HZ,
-    "quantiser": "mu-law",
-    "num_classes": mulaw.NUM_CLASSES,
-}
 
 
 @dataclass
@@ -54,8 +48,16 @@ class DataConfig:
 
     # which files train, validate and test
     split: SplitConfig = field(default_factory=SplitConfig)
+    sample_rate_hz: int = AudioFormat.sample_rate_hz  # to which everything is resampled
+    quantiser: str = AudioFormat.quantiser  # mu_law | linear: how a sample becomes one of 256 classes
+    normalise: str = AudioFormat.normalise  # none; clip: each file scaled by its own range, which looks ahead
     # processes that decode; null: one for each core that this process may use
     num_workers: int | None = None
+
+    @property
+    def audio_format(self) -> AudioFormat:
+        """What audio becomes. Raises UserError for values that it does not have."""
+        return AudioFormat(self.sample_rate_hz, self.quantiser, self.normalise)
 
 
 def prepare(
@@ -74,6 +76,7 @@ def prepare(
     audio_dir, data_dir = Path(audio_dir), Path(data_dir)
     if config.num_workers is not None and config.num_workers < 1:
         raise UserError(f"data.num_workers is {config.num_workers}; use 1 or more, or null for every core")
+    audio_format = config.audio_format
     _check_audio_dir(audio_dir, data_dir)
     split_plan = plan_split(audio_dir, config.split)
     scan = scan_folder(audio_dir, skip=data_dir)
@@ -88,12 +91,17 @@ def prepare(
             wanted[file] = split
     require_all_splits(split_plan, [file.path for file in wanted])
     with _locked(data_dir):
-        old = _read_previous(data_dir, split_plan=split_plan, wanted=wanted)
+        old = _read_previous(data_dir, split_plan=split_plan, wanted=wanted, audio_format=audio_format)
         dataset, notes = _update(
             audio_dir, data_dir, old=old, wanted=wanted, split_plan=split_plan, config=config, show=show_progress
         )
         _clean(dataset)
-        report = build_report(dataset.sources["files"], scan=scan, split=split_plan.describe())
+        report = build_report(
+            dataset.sources["files"],
+            scan=scan,
+            split=split_plan.describe(),
+            sample_rate_hz=audio_format.sample_rate_hz,
+        )
         _write_if_new(data_dir / REPORT_FILE, json.dumps(report, indent=1).encode())
     if show_progress:
         say(format_report(report, title=f"{printable(str(data_dir))}: {notes}"))
@@ -149,13 +157,17 @@ def _locked(data_dir: Path) -> Iterator[None]:
         yield
 
 
-def _read_previous(data_dir: Path, *, split_plan: SplitPlan, wanted: dict[FoundFile, str]) -> Dataset | None:
+def _read_previous(
+    data_dir: Path, *, split_plan: SplitPlan, wanted: dict[FoundFile, str], audio_format: AudioFormat
+) -> Dataset | None:
     """Return the data set as it is, or None. Raises UserError if bringing it up to date would change its meaning."""
     if not is_dataset(data_dir):
         return None
     old = read_dataset(data_dir)
-    if old.modality != _MODALITY or "files" not in old.sources:
+    if old.modality.get("kind") != "audio" or "files" not in old.sources:
         raise UserError(f"{data_dir} holds a data set that is not audio; give another folder")
+    if different := differences(format_of(old.modality), audio_format):
+        raise UserError(f"{data_dir} was prepared differently: {different}; use the same settings, or another folder")
     before, now = old.sources["split"], split_plan.settings()
     if before != now:
         # Moving files between splits would put yesterday's test files into today's training data.
@@ -184,7 +196,7 @@ def _update(
     """Prepare what is new or changed and replace dataset.json. Returns the data set and a phrase on what was done."""
     kept = _still_valid(old, wanted) if old else {}
     pending = [(file, split) for file, split in wanted.items() if file.path not in kept]
-    groups = cut_into_groups(pending)
+    groups = cut_into_groups(pending, config.audio_format)
     results = {group.key: result for group in groups if (result := finished_result(group, data_dir)) is not None}
     todo = [group for group in groups if group.key not in results]
     num_reused = sum(len(group.files) for group in groups) - sum(len(group.files) for group in todo)
@@ -200,8 +212,8 @@ def _update(
     require_all_splits(split_plan, usable)
     dataset = Dataset(
         folder=data_dir,
-        vocab_size=mulaw.NUM_CLASSES,
-        modality=dict(_MODALITY),
+        vocab_size=config.audio_format.num_classes,
+        modality=config.audio_format.modality(),
         splits={
             split: sorted({records[path]["shard"] for path in usable if records[path]["split"] == split})
             for split in SPLITS

@@ -1,10 +1,10 @@
 """Reports what is in a corpus, as JSON and as text: the last step of preparing.
 
-Definitions. A file's *duration* is its number of 24 kHz samples / 24000. The *clipped share* is the share of decoded
-samples with |x| >= 0.999, over all channels, before mixing and resampling. The *silent share* is the share of whole
-20-ms frames of the mono 24 kHz signal whose RMS is below -60 dBFS (0.001). *Quantiles* are those of the durations of
-the files used, interpolated linearly. *Shared audio* means files of different splits that have the same tokens, sample
-for sample: copies, which make test results look better than they are.
+Definitions. A file's *duration* is its number of tokens / the data set's rate. The *clipped share* is the share of
+decoded samples with |x| >= 0.999, over all channels, before mixing and resampling. The *silent share* is the share of
+whole 20-ms frames of the mono signal, at the data set's rate, whose RMS is below -60 dBFS (0.001). *Quantiles* are
+those of the durations of the files used, interpolated linearly. *Shared audio* means files of different splits that
+have the same tokens, sample for sample: copies, which make test results look better than they are.
 """
 
 from collections import Counter, defaultdict
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from waveform.audio import SAMPLE_RATE_HZ
 from waveform.audio.corpus.scan import Scan
 from waveform.audio.corpus.splits import SPLITS
 from waveform.system.console import printable
@@ -21,7 +20,7 @@ _MAX_LINES = 20  # printed of a list; the JSON has them all
 _QUANTILES = {"min": 0, "5%": 5, "50%": 50, "95%": 95, "max": 100}
 
 
-def build_report(files: dict[str, dict[str, Any]], *, scan: Scan, split: str) -> dict[str, Any]:
+def build_report(files: dict[str, dict[str, Any]], *, scan: Scan, split: str, sample_rate_hz: int) -> dict[str, Any]:
     """Sum up the records of a data set's `files` and what the scan refused (see the module for definitions).
 
     The result depends only on the audio folder, so an unchanged folder gives an unchanged report.
@@ -33,7 +32,7 @@ def build_report(files: dict[str, dict[str, Any]], *, scan: Scan, split: str) ->
     for name in SPLITS:
         of_split = [record["duration_s"] for record in used.values() if record["split"] == name]
         splits[name] = {"files": len(of_split), "hours": sum(of_split) / 3600}
-    low = {path: record["sample_rate_hz"] for path, record in used.items() if record["sample_rate_hz"] < SAMPLE_RATE_HZ}
+    low = {path: record["sample_rate_hz"] for path, record in used.items() if record["sample_rate_hz"] < sample_rate_hz}
     return {
         "hours": sum(durations_s) / 3600,
         "files": len(used),
@@ -46,7 +45,8 @@ def build_report(files: dict[str, dict[str, Any]], *, scan: Scan, split: str) ->
         },
         "clipped_share": _share(used, "clipped", "samples"),
         "silent_share": _share(used, "silent", "frames"),
-        "below_24khz": low,
+        "sample_rate_hz": sample_rate_hz,
+        "below_sample_rate": low,
         "shared_by_splits": _shared_by_splits(used),
         "refused": dict(sorted(refused.items())),
         "other_files": dict(sorted(scan.other.items())),
@@ -86,13 +86,14 @@ def format_report(report: dict[str, Any], *, title: str) -> str:
         f"  clipped     {100 * report['clipped_share']:.3f}% of samples (|x| >= 0.999)",
         f"  silent      {100 * report['silent_share']:.1f}% of 20-ms frames (RMS below -60 dBFS)",
     ]
-    low = report["below_24khz"]
+    low = report["below_sample_rate"]
     if low:
-        lines.append(f"  below 24 kHz: {len(low)} files; their upper band is empty, which lowers the NLL")
+        rate = f"{report['sample_rate_hz']:,} Hz"
+        lines.append(f"  below {rate}: {len(low)} files; their upper band is empty, which lowers the NLL")
         by_rate = defaultdict(list)
-        for path, rate in low.items():
-            by_rate[rate].append(path)
-        entries = [f"{printable(path)} ({rate} Hz)" for rate in sorted(by_rate) for path in by_rate[rate]]
+        for path, rate_hz in low.items():
+            by_rate[rate_hz].append(path)
+        entries = [f"{printable(path)} ({rate_hz} Hz)" for rate_hz in sorted(by_rate) for path in by_rate[rate_hz]]
         lines += _first(entries)
     if report["shared_by_splits"]:
         lines.append(

@@ -1,0 +1,125 @@
+"""Rate, quantiser and scale of a data set: what they do, that all follows them, and that one module knows the rate."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+import waveform
+from tests.audio.conftest import write_audio
+from tests.test_cli import mistake
+from waveform.audio.audio_format import AudioFormat, differences, format_of
+from waveform.cli import main
+from waveform.engine.dataset import read_dataset
+from waveform.system.errors import UserError
+
+FORMAT = AudioFormat(16_000, "linear", "clip")
+SETTINGS = ["data.sample_rate_hz=16000", "data.quantiser=linear", "data.normalise=clip"]
+SMALL = ["preset=demo", "model=wavenet", "train.device=cpu", "train.max_seconds=null", "train.max_steps=3"]
+
+
+@pytest.fixture(scope="module", name="place")
+def make_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Audio of two rates, a data set of 16 kHz linear samples, and a run on it."""
+    place = tmp_path_factory.mktemp("formats")
+    for i, split in enumerate(("train", "valid", "test")):
+        for rate in (16_000, 44_100):
+            (place / "audio" / split).mkdir(parents=True, exist_ok=True)
+            write_audio(place / "audio" / split / f"{rate}.wav", seed=i, sample_rate_hz=rate, duration_s=0.2)
+    assert main(["prepare", str(place / "audio"), str(place / "data"), *SETTINGS]) == 0
+    assert main(["train", str(place / "data"), str(place / "run"), *SMALL]) == 0
+    return place
+
+
+def test_a_data_set_keeps_its_format(place: Path) -> None:
+    data = read_dataset(place / "data")
+    assert format_of(data.modality) == FORMAT
+    assert json.loads((place / "data" / "report.json").read_text())["sample_rate_hz"] == 16_000
+    tokens = data.open_split("train")
+    assert tokens.lengths == [3200, 3200]
+    samples, _ = soundfile.read(place / "audio" / "train" / "16000.wav", dtype="float32")
+    samples = samples if samples.ndim == 1 else samples.mean(axis=1)
+    expected = np.floor((samples - samples.min()) / (samples.max() - samples.min()) * 255 + 0.5)
+    read = tokens.read(tokens.names.index("train/16000.wav"), start=0, stop=3200)
+    assert np.abs(read.astype(float) - expected).max() <= 1 and read.min() == 0 and read.max() == 255
+
+
+def test_samples_nll_and_speeds_follow_it(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", str(place / "run"), "--out", str(tmp_path), "--seconds", "0.01"]) == 0
+    (path,) = tmp_path.glob("*.wav")
+    assert soundfile.info(path).samplerate == 16_000 and soundfile.info(path).frames == 160
+    run = waveform.load(place / "run")
+    assert run.audio_format == FORMAT and run.unit_s == 1 / 16_000
+    assert run.sample(seconds=0.01).shape == (1, 160)
+    nats = run.nll(np.sin(np.arange(4_410) / 20), sample_rate_hz=44_100)
+    assert len(nats) == 1_600 and np.isfinite(nats).all()
+    quiet = run.nll(0.1 * np.sin(np.arange(4_410) / 20), sample_rate_hz=44_100)  # scaled by its own range
+    np.testing.assert_allclose(nats, quiet, atol=0.3)
+
+
+def test_what_differs_is_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    audio, data = str(place / "audio"), str(place / "data")
+    line = mistake(["prepare", audio, data], capsys)
+    assert "data.sample_rate_hz was 16000 and is 24000, data.quantiser was linear and is mu_law" in line
+    line = mistake(["train", data, str(tmp_path / "run"), *SMALL, "data.sample_rate_hz=24000"], capsys)
+    assert "data.sample_rate_hz was 16000 and is 24000" in line and "prepare it anew" in line
+    assert main(["prepare", audio, str(tmp_path / "other")]) == 0
+    assert main(["train", str(tmp_path / "other"), str(tmp_path / "run"), *SMALL]) == 0
+    line = mistake(["compare", str(place / "run"), str(tmp_path / "run")], capsys)
+    assert "read different tokens" in line and "data.quantiser was linear and is mu_law" in line
+    line = mistake(["evaluate", str(place / "run"), "--data", str(tmp_path / "other")], capsys)
+    assert "data.normalise was clip and is none" in line
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("data.sample_rate_hz=16", "data.sample_rate_hz is 16; it must be from 1,000 to 192,000"),
+        ("data.quantiser=cubic", "data.quantiser is 'cubic'; choose mu_law or linear"),
+        ("data.normalise=all", "data.normalise is 'all'; choose none or clip"),
+    ],
+)
+def test_values_that_do_not_exist(
+    setting: str, said: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in mistake(["prepare", str(place / "audio"), str(tmp_path / "data"), setting], capsys)
+
+
+@pytest.mark.parametrize("quantiser", ["mu_law", "linear"])
+def test_every_class_comes_back(quantiser: str) -> None:
+    classes = torch.arange(256)
+    audio_format = AudioFormat(quantiser=quantiser)
+    assert audio_format.encode(audio_format.decode(classes)).tolist() == classes.tolist()
+    assert audio_format.encode(torch.tensor([-2.0, 0.0, 2.0])).tolist() == [0, 128, 255]
+
+
+def test_scale() -> None:
+    np.testing.assert_allclose(FORMAT.scale(np.array([1.0, 2.0, 4.0], dtype=np.float32)), [-1, -1 / 3, 1], rtol=1e-6)
+    assert FORMAT.scale(np.ones(3, dtype=np.float32)).tolist() == [0, 0, 0] and len(FORMAT.scale(np.zeros(0))) == 0
+    assert AudioFormat().scale(np.ones(3, dtype=np.float32)).tolist() == [1, 1, 1]
+
+
+def test_modality_and_back() -> None:
+    for audio_format in (AudioFormat(), FORMAT, AudioFormat(48_000)):
+        assert format_of(audio_format.modality()) == audio_format
+    assert "normalise" not in AudioFormat().modality()  # data sets of earlier versions stay equal
+    assert differences(AudioFormat(), AudioFormat()) == ""
+    with pytest.raises(UserError, match="of a newer version"):
+        format_of({"sample_rate_hz": 24_000, "quantiser": "cubic"})
+
+
+def test_one_module_knows_rates() -> None:
+    """Numbers that are rates of audio stand in audio_format alone; comments and docstrings may name them."""
+    rates = re.compile(r"\b(?:8_?000|11_?025|16_?000|22_?050|24_?000|32_?000|44_?100|48_?000|96_?000)\b")
+    root = Path(waveform.__file__).parent
+    found: list[Any] = []
+    for path in root.rglob("*.py"):
+        code = re.sub(r'""".*?"""|#[^\n]*', "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        if path.name != "audio_format.py" and rates.search(code):
+            found.append(path.relative_to(root))
+    assert not found

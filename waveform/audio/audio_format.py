@@ -1,0 +1,93 @@
+"""What the tokens of a data set mean as sound: rate, quantiser and scale; kept in the data set and in its runs.
+
+This module alone knows rates in hertz. Everything else gets a data set's format, or what a file says of itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from waveform.audio import linear, mulaw
+from waveform.system.errors import UserError
+from waveform.system.rules import Rule, check_rules, one_of
+
+CD_RATE_HZ = 44_100  # of the audio files that `bench` synthesises
+_MOST_HZ = 192_000
+_LEAST_HZ = 1_000
+_QUANTISERS = {"mu_law": mulaw, "linear": linear}
+_STORED_AS = {"mu_law": "mu-law", "linear": "linear"}  # in dataset.json
+_RULES = {
+    "sample_rate_hz": Rule(
+        lambda value: _LEAST_HZ <= value <= _MOST_HZ, f"it must be from {_LEAST_HZ:,} to {_MOST_HZ:,}"
+    ),
+    "quantiser": one_of(*_QUANTISERS),
+    "normalise": one_of("none", "clip"),
+}
+
+
+@dataclass(frozen=True)
+class AudioFormat:
+    """How audio becomes the 256 classes that models read. The defaults are the paper's (Rae et al. 2019, section 5.6).
+
+    Raises UserError for a rate out of range, and for a quantiser or a scale that does not exist.
+    """
+
+    sample_rate_hz: int = 24_000
+    quantiser: str = "mu_law"  # mu_law | linear
+    normalise: str = "none"  # none; clip: each file is scaled by its own range to -1..1, which looks ahead
+
+    def __post_init__(self) -> None:
+        check_rules(self, _RULES, section="data")
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes a sample can have."""
+        return _QUANTISERS[self.quantiser].NUM_CLASSES
+
+    def encode(self, samples: Tensor) -> Tensor:
+        """Quantise float samples [...] in -1..1 (others are clipped) to classes [...] uint8."""
+        return _QUANTISERS[self.quantiser].encode(samples)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Turn classes [...] (any integer dtype) into samples [...] float32 in -1..1."""
+        return _QUANTISERS[self.quantiser].decode(tokens)
+
+    def scale(self, samples: np.ndarray) -> np.ndarray:
+        """Scale a whole recording [n] as `normalise` says; one without any range becomes zeros."""
+        if self.normalise == "none" or not len(samples):
+            return samples
+        low, high = float(samples.min()), float(samples.max())
+        if low == high:
+            return np.zeros_like(samples)
+        return ((samples - low) * (2 / (high - low)) - 1).astype(np.float32)
+
+    def modality(self) -> dict[str, Any]:
+        """What dataset.json and a run's config.yaml say of it."""
+        described = {
+            "kind": "audio",
+            "sample_rate_hz": self.sample_rate_hz,
+            "quantiser": _STORED_AS[self.quantiser],
+            "num_classes": self.num_classes,
+        }
+        return described if self.normalise == "none" else {**described, "normalise": self.normalise}
+
+
+def format_of(modality: Mapping[str, Any]) -> AudioFormat:
+    """Read the format of a data set or a run. Raises UserError if this version does not know it."""
+    by_name = {stored: name for name, stored in _STORED_AS.items()}
+    quantiser = by_name.get(modality.get("quantiser", _STORED_AS["mu_law"]))
+    if quantiser is None:
+        raise UserError(f"the quantiser {modality.get('quantiser')!r} is of a newer version of waveform; update it")
+    return AudioFormat(int(modality["sample_rate_hz"]), quantiser, str(modality.get("normalise", "none")))
+
+
+def differences(before: AudioFormat, now: AudioFormat) -> str:
+    """Say in what two formats differ; empty if they do not."""
+    return ", ".join(
+        f"data.{name} was {value} and is {vars(now)[name]}"
+        for name, value in vars(before).items()
+        if value != vars(now)[name]
+    )
