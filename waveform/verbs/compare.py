@@ -73,27 +73,13 @@ def compare(
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
     check_files(json_file=json_file, plot_file=plot_file)
     scored = score_runs(run_dirs, data=data, split=split, protocol=protocol, device=device, show_progress=show_progress)
-    baseline = next((one.result for one in scored if one.run.name == BASELINE), None)
-    entries = []
-    for one in scored:
-        difference = interval = None
-        if baseline is not None:
-            difference = one.result.nats_per_token - baseline.nats_per_token
-            interval = list(bootstrap_interval(one.result, baseline)) if one.result is not baseline else [0.0, 0.0]
-        entries.append(
-            {
-                **figures_of(one, split=split),
-                "difference_to_wavenet_nats": difference,
-                "interval_95": interval,
-                "sampling_samples_per_second": sampling_speed(one.run),
-            }
-        )
+    entries = entries_of(scored, split=split)
     if show_progress:
         print(format_table(entries))
     write_json(json_file, entries)
     if plot_file is not None:
         curves = [one.curve for one in scored]
-        save_learning_curves(plot_file, list(zip(_labels(entries), curves, strict=True)), unit="sample")
+        save_learning_curves(plot_file, list(zip(labels_of(entries), curves, strict=True)), unit="sample")
     return entries
 
 
@@ -126,6 +112,26 @@ def score_runs(
     ]
 
 
+def entries_of(scored: Sequence[ScoredRun], *, split: str) -> list[dict[str, Any]]:
+    """The figures of runs that were scored on the same tokens (see `compare`); measures how fast each samples."""
+    baseline = next((one.result for one in scored if one.run.name == BASELINE), None)
+    entries = []
+    for one in scored:
+        difference = interval = None
+        if baseline is not None:
+            difference = one.result.nats_per_token - baseline.nats_per_token
+            interval = list(bootstrap_interval(one.result, baseline)) if one.result is not baseline else [0.0, 0.0]
+        entries.append(
+            {
+                **figures_of(one, split=split),
+                "difference_to_wavenet_nats": difference,
+                "interval_95": interval,
+                "sampling_samples_per_second": sampling_speed(one.run),
+            }
+        )
+    return entries
+
+
 def figures_of(scored: ScoredRun, *, split: str) -> dict[str, Any]:
     """What a comparison's JSON has of one run on its own."""
     run, tokens = scored.run, scored.tokens
@@ -140,7 +146,7 @@ def figures_of(scored: ScoredRun, *, split: str) -> dict[str, Any]:
     }
 
 
-def _labels(entries: Sequence[dict[str, Any]]) -> list[str]:
+def labels_of(entries: Sequence[dict[str, Any]]) -> list[str]:
     """The model of each run, followed by the run's name if several are of the same model."""
     names = [entry["model"] for entry in entries]
     return [
@@ -149,13 +155,13 @@ def _labels(entries: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def format_table(entries: Sequence[dict[str, Any]]) -> str:
-    """The comparison as text, best NLL first."""
+def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """The comparison as a table's header and rows, best NLL first."""
     header = ["model", "nats/sample", "bits/sample", "vs WaveNet, nats [95% interval]", "parameters",
               "trained on", "training", "sampling"]  # fmt: skip
     rows = []
     for label, entry in sorted(
-        zip(_labels(entries), entries, strict=True), key=lambda labelled: labelled[1]["nll_nats_per_sample"]
+        zip(labels_of(entries), entries, strict=True), key=lambda labelled: labelled[1]["nll_nats_per_sample"]
     ):
         difference = entry["difference_to_wavenet_nats"]
         if difference is None or entry["interval_95"] == [0.0, 0.0]:
@@ -180,14 +186,23 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
     if first["unigram_nats_per_sample"] is not None:
         unigram = first["unigram_nats_per_sample"]
         rows.append(["(unigram)", f"{unigram:.4f}", f"{bits(unigram):.4f}", *["-"] * 5])
-    lines = table(header, rows)
-    lines.append(
+    return header, rows
+
+
+def note_of(first: dict[str, Any]) -> str:
+    """What the figures of a comparison are of, from any of its entries."""
+    return (
         f"{first['split']} split: {first['num_samples']:,} samples of {first['num_utterances']} utterances, "
         f"state by {first['protocol']}; lower NLL is better; speeds on {first['device']} with "
         f"{first['num_threads']} threads; sampling: one stream, from empty memories"
     )
+
+
+def format_table(entries: Sequence[dict[str, Any]]) -> str:
+    """The comparison as text, best NLL first."""
+    lines = [*table(*rows_of(entries)), note_of(entries[0])]
     speeds = [entry["train_samples_per_second_by_slice"] for entry in entries]
     waited = [entry["train_waited_share"] for entry in entries]
-    labels = _labels(entries)
+    labels = labels_of(entries)
     lines += warnings_of(dict(zip(labels, speeds, strict=True)), dict(zip(labels, waited, strict=True)))
     return "\n".join(lines)
