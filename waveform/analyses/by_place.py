@@ -64,6 +64,16 @@ def doubling_edges(longest: int, *, first: int) -> list[int]:
     return edges
 
 
+def _fitting(order: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[int]:
+    """Those of `order` that fit; the shortest if none does."""
+    chosen, left = [], max_tokens
+    for index in order:
+        if lengths[index] <= left:
+            chosen.append(index)
+            left -= lengths[index]
+    return chosen or [order[-1]]
+
+
 @torch.inference_mode()
 def nll_by_place(
     model: SequenceModel,
@@ -77,12 +87,12 @@ def nll_by_place(
 ) -> NllByPlace:
     """Score utterances, each from a fresh state, and sum by place; bins double in length from `first` tokens on.
 
-    window: tokens of one call; rows: utterances side by side. max_tokens: about how many to score, longest utterances
-    first; None: all.
+    window: tokens of one call; rows: utterances side by side. max_tokens: at most how many to score, longest
+    utterances first, leaving out those that are longer than what remains; None: all.
     """
     order = sorted(range(len(tokens)), key=lambda i: (-tokens.lengths[i], i))
     if max_tokens is not None:
-        order = order[: int(np.searchsorted(np.cumsum([tokens.lengths[i] for i in order]), max_tokens)) + 1]
+        order = _fitting(order, tokens.lengths, max_tokens)
     edges = doubling_edges(max(tokens.lengths), first=first)
     nats, counts = np.zeros((len(tokens), len(edges) - 1)), np.zeros((len(tokens), len(edges) - 1), dtype=np.int64)
     device = next(iter(model.parameters())).device

@@ -14,13 +14,14 @@ from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
 from waveform.engine.sampler import SamplingConfig, sampling_loop
+from waveform.engine.token_set import TokenSet
 from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.opened import TrainedRun
 from waveform.runs.race import ScoredRun
 from waveform.runs.scoring import bootstrap_interval, score, unigram_nats
 from waveform.runs.speeds import warnings_of
-from waveform.speech import load
-from waveform.system.console import table
+from waveform.speech import Run, load
+from waveform.system.console import printable, table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 from waveform.verbs.evaluate import describe, open_split
@@ -93,12 +94,27 @@ def score_runs(
     show_progress: bool = True,
 ) -> list[ScoredRun]:
     """Score runs on the same tokens under one protocol. Raises UserError as `compare` does."""
-    if not run_dirs:
-        raise UserError("name at least one run folder")
-    runs = [load(run_dir, device=device) for run_dir in run_dirs]
+    runs, tokens = open_runs(run_dirs, data=data, split=split, device=device, show_progress=show_progress)
     chunks = {run.config["train"]["chunk"] for run in runs}
     if protocol == "chunk" and len(chunks) > 1:
         raise UserError(f"protocol chunk would reset these runs at different chunks, {sorted(chunks)}; use utterance")
+    return [
+        ScoredRun.of(run, tokens, score(run, tokens, protocol=protocol, show_progress=show_progress)) for run in runs
+    ]
+
+
+def open_runs(
+    run_dirs: Sequence[Path | str],
+    *,
+    data: Path | str | None = None,
+    split: str = "test",
+    device: str | None = None,
+    show_progress: bool = True,
+) -> tuple[list[Run], TokenSet]:
+    """Open runs, and the tokens that all are scored on. Raises UserError as `load` does, and if theirs differ."""
+    if not run_dirs:
+        raise UserError("name at least one run folder")
+    runs = [load(run_dir, device=device) for run_dir in run_dirs]
     token_sets = [open_split(run, data=data, split=split, show_progress=show_progress) for run in runs]
     for run, tokens in zip(runs, token_sets, strict=True):
         if tokens.checksum != token_sets[0].checksum:
@@ -106,10 +122,7 @@ def score_runs(
                 f"{runs[0].folder} and {run.folder} have different {split} data, so their NLL cannot be compared; "
                 "name one data set for all of them with --data"
             )
-    return [
-        ScoredRun.of(run, tokens, score(run, tokens, protocol=protocol, show_progress=show_progress))
-        for run, tokens in zip(runs, token_sets, strict=True)
-    ]
+    return runs, token_sets[0]
 
 
 def entries_of(scored: Sequence[ScoredRun], *, split: str) -> list[dict[str, Any]]:
@@ -147,11 +160,14 @@ def figures_of(scored: ScoredRun, *, split: str) -> dict[str, Any]:
 
 
 def labels_of(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """The model of each run, followed by the run's name if several are of the same model."""
-    names = [entry["model"] for entry in entries]
+    """The model of each run, with the run's name, or at need its path, if several are of the same model."""
+    models = [entry["model"] for entry in entries]
+    named = [f"{entry['model']} ({Path(entry['run']).name})" for entry in entries]
     return [
-        name if names.count(name) == 1 else f"{name} ({Path(entry['run']).name})"
-        for name, entry in zip(names, entries, strict=True)
+        printable(
+            model if models.count(model) == 1 else name if named.count(name) == 1 else f"{model} ({entry['run']})"
+        )
+        for model, name, entry in zip(models, named, entries, strict=True)
     ]
 
 
