@@ -5,11 +5,14 @@ import re
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from tests.report.conftest import page_of
 from waveform.analyses.by_place import NllByPlace
+from waveform.audio.embedded import flac_bytes, mel_jpeg
+from waveform.audio.mulaw import decode, encode
 from waveform.report.charts import attention_chart, place_chart
-from waveform.report.page import Page, QualityFigure, Table, Writing, render, write_page
+from waveform.report.page import Page, Player, PlayerRow, QualityFigure, Table, Writing, data_uri, render, write_page
 from waveform.report.settings import settings_tables
 
 NAME = "<b>a</b>\"'&"
@@ -28,6 +31,18 @@ def test_names_are_escaped_and_nothing_is_loaded() -> None:
     assert "<b>" not in html and html.count("&lt;b&gt;") > 10
     assert re.findall(r"(?:src|href)=\"(?!data:)", html) == []
     assert "default-src &#39;none&#39;" in html and "http://" not in html and "https://" not in html
+
+
+def test_three_runs_of_four_sounds_are_under_5_mb() -> None:
+    """With continuations of four recordings: 28 sounds of 2 s. Noise of -26 dB, louder than speech, packs badly."""
+    random = np.random.default_rng(0)
+    players = []
+    for i in range(28):
+        noise = decode(encode(torch.from_numpy(0.05 * random.standard_normal(48_000)))).numpy()
+        audio, picture = data_uri(flac_bytes(noise), kind="audio/flac"), data_uri(mel_jpeg(noise), kind="image/jpeg")
+        players.append(Player(str(i % 3), audio=audio, picture=picture, duration_s=2.0))
+    html = render(page_of(["0", "1", "2"], players=[PlayerRow("noise", players)]))
+    assert 2e6 < len(html.encode()) < 4.5e6  # half a megabyte is left for charts
 
 
 def test_what_is_empty_is_left_out() -> None:
