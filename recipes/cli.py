@@ -13,6 +13,7 @@ from waveform.command.arguments import (
     JSON,
     MEMORIES,
     NEW_RUN_DIR,
+    OUT_PAGE,
     RACE_DIR,
     RUN_DIR,
     RUN_DIRS,
@@ -308,6 +309,35 @@ VERBS = (
             "prefixes": "recipes.verbs.sample:Prefixes",
         },
         report="builtins:print",
+    ),
+    Verb(
+        "report",
+        "write a page on runs: texts side by side, perplexity, NLL in training, attention, settings",
+        "recipes.verbs.report:report",
+        (
+            argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="differences are to the first"),
+            OUT_PAGE,
+            argument(
+                "--documents",
+                into="config",
+                type=int,
+                metavar="N",
+                help="held-out documents that every run continues (default 3)",
+            ),
+            argument(
+                "--prefix", into="config", type=int, metavar="N", help="tokens of each that are read (default 512)"
+            ),
+            argument(
+                "--tokens", dest="num_tokens", into="config", type=int, metavar="N", help="to generate (default 256)"
+            ),
+            replace(TEMPERATURE, into="config"),
+            replace(SEED, into="config"),
+            replace(SPLIT, into="config"),
+            replace(_ROWS, into="config"),
+            JSON,
+            DEVICE,
+        ),
+        configs={"config": "recipes.verbs.report:ReportConfig"},
     ),
     Verb(
         "topics",

@@ -23,17 +23,18 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "waveform.decoding": _TRAINING,
     "waveform.runs": (*_TRAINING, "decoding"),
     "waveform.analyses": _RUNS,
+    "waveform.report": (*_RUNS, "analyses"),
     "waveform.benchmarks": (*_RUNS, "audio"),
     "waveform.audio": ("system", "engine"),
     "waveform.conf": (),
     "waveform.speech": (*_RUNS, "audio"),
-    "waveform.verbs": (*_RUNS, "analyses", "benchmarks", "audio", "speech"),
+    "waveform.verbs": (*_RUNS, "analyses", "report", "benchmarks", "audio", "speech"),
     "waveform.command": ("system",),
     "waveform.cli": ("command",),
     "waveform.__main__": ("cli",),
     "waveform.__init__": ("system", "models", "speech", "verbs"),
     "baselines": (*_TRAINING, "decoding"),
-    "recipes": (*_RUNS, "analyses", "command"),
+    "recipes": (*_RUNS, "analyses", "report", "command"),
 }
 
 

@@ -1,8 +1,8 @@
 """Compressive Transformer for raw audio waveforms, compared with WaveNet and Transformer-XL.
 
 `build` makes any registered model, `load` opens a trained run; `prepare`, `train`, `tune`, `evaluate`, `sample`,
-`compare`, `race`, `bench` and `analyse` are the functions behind the verbs of the `waveform` command. All are imported
-on first use, so that `import waveform` is instant and loads neither torch nor an audio library.
+`compare`, `race`, `bench`, `analyse` and `report` are the functions behind the verbs of the `waveform` command. All are
+imported on first use, so that `import waveform` is instant and loads neither torch nor an audio library.
 """
 
 from importlib import import_module
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from waveform.verbs.evaluate import evaluate as evaluate
     from waveform.verbs.prepare import prepare as prepare
     from waveform.verbs.race import race as race
+    from waveform.verbs.report import report as report
     from waveform.verbs.sample import sample as sample
     from waveform.verbs.train import train as train
     from waveform.verbs.tune import tune as tune
@@ -32,6 +33,7 @@ _HOMES = {
     "load": "waveform.speech",
     "prepare": "waveform.verbs.prepare",
     "race": "waveform.verbs.race",
+    "report": "waveform.verbs.report",
     "sample": "waveform.verbs.sample",
     "train": "waveform.verbs.train",
     "tune": "waveform.verbs.tune",

@@ -1,6 +1,7 @@
 """The `waveform` command, as a table: each verb's function and arguments. Loads nothing heavy until a verb runs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from waveform.command.arguments import (
@@ -10,7 +11,9 @@ from waveform.command.arguments import (
     JSON,
     MEMORIES,
     NEW_RUN_DIR,
+    OUT_PAGE,
     RACE_DIR,
+    RATINGS,
     RUN_DIR,
     RUN_DIRS,
     SEARCH,
@@ -199,6 +202,49 @@ VERBS = (
         "waveform.verbs.analyse:analyse",
         (RUN_DIRS, _DATA, *analysis("sample"), JSON, DEVICE),
         configs={"config": "waveform.analyses.analyse:AnalysisConfig"},
+    ),
+    Verb(
+        "report",
+        "write a page to listen to and to read: samples beside real speech, NLL, attention, settings",
+        "waveform.verbs.report:report",
+        (
+            argument("run_dirs", type=Path, nargs="*", metavar="RUN_DIR", help="several stand side by side"),
+            OUT_PAGE,
+            argument(
+                "--num", into="config", type=int, metavar="N", help="sounds of each run at each temperature (default 2)"
+            ),
+            argument("--seconds", into="config", type=float, metavar="S", help="length of each sound (default 2)"),
+            argument(
+                "--real",
+                into="config",
+                type=int,
+                metavar="N",
+                help="recordings, whose beginnings every run continues (default 4)",
+            ),
+            argument(
+                "--temperatures",
+                into="config",
+                type=float,
+                nargs="+",
+                metavar="T",
+                help="default 0.9 1; the first one for continuations too",
+            ),
+            replace(SEED, into="config"),
+            _DATA,
+            replace(SPLIT, into="config"),
+            argument(
+                "--tokens",
+                dest="max_tokens",
+                into="config",
+                type=int,
+                metavar="N",
+                help="samples to score, longest utterances first (default: all)",
+            ),
+            JSON,
+            DEVICE,
+            RATINGS,
+        ),
+        configs={"config": "waveform.verbs.report:ReportConfig"},
     ),
     Verb(
         "demo",

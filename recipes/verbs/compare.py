@@ -87,8 +87,8 @@ def _label(entry: dict[str, Any]) -> str:
     return Path(entry["run"]).name
 
 
-def format_table(entries: Sequence[dict[str, Any]]) -> str:
-    """Return the comparison as text, in the order given."""
+def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return the comparison as a table's header and rows, in the order given."""
     first = entries[0]
     metrics = [first["headline"], *(name for name in UNITS if name in first and name != first["headline"])]
     names = [UNITS[name] for name in metrics]
@@ -109,9 +109,15 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
                 f"{entry['train_tokens_seen'] / 1e6:.1f} M tokens, {entry['train_seconds']:.0f} s",
             ]
         )
-    lines = table(header, rows)
+    return header, rows
+
+
+def format_table(entries: Sequence[dict[str, Any]]) -> str:
+    """Return the comparison as text, in the order given."""
+    first = entries[0]
+    lines = table(*rows_of(entries))
     if "perplexity_by_frequency" in first:
-        lines += ["", "perplexity by occurrences in training:", *_frequencies(entries)]
+        lines += ["", "perplexity by occurrences in training:", *table(*frequencies_of(entries))]
     if "bits_by_distance" in first:
         lines += ["", f"bits per answer by distance, chance {first['chance_bits']:.2f}:", *_distances(entries)]
     lines.append(f"{first['split']} split: {first['num_tokens']:,} tokens of {first['num_documents']:,} documents")
@@ -130,8 +136,8 @@ def relative_gain(entry: dict[str, Any], first: dict[str, Any]) -> dict[str, flo
     return {**gains, "all": first["perplexity"] / entry["perplexity"] - 1}
 
 
-def _frequencies(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """Table 7: a line of perplexities for each run, then one of its gain over the first."""
+def frequencies_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return Table 7 as header and rows: a line of perplexities for each run, then one of its gain over the first."""
     buckets = list(entries[0]["perplexity_by_frequency"])
     rows = []
     for entry in entries:
@@ -140,7 +146,7 @@ def _frequencies(entries: Sequence[dict[str, Any]]) -> list[str]:
         if entry is not entries[0]:
             gains = entry["relative_gain_over_first"]
             rows.append(["  gain over the first", *(f"{gain:+.1%}" for gain in gains.values())])
-    return table(["run", *buckets, "all"], rows)
+    return ["run", *buckets, "all"], rows
 
 
 def _distances(entries: Sequence[dict[str, Any]]) -> list[str]:

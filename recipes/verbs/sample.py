@@ -58,9 +58,10 @@ def sample(
     if prompt and prefixes.documents is not None:
         raise UserError("--prompt and --documents both say what to continue; give one of them")
     run = load(run_dir, device=device)
-    tokenizer = _tokenizer(run)
     if prefixes.documents is not None:
-        return _continue_documents(run, tokenizer, prefixes, num_tokens=num_tokens, sampling=sampling)
+        continuations = continue_documents(run, prefixes, num_tokens=num_tokens, sampling=sampling)
+        return _describe(run, continuations, split=prefixes.split)
+    tokenizer = _tokenizer(run)
     ids = _prompt_ids(tokenizer, prompt)
     return tokenizer.decode([*ids.tolist(), *_continue(run, ids, num_tokens=num_tokens, sampling=sampling)])
 
@@ -89,28 +90,49 @@ def _continue(run: TrainedRun, ids: np.ndarray, *, num_tokens: int, sampling: Sa
     return made[0].tolist()
 
 
-def _continue_documents(
-    run: TrainedRun, tokenizer: TextTokenizer, prefixes: Prefixes, *, num_tokens: int, sampling: SamplingConfig
-) -> str:
+@dataclass(frozen=True)
+class Continuation:
+    """The beginning of a held-out document, what a run makes of it, and how it goes on, as text."""
+
+    name: str
+    num_read: int  # tokens of it that the run has read
+    read: str
+    made: str
+    truth: str
+
+
+def continue_documents(
+    run: TrainedRun, prefixes: Prefixes, *, num_tokens: int, sampling: SamplingConfig
+) -> list[Continuation]:
+    """Continue the beginnings of held-out documents by `num_tokens` tokens. Raises UserError if the data is gone."""
+    tokenizer = _tokenizer(run)
     tokens = own_tokens(run, split=prefixes.split)
 
     def shown(ids: list[int]) -> str:
         text = tokenizer.decode(ids)
         return detokenize(text) if tokenizer.kind == "words" else text
 
-    parts = []
+    continuations = []
     tokens, chosen = _evenly_spaced(tokens, prefixes.documents or 1)
     for index in chosen:
         read = tokens.read(index, start=0, stop=prefixes.prefix).astype(np.int64)
         made = _continue(run, read, num_tokens=num_tokens, sampling=sampling)
         truth = tokens.read(index, start=prefixes.prefix, stop=prefixes.prefix + num_tokens)
+        texts = (shown(ids) for ids in (read.tolist(), made, truth.tolist()))
+        continuations.append(Continuation(tokens.names[index], len(read), *texts))
+    return continuations
+
+
+def _describe(run: TrainedRun, continuations: list[Continuation], *, split: str) -> str:
+    parts = []
+    for one in continuations:
         parts += [
-            f"=== {tokens.names[index]}: {len(read)} tokens of the {prefixes.split} split",
-            shown(read.tolist()),
+            f"=== {one.name}: {one.num_read} tokens of the {split} split",
+            one.read,
             f"=== continued by {run.name}, step {run.step}",
-            shown(made),
+            one.made,
             "=== as it goes on",
-            shown(truth.tolist()),
+            one.truth,
             "",
         ]
     return "\n".join(parts)

@@ -34,7 +34,7 @@ def _shorten(folder: Path) -> None:
     for split in ("train", "valid", "test"):
         write_tones(folder / "speech" / split, num=2, seconds=0.05)
     demo.demo_speech_dir = lambda: folder / "speech"
-    demo._SAMPLE_SECONDS = 0.01
+    demo._SAMPLE_SECONDS = demo._REPORT_SECONDS = 0.01
     compare._SPEED_SECONDS = 0.01
 
 
@@ -42,7 +42,7 @@ def _surround_stages(points: Points) -> None:
     """Make a point before and after each stage of a demo."""
     from waveform.verbs import demo
 
-    for name in ("prepare", "train_all", "compare", "write_wav", "sample", "save_demo_panel"):
+    for name in ("prepare", "train_all", "report", "write_json", "write_wav", "sample", "save_demo_panel"):
         killed_training.surround(demo, name, points)
 
 

@@ -57,6 +57,7 @@ def make_speech(gpu: SimulatedGpu, tmp_path_factory: pytest.TempPathFactory) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "demo_speech_dir", lambda: place / "audio")
         patch.setattr(demo, "_SAMPLE_SECONDS", 0.002)
+        patch.setattr(demo, "_REPORT_SECONDS", 0.002)
         patch.setattr("waveform.verbs.compare._SPEED_SECONDS", 0.0)
         waveform_verb("demo", "--out", place / "demo", *SPEECH)
     return place / "demo"

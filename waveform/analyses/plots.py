@@ -40,7 +40,7 @@ def save_analysis(path: Path, figures: dict[str, Any]) -> None:
     for i, entry in enumerate(runs):
         row = _ROWS_PER_RUN * i
         axes = panels(row, columns)
-        _draw_attention(axes[0], entry)
+        draw_attention(axes[0], entry)
         _draw_layers(axes[1], entry, figure)
         _draw_compression(axes[2], entry)
         if columns > 3:
@@ -73,7 +73,8 @@ def _titled(axes: "Axes", title: str, *, absent: str | None = None) -> bool:
     return False
 
 
-def _draw_attention(axes: "Axes", entry: dict[str, Any]) -> None:
+def draw_attention(axes: "Axes", entry: dict[str, Any]) -> None:
+    """Draw a bar for each bucket of each region, from what `analyse` has of a run whose attention was seen."""
     attention = entry["attention_by_position"]
     _titled(axes, f"{entry['label']}: attention by position")
     first = highest = 0.0

@@ -131,3 +131,13 @@ def entrants(models: str, *, into: str) -> tuple[Argument, ...]:
 
 TEMPERATURE = argument("--temperature", into="sampling", type=float, metavar="T", help="below 1: safer (default 1)")
 SEED = argument("--seed", into="sampling", type=int, metavar="N", help="of the samples (default 0)")
+
+OUT_PAGE = argument("--out", type=Path, metavar="FILE.html", help="the page (default report.html)")
+RATINGS = argument(
+    "--ratings",
+    type=Path,
+    nargs="+",
+    metavar="FILE",
+    help="instead, print what listeners said in a page's blind mode: mean ratings with intervals",
+    instead="waveform.report.ratings:rate",
+)

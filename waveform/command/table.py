@@ -72,7 +72,6 @@ class Verb:
             if arg.name not in values:
                 continue
             if arg.instead is not None:
-                values.pop(arg.name)
                 instead = _load(arg.instead)
             elif arg.setting is not None:
                 values[OVERRIDES] = [*values.get(OVERRIDES, ()), f"{arg.setting}={values.pop(arg.name)}"]

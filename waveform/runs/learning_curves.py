@@ -3,13 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from waveform.engine.metrics import read_metrics
 from waveform.engine.schedule import updates_until
 from waveform.system.output import write_png
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _PANEL_IN, _HEIGHT_IN, _DPI = 4.4, 4, 110
 
@@ -62,8 +65,18 @@ def save_learning_curves(
 ) -> None:
     """Draw validation NLL against updates, tokens seen and seconds: a panel each, a line for each (label, curve).
 
+    As `draw_learning_curves`, into a file. Raises UserError if the picture cannot be written.
+    """
+    write_png(path, draw_learning_curves(curves, unit=unit, scores=scores))
+
+
+def draw_learning_curves(
+    curves: Sequence[tuple[str, LearningCurve]], *, unit: str, scores: Sequence[tuple[str, int, float]] = ()
+) -> "Figure":
+    """The figure with a panel each for updates, tokens seen and seconds, and a line for each (label, curve).
+
     Curves with the same label, of several seeds, have one colour. unit: what users call a token. scores: (label, number
-    of parameters, test NLL in nats) of each run, for a panel more. Raises UserError if the picture cannot be written.
+    of parameters, test NLL in nats) of each run, for a panel more.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -96,4 +109,4 @@ def save_learning_curves(
     if scores:
         all_axes[-1].set_xlabel("parameters, millions")
         all_axes[-1].set_ylabel(f"test NLL, nats per {unit}")
-    write_png(path, figure)
+    return figure

@@ -14,13 +14,14 @@ from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
 from waveform.engine.sampler import SamplingConfig, sampling_loop
+from waveform.engine.token_set import TokenSet
 from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.opened import TrainedRun
 from waveform.runs.race import ScoredRun
 from waveform.runs.scoring import bootstrap_interval, score, unigram_nats
 from waveform.runs.speeds import warnings_of
-from waveform.speech import load
-from waveform.system.console import table
+from waveform.speech import Run, load
+from waveform.system.console import printable, table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 from waveform.verbs.evaluate import describe, open_split
@@ -73,6 +74,64 @@ def compare(
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
     check_files(json_file=json_file, plot_file=plot_file)
     scored = score_runs(run_dirs, data=data, split=split, protocol=protocol, device=device, show_progress=show_progress)
+    entries = entries_of(scored, split=split)
+    if show_progress:
+        print(format_table(entries))
+    write_json(json_file, entries)
+    if plot_file is not None:
+        curves = [one.curve for one in scored]
+        save_learning_curves(plot_file, list(zip(labels_of(entries), curves, strict=True)), unit="sample")
+    return entries
+
+
+def score_runs(
+    run_dirs: Sequence[Path | str],
+    *,
+    data: Path | str | None = None,
+    split: str = "test",
+    protocol: str = "utterance",
+    device: str | None = None,
+    show_progress: bool = True,
+) -> list[ScoredRun]:
+    """Score runs on the same tokens under one protocol. Raises UserError as `compare` does."""
+    runs, tokens = open_runs(run_dirs, data=data, split=split, device=device, show_progress=show_progress)
+    chunks = {run.config["train"]["chunk"] for run in runs}
+    if protocol == "chunk" and len(chunks) > 1:
+        raise UserError(f"protocol chunk would reset these runs at different chunks, {sorted(chunks)}; use utterance")
+    return [
+        ScoredRun.of(run, tokens, score(run, tokens, protocol=protocol, show_progress=show_progress)) for run in runs
+    ]
+
+
+def open_runs(
+    run_dirs: Sequence[Path | str],
+    *,
+    data: Path | str | None = None,
+    split: str = "test",
+    device: str | None = None,
+    show_progress: bool = True,
+) -> tuple[list[Run], TokenSet]:
+    """Open runs, and the tokens that all are scored on. Raises UserError as `load` does, and if theirs differ."""
+    if not run_dirs:
+        raise UserError("name at least one run folder")
+    runs = [load(run_dir, device=device) for run_dir in run_dirs]
+    token_sets = [open_split(run, data=data, split=split, show_progress=show_progress) for run in runs]
+    for run in runs:
+        if different := differences(runs[0].audio_format, run.audio_format):
+            raise UserError(
+                f"{runs[0].folder} and {run.folder} read different tokens and cannot be compared: {different}"
+            )
+    for run, tokens in zip(runs, token_sets, strict=True):
+        if tokens.checksum != token_sets[0].checksum:
+            raise UserError(
+                f"{runs[0].folder} and {run.folder} have different {split} data, so their NLL cannot be compared; "
+                "name one data set for all of them with --data"
+            )
+    return runs, token_sets[0]
+
+
+def entries_of(scored: Sequence[ScoredRun], *, split: str) -> list[dict[str, Any]]:
+    """The figures of runs that were scored on the same tokens (see `compare`); measures how fast each samples."""
     baseline = next((one.result for one in scored if one.run.name == BASELINE), None)
     entries = []
     for one in scored:
@@ -88,47 +147,7 @@ def compare(
                 "sampling_samples_per_second": sampling_speed(one.run),
             }
         )
-    if show_progress:
-        print(format_table(entries))
-    write_json(json_file, entries)
-    if plot_file is not None:
-        curves = [one.curve for one in scored]
-        save_learning_curves(plot_file, list(zip(_labels(entries), curves, strict=True)), unit="sample")
     return entries
-
-
-def score_runs(
-    run_dirs: Sequence[Path | str],
-    *,
-    data: Path | str | None = None,
-    split: str = "test",
-    protocol: str = "utterance",
-    device: str | None = None,
-    show_progress: bool = True,
-) -> list[ScoredRun]:
-    """Score runs on the same tokens under one protocol. Raises UserError as `compare` does."""
-    if not run_dirs:
-        raise UserError("name at least one run folder")
-    runs = [load(run_dir, device=device) for run_dir in run_dirs]
-    chunks = {run.config["train"]["chunk"] for run in runs}
-    if protocol == "chunk" and len(chunks) > 1:
-        raise UserError(f"protocol chunk would reset these runs at different chunks, {sorted(chunks)}; use utterance")
-    token_sets = [open_split(run, data=data, split=split, show_progress=show_progress) for run in runs]
-    for run in runs:
-        if different := differences(runs[0].audio_format, run.audio_format):
-            raise UserError(
-                f"{runs[0].folder} and {run.folder} read different tokens and cannot be compared: {different}"
-            )
-    for run, tokens in zip(runs, token_sets, strict=True):
-        if tokens.checksum != token_sets[0].checksum:
-            raise UserError(
-                f"{runs[0].folder} and {run.folder} have different {split} data, so their NLL cannot be compared; "
-                "name one data set for all of them with --data"
-            )
-    return [
-        ScoredRun.of(run, tokens, score(run, tokens, protocol=protocol, show_progress=show_progress))
-        for run, tokens in zip(runs, token_sets, strict=True)
-    ]
 
 
 def figures_of(scored: ScoredRun, *, split: str) -> dict[str, Any]:
@@ -145,22 +164,25 @@ def figures_of(scored: ScoredRun, *, split: str) -> dict[str, Any]:
     }
 
 
-def _labels(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """The model of each run, followed by the run's name if several are of the same model."""
-    names = [entry["model"] for entry in entries]
+def labels_of(entries: Sequence[dict[str, Any]]) -> list[str]:
+    """The model of each run, with the run's name, or at need its path, if several are of the same model."""
+    models = [entry["model"] for entry in entries]
+    named = [f"{entry['model']} ({Path(entry['run']).name})" for entry in entries]
     return [
-        name if names.count(name) == 1 else f"{name} ({Path(entry['run']).name})"
-        for name, entry in zip(names, entries, strict=True)
+        printable(
+            model if models.count(model) == 1 else name if named.count(name) == 1 else f"{model} ({entry['run']})"
+        )
+        for model, name, entry in zip(models, named, entries, strict=True)
     ]
 
 
-def format_table(entries: Sequence[dict[str, Any]]) -> str:
-    """The comparison as text, best NLL first."""
+def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """The comparison as a table's header and rows, best NLL first."""
     header = ["model", "nats/sample", "bits/sample", "vs WaveNet, nats [95% interval]", "parameters",
               "trained on", "training", "sampling"]  # fmt: skip
     rows = []
     for label, entry in sorted(
-        zip(_labels(entries), entries, strict=True), key=lambda labelled: labelled[1]["nll_nats_per_sample"]
+        zip(labels_of(entries), entries, strict=True), key=lambda labelled: labelled[1]["nll_nats_per_sample"]
     ):
         difference = entry["difference_to_wavenet_nats"]
         if difference is None or entry["interval_95"] == [0.0, 0.0]:
@@ -185,14 +207,23 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
     if first["unigram_nats_per_sample"] is not None:
         unigram = first["unigram_nats_per_sample"]
         rows.append(["(unigram)", f"{unigram:.4f}", f"{bits(unigram):.4f}", *["-"] * 5])
-    lines = table(header, rows)
-    lines.append(
+    return header, rows
+
+
+def note_of(first: dict[str, Any]) -> str:
+    """What the figures of a comparison are of, from any of its entries."""
+    return (
         f"{first['split']} split: {first['num_samples']:,} samples of {first['num_utterances']} utterances, "
         f"state by {first['protocol']}; lower NLL is better; speeds on {first['device']} with "
         f"{first['num_threads']} threads; sampling: one stream, from empty memories"
     )
+
+
+def format_table(entries: Sequence[dict[str, Any]]) -> str:
+    """The comparison as text, best NLL first."""
+    lines = [*table(*rows_of(entries)), note_of(entries[0])]
     speeds = [entry["train_samples_per_second_by_slice"] for entry in entries]
     waited = [entry["train_waited_share"] for entry in entries]
-    labels = _labels(entries)
+    labels = labels_of(entries)
     lines += warnings_of(dict(zip(labels, speeds, strict=True)), dict(zip(labels, waited, strict=True)))
     return "\n".join(lines)

@@ -17,13 +17,15 @@ from waveform.runs.settings import typed
 from waveform.speech import SpeechTrainConfig, compose_config, load
 from waveform.system.console import say
 from waveform.system.errors import UserError
+from waveform.system.output import write_json
 from waveform.system.signals import Interrupted
-from waveform.verbs.compare import compare
 from waveform.verbs.race import MODELS
+from waveform.verbs.report import ReportConfig, report
 from waveform.verbs.sample import sample
 from waveform.verbs.train import train_all
 
 _SAMPLE_SECONDS = 1.2
+_REPORT_SECONDS = 2.0
 _TEMPERATURE = 0.9
 _RATE_HZ = AudioFormat.sample_rate_hz
 
@@ -31,9 +33,9 @@ _RATE_HZ = AudioFormat.sample_rate_hz
 def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = (), show_progress: bool = True) -> None:
     """Train the three models of preset `demo` for equal time on the bundled speech, into `out_dir`.
 
-    Writes data/, one run folder per model, comparison.json, samples/*.wav and demo.png. After an interruption, calling
-    it again continues. overrides: settings for all three trainings. Raises UserError if `out_dir` contains anything
-    else.
+    Writes data/, one run folder per model, report.html, comparison.json, samples/*.wav and demo.png. After an
+    interruption, calling it again continues. overrides: settings for all three trainings. Raises UserError if `out_dir`
+    contains anything else.
     """
     out_dir = Path(out_dir)
     others = out_dir.exists() and (not out_dir.is_dir() or any(path.name != "data" for path in out_dir.iterdir()))
@@ -53,8 +55,10 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     if asked_by:  # even if too late to stop training
         raise Interrupted(asked_by, f"`waveform demo --out {out_dir}` continues from here")
 
-    say("3/5 comparing them on the held-out recordings")
-    compare(run_dirs, json_file=out_dir / "comparison.json", show_progress=show_progress)
+    say(f"3/5 comparing them on the held-out recordings, and writing {out_dir / 'report.html'}")
+    page = ReportConfig(num=1, seconds=_REPORT_SECONDS, real=2, temperatures=(_TEMPERATURE, 1.0))
+    figures = report(run_dirs, page, out=out_dir / "report.html", show_progress=show_progress)
+    write_json(out_dir / "comparison.json", figures["comparison"])
 
     say(f"4/5 sampling {_SAMPLE_SECONDS} s from each")
     samples_dir = out_dir / "samples"
@@ -83,13 +87,14 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     num_layers = load(run_dirs[0]).config["model"]["num_layers"]
     print(
         f"""
-done in {minutes:.1f} minutes. Look at {out_dir / "demo.png"}, listen to {samples_dir}/*.wav.
+done in {minutes:.1f} minutes. Open {out_dir / "report.html"} in a browser: it has sounds of all three, and the figures.
+Besides, {samples_dir}/*.wav and {out_dir / "demo.png"}.
 These models have {num_layers} layers and a minute of training: expect bursts of noise as loud as speech, or silence.
 
 On your own recordings:
     waveform train YOUR_AUDIO_DIR runs/ct                        # Compressive Transformer
     waveform train YOUR_AUDIO_DIR runs/wavenet model=wavenet
-    waveform compare runs/ct runs/wavenet
+    waveform report runs/ct runs/wavenet
     waveform sample runs/ct --out samples --num 4 --seconds 2
     waveform train YOUR_AUDIO_DIR runs/paper preset=speech_paper # the paper's 40M model, on a GPU"""
     )

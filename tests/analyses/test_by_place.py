@@ -1,0 +1,66 @@
+"""NLL over the course of an utterance, against the NLL of whole utterances that are read in one call."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests import laws
+from tests.engine.conftest import write_tokens
+from waveform.analyses.by_place import NllByPlace, doubling_edges, nll_by_place
+from waveform.engine.token_set import TokenSet
+
+
+@pytest.fixture
+def token_set(tmp_path: Any) -> Callable[..., TokenSet]:
+    return lambda lengths: write_tokens(tmp_path / "a.shard", lengths)
+
+
+@pytest.mark.parametrize("name", sorted(laws.CONFIGS))
+def test_sums_of_places_are_those_of_whole_utterances(name: str, token_set: Callable[..., TokenSet]) -> None:
+    case = laws.Case(name, next(iter(laws.CONFIGS[name])))
+    model = case.build().eval().requires_grad_(False)
+    lengths = [50, 7, 23, 40]
+    tokens = token_set(lengths)
+    found = nll_by_place(model, tokens, first=5, window=case.window, rows=2)
+    assert list(found.edges) == [0, 5, 10, 20, 40, 80]
+    for i, length in enumerate(lengths):
+        text = torch.from_numpy(tokens.read(i, start=0, stop=length).astype(np.int64))
+        inputs = torch.cat([torch.tensor([laws.VOCAB_SIZE]), text[:-1]])[None]
+        hidden = model(inputs, model.init_state(1, device="cpu", dtype=torch.float64)).hidden
+        expected = -model.head.logits(hidden)[0].log_softmax(-1)[torch.arange(length), text].numpy()
+        parts = [expected[low:high] for low, high in zip(found.edges, found.edges[1:], strict=False)]
+        assert found.counts[i].tolist() == [len(part) for part in parts]
+        np.testing.assert_allclose(found.nats[i], [part.sum() for part in parts], rtol=1e-6)
+
+
+def test_the_longest_that_fit_are_read(token_set: Callable[..., TokenSet]) -> None:
+    case = laws.Case("wavenet", "classic")
+    model = case.build().eval().requires_grad_(False)
+    for most, expected in ((45, [0, 30, 0, 12]), (29, [0, 0, 0, 12]), (5, [0, 0, 0, 12])):
+        found = nll_by_place(model, token_set([50, 30, 50, 12]), first=8, window=4, rows=2, max_tokens=most)
+        assert found.counts.sum(axis=1).tolist() == expected
+
+
+def test_figures_are_means_with_intervals() -> None:
+    counts = np.array([[4, 8], [4, 8], [4, 6], [4, 2], [4, 0], [4, 0]])
+    random = np.random.default_rng(0)
+    easy = NllByPlace([0, 4, 12], counts * random.uniform(1, 2, (6, 1)), counts)
+    figures = easy.figures()
+    assert figures["num_utterances"] == [6, 4] and figures["edges"] == [0, 4, 12]
+    assert figures["nats"] == pytest.approx((easy.nats.sum(axis=0) / counts.sum(axis=0)).tolist())
+    low, high = figures["interval_95"][0]
+    assert low < figures["nats"][0] < high and high - low > 0.1
+    assert figures["interval_95"][1] is None  # four utterances say too little
+    # Utterances that differ a lot, and models that differ by the same everywhere: the paired interval is narrow.
+    harder = NllByPlace(easy.edges, easy.nats + 0.25 * counts, counts)
+    difference = harder.difference_to(easy)
+    assert difference["nats"] == pytest.approx([0.25, 0.25])
+    assert difference["interval_95"][0] == pytest.approx([0.25, 0.25])
+
+
+def test_bins_double() -> None:
+    assert doubling_edges(9, first=2) == [0, 2, 4, 8, 16]
+    assert doubling_edges(2, first=2) == [0, 2]

@@ -1,0 +1,206 @@
+"""The page in a real Chromium, opened from a file, without a network: it plays, seeks, switches, hides and exports."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.report.conftest import SECONDS, downloaded, page_of, wait_for
+from waveform.analyses.by_place import NllByPlace
+from waveform.report.charts import learning_chart, place_chart
+from waveform.report.page import Page, Writing, render
+from waveform.report.ratings import rate
+from waveform.runs.learning_curves import LearningCurve
+
+pytestmark = pytest.mark.slow
+
+HOSTILE = [
+    "</script><script>window.executed=1</script>",
+    "\"><img src=x onerror='window.executed=2'>",
+    "$\\frac{ {{ 7 * 7 }} ' onmouseover=window.executed=3 x='",
+]
+
+SHOWN = "[...document.querySelectorAll('.player')]"  # in the order of the page
+
+
+def time_of(driver: Any, number: int) -> float:
+    return float(driver.execute_script(f"return players[{number}].querySelector('audio').currentTime"))
+
+
+def playhead_of(driver: Any, number: int) -> float:
+    return float(
+        driver.execute_script(f"return parseFloat(players[{number}].querySelector('.playhead').style.left) / 100")
+    )
+
+
+def is_playing(driver: Any, number: int) -> bool:
+    return not driver.execute_script(f"return players[{number}].querySelector('audio').paused")
+
+
+def click(driver: Any, selector: str, number: int = 0, *, share: float = 0.5) -> None:
+    """Click an element at a share of its width, as a mouse does."""
+    from selenium.webdriver import ActionChains
+
+    element = driver.find_elements("css selector", selector)[number]
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    offset = round((share - 0.5) * element.size["width"])
+    ActionChains(driver).move_to_element_with_offset(element, offset, 0).click().perform()
+
+
+def press(driver: Any, key: str) -> None:
+    from selenium.webdriver import ActionChains, Keys
+
+    ActionChains(driver).send_keys(getattr(Keys, key, key)).perform()
+
+
+def test_it_opens_without_a_network_or_a_complaint(open_page: Callable[..., Any], tones: Page) -> None:
+    driver = open_page(render(tones))
+    assert driver.title == "compressive_transformer, wavenet"
+    assert driver.get_log("browser") == []
+    loaded = driver.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    assert [name for name in loaded if not name.startswith("data:")] == []
+    shown = driver.execute_script("return [...document.images].every(image => image.complete && image.naturalWidth)")
+    assert shown
+
+
+def test_a_player_plays_to_its_end(open_page: Callable[..., Any], tones: Page) -> None:
+    driver = open_page(render(tones))
+    click(driver, ".play", 0)
+    wait_for(lambda: 0 < playhead_of(driver, 0) < 0.9)
+    places = [playhead_of(driver, 0)]
+    wait_for(lambda: places.append(playhead_of(driver, 0)) or places[-1] == pytest.approx(1, abs=0.02))
+    assert places == sorted(places) and len(set(places)) > 2
+    wait_for(lambda: not is_playing(driver, 0))
+    assert time_of(driver, 0) == pytest.approx(SECONDS, abs=0.05)
+    assert driver.get_log("browser") == []
+
+
+def test_seeking_by_mouse_and_keys(open_page: Callable[..., Any], tones: Page) -> None:
+    driver = open_page(render(tones))
+    click(driver, ".track", 1, share=0.5)
+    wait_for(lambda: is_playing(driver, 1) and time_of(driver, 1) >= 0.5 * SECONDS - 0.02)
+    press(driver, "SPACE")
+    wait_for(lambda: not is_playing(driver, 1))
+    at = time_of(driver, 1)
+    press(driver, "ARROW_LEFT")
+    wait_for(lambda: time_of(driver, 1) == pytest.approx(at - 0.25, abs=0.01))
+    press(driver, "ARROW_LEFT")
+    press(driver, "ARROW_LEFT")
+    press(driver, "ARROW_LEFT")
+    press(driver, "ARROW_LEFT")
+    press(driver, "ARROW_LEFT")
+    wait_for(lambda: time_of(driver, 1) == 0 == playhead_of(driver, 1))
+    press(driver, "ARROW_RIGHT")
+    wait_for(lambda: playhead_of(driver, 1) == pytest.approx(0.25 / SECONDS, abs=0.01))
+
+
+def test_switching_keeps_the_position(open_page: Callable[..., Any], tones: Page) -> None:
+    """Paused or playing, within a row; another row's player begins where it was."""
+    driver = open_page(render(tones))
+    click(driver, ".track", 0, share=0.4)
+    wait_for(lambda: is_playing(driver, 0))
+    press(driver, "SPACE")
+    wait_for(lambda: not is_playing(driver, 0))
+    at = time_of(driver, 0)
+    press(driver, "ARROW_DOWN")
+    wait_for(lambda: time_of(driver, 1) == pytest.approx(at, abs=0.001))
+    assert not is_playing(driver, 1)
+    press(driver, "ARROW_LEFT")
+    press(driver, "SPACE")
+    wait_for(lambda: is_playing(driver, 1))
+    press(driver, "ARROW_DOWN")
+    wait_for(lambda: is_playing(driver, 2) and time_of(driver, 2) > at - 0.25)
+    assert not is_playing(driver, 1)
+    click(driver, ".play", 3)
+    wait_for(lambda: is_playing(driver, 3))
+    assert not is_playing(driver, 2) and time_of(driver, 3) < time_of(driver, 2)
+
+
+def test_blind_mode_hides_names_and_exports(
+    open_page: Callable[..., Any], tones: Page, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver = open_page(render(tones))
+    rows = driver.find_element("id", "rows")
+    before = rows.text
+    assert "wavenet" in before and "real speech" in before and "a beginning" in before
+    assert not driver.find_element("css selector", ".rating").is_displayed()
+    orders = set()
+    for _ in range(12):  # shuffled anew each time
+        click(driver, "#blind")
+        hidden = rows.text
+        assert not any(name in hidden for name in ("wavenet", "compressive", "real", "beginning", "nothing"))
+        assert "Sound A" in hidden and "Row 1" in hidden
+        hints = rows.find_elements("css selector", ".track img, .own, .swatch")
+        assert len(hints) == 15 and not any(hint.is_displayed() for hint in hints)
+        spoken = [element.accessible_name for element in rows.find_elements("css selector", ".player")]
+        assert sorted(spoken) == ["Sound A", "Sound A", "Sound B", "Sound B", "Sound C"]
+        orders.add(tuple(driver.execute_script(f"return {SHOWN}.map(player => players.indexOf(player))")))
+        click(driver, "#blind")
+    assert rows.text == before and len(orders) > 3
+    click(driver, "#blind")
+    given = {0: 5, 1: 2, 2: 1, 3: 3}
+    for number, rating in given.items():
+        place = driver.execute_script(f"return {SHOWN}.indexOf(players[{number}])")
+        if number:
+            click(driver, f".player input[value='{rating}']", place)
+        else:  # by key
+            click(driver, ".track", place)
+            press(driver, str(rating))
+    assert "4 of 5 rated" in driver.find_element("id", "rated").text
+    click(driver, "#export")
+    path = wait_for(lambda: downloaded(driver.folder))
+    wait_for(lambda: path.stat().st_size)
+    exported = json.loads(path.read_text())
+    assert sorted((one["run"], one["row"], one["rating"]) for one in exported["ratings"]) == [
+        ("compressive_transformer", 0, 2),
+        ("compressive_transformer", 1, 3),
+        ("real speech", 0, 5),
+        ("wavenet", 0, 1),
+    ]
+    assert [entry["run"] for entry in rate([path])] == ["real speech", "compressive_transformer", "wavenet"]
+    capsys.readouterr()
+    assert driver.get_log("browser") == []
+
+
+def test_hostile_names_are_text(open_page: Callable[..., Any]) -> None:
+    curve = LearningCurve([1, 2], [1, 2], [1.0, 2.0], [1.0, 2.0], [3.0, 2.0])
+    place = NllByPlace([0, 2], np.array([[1.0]]), np.array([[2]]))
+    charts = [
+        learning_chart([(label, curve) for label in HOSTILE], unit="sample"),
+        place_chart(dict.fromkeys(HOSTILE, place), unit="sample", unit_s=1 / 24_000),
+    ]
+    page = replace(
+        page_of(HOSTILE, title=HOSTILE[0]),
+        writings=[Writing(HOSTILE[1], HOSTILE[2], [(label, label) for label in HOSTILE])],
+        charts=charts,
+    )
+    driver = open_page(render(page))
+    assert driver.execute_script("return window.executed") is None
+    assert driver.execute_script("return document.scripts.length") == 1
+    assert driver.execute_script("return document.querySelectorAll('img[src=x], [onmouseover], [onerror]').length") == 0
+    assert driver.get_log("browser") == []  # nothing was left for the security policy to stop
+    for label in HOSTILE:
+        assert label in driver.find_element("id", "comparison").text
+    click(driver, "#blind")
+    click(driver, "#blind")
+    assert driver.execute_script("return window.executed") is None
+    labels = driver.execute_script("return [...document.querySelectorAll('.row .label')].map(e => e.textContent)")
+    assert [label.strip() for label in labels] == ["real speech", *HOSTILE, *HOSTILE]
+
+
+def test_markup_that_got_through_would_not_run(open_page: Callable[..., Any], tones: Page) -> None:
+    """The security policy is a second lock."""
+    html = render(tones).replace("sines", "<img src=x onerror=window.executed=1><script>window.executed=2</script>")
+    driver = open_page(html)
+    assert driver.execute_script("return window.executed") is None
+    assert len(driver.get_log("browser")) >= 2  # it was stopped
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+def test_nothing_is_wider_than_the_window(open_page: Callable[..., Any], tones: Page, width: int) -> None:
+    driver = open_page(render(tones), width=width)
+    room, needed = driver.execute_script("return [innerWidth, document.documentElement.scrollWidth]")
+    assert needed <= room

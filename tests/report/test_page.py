@@ -1,0 +1,95 @@
+"""The page as text: what is in it, what is left out, and that names are escaped wherever they stand."""
+
+import base64
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.report.conftest import page_of
+from waveform.analyses.by_place import NllByPlace
+from waveform.audio.embedded import flac_bytes, mel_jpeg
+from waveform.audio.mulaw import decode, encode
+from waveform.report.charts import attention_chart, place_chart
+from waveform.report.page import Page, Player, PlayerRow, QualityFigure, Table, Writing, data_uri, render, write_page
+from waveform.report.settings import settings_tables
+
+NAME = "<b>a</b>\"'&"
+
+
+def test_names_are_escaped_and_nothing_is_loaded() -> None:
+    html = render(
+        page_of(
+            [NAME],
+            title=NAME,
+            writings=[Writing(NAME, NAME, [(NAME, NAME)])],
+            quality=[QualityFigure(NAME, NAME, 1.0)],
+            quality_note=NAME,
+        )
+    )
+    assert "<b>" not in html and html.count("&lt;b&gt;") > 10
+    assert re.findall(r"(?:src|href)=\"(?!data:)", html) == []
+    assert "default-src &#39;none&#39;" in html and "http://" not in html and "https://" not in html
+
+
+def test_three_runs_of_four_sounds_are_under_5_mb() -> None:
+    """With continuations of four recordings: 28 sounds of 2 s. Noise of -26 dB, louder than speech, packs badly."""
+    random = np.random.default_rng(0)
+    players = []
+    for i in range(28):
+        noise = decode(encode(torch.from_numpy(0.05 * random.standard_normal(48_000)))).numpy()
+        audio, picture = (
+            data_uri(flac_bytes(noise, sample_rate_hz=24_000), kind="audio/flac"),
+            data_uri(mel_jpeg(noise, sample_rate_hz=24_000), kind="image/jpeg"),
+        )
+        players.append(Player(str(i % 3), audio=audio, picture=picture, duration_s=2.0))
+    html = render(page_of(["0", "1", "2"], players=[PlayerRow("noise", players)]))
+    assert 2e6 < len(html.encode()) < 4.5e6  # half a megabyte is left for charts
+
+
+def test_what_is_empty_is_left_out() -> None:
+    html = render(Page(labels=["a"], made_of="", comparison=Table(["model"], [["a"]])))
+    for section in ("listen", "read", "frequencies", "quality"):
+        assert f'id="{section}"' not in html
+    assert 'id="comparison"' in html and 'id="settings"' in html
+
+
+def test_quality_is_a_table_by_subject() -> None:
+    figures = [
+        QualityFigure("ct", "distance", 3.25, (3.0, 3.5)),
+        QualityFigure("ct", "silence", 0.5),
+        QualityFigure("white noise", "distance", 90.0),
+    ]
+    html = render(page_of(["ct"], quality=figures, quality_note="of 8 sounds"))
+    section = re.search(r'id="quality".*?</section>', html, re.DOTALL)
+    assert section is not None
+    cells = re.findall(r"<t[hd]>(?:<span.*?</span>)?(.*?)</t[hd]>", section[0])
+    assert cells == ["", "distance", "silence", "ct", "3.25 [3, 3.5]", "0.5", "white noise", "90", "-"]
+    assert "of 8 sounds" in section[0]
+
+
+def test_settings_that_differ_stand_apart() -> None:
+    configs = [{"seed": 0, "model": {"name": "ct", "memory": 64}}, {"seed": 0, "model": {"name": "wavenet"}}]
+    different, same = settings_tables(["a", "b"], configs)
+    assert different.rows == [["model.memory", "64", "–"], ["model.name", "ct", "wavenet"]]
+    assert same.rows == [["seed", "0"]]
+
+
+def test_charts_follow_the_page_from_light_to_dark() -> None:
+    places = {
+        label: NllByPlace([0, 2, 4], np.array([[2.0, 2.0 - i]] * 6), np.full((6, 2), 2))
+        for i, label in enumerate(["$a", "_b"])
+    }
+    chart = place_chart(places, unit="sample", unit_s=0.5)
+    svg = base64.b64decode(chart.picture.partition(",")[2]).decode()
+    assert svg.startswith("<svg") and "prefers-color-scheme: dark" in svg and "var(--ink)" in svg
+    assert "#000000" not in svg and "$a" in svg and "_b" in svg and "seconds since" in svg
+    absent = [{"label": "wavenet", "attention_by_position": {"absent": "the model has no attention"}}]
+    assert attention_chart(absent) is None
+
+
+def test_names_that_are_not_utf_8_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "page.html"
+    write_page(path, page_of(["\udcff"]))
+    assert "\\udcff" in path.read_text(encoding="utf-8")

@@ -1,0 +1,124 @@
+"""`waveform report` from the command: a page of small runs on synthesised audio, and what it is given wrongly."""
+
+import base64
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from tests.test_cli import mistake, settings, write_tones
+from waveform.cli import main
+from waveform.verbs import compare
+from waveform.verbs.report import _recordings
+
+NAME = "<b>odd $name"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("place")
+    for split, num in (("train", 2), ("valid", 1), ("test", 3)):
+        write_tones(place / "audio" / split, num=num)
+    assert main(["prepare", str(place / "audio"), str(place / "data")]) == 0
+    for name, model in (("ct", "compressive_transformer"), (NAME, "wavenet"), ("other", "wavenet")):
+        assert main(["train", str(place / "data"), str(place / name), *settings(model)]) == 0
+    return place
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "_SPEED_SECONDS", 0.01)
+
+
+def sounds(row: str) -> list[np.ndarray]:
+    contents = re.findall(r"data:audio/flac;base64,([^\"]+)", row)
+    return [soundfile.read(io.BytesIO(base64.b64decode(content)))[0] for content in contents]
+
+
+@pytest.mark.slow
+def test_a_page_of_three_runs(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "new" / "page.html"
+    runs = [str(place / name) for name in ("ct", NAME, "other")]
+    options = ["--num", "2", "--seconds", "0.1", "--real", "2", "--temperatures", "0.8", "1.2", "--seed", "3"]
+    assert main(["report", *runs, "--out", str(page), "--json", str(tmp_path / "f.json"), *options]) == 0
+    assert f"{page}: open it" in capsys.readouterr().out
+    html = page.read_text()
+    labels = ["compressive_transformer", "wavenet (&lt;b&gt;odd $name)", "wavenet (other)"]
+    rows = re.split(r'<div class="row"', html)[1:]
+    titles = [title for row in rows for title in re.findall(r"<h3>(.*?)</h3>", row)]
+    assert [title.partition(",")[2].strip() for title in titles[:6]] == [
+        "continued at temperature 0.8",
+        "continued at temperature 0.8",
+        "temperature 0.8, number 1",
+        "temperature 0.8, number 2",
+        "temperature 1.2, number 1",
+        "temperature 1.2, number 2",
+    ]
+    for row in rows[:2]:
+        assert re.findall(r'data-label="(.*?)"', row) == ["real speech", *labels]
+        real, *continued = sounds(row)
+        assert len(real) == 2400
+        for sound in continued:  # the same beginning, then the run's own
+            assert len(sound) == 2400
+            np.testing.assert_array_equal(sound[:600], real[:600])
+            assert not np.array_equal(sound, real)
+    for row in rows[2:]:
+        assert re.findall(r'data-label="(.*?)"', row) == labels
+        made = sounds(row)
+        assert len(made) == 3 and {len(sound) for sound in made} == {2400}
+    assert "Attention by position" in html and "NLL over the course" in html and "NLL in training" in html
+    assert 'id="quality"' not in html and "<td>model.num_stacks</td>" in html and "<b>" not in html
+    figures = json.loads((tmp_path / "f.json").read_text())
+    main(["compare", *runs, "--json", str(tmp_path / "c.json")])
+    compared = json.loads((tmp_path / "c.json").read_text())
+    for ours, theirs in zip(figures["comparison"], compared, strict=True):
+        assert ours["nll_nats_per_sample"] == pytest.approx(theirs["nll_nats_per_sample"], abs=1e-6)
+        assert ours["num_utterances"] == theirs["num_utterances"] == 3
+    assert figures["by_place"][0]["label"] == "compressive_transformer"
+    assert figures["by_place"][0]["edges"][:3] == [0, 240, 480]
+
+
+def test_without_recordings_and_with_fewer_than_asked(place: Path, tmp_path: Path) -> None:
+    for real, num, expected in (("0", "1", 1), ("9", "0", 3)):
+        arguments = ["--real", real, "--num", num, "--seconds", "0.05", "--temperatures", "1"]
+        assert main(["report", str(place / "ct"), "--out", str(tmp_path / "a.html"), *arguments]) == 0
+        assert (tmp_path / "a.html").read_text().count('<div class="row"') == expected
+
+
+def test_recordings_begin_with_speech() -> None:
+    class Tokens:
+        names, lengths = ["short", "long"], [100, 40_000]
+
+        def __len__(self) -> int:
+            return 2
+
+        def read(self, index: int, *, start: int, stop: int) -> np.ndarray:
+            tokens = np.full(40_000, 128, dtype=np.uint8)  # silence
+            tokens[20_000:] = 255
+            return tokens[start:stop]
+
+    tokens: Any = Tokens()
+    ((name, samples),) = _recordings(tokens, num=1, seconds=0.5)
+    assert name == "long" and len(samples) == 12_000
+    assert np.flatnonzero(samples > 0.5)[0] == 0.05 * 24_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{ct}", "{ct}"], "is named twice"),
+        (["{ct}", "--num", "-1"], "--num is -1"),
+        (["{ct}", "--seconds", "0"], "seconds is 0"),
+        (["{ct}", "--temperatures", "-1"], "temperature is -1"),
+        (["{ct}", "--tokens", "0"], "--tokens is 0"),
+        (["{ct}", "--out", "{ct}"], "it is a folder"),
+        (["{ct}/nosuch"], "no such run folder"),
+    ],
+)
+def test_mistakes(arguments: list[str], words: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert words in mistake(["report", *(text.format(ct=place / "ct") for text in arguments)], capsys)

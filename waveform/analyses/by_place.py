@@ -1,0 +1,108 @@
+"""NLL over the course of an utterance, by the tokens since its start: whether longer memory helps later on.
+
+Shape letters: N utterances, J bins of places, B rows, W tokens of a window.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from waveform.engine.interface import SequenceModel
+from waveform.engine.single_pass import score_once
+from waveform.engine.token_set import TokenSet
+from waveform.runs.scoring import interval_over_utterances
+from waveform.system.progress import Progress
+
+_FEWEST_UTTERANCES = 5  # for an interval that means something
+_RESAMPLES = 2_000  # of the bootstrap, for each bin
+
+
+@dataclass(frozen=True)
+class NllByPlace:
+    """Sums of NLL by utterance and by place in it."""
+
+    edges: Sequence[int]  # [J + 1] tokens since the utterance's start; bin j has places edges[j] to edges[j + 1] - 1
+    nats: np.ndarray  # [N, J] fp64
+    counts: np.ndarray  # [N, J] int64: tokens; 0 where the utterance has ended or was left out
+
+    def figures(self) -> dict[str, Any]:
+        """The mean of each bin in nats per token, and its 95% interval by the bootstrap over utterances, as JSON."""
+        return self._figures(self.nats)
+
+    def difference_to(self, other: "NllByPlace") -> dict[str, Any]:
+        """The same of NLL - NLL(other), paired by utterance: how hard the places are to predict cancels out.
+
+        `other` is of the same tokens.
+        """
+        assert np.array_equal(self.counts, other.counts) and list(self.edges) == list(other.edges)
+        return self._figures(self.nats - other.nats)
+
+    def _figures(self, nats: np.ndarray) -> dict[str, Any]:
+        means, intervals = [], []
+        for in_bin, counts in zip(nats.T, self.counts.T, strict=True):
+            there = counts > 0
+            means.append(float(in_bin.sum() / counts.sum()))
+            enough = there.sum() >= _FEWEST_UTTERANCES
+            of_bin = (in_bin[there], counts[there])
+            intervals.append(list(interval_over_utterances(*of_bin, resamples=_RESAMPLES)) if enough else None)
+        return {
+            "edges": list(self.edges),
+            "nats": means,
+            "interval_95": intervals,
+            "num_utterances": (self.counts > 0).sum(axis=0).tolist(),
+        }
+
+
+def doubling_edges(longest: int, *, first: int) -> list[int]:
+    """Edges of bins that double in length, from 0 and `first` tokens to all of `longest`."""
+    edges = [0, first]
+    while edges[-1] < longest:
+        edges.append(2 * edges[-1])
+    return edges
+
+
+def _fitting(order: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[int]:
+    """Those of `order` that fit; the shortest if none does."""
+    chosen, left = [], max_tokens
+    for index in order:
+        if lengths[index] <= left:
+            chosen.append(index)
+            left -= lengths[index]
+    return chosen or [order[-1]]
+
+
+@torch.inference_mode()
+def nll_by_place(
+    model: SequenceModel,
+    tokens: TokenSet,
+    *,
+    first: int,
+    window: int,
+    rows: int,
+    max_tokens: int | None = None,
+    progress: Progress | None = None,
+) -> NllByPlace:
+    """Score utterances, each from a fresh state, and sum by place; bins double in length from `first` tokens on.
+
+    window: tokens of one call; rows: utterances side by side. max_tokens: at most how many to score, longest
+    utterances first, leaving out those that are longer than what remains; None: all.
+    """
+    order = sorted(range(len(tokens)), key=lambda i: (-tokens.lengths[i], i))
+    if max_tokens is not None:
+        order = _fitting(order, tokens.lengths, max_tokens)
+    edges = doubling_edges(max(tokens.lengths), first=first)
+    nats, counts = np.zeros((len(tokens), len(edges) - 1)), np.zeros((len(tokens), len(edges) - 1), dtype=np.int64)
+    device = next(iter(model.parameters())).device
+    for dealt, scores in score_once(model, tokens, order, window=window, rows=rows, device=device):
+        bins = np.searchsorted(edges, dealt.start + np.arange(window), side="right") - 1
+        scored = dealt.window.scored.numpy()  # [B, W]
+        nll = np.where(scored, scores.nll.double().cpu().numpy(), 0)
+        for j in np.unique(bins[: scored.sum(axis=1).max()]):
+            nats[dealt.utterances, j] += nll[:, bins == j].sum(axis=1)
+            counts[dealt.utterances, j] += scored[:, bins == j].sum(axis=1)
+        if progress is not None:
+            progress.update(int(scored.sum()))
+    return NllByPlace(edges, nats, counts)

@@ -1,0 +1,134 @@
+"""The charts of a report: drawn by matplotlib as SVG, in colours that follow the page from light to dark.
+
+An SVG stands in the page as an image: nothing in it can be executed, whatever a label says.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from waveform.analyses.by_place import NllByPlace
+from waveform.analyses.plots import draw_attention
+from waveform.report.page import Chart, data_uri
+from waveform.runs.learning_curves import LearningCurve, draw_learning_curves
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLUMNS = 3
+_PANEL_IN, _HEIGHT_IN = 4.4, 3.6
+# What matplotlib draws in these is drawn in the page's ink, or faintly.
+_INKS = {"#000000": "var(--ink)", "#666666": "var(--ink)", "#e6e6e6": "var(--faint)"}
+_STYLE = """<style>
+:root { --ink: #222; --faint: #8884 }
+@media (prefers-color-scheme: dark) { :root { --ink: #ddd } }
+text { fill: var(--ink) }
+</style>"""
+
+
+def learning_chart(curves: Sequence[tuple[str, LearningCurve]], *, unit: str) -> Chart:
+    """Validation NLL in training, against updates, tokens seen and seconds."""
+    return Chart(
+        "NLL in training",
+        f"Nats per {unit} of the validation split, at the evaluations of each training; lower is better.",
+        _svg(draw_learning_curves([(_plain(label), curve) for label, curve in curves], unit=unit)),
+    )
+
+
+def place_chart(places: Mapping[str, NllByPlace], *, unit: str, unit_s: float | None) -> Chart:
+    """NLL over the course of an utterance, and beside it the difference to the first run.
+
+    places: label -> sums of the same tokens; unit_s: duration of a token, None if it has none.
+    """
+    first = next(iter(places))
+    others = [label for label in places if label != first]
+    figure, panels = _panels(1 + bool(others))
+    _draw_places(panels[0], {label: place.figures() for label, place in places.items()}, unit_s=unit_s)
+    panels[0].set_ylabel(f"NLL, nats per {unit}")
+    if others:
+        panels[1].axhline(0, color="0.4", linewidth=0.8)
+        panels[1].plot([], [])  # the first run's colour
+        differences = {label: places[label].difference_to(places[first]) for label in others}
+        _draw_places(panels[1], differences, unit_s=unit_s)
+        panels[1].set_ylabel(f"difference to {_plain(first)}")
+    for axes in panels:
+        axes.set_xlabel(f"{unit if unit_s is None else 'second'}s since the utterance began")
+    return Chart(
+        "NLL over the course of an utterance",
+        "Does longer memory help later on? The mean over utterances, in stretches that double in length, with 95% "
+        "intervals by the bootstrap over utterances (none for fewer than five). What comes late in an utterance may be "
+        "easier or harder to predict for any model; the difference, paired by utterance, is free of that.",
+        _svg(figure),
+    )
+
+
+def _draw_places(axes: "Axes", lines: Mapping[str, Mapping[str, Any]], *, unit_s: float | None) -> None:
+    for label, figures in lines.items():
+        edges = np.array(figures["edges"], dtype=float) * (unit_s or 1)
+        middles = np.sqrt(np.maximum(edges[:-1], edges[1] / 2) * edges[1:])  # the axis is logarithmic
+        (line,) = axes.plot(middles, figures["nats"], marker="o", markersize=3, label=_plain(label))
+        known = [(at, *interval) for at, interval in zip(middles, figures["interval_95"], strict=True) if interval]
+        if known:
+            axes.fill_between(*np.array(known).T, color=line.get_color(), alpha=0.15, linewidth=0)
+    axes.set_xscale("log")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def attention_chart(entries: Sequence[Mapping[str, Any]]) -> Chart | None:
+    """Attention by position of each run that has some, from `analyse`'s figures of it; None if none has.
+
+    entries: `label`, and `attention_by_position`, which is {absent: why} if there is nothing to see.
+    """
+    seen = [entry for entry in entries if "absent" not in entry["attention_by_position"]]
+    if not seen:
+        return None
+    figure, panels = _panels(len(seen))
+    for axes, entry in zip(panels, seen, strict=True):
+        draw_attention(axes, {**entry, "label": _plain(entry["label"])})
+        axes.set_title(_plain(entry["label"]), loc="left", fontsize=10)
+    without = [
+        f"{entry['label']}: {entry['attention_by_position']['absent']}" for entry in entries if entry not in seen
+    ]
+    note = "The share of an average query's attention that each sixth of a region gets, oldest first, memories full."
+    return Chart("Attention by position", " ".join([note, *(f"{line}." for line in without)]), _svg(figure))
+
+
+def _panels(num: int) -> "tuple[Figure, list[Axes]]":
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    columns = min(num, _COLUMNS)
+    rows = -(-num // columns)
+    figure = Figure(figsize=(_PANEL_IN * columns, _HEIGHT_IN * rows), layout="constrained")
+    FigureCanvasSVG(figure)
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in grid[num:]:
+        axes.set_axis_off()
+    for axes in grid[:num]:
+        axes.grid(color="0.9", linewidth=0.6)
+        axes.set_axisbelow(True)
+    return figure, grid[:num]
+
+
+def _plain(label: str) -> str:
+    """A label in which matplotlib sees no formula, and which it does not take for one to be left out."""
+    hidden = "\N{ZERO WIDTH SPACE}" if label.startswith("_") else ""
+    return hidden + label.replace("$", r"\$")
+
+
+def _svg(figure: "Figure") -> str:
+    """The figure as a data URI; its text stays text, in the page's ink."""
+    from matplotlib import rc_context
+
+    content = io.BytesIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "waveform"}):
+        figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
+    text = content.getvalue().decode()
+    text = text[text.index("<svg") :]
+    for colour, ink in _INKS.items():
+        text = text.replace(f"fill: {colour}", f"fill: {ink}").replace(f"stroke: {colour}", f"stroke: {ink}")
+    head, end, rest = text.partition(">")
+    return data_uri((head + end + _STYLE + rest).encode(), kind="image/svg+xml")

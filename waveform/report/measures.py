@@ -1,0 +1,36 @@
+"""What a report measures of an opened run, on speech as on text: NLL by place, and attention by position."""
+
+from typing import Any
+
+from waveform.analyses.analyse import DEFAULT_TOKENS
+from waveform.analyses.by_place import NllByPlace, nll_by_place
+from waveform.analyses.layers import attention_by_position, observe_layers
+from waveform.engine.rows import fast_rows
+from waveform.engine.token_set import TokenSet
+from waveform.runs.opened import TrainedRun
+from waveform.system.progress import Progress
+
+
+def measure_places(
+    run: TrainedRun, tokens: TokenSet, *, first: int, max_tokens: int | None, show_progress: bool
+) -> NllByPlace:
+    """`nll_by_place` of a run."""
+    total = min(tokens.num_tokens, max_tokens or tokens.num_tokens)
+    with Progress(
+        f"evaluate {run.folder.name}", total=total, unit=run.unit, unit_s=run.unit_s, enabled=show_progress
+    ) as progress:
+        rows = fast_rows(run.model, window=run.window, device=run.device)
+        return nll_by_place(
+            run.model, tokens, first=first, window=run.window, rows=rows, max_tokens=max_tokens, progress=progress
+        )
+
+
+def measure_attention(run: TrainedRun, tokens: TokenSet, *, label: str, show_progress: bool) -> dict[str, Any]:
+    """`attention_by_position` of a run under that name, beside its label; {absent: why} if there is nothing to see."""
+    with Progress(f"attention of {run.folder.name}", total=None, unit=run.unit, enabled=show_progress) as progress:
+        rows = fast_rows(run.model, window=run.window, device=run.device)
+        observed = observe_layers(
+            run.model, tokens, max_tokens=DEFAULT_TOKENS, rows=rows, device=run.device, progress=progress
+        )
+    seen = {"absent": observed} if isinstance(observed, str) else attention_by_position(observed)
+    return {"label": label, "attention_by_position": seen}

@@ -1,0 +1,147 @@
+"""The report as one HTML file: what it shows, as plain data that a verb fills in, and how the template becomes a page.
+
+The page loads nothing and runs nothing but its own script: a content security policy names that script by its digest,
+so not even markup that got past the escaping of names would be executed.
+"""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from waveform.system.atomic import explain_write_errors, write_file
+
+_HERE = Path(__file__).parent
+_NUM_COLOURS = 10  # of runs, in style.css; the same as matplotlib's
+
+
+@dataclass(frozen=True)
+class Player:
+    """One sound and its picture."""
+
+    label: str  # of the run, or of the real speech
+    audio: str  # data URI
+    picture: str  # data URI of its mel spectrogram
+    duration_s: float
+    own_from_s: float = 0.0  # where the run's own sound begins, after a beginning that it was given
+
+
+@dataclass(frozen=True)
+class PlayerRow:
+    """Sounds to compare with each other, at the same position."""
+
+    title: str
+    players: Sequence[Player]
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Texts to compare with each other."""
+
+    title: str
+    beginning: str  # what all of them continue; may be empty
+    continuations: Sequence[tuple[str, str]]  # label, text
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture with a title and a line that says what it shows."""
+
+    title: str
+    note: str
+    picture: str  # data URI
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text, with a line below."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class QualityFigure:
+    """One figure of quality of one run, or of what it is compared with, like real speech and white noise."""
+
+    subject: str
+    name: str  # with its unit; the same for all subjects
+    value: float
+    interval_95: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that a report shows; what is empty is left out."""
+
+    labels: Sequence[str]  # of the runs, each of which has its colour
+    made_of: str  # a line on the runs, the data and the samples
+    comparison: Table
+    players: Sequence[PlayerRow] = ()
+    writings: Sequence[Writing] = ()
+    frequencies: Table | None = None
+    charts: Sequence[Chart] = ()
+    quality: Sequence[QualityFigure] = ()
+    quality_note: str = ""
+    same_settings: Table = field(default_factory=lambda: Table((), ()))
+    different_settings: Table = field(default_factory=lambda: Table((), ()))
+
+
+def write_page(path: Path, page: Page) -> None:
+    """Write the page in one step. Raises UserError if it cannot be written."""
+    with explain_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, render(page).encode(errors="backslashreplace"))  # a file name need not be valid UTF-8
+
+
+def render(page: Page) -> str:
+    """The page as HTML."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    policy = (
+        f"default-src 'none'; img-src data:; media-src data:; style-src '{_digest(style)}'; "
+        f"script-src '{_digest(script)}'; base-uri 'none'; form-action 'none'"
+    )
+    sounds = "".join(player.audio for row in page.players for player in row.players)
+    return environment.get_template("page.html").render(
+        page=page,
+        policy=policy,
+        style=Markup(style),  # our own, as is the script; all else is escaped
+        script=Markup(script),
+        name_of_sounds=hashlib.blake2b(sounds.encode(), digest_size=8).hexdigest(),
+        colours={label: f"c{i % _NUM_COLOURS}" for i, label in enumerate(page.labels)},
+        quality=quality_table(page.quality),
+    )
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def data_uri(content: bytes, *, kind: str) -> str:
+    """`content` of a MIME type as an address that contains it."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def quality_table(figures: Sequence[QualityFigure]) -> Table:
+    """A row for each subject, a column for each figure, in the order in which they first come."""
+    names = list(dict.fromkeys(figure.name for figure in figures))
+    cells = {(figure.subject, figure.name): _shown(figure) for figure in figures}
+    subjects = dict.fromkeys(figure.subject for figure in figures)
+    return Table(
+        ["", *names], [[subject, *(cells.get((subject, name), "-") for name in names)] for subject in subjects]
+    )
+
+
+def _shown(figure: QualityFigure) -> str:
+    text = f"{figure.value:.4g}"
+    if figure.interval_95 is not None:
+        text += " [{:.4g}, {:.4g}]".format(*figure.interval_95)
+    return text

@@ -1,0 +1,212 @@
+"""`waveform report`: runs on speech beside real recordings, as one page to listen to and to read."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from waveform.analyses.by_place import NllByPlace
+from waveform.audio.audio_format import AudioFormat
+from waveform.audio.embedded import flac_bytes, mel_jpeg
+from waveform.engine.evaluator import Evaluation
+from waveform.engine.sampler import SamplingConfig
+from waveform.engine.token_set import TokenSet
+from waveform.report.charts import attention_chart, learning_chart, place_chart
+from waveform.report.measures import measure_attention, measure_places
+from waveform.report.page import Page, Player, PlayerRow, Table, data_uri, write_page
+from waveform.report.settings import settings_tables
+from waveform.runs.race import ScoredRun
+from waveform.speech import Run, check_amount
+from waveform.system.atomic import require_writable
+from waveform.system.console import printable
+from waveform.system.errors import UserError
+from waveform.system.output import write_json
+from waveform.system.progress import Progress
+from waveform.verbs.compare import (
+    entries_of,
+    format_table,
+    labels_of,
+    note_of,
+    open_runs,
+    rows_of,
+)
+
+REAL = "real speech"
+_FIRST_S = 0.01  # the first stretch of NLL over the course of an utterance
+_GIVEN_S = 0.5  # of real speech that runs continue, at most a quarter of a sound
+_ONSET = 0.1  # share of a recording's peak at which speech has begun
+_BEFORE_ONSET_S = 0.05
+_SEARCHED_S = 5.0  # for the onset
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """What a report contains."""
+
+    num: int = 2  # sounds of each run at each temperature, from nothing
+    seconds: float = 2.0  # length of each sound
+    real: int = 4  # recordings, whose beginnings every run continues; 0: none
+    temperatures: Sequence[float] = (0.9, 1.0)  # the first one serves for continuations too
+    seed: int = 0
+    split: str = "test"  # of the recordings and the NLL
+    max_tokens: int | None = None  # samples that are scored, longest utterances first; None: all
+
+    def __post_init__(self) -> None:
+        for name, value in {"num": self.num, "real": self.real}.items():
+            if value < 0:
+                raise UserError(f"--{name} is {value}; it must be 0 or more")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise UserError(f"--tokens is {self.max_tokens}; it must be at least 1")
+        check_amount(1, self.seconds, endless=False)
+        for temperature in self.temperatures:
+            self.sampling(temperature)
+
+    def sampling(self, temperature: float) -> SamplingConfig:
+        """How sounds are drawn at a temperature. Raises UserError."""
+        return SamplingConfig(temperature=temperature, seed=self.seed)
+
+
+def report(
+    run_dirs: Sequence[Path | str] | Path | str = (),
+    config: ReportConfig | None = None,
+    *,
+    out: Path | str = "report.html",
+    data: Path | str | None = None,
+    json_file: Path | str | None = None,
+    device: str | None = None,
+    show_progress: bool = True,
+) -> dict[str, Any]:
+    """Write a page on one run or several: sounds, NLL, attention and settings, beside real recordings.
+
+    The page is one file that loads nothing. Returns (and writes to `json_file`) its figures: `comparison` as `compare`
+    has them, `by_place` and `attention`. Raises UserError as `compare` does.
+    """
+    run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
+    config, out = config or ReportConfig(), Path(out)
+    require_writable(out, option="--out")
+    require_writable(json_file, option="--json")
+    for run_dir in run_dirs:
+        if [Path(other).resolve() for other in run_dirs].count(Path(run_dir).resolve()) > 1:
+            raise UserError(f"{run_dir} is named twice; name each run once")
+    runs, tokens = open_runs(run_dirs, data=data, split=config.split, device=device, show_progress=show_progress)
+    audio_format = runs[0].audio_format
+    rate = audio_format.sample_rate_hz
+    places = [
+        measure_places(
+            run,
+            tokens,
+            first=round(_FIRST_S * rate),
+            max_tokens=config.max_tokens,
+            show_progress=show_progress,
+        )
+        for run in runs
+    ]
+    scored = [ScoredRun.of(run, tokens, _evaluation(tokens, place)) for run, place in zip(runs, places, strict=True)]
+    entries = entries_of(scored, split=config.split)
+    if show_progress:
+        print(format_table(entries))
+    labels = labels_of(entries)
+    by_label = dict(zip(labels, places, strict=True))
+    attention = [
+        measure_attention(run, tokens, label=label, show_progress=show_progress)
+        for run, label in zip(runs, labels, strict=True)
+    ]
+    players = list(_rows(dict(zip(labels, runs, strict=True)), tokens, config, show_progress=show_progress))
+    different, same = settings_tables(labels, [run.config for run in runs])
+    charts = [
+        learning_chart([(label, one.curve) for label, one in zip(labels, scored, strict=True)], unit="sample"),
+        place_chart(by_label, unit="sample", unit_s=1 / rate),
+        attention_chart(attention),
+    ]
+    write_page(
+        out,
+        Page(
+            labels=labels,
+            made_of=f"NLL and recordings are of the {config.split} split ({tokens.num_tokens / rate:.0f} s, "
+            f"{len(tokens)} utterances), sounds of seed {config.seed}.",
+            comparison=Table(*rows_of(entries), note=f"{note_of(entries[0])}."),
+            players=players,
+            charts=[chart for chart in charts if chart is not None],
+            same_settings=same,
+            different_settings=different,
+        ),
+    )
+    figures = {
+        "comparison": entries,
+        "by_place": [{"label": label, **place.figures()} for label, place in by_label.items()],
+        "attention": attention,
+    }
+    write_json(json_file, figures)
+    if show_progress:
+        print(f"{out}: open it in a browser")
+    return figures
+
+
+def _evaluation(tokens: TokenSet, place: NllByPlace) -> Evaluation:
+    """The NLL of the utterances that were scored."""
+    scored = np.flatnonzero(place.counts.sum(axis=1))
+    nats, counts = place.nats[scored].sum(axis=1), place.counts[scored].sum(axis=1)
+    return Evaluation([tokens.names[i] for i in scored], nats, counts, "utterance")
+
+
+def _rows(runs: dict[str, Run], tokens: TokenSet, config: ReportConfig, *, show_progress: bool) -> Iterator[PlayerRow]:
+    """Rows of players: recordings with every run's continuations of their beginnings, then sounds from nothing."""
+    audio_format = next(iter(runs.values())).audio_format
+    rate = audio_format.sample_rate_hz
+    recordings = list(_recordings(tokens, audio_format, num=config.real, seconds=config.seconds))
+    given_s = min(_GIVEN_S, config.seconds / 4)
+    total_s = len(runs) * (len(recordings) + config.num * len(config.temperatures)) * config.seconds
+    with Progress("sample", total=total_s, unit="s", unit_s=1, enabled=show_progress) as progress:
+        for name, samples in recordings:
+            temperature = config.temperatures[0]
+            players = [_player(REAL, samples, rate)]
+            given = samples[: round(given_s * rate)]
+            for label, run in runs.items():
+                own = run.sample(seconds=config.seconds - given_s, sampling=config.sampling(temperature), prime=given)
+                players.append(_player(label, np.concatenate([given, own[0]]), rate, own_from_s=given_s))
+                progress.update(config.seconds)
+            title = f"{printable(name)}: {given_s:g} s of it, continued at temperature {temperature:g}"
+            yield PlayerRow(title, players)
+        for temperature in config.temperatures if config.num else ():
+            sounds = {}
+            for label, run in runs.items():
+                sounds[label] = run.sample(
+                    num=config.num, seconds=config.seconds, sampling=config.sampling(temperature)
+                )
+                progress.update(config.num * config.seconds)
+            for i in range(config.num):
+                players = [_player(label, sound[i], rate) for label, sound in sounds.items()]
+                yield PlayerRow(f"From nothing, temperature {temperature:g}, number {i + 1}", players)
+
+
+def _recordings(
+    tokens: TokenSet, audio_format: AudioFormat, *, num: int, seconds: float
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Names and first `seconds` of speech [n] of `num` utterances, evenly spaced among those that are long enough.
+
+    If too few are, the longest ones serve, as far as they go.
+    """
+    rate = audio_format.sample_rate_hz
+    length = round(seconds * rate)
+    long = [i for i, n in enumerate(tokens.lengths) if n >= length]
+    if len(long) < num:
+        long = sorted(sorted(range(len(tokens)), key=lambda i: -tokens.lengths[i])[:num])
+    for index in (long[i * len(long) // num] for i in range(min(num, len(long)))):
+        read = tokens.read(index, start=0, stop=length + round(_SEARCHED_S * rate))
+        samples = audio_format.decode(torch.from_numpy(read.astype(np.int64))).numpy()
+        onset = int(np.argmax(np.abs(samples) >= _ONSET * np.abs(samples).max()))
+        start = max(0, min(onset - round(_BEFORE_ONSET_S * rate), len(samples) - length))
+        yield tokens.names[index], samples[start : start + length]
+
+
+def _player(label: str, samples: np.ndarray, rate_hz: int, *, own_from_s: float = 0.0) -> Player:
+    return Player(
+        label,
+        audio=data_uri(flac_bytes(samples, sample_rate_hz=rate_hz), kind="audio/flac"),
+        picture=data_uri(mel_jpeg(samples, sample_rate_hz=rate_hz), kind="image/jpeg"),
+        duration_s=round(len(samples) / rate_hz, 4),
+        own_from_s=own_from_s,
+    )
