@@ -10,6 +10,7 @@ from waveform.command.arguments import (
     CONFIG_DIR,
     DEVICE,
     DYNAMIC,
+    FROM,
     JSON,
     MEMORIES,
     NEW_RUN_DIR,
@@ -113,6 +114,7 @@ VERBS = (
             _RECIPE,
             argument("data_dir", type=Path, metavar="DATA_DIR"),
             NEW_RUN_DIR,
+            *FROM,
             argument(
                 "--print-config",
                 action="store_true",
@@ -123,6 +125,7 @@ VERBS = (
             overrides("preset=paper"),
         ),
         epilog=_TRAIN_EPILOG,
+        configs={"origin": "waveform.runs.origin:Origin"},
         report="recipes.verbs.train:report",
     ),
     Verb(

@@ -7,6 +7,7 @@ from waveform.command.arguments import (
     CONFIG_DIR,
     DEVICE,
     DYNAMIC,
+    FROM,
     JSON,
     MEMORIES,
     NEW_RUN_DIR,
@@ -32,6 +33,9 @@ settings (Hydra overrides), any number, after the paths:
   train.max_steps=1000 train.max_seconds=600 train.batch_size=8 train.lr=3e-4 train.state=utterance
   model.num_layers=4 model.compression=max seed=1             see --print-config for all of them
 A run folder that exists with the same settings is resumed.
+
+your own voice, from a run that exists (a preset sets the schedule; the model is that of the run):
+  waveform train MY_AUDIO RUN_DIR --from OTHER_RUN_DIR train.max_seconds=600 train.lr=1e-3
 
 several GPUs:
   torchrun --nproc-per-node=8 -m waveform train AUDIO_DIR RUN_DIR
@@ -69,6 +73,7 @@ VERBS = (
         (
             argument("source", type=Path, metavar="AUDIO_DIR|DATA_DIR"),
             NEW_RUN_DIR,
+            *FROM,
             argument(
                 "--print-config",
                 action="store_true",
@@ -79,6 +84,7 @@ VERBS = (
             CONFIG_DIR,
         ),
         epilog=_TRAIN_EPILOG,
+        configs={"origin": "waveform.runs.origin:Origin"},
         report="waveform.verbs.train:report",
     ),
     Verb(

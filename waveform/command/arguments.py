@@ -24,6 +24,23 @@ RUN_DIRS = argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="s
 NEW_RUN_DIR = argument(
     "run_dir", type=_new_run_dir, metavar="RUN_DIR", help="where the run is kept; resumed if it exists"
 )
+FROM = (
+    argument(
+        "--from",
+        dest="run",
+        into="origin",
+        type=Path,
+        metavar="RUN_DIR",
+        help="begin with the weights and settings of another run; what you set, a preset included, is used instead",
+    ),
+    argument(
+        "--from-optimiser",
+        dest="optimiser",
+        into="origin",
+        action="store_true",
+        help="take over what its optimiser remembers too",
+    ),
+)
 CONFIG_DIR = argument(
     "--config-dir",
     type=Path,

@@ -75,6 +75,10 @@ class Checkpoint:
         """The model's state dict, on the CPU."""
         return _read_tensors(self.folder / _MODEL)
 
+    def weights_digest(self) -> str:
+        """A digest of the file with the model's weights."""
+        return _digest(self.folder / _MODEL)
+
 
 def _digest(path: Path) -> str:
     if not stat.S_ISREG(path.lstat().st_mode):
@@ -325,6 +329,15 @@ def restore(
     except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:
         what = " ".join(str(error).split())[:200]
         raise UserError(f"{checkpoint.folder} does not hold what this run needs ({what}); restore it") from error
+
+
+def restore_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Load the model's weights in place. Raises UserError, naming the checkpoint, if they do not fit."""
+    try:
+        _restore_model(model, checkpoint.model_weights())
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise UserError(f"the weights in {checkpoint.folder} do not fit this model ({what})") from error
 
 
 def restore_optimiser(checkpoint: Checkpoint, optimiser: torch.optim.Optimizer) -> None:

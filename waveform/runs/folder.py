@@ -60,12 +60,20 @@ class _Dataset(Struct):
     checksums: dict[str, Any]
 
 
+class _Origin(Struct):
+    run: Annotated[str, Meta(pattern=r"^[^\0]*$")]
+    step: Annotated[int, Meta(ge=0, lt=1 << 62)]
+    weights: str  # digest of the file
+    optimiser: bool
+
+
 class _Recorded(Struct):
     """What commands rely on in a config.yaml, which anyone may have edited."""
 
     model: _Model
     train: _Train
     dataset: _Dataset
+    origin: _Origin | UnsetType = UNSET
 
 
 def check_run_dir(run_dir: Path) -> None:
