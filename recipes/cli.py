@@ -10,6 +10,7 @@ from waveform.command.arguments import (
     CONFIG_DIR,
     DEVICE,
     DYNAMIC,
+    EXPORT,
     FROM,
     JSON,
     MEMORIES,
@@ -166,6 +167,12 @@ VERBS = (
         "recipes.verbs.evaluate:evaluate",
         (RUN_DIR, *MEMORIES, AVERAGE, STRIDE, *DYNAMIC, SPLIT, _PROTOCOL, _ROWS, JSON, _PLOT, DEVICE),
         configs=_OPTIONS,
+    ),
+    Verb(
+        "export",
+        "write a trained run to one file, with its vocabulary but without its texts, to sample, score and go on from",
+        "recipes.verbs.export:export",
+        (RUN_DIR, *EXPORT),
     ),
     Verb(
         "compare",

@@ -26,6 +26,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "waveform.benchmarks": (*_RUNS, "audio"),
     "waveform.audio": ("system", "engine"),
     "waveform.conf": (),
+    "waveform.bundled": (),
     "waveform.speech": (*_RUNS, "audio"),
     "waveform.verbs": (*_RUNS, "analyses", "benchmarks", "audio", "speech"),
     "waveform.command": ("system",),

@@ -7,6 +7,7 @@ from waveform.command.arguments import (
     CONFIG_DIR,
     DEVICE,
     DYNAMIC,
+    EXPORT,
     FROM,
     JSON,
     MEMORIES,
@@ -148,6 +149,12 @@ VERBS = (
             DEVICE,
         ),
         configs={"output": "waveform.audio.sinks:Output", "sampling": _SAMPLING},
+    ),
+    Verb(
+        "export",
+        "write a trained run to one file, without its data, to sample, score and go on from",
+        "waveform.verbs.export:export",
+        (RUN_DIR, *EXPORT),
     ),
     Verb(
         "compare",

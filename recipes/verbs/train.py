@@ -11,6 +11,7 @@ from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, TrainResult
 from waveform.ranks.distributed import job
 from waveform.runs.folder import CONFIG_FILE, check_run_dir, read_config
+from waveform.runs.named import find_run
 from waveform.runs.origin import Origin
 from waveform.runs.settings import typed
 from waveform.runs.training import check_settings, report_training, train_run, train_runs
@@ -98,7 +99,7 @@ def amount_of(data: Dataset) -> Callable[[TokenSet], str]:
 
 def _refuse_other_vocabulary(origin: Path, data_dir: Path) -> None:
     """Raises UserError if the run at `origin` was trained with another vocabulary than that of `data_dir`."""
-    known = Path(read_config(origin)["dataset"]["path"])
+    known = Path(read_config(find_run(origin))["dataset"]["path"])
     if load_tokenizer(known).content() != load_tokenizer(data_dir).content():
         raise UserError(
             f"{data_dir} has a different vocabulary from {known}, with which {origin} was trained, so its tokens mean "

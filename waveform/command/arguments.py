@@ -19,8 +19,9 @@ def overrides(example: str) -> Argument:
     return argument(OVERRIDES, nargs="*", metavar="key=value", help=f"settings, for example {example}")
 
 
-RUN_DIR = argument("run_dir", type=Path, metavar="RUN_DIR")
-RUN_DIRS = argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="several are compared with each other")
+_RUN = "a run folder, an archive that `export` made, or the name of a bundled run"
+RUN_DIR = argument("run_dir", type=Path, metavar="RUN_DIR", help=_RUN)
+RUN_DIRS = argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help=f"{_RUN}; several are compared")
 NEW_RUN_DIR = argument(
     "run_dir", type=_new_run_dir, metavar="RUN_DIR", help="where the run is kept; resumed if it exists"
 )
@@ -31,7 +32,8 @@ FROM = (
         into="origin",
         type=Path,
         metavar="RUN_DIR",
-        help="begin with the weights and settings of another run; what you set, a preset included, is used instead",
+        help="begin with the weights and settings of another run, archived or bundled; what you set, or a preset, "
+        "counts instead",
     ),
     argument(
         "--from-optimiser",
@@ -55,6 +57,12 @@ DEVICE = argument("--device", choices=("cpu", "cuda"), help="default: a GPU if t
 MEMORIES = (
     argument("--memory", into="options", type=int, metavar="N", help="memory slots, if not as in training"),
     argument("--compressed", into="options", type=int, metavar="N", help="compressed slots, if not as in training"),
+)
+EXPORT = (
+    argument("file", type=Path, metavar="FILE", help="a new file, a zip archive"),
+    argument(
+        "--optimiser", action="store_true", help="also what only training needs, three to ten times as much: to resume"
+    ),
 )
 AVERAGE = argument(
     "--average", into="options", type=int, metavar="N", help="score with the mean weights of the last N checkpoints"

@@ -22,6 +22,7 @@ from waveform.system.errors import UserError
 
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".train.lock"
+OWN_DATA_DIR = "data"  # in an archive's folder: what it has of its data set
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_NESTING = 50  # brackets within each other
 # Settings that may differ when a run is resumed: when it ends (which also moves the end of a cosine without
@@ -173,4 +174,6 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     except Exception as error:  # whatever a YAML parser raises
         raise UserError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
     assert isinstance(config, dict)
+    if not config["dataset"]["path"]:  # exported
+        config["dataset"]["path"] = str(run_dir / OWN_DATA_DIR)
     return {str(key): value for key, value in config.items()}

@@ -12,6 +12,7 @@ from typing import Any
 from waveform.engine import checkpoint
 from waveform.engine.trainer import Trainer
 from waveform.runs.folder import CONFIG_FILE, check_recorded, comparable, read_config
+from waveform.runs.named import find_run, full_name
 from waveform.runs.settings import differing_keys
 from waveform.system.errors import UserError
 
@@ -94,7 +95,7 @@ def _new(origin: Origin) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """The configuration of the run that a new one begins from, and what the new one records of it."""
     if origin.run is None:
         return None
-    name = _recorded_name(origin.run)
+    name = full_name(origin.run)
     before, found = _open(name)
     weights = found.weights_digest()
     return before, {"run": name, "step": found.step, "weights": weights, "optimiser": origin.optimiser}
@@ -111,7 +112,7 @@ def _begun(run_dir: Path, origin: Origin) -> tuple[dict[str, Any], dict[str, Any
     if record is None:
         return None
     if origin.run is not None:
-        asked = {"run": _recorded_name(origin.run), "optimiser": origin.optimiser}
+        asked = {"run": full_name(origin.run), "optimiser": origin.optimiser}
         different = differing_keys({key: record[key] for key in asked}, asked)
         if different:
             raise UserError(
@@ -121,17 +122,13 @@ def _begun(run_dir: Path, origin: Origin) -> tuple[dict[str, Any], dict[str, Any
     return own, record
 
 
-def _recorded_name(run: Path | str) -> str:
-    return str(Path(run).resolve())
-
-
 def _open(run: str) -> tuple[dict[str, Any], checkpoint.Checkpoint]:
     """The configuration and the newest checkpoint of a run. Raises UserError if it has none."""
-    run_dir = Path(run)
+    run_dir = find_run(run)
     config = read_config(run_dir)
     found = checkpoint.newest(run_dir)
     if found is None:
-        raise UserError(f"{run_dir} has no finished checkpoint yet to go on from; train it longer")
+        raise UserError(f"{run} has no finished checkpoint yet to go on from; train it longer")
     check_recorded(run_dir, config, found)
     return config, found
 

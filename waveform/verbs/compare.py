@@ -117,7 +117,7 @@ def score_runs(
     for run, tokens in zip(runs, token_sets, strict=True):
         if tokens.checksum != token_sets[0].checksum:
             raise UserError(
-                f"{runs[0].folder} and {run.folder} have different {split} data, so their NLL cannot be compared; "
+                f"{runs[0].given} and {run.given} have different {split} data, so their NLL cannot be compared; "
                 "name one data set for all of them with --data"
             )
     return [

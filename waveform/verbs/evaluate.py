@@ -74,13 +74,13 @@ def open_split(run: Run, *, data: Path | str | None, split: str, show_progress: 
     if not data.exists():
         raise UserError(f"no such folder: --data {data}")
     config: DataConfig = typed(DataConfig, run.config["data"], section="data")
-    dataset = open_data(data, run_dir=run.folder, config=config, world=World(), show_progress=show_progress)
+    dataset = open_data(data, run_dir=run.given, config=config, world=World(), show_progress=show_progress)
     if (
         dataset.vocab_size != run.config["dataset"]["vocab_size"]
         or dataset.modality != run.config["dataset"]["modality"]
     ):
         raise UserError(
-            f"--data {data} has different tokens ({dataset.modality}) from those that {run.folder} was trained on"
+            f"--data {data} has different tokens ({dataset.modality}) from those that {run.given} was trained on"
         )
     tokens = dataset.open_split(split)
     tokens.verify()
@@ -93,7 +93,7 @@ def describe(
     """What `evaluate --json` writes."""
     return {
         "model": run.name,
-        "run": str(run.folder),
+        "run": str(run.given),
         "split": split,
         "protocol": result.protocol,
         "chunk": run.config["train"]["chunk"] if result.protocol == "chunk" else None,
