@@ -24,6 +24,7 @@ from waveform.command.arguments import (
     entrants,
     overrides,
     protocol,
+    quality,
 )
 from waveform.command.table import Verb, argument, run_command
 
@@ -106,8 +107,11 @@ VERBS = (
         "evaluate",
         "print a run's NLL on held-out audio, in nats and bits per sample",
         "waveform.verbs.evaluate:evaluate",
-        (RUN_DIR, _DATA, SPLIT, JSON, _PROTOCOL, *MEMORIES, *DYNAMIC, DEVICE),
-        configs={"options": "waveform.runs.scoring:EvaluateOptions"},
+        (RUN_DIR, _DATA, SPLIT, JSON, _PROTOCOL, *MEMORIES, *DYNAMIC, *quality("quality"), DEVICE),
+        configs={
+            "options": "waveform.runs.scoring:EvaluateOptions",
+            "quality": "waveform.quality.measure:QualityConfig",
+        },
     ),
     Verb(
         "sample",
@@ -166,9 +170,11 @@ VERBS = (
             SPLIT,
             JSON,
             _PLOT,
-            protocol("utterance"),
+            protocol("utterance", into="config"),
+            *quality("config"),
             DEVICE,
         ),
+        configs={"config": "waveform.verbs.compare:CompareConfig"},
     ),
     Verb(
         "race",

@@ -102,6 +102,22 @@ def protocol(default: str, *, into: str | None = None) -> Argument:
     )
 
 
+def quality(into: str) -> tuple[Argument, ...]:
+    """Whether and how samples are drawn to measure how they sound, fields of `QualityConfig`."""
+    return (
+        argument(
+            "--quality",
+            into=into,
+            action="store_true",
+            help="also draw samples, and measure them beside real clips and noise",
+        ),
+        argument("--num", into=into, type=int, metavar="N", help="with --quality: samples of each run (default 16)"),
+        argument("--seconds", into=into, type=float, metavar="S", help="with --quality: of each (default 2)"),
+        replace(TEMPERATURE, into=into),
+        replace(SEED, into=into),
+    )
+
+
 def analysis(unit: str) -> tuple[Argument, ...]:
     """What `analyse` reads, fields of `AnalysisConfig`, and draws; unit: what the help calls a token."""
     return (

@@ -4,6 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
 from waveform.engine.sampler import SamplingConfig, sampling_loop
+from waveform.quality.measure import QualityConfig, measure_quality
+from waveform.quality.report import describe as describe_quality
 from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.opened import TrainedRun
 from waveform.runs.race import ScoredRun
 from waveform.runs.scoring import bootstrap_interval, score, unigram_nats
 from waveform.runs.speeds import warnings_of
-from waveform.speech import load
+from waveform.speech import Run, load
 from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
@@ -52,26 +55,36 @@ def training_speed(run_dir: Path) -> float | None:
     return statistics.median(numbers) if numbers else None
 
 
+@dataclass(frozen=True)
+class CompareConfig(QualityConfig):
+    """How runs are compared, and with `quality` how that of their samples is measured."""
+
+    protocol: str = "utterance"  # utterance | chunk | carry: when state is reset
+
+
 def compare(
     run_dirs: Sequence[Path | str] | Path | str,
+    config: CompareConfig | None = None,
     *,
     data: Path | str | None = None,
     split: str = "test",
-    protocol: str = "utterance",
     json_file: Path | str | None = None,
     plot_file: Path | None = None,
     device: str | None = None,
     show_progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Evaluate runs on the same tokens under one protocol; print a table, return (and write) a list of figures.
+    """Evaluate runs on the same tokens under config.protocol; print a table, return (and write) a list of figures.
 
     Each entry contains what `evaluate` gives, `difference_to_wavenet_nats` with its `interval_95` (None if no run is a
     WaveNet), `train_samples_per_second`, in all and by slice, `sampling_samples_per_second` and the
-    `learning_curve`, validation NLL in training, which `plot_file` shows. Raises UserError as `load` does, and if the
+    `learning_curve`, validation NLL in training, which `plot_file` shows; with config.quality also `quality`, the
+    figures of all runs' samples, which are the same in each entry. Raises UserError as `load` does, and if the
     runs' test tokens differ.
     """
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
+    config = config or CompareConfig()
     check_files(json_file=json_file, plot_file=plot_file)
+    protocol = config.protocol
     scored = score_runs(run_dirs, data=data, split=split, protocol=protocol, device=device, show_progress=show_progress)
     baseline = next((one.result for one in scored if one.run.name == BASELINE), None)
     entries = []
@@ -90,6 +103,17 @@ def compare(
         )
     if show_progress:
         print(format_table(entries))
+    if config.quality:
+        measured = measure_quality(
+            list(zip(_labels(entries), (Run(**vars(one.run)) for one in scored), strict=True)),
+            config,
+            held_out=scored[0].tokens,
+            others=open_split(Run(**vars(scored[0].run)), data=data, split="train", show_progress=False),
+            show_progress=show_progress,
+        )
+        entries = [{**entry, "quality": measured.as_json()} for entry in entries]
+        if show_progress:
+            print(describe_quality(measured))
     write_json(json_file, entries)
     if plot_file is not None:
         curves = [one.curve for one in scored]
