@@ -148,7 +148,7 @@ def test_text_is_exported_with_its_vocabulary(text: Path, tmp_path: Path, capsys
         assert recipes(["sample", run, "--prompt", "a", "--tokens", "8"]) == 0
     shown = capsys.readouterr().out
     assert len(shown) % 2 == 0 and shown[: len(shown) // 2] == shown[len(shown) // 2 :]
-    assert "comes without the data" in recipes_mistake(["evaluate", file], capsys)
+    assert "trained on; unzip it and set dataset.path" in recipes_mistake(["evaluate", file], capsys)
     command = ["train", "folder", str(text / "data"), str(tmp_path / "run"), "--from", file, "train.max_steps=1"]
     assert recipes(command) == 0
 

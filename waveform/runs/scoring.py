@@ -30,7 +30,9 @@ def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
     """
     folder = Path(run.config["dataset"]["path"])
     if folder == run.folder / OWN_DATA_DIR:
-        raise UserError(f"{run.given} comes without the data that it was trained on; name a data set with --data")
+        audio = run.config["dataset"]["modality"].get("kind") == "audio"
+        remedy = "name a data set with --data" if audio else f"unzip it and set dataset.path in its {CONFIG_FILE}"
+        raise UserError(f"{run.given} comes without the data that it was trained on; {remedy}")
     if not is_dataset(folder):
         raise UserError(
             f"the data set of {run.folder}, {folder}, is gone; put it back, name one with --data, or set dataset.path "
