@@ -10,6 +10,8 @@ from waveform.command.arguments import (
     CONFIG_DIR,
     DEVICE,
     DYNAMIC,
+    EXPORT,
+    FROM,
     JSON,
     MEMORIES,
     NEW_RUN_DIR,
@@ -114,6 +116,7 @@ VERBS = (
             _RECIPE,
             argument("data_dir", type=Path, metavar="DATA_DIR"),
             NEW_RUN_DIR,
+            *FROM,
             argument(
                 "--print-config",
                 action="store_true",
@@ -124,6 +127,7 @@ VERBS = (
             overrides("preset=paper"),
         ),
         epilog=_TRAIN_EPILOG,
+        configs={"origin": "waveform.runs.origin:Origin"},
         report="recipes.verbs.train:report",
     ),
     Verb(
@@ -164,6 +168,12 @@ VERBS = (
         "recipes.verbs.evaluate:evaluate",
         (RUN_DIR, *MEMORIES, AVERAGE, STRIDE, *DYNAMIC, SPLIT, _PROTOCOL, _ROWS, JSON, _PLOT, DEVICE),
         configs=_OPTIONS,
+    ),
+    Verb(
+        "export",
+        "write a trained run to one file, with its vocabulary but without its texts, to sample, score and go on from",
+        "recipes.verbs.export:export",
+        (RUN_DIR, *EXPORT),
     ),
     Verb(
         "compare",

@@ -16,6 +16,7 @@ from recipes import conf
 from recipes.corpora.catalogue import RECIPES, find_recipe
 from recipes.provenance import annotated
 from waveform.runs.opened import TrainedRun, open_run
+from waveform.runs.origin import Origin, compose_from
 from waveform.runs.settings import ConfigFamily, compose_family, to_yaml
 from waveform.runs.space import Space, space_of
 from waveform.system.errors import UserError
@@ -28,13 +29,28 @@ _TEXT = ConfigFamily(
 )
 
 
-def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> dict[str, Any]:
-    """Return the resolved configuration as plain dicts. Raises UserError for an unknown recipe, key, choice or type."""
+def compose_config(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: Path | None = None,
+    origin: Origin | None = None,
+    run_dir: Path | None = None,
+) -> dict[str, Any]:
+    """Return the resolved configuration as plain dicts, for a run in `run_dir` with what it takes over from its origin.
+
+    Raises UserError for an unknown recipe, key, choice or type, and for an origin that does not fit.
+    """
     for found in (*RECIPES.values(), find_recipe(recipe)):
         node = {"recipe": found.name, "train": {"state": found.state}}
         ConfigStore.instance().store(group="recipe", name=found.name, node=node, package="_global_")
-    config = compose_family(_TEXT, [f"recipe={recipe}", *overrides], config_dir=config_dir)
-    _require_sizes(config)
+
+    def compose(overrides: Sequence[str]) -> dict[str, Any]:
+        return compose_family(_TEXT, [f"recipe={recipe}", *overrides], config_dir=config_dir)
+
+    config = compose(overrides) if run_dir is None else compose_from(origin, run_dir, overrides, compose=compose)
+    if "origin" not in config:
+        _require_sizes(config)
     return config
 
 
@@ -71,8 +87,15 @@ def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int)
     return run
 
 
-def print_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> None:
+def print_config(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: Path | None = None,
+    origin: Origin | None = None,
+    run_dir: Path | None = None,
+) -> None:
     """Print the resolved configuration as YAML, and behind each setting of a paper which one it is from."""
-    config = compose_config(recipe, overrides, config_dir=config_dir)
+    config = compose_config(recipe, overrides, config_dir=config_dir, origin=origin, run_dir=run_dir)
     studies = [override.removeprefix("study=") for override in overrides if override.startswith("study=")]
     print(annotated(to_yaml(config), config, study=studies[-1] if studies else "none"), end="")

@@ -1,8 +1,8 @@
 """Compressive Transformer for raw audio waveforms, compared with WaveNet and Transformer-XL.
 
 `build` makes any registered model, `load` opens a trained run; `prepare`, `train`, `tune`, `evaluate`, `sample`,
-`compare`, `race`, `bench`, `analyse` and `report` are the functions behind the verbs of the `waveform` command. All are
-imported on first use, so that `import waveform` is instant and loads neither torch nor an audio library.
+`export`, `compare`, `race`, `bench`, `analyse` and `report` are the functions behind the verbs of the `waveform`
+command. All are imported on first use, so that `import waveform` is instant and loads neither torch nor an audio library.
 """
 
 from importlib import import_module
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from waveform.verbs.bench import bench as bench
     from waveform.verbs.compare import compare as compare
     from waveform.verbs.evaluate import evaluate as evaluate
+    from waveform.verbs.export import export as export
     from waveform.verbs.prepare import prepare as prepare
     from waveform.verbs.race import race as race
     from waveform.verbs.report import report as report
@@ -30,6 +31,7 @@ _HOMES = {
     "build": "waveform.models.registry",
     "compare": "waveform.verbs.compare",
     "evaluate": "waveform.verbs.evaluate",
+    "export": "waveform.verbs.export",
     "load": "waveform.speech",
     "prepare": "waveform.verbs.prepare",
     "race": "waveform.verbs.race",

@@ -8,6 +8,8 @@ from waveform.command.arguments import (
     CONFIG_DIR,
     DEVICE,
     DYNAMIC,
+    EXPORT,
+    FROM,
     JSON,
     MEMORIES,
     NEW_RUN_DIR,
@@ -25,6 +27,7 @@ from waveform.command.arguments import (
     entrants,
     overrides,
     protocol,
+    quality,
 )
 from waveform.command.table import Verb, argument, run_command
 
@@ -35,6 +38,9 @@ settings (Hydra overrides), any number, after the paths:
   train.max_steps=1000 train.max_seconds=600 train.batch_size=8 train.lr=3e-4 train.state=utterance
   model.num_layers=4 model.compression=max seed=1             see --print-config for all of them
 A run folder that exists with the same settings is resumed.
+
+your own voice, from a run that exists (a preset sets the schedule; the model is that of the run):
+  waveform train MY_AUDIO RUN_DIR --from OTHER_RUN_DIR train.max_seconds=600 train.lr=1e-3
 
 several GPUs:
   torchrun --nproc-per-node=8 -m waveform train AUDIO_DIR RUN_DIR
@@ -72,6 +78,7 @@ VERBS = (
         (
             argument("source", type=Path, metavar="AUDIO_DIR|DATA_DIR"),
             NEW_RUN_DIR,
+            *FROM,
             argument(
                 "--print-config",
                 action="store_true",
@@ -82,6 +89,7 @@ VERBS = (
             CONFIG_DIR,
         ),
         epilog=_TRAIN_EPILOG,
+        configs={"origin": "waveform.runs.origin:Origin"},
         report="waveform.verbs.train:report",
     ),
     Verb(
@@ -102,8 +110,11 @@ VERBS = (
         "evaluate",
         "print a run's NLL on held-out audio, in nats and bits per sample",
         "waveform.verbs.evaluate:evaluate",
-        (RUN_DIR, _DATA, SPLIT, JSON, _PROTOCOL, *MEMORIES, *DYNAMIC, DEVICE),
-        configs={"options": "waveform.runs.scoring:EvaluateOptions"},
+        (RUN_DIR, _DATA, SPLIT, JSON, _PROTOCOL, *MEMORIES, *DYNAMIC, *quality("quality"), DEVICE),
+        configs={
+            "options": "waveform.runs.scoring:EvaluateOptions",
+            "quality": "waveform.quality.measure:QualityConfig",
+        },
     ),
     Verb(
         "sample",
@@ -147,6 +158,12 @@ VERBS = (
         configs={"output": "waveform.audio.sinks:Output", "sampling": _SAMPLING},
     ),
     Verb(
+        "export",
+        "write a trained run to one file, without its data, to sample, score and go on from",
+        "waveform.verbs.export:export",
+        (RUN_DIR, *EXPORT),
+    ),
+    Verb(
         "compare",
         "compare runs on the same test audio: NLL, difference to WaveNet, size and speed",
         "waveform.verbs.compare:compare",
@@ -156,9 +173,11 @@ VERBS = (
             SPLIT,
             JSON,
             _PLOT,
-            protocol("utterance"),
+            protocol("utterance", into="config"),
+            *quality("config"),
             DEVICE,
         ),
+        configs={"config": "waveform.verbs.compare:CompareConfig"},
     ),
     Verb(
         "race",

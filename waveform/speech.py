@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,6 +31,7 @@ from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
 from waveform.runs.opened import TrainedRun, open_run
+from waveform.runs.origin import Origin, compose_from
 from waveform.runs.settings import ConfigFamily, compose_family, to_yaml
 from waveform.runs.space import Space, space_of
 from waveform.system.console import say
@@ -64,14 +66,30 @@ _SPEECH = ConfigFamily(
 )
 
 
-def compose_config(overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> dict[str, Any]:
-    """The resolved configuration as plain dicts. Raises UserError for an unknown key, choice or type."""
-    return compose_family(_SPEECH, overrides, config_dir=config_dir)
+def compose_config(
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: Path | None = None,
+    origin: Origin | None = None,
+    run_dir: Path | None = None,
+) -> dict[str, Any]:
+    """The resolved configuration as plain dicts, for a run in `run_dir` with what it takes over from its origin.
+
+    Raises UserError for an unknown key, choice or type, and for an origin that does not fit.
+    """
+    compose = partial(compose_family, _SPEECH, config_dir=config_dir)
+    return compose(overrides) if run_dir is None else compose_from(origin, run_dir, overrides, compose=compose)
 
 
-def print_config(overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> None:
-    """Print the resolved configuration as YAML."""
-    print(to_yaml(compose_config(overrides, config_dir=config_dir)), end="")
+def print_config(
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: Path | None = None,
+    origin: Origin | None = None,
+    run_dir: Path | None = None,
+) -> None:
+    """Print the resolved configuration as YAML; arguments as those of `compose_config`."""
+    print(to_yaml(compose_config(overrides, config_dir=config_dir, origin=origin, run_dir=run_dir)), end="")
 
 
 def search_space(model: str, *, file: Path | None = None) -> Space:

@@ -45,7 +45,7 @@ def compare(
         for run, checksum in zip(runs, checksums, strict=True):
             if checksum != checksums[0]:
                 raise UserError(
-                    f"{runs[0].folder} and {run.folder} have different {split} data and cannot be compared; "
+                    f"{runs[0].given} and {run.given} have different {split} data and cannot be compared; "
                     "train both on one data set"
                 )
         protocols = sorted({protocol_of(run, options) for run in runs})

@@ -129,7 +129,7 @@ def measure(
     figures = {
         "recipe": modality["recipe"],
         "model": run.name,
-        "run": str(run.folder),
+        "run": str(run.given),
         "split": split,
         "headline": headline,
         headline: metrics[headline],

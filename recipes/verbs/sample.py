@@ -70,10 +70,10 @@ def _tokenizer(run: TrainedRun) -> TextTokenizer:
     """The tokenizer in the run's data set. Raises UserError if it is gone, or is not the one of training."""
     folder = Path(run.config["dataset"]["path"])
     if not is_dataset(folder):
-        raise UserError(f"the data set of {run.folder}, {folder}, which contains its vocabulary, is gone; put it back")
+        raise UserError(f"the data set of {run.given}, {folder}, which contains its vocabulary, is gone; put it back")
     tokenizer = load_tokenizer(folder)
     if tokenizer.vocab_size != run.config["dataset"]["vocab_size"]:
-        raise UserError(f"{folder} has a different vocabulary from the one that {run.folder} was trained with")
+        raise UserError(f"{folder} has a different vocabulary from the one that {run.given} was trained with")
     return tokenizer
 
 

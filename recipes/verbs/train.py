@@ -3,13 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from recipes.corpora.tokenizers import load_tokenizer
 from recipes.text import compose_config
 from waveform.engine.dataset import Dataset, read_dataset
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, TrainResult
 from waveform.ranks.distributed import job
-from waveform.runs.folder import check_run_dir
+from waveform.runs.folder import CONFIG_FILE, check_run_dir, read_config
+from waveform.runs.named import find_run
+from waveform.runs.origin import Origin
 from waveform.runs.settings import typed
 from waveform.runs.training import check_settings, report_training, train_run, train_runs
 from waveform.system.errors import UserError
@@ -21,18 +24,22 @@ def train(
     run_dir: Path | str,
     overrides: Sequence[str] = (),
     *,
+    origin: Origin | None = None,
     config_dir: Path | None = None,
     show_progress: bool = True,
 ) -> TrainResult:
     """Train on the data set in `data_dir`, prepared by the same recipe, into `run_dir`; resume a run that is there.
 
-    Under torchrun every process calls this. Raises UserError for bad settings or data, for a run folder with a
-    different configuration, and if the loss stops being finite.
+    origin: a run whose weights and settings this one begins with; its vocabulary must be the same. Under torchrun every
+    process calls this. Raises UserError for bad settings or data, for a run folder with a different configuration, for
+    an origin that does not fit, and if the loss stops being finite.
     """
     run_dir = Path(run_dir)
-    config = compose_config(recipe, overrides, config_dir=config_dir)
+    config = compose_config(recipe, overrides, config_dir=config_dir, origin=origin, run_dir=run_dir)
     train_config: TrainConfig = typed(TrainConfig, config["train"], section="train")
     data = open_prepared(data_dir, recipe)
+    if origin is not None and origin.run is not None and not (run_dir / CONFIG_FILE).exists():
+        _refuse_other_vocabulary(Path(origin.run), data.folder)
     with job(device=train_config.device, timeout_s=train_config.timeout_s) as world:
         check_run_dir(run_dir)
         check_settings(run_dir, config, train_config, vocab_size=data.vocab_size, world=world)
@@ -88,6 +95,16 @@ def open_prepared(data_dir: Path | str, recipe: str) -> Dataset:
 def amount_of(data: Dataset) -> Callable[[TokenSet], str]:
     """What says how much text a split of `data` is."""
     return lambda tokens: f"{tokens.num_tokens:,} {data.modality['tokens']} of {data.modality['recipe']}"
+
+
+def _refuse_other_vocabulary(origin: Path, data_dir: Path) -> None:
+    """Raises UserError if the run at `origin` was trained with another vocabulary than that of `data_dir`."""
+    known = Path(read_config(find_run(origin))["dataset"]["path"])
+    if load_tokenizer(known).content() != load_tokenizer(data_dir).content():
+        raise UserError(
+            f"{data_dir} has a different vocabulary from {known}, with which {origin} was trained, so its tokens mean "
+            "something else; begin without --from, or use data prepared with that vocabulary"
+        )
 
 
 def report(result: TrainResult) -> int:

@@ -103,7 +103,7 @@ def test_functions_take_the_arguments_of_their_verbs(verb: Verb) -> None:
             assert arg.name in {field.name for field in fields(loaded(verb.configs[arg.into]))}
         elif arg.instead is not None:
             others = {other.name for other in verb.arguments}
-            assert signature(loaded(arg.instead)).parameters.keys() <= others
+            assert signature(loaded(arg.instead)).parameters.keys() <= others | verb.configs.keys()
         else:
             assert (OVERRIDES if arg.setting else arg.name) in parameters
     if verb.report is not None:

@@ -30,7 +30,9 @@ def opened(memory: int) -> TrainedRun:
     fields = {**FIELDS, "memory": memory}
     model = laws.randomise(build("transformer_xl", vocab_size=laws.VOCAB_SIZE, **fields))
     config = {"model": {"name": "transformer_xl", **fields}, "train": {"window": None, "chunk": 6}, "dataset": {}}
-    return TrainedRun(Path("runs/plain"), config, model.eval().requires_grad_(False), 1, 1.0, 1)
+    return TrainedRun(
+        Path("runs/plain"), config, model.eval().requires_grad_(False), 1, 1.0, 1, given=Path("runs/plain")
+    )
 
 
 @pytest.mark.parametrize("stride", [1, 2, 4, 6])

@@ -74,7 +74,7 @@ def analyse(
         vocab_size = run.config["dataset"]["vocab_size"]
         if vocab_size != tokens.vocab_size:
             raise UserError(
-                f"{run.folder} was trained with a vocabulary of {vocab_size}, but the data has {tokens.vocab_size}; "
+                f"{run.given} was trained with a vocabulary of {vocab_size}, but the data has {tokens.vocab_size}; "
                 "give data of the same kind as the run's"
             )
     figures: dict[str, Any] = {
@@ -86,7 +86,7 @@ def analyse(
             {
                 "model": run.name,
                 "label": label,
-                "run": str(run.folder),
+                "run": str(run.given),
                 "step": run.step,
                 "num_parameters": num_parameters(run.model),
                 "model_config": dict(run.config["model"]),
@@ -113,7 +113,7 @@ def common_tokens(runs: Sequence[TrainedRun], token_sets: Sequence[TokenSet], *,
     for run, tokens in zip(runs, token_sets, strict=True):
         if tokens.checksum != token_sets[0].checksum:
             raise UserError(
-                f"{runs[0].folder} and {run.folder} have different {split} data and cannot be analysed as a group; "
+                f"{runs[0].given} and {run.given} have different {split} data and cannot be analysed as a group; "
                 "analyse runs that were trained on one data set, or name one for all"
             )
     return token_sets[0]

@@ -15,6 +15,7 @@ from waveform.system.errors import UserError
 from waveform.system.rules import Rule, check_rules, one_of
 
 CD_RATE_HZ = 44_100  # of the audio files that `bench` synthesises
+WIDEBAND_HZ = 16_000  # of the speech that networks which predict opinions were trained on
 _MOST_HZ = 192_000
 _LEAST_HZ = 1_000
 _QUANTISERS = {"mu_law": mulaw, "linear": linear}

@@ -19,10 +19,29 @@ def overrides(example: str) -> Argument:
     return argument(OVERRIDES, nargs="*", metavar="key=value", help=f"settings, for example {example}")
 
 
-RUN_DIR = argument("run_dir", type=Path, metavar="RUN_DIR")
-RUN_DIRS = argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="several are compared with each other")
+_RUN = "a run folder, an archive that `export` made, or the name of a bundled run"
+RUN_DIR = argument("run_dir", type=Path, metavar="RUN_DIR", help=_RUN)
+RUN_DIRS = argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help=f"{_RUN}; several are compared")
 NEW_RUN_DIR = argument(
     "run_dir", type=_new_run_dir, metavar="RUN_DIR", help="where the run is kept; resumed if it exists"
+)
+FROM = (
+    argument(
+        "--from",
+        dest="run",
+        into="origin",
+        type=Path,
+        metavar="RUN_DIR",
+        help="begin with the weights and settings of another run, archived or bundled; what you set, or a preset, "
+        "counts instead",
+    ),
+    argument(
+        "--from-optimiser",
+        dest="optimiser",
+        into="origin",
+        action="store_true",
+        help="take over what its optimiser remembers too",
+    ),
 )
 CONFIG_DIR = argument(
     "--config-dir",
@@ -38,6 +57,12 @@ DEVICE = argument("--device", choices=("cpu", "cuda"), help="default: a GPU if t
 MEMORIES = (
     argument("--memory", into="options", type=int, metavar="N", help="memory slots, if not as in training"),
     argument("--compressed", into="options", type=int, metavar="N", help="compressed slots, if not as in training"),
+)
+EXPORT = (
+    argument("file", type=Path, metavar="FILE", help="a new file, a zip archive"),
+    argument(
+        "--optimiser", action="store_true", help="also what only training needs, three to ten times as much: to resume"
+    ),
 )
 AVERAGE = argument(
     "--average", into="options", type=int, metavar="N", help="score with the mean weights of the last N checkpoints"
@@ -74,6 +99,22 @@ def protocol(default: str, *, into: str | None = None) -> Argument:
         into=into,
         choices=("utterance", "chunk", "carry"),
         help=f"reset state at each utterance, at each chunk, or never (default: {default})",
+    )
+
+
+def quality(into: str) -> tuple[Argument, ...]:
+    """Whether and how samples are drawn to measure how they sound, fields of `QualityConfig`."""
+    return (
+        argument(
+            "--quality",
+            into=into,
+            action="store_true",
+            help="also draw samples, and measure them beside real clips and noise",
+        ),
+        argument("--num", into=into, type=int, metavar="N", help="with --quality: samples of each run (default 16)"),
+        argument("--seconds", into=into, type=float, metavar="S", help="with --quality: of each (default 2)"),
+        replace(TEMPERATURE, into=into),
+        replace(SEED, into=into),
     )
 
 

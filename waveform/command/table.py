@@ -77,11 +77,11 @@ class Verb:
                 values[OVERRIDES] = [*values.get(OVERRIDES, ()), f"{arg.setting}={values.pop(arg.name)}"]
             elif arg.into is not None:
                 fields[arg.into][arg.name] = values.pop(arg.name)
+        values |= {parameter: _load(name)(**fields[parameter]) for parameter, name in self.configs.items()}
         if instead is not None:
             instead(**{name: values[name] for name in signature(instead).parameters if name in values})
             return 0
-        configs = {parameter: _load(name)(**fields[parameter]) for parameter, name in self.configs.items()}
-        result = _load(self.function)(**values, **configs)
+        result = _load(self.function)(**values)
         return 0 if self.report is None else _load(self.report)(result) or 0
 
 

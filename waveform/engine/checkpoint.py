@@ -56,6 +56,7 @@ class TrainingProgress(msgspec.Struct, kw_only=True):
     skipped: tuple[int, int] = (0, 0)  # steps in all, and consecutive ones up to this one
     since_log: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # what `TrainLog` has summed
     evaluation_due: bool = False  # at this step, and not done yet
+    weights_only: bool = False  # exported without what only training needs
     run: Any = None  # the settings that the run was trained with; older versions did not record them
 
 
@@ -74,6 +75,10 @@ class Checkpoint:
     def model_weights(self) -> dict[str, Tensor]:
         """The model's state dict, on the CPU."""
         return _read_tensors(self.folder / _MODEL)
+
+    def weights_digest(self) -> str:
+        """A digest of the file with the model's weights."""
+        return _digest(self.folder / _MODEL)
 
 
 def _digest(path: Path) -> str:
@@ -250,8 +255,8 @@ def _open(folder: Path) -> Checkpoint:
             if _digest(folder / name) != digest:
                 raise UserError(f"{folder / name} is damaged or cut short, or {folder / _COMPLETE} is")
         progress, conditions = _read_progress(folder)
-        ranks = [f"rank_{rank}.safetensors" for rank in range(progress.num_ranks)]
-        for name in (_MODEL, _OPTIMISER, _PROGRESS, *ranks):
+        of_training = [_OPTIMISER, *(f"rank_{rank}.safetensors" for rank in range(progress.num_ranks))]
+        for name in (_MODEL, _PROGRESS, *(() if progress.weights_only else of_training)):
             if name not in digests:
                 raise UserError(f"{folder / _COMPLETE} is damaged (it lacks {name})")
         return Checkpoint(folder, progress, conditions)
@@ -307,6 +312,29 @@ def newest_complete(run_dir: Path, *, at_most: int) -> list[Checkpoint]:
     return [_open(folder) for folder in _folders(run_dir)[:at_most]]
 
 
+def copy(checkpoint: Checkpoint, run_dir: Path, *, weights_only: bool) -> None:
+    """Copy a checkpoint into another run folder, without what only training needs if `weights_only`."""
+    weights_only = weights_only or checkpoint.progress.weights_only
+    folder = run_dir / CHECKPOINTS_DIR / checkpoint.folder.name
+    folder.mkdir(parents=True)
+    names = [_MODEL, _PROGRESS] if weights_only else _read_json(checkpoint.folder / _COMPLETE)
+    for name in names:
+        shutil.copyfile(checkpoint.folder / name, folder / name)
+    if weights_only:
+        content = _read_json(folder / _PROGRESS) | {"weights_only": True, "cursor": {}}
+        (folder / _PROGRESS).write_text(json.dumps(content))
+    (folder / _COMPLETE).write_text(json.dumps({name: _digest(folder / name) for name in sorted(names)}))
+
+
+def _require_training(checkpoint: Checkpoint) -> None:
+    """Raises UserError if a checkpoint has weights but nothing to continue training with."""
+    if checkpoint.progress.weights_only:
+        raise UserError(
+            f"{checkpoint.folder} was exported without its optimiser, so training cannot continue from it exactly; "
+            "begin another run with its weights: train ... --from"
+        )
+
+
 def restore(
     checkpoint: Checkpoint, *, model: nn.Module, optimiser: torch.optim.Optimizer, fresh: State, world: World
 ) -> State:
@@ -317,6 +345,7 @@ def restore(
     start from the seed. Raises UserError, naming the checkpoint, if its tensors do not fit this model, or if its state
     is that of another version.
     """
+    _require_training(checkpoint)
     weights, moments = checkpoint.model_weights(), _read_tensors(checkpoint.folder / _OPTIMISER)
     try:  # ranks do not communicate here, so any error comes from the content
         _restore_model(model, weights)
@@ -327,11 +356,22 @@ def restore(
         raise UserError(f"{checkpoint.folder} does not hold what this run needs ({what}); restore it") from error
 
 
+def restore_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Load the model's weights in place. Raises UserError, naming the checkpoint, if they do not fit."""
+    try:
+        _restore_model(model, checkpoint.model_weights())
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise UserError(f"the weights in {checkpoint.folder} do not fit this model ({what})") from error
+
+
 def restore_optimiser(checkpoint: Checkpoint, optimiser: torch.optim.Optimizer) -> None:
     """Load what the optimiser of training remembers, its learning rate apart, in place.
 
-    The optimiser has the parameters of training in their order. Raises UserError if the checkpoint does not fit them.
+    The optimiser has the parameters of training in their order. Raises UserError if the checkpoint does not fit them,
+    or was exported without it.
     """
+    _require_training(checkpoint)
     try:
         _restore_optimiser(optimiser, _read_tensors(checkpoint.folder / _OPTIMISER))
     except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:

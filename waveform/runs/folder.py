@@ -22,6 +22,7 @@ from waveform.system.errors import UserError
 
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".train.lock"
+OWN_DATA_DIR = "data"  # in an archive's folder: what it has of its data set
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_NESTING = 50  # brackets within each other
 # Settings that may differ when a run is resumed: when it ends (which also moves the end of a cosine without
@@ -60,12 +61,20 @@ class _Dataset(Struct):
     checksums: dict[str, Any]
 
 
+class _Origin(Struct):
+    run: Annotated[str, Meta(pattern=r"^[^\0]*$")]
+    step: Annotated[int, Meta(ge=0, lt=1 << 62)]
+    weights: str  # digest of the file
+    optimiser: bool
+
+
 class _Recorded(Struct):
     """What commands rely on in a config.yaml, which anyone may have edited."""
 
     model: _Model
     train: _Train
     dataset: _Dataset
+    origin: _Origin | UnsetType = UNSET
 
 
 def check_run_dir(run_dir: Path) -> None:
@@ -165,4 +174,6 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     except Exception as error:  # whatever a YAML parser raises
         raise UserError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
     assert isinstance(config, dict)
+    if not config["dataset"]["path"]:  # exported
+        config["dataset"]["path"] = str(run_dir / OWN_DATA_DIR)
     return {str(key): value for key, value in config.items()}

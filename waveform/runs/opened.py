@@ -13,6 +13,7 @@ from waveform.engine.state_ram import require_ram_for_state
 from waveform.ranks.distributed import choose_device
 from waveform.runs.configured_model import model_from, window_of
 from waveform.runs.folder import CONFIG_FILE, check_recorded, read_config
+from waveform.runs.named import find_run
 from waveform.system.errors import UserError
 
 
@@ -20,12 +21,13 @@ from waveform.system.errors import UserError
 class TrainedRun:
     """A trained run, opened: its model in evaluation mode, and what it was trained with."""
 
-    folder: Path
+    folder: Path  # of an archive: a temporary one
     config: dict[str, Any]
     model: SequenceModel
     step: int
     train_seconds: float
     tokens_seen: int
+    given: Path  # what the user named: a folder, an archive or a bundled run
 
     @property
     def unit(self) -> str:
@@ -53,13 +55,13 @@ class TrainedRun:
 
 
 def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedRun:
-    """Open the newest checkpoint of a run.
+    """Open the newest checkpoint of a run: a run folder, an archive of one, or the name of a bundled run.
 
     device: cpu, cuda, or None for a GPU if there is one. model_fields: fields that do not change the parameters, for
     example a longer `memory` or `compressed` than in training. Raises UserError if there is no run or no complete
     checkpoint.
     """
-    run_dir = Path(run_dir)
+    given, run_dir = Path(run_dir), find_run(run_dir)
     config = read_config(run_dir)
     device = choose_device(device)
     found = checkpoint.newest(run_dir)
@@ -80,6 +82,7 @@ def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: 
         step=found.step,
         train_seconds=found.progress.seconds,
         tokens_seen=found.progress.tokens_seen,
+        given=given,
     )
 
 

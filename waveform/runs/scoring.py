@@ -16,7 +16,7 @@ from waveform.engine.metrics import unigram_nll
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
-from waveform.runs.folder import CONFIG_FILE
+from waveform.runs.folder import CONFIG_FILE, OWN_DATA_DIR
 from waveform.runs.opened import TrainedRun
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
@@ -29,6 +29,10 @@ def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
     gone.
     """
     folder = Path(run.config["dataset"]["path"])
+    if folder == run.folder / OWN_DATA_DIR:
+        audio = run.config["dataset"]["modality"].get("kind") == "audio"
+        remedy = "name a data set with --data" if audio else f"unzip it and set dataset.path in its {CONFIG_FILE}"
+        raise UserError(f"{run.given} comes without the data that it was trained on; {remedy}")
     if not is_dataset(folder):
         raise UserError(
             f"the data set of {run.folder}, {folder}, is gone; put it back, name one with --data, or set dataset.path "

@@ -20,6 +20,7 @@ from waveform.engine.turns import train_in_turn
 from waveform.ranks.distributed import World, explain_lost_ranks
 from waveform.runs.configured_model import model_from, num_parameters, sketch_model, window_of
 from waveform.runs.folder import CONFIG_FILE, LOCK_FILE, check_recorded, comparable, refuse_other_config
+from waveform.runs.origin import load_origin
 from waveform.runs.settings import to_yaml
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.console import say
@@ -145,6 +146,8 @@ def open_training(
         )
         if trainer.resumed_from is not None:
             check_recorded(run_dir, config, trainer.resumed_from)
+        elif "origin" in config:
+            load_origin(config, trainer)
         if world.is_first:  # now that every setting has been accepted
             write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())
         if context.show_progress and world.is_first:
@@ -152,6 +155,8 @@ def open_training(
                 f"training {config['model']['name']} ({num_parameters(model):,} parameters, preset {config['preset']}) "
                 f"on {amount(splits['train'])}, {world.size} x {world.device.type}, into {run_dir}"
             )
+        if "origin" in config and trainer.resumed_from is None:
+            trainer.save()  # so that this run needs its origin no longer
         yield trainer
 
 

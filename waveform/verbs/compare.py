@@ -4,6 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
 from waveform.engine.sampler import SamplingConfig, sampling_loop
 from waveform.engine.token_set import TokenSet
+from waveform.quality.measure import QualityConfig, measure_quality
+from waveform.quality.report import describe as describe_quality
 from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.opened import TrainedRun
 from waveform.runs.race import ScoredRun
@@ -53,30 +56,51 @@ def training_speed(run_dir: Path) -> float | None:
     return statistics.median(numbers) if numbers else None
 
 
+@dataclass(frozen=True)
+class CompareConfig(QualityConfig):
+    """How runs are compared, and with `quality` how that of their samples is measured."""
+
+    protocol: str = "utterance"  # utterance | chunk | carry: when state is reset
+
+
 def compare(
     run_dirs: Sequence[Path | str] | Path | str,
+    config: CompareConfig | None = None,
     *,
     data: Path | str | None = None,
     split: str = "test",
-    protocol: str = "utterance",
     json_file: Path | str | None = None,
     plot_file: Path | None = None,
     device: str | None = None,
     show_progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Evaluate runs on the same tokens under one protocol; print a table, return (and write) a list of figures.
+    """Evaluate runs on the same tokens under config.protocol; print a table, return (and write) a list of figures.
 
     Each entry contains what `evaluate` gives, `difference_to_wavenet_nats` with its `interval_95` (None if no run is a
     WaveNet), `train_samples_per_second`, in all and by slice, `sampling_samples_per_second` and the
-    `learning_curve`, validation NLL in training, which `plot_file` shows. Raises UserError as `load` does, and if the
+    `learning_curve`, validation NLL in training, which `plot_file` shows; with config.quality also `quality`, the
+    figures of all runs' samples, which are the same in each entry. Raises UserError as `load` does, and if the
     runs' test tokens differ.
     """
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
+    config = config or CompareConfig()
     check_files(json_file=json_file, plot_file=plot_file)
-    scored = score_runs(run_dirs, data=data, split=split, protocol=protocol, device=device, show_progress=show_progress)
+    runs, tokens = open_runs(run_dirs, data=data, split=split, device=device, show_progress=show_progress)
+    scored = score_runs(runs, tokens, protocol=config.protocol, show_progress=show_progress)
     entries = entries_of(scored, split=split)
     if show_progress:
         print(format_table(entries))
+    if config.quality:
+        measured = measure_quality(
+            list(zip(labels_of(entries), runs, strict=True)),
+            config,
+            held_out=tokens,
+            others=open_split(runs[0], data=data, split="train", show_progress=False),
+            show_progress=show_progress,
+        )
+        entries = [{**entry, "quality": measured.as_json()} for entry in entries]
+        if show_progress:
+            print(describe_quality(measured))
     write_json(json_file, entries)
     if plot_file is not None:
         curves = [one.curve for one in scored]
@@ -85,16 +109,9 @@ def compare(
 
 
 def score_runs(
-    run_dirs: Sequence[Path | str],
-    *,
-    data: Path | str | None = None,
-    split: str = "test",
-    protocol: str = "utterance",
-    device: str | None = None,
-    show_progress: bool = True,
+    runs: Sequence[Run], tokens: TokenSet, *, protocol: str = "utterance", show_progress: bool = True
 ) -> list[ScoredRun]:
-    """Score runs on the same tokens under one protocol. Raises UserError as `compare` does."""
-    runs, tokens = open_runs(run_dirs, data=data, split=split, device=device, show_progress=show_progress)
+    """Score runs on `tokens` under one protocol. Raises UserError if it would reset them at different chunks."""
     chunks = {run.config["train"]["chunk"] for run in runs}
     if protocol == "chunk" and len(chunks) > 1:
         raise UserError(f"protocol chunk would reset these runs at different chunks, {sorted(chunks)}; use utterance")
@@ -119,12 +136,12 @@ def open_runs(
     for run in runs:
         if different := differences(runs[0].audio_format, run.audio_format):
             raise UserError(
-                f"{runs[0].folder} and {run.folder} read different tokens and cannot be compared: {different}"
+                f"{runs[0].given} and {run.given} read different tokens and cannot be compared: {different}"
             )
     for run, tokens in zip(runs, token_sets, strict=True):
         if tokens.checksum != token_sets[0].checksum:
             raise UserError(
-                f"{runs[0].folder} and {run.folder} have different {split} data, so their NLL cannot be compared; "
+                f"{runs[0].given} and {run.given} have different {split} data, so their NLL cannot be compared; "
                 "name one data set for all of them with --data"
             )
     return runs, token_sets[0]

@@ -9,6 +9,8 @@ from waveform.audio.corpus.prepare import DataConfig
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.metrics import bits
 from waveform.engine.token_set import TokenSet
+from waveform.quality.measure import QualityConfig, measure_quality
+from waveform.quality.report import describe as describe_quality
 from waveform.ranks.distributed import World
 from waveform.runs import scoring
 from waveform.runs.configured_model import num_parameters
@@ -24,6 +26,7 @@ from waveform.system.output import write_json
 def evaluate(
     run_dir: Path | str,
     options: EvaluateOptions | None = None,
+    quality: QualityConfig | None = None,
     *,
     data: Path | str | None = None,
     split: str = "test",
@@ -34,14 +37,21 @@ def evaluate(
     """NLL of a run on a split, in nats and bits per sample; prints it and returns (and writes) the figures.
 
     options.protocol: `utterance` (state is carried from each utterance's start) or `chunk` (reset every train.chunk
-    samples). A dynamic evaluation is reported separately as `dynamic`; the run on disk does not change. Raises
-    UserError as `load` does.
+    samples). A dynamic evaluation is reported separately as `dynamic`; the run on disk does not change. With
+    quality.quality, samples are drawn and measured beside real clips and noise, as `quality`. Raises UserError as
+    `load` does.
     """
     require_writable(json_file, option="--json")
     options = options or EvaluateOptions()
     run = load(run_dir, device=device, **options.model_fields)
     dynamic = options.dynamic_config(run)
     tokens = open_split(run, data=data, split=split, show_progress=show_progress)
+    measured = None
+    if quality is not None and quality.quality:  # first, because it may be refused
+        others = open_split(run, data=data, split="train", show_progress=False)
+        measured = measure_quality(
+            [(run.name, run)], quality, held_out=tokens, others=others, show_progress=show_progress
+        )
     result = scoring.score(run, tokens, protocol=options.protocol, show_progress=show_progress)
     figures = describe(run, result, split=split, checksum=tokens.checksum, unigram=scoring.unigram_nats(run, tokens))
     if show_progress:
@@ -61,6 +71,10 @@ def evaluate(
                 f"dynamic, {apart['optimiser']} at {apart['lr']:g}: {learned.nats_per_token:.4f} nats = "
                 f"{learned.bits_per_token:.4f} bits per sample ({apart['difference_to_plain_nats']:+.4f} nats)"
             )
+    if measured is not None:
+        figures["quality"] = measured.as_json()
+        if show_progress:
+            print(describe_quality(measured))
     write_json(json_file, figures)
     return figures
 
@@ -77,10 +91,10 @@ def open_split(run: Run, *, data: Path | str | None, split: str, show_progress: 
         raise UserError(f"no such folder: --data {data}")
     config: DataConfig = typed(DataConfig, run.config["data"], section="data")
     config = replace(config, **vars(run.audio_format))
-    dataset = open_data(data, run_dir=run.folder, config=config, world=World(), show_progress=show_progress)
+    dataset = open_data(data, run_dir=run.given, config=config, world=World(), show_progress=show_progress)
     require_audio(dataset.modality, data)
     if different := differences(run.audio_format, format_of(dataset.modality)):
-        raise UserError(f"--data {data} has different tokens from those that {run.folder} was trained on: {different}")
+        raise UserError(f"--data {data} has different tokens from those that {run.given} was trained on: {different}")
     tokens = dataset.open_split(split)
     tokens.verify()
     return tokens
@@ -92,7 +106,7 @@ def describe(
     """What `evaluate --json` writes."""
     return {
         "model": run.name,
-        "run": str(run.folder),
+        "run": str(run.given),
         "split": split,
         "sample_rate_hz": run.config["dataset"]["modality"]["sample_rate_hz"],
         "protocol": result.protocol,

@@ -11,7 +11,7 @@ from waveform.engine.trainer import TrainResult
 from waveform.runs.race import Entrants, Scored, figures_of_race, race_table, save_race, train_rounds
 from waveform.speech import cache_of, compose_config
 from waveform.system.output import check_files, write_json
-from waveform.verbs.compare import BASELINE, figures_of, score_runs
+from waveform.verbs.compare import BASELINE, figures_of, open_runs, score_runs
 from waveform.verbs.train import train_all
 
 MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
@@ -57,7 +57,7 @@ def race(
     if os.environ.get("RANK", "0") != "0":
         return None
     run_dirs = [run_dir for run_dirs in rounds.values() for run_dir in run_dirs]
-    runs = score_runs(run_dirs, show_progress=show_progress)
+    runs = score_runs(*open_runs(run_dirs, show_progress=show_progress), show_progress=show_progress)
     by_model = {model: [one for one in runs if one.run.name == model] for model in models}
     of_runs = [figures_of(one, split="test") for one in runs]
     rate = of_runs[0]["sample_rate_hz"]

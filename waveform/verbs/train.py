@@ -19,6 +19,7 @@ from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import OnEvaluate, RunContext, TrainResult
 from waveform.ranks.distributed import World, job
 from waveform.runs.folder import CONFIG_FILE, check_run_dir, read_config
+from waveform.runs.origin import Origin
 from waveform.runs.settings import typed
 from waveform.runs.training import check_settings, report_training, train_run, train_runs
 from waveform.speech import SpeechTrainConfig, cache_of, compose_config, open_data, require_audio
@@ -32,16 +33,20 @@ def train(
     run_dir: Path | str,
     overrides: Sequence[str] = (),
     *,
+    origin: Origin | None = None,
     config_dir: Path | str | None = None,
     show_progress: bool = True,
 ) -> TrainResult:
     """Train on `source` (a folder of audio, or a prepared data set) into `run_dir`; resumes what is there.
 
-    overrides: `key=value` settings. Under torchrun every process calls this. Raises UserError for bad settings or
-    data, for a run folder with a different configuration, and if the loss stops being finite.
+    overrides: `key=value` settings. origin: a run whose weights and settings this one begins with. Under torchrun every
+    process calls this. Raises UserError for bad settings or data, for a run folder with a different configuration, for
+    an origin that does not fit, and if the loss stops being finite.
     """
     source, run_dir = Path(source), Path(run_dir)
-    config = compose_config(overrides, config_dir=None if config_dir is None else Path(config_dir))
+    config = compose_config(
+        overrides, config_dir=None if config_dir is None else Path(config_dir), origin=origin, run_dir=run_dir
+    )
     train_config: SpeechTrainConfig = typed(SpeechTrainConfig, config["train"], section="train")
     if is_dataset(source):
         refuse_other_data(source, config, overrides)

@@ -1,0 +1,124 @@
+"""Figures of quality: pitch, level, Frechet distance and intervals against what they must be for made-up audio."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from waveform.audio.pitch import level_db, pitch_hz
+from waveform.quality.clip import Clip, measure_clip
+from waveform.quality.figures import Figure, figures_of, frechet_by_chance, jackknife
+from waveform.quality.frechet import frechet_distance, shrunk_covariance
+
+RATE_HZ = 24_000
+
+
+def voice(pitch: float, *, seconds: float = 2.0, seed: int = 0) -> np.ndarray:
+    """Harmonics that fall off as those of a voice do, swelling twice a second, in a little noise."""
+    time_s = np.arange(round(seconds * RATE_HZ)) / RATE_HZ
+    harmonics = sum(np.sin(2 * np.pi * k * pitch * time_s + k * k) / k for k in range(1, 12))
+    noise = np.random.default_rng(seed).standard_normal(len(time_s))
+    return (0.1 * harmonics * (1.2 + np.sin(4 * np.pi * time_s + seed)) + 0.001 * noise).astype(np.float32)
+
+
+def noise(seed: int = 0, *, seconds: float = 2.0) -> np.ndarray:
+    return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * RATE_HZ))).astype(np.float32)
+
+
+@pytest.mark.parametrize("pitch", [80, 117, 200, 333, 480])
+def test_pitch_of_a_voice(pitch: float) -> None:
+    found = pitch_hz(voice(pitch), sample_rate_hz=RATE_HZ)
+    assert len(found) == len(level_db(voice(pitch), sample_rate_hz=RATE_HZ)) == 99
+    np.testing.assert_allclose(found, pitch, rtol=0.03)
+
+
+def test_noise_and_silence_have_no_pitch() -> None:
+    assert np.isnan(pitch_hz(noise(), sample_rate_hz=RATE_HZ)).all()
+    assert np.isnan(pitch_hz(np.zeros(RATE_HZ), sample_rate_hz=RATE_HZ)).all()
+    assert np.isnan(pitch_hz(1e-4 * voice(200), sample_rate_hz=RATE_HZ)).all()
+
+
+def test_level_is_that_below_full_scale() -> None:
+    np.testing.assert_allclose(level_db(np.full(RATE_HZ, 0.1), sample_rate_hz=RATE_HZ), -20)
+    np.testing.assert_array_equal(level_db(np.zeros(RATE_HZ), sample_rate_hz=RATE_HZ), -80)
+
+
+def test_a_clip_that_fades_ends_in_silence_and_one_that_hisses_in_noise() -> None:
+    speech, silence, hiss = voice(200), np.zeros(RATE_HZ // 2, dtype=np.float32), noise(seconds=0.6)
+    ends = [
+        (clip.ends_silent, clip.ends_noisy)
+        for clip in (
+            measure_clip(np.concatenate(parts), sample_rate_hz=RATE_HZ)
+            for parts in ([speech], [speech, silence], [speech, hiss])
+        )
+    ]
+    assert ends == [(False, False), (True, False), (False, True)]
+    clip = measure_clip(
+        np.concatenate([speech, silence, np.ones(RATE_HZ // 4, dtype=np.float32)]), sample_rate_hz=RATE_HZ
+    )
+    assert clip.clipped == pytest.approx(0.25 / 2.75) and 0.1 < clip.silent < 0.25
+    assert clip.voiced > 0.7 and clip.pieces.shape == (2, 40)
+
+
+def test_frechet_distance_of_gaussians() -> None:
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((200_000, 3)) * [1, 2, 3]
+    b = rng.standard_normal((200_000, 3)) * [2, 2, 1] + [0, 1, 2]
+    assert frechet_distance(a, b) == pytest.approx((1 + 4) + (1 + 0 + 4), rel=0.01)
+    assert frechet_distance(a, a[::-1]) == pytest.approx(0, abs=1e-6)
+
+
+def test_covariance_is_shrunk_as_ledoit_and_wolf_say() -> None:
+    """Their section 3.3, with its sums written out."""
+    vectors = np.random.default_rng(1).standard_normal((12, 20)) @ np.diag(np.linspace(0.2, 3, 20))
+    num, width = vectors.shape
+    centred = vectors - vectors.mean(axis=0)
+    sample = sum(np.outer(x, x) for x in centred) / num
+    mean = np.trace(sample) / width
+    d2 = np.linalg.norm(sample - mean * np.eye(width)) ** 2
+    b2 = min(sum(np.linalg.norm(np.outer(x, x) - sample) ** 2 for x in centred) / num**2, d2)
+    expected = b2 / d2 * mean * np.eye(width) + (d2 - b2) / d2 * sample
+    np.testing.assert_allclose(shrunk_covariance(vectors), expected)
+    assert 0.05 < b2 / d2 < 1 and np.linalg.eigvalsh(shrunk_covariance(vectors)).min() > 0
+
+
+def test_the_jackknife_of_a_mean_is_students_interval() -> None:
+    clips = [measure_clip(voice(150 + 20 * i), sample_rate_hz=RATE_HZ) for i in range(5)]
+
+    def mean(some: list[Clip]) -> float:
+        return float(np.mean([clip.semitones[0] for clip in some]))
+
+    figure = jackknife("mean", "semitones", clips, mean)
+    values = [clip.semitones[0] for clip in clips]
+    low, high = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
+    assert (figure.low, figure.high) == pytest.approx((low, high))
+
+
+def test_figures_lie_between_noise_and_real() -> None:
+    reference = [measure_clip(voice(180 + i, seed=i), sample_rate_hz=RATE_HZ) for i in range(40)]
+    real = by_name(
+        figures_of([measure_clip(voice(184.5 + i, seed=100 + i), sample_rate_hz=RATE_HZ) for i in range(8)], reference)
+    )
+    other = by_name(
+        figures_of([measure_clip(voice(300 + i, seed=200 + i), sample_rate_hz=RATE_HZ) for i in range(8)], reference)
+    )
+    hiss = by_name(figures_of([measure_clip(noise(i), sample_rate_hz=RATE_HZ) for i in range(8)], reference))
+    chance = frechet_by_chance(reference, num=8, seed=0)
+    distances = [figures["Frechet distance"].value or 0 for figures in (real, other, hiss)]
+    assert distances[0] < distances[1] < distances[2]
+    assert chance.low is not None and chance.high is not None and chance.value is not None
+    assert 0 < chance.low < chance.value < chance.high and distances[2] > 10 * chance.high
+    assert real["mean pitch"].value == pytest.approx(188, rel=0.02) and hiss["mean pitch"].value is None
+    assert other["pitch, distance"].value == pytest.approx(12 * np.log2(303.5 / 199), abs=0.5)
+    assert hiss["pitch, distance"].value is None and hiss["pitch, distance"].low is None
+    assert hiss["ends in noise"].value == 1 and real["ends in noise"].value == 0
+
+
+def by_name(figures: list[Figure]) -> dict[str, Figure]:
+    return {figure.name: figure for figure in figures}
+
+
+def test_fewer_clips_are_further_away_by_chance() -> None:
+    """The bias that the report prints: equal sets seem to differ, the more the smaller they are."""
+    reference = [measure_clip(voice(180 + i, seed=i), sample_rate_hz=RATE_HZ) for i in range(40)]
+    few, many = (frechet_by_chance(reference, num=num, seed=0).value or 0 for num in (3, 16))
+    assert few > 1.5 * many > 0

@@ -1,0 +1,244 @@
+"""Runs by name: folders, archives that `export` made and bundled runs, in every verb; hostile archives are refused."""
+
+import json
+import shutil
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes.cli import main as recipes
+from tests.faults.small_runs import make_speech_run, make_text_run
+from tests.recipes.calling import mistake as recipes_mistake
+from tests.test_cli import mistake
+from waveform.cli import main
+from waveform.runs import named
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """run/, a finished run on data/, and speech.zip, an archive of it."""
+    place = tmp_path_factory.mktemp("place")
+    make_speech_run(place)
+    assert main(["export", str(place / "run"), str(place / "speech.zip")]) == 0
+    return place
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("text")
+    make_text_run(place)
+    return place
+
+
+def figures(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+@pytest.fixture
+def bundled(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a bundled run, made by `export`; the current folder is an empty one."""
+    (tmp_path / "bundled").mkdir()
+    shutil.copy(place / "speech.zip", tmp_path / "bundled" / "speech-en.zip")
+    monkeypatch.setattr(named, "BUNDLED", tmp_path / "bundled")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return "speech-en"
+
+
+def test_an_archive_has_what_sampling_and_scoring_need(place: Path, tmp_path: Path) -> None:
+    step = "checkpoints/step_00000004"
+    with zipfile.ZipFile(place / "speech.zip") as archive:
+        files = {entry.filename: entry.compress_type for entry in archive.infolist()}
+        config = archive.read("config.yaml").decode()
+    assert files == {
+        "config.yaml": zipfile.ZIP_DEFLATED,
+        "metrics.jsonl": zipfile.ZIP_DEFLATED,
+        f"{step}/complete.json": zipfile.ZIP_DEFLATED,
+        f"{step}/progress.json": zipfile.ZIP_DEFLATED,
+        f"{step}/model.safetensors": zipfile.ZIP_STORED,
+    }
+    assert str(place) not in config and yaml.safe_load(config)["dataset"]["path"] == ""
+    assert main(["export", str(place / "run"), str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again").read_bytes() == (place / "speech.zip").read_bytes()
+
+
+def test_a_name_stands_for_a_run_folder_in_every_verb(
+    bundled: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", str(place / "data")]
+    for run in (bundled, str(place / "run")):
+        out = tmp_path / Path(run).name
+        assert main(["sample", run, "--out", str(out / "wav"), "--seconds", "0.01"]) == 0
+        assert main(["evaluate", run, *data, "--json", str(out / "e.json")]) == 0
+        assert main(["compare", run, *data, "--json", str(out / "c.json")]) == 0
+        assert main(["analyse", run, *data, "--tokens", "500", "--json", str(out / "a.json")]) == 0
+    ours, folders = tmp_path / bundled, tmp_path / "run"
+    assert figures(ours / "e.json") == {
+        **figures(folders / "e.json"),
+        "run": bundled,
+        "unigram_nats_per_sample": None,
+    }
+    assert figures(ours / "c.json")[0]["learning_curve"] == figures(folders / "c.json")[0]["learning_curve"]
+    assert figures(ours / "a.json")["runs"][0]["run"] == bundled
+    (wav,), (other,) = (list((folder / "wav").iterdir()) for folder in (ours, folders))
+    assert wav.read_bytes() == other.read_bytes()
+    assert main(["evaluate", bundled, "--data", str(place / "audio")]) == 0
+    assert [path.suffix for path in Path().iterdir()] == [".prepared"]  # kept, for the next time
+
+
+def test_a_run_goes_on_from_a_bundled_one(bundled: str, place: Path, tmp_path: Path) -> None:
+    command = ["train", str(place / "data"), str(tmp_path / "run"), "--from", bundled, "train.max_steps=1"]
+    assert main(command) == 0
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["origin"]["run"] == bundled
+    assert main([*command, "train.max_steps=2"]) == 0
+
+
+def test_what_needs_the_data_says_so(bundled: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("evaluate", "compare", "analyse"):
+        line = mistake([verb, bundled], capsys)
+        assert "speech-en comes without the data that it was trained on; name a data set with --data" in line
+    line = mistake(["train", place / "data", "run", "--from", bundled, "--from-optimiser"], capsys)
+    assert "was exported without its optimiser" in line
+
+
+def test_a_missing_run_is_one_line_with_the_bundled_names(bundled: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = mistake(["sample", "nosuch", "--out", "wav"], capsys)
+    assert line.endswith("no such run folder: nosuch; `train` makes one, and speech-en comes with waveform")
+    assert "/dev/null is neither" in mistake(["sample", "/dev/null", "--out", "wav"], capsys)
+
+
+def test_a_folder_comes_before_a_bundled_run(bundled: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(bundled).mkdir()
+    assert "speech-en is not a run" in mistake(["evaluate", bundled], capsys)
+
+
+def test_an_archive_with_its_optimiser_resumes(place: Path, tmp_path: Path) -> None:
+    assert main(["export", str(place / "run"), str(tmp_path / "whole.zip"), "--optimiser"]) == 0
+    command = ["train", str(place / "data"), "RUN", "train.max_steps=5"]
+    before = yaml.safe_load((place / "run" / "config.yaml").read_text())
+    given = [f"{s}.{k}={v}" for s in ("model", "train") for k, v in before[s].items() if isinstance(v, int | float)]
+    for run in ("whole", "copy"):
+        command[2] = str(tmp_path / run)
+        if run == "whole":
+            with zipfile.ZipFile(tmp_path / "whole.zip") as archive:
+                archive.extractall(tmp_path / run)
+        else:
+            shutil.copytree(place / "run", tmp_path / run)
+        settings = [one.replace("True", "true").replace("False", "false") for one in given if "max_steps" not in one]
+        assert main([*command, *settings]) == 0
+    name = "checkpoints/step_00000005/model.safetensors"
+    assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "copy" / name).read_bytes()
+
+
+def test_export_overwrites_nothing(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert "exists; give a new file" in mistake(["export", place / "run", tmp_path / "file"], capsys)
+    assert (tmp_path / "file").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_text_is_exported_with_its_vocabulary(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "text.zip")
+    assert recipes(["export", str(text / "run"), file]) == 0
+    capsys.readouterr()
+    for run in (file, str(text / "run")):
+        assert recipes(["sample", run, "--prompt", "a", "--tokens", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert len(shown) % 2 == 0 and shown[: len(shown) // 2] == shown[len(shown) // 2 :]
+    assert "trained on; unzip it and set dataset.path" in recipes_mistake(["evaluate", file], capsys)
+    command = ["train", "folder", str(text / "data"), str(tmp_path / "run"), "--from", file, "train.max_steps=1"]
+    assert recipes(command) == 0
+
+
+def rewritten(change: Callable[[dict[str, bytes]], None]) -> Callable[[Path], None]:
+    def attack(file: Path) -> None:
+        with zipfile.ZipFile(file) as archive:
+            content = {name: archive.read(name) for name in archive.namelist()}
+        change(content)
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, data in content.items():
+                archive.writestr(name, data)
+
+    return attack
+
+
+def add(name: str, data: bytes = b"x") -> Callable[[Path], None]:
+    return rewritten(lambda content: content.update({name: data}))
+
+
+def compress(file: Path) -> None:
+    with zipfile.ZipFile(file) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+
+
+def bomb(file: Path) -> None:
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive, archive.open("data/tokenizer.json", "w") as entry:
+        for _ in range(70):
+            entry.write(bytes(1 << 20))
+
+
+def twice(file: Path) -> None:
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("config.yaml", b"model: {}")
+
+
+def overlap(file: Path) -> None:
+    """Make every file's entry in the directory claim more bytes than the archive has."""
+    content = bytearray(file.read_bytes())
+    at = content.find(b"PK\x01\x02")
+    while at >= 0:
+        length = struct.unpack_from("<H", content, at + 28)[0]
+        if content[at + 46 : at + 46 + length].endswith(b"safetensors"):
+            struct.pack_into("<II", content, at + 20, 1 << 30, 1 << 30)
+        at = content.find(b"PK\x01\x02", at + 4)
+    file.write_bytes(content)
+
+
+_ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "above": (add("../evil"), "a run has no file '../evil'"),
+    "absolute": (add("/nonexistent/evil"), "a run has no file '/nonexistent/evil'"),
+    "above within": (add("checkpoints/step_00000004/../../../evil"), "a run has no file"),
+    "pickle": (add("checkpoints/step_00000004/model.pt"), "a run has no file"),
+    "a lock": (add(".train.lock"), "a run has no file '.train.lock'"),
+    "line feed": (add("config.yaml\n"), "a run has no file 'config.yaml\\n'"),
+    "no config": (rewritten(lambda content: content.pop("config.yaml")), "it has no config.yaml"),
+    "compressed weights": (compress, "is compressed"),
+    "bomb": (bomb, "'data/tokenizer.json' is too long"),
+    "two of one name": (twice, "two files of one name"),
+    "overlapping": (overlap, "its files overlap"),
+    "many": (rewritten(lambda c: c.update({f"{i}": b"" for i in range(5000)})), "it has 5005 files"),
+    "cut": (lambda file: file.write_bytes(file.read_bytes()[:-9]), "is not a run that `waveform export` made"),
+    "not a zip": (lambda file: file.write_bytes(b"PK" * 99), "is not a run that `waveform export` made"),
+    "empty": (lambda file: file.write_bytes(b""), "is not a run that `waveform export` made"),
+    "a flipped bit": (
+        lambda file: file.write_bytes((c := file.read_bytes())[:5000] + bytes([c[5000] ^ 1]) + c[5001:]),
+        "is not a run that `waveform export` made (Bad CRC-32",
+    ),
+    "other weights": (
+        rewritten(lambda content: content.update({"checkpoints/step_00000004/model.safetensors": b"x"})),
+        "model.safetensors is damaged or cut short",
+    ),
+    "no weights": (
+        rewritten(lambda content: content.pop("checkpoints/step_00000004/model.safetensors")),
+        "model.safetensors is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _ATTACKS)
+def test_a_hostile_archive_is_refused(
+    name: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attack, says = _ATTACKS[name]
+    (tmp_path / "a").mkdir()
+    file = tmp_path / "a" / "run.zip"
+    shutil.copy(place / "speech.zip", file)
+    attack(file)
+    assert says in mistake(["sample", file, "--out", tmp_path / "wav"], capsys)
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "a", file]

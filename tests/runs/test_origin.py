@@ -1,0 +1,156 @@
+"""Going on from another run: `train --from`, for speech and for text."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from recipes.cli import main as recipes
+from tests.faults.small_runs import SETTINGS, make_speech_run, make_text_run, write_audio
+from tests.recipes.calling import mistake as recipes_mistake
+from tests.test_cli import mistake
+from waveform.cli import main
+
+_SCHEDULE = ["train.checkpoint_every=100", "train.max_steps=3", "train.warmup_steps=0", "train.lr=2e-3"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """run/, a finished run on data/, and other/, data of another voice."""
+    place = tmp_path_factory.mktemp("place")
+    make_speech_run(place)
+    write_audio(place / "voice", seconds=0.05)
+    assert main(["prepare", str(place / "voice"), str(place / "other")]) == 0
+    return place
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("text")
+    make_text_run(place)
+    return place
+
+
+def tensors(run: Path, step: int, name: str) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints" / f"step_{step:08d}" / f"{name}.safetensors")
+
+
+def config_of(run: Path) -> dict:
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def go_on(place: Path, run: Path, *more: str) -> int:
+    return main(["train", str(place / "other"), str(run), "--from", str(place / "run"), *_SCHEDULE, *more])
+
+
+@pytest.mark.parametrize("optimiser", [False, True])
+def test_a_run_begins_with_the_weights_of_another(place: Path, tmp_path: Path, optimiser: bool) -> None:
+    assert go_on(place, tmp_path / "run", *["--from-optimiser"] * optimiser) == 0
+    assert same(tensors(place / "run", 4, "model"), tensors(tmp_path / "run", 0, "model"))
+    assert not same(tensors(place / "run", 4, "model"), tensors(tmp_path / "run", 3, "model"))
+    before, after = (tensors(run, step, "optimiser") for run, step in ((place / "run", 4), (tmp_path / "run", 0)))
+    assert same(before, after) == optimiser and bool(after) == optimiser
+    before, after = config_of(place / "run"), config_of(tmp_path / "run")
+    assert before["model"] == after["model"] and after["train"] == {
+        **before["train"], "device": None, "max_steps": 3, "checkpoint_every": 100, "warmup_steps": 0, "lr": 2e-3
+    }  # fmt: skip
+    digests = json.loads((place / "run" / "checkpoints" / "step_00000004" / "complete.json").read_text())
+    assert after["origin"] == {
+        "run": str(place / "run"),
+        "step": 4,
+        "weights": digests["model.safetensors"],
+        "optimiser": optimiser,
+    }
+    (first, *_) = (json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert first["kind"] == "train" and first["step"] == 1 and first["lr"] == 2e-3
+
+
+def test_a_chosen_preset_is_that_of_training_only(place: Path, tmp_path: Path) -> None:
+    assert go_on(place, tmp_path / "run", "preset=demo", "train.chunk=32", "train.evaluate_tokens=200") == 0
+    before, after = config_of(place / "run"), config_of(tmp_path / "run")
+    assert after["preset"] == "demo" and after["model"] == before["model"]
+    assert after["train"]["batch_size"] != before["train"]["batch_size"]
+
+
+def test_resuming_does_not_need_the_other(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(place / "run", tmp_path / "origin")
+    command = ["train", str(place / "other"), str(tmp_path / "run"), *_SCHEDULE]
+    named = ["--from", str(tmp_path / "origin")]
+    assert main([*command, *named]) == 0
+    shutil.rmtree(tmp_path / "origin")
+    assert main([*command, "train.max_steps=4"]) == 0
+    assert main([*command, *named, "train.max_steps=5"]) == 0
+    assert "resumed at step 4" in capsys.readouterr().err
+    assert tensors(tmp_path / "run", 5, "model")
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(place / "run", tmp_path / "origin")
+    command = ["train", str(place / "other"), str(tmp_path / "run"), "--from", str(tmp_path / "origin"), *_SCHEDULE]
+    assert main(command) == 0
+    wanted = tensors(tmp_path / "run", 3, "model")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert main(command) == 0
+    assert same(wanted, tensors(tmp_path / "run", 3, "model"))
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert main(["train", str(place / "data"), str(tmp_path / "origin"), *SETTINGS, "train.max_steps=5"]) == 0
+    assert "has been trained since, to step 5" in mistake(command, capsys)
+
+
+def test_what_does_not_fit_is_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, data = tmp_path / "run", place / "other"
+    named = ["--from", place / "run"]
+    line = mistake(["train", data, run, *named, "model.d_model=16", "model.norm=post"], capsys)
+    assert "model.d_model (was 8, is 16); model.norm (was 'pre', is 'post')" in line
+    line = mistake(["train", data, run, *named, "model=wavenet"], capsys)
+    assert "model (was 'compressive_transformer', is 'wavenet')" in line
+    assert "--from names; give both" in mistake(["train", data, run, "--from-optimiser"], capsys)
+    assert "no such run folder" in mistake(["train", data, run, "--from", tmp_path / "nosuch"], capsys)
+    assert not run.exists()
+    assert go_on(place, run) == 0
+    line = mistake(["train", data, run, "--from", place / "run", "--from-optimiser", *_SCHEDULE], capsys)
+    assert "optimiser (was False, is True)" in line
+    line = mistake(["train", data, run, "--from", tmp_path, *_SCHEDULE], capsys)
+    assert f"run (was '{place / 'run'}', is '{tmp_path}')" in line
+    assert "did not begin from another one" in mistake(["train", place / "data", place / "run", *named], capsys)
+
+
+def test_a_longer_memory_fits(place: Path, tmp_path: Path) -> None:
+    assert go_on(place, tmp_path / "run", "model.memory=32", "model.compressed=16") == 0
+    assert config_of(tmp_path / "run")["model"]["memory"] == 32
+
+
+def test_print_config_shows_what_is_taken_over(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert go_on(place, tmp_path / "run", "--print-config") == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["model"]["d_model"] == 8 and shown["origin"]["step"] == 4 and not (tmp_path / "run").exists()
+
+
+def test_text_goes_on_with_its_vocabulary(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(data: Path, recipe: str = "folder") -> list[str]:
+        run = tmp_path / f"run-{data.name}"
+        return ["train", recipe, str(data), str(run), "--from", str(text / "run"), "train.max_steps=2"]
+
+    assert recipes(command(text / "data")) == 0
+    assert same(tensors(text / "run", 4, "model"), tensors(tmp_path / "run-data", 0, "model"))
+    for name, settings in {"bytes": ["tokens=bytes"], "words": ["tokens=subwords", "vocab_size=270"]}.items():
+        arguments = ["prepare", "folder", str(text / "texts"), str(tmp_path / name), *(f"corpus.{s}" for s in settings)]
+        assert recipes(arguments) == 0
+        assert "has a different vocabulary" in recipes_mistake(command(tmp_path / name), capsys)
+
+
+def test_audio_does_not_go_on_from_text(
+    text: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = mistake(["train", place / "other", tmp_path / "run", "--from", text / "run"], capsys)
+    assert "was trained on different tokens" in line and "kind (was 'text', is 'audio')" in line

@@ -1,0 +1,1 @@
+"""How samples sound, in figures, beside real clips and white noise: `evaluate --quality` and `compare --quality`."""

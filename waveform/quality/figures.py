@@ -1,0 +1,130 @@
+"""Figures of quality of a set of clips, with intervals: how far it is from real clips, and what is in it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from waveform.quality.clip import Clip
+from waveform.quality.frechet import frechet_distance
+
+_TRIALS = 50  # draws of as many real clips, for what they get by chance
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure and its 95% interval: the jackknife over clips, Student's t (Efron and Tibshirani 1993, ch. 11)."""
+
+    name: str
+    unit: str
+    value: float | None  # None: there is nothing to measure, for example no pitch
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class SetOfClips:
+    """The figures of one set: a run's samples, held-out real clips, or white noise."""
+
+    name: str
+    num_clips: int
+    figures: list[Figure]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Every set of clips, each compared with the same other real clips, and how they were made."""
+
+    sets: list[SetOfClips]
+    num_reference: int  # other real clips
+    by_chance: Figure  # Frechet distance of as many of these to the rest of them: what its bias at this number is
+    seconds: float  # of each clip
+    temperature: float
+    seed: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as dicts and lists."""
+        return asdict(self)
+
+
+def figures_of(clips: Sequence[Clip], reference: Sequence[Clip]) -> list[Figure]:
+    """Every figure of `clips`; distances are to `reference`, other real clips."""
+    measured: list[tuple[str, str, Callable[[Sequence[Clip]], float | None]]] = [
+        ("Frechet distance", "dB^2", partial(_frechet, reference)),
+        ("pitch, distance", "semitones", partial(_distance, "semitones", reference)),
+        ("level, distance", "dB", partial(_distance, "level_db", reference)),
+        ("mean pitch", "Hz", _mean_pitch),
+        ("spread of pitch", "semitones", lambda some: _over_frames(np.std, "semitones", some)),
+        ("mean level", "dBFS", lambda some: _over_frames(np.mean, "level_db", some)),
+        ("spread of level", "dB", lambda some: _over_frames(np.std, "level_db", some)),
+        ("frames with pitch", "share", lambda some: _mean([clip.voiced for clip in some])),
+        ("silent frames", "share", lambda some: _mean([clip.silent for clip in some])),
+        ("clipped samples", "share", lambda some: _mean([clip.clipped for clip in some])),
+        ("ends in silence", "share", lambda some: _mean([clip.ends_silent for clip in some])),
+        ("ends in noise", "share", lambda some: _mean([clip.ends_noisy for clip in some])),
+    ]
+    figures = [jackknife(name, unit, clips, statistic) for name, unit, statistic in measured]
+    for name in clips[0].opinions:
+        figures.append(jackknife(name, "1 to 5", clips, partial(_opinion, name)))
+    return figures
+
+
+def jackknife(
+    name: str, unit: str, clips: Sequence[Clip], statistic: Callable[[Sequence[Clip]], float | None]
+) -> Figure:
+    """A statistic of at least two clips, with its interval."""
+    value = statistic(clips)
+    without = [statistic([*clips[:i], *clips[i + 1 :]]) for i in range(len(clips))]
+    if value is None or None in without:
+        return Figure(name, unit, value, None, None)
+    num = len(clips)
+    error = np.sqrt((num - 1) * np.var(np.array(without, dtype=np.float64)))
+    half = float(stats.t.ppf(0.975, num - 1) * error)
+    bounded = unit == "share" or "distance" in name  # neither is ever negative
+    low, high = value - half, value + half
+    return Figure(name, unit, value, max(low, 0.0) if bounded else low, min(high, 1.0) if unit == "share" else high)
+
+
+def frechet_by_chance(reference: Sequence[Clip], *, num: int, seed: int) -> Figure:
+    """Mean Frechet distance of `num` real clips to others, and where 95% of the draws lie: its bias at this number."""
+    rng = np.random.default_rng(seed)
+    distances = []
+    for _ in range(_TRIALS):
+        order = rng.permutation(len(reference))
+        some, others = ([reference[i] for i in part] for part in (order[:num], order[num:]))
+        distances.append(_frechet(others, some))
+    low, high = np.quantile(distances, [0.025, 0.975])
+    return Figure("Frechet distance by chance", "dB^2", float(np.mean(distances)), float(low), float(high))
+
+
+def _frechet(reference: Sequence[Clip], clips: Sequence[Clip]) -> float:
+    ours, theirs = (np.concatenate([clip.pieces for clip in some]) for some in (clips, reference))
+    return frechet_distance(ours, theirs)
+
+
+def _distance(field: str, reference: Sequence[Clip], clips: Sequence[Clip]) -> float | None:
+    """How far the values of all frames would have to move, on average, to be distributed as those of `reference`."""
+    ours, theirs = (np.concatenate([getattr(clip, field) for clip in some]) for some in (clips, reference))
+    return float(stats.wasserstein_distance(ours, theirs)) if len(ours) and len(theirs) else None
+
+
+def _over_frames(reduce: Callable[[np.ndarray], Any], field: str, clips: Sequence[Clip]) -> float | None:
+    values = np.concatenate([getattr(clip, field) for clip in clips])
+    return float(reduce(values)) if len(values) else None
+
+
+def _mean_pitch(clips: Sequence[Clip]) -> float | None:
+    """Geometric mean of the pitch in Hz."""
+    semitones = _over_frames(np.mean, "semitones", clips)
+    return None if semitones is None else 100.0 * 2 ** (semitones / 12)
+
+
+def _opinion(name: str, clips: Sequence[Clip]) -> float:
+    return _mean([clip.opinions[name] for clip in clips])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))

@@ -1,0 +1,116 @@
+"""Measures samples of runs beside held-out real clips and white noise: from tokens and models to `Quality`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from waveform.audio.audio_format import AudioFormat
+from waveform.engine.sampler import SamplingConfig
+from waveform.engine.token_set import TokenSet
+from waveform.quality.clip import Clip, measure_clip
+from waveform.quality.figures import Quality, SetOfClips, figures_of, frechet_by_chance
+from waveform.quality.opinions import Predict, opinions_of, predictors
+from waveform.speech import Run
+from waveform.system.errors import UserError
+from waveform.system.progress import Progress
+
+_MAX_REFERENCE = 200  # real clips that all are compared with
+_SAMPLING_ROWS = 16  # samples that are drawn side by side
+_NOISE_AMPLITUDE = 0.1  # RMS, about that of speech
+
+
+@dataclass(frozen=True)
+class QualityConfig:
+    """How quality is measured."""
+
+    quality: bool = False  # whether it is
+    num: int = 16  # samples of each run
+    seconds: float = 2.0  # of each
+    temperature: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num < 3:
+            raise UserError(f"--num is {self.num}; quality needs at least 3 samples for an interval")
+        if not 1 <= self.seconds <= 60:
+            raise UserError(f"--seconds is {self.seconds}; quality is measured in pieces of a second: give 1 to 60")
+        SamplingConfig(temperature=self.temperature, seed=self.seed)  # refuses what is out of range
+
+
+def measure_quality(
+    runs: Sequence[tuple[str, Run]],
+    config: QualityConfig,
+    *,
+    held_out: TokenSet,
+    others: TokenSet,
+    show_progress: bool = True,
+) -> Quality:
+    """Figures of the samples of each run (label, run), of clips of `held_out` and of white noise, against `others`.
+
+    held_out, others: audio of two splits, of which the first was not learned from. Raises UserError if a split has
+    fewer clips of config.seconds than are needed.
+    """
+    audio_format = runs[0][1].audio_format
+    rate = audio_format.sample_rate_hz
+    length = round(config.seconds * rate)
+    rng = np.random.default_rng(config.seed)
+    reference = real_clips(others, audio_format, length=length, num=_MAX_REFERENCE, at_least=2 * config.num, rng=rng)
+    real = real_clips(held_out, audio_format, length=length, num=config.num, at_least=3, rng=rng)
+    noise = [_NOISE_AMPLITUDE * rng.standard_normal(length).astype(np.float32) for _ in range(config.num)]
+    found = predictors()
+    num_clips = len(runs) * config.num + len(real) + len(noise) + len(reference)
+    with Progress("quality", total=num_clips, unit="clip", enabled=show_progress) as progress:
+
+        def measured(clips: Sequence[np.ndarray], found: dict[str, Predict]) -> list[Clip]:
+            some = []
+            for clip in clips:
+                some.append(
+                    measure_clip(clip, sample_rate_hz=rate, opinions=opinions_of(clip, found, sample_rate_hz=rate))
+                )
+                progress.update(1)
+            return some
+
+        compared = measured(reference, {})
+        sets = []
+        for name, clips in [*((label, None) for label, _ in runs), ("real, held out", real), ("white noise", noise)]:
+            drawn = draw_samples(dict(runs)[name], config) if clips is None else clips
+            sets.append(SetOfClips(name, len(drawn), figures_of(measured(drawn, found), compared)))
+    return Quality(
+        sets=sets,
+        num_reference=len(compared),
+        by_chance=frechet_by_chance(compared, num=config.num, seed=config.seed),
+        seconds=config.seconds,
+        temperature=config.temperature,
+        seed=config.seed,
+    )
+
+
+def draw_samples(run: Run, config: QualityConfig) -> list[np.ndarray]:
+    """Samples of a run, each [n]."""
+    clips: list[np.ndarray] = []
+    while len(clips) < config.num:
+        num = min(_SAMPLING_ROWS, config.num - len(clips))
+        sampling = SamplingConfig(temperature=config.temperature, seed=config.seed + len(clips))
+        clips += list(run.sample(num=num, seconds=config.seconds, sampling=sampling))
+    return clips
+
+
+def real_clips(
+    tokens: TokenSet, audio_format: AudioFormat, *, length: int, num: int, at_least: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Draw up to `num` clips [length] from the utterances of a split, none of which overlap, without replacement."""
+    places = [
+        (index, start)
+        for index, total in enumerate(tokens.lengths)
+        for start in range(0, int(total) - length + 1, length)
+    ]
+    if len(places) < at_least:
+        raise UserError(
+            f"quality needs {at_least} real clips of {length / audio_format.sample_rate_hz:g} s, and a split of this data has "
+            f"{len(places)}; lower --seconds or --num, or give a larger data set by --data"
+        )
+    chosen = rng.permutation(len(places))[:num]
+    pieces = [tokens.read(places[i][0], start=places[i][1], stop=places[i][1] + length) for i in chosen]
+    return [audio_format.decode(torch.from_numpy(piece.astype(np.uint8))).numpy() for piece in pieces]

@@ -1,0 +1,30 @@
+"""Figures of quality as text: one row a figure, one column a set of clips."""
+
+from waveform.quality.figures import Figure, Quality
+from waveform.system.console import table
+
+
+def describe(quality: Quality) -> str:
+    """The figures as a table, and how they were made."""
+    header = ["quality [95% interval]", *(f"{one.name} ({one.num_clips})" for one in quality.sets)]
+    first = quality.sets[0].figures
+    rows = [
+        [f"{figure.name}, {figure.unit}", *(_shown(one.figures[i]) for one in quality.sets)]
+        for i, figure in enumerate(first)
+    ]
+    lines = table(header, rows)
+    chance = quality.by_chance
+    lines.append(
+        f"clips of {quality.seconds:g} s, samples at temperature {quality.temperature:g} from seed {quality.seed}; "
+        f"distances are to {quality.num_reference} other real clips"
+    )
+    lines.append(f"as many of these real clips have a Frechet distance of {_shown(chance)} to the rest: its bias")
+    return "\n".join(lines)
+
+
+def _shown(figure: Figure) -> str:
+    if figure.value is None:
+        return "-"
+    digits = 3 if figure.unit == "share" else 2 if abs(figure.value) < 10 else 1
+    interval = "" if figure.low is None else f" [{figure.low:.{digits}f}, {figure.high:.{digits}f}]"
+    return f"{figure.value:.{digits}f}{interval}"

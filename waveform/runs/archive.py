@@ -1,0 +1,136 @@
+"""A run as one file, to hand a trained model to someone: a zip archive of what sampling and scoring need.
+
+    config.yaml  metrics.jsonl  checkpoints/step_N/  data/ (the vocabulary of a text)
+
+It is opened as a run folder of the same content, which is checked as any other. Unpacking trusts nothing: only files
+of these names are made, no more of them and no larger than a run has, and what is large is stored, so that no archive
+grows when it is unpacked.
+"""
+
+import os
+import re
+import shutil
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from waveform.engine import checkpoint
+from waveform.engine.metrics import METRICS_FILE
+from waveform.runs.folder import CONFIG_FILE, OWN_DATA_DIR, check_recorded, read_config
+from waveform.runs.settings import to_yaml
+from waveform.system.atomic import explain_write_errors, require_writable, sync
+from waveform.system.errors import UserError
+
+_MAX_FILES = 1 << 12  # of a run that 4,000 processes trained
+_MAX_TEXT_BYTES = 1 << 26  # of each file that may be compressed
+_STEP = r"checkpoints/step_[0-9]{1,17}/"
+_STORED = re.compile(rf"{_STEP}(model|optimiser|rank_[0-9]{{1,5}})\.safetensors")
+_TEXT = re.compile(rf"config\.yaml|metrics\.jsonl|{_STEP}(progress|complete)\.json|data/(dataset|tokenizer)\.json")
+_TIME = (1980, 1, 1, 0, 0, 0)  # of every file, so that the same run gives the same archive
+
+
+def write_archive(run_dir: Path, file: Path, *, optimiser: bool = False, data_files: Iterable[Path] = ()) -> None:
+    """Write the run in `run_dir`, with its newest checkpoint, to `file`.
+
+    optimiser: also what only training needs: unpacked, the run can be resumed. data_files: what of the run's data set
+    it cannot do without. Raises UserError if there is no complete checkpoint, or `file` exists.
+    """
+    if file.exists():
+        raise UserError(f"{file} exists; give a new file, or remove it")
+    require_writable(file, option="the archive")
+    config = read_config(run_dir)
+    found = checkpoint.newest(run_dir)
+    if found is None:
+        raise UserError(f"{run_dir} has no finished checkpoint yet; train longer, or wait for the first one")
+    check_recorded(run_dir, config, found)
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    with explain_write_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as place:
+                _copy_run(run_dir, Path(place), config, found, optimiser=optimiser, data_files=data_files)
+                _zip(Path(place), partial)
+            sync(partial)
+            os.replace(partial, file)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _copy_run(
+    run_dir: Path,
+    place: Path,
+    config: dict[str, Any],
+    found: checkpoint.Checkpoint,
+    *,
+    optimiser: bool,
+    data_files: Iterable[Path],
+) -> None:
+    """Copy what an archive holds; where the data was is left out."""
+    config["dataset"]["path"] = ""
+    (place / CONFIG_FILE).write_text(to_yaml(config), encoding="utf-8")
+    if (run_dir / METRICS_FILE).is_file():
+        shutil.copyfile(run_dir / METRICS_FILE, place / METRICS_FILE)
+    checkpoint.copy(found, place, weights_only=not optimiser)
+    for path in data_files:
+        (place / OWN_DATA_DIR).mkdir(exist_ok=True)
+        shutil.copyfile(path, place / OWN_DATA_DIR / path.name)
+
+
+def _zip(place: Path, file: Path) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        for path in sorted(path for path in place.rglob("*") if path.is_file()):
+            name = path.relative_to(place).as_posix()
+            entry = zipfile.ZipInfo(name, _TIME)
+            entry.external_attr = 0o644 << 16
+            entry.compress_type = zipfile.ZIP_STORED if _STORED.fullmatch(name) else zipfile.ZIP_DEFLATED
+            with open(path, "rb") as source, archive.open(entry, "w", force_zip64=True) as target:
+                shutil.copyfileobj(source, target)
+
+
+def unpack(file: Path, folder: Path) -> None:
+    """Make `folder` the run folder that the archive `file` holds. Raises UserError for anything that is none."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            _check(entries, num_bytes=file.stat().st_size)
+            for entry in entries:
+                _unpack_one(archive, entry, folder / entry.filename)
+    except (
+        zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError, OverflowError
+    ) as error:  # fmt: skip
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{file} is not a run that `waveform export` made ({reason})") from error
+
+
+def _check(entries: list[zipfile.ZipInfo], *, num_bytes: int) -> None:
+    """Raises ValueError for entries that no run has, or that would take more room than the archive of `num_bytes`."""
+    if len(entries) > _MAX_FILES:
+        raise ValueError(f"it has {len(entries)} files")
+    names = [entry.filename for entry in entries]
+    if len(set(names)) < len(names):
+        raise ValueError("it has two files of one name")
+    stored = 0
+    for entry in entries:
+        shown = ascii(entry.filename[:100])
+        if _STORED.fullmatch(entry.filename):
+            if entry.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{shown} is compressed")
+            stored += entry.file_size
+        elif not _TEXT.fullmatch(entry.filename):
+            raise ValueError(f"a run has no file {shown}")
+        elif entry.file_size > _MAX_TEXT_BYTES:
+            raise ValueError(f"{shown} is too long")
+    if stored > num_bytes:
+        raise ValueError("its files overlap")
+    if CONFIG_FILE not in names:
+        raise ValueError(f"it has no {CONFIG_FILE}")
+
+
+def _unpack_one(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> None:
+    with explain_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "xb") as target, archive.open(entry) as source:
+            shutil.copyfileobj(source, target)  # `source` never gives more than the size that was checked

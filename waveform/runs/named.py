@@ -1,0 +1,62 @@
+"""Finds the run that a user names: a run folder, an archive that `export` made, or a run that comes with waveform."""
+
+import atexit
+from contextlib import ExitStack
+from importlib import resources
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
+
+from waveform.runs.archive import unpack
+from waveform.runs.folder import CONFIG_FILE
+from waveform.system.atomic import explain_write_errors
+from waveform.system.errors import UserError
+
+BUNDLED = Path(str(resources.files("waveform.bundled")))
+_unpacked: dict[tuple[Path, int, int], Path] = {}  # archive, as it was -> the folder with its content
+_until_exit = ExitStack()
+atexit.register(_until_exit.close)
+
+
+def find_run(given: Path | str) -> Path:
+    """The folder of the run that `given` names; that of an archive is temporary, and stays until this process ends.
+
+    Raises UserError if there is none, naming the bundled runs, and for an archive of anything but a run.
+    """
+    path = Path(given)
+    if path.is_dir():
+        return path
+    if path.is_file():
+        return _unpack_once(path)
+    if str(given) in bundled_names():
+        folder = BUNDLED / given
+        return folder if folder.is_dir() else _unpack_once(BUNDLED / f"{given}.zip")
+    if path.exists():
+        raise UserError(f"{given} is neither a run folder nor an archive of one")
+    names = ", ".join(bundled_names())
+    come = f", and {names} {'come' if ',' in names else 'comes'} with waveform" if names else ""
+    raise UserError(f"no such run folder: {given}; `train` makes one{come}")
+
+
+def bundled_names() -> list[str]:
+    """Names of the runs that come with waveform, sorted."""
+    archives = {path.stem for path in BUNDLED.glob("*.zip")}
+    return sorted(archives | {path.parent.name for path in BUNDLED.glob(f"*/{CONFIG_FILE}")})
+
+
+def full_name(given: Path | str) -> str:
+    """A name that means the same run in any folder."""
+    return str(given) if str(given) in bundled_names() and not Path(given).exists() else str(Path(given).resolve())
+
+
+def _unpack_once(archive: Path) -> Path:
+    """The folder with the content of an archive, called as it is, so that its run is too."""
+    status = archive.stat()
+    key = (archive.resolve(), status.st_mtime_ns, status.st_size)
+    if key not in _unpacked:
+        with ExitStack() as on_error:
+            with explain_write_errors(Path(gettempdir())):
+                place = on_error.enter_context(TemporaryDirectory(prefix="waveform-"))
+            unpack(archive, Path(place) / archive.stem)
+            _until_exit.enter_context(on_error.pop_all())
+        _unpacked[key] = Path(place) / archive.stem
+    return _unpacked[key]

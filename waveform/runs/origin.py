@@ -1,0 +1,162 @@
+"""Going on from another run: its settings and weights begin a new one, which has data and a schedule of its own.
+
+What a run began from is the section `origin` of its configuration. Its weights are kept as the checkpoint of step 0, so
+that resuming it does not need the other run any more.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from waveform.engine import checkpoint
+from waveform.engine.trainer import Trainer
+from waveform.runs.folder import CONFIG_FILE, check_recorded, comparable, read_config
+from waveform.runs.named import find_run, full_name
+from waveform.runs.settings import differing_keys
+from waveform.system.errors import UserError
+
+# Settings that depend on the machine, which a run does not take over.
+_OF_THE_MACHINE = {"train.device", "train.sharding", "train.checkpoint_activations", "train.compile"}
+# Fields of a model without which its weights mean the same: how far it looks back, how it learns and how it began.
+_MAY_DIFFER = {
+    "window", "memory", "compressed", "attention", "compression_loss", "dropout", "attention_dropout", "dropout_mask",
+    "local_layers", "compression_init",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The run that a training goes on from, as a user names it."""
+
+    run: Path | str | None = None  # None: it begins from scratch
+    optimiser: bool = False  # take over what its optimiser remembers too
+
+    def __post_init__(self) -> None:
+        if self.optimiser and self.run is None:
+            raise UserError("--from-optimiser takes the optimiser of the run that --from names; give both")
+
+
+def compose_from(
+    origin: Origin | None,
+    run_dir: Path,
+    overrides: Sequence[str],
+    *,
+    compose: Callable[[Sequence[str]], dict[str, Any]],
+) -> dict[str, Any]:
+    """The configuration that `compose` makes of `overrides`, with what a run in `run_dir` takes over from its origin.
+
+    These are the settings of the model and, unless `overrides` choose a preset, of training. If `run_dir` contains a
+    run already, they are its own, because its origin may be gone. Raises UserError if there is no such run, if the
+    run in `run_dir` began in another way, and for fields of the model with which the weights would not fit.
+    """
+    origin = origin or Origin()
+    has_begun = (run_dir / CONFIG_FILE).exists()
+    found = _begun(run_dir, origin) if has_begun else _new(origin)
+    if found is None:
+        return compose(overrides)
+    before, record = found
+    given = {override.lstrip("+").partition("=")[0] for override in overrides}
+    config = compose(overrides if "model" in given else [f"model={before['model']['name']}", *overrides])
+    if config["model"]["name"] == before["model"]["name"]:
+        _take_over(config, before, "model", except_for=given)
+    if "preset" not in given:
+        _take_over(config, before, "train", except_for=given | _OF_THE_MACHINE)
+        config |= {key: before[key] for key in ("preset", "study") if key in before and key not in given}
+    if not has_begun:
+        _refuse_other_model(record["run"], before, config)
+    return {**config, "origin": record}
+
+
+def load_origin(config: dict[str, Any], trainer: Trainer) -> None:
+    """Give a new trainer the weights, and the optimiser if asked for, of the run that `config` says it begins from.
+
+    Raises UserError if that run is gone or no longer the one that the configuration names, or was trained on another
+    kind of tokens.
+    """
+    record = config["origin"]
+    before, found = _open(record["run"])
+    different = differing_keys(_tokens(before), _tokens(config))
+    if different:
+        raise UserError(
+            f"{record['run']} was trained on different tokens: {'; '.join(different)}; begin without --from"
+        )
+    if found.weights_digest() != record["weights"]:
+        raise UserError(
+            f"{record['run']} has been trained since, to step {found.step}, and this run begins from its step "
+            f"{record['step']}; give another RUN_DIR"
+        )
+    checkpoint.restore_weights(found, trainer.module)
+    if record["optimiser"]:
+        checkpoint.restore_optimiser(found, trainer.optimiser)
+
+
+def _new(origin: Origin) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The configuration of the run that a new one begins from, and what the new one records of it."""
+    if origin.run is None:
+        return None
+    name = full_name(origin.run)
+    before, found = _open(name)
+    weights = found.weights_digest()
+    return before, {"run": name, "step": found.step, "weights": weights, "optimiser": origin.optimiser}
+
+
+def _begun(run_dir: Path, origin: Origin) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The configuration of the run in `run_dir`, and what it records of its origin, if it has one."""
+    own = read_config(run_dir)
+    record = own.get("origin")
+    if record is None and origin.run is not None:
+        raise UserError(
+            f"the run in {run_dir} did not begin from another one; leave out --from, or give another RUN_DIR"
+        )
+    if record is None:
+        return None
+    if origin.run is not None:
+        asked = {"run": full_name(origin.run), "optimiser": origin.optimiser}
+        different = differing_keys({key: record[key] for key in asked}, asked)
+        if different:
+            raise UserError(
+                f"the run in {run_dir} has a different origin: {'; '.join(different)}; leave out --from to resume it, "
+                "or give another RUN_DIR"
+            )
+    return own, record
+
+
+def _open(run: str) -> tuple[dict[str, Any], checkpoint.Checkpoint]:
+    """The configuration and the newest checkpoint of a run. Raises UserError if it has none."""
+    run_dir = find_run(run)
+    config = read_config(run_dir)
+    found = checkpoint.newest(run_dir)
+    if found is None:
+        raise UserError(f"{run} has no finished checkpoint yet to go on from; train it longer")
+    check_recorded(run_dir, config, found)
+    return config, found
+
+
+def _take_over(config: dict[str, Any], before: dict[str, Any], section: str, *, except_for: set[str]) -> None:
+    """Give the settings of a section the values that they had before; those of other versions are left out."""
+    for key in config[section].keys() & before[section].keys():
+        if f"{section}.{key}" not in except_for:
+            config[section][key] = before[section][key]
+
+
+def _refuse_other_model(run: str, before: dict[str, Any], config: dict[str, Any]) -> None:
+    """Raises UserError, naming the fields, if the weights of `run` do not fit the model of `config`."""
+    was, now = comparable(before)["model"], comparable(config)["model"]
+    if was["name"] != now["name"]:
+        different = [f"model (was {was['name']!r}, is {now['name']!r})"]
+    else:
+        keys = differing_keys(was, now)
+        different = [f"model.{key}" for key in keys if key.partition(" ")[0] not in _MAY_DIFFER]
+    if different:
+        raise UserError(
+            f"the weights of {run} do not fit this model: {'; '.join(different)}; leave these settings out, or "
+            "begin without --from"
+        )
+
+
+def _tokens(config: dict[str, Any]) -> dict[str, Any]:
+    """What makes tokens mean the same; the recipe of a text says how it was read and scored."""
+    data = config["dataset"]
+    modality = {key: value for key, value in data["modality"].items() if key != "recipe"}
+    return {"dataset": {"vocab_size": data["vocab_size"], "modality": modality}}

@@ -1,0 +1,20 @@
+"""`waveform export`: a trained run as one file, which every verb takes in place of its folder."""
+
+from pathlib import Path
+
+from waveform.runs.archive import write_archive
+from waveform.runs.named import find_run
+from waveform.speech import load
+
+
+def export(run_dir: Path | str, file: Path | str, *, optimiser: bool = False, show_progress: bool = True) -> Path:
+    """Write a run to `file`: settings, log and newest weights, without its data; returns the path.
+
+    optimiser: also what only training needs. Raises UserError as `load` does, and if `file` exists.
+    """
+    run_dir, file = find_run(run_dir), Path(file)
+    load(run_dir, device="cpu")  # what cannot be opened should not be handed on
+    write_archive(run_dir, file, optimiser=optimiser)
+    if show_progress:
+        print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
+    return file
