@@ -21,7 +21,6 @@ from recipes.reinforcement.environment import Observation, Outcome
 from recipes.reinforcement.random_rows import RandomRows
 from waveform.system.rules import Rule, check_rules, whole_number
 
-NAME = "object_matching"
 PAD_REWARD, CHOICE_REWARD = 1.0, 10.0
 # What a cell can show; objects follow.
 WALL, FLOOR, DARK, PAD, AGENT, FIRST_OBJECT = range(6)
