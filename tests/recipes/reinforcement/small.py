@@ -46,7 +46,12 @@ def collected(agent: Agent, num_steps: int = 30) -> Unrolls:
 
 
 def small_trainer(
-    run_dir: Path, *, name: str = "compressive_transformer", world: World | None = None, **train: Any
+    run_dir: Path,
+    *,
+    name: str = "compressive_transformer",
+    world: World | None = None,
+    dtype: torch.dtype = torch.float32,
+    **train: Any,
 ) -> AgentTrainer:
     world = world or World()
     config = TrainConfig(
@@ -56,7 +61,7 @@ def small_trainer(
     run_dir.mkdir(parents=True, exist_ok=True)
     rows = own_rows(config.batch_size, rank=world.rank, num_ranks=world.size)
     return AgentTrainer(
-        small_agent(name, dtype=torch.float32),
+        small_agent(name, dtype=dtype),
         ObjectMatching(TASK, seed=4, rows=rows),
         config,
         LearnerConfig(),
