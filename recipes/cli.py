@@ -237,16 +237,21 @@ VERBS = (
     Verb(
         "study",
         "train every setting of a paper's table or figure, or of recall, at a preset's size: table, plot and JSON",
-        "recipes.verbs.study:study",
+        "recipes.verbs.study:study_paths",
         (
             argument(
                 "name",
                 metavar="NAME",
-                help="table5, table8, table9, figure3 or rare_updates (Rae et al. 2019), txl_table6 or txl_table7 (Dai "
-                "et al. 2019), or recall",
+                help="table5, table8, table9, figure3, figure5 or rare_updates (Rae et al. 2019), txl_table6 or "
+                "txl_table7 (Dai et al. 2019), or recall",
             ),
-            argument("data_dir", type=Path, metavar="DATA_DIR", help="any text; for recall, data of that recipe"),
-            argument("out_dir", type=Path, metavar="OUT_DIR", help="where the runs are kept; continued if it exists"),
+            argument(
+                "paths",
+                nargs="+",
+                metavar="PATH",
+                help="DATA_DIR, any text (for recall, data of that recipe), and OUT_DIR, where the runs are kept "
+                "(continued if it exists); OUT_DIR alone for figure5, which trains agents",
+            ),
             argument(
                 "--seeds", into="config", type=int, metavar="N", help="runs of each setting (default 1; of recall 3)"
             ),

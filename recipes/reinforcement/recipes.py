@@ -2,3 +2,4 @@
 
 OBJECT_MATCHING, GYMNASIUM = "object_matching", "rl"
 RECIPES = (OBJECT_MATCHING, GYMNASIUM)
+AGENTS_STUDY = "figure5"
