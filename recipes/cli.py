@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from recipes.corpora.catalogue import RECIPES
+from recipes.reinforcement.recipes import RECIPES as AGENTS
 from waveform.command.arguments import (
     AVERAGE,
     CONFIG_DIR,
@@ -14,7 +15,6 @@ from waveform.command.arguments import (
     FROM,
     JSON,
     MEMORIES,
-    NEW_RUN_DIR,
     OUT_PAGE,
     RACE_DIR,
     RUN_DIR,
@@ -61,6 +61,11 @@ A run folder that exists with the same settings is resumed.
 
 several GPUs:
   torchrun --nproc-per-node=8 -m recipes train RECIPE DATA_DIR RUN_DIR
+
+agents, which learn from rewards and have no data:
+  python -m recipes train object_matching RUN_DIR task.delay=8 model=compressive_transformer|transformer_xl|lstm
+  python -m recipes train rl RUN_DIR env=MiniGrid-MemoryS13Random-v0     (pip install "waveform[rl]")
+  preset=paper|cpu|smoke    sizes of Rae et al. 2019, section 5.7; minutes on a CPU core (default); seconds
 """
 _IMPORT_EPILOG = """\
 CHECKPOINT is a folder with model.safetensors, pytorch_model.bin or model.pt (or that file), beside a config.json with
@@ -87,8 +92,13 @@ _ROWS = argument(
 )
 
 _PLOT = argument(
-    "--plot", dest="plot_file", type=Path, metavar="FILE.png", help="draw bits per answer by distance (recall)"
+    "--plot",
+    dest="plot_file",
+    type=Path,
+    metavar="FILE.png",
+    help="draw bits per answer by distance (recall), or an agent's return in training",
 )
+_EPISODES = argument("--episodes", type=int, metavar="N", help="that an agent plays (default 256)")
 
 VERBS = (
     Verb(
@@ -111,17 +121,21 @@ VERBS = (
     Verb(
         "train",
         "train a model on a prepared data set",
-        "recipes.verbs.train:train",
+        "recipes.verbs.train:train_paths",
         (
-            _RECIPE,
-            argument("data_dir", type=Path, metavar="DATA_DIR"),
-            NEW_RUN_DIR,
+            replace(_RECIPE, options={**_RECIPE.options, "help": f"{_RECIPE.options['help']}; {', '.join(AGENTS)}"}),
+            argument(
+                "paths",
+                nargs="+",
+                metavar="PATH",
+                help="DATA_DIR, and RUN_DIR, where the run is kept (resumed if it exists); RUN_DIR alone for an agent",
+            ),
             *FROM,
             argument(
                 "--print-config",
                 action="store_true",
                 help="print the resolved configuration and stop",
-                instead="recipes.text:print_config",
+                instead="recipes.verbs.train:print_settings",
             ),
             CONFIG_DIR,
             overrides("preset=paper"),
@@ -166,7 +180,7 @@ VERBS = (
         "evaluate",
         "print a run's metrics on held-out text",
         "recipes.verbs.evaluate:evaluate",
-        (RUN_DIR, *MEMORIES, AVERAGE, STRIDE, *DYNAMIC, SPLIT, _PROTOCOL, _ROWS, JSON, _PLOT, DEVICE),
+        (RUN_DIR, *MEMORIES, AVERAGE, STRIDE, *DYNAMIC, SPLIT, _PROTOCOL, _ROWS, _EPISODES, JSON, _PLOT, DEVICE),
         configs=_OPTIONS,
     ),
     Verb(
@@ -187,13 +201,14 @@ VERBS = (
             SPLIT,
             _PROTOCOL,
             _ROWS,
+            _EPISODES,
             JSON,
             argument(
                 "--plot",
                 dest="plot_file",
                 type=Path,
                 metavar="FILE.png",
-                help="draw validation NLL in training; of runs on recall, bits per answer by distance",
+                help="draw validation NLL in training; bits per answer by distance (recall); agents' returns",
             ),
             DEVICE,
         ),
@@ -217,18 +232,37 @@ VERBS = (
         configs={"config": "recipes.verbs.race:RaceConfig"},
     ),
     Verb(
+        "play",
+        "let an agent play an episode, and draw it",
+        "recipes.reinforcement.episode:draw_episode",
+        (
+            RUN_DIR,
+            argument("--gif", dest="gif_file", type=Path, metavar="FILE.gif", help="draw it as a moving picture"),
+            argument("--plot", dest="plot_file", type=Path, metavar="FILE.png", help="draw its steps side by side"),
+            argument("--steps", dest="num_steps", type=int, metavar="N", help="at most so many (default 60)"),
+            argument("--episode", type=int, metavar="N", help="which one (default 0)"),
+            DEVICE,
+        ),
+        report="recipes.reinforcement.episode:report",
+    ),
+    Verb(
         "study",
         "train every setting of a paper's table or figure, or of recall, at a preset's size: table, plot and JSON",
-        "recipes.verbs.study:study",
+        "recipes.verbs.study:study_paths",
         (
             argument(
                 "name",
                 metavar="NAME",
-                help="table5, table8, table9, figure3 or rare_updates (Rae et al. 2019), txl_table6 or txl_table7 (Dai "
-                "et al. 2019), or recall",
+                help="table5, table8, table9, figure3, figure5 or rare_updates (Rae et al. 2019), txl_table6 or "
+                "txl_table7 (Dai et al. 2019), or recall",
             ),
-            argument("data_dir", type=Path, metavar="DATA_DIR", help="any text; for recall, data of that recipe"),
-            argument("out_dir", type=Path, metavar="OUT_DIR", help="where the runs are kept; continued if it exists"),
+            argument(
+                "paths",
+                nargs="+",
+                metavar="PATH",
+                help="DATA_DIR, any text (for recall, data of that recipe), and OUT_DIR, where the runs are kept "
+                "(continued if it exists); OUT_DIR alone for figure5, which trains agents",
+            ),
             argument(
                 "--seeds", into="config", type=int, metavar="N", help="runs of each setting (default 1; of recall 3)"
             ),
@@ -368,5 +402,5 @@ VERBS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    description = "The text benchmarks of the Compressive Transformer and Transformer-XL."
+    description = "The text benchmarks of the Compressive Transformer and Transformer-XL, and agents."
     return run_command("recipes", "python -m recipes", description, VERBS, arguments)

@@ -2,7 +2,8 @@
 
 `build` makes any registered model, `load` opens a trained run; `prepare`, `train`, `tune`, `evaluate`, `sample`,
 `export`, `compare`, `race`, `bench`, `analyse` and `report` are the functions behind the verbs of the `waveform`
-command. All are imported on first use, so that `import waveform` is instant and loads neither torch nor an audio library.
+command. All are imported on first use, so that `import waveform` is instant and loads neither torch nor an audio
+library.
 """
 
 from importlib import import_module

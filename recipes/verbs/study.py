@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipes.reinforcement.recipes import AGENTS_STUDY
 from recipes.studies.catalogue import Study, find_study
 from recipes.studies.children import Children
 from recipes.studies.report import Config, Figures
@@ -34,6 +35,35 @@ class StudyConfig:
             raise UserError(f"--seeds is {self.seeds} and --jobs is {self.jobs}; both must be at least 1")
         if self.rows is not None and self.rows < 1:
             raise UserError(f"--rows is {self.rows}; it must be at least 1")
+
+
+def study_paths(
+    name: str,
+    paths: Sequence[str],
+    overrides: Sequence[str] = (),
+    *,
+    config: StudyConfig | None = None,
+    json_file: Path | None = None,
+    plot_file: Path | None = None,
+) -> dict[str, Any]:
+    """`study` with the paths of a command line: DATA_DIR and OUT_DIR, or OUT_DIR alone for agents."""
+    config = config or StudyConfig()
+    if name == AGENTS_STUDY:
+        if len(paths) != 1:
+            raise UserError(f"study {name} has no data: give OUT_DIR alone, and then settings")
+        if config.rows is not None or config.config_dir is not None:
+            raise UserError(f"study {name} does not know --rows or --config-dir; leave them out")
+        from recipes.reinforcement.figure5 import SEEDS, figure5  # here: others do without it
+
+        seeds = SEEDS if config.seeds is None else config.seeds
+        out_dir = Path(paths[0])
+        return figure5(out_dir, overrides, num_seeds=seeds, jobs=config.jobs, json_file=json_file, plot_file=plot_file)
+    if len(paths) != 2:
+        find_study(name)
+        raise UserError(f"study {name} needs two paths, DATA_DIR and OUT_DIR, and then settings")
+    return study(
+        name, Path(paths[0]), Path(paths[1]), overrides, config=config, json_file=json_file, plot_file=plot_file
+    )
 
 
 def study(

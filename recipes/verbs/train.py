@@ -1,10 +1,12 @@
-"""`python -m recipes train`: composes a configuration and trains on a prepared corpus into a run folder."""
+"""`python -m recipes train`: composes a configuration and trains a model, or an agent, into a run folder."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from recipes.corpora.catalogue import find_recipe
 from recipes.corpora.tokenizers import load_tokenizer
-from recipes.text import compose_config
+from recipes.reinforcement.recipes import RECIPES as AGENT_RECIPES
+from recipes.text import compose_config, print_config
 from waveform.engine.dataset import Dataset, read_dataset
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
@@ -107,6 +109,51 @@ def _refuse_other_vocabulary(origin: Path, data_dir: Path) -> None:
         )
 
 
+def train_paths(
+    recipe: str,
+    paths: Sequence[str],
+    overrides: Sequence[str] = (),
+    *,
+    origin: Origin | None = None,
+    config_dir: Path | None = None,
+) -> TrainResult:
+    """`train` with the paths of a command line: DATA_DIR and RUN_DIR, or RUN_DIR alone for an agent."""
+    if recipe in AGENT_RECIPES:
+        _refuse_origin(origin)
+        if len(paths) != 1:
+            raise UserError(f"{recipe} has no data: give RUN_DIR alone, and then settings")
+        from recipes.reinforcement.training import train_agent  # here: others do without it
+
+        return train_agent(recipe, Path(paths[0]), overrides, config_dir=config_dir)
+    if len(paths) != 2:
+        find_recipe(recipe)
+        raise UserError(f"{recipe} needs two paths, DATA_DIR and RUN_DIR, and then settings; {len(paths)} were given")
+    return train(recipe, paths[0], paths[1], overrides, origin=origin, config_dir=config_dir)
+
+
+def print_settings(
+    recipe: str,
+    paths: Sequence[str],
+    overrides: Sequence[str] = (),
+    *,
+    origin: Origin | None = None,
+    config_dir: Path | None = None,
+) -> None:
+    """Print the resolved configuration of a run on a corpus, or of an agent."""
+    if recipe in AGENT_RECIPES:
+        _refuse_origin(origin)
+        from recipes.reinforcement.settings import print_config as print_agent_config
+
+        print_agent_config(recipe, overrides, config_dir=config_dir)
+    else:
+        print_config(recipe, overrides, config_dir=config_dir, origin=origin, run_dir=Path(paths[-1]))
+
+
+def _refuse_origin(origin: Origin | None) -> None:
+    if origin is not None and origin.run is not None:
+        raise UserError("--from: an agent begins with weights of its own; leave it out")
+
+
 def report(result: TrainResult) -> int:
     """Say how training ended; returns the exit code of the command."""
-    return report_training(result, unit="tokens")
+    return report_training(result, unit="tokens or steps")

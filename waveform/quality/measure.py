@@ -108,8 +108,8 @@ def real_clips(
     ]
     if len(places) < at_least:
         raise UserError(
-            f"quality needs {at_least} real clips of {length / audio_format.sample_rate_hz:g} s, and a split of this data has "
-            f"{len(places)}; lower --seconds or --num, or give a larger data set by --data"
+            f"quality needs {at_least} real clips of {length / audio_format.sample_rate_hz:g} s, and a split of this "
+            f"data has {len(places)}; lower --seconds or --num, or give a larger data set by --data"
         )
     chosen = rng.permutation(len(places))[:num]
     pieces = [tokens.read(places[i][0], start=places[i][1], stop=places[i][1] + length) for i in chosen]

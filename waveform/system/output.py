@@ -23,17 +23,18 @@ def check_files(*, json_file: Path | str | None, plot_file: Path | None) -> None
 def write_json(path: Path | str | None, content: Any) -> None:
     """Write `content` as indented JSON; does nothing for None. Raises UserError if it cannot be written."""
     if path is not None:
-        _write(Path(path), (json.dumps(content, indent=1) + "\n").encode())
+        write_bytes(Path(path), (json.dumps(content, indent=1) + "\n").encode())
 
 
 def write_png(path: Path | str, figure: "Figure") -> None:
     """Write a picture as PNG. Raises UserError if it cannot be written."""
     content = io.BytesIO()
     figure.savefig(content, format="png")
-    _write(Path(path), content.getvalue())
+    write_bytes(Path(path), content.getvalue())
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file in one step, in a new folder if need be. Raises UserError if it cannot be written."""
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, content)

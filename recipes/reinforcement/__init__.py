@@ -1,0 +1,1 @@
+"""Agents that learn from rewards: the environment, the agent, V-trace, actors, learner, evaluation and drawing."""

@@ -1,0 +1,195 @@
+"""Actors: let an agent act in every row of an environment, and cut what happens into unrolls for the learner.
+
+An unroll is up to T consecutive steps of one episode, from a multiple of T steps after its beginning on; it ends
+early only with its episode. So a learner never has to reset a state within an unroll, and rows end their windows
+together. With an unroll goes the state that the agent had at its start.
+
+Shape letters: N rows of this process, T steps of an unroll, U unrolls.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recipes.reinforcement.agent import Agent, Inputs
+from recipes.reinforcement.environment import Environments
+from recipes.reinforcement.random_rows import RandomRows
+from waveform.engine.interface import State, map_state, reset_rows, take_rows
+
+_STREAM = 2  # of random numbers
+REWARD_CLIPPING = ("abs_one", "soft_asymmetric", "none")
+
+
+def clipped(rewards: np.ndarray, how: str) -> np.ndarray:
+    """Rewards as agents learn from them (scalable_agent, `reward_clipping`); how: one of `REWARD_CLIPPING`."""
+    if how == "abs_one":
+        return rewards.clip(-1, 1)
+    if how == "soft_asymmetric":
+        squeezed = np.tanh(rewards / 5)
+        return np.asarray(5 * np.where(rewards < 0, 0.3 * squeezed, squeezed))
+    return rewards
+
+
+class Steps(NamedTuple):
+    """What happened in unrolls; steps after an unroll's end hold what was there before."""
+
+    inputs: Inputs  # each [U, T, ...]
+    action: Tensor  # [U, T]
+    log_mu: Tensor  # [U, T], log-probability of the action when it was drawn
+    reward: Tensor  # [U, T], clipped
+
+
+class Unrolls(NamedTuple):
+    """Unrolls that have ended."""
+
+    start: State  # the agent's, before the first step
+    steps: Steps
+    length: Tensor  # [U], steps that took place
+    ended: Tensor  # [U] bool: the episode ended with the unroll
+    following: Inputs  # [U, 1, ...], what the agent would have read next
+
+    @staticmethod
+    def joined(parts: list["Unrolls"]) -> "Unrolls":
+        """All of them, one after another."""
+        return parts[0] if len(parts) == 1 else map_state(lambda *tensors: torch.cat(tensors), *parts)
+
+
+class ActorState(NamedTuple):
+    """Everything that actors keep, rows first, so that checkpoints keep it and rows can be dealt anew."""
+
+    environment: tuple[Tensor, ...]
+    present: Inputs  # [N, ...], what the agent reads next
+    agent: State
+    start: State  # the agent's at the start of the unroll that is being filled
+    steps: Steps  # [N, T, ...]
+    length: Tensor  # [N], steps of the unroll so far
+    episode_return: Tensor  # [N] fp64, unclipped
+    num_draws: Tensor  # [N]
+
+
+class Played(NamedTuple):
+    """What happened while unrolls were collected."""
+
+    steps: int
+    returns: list[tuple[int, float]]  # of the episodes that ended: the row among this process's, the sum unclipped
+    successes: int  # and how often there could have been one
+    chances: int
+
+
+class Actors:
+    """N rows of an environment and the agent's state in each."""
+
+    def __init__(
+        self, environments: Environments, agent: Agent, *, unroll: int, clipping: str, seed: int, rows: np.ndarray
+    ) -> None:
+        """unroll: T; rows: indices [N] over all processes; the agent is the one that acts, on its own device."""
+        self.environments, self.agent, self.unroll, self._clipping = environments, agent, unroll, clipping
+        self._random = RandomRows(seed, stream=_STREAM, rows=rows)
+        num_rows = len(rows)
+        self.device = agent.value.weight.device
+        self._fresh = agent.init_state(num_rows, device=self.device)
+        self._no_action = torch.full((num_rows,), agent.num_actions)
+        observation = torch.from_numpy(environments.begin())
+        present = Inputs(observation, self._no_action, torch.zeros(num_rows))
+
+        def room(tensor: Tensor) -> Tensor:
+            return tensor.new_zeros(num_rows, unroll, *tensor.shape[1:])
+
+        self.state = ActorState(
+            environment=_tensors(environments),
+            present=present,
+            agent=self._fresh,
+            start=self._fresh,
+            steps=Steps(Inputs(*map(room, present)), room(self._no_action), *(room(present.reward) for _ in range(2))),
+            length=torch.zeros(num_rows, dtype=torch.int64),
+            episode_return=torch.zeros(num_rows, dtype=torch.float64),
+            num_draws=torch.zeros(num_rows, dtype=torch.int64),
+        )
+
+    def restore(self, state: ActorState) -> None:
+        """Continue from a `state`."""
+        self.state = state
+        self.environments.restore([tensor.numpy() for tensor in state.environment])
+
+    def collect(self, num_steps: int) -> tuple[list[Unrolls], Played]:
+        """Take steps in every row; returns the unrolls that ended, oldest first, and what happened."""
+        unrolls: list[Unrolls] = []
+        returns: list[tuple[int, float]] = []
+        successes = chances = 0
+        for _ in range(num_steps):
+            ended, rewards = self._step(unrolls)
+            returns += self._end_episodes(ended)
+            right, of = self.environments.success(rewards, ended)
+            successes, chances = successes + right, chances + of
+        self.state = self.state._replace(environment=_tensors(self.environments))
+        return unrolls, Played(num_steps * len(self._no_action), returns, successes, chances)
+
+    def _step(self, unrolls: list[Unrolls]) -> tuple[np.ndarray, np.ndarray]:
+        """One step of every row; returns which episodes ended, and the rewards as they were."""
+        state = self.state
+        present, steps, length = state.present, state.steps, state.length
+        start = reset_rows(state.start, state.agent, length == 0)
+        action, log_mu, agent_state = self._act(present, state)
+        outcome = self.environments.step(action.numpy())
+        ended = torch.from_numpy(outcome.ended)
+        reward = torch.from_numpy(clipped(outcome.reward, self._clipping).astype(np.float32))
+        rows = torch.arange(len(length))
+        for kept, new in zip(_flat(steps), (*present, action, log_mu, reward), strict=True):
+            kept[rows, length] = new
+        following = Inputs(torch.from_numpy(outcome.observation), action, reward)
+        length = length + 1
+        full = ended | (length == self.unroll)
+        if full.any():
+            which = full.nonzero()[:, 0].tolist()
+            unrolls.append(
+                Unrolls(
+                    take_rows(start, which),
+                    take_rows(steps, which),
+                    length[full],
+                    ended[full],
+                    map_state(lambda tensor: tensor[which][:, None], following),
+                )
+            )
+        self.state = state._replace(
+            present=following,
+            agent=agent_state,
+            start=start,
+            length=torch.where(full, 0, length),
+            episode_return=state.episode_return + torch.from_numpy(outcome.reward),
+            num_draws=state.num_draws + 1,
+        )
+        return outcome.ended, outcome.reward
+
+    @torch.no_grad()
+    def _act(self, present: Inputs, state: ActorState) -> tuple[Tensor, Tensor, State]:
+        """Draw an action for each row: [N], its log-probability [N], the agent's state after it."""
+        inputs = Inputs(*(tensor[:, None].to(self.device) for tensor in present))
+        logits, _, agent_state, _ = self.agent(inputs, state.agent)
+        log_probabilities = logits[:, 0].float().log_softmax(dim=-1).cpu()
+        uniform = torch.from_numpy(self._random.uniform(state.num_draws.numpy()))
+        below = log_probabilities.double().exp().cumsum(dim=-1) <= uniform[:, None]
+        action = below.sum(dim=-1).clamp(max=self.agent.num_actions - 1)
+        return action, log_probabilities.gather(1, action[:, None])[:, 0], agent_state
+
+    def _end_episodes(self, ended: np.ndarray) -> list[tuple[int, float]]:
+        """Begin afresh in rows whose episode ended; returns these rows and what they were paid."""
+        if not ended.any():
+            return []
+        rows, state = torch.from_numpy(ended), self.state
+        observation, action, reward = state.present
+        self.state = state._replace(
+            agent=reset_rows(state.agent, self._fresh, rows),
+            present=Inputs(observation, torch.where(rows, self._no_action, action), torch.where(rows, 0, reward)),
+            episode_return=torch.where(rows, 0, state.episode_return),
+        )
+        return [(row, float(state.episode_return[row])) for row in rows.nonzero()[:, 0].tolist()]
+
+
+def _tensors(environments: Environments) -> tuple[Tensor, ...]:
+    return tuple(torch.from_numpy(array.copy()) for array in environments.state())
+
+
+def _flat(steps: Steps) -> tuple[Tensor, ...]:
+    return (*steps.inputs, steps.action, steps.log_mu, steps.reward)

@@ -1,0 +1,23 @@
+"""Which environment a configuration names, for any rows of it."""
+
+from typing import Any
+
+import numpy as np
+
+from recipes.reinforcement.environment import Environments
+from recipes.reinforcement.object_matching import ObjectMatching, ObjectMatchingConfig
+from recipes.reinforcement.recipes import GYMNASIUM
+from waveform.runs.settings import typed
+
+
+def make_environments(config: dict[str, Any], *, rows: np.ndarray) -> Environments:
+    """rows: indices [N] over all processes, which with the seed decide what happens in them.
+
+    Raises UserError for an environment that is unknown, not installed, or that agents cannot see or act in.
+    """
+    if config["recipe"] == GYMNASIUM:
+        from recipes.reinforcement.gymnasium_environments import GymnasiumEnvironments
+
+        return GymnasiumEnvironments(config["env"], seed=config["seed"], rows=rows)
+    task: ObjectMatchingConfig = typed(ObjectMatchingConfig, config["task"], section="task")
+    return ObjectMatching(task, seed=config["seed"], rows=rows)

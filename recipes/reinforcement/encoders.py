@@ -1,0 +1,101 @@
+"""Observations to vectors, in place of the embedding of tokens: what an agent's trunk reads.
+
+Shape letters: B rows, T steps, D model width, F features of an observation, V values of a cell, A actions.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recipes.reinforcement.environment import Observation
+
+_IMPALA_STAGES = (16, 32, 32)  # channels; Espeholt et al. 2018, Figure 3, the large network
+_IMPALA_FEATURES = 256
+_SMALLEST_IMAGE = 8  # pixels, which the three stages halve
+
+
+class GridEncoder(nn.Module):
+    """Cells [B, T, cells] of small whole numbers: a vector for each value of each cell, added up."""
+
+    def __init__(self, observation: Observation, num_features: int) -> None:
+        super().__init__()
+        (num_cells,) = observation.shape
+        self.vectors = nn.EmbeddingBag(num_cells * observation.num_values, num_features, mode="sum")
+        nn.init.normal_(self.vectors.weight, std=1 / math.sqrt(num_cells))
+        self.register_buffer("offsets", torch.arange(num_cells) * observation.num_values, persistent=False)
+        self.num_values = observation.num_values
+
+    def forward(self, cells_BTc: Tensor) -> Tensor:
+        """-> [B, T, F]; values beyond those announced count as the largest."""
+        ids = cells_BTc.long().clamp(max=self.num_values - 1) + self.get_buffer("offsets")
+        return F.relu(self.vectors(ids.flatten(0, 1)).unflatten(0, cells_BTc.shape[:2]))
+
+
+class VectorEncoder(nn.Module):
+    """Real numbers [B, T, size], by one layer."""
+
+    def __init__(self, observation: Observation, num_features: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(math.prod(observation.shape), num_features)
+
+    def forward(self, numbers_BTn: Tensor) -> Tensor:
+        """-> [B, T, F]."""
+        return F.relu(self.layer(numbers_BTn))
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(F.relu(self.first(F.relu(x))))
+
+
+class ImageEncoder(nn.Module):
+    """Pixels [B, T, height, width, channels] from 0 to 255: the residual network of IMPALA."""
+
+    def __init__(self, observation: Observation, num_features: int) -> None:
+        super().__init__()
+        height, width, channels = observation.shape
+        stages: list[nn.Module] = []
+        for out in _IMPALA_STAGES:
+            stages += [nn.Conv2d(channels, out, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
+            stages += [_Residual(out), _Residual(out)]
+            height, width, channels = -(-height // 2), -(-width // 2), out
+        self.stages = nn.Sequential(*stages)
+        self.layer = nn.Linear(height * width * channels, num_features)
+
+    def forward(self, pixels_BThwc: Tensor) -> Tensor:
+        """-> [B, T, F]."""
+        x = pixels_BThwc.flatten(0, 1).permute(0, 3, 1, 2).to(self.layer.weight.dtype) / 255
+        x = F.relu(self.stages(x)).flatten(1)
+        return F.relu(self.layer(x)).unflatten(0, pixels_BThwc.shape[:2])
+
+
+ENCODERS: dict[str, type[GridEncoder] | type[VectorEncoder] | type[ImageEncoder]] = {
+    "grid": GridEncoder,
+    "vector": VectorEncoder,
+    "image": ImageEncoder,
+}
+
+
+class Encoder(nn.Module):
+    """The observation, the last action and the last reward, clipped -> what the trunk reads [B, T, D]."""
+
+    def __init__(self, observation: Observation, *, num_actions: int, d_model: int) -> None:
+        super().__init__()
+        num_features = _IMPALA_FEATURES if observation.kind == "image" else d_model
+        self.observation = ENCODERS[observation.kind](observation, num_features)
+        self.action = nn.Embedding(num_actions + 1, d_model)  # the last one: no action yet
+        self.reward = nn.Linear(1, d_model, bias=False)
+        self.mix = nn.Linear(num_features, d_model)
+        nn.init.normal_(self.action.weight, std=0.1)
+
+    def forward(self, observation: Tensor, action_BT: Tensor, reward_BT: Tensor) -> Tensor:
+        """observation [B, T, ...]; action and reward [B, T] of the step before -> [B, T, D]."""
+        features_BTF = self.observation(observation)
+        x_BTD: Tensor = self.mix(features_BTF) + self.action(action_BT)
+        return x_BTD + self.reward(reward_BT[..., None].to(x_BTD.dtype))

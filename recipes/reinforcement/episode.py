@@ -1,0 +1,64 @@
+"""`python -m recipes play`: draws an episode of a trained agent, after its run was opened."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recipes.reinforcement.drawing import save_gif, save_steps
+from recipes.reinforcement.evaluation import open_agent
+from waveform.system.atomic import require_writable
+from waveform.system.console import say
+from waveform.system.errors import UserError
+from waveform.system.output import check_files
+
+_STEPS = 60
+
+
+def draw_episode(
+    run_dir: Path,
+    *,
+    gif_file: Path | None = None,
+    plot_file: Path | None = None,
+    num_steps: int = _STEPS,
+    episode: int = 0,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Let the agent play, at most so many steps of one episode, and draw them as a GIF, a PNG or both.
+
+    episode: which, of those that training does not have. Returns what it was paid at each step. Raises UserError if
+    there is nothing to write, no run of an agent, or the environment does not draw itself.
+    """
+    if gif_file is None and plot_file is None:
+        raise UserError("nothing would be drawn; give --gif FILE.gif, --plot FILE.png or both")
+    if gif_file is not None and gif_file.suffix.lower() != ".gif":
+        raise UserError(f"--gif {gif_file} is not a .gif")
+    if num_steps < 1:
+        raise UserError(f"--steps is {num_steps}; it must be at least 1")
+    check_files(json_file=None, plot_file=plot_file)
+    require_writable(gif_file, option="--gif")
+    actors = open_agent(run_dir, device=device).actors(1, first_row=(1 << 41) + episode)
+    frames, rewards = [actors.environments.picture()], [0.0]
+    with torch.inference_mode():
+        for _ in range(num_steps):
+            before = float(actors.state.episode_return[0])
+            _, played = actors.collect(1)
+            if played.returns:  # the picture would be of another episode
+                rewards.append(played.returns[0][1] - before)
+                frames.append(np.zeros_like(frames[-1]))
+                break
+            rewards.append(float(actors.state.episode_return[0]) - before)
+            frames.append(actors.environments.picture())
+    if gif_file is not None:
+        save_gif(gif_file, frames)
+    if plot_file is not None:
+        captions = [f"{i}" + (f": {reward:+g}" if reward else "") for i, reward in enumerate(rewards)]
+        save_steps(plot_file, frames, captions)
+    return {"run": str(run_dir), "steps": len(frames) - 1, "rewards": rewards[1:]}
+
+
+def report(figures: dict[str, Any]) -> None:
+    """Say what the agent was paid."""
+    paid = [f"{reward:+g} at step {i}" for i, reward in enumerate(figures["rewards"], start=1) if reward]
+    say(f"{figures['steps']} steps of {figures['run']}: {', '.join(paid) or 'nothing was paid'}")

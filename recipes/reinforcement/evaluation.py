@@ -1,0 +1,167 @@
+"""Evaluation: a trained agent plays episodes that it was not trained on; its mean return and share of successes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recipes.reinforcement.actors import Actors
+from recipes.reinforcement.agent import Agent
+from recipes.reinforcement.catalogue import make_environments
+from recipes.reinforcement.settings import learner_config
+from waveform.engine import checkpoint
+from waveform.ranks.distributed import choose_device
+from waveform.runs.folder import CONFIG_FILE, check_recorded, read_config
+from waveform.system.console import table
+from waveform.system.errors import UserError
+
+EPISODES = 256
+_ROWS = 64  # side by side
+_FIRST_ROW = 1 << 40  # beyond all rows of training, whose episodes are others
+
+
+@dataclass
+class TrainedAgent:
+    """An agent with the weights of a run's newest checkpoint."""
+
+    folder: Path
+    config: dict[str, Any]
+    agent: Agent
+    step: int
+    train_seconds: float
+    steps_seen: int
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """What decides which environment it is."""
+        return {name: self.config.get(name) for name in ("recipe", "env", "task")}
+
+    def actors(self, num_rows: int, *, first_row: int = _FIRST_ROW) -> Actors:
+        """Actors in rows of episodes that training does not have."""
+        rows = first_row + np.arange(num_rows)
+        return Actors(
+            make_environments(self.config, rows=rows),
+            self.agent,
+            unroll=1,
+            clipping=learner_config(self.config).reward_clipping,
+            seed=self.config["seed"],
+            rows=rows,
+        )
+
+
+def open_agent(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedAgent:
+    """Open the newest checkpoint of an agent's run.
+
+    model_fields: fields that change no parameter, for example a longer `memory`. Raises UserError if there is no run of
+    an agent or no complete checkpoint.
+    """
+    run_dir = Path(run_dir)
+    config = read_config(run_dir)
+    if config["dataset"]["modality"].get("kind") != "environment":
+        raise UserError(f"{run_dir} is not a run of an agent; train one with `python -m recipes train object_matching`")
+    found = checkpoint.newest(run_dir)
+    if found is None:
+        raise UserError(f"{run_dir} has no finished checkpoint yet; train longer, or wait for the first one")
+    check_recorded(run_dir, config, found)
+    for field, value in model_fields.items():
+        if field not in config["model"]:
+            raise UserError(f"model {config['model']['name']!r} of {run_dir} has no {field!r} to set to {value}")
+        config["model"][field] = value
+    environments = make_environments(config, rows=np.arange(1))
+    agent = Agent(config["model"], environments.observation, num_actions=environments.num_actions)
+    try:
+        agent.load_state_dict(found.model_weights())
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{run_dir / CONFIG_FILE} does not describe the agent in {found.folder} ({reason})") from error
+    agent.eval().requires_grad_(False)
+    return TrainedAgent(
+        folder=run_dir,
+        config=config,
+        agent=agent.to(choose_device(device)),
+        step=found.step,
+        train_seconds=found.progress.seconds,
+        steps_seen=found.progress.tokens_seen,
+    )
+
+
+def play(trained: TrainedAgent, *, episodes: int = EPISODES) -> dict[str, Any]:
+    """Play episodes to their ends, drawing actions from the policy; returns the figures that `evaluate` reports.
+
+    As many of each row count, so that short episodes are not preferred.
+    """
+    if episodes < 1:
+        raise UserError(f"--episodes is {episodes}; it must be at least 1")
+    num_rows = min(_ROWS, episodes)
+    each = -(-episodes // num_rows)
+    actors = trained.actors(num_rows)
+    returns: list[list[float]] = [[] for _ in range(num_rows)]
+    successes = chances = 0
+    with torch.inference_mode():
+        while min(map(len, returns)) < each:
+            _, played = actors.collect(1)
+            for row, value in played.returns:
+                returns[row].append(value)
+            successes, chances = successes + played.successes, chances + played.chances
+    counted = np.array([value for row in returns for value in row[:each]])
+    config = trained.config
+    return {
+        "run": str(trained.folder),
+        "recipe": config["recipe"],
+        "environment": config.get("env") or config["recipe"],
+        "task": config.get("task"),
+        "model": config["model"]["name"],
+        "num_parameters": sum(parameter.numel() for parameter in trained.agent.parameters()),
+        "step": trained.step,
+        "rows": None,
+        "train_steps_seen": trained.steps_seen,
+        "train_seconds": trained.train_seconds,
+        "episodes": len(counted),
+        "return_mean": float(counted.mean()),
+        "return_standard_error": float(counted.std(ddof=1) / math.sqrt(len(counted))) if len(counted) > 1 else None,
+        "success": successes / chances if chances else None,
+        "chances": chances,
+    }
+
+
+def compared(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each run's figures, with its difference in return to the first and that one's 95% interval."""
+    first = entries[0]
+    result = []
+    for entry in entries:
+        errors = [entry["return_standard_error"], first["return_standard_error"]]
+        difference = entry["return_mean"] - first["return_mean"]
+        interval = None
+        if entry is not first and None not in errors:
+            half = 1.96 * math.hypot(*errors)
+            interval = [difference - half, difference + half]
+        result.append({**entry, "difference_to_first": difference, "interval_95": interval})
+    return result
+
+
+def describe(entries: Sequence[dict[str, Any]]) -> str:
+    """Figures of one or several runs as a table."""
+    header = ["run", "return an episode", "successes", "parameters", "trained on"]
+    if len(entries) > 1:
+        header.insert(2, "to the first [95% interval]")
+    rows = []
+    for entry in entries:
+        error = entry["return_standard_error"]
+        row = [
+            f"{Path(entry['run']).name} ({entry['model']})",
+            f"{entry['return_mean']:.2f}" + (f" ± {error:.2f}" if error is not None else ""),
+            f"{entry['success']:.1%} of {entry['chances']:,}" if entry["chances"] else "-",
+            f"{entry['num_parameters'] / 1e6:.2f} M",
+            f"{entry['train_steps_seen'] / 1e6:.2f} M steps, {entry['train_seconds']:.0f} s",
+        ]
+        if len(entries) > 1:
+            interval = entry["interval_95"]
+            against = "-" if entry is entries[0] else f"{entry['difference_to_first']:+.2f}"
+            row.insert(2, against + (" [{:+.2f}, {:+.2f}]".format(*interval) if interval else ""))
+        rows.append(row)
+    first = entries[0]
+    return "\n".join([*table(header, rows), f"{first['environment']}: {first['episodes']:,} episodes each"])

@@ -1,0 +1,187 @@
+"""Object matching: remember an object, and choose the one that differs; a vectorised environment in numpy.
+
+    first room            the way             second room
+    an object on the wall,  nothing is seen     two objects, one of which was on the wall:
+    out of reach, a pad     for `delay` steps   the other one pays +10, this one -10,
+    that pays +1                                and the trial begins anew
+
+After the rules of DMLab's `rooms_select_nonmatching_object` (Beattie et al. 2016; DMLab-30), in small rooms seen from
+above. The shown object stays for the episode; the pad's place, the other object and both places are drawn anew in each
+trial. The way is ours: in the original, touching the pad leads to the second room at once.
+"""
+
+import colorsys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from recipes.reinforcement.environment import Observation, Outcome
+from recipes.reinforcement.random_rows import RandomRows
+from waveform.system.rules import Rule, check_rules, whole_number
+
+PAD_REWARD, CHOICE_REWARD = 1.0, 10.0
+# What a cell can show; objects follow.
+WALL, FLOOR, DARK, PAD, AGENT, FIRST_OBJECT = range(6)
+_MOST_OBJECTS = 256 - FIRST_OBJECT  # cells are bytes
+FIRST_ROOM, WAY, SECOND_ROOM = range(3)
+_STREAM = 1  # of random numbers
+_DRAWS_PER_TRIAL = 5
+_CELL_PIXELS = 24
+
+
+@dataclass
+class ObjectMatchingConfig:
+    """Fields of `task` of the recipe object_matching."""
+
+    objects: int = 8  # kinds of objects
+    delay: int = 8  # steps of the way between the rooms, in which nothing is seen
+    room: int = 3  # cells on each side of a room; odd, because the agent begins in the middle
+    episode: int = 180  # steps; 12 s of the original
+
+    RULES: ClassVar[Mapping[str, Rule]] = {
+        "objects": whole_number(2, _MOST_OBJECTS),
+        "delay": whole_number(0, 1 << 20),
+        "room": Rule(lambda value: value in range(3, 32, 2), "it must be odd, from 3 to 31"),
+        "episode": whole_number(1, 1 << 24),
+    }
+
+    def __post_init__(self) -> None:
+        check_rules(self, self.RULES, section="task")
+
+
+class ObjectMatching:
+    """N rows of the task; see the module's docstring. Actions are up, right, down and left."""
+
+    num_actions = 4
+
+    def __init__(self, config: ObjectMatchingConfig, *, seed: int, rows: np.ndarray) -> None:
+        """rows: indices [N] over all processes."""
+        self.config = config
+        size = config.room
+        # The first line of cells is the wall on which the object hangs, those below it are the room.
+        self.observation = Observation("grid", ((size + 1) * size,), FIRST_OBJECT + config.objects)
+        self._random = RandomRows(seed, stream=_STREAM, rows=rows)
+        self._rows = np.arange(len(rows))
+        self._centre = size * size // 2
+        self._wall = size // 2  # the cell of the object on the wall
+        y, x = np.divmod(np.arange(size * size), size)
+        targets = [(y - 1, x), (y, x + 1), (y + 1, x), (y, x - 1)]
+        # [cell, action] -> cell: walls stop the agent.
+        self._moved = np.stack([t.clip(0, size - 1) * size + u.clip(0, size - 1) for t, u in targets], axis=1)
+        zeros = np.zeros(len(rows), np.int64)
+        self._trial, self._step, self._place, self._waited = (zeros.copy() for _ in range(4))
+        self._shown, self._other, self._agent, self._match, self._differs = (zeros.copy() for _ in range(5))
+
+    def begin(self) -> np.ndarray:
+        """Begin the first episode of every row -> observations [N, cells]."""
+        self._begin_episode(self._rows)
+        return self._observe()
+
+    def step(self, actions: np.ndarray) -> Outcome:
+        """actions [N] -> what follows; on the way they have no effect."""
+        config = self.config
+        on_way = self._place == WAY
+        self._agent = np.where(on_way, self._agent, self._moved[self._agent, actions])
+        first, second = self._place == FIRST_ROOM, self._place == SECOND_ROOM
+        leaves = first & (self._agent == self._match)  # in the first room the pad's cell
+        takes_match, takes_other = second & (self._agent == self._match), second & (self._agent == self._differs)
+        reward = PAD_REWARD * leaves + CHOICE_REWARD * takes_other - CHOICE_REWARD * takes_match
+        self._waited = np.where(leaves, 0, self._waited + on_way)
+        self._place = np.where(leaves, WAY, self._place)
+        arrives = (self._place == WAY) & (self._waited >= config.delay)
+        if arrives.any():
+            self._enter_second_room(np.flatnonzero(arrives))
+        chosen = takes_match | takes_other
+        if chosen.any():
+            self._begin_trial(np.flatnonzero(chosen))
+        self._step += 1
+        ended = self._step >= config.episode
+        if ended.any():
+            self._begin_episode(np.flatnonzero(ended))
+        return Outcome(self._observe(), reward.astype(np.float32), ended)
+
+    def _draw(self, rows: np.ndarray, number: int, choices: int) -> np.ndarray:
+        """A whole number below `choices` for each of `rows`: the trial's `number`-th draw."""
+        counts = self._trial[rows] * _DRAWS_PER_TRIAL + number
+        return (self._random.uniform(counts, rows) * choices).astype(np.int64)
+
+    def _begin_episode(self, rows: np.ndarray) -> None:
+        self._step[rows] = 0
+        self._begin_trial(rows)
+        self._shown[rows] = self._draw(rows, 4, self.config.objects)
+
+    def _begin_trial(self, rows: np.ndarray) -> None:
+        self._trial[rows] += 1
+        self._place[rows], self._waited[rows] = FIRST_ROOM, 0
+        self._agent[rows] = self._centre
+        cell = self._draw(rows, 0, self.config.room**2 - 1)
+        self._match[rows] = cell + (cell >= self._centre)
+
+    def _enter_second_room(self, rows: np.ndarray) -> None:
+        config, shown = self.config, self._shown[rows]
+        self._place[rows] = SECOND_ROOM
+        self._agent[rows] = self._centre
+        other = self._draw(rows, 1, config.objects - 1)
+        self._other[rows] = other + (other >= shown)
+        # Two different cells other than the centre.
+        match, differs = self._draw(rows, 2, config.room**2 - 1), self._draw(rows, 3, config.room**2 - 2)
+        differs += differs >= match
+        self._match[rows] = match + (match >= self._centre)
+        self._differs[rows] = differs + (differs >= self._centre)
+
+    def _observe(self) -> np.ndarray:
+        size, rows = self.config.room, self._rows
+        first, second = self._place == FIRST_ROOM, self._place == SECOND_ROOM
+        cells = np.full((len(rows), (size + 1) * size), FLOOR, np.uint8)
+        cells[:, :size] = WALL
+        cells[first, self._wall] = FIRST_OBJECT + self._shown[first]
+        room = cells[:, size:]
+        room[rows[first], self._match[first]] = PAD
+        room[rows[second], self._match[second]] = FIRST_OBJECT + self._shown[second]
+        room[rows[second], self._differs[second]] = FIRST_OBJECT + self._other[second]
+        room[rows, self._agent] = AGENT
+        cells[self._place == WAY] = DARK
+        return cells
+
+    def state(self) -> Sequence[np.ndarray]:
+        """Nine counters and places, [N] each."""
+        return (self._trial, self._step, self._place, self._waited, self._shown, self._other, self._agent, self._match,
+                self._differs)  # fmt: skip
+
+    def restore(self, state: Sequence[np.ndarray]) -> None:
+        """Continue from what `state` returned."""
+        (self._trial, self._step, self._place, self._waited, self._shown, self._other, self._agent, self._match,
+         self._differs) = (array.copy() for array in state)  # fmt: skip
+
+    def success(self, rewards: np.ndarray, ended: np.ndarray) -> tuple[int, int]:
+        """Right choices, and choices."""
+        return int((rewards == CHOICE_REWARD).sum()), int((np.abs(rewards) == CHOICE_REWARD).sum())
+
+    def picture(self) -> np.ndarray:
+        """The first row, drawn: objects are coloured shapes, the pad is a ring, the agent a white disc."""
+        size = self.config.room
+        values = self._observe()[0].reshape(size + 1, size)
+        return np.block([[[cell_picture(int(value), self.config.objects)] for value in line] for line in values])
+
+
+def cell_picture(value: int, num_objects: int) -> np.ndarray:
+    """One cell [pixels, pixels, 3]; value: as in an observation."""
+    ground = {WALL: (90, 90, 96), DARK: (20, 20, 24)}.get(value, (206, 200, 188))
+    picture = np.empty((_CELL_PIXELS, _CELL_PIXELS, 3), np.uint8)
+    picture[:] = ground
+    y, x = np.mgrid[:_CELL_PIXELS, :_CELL_PIXELS] / (_CELL_PIXELS - 1) * 2 - 1
+    radius = np.hypot(x, y)
+    if value == PAD:
+        picture[(radius > 0.5) & (radius < 0.8)] = (48, 87, 143)
+    elif value == AGENT:
+        picture[radius < 0.6] = (40, 40, 44)
+        picture[radius < 0.45] = (250, 250, 250)
+    elif value >= FIRST_OBJECT:
+        kind = value - FIRST_OBJECT
+        shapes = (radius < 0.75, np.maximum(abs(x), abs(y)) < 0.65, abs(x) + abs(y) < 0.85, y > 2 * abs(x) - 0.75)
+        colour = colorsys.hsv_to_rgb(kind / num_objects, 0.85, 0.8)
+        picture[shapes[kind % len(shapes)] & (radius < 0.95)] = [round(255 * part) for part in colour]
+        picture[0], picture[-1], picture[:, 0], picture[:, -1] = ground, ground, ground, ground
+    return picture

@@ -1,0 +1,73 @@
+"""Settings of agents: their configuration, composed as every run's is.
+
+    config = { recipe, env, preset, seed, model: {name, ...}, train: {...}, learner: {...}, task: {...} }
+
+`task` is object matching's and `env` that of the recipe `rl`; each recipe has one of them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recipes.reinforcement.learner import LearnerConfig
+from recipes.reinforcement.object_matching import ObjectMatchingConfig
+from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
+from waveform.engine.train_config import TrainConfig
+from waveform.runs.settings import ConfigFamily, compose_family, to_yaml, typed
+from waveform.system.errors import UserError
+
+_AGENTS = ConfigFamily(
+    module="recipes.reinforcement.conf",
+    root="agent",
+    command="python -m recipes train object_matching RUN_DIR --print-config",
+    groups={"learner": ("default", LearnerConfig), "task": (OBJECT_MATCHING, ObjectMatchingConfig)},
+)
+# Settings of training on a fixed text, or of machinery that agents do without.
+_NOT_FOR_AGENTS = (
+    "state", "window", "loss_share", "update_period", "update_period_from", "evaluate_every", "evaluate_tokens",
+    "evaluate_every_seconds", "count_waiting", "sharding", "compile", "checkpoint_activations", "on_nonfinite",
+    "max_skipped", "precision",
+)  # fmt: skip
+
+
+def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> dict[str, Any]:
+    """Return the resolved configuration as plain dicts. Raises UserError for an unknown key, choice or type."""
+    for override in overrides:
+        name = override.partition("=")[0].lstrip("+")
+        if name.startswith("train.") and name.removeprefix("train.") in _NOT_FOR_AGENTS:
+            raise UserError(f"{name} is not a setting of agents; leave it out")
+        if name == "recipe":
+            raise UserError(f"{override}: name the recipe before RUN_DIR instead")
+    config = compose_family(_AGENTS, overrides, config_dir=config_dir)
+    config["recipe"] = recipe  # no override: of runs on text it is a group, and Hydra's store of groups is one for all
+    if recipe == GYMNASIUM:
+        own = [override for override in overrides if override.startswith("task.")]
+        if own:
+            raise UserError(f"{own[0]} is a setting of object_matching; leave it out")
+        if not isinstance(config["env"], str):
+            raise UserError("the recipe rl needs an environment, for example env=MiniGrid-MemoryS13Random-v0")
+        config.pop("task")
+    elif config.pop("env") is not None:
+        raise UserError(f"env is for the recipe {GYMNASIUM}; leave it out, or train {GYMNASIUM}")
+    config["train"]["update_period"] = 1
+    return config
+
+
+def learner_config(config: dict[str, Any]) -> LearnerConfig:
+    """The section `learner`, checked."""
+    made: LearnerConfig = typed(LearnerConfig, config["learner"], section="learner")
+    return made
+
+
+def train_config(config: dict[str, Any]) -> TrainConfig:
+    """The section `train`, checked."""
+    made: TrainConfig = typed(TrainConfig, config["train"], section="train")
+    return made
+
+
+def print_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> None:
+    """Print the resolved configuration as YAML."""
+    config = compose_config(recipe, overrides, config_dir=config_dir)
+    for name in _NOT_FOR_AGENTS:
+        del config["train"][name]
+    print(to_yaml(config), end="")

@@ -1,0 +1,96 @@
+"""`python -m recipes train object_matching` (or `rl`): from settings to a trainer of an agent in a run folder."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recipes.reinforcement.agent import Agent
+from recipes.reinforcement.catalogue import make_environments
+from recipes.reinforcement.settings import compose_config, learner_config, train_config
+from recipes.reinforcement.trainer import AgentTrainer, own_rows
+from waveform.engine.streams import check_sizes
+from waveform.engine.trainer import RunContext, TrainResult
+from waveform.ranks.distributed import explain_lost_ranks, job
+from waveform.runs.configured_model import window_of
+from waveform.runs.folder import CONFIG_FILE, LOCK_FILE, check_recorded, check_run_dir, comparable, refuse_other_config
+from waveform.runs.settings import to_yaml
+from waveform.runs.training import check_fits, say_threads
+from waveform.system.atomic import explain_write_errors, write_file
+from waveform.system.console import say
+from waveform.system.locks import locked
+
+
+def train_agent(
+    recipe: str,
+    run_dir: Path,
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: Path | None = None,
+    show_progress: bool = True,
+) -> TrainResult:
+    """Train an agent into `run_dir`; resume a run that is there. Under torchrun every process calls this.
+
+    Raises UserError for bad settings, for an environment that is unknown or unfit, for a run folder with a different
+    configuration, and if the loss stops being finite.
+    """
+    config = compose_config(recipe, overrides, config_dir=config_dir)
+    train = train_config(config)
+    with job(device=train.device, timeout_s=train.timeout_s) as world:
+        check_run_dir(run_dir)
+        with open_agent_training(config, RunContext(run_dir, world, show_progress=show_progress)) as trainer:
+            if show_progress:
+                say_threads(world)
+            return trainer.run()
+
+
+@contextmanager
+def open_agent_training(config: dict[str, Any], context: RunContext) -> Iterator[AgentTrainer]:
+    """Claim the run folder of `context` for a trainer, new or resumed; `config` gains the section `dataset`."""
+    run_dir, world = context.run_dir, context.world
+    train, learner = train_config(config), learner_config(config)
+    check_sizes(
+        batch_size=train.batch_size,
+        window=window_of(config),
+        chunk=train.chunk,
+        mode=train.state,
+        num_ranks=world.size,
+    )
+    environments = make_environments(config, rows=own_rows(train.batch_size, rank=world.rank, num_ranks=world.size))
+    config["dataset"] = dataset_section(config, environments.num_actions)
+    two_states = replace(train, batch_size=2 * train.batch_size)  # now, and at the start of the unroll
+    check_fits(config, two_states, vocab_size=environments.num_actions, world=world)
+    refuse_other_config(run_dir, config)
+    torch.manual_seed(config["seed"])
+    agent = Agent(config["model"], environments.observation, num_actions=environments.num_actions)
+    with explain_write_errors(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+    refusal = f"another process is training in {run_dir}; wait for it, or give another RUN_DIR"
+    with (
+        explain_lost_ranks(world, timeout_s=train.timeout_s, where=lambda: "the start"),
+        locked(run_dir / LOCK_FILE, refusal=refusal) if world.is_first else nullcontext(),
+    ):
+        refuse_other_config(run_dir, config)  # another process may have begun one since
+        context = replace(context, record=comparable(config))
+        trainer = AgentTrainer(agent, environments, train, learner, seed=config["seed"], context=context)
+        if trainer.resumed_from is not None:
+            check_recorded(run_dir, config, trainer.resumed_from)
+        if world.is_first:  # now that every setting has been accepted
+            write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())
+        if context.show_progress and world.is_first:
+            num_parameters = sum(parameter.numel() for parameter in agent.parameters())
+            say(
+                f"training an agent with {config['model']['name']} ({num_parameters:,} parameters, preset "
+                f"{config['preset']}) in {train.batch_size} rows of {config.get('env') or config['recipe']}, "
+                f"{world.size} x {world.device.type}, into {run_dir}"
+            )
+        yield trainer
+
+
+def dataset_section(config: dict[str, Any], num_actions: int) -> dict[str, Any]:
+    """What a run on data says of it, said of an environment."""
+    modality = {"kind": "environment", "recipe": config["recipe"]}
+    return {"path": "", "vocab_size": num_actions, "modality": modality, "checksums": {}}

@@ -1,0 +1,72 @@
+"""What `evaluate` and `compare` do for runs of agents."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from waveform.runs.folder import read_config
+from waveform.runs.scoring import EvaluateOptions
+from waveform.system.errors import UserError
+from waveform.system.output import write_json
+
+
+@dataclass(frozen=True)
+class AgentEvaluation:
+    """How agents are evaluated: what of the options of texts applies to them, and what is theirs."""
+
+    options: EvaluateOptions
+    episodes: int | None = None  # None: the default
+    split: str = "test"
+    plot_file: Path | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        known = EvaluateOptions(memory=self.options.memory, compressed=self.options.compressed)
+        if self.options != known or self.split != "test":
+            raise UserError(
+                "agents have no text to score: of these options they know --memory, --compressed, --episodes, --json, "
+                "--plot and --device"
+            )
+
+
+def is_agent(run_dir: Path | str) -> bool:
+    """Whether a run is of an agent. Raises UserError if `run_dir` is not a run."""
+    return bool(read_config(Path(run_dir))["dataset"]["modality"].get("kind") == "environment")
+
+
+def require_agents(episodes: int | None) -> None:
+    """Raises UserError if episodes are asked of a run on text."""
+    if episodes is not None:
+        raise UserError("--episodes is for runs of agents; leave it out for a run on text")
+
+
+def evaluate_agents(
+    run_dirs: Sequence[Path | str],
+    chosen: AgentEvaluation,
+    *,
+    json_file: Path | str | None = None,
+    show_progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Let each agent play the same episodes; print a table, return (and write) the figures, draw learning curves.
+
+    Raises UserError for a run on text among them, and for different environments.
+    """
+    from recipes.reinforcement.curves import read_returns, save_returns  # here: texts do without it
+    from recipes.reinforcement.evaluation import EPISODES, compared, describe, open_agent, play
+
+    agents = [open_agent(run, device=chosen.device, **chosen.options.model_fields) for run in run_dirs]
+    for agent in agents:
+        if agent.task != agents[0].task:
+            raise UserError(
+                f"{agents[0].folder} and {agent.folder} were trained in different environments and cannot be compared"
+            )
+    episodes = EPISODES if chosen.episodes is None else chosen.episodes
+    entries = compared([play(agent, episodes=episodes) for agent in agents])
+    if show_progress:
+        print(describe(entries))
+    write_json(json_file, entries if len(entries) > 1 else entries[0])
+    if chosen.plot_file is not None:
+        curves = {agent.folder.name: [read_returns(agent.folder)] for agent in agents}
+        save_returns(chosen.plot_file, {entries[0]["environment"]: curves}, chance=None)
+    return entries

@@ -1,0 +1,90 @@
+"""Agents in two processes against one: law 8 (ranks), and a run resumed on another number of processes."""
+
+import multiprocessing
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.recipes.reinforcement.small import small_trainer
+from waveform.ranks.distributed import World, join, leave
+
+pytestmark = pytest.mark.slow
+_UPDATES = 4  # within which episodes end, and unrolls are short
+Weights = dict[str, torch.Tensor]
+
+
+def _trained(folder: Path, name: str, world: World | None = None) -> tuple[list[Weights], Weights]:
+    """The gradients of some updates, in fp64, and the weights after them, which are saved."""
+    trainer = small_trainer(folder, name=name, world=world, dtype=torch.float64, max_steps=_UPDATES + 2)
+    gradients: list[Weights] = []
+
+    def note(*_: object) -> None:
+        gradients.append({n: p.grad.clone() for n, p in trainer.agent.named_parameters() if p.grad is not None})
+
+    trainer.optimiser.register_step_pre_hook(note)
+    for _ in range(_UPDATES):
+        trainer.update()
+    trainer.save()
+    return gradients, {name: value.clone() for name, value in trainer.agent.state_dict().items()}
+
+
+def _rank(rank: int, port: int, folder: Path) -> None:
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", **address})
+    torch.set_num_threads(1)
+    world = join(device="cpu", timeout_s=120)
+    for name in ("compressive_transformer", "lstm"):
+        figures = _trained(folder / f"{name}-run", name, world)
+        if world.is_first:
+            torch.save(figures, folder / f"{name}.pt")
+    leave()
+    sys.stdout.flush()
+    os._exit(0)  # everything is written; these tests do not care how gloo's threads end
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("agents")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_rank, args=(rank, port, folder)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(240)
+        assert process.exitcode == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", ["compressive_transformer", "lstm"])
+def test_law_8_two_ranks_give_the_gradients_of_one(name: str, two_ranks: Path, tmp_path: Path) -> None:
+    gradients, weights = _trained(tmp_path / "run", name)
+    there, weights_there = torch.load(two_ranks / f"{name}.pt")
+    for mine, theirs in zip(gradients, there, strict=True):
+        assert mine.keys() == theirs.keys()
+        for parameter, gradient in mine.items():
+            assert torch.allclose(gradient, theirs[parameter], rtol=1e-8, atol=1e-11), parameter
+    for parameter, value in weights.items():
+        assert torch.allclose(value, weights_there[parameter], rtol=0, atol=1e-7), parameter
+
+
+def test_one_process_continues_the_run_of_two(
+    two_ranks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All rows come along, so it continues as one process does that trained from the beginning."""
+    name = "compressive_transformer"
+    whole = small_trainer(tmp_path / "whole", name=name, dtype=torch.float64, max_steps=_UPDATES + 2)
+    for _ in range(_UPDATES + 2):
+        whole.update()
+    resumed = small_trainer(two_ranks / f"{name}-run", name=name, dtype=torch.float64, max_steps=_UPDATES + 2)
+    assert resumed.step == _UPDATES and "saved by 2 processes" in capsys.readouterr().err
+    for _ in range(2):
+        resumed.update()
+    for mine, theirs in zip(whole.agent.parameters(), resumed.agent.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, rtol=0, atol=1e-5)

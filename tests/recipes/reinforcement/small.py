@@ -1,0 +1,70 @@
+"""Builds the small agents and trainers of these tests."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recipes.reinforcement.actors import Actors, Unrolls
+from recipes.reinforcement.agent import Agent
+from recipes.reinforcement.learner import LearnerConfig
+from recipes.reinforcement.object_matching import ObjectMatching, ObjectMatchingConfig
+from recipes.reinforcement.trainer import AgentTrainer, own_rows
+from waveform.engine.train_config import TrainConfig
+from waveform.engine.trainer import RunContext
+from waveform.ranks.distributed import World
+
+_MODEL = {"num_layers": 1, "d_model": 16, "num_heads": 2, "d_feedforward": 16, "window": 4, "memory": 4}
+MODELS: dict[str, dict[str, Any]] = {
+    "compressive_transformer": {**_MODEL, "compressed": 4, "compression_rate": 2},
+    "transformer_xl": _MODEL,
+    "lstm": {"num_layers": 1, "d_model": 16},
+}
+UNROLL, EPISODE = 8, 13  # episodes end within unrolls, at different times in different rows
+TASK = ObjectMatchingConfig(objects=3, delay=2, episode=EPISODE)
+
+
+def small_agent(name: str, *, dtype: torch.dtype = torch.float64, seed: int = 0) -> Agent:
+    torch.manual_seed(seed)
+    environment = ObjectMatching(TASK, seed=0, rows=own_rows(1, rank=0, num_ranks=1))
+    agent = Agent({"name": name, **MODELS[name]}, environment.observation, num_actions=4).to(dtype)
+    with torch.no_grad():  # so that values, and what depends on the policy, are not all alike
+        for parameter in agent.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return agent
+
+
+def small_actors(agent: Agent, *, num_rows: int = 6, rank: int = 0, num_ranks: int = 1) -> Actors:
+    rows = own_rows(num_rows, rank=rank, num_ranks=num_ranks)
+    environments = ObjectMatching(TASK, seed=4, rows=rows)
+    return Actors(environments, agent, unroll=UNROLL, clipping="abs_one", seed=4, rows=rows)
+
+
+def collected(agent: Agent, num_steps: int = 30) -> Unrolls:
+    """Unrolls of several lengths, the first of episodes and later ones."""
+    return Unrolls.joined(small_actors(agent).collect(num_steps)[0])
+
+
+def small_trainer(
+    run_dir: Path,
+    *,
+    name: str = "compressive_transformer",
+    world: World | None = None,
+    dtype: torch.dtype = torch.float32,
+    **train: Any,
+) -> AgentTrainer:
+    world = world or World()
+    config = TrainConfig(
+        **{"max_steps": 6, "batch_size": 4, "chunk": UNROLL, "lr": 1e-2, "warmup_steps": 2, "log_every": 2,
+           "checkpoint_every": 1000, "clip_norm": 1.0, "update_period": 1, "device": "cpu", **train}
+    )  # fmt: skip
+    run_dir.mkdir(parents=True, exist_ok=True)
+    rows = own_rows(config.batch_size, rank=world.rank, num_ranks=world.size)
+    return AgentTrainer(
+        small_agent(name, dtype=dtype),
+        ObjectMatching(TASK, seed=4, rows=rows),
+        config,
+        LearnerConfig(),
+        seed=4,
+        context=RunContext(run_dir, world, show_progress=False),
+    )

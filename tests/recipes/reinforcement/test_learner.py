@@ -1,0 +1,153 @@
+"""Actors and learner: the learner reads what actors acted by, padding changes nothing, old actors are corrected."""
+
+import pytest
+import torch
+
+from recipes.reinforcement.actors import Unrolls
+from recipes.reinforcement.agent import Agent, Inputs
+from recipes.reinforcement.learner import LearnerConfig, losses
+from recipes.reinforcement.vtrace import vtrace
+from tests.recipes.reinforcement.small import EPISODE, MODELS, UNROLL, collected, small_actors, small_agent
+from waveform.engine.interface import map_state, state_tensors, take_rows
+
+_CONFIG = LearnerConfig()
+
+
+def log_pi(agent: Agent, unrolls: Unrolls, row: int) -> torch.Tensor:
+    """Log-probabilities of one unroll's actions, read alone and a step at a time."""
+    state, found = take_rows(unrolls.start, [row]), []
+    for t in range(int(unrolls.length[row])):
+        inputs = map_state(lambda tensor, t=t: tensor[row : row + 1, t : t + 1], unrolls.steps.inputs)
+        logits, _, state, _ = agent(inputs, state)
+        found.append(logits[0, 0].log_softmax(dim=-1)[unrolls.steps.action[row, t]])
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_learner_sees_what_the_actor_saw(name: str) -> None:
+    """By the states at their starts, unrolls read alone give the probabilities by which their actions were drawn."""
+    agent = small_agent(name).eval()
+    unrolls = collected(agent)
+    assert set(unrolls.length.tolist()) == {UNROLL, EPISODE - UNROLL}
+    for row in range(len(unrolls.length)):
+        mu = unrolls.steps.log_mu[row, : int(unrolls.length[row])].double()
+        assert torch.allclose(log_pi(agent, unrolls, row).detach(), mu, rtol=0, atol=1e-6)  # kept in fp32
+
+
+def test_an_episode_begins_with_a_fresh_state_and_no_action() -> None:
+    agent = small_agent("compressive_transformer").eval()
+    unrolls = collected(agent)
+    fresh = state_tensors(agent.init_state(1, device="cpu"))
+    first = unrolls.steps.inputs.action[:, 0] == agent.num_actions
+    assert 0 < int(first.sum()) < len(first)
+    for row, begins in enumerate(first.tolist()):
+        start = state_tensors(take_rows(unrolls.start, [row]))
+        assert all(torch.equal(a, b) for a, b in zip(start, fresh, strict=True)) == begins
+
+
+def gradients(agent: Agent, unrolls: Unrolls) -> dict[str, torch.Tensor]:
+    """Of the losses of all unrolls, the compression loss included."""
+    made = losses(agent, unrolls, _CONFIG)
+    agent.zero_grad()
+    (made.policy + made.value / 2 - made.entropy / 100 + made.compression).backward()
+    return {name: p.grad.clone() for name, p in agent.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_padding_takes_part_in_no_loss(name: str) -> None:
+    """A batch has the gradient of its unrolls one by one; what stands in the padding does not matter."""
+    agent = small_agent(name).train()
+    unrolls = collected(agent.eval())
+    together = gradients(agent, unrolls)
+    if name == "compressive_transformer":
+        assert any("compressor" in parameter for parameter in together)
+    padding = torch.arange(UNROLL) >= unrolls.length[:, None]
+    assert padding.any()
+    observation, action, reward = unrolls.steps.inputs
+    junk = unrolls.steps._replace(
+        inputs=Inputs(observation.masked_fill(padding[..., None], 3), action.masked_fill(padding, 2), reward + padding),
+        reward=unrolls.steps.reward - 5 * padding,
+        log_mu=unrolls.steps.log_mu - 3 * padding,
+    )
+    for name_, gradient in gradients(agent, unrolls._replace(steps=junk)).items():
+        assert torch.allclose(gradient, together[name_], rtol=0, atol=1e-12), name_
+    alone = [gradients(agent, take_rows(unrolls, [row])) for row in range(len(unrolls.length))]
+    for name_, gradient in together.items():
+        summed = sum(each[name_] for each in alone if name_ in each)
+        assert torch.allclose(summed, gradient, rtol=1e-9, atol=1e-10), name_
+
+
+def test_the_task_never_reaches_the_compressor_nor_compression_the_rest() -> None:
+    agent = small_agent("compressive_transformer").train()
+    made = losses(agent, collected(agent), _CONFIG)
+    compressor = {id(parameter) for parameter in agent.parts.compressor_parameters()}
+    made.compression.backward(retain_graph=True)
+    reached = {id(p) for p in agent.parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    assert reached and reached <= compressor
+    agent.zero_grad()
+    (made.policy + made.value - made.entropy).backward()
+    reached = {id(p) for p in agent.parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    assert not reached & compressor
+    assert {id(p) for p in agent.parameters()} - compressor == reached  # nothing is left untrained
+
+
+def test_losses_are_those_of_the_paper() -> None:
+    """From probabilities and values that are read alone, by the formulas."""
+    agent = small_agent("transformer_xl").eval()
+    unrolls = collected(agent)
+    learner = small_agent("transformer_xl", seed=1).train()  # actors lag behind it
+    config = LearnerConfig(discount=0.8)
+    made = losses(learner, unrolls, config)
+    policy = value = entropy = 0.0
+    with torch.no_grad():
+        for row, length in enumerate(unrolls.length.tolist()):
+            inputs = map_state(lambda tensor, r=row, n=length: tensor[r : r + 1, :n], unrolls.steps.inputs)
+            step = learner(inputs, take_rows(unrolls.start, [row]))
+            following = map_state(lambda tensor, r=row: tensor[r : r + 1], unrolls.following)
+            bootstrap = learner(following, step.state).values[:, 0] * ~unrolls.ended[row]
+            log_p = step.logits.log_softmax(dim=-1)
+            chosen = log_p[0].gather(1, unrolls.steps.action[row, :length, None])[:, 0]
+            discounts = torch.full((1, length), 0.8, dtype=torch.float64)
+            discounts[0, -1] *= ~unrolls.ended[row]
+            ratios = (chosen - unrolls.steps.log_mu[row, :length])[None]
+            rewards = unrolls.steps.reward[row : row + 1, :length]
+            targets = vtrace(ratios, rewards, discounts, step.values, bootstrap)
+            policy -= float((chosen * targets.advantages[0]).sum())
+            value += float(((targets.values - step.values) ** 2).sum()) / 2
+            entropy -= float((log_p.exp() * log_p).sum())
+    assert abs(made.policy.item() - policy) < 1e-6
+    assert abs(made.value.item() - value) < 1e-6
+    assert abs(made.entropy.item() - entropy) < 1e-6
+
+
+def test_old_actors_are_corrected() -> None:
+    """With actors that lag far behind, V-trace's values are nearer to those of the learner's own policy.
+
+    One state and two actions: the actors' policy earns 0.1 a step, the learner's 0.9.
+    """
+    random = torch.Generator().manual_seed(0)
+    num_rows, num_steps, discount = 20_000, 6, 0.8
+    right = torch.rand(num_rows, num_steps, generator=random, dtype=torch.float64) < 0.1  # what actors did
+    log_ratios = torch.where(right, torch.tensor(0.9 / 0.1).log(), torch.tensor(0.1 / 0.9).log()).double()
+    value = 0.9 / (1 - discount)
+    given = {
+        "rewards": right.double(),
+        "discounts": torch.full((num_rows, num_steps), discount, dtype=torch.float64),
+        "values": torch.full((num_rows, num_steps), value, dtype=torch.float64),
+        "bootstrap": torch.full((num_rows,), value, dtype=torch.float64),
+    }
+    corrected = vtrace(log_ratios, **given, clip_rho=100, clip_c=100).values[:, 0].mean()
+    ignored = vtrace(torch.zeros_like(log_ratios), **given).values[:, 0].mean()
+    clipped = vtrace(log_ratios, **given).values[:, 0].mean()
+    assert abs(corrected - value) < 0.15
+    assert abs(clipped - value) < 0.5 * abs(ignored - value)
+
+
+def test_rows_act_alike_wherever_they_are() -> None:
+    agent = small_agent("compressive_transformer").eval()
+    whole = small_actors(agent)
+    half = small_actors(agent, rank=1, num_ranks=2)
+    whole.collect(20)
+    half.collect(20)
+    for a, b in zip(state_tensors(take_rows(whole.state, [3, 4, 5])), state_tensors(half.state), strict=True):
+        assert torch.allclose(a.double(), b.double(), rtol=0, atol=1e-12)

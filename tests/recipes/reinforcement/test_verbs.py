@@ -1,0 +1,137 @@
+"""Agents by the command line: train, resume, evaluate, compare, play, and what is refused in one line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recipes.reinforcement.encoders import Encoder
+from recipes.reinforcement.environment import Observation
+from recipes.reinforcement.gymnasium_environments import GymnasiumEnvironments
+from tests.recipes.calling import mistake, run
+
+SMOKE = "preset=smoke"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    run("train", "object_matching", folder / "ct", SMOKE)
+    run("train", "object_matching", folder / "lstm", SMOKE, "model=lstm")
+    return folder
+
+
+def test_a_run_is_evaluated_compared_and_drawn(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("evaluate", runs / "ct", "--episodes", 5, "--json", tmp_path / "ct.json")
+    figures = json.loads((tmp_path / "ct.json").read_bytes())
+    assert figures["episodes"] == 5 and figures["step"] == 6 and figures["train_steps_seen"] == 6 * 8 * 8
+    run("evaluate", runs / "ct", "--episodes", 5, "--json", tmp_path / "again.json")
+    assert json.loads((tmp_path / "again.json").read_bytes()) == figures
+    run("compare", runs / "ct", runs / "lstm", "--episodes", 5, "--plot", tmp_path / "curves.png")
+    assert "to the first [95% interval]" in capsys.readouterr().out
+    run("play", runs / "ct", "--gif", tmp_path / "e.gif", "--plot", tmp_path / "e.png", "--steps", 9)
+    assert "9 steps of" in capsys.readouterr().out
+    assert all((tmp_path / name).stat().st_size > 500 for name in ("curves.png", "e.gif", "e.png"))
+
+
+def test_a_run_is_resumed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("train", "object_matching", runs / "lstm", SMOKE, "model=lstm", "train.max_steps=7")
+    assert "resumed at step 6" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        (["train", "object_matching", "a", "b"], "object_matching has no data: give RUN_DIR alone"),
+        (["train", "folder", "a"], "folder needs two paths, DATA_DIR and RUN_DIR"),
+        (["train", "object_matching", "a", "task.delay=-1"], "task.delay is -1; it must be a whole number"),
+        (["train", "object_matching", "a", "model=wavenet"], "model=wavenet cannot be an agent's trunk; choose"),
+        (["train", "object_matching", "a", "train.sharding=fsdp"], "train.sharding is not a setting of agents"),
+        (["train", "object_matching", "a", "train.chunk=24"], "train.chunk=24 is not a multiple of the window, 16"),
+        (["train", "object_matching", "a", "learner.discount=2"], "learner.discount is 2.0; it must be from 0 to 1"),
+        (["train", "object_matching", "a", "env=CartPole-v1"], "env is for the recipe rl"),
+        (["train", "rl", "a"], "the recipe rl needs an environment, for example env=MiniGrid"),
+        (["train", "rl", "a", "env=x", "task.delay=2"], "task.delay=2 is a setting of object_matching"),
+    ],
+)
+def test_bad_settings_are_one_line(
+    arguments: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert line in mistake(arguments, capsys)
+    assert not any(tmp_path.iterdir())
+
+
+def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is a run of an agent, not on text" in mistake(["sample", runs / "ct"], capsys)
+    assert "agents have no text to score" in mistake(["evaluate", runs / "ct", "--rows", 4], capsys)
+    assert "--episodes is 0" in mistake(["evaluate", runs / "ct", "--episodes", 0], capsys)
+    assert "nothing would be drawn" in mistake(["play", runs / "ct"], capsys)
+
+
+def test_gymnasium_missing_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("recipes.reinforcement.gymnasium_environments.find_spec", lambda name: None)
+    line = mistake(["train", "rl", tmp_path / "a", "env=CartPole-v1"], capsys)
+    assert line.endswith('needs gymnasium, which is not installed; install it with pip install "waveform[rl]"')
+
+
+class TestGymnasium:
+    """With Gymnasium and MiniGrid, which are an optional part."""
+
+    @pytest.fixture(autouse=True)
+    def _needs(self) -> None:
+        pytest.importorskip("gymnasium")
+        pytest.importorskip("minigrid")
+
+    def test_an_agent_trains_in_minigrid(self, tmp_path: Path) -> None:
+        run("train", "rl", tmp_path / "m", SMOKE, "env=MiniGrid-MemoryS7-v0", "train.max_steps=2")
+        run("evaluate", tmp_path / "m", "--episodes", 2, "--json", tmp_path / "m.json")
+        assert json.loads((tmp_path / "m.json").read_bytes())["chances"] >= 2
+        run("play", tmp_path / "m", "--gif", tmp_path / "m.gif", "--steps", 3)
+
+    @pytest.mark.parametrize(
+        "env, kind",
+        [
+            ("CartPole-v1", "vector"),
+            ("FrozenLake-v1", "grid"),
+            ("MiniGrid-MemoryS7-v0", "grid"),
+        ],
+    )
+    def test_replaying_restores_an_environment(self, env: str, kind: str) -> None:
+        first, second = (GymnasiumEnvironments(env, seed=3, rows=np.arange(3)) for _ in range(2))
+        assert first.observation.kind == kind
+        first.begin()
+        actions = np.random.default_rng(0).integers(0, first.num_actions, (60, 3))
+        for a in actions[:40]:
+            first.step(a)
+        second.restore([array.copy() for array in first.state()])
+        for a in actions[40:]:
+            for x, y in zip(first.step(a), second.step(a), strict=True):
+                assert np.array_equal(x, y)
+
+    @pytest.mark.parametrize(
+        "env, line",
+        [
+            ("Nope-v0", "env=Nope-v0: Gymnasium cannot make it"),
+            ("nopackage:Nope-v0", "env=nopackage:Nope-v0: there is no package 'nopackage' here"),
+            ("Pendulum-v1", "has actions of the kind Box"),
+            ("Blackjack-v1", "shows observations of the kind Tuple; agents see images, small grids and real numbers"),
+        ],
+    )
+    def test_unfit_environments_are_one_line(
+        self, env: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert line in mistake(["train", "rl", tmp_path / "a", SMOKE, f"env={env}"], capsys)
+        assert not (tmp_path / "a").exists()
+
+
+def test_images_are_seen_by_impalas_network() -> None:
+    encoder = Encoder(Observation("image", (72, 96, 3)), num_actions=9, d_model=32)
+    pixels = torch.randint(0, 256, (2, 3, 72, 96, 3), dtype=torch.uint8)
+    out = encoder(pixels, torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3))
+    assert out.shape == (2, 3, 32) and bool(out.isfinite().all())
+    assert not torch.equal(out[0, 0], out[0, 1])

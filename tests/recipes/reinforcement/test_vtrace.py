@@ -1,0 +1,91 @@
+"""V-trace equals the paper's definition, torchrl's, and n-step returns on policy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from recipes.reinforcement.vtrace import vtrace
+from tests.references.vtrace import vtrace_target
+
+B, T = 4, 9
+_DISCOUNT = 0.875  # exact in fp32, in which torchrl keeps it
+
+
+def drawn(seed: int = 0) -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=random)
+
+    ended = torch.rand(B, T, generator=random) < 0.2
+    return {
+        "log_ratios": normal(B, T),
+        "rewards": normal(B, T),
+        "discounts": _DISCOUNT * (~ended).double(),
+        "values": normal(B, T),
+        "bootstrap": normal(B),
+    }
+
+
+@pytest.mark.parametrize("clips", [{}, {"clip_rho": 0.7, "clip_c": 1.3}])
+def test_targets_are_those_of_the_definition(clips: dict[str, float]) -> None:
+    given = drawn()
+    made = vtrace(**given, **clips)
+    values = torch.cat([given["values"], given["bootstrap"][:, None]], dim=1).numpy()
+    ratios = given["log_ratios"].exp().numpy()
+    arrays = {name: given[name].numpy() for name in ("rewards", "discounts")}
+    for row in range(B):
+        one = {name: array[row] for name, array in arrays.items()}
+        targets = [vtrace_target(start=t, ratios=ratios[row], values=values[row], **one, **clips) for t in range(T)]
+        assert np.allclose(made.values[row], targets, rtol=0, atol=1e-12)
+        following = np.array([*targets[1:], values[row, -1]])
+        rhos = np.minimum(clips.get("clip_rho", 1.0), ratios[row])
+        advantages = rhos * (one["rewards"] + one["discounts"] * following - values[row, :-1])
+        assert np.allclose(made.advantages[row], advantages, rtol=0, atol=1e-12)
+
+
+def test_torchrl_agrees() -> None:
+    """Its docstring swaps the two policies; what its code divides is the learner's by the actors'."""
+    functional: Any = pytest.importorskip("torchrl.objectives.value.functional")
+    given = drawn(1)
+    ended = given["discounts"] == 0
+    log_pi = torch.randn(B, T, 1, dtype=torch.float64)
+    log_mu = log_pi - given["log_ratios"][..., None]
+    next_values = torch.cat([given["values"][:, 1:], given["bootstrap"][:, None]], dim=1)
+    advantage, target = functional.vtrace_advantage_estimate(
+        gamma=_DISCOUNT,
+        log_pi=log_pi,
+        log_mu=log_mu,
+        state_value=given["values"][..., None],
+        next_state_value=next_values[..., None],
+        reward=given["rewards"][..., None],
+        done=ended[..., None],
+        terminated=ended[..., None],
+    )
+    made = vtrace(**given)
+    assert torch.allclose(made.values, target[..., 0], rtol=0, atol=1e-12)
+    assert torch.allclose(made.advantages, advantage[..., 0], rtol=0, atol=1e-12)
+
+
+def test_on_policy_targets_are_discounted_returns() -> None:
+    given = drawn(2) | {"log_ratios": torch.zeros(B, T, dtype=torch.float64)}
+    returns = given["bootstrap"]
+    made = vtrace(**given)
+    for t in reversed(range(T)):
+        returns = given["rewards"][:, t] + given["discounts"][:, t] * returns
+        assert torch.allclose(made.values[:, t], returns, rtol=0, atol=1e-12)
+
+
+def test_what_stands_after_an_end_has_no_effect() -> None:
+    given = drawn(3)
+    given["discounts"][:, 4] = 0
+    changed = {name: tensor.clone() for name, tensor in given.items()}
+    for name in ("log_ratios", "rewards", "discounts", "values"):
+        changed[name][:, 5:] = 7.0
+    changed["bootstrap"] += 100
+    first, second = vtrace(**given), vtrace(**changed)
+    assert torch.equal(first.values[:, :5], second.values[:, :5])
+    assert torch.equal(first.advantages[:, :5], second.advantages[:, :5])
