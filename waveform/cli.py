@@ -249,6 +249,13 @@ VERBS = (
                 help="default 0.9 1; the first one for continuations too",
             ),
             replace(SEED, into="config"),
+            argument(
+                "--quality",
+                into="config",
+                type=int,
+                metavar="N",
+                help="measure figures of quality by N sounds of each run (default 0: none)",
+            ),
             _DATA,
             replace(SPLIT, into="config"),
             argument(

@@ -66,7 +66,7 @@ def test_compare_shows_every_run(
 ) -> None:
     runs = [str(place / "run"), str(place / "run")]
     assert main(["compare", *runs, *few, "--json", str(tmp_path / "c.json")]) == 0
-    assert "wavenet (run) (3)" in capsys.readouterr().out
+    assert f"wavenet ({runs[0]}) (3)" in capsys.readouterr().out
     entries = json.loads((tmp_path / "c.json").read_text())
     assert [len(entry["quality"]["sets"]) for entry in entries] == [4, 4]
 

@@ -12,7 +12,7 @@ from waveform.analyses.by_place import NllByPlace
 from waveform.audio.embedded import flac_bytes, mel_jpeg
 from waveform.audio.mulaw import decode, encode
 from waveform.report.charts import attention_chart, place_chart
-from waveform.report.page import Page, Player, PlayerRow, QualityFigure, Table, Writing, data_uri, render, write_page
+from waveform.report.page import Page, Player, PlayerRow, Table, Writing, data_uri, render, write_page
 from waveform.report.settings import settings_tables
 
 NAME = "<b>a</b>\"'&"
@@ -24,8 +24,7 @@ def test_names_are_escaped_and_nothing_is_loaded() -> None:
             [NAME],
             title=NAME,
             writings=[Writing(NAME, NAME, [(NAME, NAME)])],
-            quality=[QualityFigure(NAME, NAME, 1.0)],
-            quality_note=NAME,
+            quality=Table([NAME], [[NAME]], note=NAME),
         )
     )
     assert "<b>" not in html and html.count("&lt;b&gt;") > 10
@@ -53,20 +52,6 @@ def test_what_is_empty_is_left_out() -> None:
     for section in ("listen", "read", "frequencies", "quality"):
         assert f'id="{section}"' not in html
     assert 'id="comparison"' in html and 'id="settings"' in html
-
-
-def test_quality_is_a_table_by_subject() -> None:
-    figures = [
-        QualityFigure("ct", "distance", 3.25, (3.0, 3.5)),
-        QualityFigure("ct", "silence", 0.5),
-        QualityFigure("white noise", "distance", 90.0),
-    ]
-    html = render(page_of(["ct"], quality=figures, quality_note="of 8 sounds"))
-    section = re.search(r'id="quality".*?</section>', html, re.DOTALL)
-    assert section is not None
-    cells = re.findall(r"<t[hd]>(?:<span.*?</span>)?(.*?)</t[hd]>", section[0])
-    assert cells == ["", "distance", "silence", "ct", "3.25 [3, 3.5]", "0.5", "white noise", "90", "-"]
-    assert "of 8 sounds" in section[0]
 
 
 def test_settings_that_differ_stand_apart() -> None:

@@ -6,20 +6,26 @@ from waveform.system.console import table
 
 def describe(quality: Quality) -> str:
     """The figures as a table, and how they were made."""
+    return "\n".join([*table(*quality_rows(quality)), *quality_notes(quality)])
+
+
+def quality_rows(quality: Quality) -> tuple[list[str], list[list[str]]]:
+    """The figures as a table's header and rows."""
     header = ["quality [95% interval]", *(f"{one.name} ({one.num_clips})" for one in quality.sets)]
     first = quality.sets[0].figures
-    rows = [
+    return header, [
         [f"{figure.name}, {figure.unit}", *(_shown(one.figures[i]) for one in quality.sets)]
         for i, figure in enumerate(first)
     ]
-    lines = table(header, rows)
-    chance = quality.by_chance
-    lines.append(
+
+
+def quality_notes(quality: Quality) -> list[str]:
+    """How the figures were made, and what their bias is."""
+    return [
         f"clips of {quality.seconds:g} s, samples at temperature {quality.temperature:g} from seed {quality.seed}; "
-        f"distances are to {quality.num_reference} other real clips"
-    )
-    lines.append(f"as many of these real clips have a Frechet distance of {_shown(chance)} to the rest: its bias")
-    return "\n".join(lines)
+        f"distances are to {quality.num_reference} other real clips",
+        f"as many of these real clips have a Frechet distance of {_shown(quality.by_chance)} to the rest: its bias",
+    ]
 
 
 def _shown(figure: Figure) -> str:

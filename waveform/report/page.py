@@ -63,16 +63,6 @@ class Table:
 
 
 @dataclass(frozen=True)
-class QualityFigure:
-    """One figure of quality of one run, or of what it is compared with, like real speech and white noise."""
-
-    subject: str
-    name: str  # with its unit; the same for all subjects
-    value: float
-    interval_95: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True)
 class Page:
     """All that a report shows; what is empty is left out."""
 
@@ -83,8 +73,7 @@ class Page:
     writings: Sequence[Writing] = ()
     frequencies: Table | None = None
     charts: Sequence[Chart] = ()
-    quality: Sequence[QualityFigure] = ()
-    quality_note: str = ""
+    quality: Table | None = None  # of samples, real clips and noise
     same_settings: Table = field(default_factory=lambda: Table((), ()))
     different_settings: Table = field(default_factory=lambda: Table((), ()))
 
@@ -117,7 +106,6 @@ def render(page: Page) -> str:
         script=Markup(script),
         name_of_sounds=hashlib.blake2b(sounds.encode(), digest_size=8).hexdigest(),
         colours={label: f"c{i % _NUM_COLOURS}" for i, label in enumerate(page.labels)},
-        quality=quality_table(page.quality),
     )
 
 
@@ -128,20 +116,3 @@ def _digest(text: str) -> str:
 def data_uri(content: bytes, *, kind: str) -> str:
     """`content` of a MIME type as an address that contains it."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def quality_table(figures: Sequence[QualityFigure]) -> Table:
-    """A row for each subject, a column for each figure, in the order in which they first come."""
-    names = list(dict.fromkeys(figure.name for figure in figures))
-    cells = {(figure.subject, figure.name): _shown(figure) for figure in figures}
-    subjects = dict.fromkeys(figure.subject for figure in figures)
-    return Table(
-        ["", *names], [[subject, *(cells.get((subject, name), "-") for name in names)] for subject in subjects]
-    )
-
-
-def _shown(figure: QualityFigure) -> str:
-    text = f"{figure.value:.4g}"
-    if figure.interval_95 is not None:
-        text += " [{:.4g}, {:.4g}]".format(*figure.interval_95)
-    return text

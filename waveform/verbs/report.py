@@ -14,6 +14,8 @@ from waveform.audio.embedded import flac_bytes, mel_jpeg
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.token_set import TokenSet
+from waveform.quality.measure import QualityConfig, measure_quality
+from waveform.quality.report import quality_notes, quality_rows
 from waveform.report.charts import attention_chart, learning_chart, place_chart
 from waveform.report.measures import measure_attention, measure_places
 from waveform.report.page import Page, Player, PlayerRow, Table, data_uri, write_page
@@ -33,6 +35,7 @@ from waveform.verbs.compare import (
     open_runs,
     rows_of,
 )
+from waveform.verbs.evaluate import open_split
 
 REAL = "real speech"
 _FIRST_S = 0.01  # the first stretch of NLL over the course of an utterance
@@ -52,6 +55,7 @@ class ReportConfig:
     temperatures: Sequence[float] = (0.9, 1.0)  # the first one serves for continuations too
     seed: int = 0
     split: str = "test"  # of the recordings and the NLL
+    quality: int = 0  # sounds of each run by which figures of quality are measured; 0: none are
     max_tokens: int | None = None  # samples that are scored, longest utterances first; None: all
 
     def __post_init__(self) -> None:
@@ -61,8 +65,16 @@ class ReportConfig:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UserError(f"--tokens is {self.max_tokens}; it must be at least 1")
         check_amount(1, self.seconds, endless=False)
+        if self.quality:
+            self.of_quality()
         for temperature in self.temperatures:
             self.sampling(temperature)
+
+    def of_quality(self) -> QualityConfig:
+        """How quality is measured. Raises UserError."""
+        return QualityConfig(
+            quality=True, num=self.quality, seconds=self.seconds, temperature=self.temperatures[0], seed=self.seed
+        )
 
     def sampling(self, temperature: float) -> SamplingConfig:
         """How sounds are drawn at a temperature. Raises UserError."""
@@ -82,7 +94,7 @@ def report(
     """Write a page on one run or several: sounds, NLL, attention and settings, beside real recordings.
 
     The page is one file that loads nothing. Returns (and writes to `json_file`) its figures: `comparison` as `compare`
-    has them, `by_place` and `attention`. Raises UserError as `compare` does.
+    has them, `by_place`, `attention` and, if measured, `quality`. Raises UserError as `compare` does.
     """
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
     config, out = config or ReportConfig(), Path(out)
@@ -114,6 +126,13 @@ def report(
         measure_attention(run, tokens, label=label, show_progress=show_progress)
         for run, label in zip(runs, labels, strict=True)
     ]
+    quality = None
+    if config.quality:
+        others = open_split(runs[0], data=data, split="train", show_progress=False)
+        named = list(zip(labels, runs, strict=True))
+        quality = measure_quality(
+            named, config.of_quality(), held_out=tokens, others=others, show_progress=show_progress
+        )
     players = list(_rows(dict(zip(labels, runs, strict=True)), tokens, config, show_progress=show_progress))
     different, same = settings_tables(labels, [run.config for run in runs])
     charts = [
@@ -132,12 +151,16 @@ def report(
             charts=[chart for chart in charts if chart is not None],
             same_settings=same,
             different_settings=different,
+            quality=None
+            if quality is None
+            else Table(*quality_rows(quality), note=f"{'; '.join(quality_notes(quality))}."),
         ),
     )
     figures = {
         "comparison": entries,
         "by_place": [{"label": label, **place.figures()} for label, place in by_label.items()],
         "attention": attention,
+        "quality": None if quality is None else quality.as_json(),
     }
     write_json(json_file, figures)
     if show_progress:
