@@ -16,6 +16,7 @@ from recipes import conf
 from recipes.corpora.catalogue import RECIPES, find_recipe
 from recipes.provenance import annotated
 from waveform.runs.folder import read_config
+from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.origin import Origin, compose_from
 from waveform.runs.settings import ConfigFamily, compose_family, to_yaml
@@ -81,7 +82,7 @@ def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int)
     longer `memory` or `compressed` than in training. Raises UserError if there is no run on text, or no complete
     checkpoint.
     """
-    kind = read_config(Path(run_dir))["dataset"]["modality"].get("kind")
+    kind = read_config(find_run(run_dir))["dataset"]["modality"].get("kind")
     if kind == "environment":
         raise UserError(f"{run_dir} is a run of an agent, not on text; use evaluate, compare or play")
     run = open_run(run_dir, device=device, **model_fields)

@@ -23,20 +23,20 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "waveform.decoding": _TRAINING,
     "waveform.runs": (*_TRAINING, "decoding"),
     "waveform.analyses": _RUNS,
-    "waveform.report": (*_RUNS, "analyses"),
+    "waveform.report_page": (*_RUNS, "analyses"),
     "waveform.benchmarks": (*_RUNS, "audio"),
     "waveform.audio": ("system", "engine"),
     "waveform.conf": (),
     "waveform.bundled": (),
     "waveform.speech": (*_RUNS, "audio"),
     "waveform.quality": (*_RUNS, "audio", "speech"),
-    "waveform.verbs": (*_RUNS, "analyses", "report", "quality", "benchmarks", "audio", "speech"),
+    "waveform.verbs": (*_RUNS, "analyses", "report_page", "quality", "benchmarks", "audio", "speech"),
     "waveform.command": ("system",),
     "waveform.cli": ("command",),
     "waveform.__main__": ("cli",),
     "waveform.__init__": ("system", "models", "speech", "verbs"),
     "baselines": (*_TRAINING, "decoding"),
-    "recipes": (*_RUNS, "analyses", "report", "command"),
+    "recipes": (*_RUNS, "analyses", "report_page", "command"),
 }
 
 

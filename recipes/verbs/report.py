@@ -11,10 +11,10 @@ from recipes.verbs.compare import compare, frequencies_of, rows_of
 from recipes.verbs.sample import NUCLEUS, Prefixes, continue_documents
 from waveform.analyses.analyse import DEFAULT_TOKENS, common_tokens
 from waveform.engine.sampler import SamplingConfig
-from waveform.report.charts import attention_chart, learning_chart, place_chart
-from waveform.report.measures import measure_attention, measure_places
-from waveform.report.page import Page, Table, Writing, write_page
-from waveform.report.settings import settings_tables
+from waveform.report_page.charts import attention_chart, learning_chart, place_chart
+from waveform.report_page.measures import measure_attention, measure_places
+from waveform.report_page.page import Page, Table, Writing, write_page
+from waveform.report_page.settings import settings_tables
 from waveform.runs.learning_curves import read_learning_curve
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions, own_tokens

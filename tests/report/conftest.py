@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from waveform.audio.embedded import flac_bytes, mel_jpeg
-from waveform.report.page import Page, Player, PlayerRow, Table, data_uri
+from waveform.report_page.page import Page, Player, PlayerRow, Table, data_uri
 
 SECONDS = 1.2
 

@@ -10,9 +10,9 @@ import pytest
 
 from tests.report.conftest import SECONDS, downloaded, page_of, wait_for
 from waveform.analyses.by_place import NllByPlace
-from waveform.report.charts import learning_chart, place_chart
-from waveform.report.page import Page, Writing, render
-from waveform.report.ratings import rate
+from waveform.report_page.charts import learning_chart, place_chart
+from waveform.report_page.page import Page, Writing, render
+from waveform.report_page.ratings import rate
 from waveform.runs.learning_curves import LearningCurve
 
 pytestmark = pytest.mark.slow

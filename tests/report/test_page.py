@@ -11,9 +11,9 @@ from tests.report.conftest import page_of
 from waveform.analyses.by_place import NllByPlace
 from waveform.audio.embedded import flac_bytes, mel_jpeg
 from waveform.audio.mulaw import decode, encode
-from waveform.report.charts import attention_chart, place_chart
-from waveform.report.page import Page, Player, PlayerRow, Table, Writing, data_uri, render, write_page
-from waveform.report.settings import settings_tables
+from waveform.report_page.charts import attention_chart, place_chart
+from waveform.report_page.page import Page, Player, PlayerRow, Table, Writing, data_uri, render, write_page
+from waveform.report_page.settings import settings_tables
 
 NAME = "<b>a</b>\"'&"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from waveform.cli import main
-from waveform.report.ratings import rate
+from waveform.report_page.ratings import rate
 from waveform.system.errors import UserError
 
 

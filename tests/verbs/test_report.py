@@ -12,6 +12,7 @@ import pytest
 import soundfile
 
 from tests.test_cli import mistake, settings, write_tones
+from waveform.audio.audio_format import AudioFormat
 from waveform.cli import main
 from waveform.verbs import compare
 from waveform.verbs.report import _recordings
@@ -103,7 +104,7 @@ def test_recordings_begin_with_speech() -> None:
             return tokens[start:stop]
 
     tokens: Any = Tokens()
-    ((name, samples),) = _recordings(tokens, num=1, seconds=0.5)
+    ((name, samples),) = _recordings(tokens, AudioFormat(), num=1, seconds=0.5)
     assert name == "long" and len(samples) == 12_000
     assert np.flatnonzero(samples > 0.5)[0] == 0.05 * 24_000
 

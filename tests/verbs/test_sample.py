@@ -240,10 +240,10 @@ def test_a_file_is_finished_before_all_of_it_is_heard(
     assert len(pcm_of(only_file(tmp_path))) == 48_000 and ".unfinished" not in only_file(tmp_path).name
 
 
-def test_no_sound_device_is_one_line_before_any_work(
+def test_no_sound_device_is_one_line_before_any_sound_is_drawn(
     run_dir: Path, device: SoundDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("waveform.verbs.sample.load", lambda *_, **__: pytest.fail("work began"))
+    monkeypatch.setattr("waveform.speech.Run.sample", lambda *_, **__: pytest.fail("drawing began"))
     device.refusal = device.PortAudioError("Error querying device -1")
     line = mistake(["sample", run_dir, "--play"], capsys)
     assert "no sound device can be used (Error querying device -1)" in line and "--out - | aplay" in line
@@ -279,7 +279,7 @@ def test_what_cannot_be_heard_is_refused_before_any_work(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("waveform.verbs.sample.load", lambda *_, **__: pytest.fail("work began"))
+    monkeypatch.setattr("waveform.speech.Run.sample", lambda *_, **__: pytest.fail("drawing began"))
     assert "--num is 2" in mistake(["sample", run_dir, "--out", "-", "--num", "2"], capsys)
     assert "--raw is for --out -" in mistake(["sample", run_dir, "--out", tmp_path, "--raw"], capsys)
     assert "--num is 2" in mistake(["sample", run_dir, "--play", "--out", tmp_path, "--num", "2"], capsys)

@@ -180,5 +180,5 @@ RATINGS = argument(
     nargs="+",
     metavar="FILE",
     help="instead, print what listeners said in a page's blind mode: mean ratings with intervals",
-    instead="waveform.report.ratings:rate",
+    instead="waveform.report_page.ratings:rate",
 )

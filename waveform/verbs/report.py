@@ -16,10 +16,10 @@ from waveform.engine.sampler import SamplingConfig
 from waveform.engine.token_set import TokenSet
 from waveform.quality.measure import QualityConfig, measure_quality
 from waveform.quality.report import quality_notes, quality_rows
-from waveform.report.charts import attention_chart, learning_chart, place_chart
-from waveform.report.measures import measure_attention, measure_places
-from waveform.report.page import Page, Player, PlayerRow, Table, data_uri, write_page
-from waveform.report.settings import settings_tables
+from waveform.report_page.charts import attention_chart, learning_chart, place_chart
+from waveform.report_page.measures import measure_attention, measure_places
+from waveform.report_page.page import Page, Player, PlayerRow, Table, data_uri, write_page
+from waveform.report_page.settings import settings_tables
 from waveform.runs.race import ScoredRun
 from waveform.speech import Run, check_amount
 from waveform.system.atomic import require_writable

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from waveform.report.page import Table
+from waveform.report_page.page import Table
 from waveform.system.console import printable
 
 _ABSENT = "–"

@@ -11,7 +11,7 @@ import numpy as np
 
 from waveform.analyses.by_place import NllByPlace
 from waveform.analyses.plots import draw_attention
-from waveform.report.page import Chart, data_uri
+from waveform.report_page.page import Chart, data_uri
 from waveform.runs.learning_curves import LearningCurve, draw_learning_curves
 
 if TYPE_CHECKING:
