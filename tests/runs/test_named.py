@@ -242,3 +242,17 @@ def test_a_hostile_archive_is_refused(
     attack(file)
     assert says in mistake(["sample", file, "--out", tmp_path / "wav"], capsys)
     assert sorted(tmp_path.rglob("*")) == [tmp_path / "a", file]
+
+
+@pytest.mark.parametrize("name", named.bundled_names())
+def test_the_bundled_runs_make_sound(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["sample", name, "--out", "samples", "--seconds", "0.01"]) == 0
+    assert len(list((tmp_path / "samples").glob("*.wav"))) == 1
+
+
+def test_there_are_bundled_runs_and_the_page_names_them() -> None:
+    names = named.bundled_names()
+    page = (named.BUNDLED / "README.md").read_text(encoding="utf-8")
+    assert names == ["speech-en", "speech-en-wavenet"] and all(f"`{name}`" in page for name in names)
+    assert sum(path.stat().st_size for path in named.BUNDLED.glob("*.zip")) < 6e6
