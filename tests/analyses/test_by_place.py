@@ -42,6 +42,7 @@ def test_the_longest_that_fit_are_read(token_set: Callable[..., TokenSet]) -> No
     for most, expected in ((45, [0, 30, 0, 12]), (29, [0, 0, 0, 12]), (5, [0, 0, 0, 12])):
         found = nll_by_place(model, token_set([50, 30, 50, 12]), first=8, window=4, rows=2, max_tokens=most)
         assert found.counts.sum(axis=1).tolist() == expected
+        assert found.counts.sum(axis=0).all()  # no bin beyond them
 
 
 def test_figures_are_means_with_intervals() -> None:

@@ -93,7 +93,7 @@ def nll_by_place(
     order = sorted(range(len(tokens)), key=lambda i: (-tokens.lengths[i], i))
     if max_tokens is not None:
         order = _fitting(order, tokens.lengths, max_tokens)
-    edges = doubling_edges(max(tokens.lengths), first=first)
+    edges = doubling_edges(max(tokens.lengths[i] for i in order), first=first)
     nats, counts = np.zeros((len(tokens), len(edges) - 1)), np.zeros((len(tokens), len(edges) - 1), dtype=np.int64)
     device = next(iter(model.parameters())).device
     for dealt, scores in score_once(model, tokens, order, window=window, rows=rows, device=device):
