@@ -18,11 +18,11 @@ def write(path: Path, ratings: list[tuple[str, int, Any]], *, sounds: str = "a",
 
 
 def test_listeners_are_averaged_before_sounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = write(tmp_path / "1.json", [("ct", 0, 4), ("ct", 1, 2), ("wavenet", 0, 1)])
+    first = write(tmp_path / "1.json", [("wavenet", 0, 1), ("ct", 0, 4), ("ct", 1, 2)])
     second = write(tmp_path / "2.json", [("ct", 0, 2), ("ct", 2, 4)])
     other_page = write(tmp_path / "3.json", [("ct", 0, 3)], sounds="b")
     entries = rate([first, second, other_page], json_file=tmp_path / "means.json")
-    ct, wavenet = entries
+    ct, wavenet = entries  # the best first
     assert ct["run"] == "ct" and ct["num_sounds"] == 4 and ct["num_ratings"] == 5
     assert ct["mean"] == pytest.approx((3 + 2 + 4 + 3) / 4)
     half = 3.1824463 * (2 / 3) ** 0.5 / 2  # Student's t of three degrees of freedom; values 3, 2, 4, 3
