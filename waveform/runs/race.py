@@ -123,14 +123,16 @@ def figures_of_race(scored: Scored) -> dict[str, Any]:
             {"model": model, **_summary(runs, baseline, scored), "seeds": list(scored.seeds)}
             for model, runs in scored.by_model.items()
         ],
-        "warnings": [line for of_seed in rounds for line in _warnings(of_seed)],
+        "warnings": [line for of_seed in rounds for line in _warnings(of_seed, unit=scored.unit)],
     }
 
 
-def _warnings(scored: Sequence[ScoredRun]) -> list[str]:
+def _warnings(scored: Sequence[ScoredRun], *, unit: str) -> list[str]:
     """What to warn of runs that were trained in turn."""
     return warnings_of(
-        {one.run.folder.name: one.speeds for one in scored}, {one.run.folder.name: one.waited_share for one in scored}
+        {one.run.folder.name: one.speeds for one in scored},
+        {one.run.folder.name: one.waited_share for one in scored},
+        unit=unit,
     )
 
 

@@ -35,12 +35,14 @@ def read_waited_share(run_dir: Path) -> float | None:
     return sum(record["waited_s"] for record in records) / max(records[-1]["seconds"], 1e-9) if records else None
 
 
-def warnings_of(speeds: Mapping[str, Sequence[float]], waited: Mapping[str, float | None] | None = None) -> list[str]:
+def warnings_of(
+    speeds: Mapping[str, Sequence[float]], waited: Mapping[str, float | None] | None = None, *, unit: str = "sample"
+) -> list[str]:
     """Lines that say which runs (by name) did not have the machine to themselves, and whether some had it more.
 
     Compared are the quartiles of each run's slices: the slower one below 0.8 of the faster one is worth a warning. A
     run's share of its undisturbed speed is its mean over the 0.9 quantile of its slices. waited: as
-    `read_waited_share` gives it; a tenth is worth a warning.
+    `read_waited_share` gives it; a tenth is worth a warning. unit: what a token is called.
     """
     lines, shares = [], {}
     waits = {name: share for name, share in (waited or {}).items() if share is not None and share > _IDLE}
@@ -48,7 +50,7 @@ def warnings_of(speeds: Mapping[str, Sequence[float]], waited: Mapping[str, floa
         each = ", ".join(f"{name} {share:.0%}" for name, share in waits.items())
         lines.append(
             f"warning: training waited for a core while other programs ran ({each} of the time). On an idle machine it "
-            "would see more samples."
+            f"would see more {unit}s."
         )
     for name, slices in speeds.items():
         if len(slices) < _FEWEST_SLICES:
@@ -57,8 +59,8 @@ def warnings_of(speeds: Mapping[str, Sequence[float]], waited: Mapping[str, floa
         shares[name] = float(np.mean(slices) / undisturbed)
         if slow < _STEADY * fast:
             lines.append(
-                f"warning: {name} was trained at uneven speed: a quarter of its slices below {slow:,.0f} samples/s, a "
-                f"quarter above {fast:,.0f}. The machine did other work; on an idle one it would see more samples."
+                f"warning: {name} was trained at uneven speed: a quarter of its slices below {slow:,.0f} {unit}s/s, a "
+                f"quarter above {fast:,.0f}. The machine did other work; on an idle one it would see more {unit}s."
             )
     if shares:
         least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
