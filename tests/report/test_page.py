@@ -11,9 +11,10 @@ from tests.report.conftest import page_of
 from waveform.analyses.by_place import NllByPlace
 from waveform.audio.embedded import flac_bytes, mel_jpeg
 from waveform.audio.mulaw import decode, encode
-from waveform.report_page.charts import attention_chart, place_chart
+from waveform.report_page.charts import attention_chart, learning_chart, place_chart
 from waveform.report_page.page import Page, Player, PlayerRow, Table, Writing, data_uri, render, write_page
 from waveform.report_page.settings import settings_tables
+from waveform.runs.learning_curves import LearningCurve
 
 NAME = "<b>a</b>\"'&"
 
@@ -78,3 +79,8 @@ def test_names_that_are_not_utf_8_are_written(tmp_path: Path) -> None:
     path = tmp_path / "new" / "page.html"
     write_page(path, page_of(["\udcff"]))
     assert "\\udcff" in path.read_text(encoding="utf-8")
+
+
+def test_trainings_without_evaluations_have_no_chart() -> None:
+    assert learning_chart([("a", LearningCurve([], [], [], [], []))], unit="sample") is None
+    assert learning_chart([("a", LearningCurve([1], [1], [64.0], [1.0], [2.0]))], unit="sample") is not None

@@ -114,6 +114,7 @@ def test_recordings_begin_with_speech() -> None:
     [
         (["{ct}", "{ct}"], "is named twice"),
         (["{ct}", "--num", "-1"], "--num is -1"),
+        (["{ct}", "--quality", "2"], "--quality is 2; it must be at least 3"),
         (["{ct}", "--seconds", "0"], "seconds is 0"),
         (["{ct}", "--temperatures", "-1"], "temperature is -1"),
         (["{ct}", "--tokens", "0"], "--tokens is 0"),

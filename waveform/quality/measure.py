@@ -16,6 +16,7 @@ from waveform.speech import Run
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
+FEWEST_CLIPS = 3  # for an interval
 _MAX_REFERENCE = 200  # real clips that all are compared with
 _SAMPLING_ROWS = 16  # samples that are drawn side by side
 _NOISE_AMPLITUDE = 0.1  # RMS, about that of speech
@@ -32,8 +33,8 @@ class QualityConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.num < 3:
-            raise UserError(f"--num is {self.num}; quality needs at least 3 samples for an interval")
+        if self.num < FEWEST_CLIPS:
+            raise UserError(f"--num is {self.num}; quality needs at least {FEWEST_CLIPS} samples for an interval")
         if not 1 <= self.seconds <= 60:
             raise UserError(f"--seconds is {self.seconds}; quality is measured in pieces of a second: give 1 to 60")
         SamplingConfig(temperature=self.temperature, seed=self.seed)  # refuses what is out of range

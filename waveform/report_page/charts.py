@@ -29,8 +29,10 @@ text { fill: var(--ink) }
 </style>"""
 
 
-def learning_chart(curves: Sequence[tuple[str, LearningCurve]], *, unit: str) -> Chart:
-    """Validation NLL in training, against updates, tokens seen and seconds."""
+def learning_chart(curves: Sequence[tuple[str, LearningCurve]], *, unit: str) -> Chart | None:
+    """Validation NLL in training, against updates, tokens seen and seconds; None if no training was evaluated."""
+    if not any(curve.nats for _, curve in curves):
+        return None
     return Chart(
         "NLL in training",
         f"Nats per {unit} of the validation split, at the evaluations of each training; lower is better.",

@@ -14,7 +14,7 @@ from waveform.audio.embedded import flac_bytes, mel_jpeg
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.token_set import TokenSet
-from waveform.quality.measure import QualityConfig, measure_quality
+from waveform.quality.measure import FEWEST_CLIPS, QualityConfig, measure_quality
 from waveform.quality.report import quality_notes, quality_rows
 from waveform.report_page.charts import attention_chart, learning_chart, place_chart
 from waveform.report_page.measures import measure_attention, measure_places
@@ -66,6 +66,8 @@ class ReportConfig:
             raise UserError(f"--tokens is {self.max_tokens}; it must be at least 1")
         check_amount(1, self.seconds, endless=False)
         if self.quality:
+            if self.quality < FEWEST_CLIPS:
+                raise UserError(f"--quality is {self.quality}; it must be at least {FEWEST_CLIPS}, or 0 for none")
             self.of_quality()
         for temperature in self.temperatures:
             self.sampling(temperature)
