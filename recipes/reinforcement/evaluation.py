@@ -12,10 +12,10 @@ import torch
 from recipes.reinforcement.actors import Actors
 from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.catalogue import make_environments
-from recipes.reinforcement.settings import learner_config
-from waveform.engine import checkpoint
+from recipes.reinforcement.settings import is_agent, learner_config
 from waveform.ranks.distributed import choose_device
-from waveform.runs.folder import CONFIG_FILE, check_recorded, read_config
+from waveform.runs.folder import CONFIG_FILE
+from waveform.runs.opened import find_saved
 from waveform.system.console import table
 from waveform.system.errors import UserError
 
@@ -56,31 +56,22 @@ class TrainedAgent:
 def open_agent(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedAgent:
     """Open the newest checkpoint of an agent's run.
 
-    model_fields: fields that change no parameter, for example a longer `memory`. Raises UserError if there is no run of
-    an agent or no complete checkpoint.
+    model_fields: fields that do not change the parameters, for example a longer `memory`. Raises UserError if the run
+    is not an agent's, or has no complete checkpoint.
     """
-    run_dir = Path(run_dir)
-    config = read_config(run_dir)
-    if config["dataset"]["modality"].get("kind") != "environment":
+    if not is_agent(run_dir):
         raise UserError(f"{run_dir} is not a run of an agent; train one with `python -m recipes train object_matching`")
-    found = checkpoint.newest(run_dir)
-    if found is None:
-        raise UserError(f"{run_dir} has no finished checkpoint yet; train longer, or wait for the first one")
-    check_recorded(run_dir, config, found)
-    for field, value in model_fields.items():
-        if field not in config["model"]:
-            raise UserError(f"model {config['model']['name']!r} of {run_dir} has no {field!r} to set to {value}")
-        config["model"][field] = value
+    folder, config, found = find_saved(run_dir, **model_fields)
     environments = make_environments(config, rows=np.arange(1))
     agent = Agent(config["model"], environments.observation, num_actions=environments.num_actions)
     try:
         agent.load_state_dict(found.model_weights())
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{run_dir / CONFIG_FILE} does not describe the agent in {found.folder} ({reason})") from error
+        raise UserError(f"{folder / CONFIG_FILE} does not describe the agent in {found.folder} ({reason})") from error
     agent.eval().requires_grad_(False)
     return TrainedAgent(
-        folder=run_dir,
+        folder=Path(run_dir),
         config=config,
         agent=agent.to(choose_device(device)),
         step=found.step,

@@ -7,7 +7,6 @@ a single layer, because deeper ones relay what they saw; two rows show how far t
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ from waveform.system.console import say, table
 from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
-from waveform.system.signals import Interrupted
 
 SEEDS = 3  # the paper's
 _TITLE = "Rae et al. 2019, Figure 5: object matching by compression rate"
@@ -78,15 +76,7 @@ def figure5(
         figures: dict[str, Any] = json.loads(path.read_bytes())
         return figures
 
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        every = dict(zip(runs, pool.map(finish, runs), strict=True))
-    except BaseException as error:
-        pool.shutdown(wait=False, cancel_futures=True)
-        children.terminate()
-        if isinstance(error, Interrupted):
-            raise Interrupted(error.number, "the same command continues the study") from error
-        raise
+    every = children.finish_all(runs, finish, jobs=jobs)
     places = list(dict.fromkeys(run.place for run in runs))
     summary = {
         "study": NAME,

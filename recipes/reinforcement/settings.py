@@ -13,6 +13,8 @@ from recipes.reinforcement.learner import LearnerConfig
 from recipes.reinforcement.object_matching import ObjectMatchingConfig
 from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
 from waveform.engine.train_config import TrainConfig
+from waveform.runs.folder import read_config
+from waveform.runs.named import find_run
 from waveform.runs.settings import ConfigFamily, compose_family, to_yaml, typed
 from waveform.system.errors import UserError
 
@@ -51,6 +53,11 @@ def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Pa
         raise UserError(f"env is for the recipe {GYMNASIUM}; leave it out, or train {GYMNASIUM}")
     config["train"]["update_period"] = 1
     return config
+
+
+def is_agent(run_dir: Path | str) -> bool:
+    """Whether a run is an agent's. Raises UserError if `run_dir` is not a run."""
+    return bool(read_config(find_run(run_dir))["dataset"]["modality"].get("kind") == "environment")
 
 
 def learner_config(config: dict[str, Any]) -> LearnerConfig:

@@ -31,7 +31,6 @@ from waveform.engine.scored_window import threads_for
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, TrainResult
 from waveform.ranks.distributed import explain_lost_ranks
-from waveform.system.errors import UserError
 from waveform.system.folder_identity import FolderIdentity
 from waveform.system.progress import Progress
 from waveform.system.signals import signals_ask
@@ -146,18 +145,13 @@ class AgentTrainer:
         self._saved_step = self.step
 
     def _require_run_folder(self) -> None:
-        changed = self._folder.changed() if self._folder is not None else None
-        if changed:
-            raise UserError(
-                f"{self._context.run_dir} {changed}: it was moved or removed during training, at step {self.step}; put "
-                "it back, and the same command continues from its last checkpoint"
-            )
+        if self._folder is not None:
+            self._folder.require_same(step=self.step)
 
     @property
     def finished(self) -> bool:
         """Whether the budget of steps or seconds is used up (on this rank's clock)."""
-        limits = ((self.step, self.config.max_steps), (self.seconds, self.config.max_seconds))
-        return any(done >= limit for done, limit in limits if limit is not None)
+        return self.config.share(self.step, self.seconds) >= 1
 
     def run(self) -> TrainResult:
         """Train until the budget is used up or a signal asks to stop; either way the last state is saved.
@@ -169,14 +163,15 @@ class AgentTrainer:
             self.agent.parts.prepare_kernels()
         self._folder = FolderIdentity(self._context.run_dir) if world.is_first else None
         shows = self._context.show_progress and world.is_first
-        by_steps = config.max_steps is not None
-        total, done = (config.max_steps, self.step) if by_steps else (config.max_seconds, self.seconds)
+        total, unit = config.budget
+        by_steps = unit == "step"
+        done = self.step if by_steps else self.seconds
         log = MetricsLog(self._context.run_dir, resume_step=self.step) if world.is_first else None
         with (
             explain_lost_ranks(world, timeout_s=config.timeout_s, where=lambda: f"step {self.step}"),
             nullcontext() if log is None else closing(log),
             signals_ask() as stop,
-            Progress("train", total=total, unit="step" if by_steps else "s", initial=done, enabled=shows) as progress,
+            Progress("train", total=total, unit=unit, initial=done, enabled=shows) as progress,
         ):
             if self.step:
                 progress.write(f"resumed at step {self.step}")

@@ -1,7 +1,7 @@
 """`python -m recipes train object_matching` (or `rl`): from settings to a trainer of an agent in a run folder."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,13 @@ from recipes.reinforcement.settings import compose_config, learner_config, train
 from recipes.reinforcement.trainer import AgentTrainer, own_rows
 from waveform.engine.streams import check_sizes
 from waveform.engine.trainer import RunContext, TrainResult
-from waveform.ranks.distributed import explain_lost_ranks, job
+from waveform.ranks.distributed import job
 from waveform.runs.configured_model import window_of
-from waveform.runs.folder import CONFIG_FILE, LOCK_FILE, check_recorded, check_run_dir, comparable, refuse_other_config
+from waveform.runs.folder import CONFIG_FILE, check_recorded, check_run_dir, comparable
 from waveform.runs.settings import to_yaml
-from waveform.runs.training import check_fits, say_threads
-from waveform.system.atomic import explain_write_errors, write_file
+from waveform.runs.training import check_fits, claim, say_threads
+from waveform.system.atomic import write_file
 from waveform.system.console import say
-from waveform.system.locks import locked
 
 
 def train_agent(
@@ -63,17 +62,9 @@ def open_agent_training(config: dict[str, Any], context: RunContext) -> Iterator
     config["dataset"] = dataset_section(config, environments.num_actions)
     two_states = replace(train, batch_size=2 * train.batch_size)  # now, and at the start of the unroll
     check_fits(config, two_states, vocab_size=environments.num_actions, world=world)
-    refuse_other_config(run_dir, config)
     torch.manual_seed(config["seed"])
     agent = Agent(config["model"], environments.observation, num_actions=environments.num_actions)
-    with explain_write_errors(run_dir):
-        run_dir.mkdir(parents=True, exist_ok=True)
-    refusal = f"another process is training in {run_dir}; wait for it, or give another RUN_DIR"
-    with (
-        explain_lost_ranks(world, timeout_s=train.timeout_s, where=lambda: "the start"),
-        locked(run_dir / LOCK_FILE, refusal=refusal) if world.is_first else nullcontext(),
-    ):
-        refuse_other_config(run_dir, config)  # another process may have begun one since
+    with claim(run_dir, config, world=world, timeout_s=train.timeout_s):
         context = replace(context, record=comparable(config))
         trainer = AgentTrainer(agent, environments, train, learner, seed=config["seed"], context=context)
         if trainer.resumed_from is not None:

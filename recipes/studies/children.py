@@ -3,9 +3,15 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from waveform.system.errors import UserError
+from waveform.system.signals import Interrupted
 
+Run = TypeVar("Run", bound=Hashable)
+Done = TypeVar("Done")
 _LAST_WORDS = 3  # lines of a failed child's output that are shown
 
 
@@ -26,7 +32,7 @@ class Children:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # Ctrl-C reaches it through `terminate`, and once
+            start_new_session=True,  # Ctrl-C reaches it through `finish_all`, and once
         )
         self._running.add(child)
         output = child.communicate()[0]
@@ -35,7 +41,18 @@ class Children:
             last = " | ".join(output.strip().splitlines()[-_LAST_WORDS:])
             raise UserError(f"`recipes {' '.join(arguments)}` failed with exit code {child.returncode}: {last}")
 
-    def terminate(self) -> None:
-        """Ask all of them to end."""
-        for child in tuple(self._running):
-            child.terminate()
+    def finish_all(self, runs: Sequence[Run], finish: Callable[[Run], Done], *, jobs: int) -> dict[Run, Done]:
+        """What `finish` returns for each of `runs`, so many at a time; each is a matter of `call`.
+
+        If one fails, or a signal asks to stop, the others are asked to end as well. Raises what that one raised.
+        """
+        pool = ThreadPoolExecutor(jobs)
+        try:
+            return dict(zip(runs, pool.map(finish, runs), strict=True))
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in tuple(self._running):
+                child.terminate()
+            if isinstance(error, Interrupted):
+                raise Interrupted(error.number, "the same command continues the study") from error
+            raise

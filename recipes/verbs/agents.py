@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from waveform.runs.folder import read_config
-from waveform.runs.named import find_run
 from waveform.runs.scoring import EvaluateOptions
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
@@ -31,12 +29,7 @@ class AgentEvaluation:
             )
 
 
-def is_agent(run_dir: Path | str) -> bool:
-    """Whether a run is of an agent. Raises UserError if `run_dir` is not a run."""
-    return bool(read_config(find_run(run_dir))["dataset"]["modality"].get("kind") == "environment")
-
-
-def require_agents(episodes: int | None) -> None:
+def refuse_episodes(episodes: int | None) -> None:
     """Raises UserError if episodes are asked of a run on text."""
     if episodes is not None:
         raise UserError("--episodes is for runs of agents; leave it out for a run on text")

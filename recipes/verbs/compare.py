@@ -7,8 +7,9 @@ from typing import Any
 from recipes.corpora.episodes import is_recall
 from recipes.metrics import UNITS
 from recipes.plots import Curve, save_recall
+from recipes.reinforcement.settings import is_agent
 from recipes.text import load
-from recipes.verbs.agents import AgentEvaluation, evaluate_agents, is_agent, require_agents
+from recipes.verbs.agents import AgentEvaluation, evaluate_agents, refuse_episodes
 from recipes.verbs.evaluate import Measurement, measure, protocol_of
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.learning_curves import read_learning_curve, save_learning_curves
@@ -44,7 +45,7 @@ def compare(
     if any([is_agent(run_dir) for run_dir in run_dirs]):
         chosen = AgentEvaluation(options, episodes=episodes, split=split, plot_file=plot_file, device=device)
         return evaluate_agents(run_dirs, chosen, json_file=json_file, show_progress=show_progress)
-    require_agents(episodes)
+    refuse_episodes(episodes)
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
         runs = [load(run_dir, device=world.device.type, **options.model_fields) for run_dir in run_dirs]
         checksums = [own_tokens(run, split=split).checksum for run in runs]

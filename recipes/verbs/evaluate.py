@@ -9,9 +9,10 @@ from recipes.corpora.catalogue import find_recipe
 from recipes.corpora.episodes import is_recall, read_distances, require_recall
 from recipes.metrics import UNITS, frequency_bucket, recall_metrics, text_metrics
 from recipes.plots import Curve, save_recall
+from recipes.reinforcement.settings import is_agent
 from recipes.sliding import evaluate_sliding
 from recipes.text import load
-from recipes.verbs.agents import AgentEvaluation, evaluate_agents, is_agent, require_agents
+from recipes.verbs.agents import AgentEvaluation, evaluate_agents, refuse_episodes
 from waveform.engine.dataset import DATASET_FILE, Dataset, read_dataset
 from waveform.engine.evaluator import Classes, Evaluation
 from waveform.engine.token_set import TokenSet
@@ -48,7 +49,7 @@ def evaluate(
     if is_agent(run_dir):
         chosen = AgentEvaluation(options, episodes=episodes, split=split, plot_file=plot_file, device=device)
         return evaluate_agents([run_dir], chosen, json_file=json_file, show_progress=show_progress)[0]
-    require_agents(episodes)
+    refuse_episodes(episodes)
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
         run = load(run_dir, device=world.device.type, **options.model_fields)
         if plot_file is not None:

@@ -7,7 +7,7 @@ from recipes.corpora.tokenizers import TOKENIZER_FILE, load_tokenizer, save_toke
 from recipes.text import load
 from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, write_dataset
 from waveform.runs.archive import write_archive
-from waveform.runs.named import find_run
+from waveform.runs.opened import find_saved
 from waveform.system.errors import UserError
 
 
@@ -17,7 +17,7 @@ def export(run_dir: Path | str, file: Path | str, *, optimiser: bool = False, sh
     optimiser: also what only training needs. Raises UserError as `load` does, if the vocabulary is gone, and if `file`
     exists.
     """
-    run_dir, file = find_run(run_dir), Path(file)
+    file = Path(file)
     dataset = load(run_dir, device="cpu").config["dataset"]
     folder = Path(dataset["path"])
     if not is_dataset(folder):
@@ -27,7 +27,7 @@ def export(run_dir: Path | str, file: Path | str, *, optimiser: bool = False, sh
         save_tokenizer(load_tokenizer(folder), data)
         write_dataset(Dataset(data, dataset["vocab_size"], dataset["modality"], splits={}, sources={}))
         files = [data / TOKENIZER_FILE, data / DATASET_FILE]
-        write_archive(run_dir, file, optimiser=optimiser, data_files=files)
+        write_archive(*find_saved(run_dir), file, optimiser=optimiser, data_files=files)
     if show_progress:
         print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
     return file

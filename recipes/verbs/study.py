@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from waveform.system.console import say
 from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
-from waveform.system.signals import Interrupted
 
 
 @dataclass(frozen=True)
@@ -107,15 +105,7 @@ def study(
             say(f"{folder}: trained and scored")
         return chosen.report.read(folder, files)
 
-    pool = ThreadPoolExecutor(config.jobs)
-    try:
-        every = dict(zip(runs, pool.map(finish, runs), strict=True))
-    except BaseException as error:
-        pool.shutdown(wait=False, cancel_futures=True)
-        children.terminate()
-        if isinstance(error, Interrupted):
-            raise Interrupted(error.number, "the same command continues the study") from error
-        raise
+    every = children.finish_all(runs, finish, jobs=config.jobs)
     by_label = {label: [every[label, seed] for seed in range(num_seeds)] for label in chosen.variants}
     figures = chosen.report.summarise(by_label)
     summary = {

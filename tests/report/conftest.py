@@ -48,6 +48,7 @@ def open_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     chromedriver = shutil.which("chromedriver")
     if chromium is None or chromedriver is None:
+        # No package of Python's brings a browser; .ci/run installs one wherever it may.
         pytest.skip("needs chromium and chromedriver: apt-get install chromium chromium-driver")
     folder = tmp_path_factory.mktemp("pages")
     options = webdriver.ChromeOptions()

@@ -118,18 +118,16 @@ def quality(into: str) -> tuple[Argument, ...]:
     )
 
 
+def max_tokens(help: str) -> Argument:
+    """At most how many tokens are read; help: what is said of it."""
+    return argument("--tokens", dest="max_tokens", into="config", type=int, metavar="N", help=help)
+
+
 def analysis(unit: str) -> tuple[Argument, ...]:
     """What `analyse` reads, fields of `AnalysisConfig`, and draws; unit: what the help calls a token."""
     return (
         replace(SPLIT, into="config"),
-        argument(
-            "--tokens",
-            dest="max_tokens",
-            into="config",
-            type=int,
-            metavar="N",
-            help=f"{unit}s that each run reads at most for each figure (default 200000)",
-        ),
+        max_tokens(f"{unit}s that each run reads at most for each figure (default 200000)"),
         argument(
             "--context-step", into="config", type=int, metavar="N", help=f"{unit}s from one context length to the next"
         ),

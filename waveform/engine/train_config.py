@@ -106,6 +106,19 @@ class TrainConfig:
         wants = self.precision == "bf16" or (self.precision == "auto" and device.type == "cuda")
         return torch.bfloat16 if wants else None
 
+    def share(self, step: int, seconds: float) -> float:
+        """Share of the budget that is used up, of steps or of seconds, whichever is more."""
+        limits = ((step, self.max_steps), (seconds, self.max_seconds))
+        return max(done / limit for done, limit in limits if limit is not None)
+
+    @property
+    def budget(self) -> tuple[float, str]:
+        """What progress counts up to, and its unit: steps if their number is limited, else seconds."""
+        if self.max_steps is not None:
+            return self.max_steps, "step"
+        assert self.max_seconds is not None
+        return self.max_seconds, "s"
+
     def learning_rate(self, step: int, seconds: float) -> float:
         """The learning rate of the update at `step`, after `seconds` of training."""
         return learning_rate(

@@ -238,12 +238,8 @@ class Trainer:
 
     def _require_run_folder(self) -> None:
         """Raises UserError if the run folder is no longer the one that training began in."""
-        changed = self._run_folder.changed() if self._run_folder is not None else None
-        if changed:
-            raise UserError(
-                f"{self._context.run_dir} {changed}: it was moved or removed during training, at step {self.step}; put "
-                "it back, and the same command continues from its last checkpoint"
-            )
+        if self._run_folder is not None:
+            self._run_folder.require_same(step=self.step)
 
     @property
     def finished(self) -> bool:
@@ -253,9 +249,7 @@ class Trainer:
     @property
     def share(self) -> float:
         """Share of the budget that is used up, of steps or of seconds, whichever is more (on this rank's clock)."""
-        config = self.config
-        limits = ((self.step, config.max_steps), (self.seconds, config.max_seconds))
-        return max(done / limit for done, limit in limits if limit is not None)
+        return self.config.share(self.step, self.seconds)
 
     def run(self) -> TrainResult:
         """Train until the budget is used up or a signal asks to stop; either way the last state is saved.
@@ -359,11 +353,8 @@ class Trainer:
 
     @property
     def budget(self) -> tuple[float, str]:
-        """What progress counts up to, and its unit: steps if their number is limited, else seconds."""
-        if self.config.max_steps is not None:
-            return self.config.max_steps, "step"
-        assert self.config.max_seconds is not None
-        return self.config.max_seconds, "s"
+        """What progress counts up to, and its unit."""
+        return self.config.budget
 
     @property
     def done(self) -> float:

@@ -19,7 +19,7 @@ from typing import Any
 
 from waveform.engine import checkpoint
 from waveform.engine.metrics import METRICS_FILE
-from waveform.runs.folder import CONFIG_FILE, OWN_DATA_DIR, check_recorded, read_config
+from waveform.runs.folder import CONFIG_FILE, OWN_DATA_DIR
 from waveform.runs.settings import to_yaml
 from waveform.system.atomic import explain_write_errors, require_writable, sync
 from waveform.system.errors import UserError
@@ -29,23 +29,36 @@ _MAX_TEXT_BYTES = 1 << 26  # of each file that may be compressed
 _STEP = r"checkpoints/step_[0-9]{1,17}/"
 _STORED = re.compile(rf"{_STEP}(model|optimiser|rank_[0-9]{{1,5}})\.safetensors")
 _TEXT = re.compile(rf"config\.yaml|metrics\.jsonl|{_STEP}(progress|complete)\.json|data/(dataset|tokenizer)\.json")
+# What Python's zipfile raises for damaged and for hostile files.
+_NOT_AN_ARCHIVE = (
+    zipfile.BadZipFile,  # its directory, or a checksum
+    zlib.error,  # compressed text
+    EOFError,  # cut short
+    ValueError,  # what `_check` refuses, and names with a null byte
+    NotImplementedError,  # a way of compressing, or a version, that zipfile does not know
+    RuntimeError,  # a password is needed
+    OverflowError,  # an offset beyond 64 bits
+)
 _TIME = (1980, 1, 1, 0, 0, 0)  # of every file, so that the same run gives the same archive
 
 
-def write_archive(run_dir: Path, file: Path, *, optimiser: bool = False, data_files: Iterable[Path] = ()) -> None:
-    """Write the run in `run_dir`, with its newest checkpoint, to `file`.
+def write_archive(
+    run_dir: Path,
+    config: dict[str, Any],
+    found: checkpoint.Checkpoint,
+    file: Path,
+    *,
+    optimiser: bool = False,
+    data_files: Iterable[Path] = (),
+) -> None:
+    """Write the run in `run_dir` to `file`: its configuration and one checkpoint.
 
     optimiser: also what only training needs: unpacked, the run can be resumed. data_files: what of the run's data set
-    it cannot do without. Raises UserError if there is no complete checkpoint, or `file` exists.
+    it cannot do without. Raises UserError if `file` exists or cannot be written.
     """
     if file.exists():
         raise UserError(f"{file} exists; give a new file, or remove it")
     require_writable(file, option="the archive")
-    config = read_config(run_dir)
-    found = checkpoint.newest(run_dir)
-    if found is None:
-        raise UserError(f"{run_dir} has no finished checkpoint yet; train longer, or wait for the first one")
-    check_recorded(run_dir, config, found)
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     with explain_write_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -98,9 +111,7 @@ def unpack(file: Path, folder: Path) -> None:
             _check(entries, num_bytes=file.stat().st_size)
             for entry in entries:
                 _unpack_one(archive, entry, folder / entry.filename)
-    except (
-        zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError, OverflowError
-    ) as error:  # fmt: skip
+    except _NOT_AN_ARCHIVE as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{file} is not a run that `waveform export` made ({reason})") from error
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -61,29 +61,42 @@ def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: 
     example a longer `memory` or `compressed` than in training. Raises UserError if there is no run or no complete
     checkpoint.
     """
-    given, run_dir = Path(run_dir), find_run(run_dir)
-    config = read_config(run_dir)
-    device = choose_device(device)
-    found = checkpoint.newest(run_dir)
+    saved, device = find_saved(run_dir, **model_fields), choose_device(device)
+    model = _model_of(saved.checkpoint, saved.config, saved.folder, set_by_user=bool(model_fields))
+    assert isinstance(model, nn.Module)
+    model.eval().requires_grad_(False)
+    return TrainedRun(
+        folder=saved.folder,
+        config=saved.config,
+        model=model.to(device),
+        step=saved.checkpoint.step,
+        train_seconds=saved.checkpoint.progress.seconds,
+        tokens_seen=saved.checkpoint.progress.tokens_seen,
+        given=Path(run_dir),
+    )
+
+
+class Saved(NamedTuple):
+    """What a run has on disk: its newest checkpoint, and the configuration of that."""
+
+    folder: Path  # of an archive: a temporary one
+    config: dict[str, Any]
+    checkpoint: checkpoint.Checkpoint
+
+
+def find_saved(run_dir: Path | str, **model_fields: int) -> Saved:
+    """Find what a run has saved; arguments and errors as of `open_run`."""
+    folder = find_run(run_dir)
+    config = read_config(folder)
+    found = checkpoint.newest(folder)
     if found is None:
         raise UserError(f"{run_dir} has no finished checkpoint yet; train longer, or wait for the first one")
-    check_recorded(run_dir, config, found)
+    check_recorded(folder, config, found)
     for field, value in model_fields.items():
         if field not in config["model"]:
             raise UserError(f"model {config['model']['name']!r} of {run_dir} has no {field!r} to set to {value}")
         config["model"][field] = value
-    model = _model_of(found, config, run_dir, set_by_user=bool(model_fields))
-    assert isinstance(model, nn.Module)
-    model.eval().requires_grad_(False)
-    return TrainedRun(
-        folder=run_dir,
-        config=config,
-        model=model.to(device),
-        step=found.step,
-        train_seconds=found.progress.seconds,
-        tokens_seen=found.progress.tokens_seen,
-        given=given,
-    )
+    return Saved(folder, config, found)
 
 
 def _model_of(

@@ -1,7 +1,7 @@
 """Going on from another run: its settings and weights begin a new one, which has data and a schedule of its own.
 
 What a run began from is the section `origin` of its configuration. Its weights are kept as the checkpoint of step 0, so
-that resuming it does not need the other run any more.
+that resuming it no longer needs the other run.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,9 @@ from typing import Any
 
 from waveform.engine import checkpoint
 from waveform.engine.trainer import Trainer
-from waveform.runs.folder import CONFIG_FILE, check_recorded, comparable, read_config
-from waveform.runs.named import find_run, full_name
+from waveform.runs.folder import CONFIG_FILE, comparable, read_config
+from waveform.runs.named import full_name
+from waveform.runs.opened import find_saved
 from waveform.runs.settings import differing_keys
 from waveform.system.errors import UserError
 
@@ -75,7 +76,7 @@ def load_origin(config: dict[str, Any], trainer: Trainer) -> None:
     kind of tokens.
     """
     record = config["origin"]
-    before, found = _open(record["run"])
+    _, before, found = find_saved(record["run"])
     different = differing_keys(_tokens(before), _tokens(config))
     if different:
         raise UserError(
@@ -96,7 +97,7 @@ def _new(origin: Origin) -> tuple[dict[str, Any], dict[str, Any]] | None:
     if origin.run is None:
         return None
     name = full_name(origin.run)
-    before, found = _open(name)
+    _, before, found = find_saved(name)
     weights = found.weights_digest()
     return before, {"run": name, "step": found.step, "weights": weights, "optimiser": origin.optimiser}
 
@@ -120,17 +121,6 @@ def _begun(run_dir: Path, origin: Origin) -> tuple[dict[str, Any], dict[str, Any
                 "or give another RUN_DIR"
             )
     return own, record
-
-
-def _open(run: str) -> tuple[dict[str, Any], checkpoint.Checkpoint]:
-    """The configuration and the newest checkpoint of a run. Raises UserError if it has none."""
-    run_dir = find_run(run)
-    config = read_config(run_dir)
-    found = checkpoint.newest(run_dir)
-    if found is None:
-        raise UserError(f"{run} has no finished checkpoint yet to go on from; train it longer")
-    check_recorded(run_dir, config, found)
-    return config, found
 
 
 def _take_over(config: dict[str, Any], before: dict[str, Any], section: str, *, except_for: set[str]) -> None:

@@ -101,6 +101,24 @@ def train_runs(
 
 
 @contextmanager
+def claim(run_dir: Path, config: dict[str, Any], *, world: World, timeout_s: float) -> Iterator[None]:
+    """Make a run folder if need be, and hold it for a training with `config`, on the first rank for all.
+
+    Raises UserError for a folder with a run of another configuration, and if another process is training there.
+    """
+    refuse_other_config(run_dir, config)
+    with explain_write_errors(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+    refusal = f"another process is training in {run_dir}; wait for it, or give another RUN_DIR"
+    with (
+        explain_lost_ranks(world, timeout_s=timeout_s, where=lambda: "the start"),
+        locked(run_dir / LOCK_FILE, refusal=refusal) if world.is_first else nullcontext(),
+    ):
+        refuse_other_config(run_dir, config)  # another process may have begun one since
+        yield
+
+
+@contextmanager
 def open_training(
     data: Dataset,
     config: dict[str, Any],
@@ -124,16 +142,8 @@ def open_training(
         "modality": data.modality,
         "checksums": {split: tokens.checksum for split, tokens in splits.items()},
     }
-    refuse_other_config(run_dir, config)
     torch.manual_seed(config["seed"] + world.rank)
-    with explain_write_errors(run_dir):
-        run_dir.mkdir(parents=True, exist_ok=True)
-    refusal = f"another process is training in {run_dir}; wait for it, or give another RUN_DIR"
-    with (
-        explain_lost_ranks(world, timeout_s=train_config.timeout_s, where=lambda: "the start"),
-        locked(run_dir / LOCK_FILE, refusal=refusal) if world.is_first else nullcontext(),
-    ):
-        refuse_other_config(run_dir, config)  # another process may have begun one since
+    with claim(run_dir, config, world=world, timeout_s=train_config.timeout_s):
         model = model_from(config)
         trainer = Trainer(
             model,

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from waveform.system.errors import UserError
+
 
 class FolderIdentity:
     """Remembers which folder a path leads to."""
@@ -10,12 +12,15 @@ class FolderIdentity:
         self._folder = folder
         self._known = self._now()
 
-    def changed(self) -> str | None:
-        """What has become of the folder, to follow its name in a sentence; None if it is the same."""
+    def require_same(self, *, step: int) -> None:
+        """Raises UserError, for a training at `step`, if the folder is no longer the one that it was."""
         now = self._now()
-        if now == self._known:
-            return None
-        return "is gone" if now is None else "is another folder now"
+        if now != self._known:
+            changed = "is gone" if now is None else "is another folder now"
+            raise UserError(
+                f"{self._folder} {changed}: it was moved or removed during training, at step {step}; put it back, and "
+                "the same command continues from its last checkpoint"
+            )
 
     def _now(self) -> tuple[int, int] | None:
         try:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from waveform.runs.archive import write_archive
-from waveform.runs.named import find_run
+from waveform.runs.opened import find_saved
 from waveform.speech import load
 
 
@@ -12,9 +12,9 @@ def export(run_dir: Path | str, file: Path | str, *, optimiser: bool = False, sh
 
     optimiser: also what only training needs. Raises UserError as `load` does, and if `file` exists.
     """
-    run_dir, file = find_run(run_dir), Path(file)
+    file = Path(file)
     load(run_dir, device="cpu")  # what cannot be opened should not be handed on
-    write_archive(run_dir, file, optimiser=optimiser)
+    write_archive(*find_saved(run_dir), file, optimiser=optimiser)
     if show_progress:
         print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
     return file
