@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipes.studies import children
 from recipes.studies.ablations import Ablations
 from recipes.studies.best_of_rows import BestOfRows
 from recipes.studies.by_size import Sizes
 from recipes.studies.catalogue import find_study
 from recipes.studies.in_training import InTraining
 from recipes.text import compose_config
-from recipes.verbs import study
 from tests.recipes.calling import mistake, run
 from tests.recipes.corpus_files import write_source
 from waveform.runs.seeds import mean_and_interval, shown
@@ -36,12 +36,14 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """The study's calls, made in this process one after the other."""
     calls: Calls = []
 
-    def call(self: study.Children, *arguments: str) -> None:
+    def call(self: children.Children, *arguments: str) -> None:
         calls.append(arguments)
         run(*arguments)
 
-    monkeypatch.setattr(study.Children, "call", call)
-    monkeypatch.setattr(study, "ThreadPoolExecutor", lambda jobs: SimpleNamespace(map=map, shutdown=lambda **_: None))
+    monkeypatch.setattr(children.Children, "call", call)
+    monkeypatch.setattr(
+        children, "ThreadPoolExecutor", lambda jobs: SimpleNamespace(map=map, shutdown=lambda **_: None)
+    )
     return calls
 
 

@@ -16,6 +16,7 @@ import soundfile
 import recipes.cli
 import waveform.cli
 from recipes import metrics
+from recipes.studies import children
 from recipes.studies.by_distance import ByDistance
 from recipes.studies.catalogue import Study
 from recipes.verbs import study
@@ -134,9 +135,9 @@ def test_recipes(recall: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_study(recall: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study.Children, "call", lambda self, *arguments: recipes_verb(*arguments))
+    monkeypatch.setattr(children.Children, "call", lambda self, *arguments: recipes_verb(*arguments))
     in_this_thread = SimpleNamespace(map=map, shutdown=lambda **_: None)
-    monkeypatch.setattr(study, "ThreadPoolExecutor", lambda jobs: in_this_thread)
+    monkeypatch.setattr(children, "ThreadPoolExecutor", lambda jobs: in_this_thread)
     monkeypatch.setattr(metrics.Ratio, "bits", 1.0)
     monkeypatch.setattr(ByDistance, "draw", lambda *arguments: None)  # no answers are counted either
     few = Study({"most_used": ["model.compression=most_used"]}, ByDistance({"one": {"most_used": "one"}}), "one")
