@@ -24,11 +24,13 @@ def noise(seed: int = 0, *, seconds: float = 2.0) -> np.ndarray:
     return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * RATE_HZ))).astype(np.float32)
 
 
-@pytest.mark.parametrize("pitch", [80, 117, 200, 333, 480])
+@pytest.mark.parametrize("pitch", [90, 117, 200, 333, 480])
 def test_pitch_of_a_voice(pitch: float) -> None:
     found = pitch_hz(voice(pitch), sample_rate_hz=RATE_HZ)
-    assert len(found) == len(level_db(voice(pitch), sample_rate_hz=RATE_HZ)) == 99
-    np.testing.assert_allclose(found, pitch, rtol=0.03)
+    assert len(found) == 97  # frames of 80 ms, 20 ms apart, in two seconds
+    has_pitch = ~np.isnan(found)
+    assert has_pitch.mean() > 0.95  # where it is faint, some frame may have none
+    np.testing.assert_allclose(found[has_pitch], pitch, rtol=0.01)
 
 
 def test_noise_and_silence_have_no_pitch() -> None:

@@ -19,6 +19,7 @@ class Clip:
 
     pieces: np.ndarray  # [p, 40] of each second: mean and standard deviation over time of 20 mel bands, dB
     semitones: np.ndarray  # [v] pitch of the frames that have one, above 100 Hz
+    voiced: float  # share of the frames that have a pitch
     level_db: np.ndarray  # [f]
     clipped: float  # share of the samples
     ends_silent: bool  # its last half second is below -60 dBFS throughout
@@ -30,22 +31,19 @@ class Clip:
         """Share of the frames below -60 dBFS."""
         return float((self.level_db < FLOOR_DB).mean())
 
-    @property
-    def voiced(self) -> float:
-        """Share of the frames that have a pitch."""
-        return len(self.semitones) / len(self.level_db)
-
 
 def measure_clip(samples: np.ndarray, *, sample_rate_hz: int, opinions: dict[str, float] | None = None) -> Clip:
     """Measure mono samples [n], at least a second of them; what is left of a second at the end has no piece."""
     rate = sample_rate_hz
     pitches, levels = pitch_hz(samples, sample_rate_hz=rate), level_db(samples, sample_rate_hz=rate)
+    has_pitch = ~np.isnan(pitches)
     end = samples[-round(_END_S * rate) :]
     ends_silent = bool((level_db(end, sample_rate_hz=rate) < FLOOR_DB).all())
     seconds = samples[: len(samples) // rate * rate].reshape(-1, rate)
     return Clip(
         pieces=np.stack([_spectral_statistics(second, sample_rate_hz=rate) for second in seconds]),
-        semitones=12 * np.log2(pitches[~np.isnan(pitches)] / _REFERENCE_HZ),
+        semitones=12 * np.log2(pitches[has_pitch] / _REFERENCE_HZ),
+        voiced=float(has_pitch.mean()),
         level_db=levels,
         clipped=float((np.abs(samples) >= _CLIPPED).mean()),
         ends_silent=ends_silent,
