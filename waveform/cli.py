@@ -231,6 +231,14 @@ VERBS = (
             argument("run_dirs", type=Path, nargs="*", metavar="RUN_DIR", help="several stand side by side"),
             OUT_PAGE,
             argument(
+                "--listen",
+                type=Path,
+                nargs="+",
+                default=(),
+                metavar="RUN_DIR",
+                help="further runs, of which only sounds are shown, whatever data they learned from",
+            ),
+            argument(
                 "--num", into="config", type=int, metavar="N", help="sounds of each run at each temperature (default 2)"
             ),
             argument("--seconds", into="config", type=float, metavar="S", help="length of each sound (default 2)"),

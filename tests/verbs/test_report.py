@@ -91,6 +91,19 @@ def test_without_recordings_and_with_fewer_than_asked(place: Path, tmp_path: Pat
         assert (tmp_path / "a.html").read_text().count('<div class="row"') == expected
 
 
+def test_runs_that_are_only_listened_to(place: Path, tmp_path: Path) -> None:
+    page, figures = tmp_path / "a.html", tmp_path / "f.json"
+    arguments = ["--real", "1", "--num", "1", "--seconds", "0.05", "--temperatures", "1", "--json", str(figures)]
+    listen = ["--listen", str(place / "other")]
+    assert main(["report", str(place / "ct"), "--out", str(page), *arguments, *listen]) == 0
+    html = page.read_text()
+    other = str(place / "other")
+    row = ["compressive_transformer", other]
+    assert re.findall(r'data-label="(.*?)"', html) == ["real speech", *row, *row]
+    assert [entry["model"] for entry in json.loads(figures.read_text())["comparison"]] == ["compressive_transformer"]
+    assert "model.num_stacks" not in html
+
+
 def test_recordings_begin_with_speech() -> None:
     class Tokens:
         names, lengths = ["short", "long"], [100, 40_000]
@@ -113,6 +126,8 @@ def test_recordings_begin_with_speech() -> None:
     ("arguments", "words"),
     [
         (["{ct}", "{ct}"], "is named twice"),
+        (["{ct}", "--listen", "{ct}"], "is named twice"),
+        (["{ct}", "--listen", "{ct}/nosuch"], "no such run folder"),
         (["{ct}", "--num", "-1"], "--num is -1"),
         (["{ct}", "--quality", "2"], "--quality is 2; it must be at least 3"),
         (["{ct}", "--seconds", "0"], "seconds is 0"),

@@ -13,6 +13,7 @@ from waveform.audio.wav import write_wav
 from waveform.engine.dataset import is_dataset
 from waveform.engine.metrics import read_metrics
 from waveform.engine.sampler import SamplingConfig
+from waveform.runs.named import bundled_names
 from waveform.runs.settings import typed
 from waveform.speech import SpeechTrainConfig, compose_config, load
 from waveform.system.console import say
@@ -33,9 +34,9 @@ _RATE_HZ = AudioFormat.sample_rate_hz
 def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = (), show_progress: bool = True) -> None:
     """Train the three models of preset `demo` for equal time on the bundled speech, into `out_dir`.
 
-    Writes data/, one run folder per model, report.html, comparison.json, samples/*.wav and demo.png. After an
-    interruption, calling it again continues. overrides: settings for all three trainings. Raises UserError if `out_dir`
-    contains anything else.
+    Writes data/, one run folder per model, report.html, comparison.json, samples/*.wav and demo.png. Sounds are
+    those of the bundled runs too, which learned for longer. After an interruption, calling it again continues.
+    overrides: settings for all three trainings. Raises UserError if `out_dir` contains anything else.
     """
     out_dir = Path(out_dir)
     others = out_dir.exists() and (not out_dir.is_dir() or any(path.name != "data" for path in out_dir.iterdir()))
@@ -57,7 +58,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
 
     say(f"3/5 comparing them on the held-out recordings, and writing {out_dir / 'report.html'}")
     page = ReportConfig(num=1, seconds=_REPORT_SECONDS, real=2, temperatures=(_TEMPERATURE, 1.0))
-    figures = report(run_dirs, page, out=out_dir / "report.html", show_progress=show_progress)
+    figures = report(run_dirs, page, out=out_dir / "report.html", listen=bundled_names(), show_progress=show_progress)
     write_json(out_dir / "comparison.json", figures["comparison"])
 
     say(f"4/5 sampling {_SAMPLE_SECONDS} s from each")
@@ -65,7 +66,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     clip = read_audio(sorted((demo_speech_dir() / "test").iterdir())[0], sample_rate_hz=_RATE_HZ)
     clips = {"real speech (held out)": clip[: int(_SAMPLE_SECONDS * _RATE_HZ)]}
     write_wav(samples_dir / "real_speech.wav", clip, sample_rate_hz=_RATE_HZ)
-    for run_dir in run_dirs:
+    for run_dir in (*run_dirs, *map(Path, bundled_names())):
         for old in samples_dir.glob(f"{run_dir.name}_step*_seed0_0.wav"):  # of an earlier demo in the same folder
             old.unlink()
         (path,) = sample(
@@ -87,9 +88,10 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     num_layers = load(run_dirs[0]).config["model"]["num_layers"]
     print(
         f"""
-done in {minutes:.1f} minutes. Open {out_dir / "report.html"} in a browser: it has sounds of all three, and the figures.
+done in {minutes:.1f} minutes. Open {out_dir / "report.html"} in a browser: it has their sounds, and the figures.
 Besides, {samples_dir}/*.wav and {out_dir / "demo.png"}.
 These models have {num_layers} layers and a minute of training: expect bursts of noise as loud as speech, or silence.
+{" and ".join(bundled_names())}, beside them, came with waveform and learned for an hour.
 
 On your own recordings:
     waveform train YOUR_AUDIO_DIR runs/ct                        # Compressive Transformer

@@ -21,7 +21,7 @@ from waveform.report_page.measures import measure_attention, measure_places
 from waveform.report_page.page import Page, Player, PlayerRow, Table, data_uri, write_page
 from waveform.report_page.settings import settings_tables
 from waveform.runs.race import ScoredRun
-from waveform.speech import Run, check_amount
+from waveform.speech import Run, check_amount, load
 from waveform.system.atomic import require_writable
 from waveform.system.console import printable
 from waveform.system.errors import UserError
@@ -88,6 +88,7 @@ def report(
     config: ReportConfig | None = None,
     *,
     out: Path | str = "report.html",
+    listen: Sequence[Path | str] = (),
     data: Path | str | None = None,
     json_file: Path | str | None = None,
     device: str | None = None,
@@ -95,19 +96,25 @@ def report(
 ) -> dict[str, Any]:
     """Write a page on one run or several: sounds, NLL, attention and settings, beside real recordings.
 
-    The page is one file that loads nothing. Returns (and writes to `json_file`) its figures: `comparison` as `compare`
-    has them, `by_place`, `attention` and, if measured, `quality`. Raises UserError as `compare` does.
+    The page is one file that loads nothing. listen: further runs, of which only sounds are shown: they may have been
+    trained on other data, these recordings included. Returns (and writes to `json_file`) its figures: `comparison` as
+    `compare` has them, `by_place`, `attention` and, if measured, `quality`. Raises UserError as `compare` does.
     """
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
     config, out = config or ReportConfig(), Path(out)
     require_writable(out, option="--out")
     require_writable(json_file, option="--json")
-    for run_dir in run_dirs:
-        if [Path(other).resolve() for other in run_dirs].count(Path(run_dir).resolve()) > 1:
+    everyone = [Path(run_dir).resolve() for run_dir in (*run_dirs, *listen)]
+    for run_dir in (*run_dirs, *listen):
+        if everyone.count(Path(run_dir).resolve()) > 1:
             raise UserError(f"{run_dir} is named twice; name each run once")
     runs, tokens = open_runs(run_dirs, data=data, split=config.split, device=device, show_progress=show_progress)
     audio_format = runs[0].audio_format
     rate = audio_format.sample_rate_hz
+    heard = {printable(str(run_dir)): load(run_dir, device=device) for run_dir in listen}
+    for label, run in heard.items():
+        if (own_rate := run.audio_format.sample_rate_hz) != rate:
+            raise UserError(f"--listen {label} is at {own_rate} Hz, the others are at {rate} Hz; leave it out")
     places = [
         measure_places(
             run,
@@ -135,7 +142,8 @@ def report(
         quality = measure_quality(
             named, config.of_quality(), held_out=tokens, others=others, show_progress=show_progress
         )
-    players = list(_rows(dict(zip(labels, runs, strict=True)), tokens, config, show_progress=show_progress))
+    heard = dict(zip(labels, runs, strict=True)) | heard
+    players = list(_rows(heard, tokens, config, show_progress=show_progress))
     different, same = settings_tables(labels, [run.config for run in runs])
     charts = [
         learning_chart([(label, one.curve) for label, one in zip(labels, scored, strict=True)], unit="sample"),
@@ -145,7 +153,7 @@ def report(
     write_page(
         out,
         Page(
-            labels=labels,
+            labels=list(heard),
             made_of=f"NLL and recordings are of the {config.split} split ({tokens.num_tokens / rate:.0f} s, "
             f"{len(tokens)} utterances), sounds of seed {config.seed}.",
             comparison=Table(*rows_of(entries), note=f"{note_of(entries[0])}."),
