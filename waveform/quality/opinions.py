@@ -15,6 +15,7 @@ import torch
 from waveform.audio.audio_format import WIDEBAND_HZ
 from waveform.audio.resample import resample_blocks
 
+_SHORTEST_S = 8  # for Distill-MOS: 2 s of white noise get 2.2, 8 s get 1.2, and so do the 2 s if they are repeated
 Predict = Callable[[np.ndarray], float]  # of mono 16 kHz samples [n]
 
 
@@ -40,8 +41,9 @@ def _distill_mos() -> Predict:
         model = ConvTransformerSQAModel().eval()
 
     def predict(samples: np.ndarray) -> float:
+        repeated = np.resize(samples, max(len(samples), _SHORTEST_S * WIDEBAND_HZ))  # DNSMOS does so by itself
         with torch.inference_mode():
-            return float(model(torch.from_numpy(samples)[None]))
+            return float(model(torch.from_numpy(repeated)[None]))
 
     return predict
 
