@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from recipes.cli import main as recipes
-from tests.faults.small_runs import make_speech_run, make_text_run
+from tests.faults.small_runs import make_speech_run
 from tests.recipes.calling import mistake as recipes_mistake
 from tests.test_cli import mistake
 from waveform.cli import main
@@ -24,13 +24,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("place")
     make_speech_run(place)
     assert main(["export", str(place / "run"), str(place / "speech.zip")]) == 0
-    return place
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("text")
-    make_text_run(place)
     return place
 
 

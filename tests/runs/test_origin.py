@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 from safetensors.torch import load_file
 
 from recipes.cli import main as recipes
-from tests.faults.small_runs import SETTINGS, make_speech_run, make_text_run, write_audio
+from tests.faults.small_runs import SETTINGS, make_speech_run, write_audio
 from tests.recipes.calling import mistake as recipes_mistake
 from tests.test_cli import mistake
 from waveform.cli import main
@@ -28,13 +29,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("text")
-    make_text_run(place)
-    return place
-
-
 def tensors(run: Path, step: int, name: str) -> dict[str, torch.Tensor]:
     return load_file(run / "checkpoints" / f"step_{step:08d}" / f"{name}.safetensors")
 
@@ -49,6 +43,16 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def go_on(place: Path, run: Path, *more: str) -> int:
     return main(["train", str(place / "other"), str(run), "--from", str(place / "run"), *_SCHEDULE, *more])
+
+
+def test_an_archive_does_not_say_in_which_folder_a_run_began(place: Path, tmp_path: Path) -> None:
+    assert go_on(place, tmp_path / "run") == 0
+    assert config_of(tmp_path / "run")["origin"]["run"] == str(place / "run")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "run.zip")]) == 0
+    with zipfile.ZipFile(tmp_path / "run.zip") as archive:
+        config = archive.read("config.yaml").decode()
+    assert str(place) not in config and yaml.safe_load(config)["origin"]["run"] == "run"
+    assert main(["sample", str(tmp_path / "run.zip"), "--out", str(tmp_path / "s"), "--seconds", "0.01"]) == 0
 
 
 @pytest.mark.parametrize("optimiser", [False, True])

@@ -81,8 +81,10 @@ def _copy_run(
     optimiser: bool,
     data_files: Iterable[Path],
 ) -> None:
-    """Copy what an archive holds; where the data was is left out."""
+    """Copy what an archive holds; in which folders the data and the run it began from were is left out."""
     config["dataset"]["path"] = ""
+    if "origin" in config:
+        config["origin"]["run"] = Path(config["origin"]["run"]).name
     (place / CONFIG_FILE).write_text(to_yaml(config), encoding="utf-8")
     if (run_dir / METRICS_FILE).is_file():
         shutil.copyfile(run_dir / METRICS_FILE, place / METRICS_FILE)

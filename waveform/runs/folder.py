@@ -35,6 +35,7 @@ _MAY_DIFFER = {
               "sharding", "checkpoint_activations", "compile", "timeout_s", "on_nonfinite", "max_skipped"),
     "data": ("num_workers",),
     "dataset": ("path",),
+    "origin": ("run",),  # where it lay; `weights` says which it was
 }  # fmt: skip
 
 _Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
