@@ -21,7 +21,14 @@ import yaml
 from recipes.cli import main as recipes
 from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb
 from tests.faults.fault import fault
-from tests.faults.small_runs import SETTINGS, TEXT_SETTINGS, make_speech_run, make_text_run
+from tests.faults.small_runs import (
+    AGENT_SETTINGS,
+    SETTINGS,
+    TEXT_SETTINGS,
+    make_agent_run,
+    make_speech_run,
+    make_text_run,
+)
 from waveform.cli import main as waveform
 from waveform.verbs import compare
 
@@ -129,6 +136,29 @@ _TEXT = [
         ),
         _last_weights,
         ("run", "data"),
+    ),
+]
+_AGENTS = [
+    Reader(
+        "agents evaluate",
+        lambda p: call(recipes, ["evaluate", p / "run", "--episodes", "2", "--json", p / _JSON], seconds=_SLOW_S),
+        lambda p: _figures(p / _JSON, *_SPEEDS),
+        ("run",),
+    ),
+    Reader(
+        "agents play",
+        lambda p: call(recipes, ["play", p / "run", "--gif", p / "e.gif", "--steps", "5"], seconds=_SLOW_S),
+        lambda p: (p / "e.gif").read_bytes(),
+        ("run",),
+        0.5,
+    ),
+    Reader(
+        "agents train",
+        lambda p: call(
+            recipes, ["train", "object_matching", p / "run", *AGENT_SETTINGS, "train.max_steps=6"], seconds=_SLOW_S
+        ),
+        _last_weights,
+        ("run",),
     ),
 ]
 
@@ -297,7 +327,11 @@ def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     expected: dict[str, tuple[Any, Any]] = {}  # made when needed: some commands are slow
     places: dict[str, tuple[Path, Path]] = {}
     with mock.patch.object(compare, "_SPEED_SECONDS", 0.001):
-        for kind, make, readers in (("speech", make_speech_run, _SPEECH), ("text", make_text_run, _TEXT)):
+        for kind, make, readers in (
+            ("speech", make_speech_run, _SPEECH),
+            ("text", make_text_run, _TEXT),
+            ("agent", make_agent_run, _AGENTS),
+        ):
             work, pristine = folder / kind, folder / f"{kind} whole"
             make(work)
             shutil.copytree(work, pristine)

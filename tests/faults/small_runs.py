@@ -30,6 +30,11 @@ WAVENET_SETTINGS = ["model=wavenet", *_WAVENET, *_TRAIN, "train.sample_seconds=0
 TEXT_SETTINGS = ["model=compressive_transformer", *_MODEL, *_TRAIN]
 SETTINGS = [*TEXT_SETTINGS, "train.sample_seconds=0"]
 
+AGENT_SETTINGS = [
+    "preset=smoke", "train.max_steps=4", "train.checkpoint_every=2", "train.keep_checkpoints=2", "train.log_every=1",
+    "train.device=cpu",
+]  # fmt: skip
+
 
 def write_audio(folder: Path, *, seconds: float = 0.03) -> None:
     """A few short recordings in a train/valid/test layout."""
@@ -71,3 +76,10 @@ def make_text_run(folder: Path) -> None:
     ):
         outcome = call(recipes, arguments)
         assert outcome.code == 0, outcome.err
+
+
+def make_agent_run(folder: Path) -> None:
+    """run/ in `folder`, of an agent."""
+    torch.set_num_threads(1)
+    outcome = call(recipes, ["train", "object_matching", folder / "run", *AGENT_SETTINGS])
+    assert outcome.code == 0, outcome.err
