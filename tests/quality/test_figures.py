@@ -95,6 +95,19 @@ def test_the_jackknife_of_a_mean_is_students_interval() -> None:
     assert (figure.low, figure.high) == pytest.approx((low, high))
 
 
+@pytest.mark.parametrize(
+    ("name", "unit", "interval"),
+    [("silent frames", "share", (0, 1)), ("DNSMOS", "1 to 5", (1, 5)), ("spread of pitch", "semitones", (0, np.inf))],
+)
+def test_intervals_stay_where_a_figure_can_be(name: str, unit: str, interval: tuple[float, float]) -> None:
+    clips = [measure_clip(voice(150), sample_rate_hz=RATE_HZ) for _ in range(3)]
+    least, greatest = interval[0], min(interval[1], 10)
+    values = {id(clip): value for clip, value in zip(clips, (least, least, greatest), strict=True)}
+    figure = jackknife(name, unit, clips, lambda some: float(np.mean([values[id(clip)] for clip in some])))
+    assert figure.low == least and figure.high is not None
+    assert figure.high == greatest or (np.isinf(interval[1]) and figure.high > greatest)
+
+
 def test_figures_lie_between_noise_and_real() -> None:
     reference = [measure_clip(voice(180 + i, seed=i), sample_rate_hz=RATE_HZ) for i in range(40)]
     real = by_name(

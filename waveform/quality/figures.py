@@ -12,6 +12,7 @@ from waveform.quality.clip import Clip
 from waveform.quality.frechet import frechet_distance
 
 _TRIALS = 50  # draws of as many real clips, for what they get by chance
+_SCORES = "1 to 5"  # unit of opinion scores
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def figures_of(clips: Sequence[Clip], reference: Sequence[Clip]) -> list[Figure]
     ]
     figures = [jackknife(name, unit, clips, statistic) for name, unit, statistic in measured]
     for name in clips[0].opinions:
-        figures.append(jackknife(name, "1 to 5", clips, partial(_opinion, name)))
+        figures.append(jackknife(name, _SCORES, clips, partial(_opinion, name)))
     return figures
 
 
@@ -83,9 +84,17 @@ def jackknife(
     num = len(clips)
     error = np.sqrt((num - 1) * np.var(np.array(without, dtype=np.float64)))
     half = float(stats.t.ppf(0.975, num - 1) * error)
-    bounded = unit == "share" or "distance" in name  # neither is ever negative
-    low, high = value - half, value + half
-    return Figure(name, unit, value, max(low, 0.0) if bounded else low, min(high, 1.0) if unit == "share" else high)
+    low, high = _range(name, unit)
+    return Figure(name, unit, value, max(low, value - half), min(high, value + half))
+
+
+def _range(name: str, unit: str) -> tuple[float, float]:
+    """The least and the greatest value that a figure can have."""
+    if unit == "share":
+        return 0.0, 1.0
+    if unit == _SCORES:
+        return 1.0, 5.0
+    return (0.0 if "distance" in name or "spread" in name else -np.inf), np.inf
 
 
 def frechet_by_chance(reference: Sequence[Clip], *, num: int, seed: int) -> Figure:
