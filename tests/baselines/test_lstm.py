@@ -98,6 +98,8 @@ def test_dropout_is_on_what_enters_and_leaves_layers() -> None:
     ("compose", "overrides", "vocab_size", "share"),
     [
         (compose_speech, ["preset=demo"], 256, 0.01),
+        (compose_speech, ["preset=ten_minutes"], 256, 0.01),
+        (compose_speech, ["preset=hour"], 256, 0.02),
         (compose_speech, ["preset=small"], 256, 0.01),
         (compose_speech, ["preset=speech_paper"], 256, 0.01),
         (lambda overrides: compose_text("enwik8", overrides), ["preset=small"], 256, 0.01),
@@ -114,6 +116,7 @@ def test_presets_match_the_compressive_transformer(
             return num_parameters(model_from(config))
 
     assert size("lstm") == pytest.approx(size("compressive_transformer"), rel=share)
+    assert size("transformer_xl") == pytest.approx(size("compressive_transformer"), rel=share)
 
 
 def test_wrong_settings_are_refused() -> None:
