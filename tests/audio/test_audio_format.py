@@ -16,7 +16,9 @@ from tests.test_cli import mistake
 from waveform.audio.audio_format import AudioFormat, differences, format_of
 from waveform.cli import main
 from waveform.engine.dataset import read_dataset
+from waveform.runs.folder import read_config
 from waveform.system.errors import UserError
+from waveform.verbs import train as verb
 
 FORMAT = AudioFormat(16_000, "linear", "clip")
 SETTINGS = ["data.sample_rate_hz=16000", "data.quantiser=linear", "data.normalise=clip"]
@@ -74,6 +76,28 @@ def test_what_differs_is_refused(place: Path, tmp_path: Path, capsys: pytest.Cap
     assert "read different tokens" in line and "data.quantiser was linear and is mu_law" in line
     line = mistake(["evaluate", str(place / "run"), "--data", str(tmp_path / "other")], capsys)
     assert "data.normalise was clip and is none" in line
+
+
+def test_a_run_of_before_a_setting_existed_is_resumed(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run folder of when `data` had fewer settings; what it was trained on says its data set."""
+    run, audio = tmp_path / "run", str(place / "audio")
+    compose = verb.compose_config
+
+    def without_the_scale(*arguments: Any, **options: Any) -> dict[str, Any]:
+        config = compose(*arguments, **options)
+        return {**config, "data": {name: value for name, value in config["data"].items() if name != "normalise"}}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(verb, "compose_config", without_the_scale)
+        assert main(["train", audio, str(run), *SMALL]) == 0
+    assert "normalise" not in read_config(run)["data"]
+    line = mistake(["train", audio, str(run), *SMALL, "data.normalise=clip"], capsys)
+    assert "began with other data: data.normalise was none and is clip" in line
+    line = mistake(["train", audio, str(run), *SMALL, "data.quantiser=linear"], capsys)
+    assert "data.quantiser (was 'mu_law', is 'linear')" in line
+    assert main(["train", audio, str(run), *SMALL, "train.max_steps=4"]) == 0
 
 
 @pytest.mark.parametrize(
