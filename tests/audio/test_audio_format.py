@@ -104,7 +104,7 @@ def test_a_run_of_before_a_setting_existed_is_resumed(
     ("setting", "said"),
     [
         ("data.sample_rate_hz=16", "data.sample_rate_hz is 16; it must be from 1,000 to 192,000"),
-        ("data.quantiser=cubic", "data.quantiser is 'cubic'; choose mu_law or linear"),
+        ("data.quantiser=cubic", "data.quantiser is 'cubic'; choose mu_law, linear, mu_law_floor or linear_floor"),
         ("data.normalise=all", "data.normalise is 'all'; choose none or clip"),
     ],
 )
@@ -114,12 +114,29 @@ def test_values_that_do_not_exist(
     assert said in mistake(["prepare", str(place / "audio"), str(tmp_path / "data"), setting], capsys)
 
 
-@pytest.mark.parametrize("quantiser", ["mu_law", "linear"])
+@pytest.mark.parametrize("quantiser", ["mu_law", "linear", "mu_law_floor", "linear_floor"])
 def test_every_class_comes_back(quantiser: str) -> None:
     classes = torch.arange(256)
     audio_format = AudioFormat(quantiser=quantiser)
     assert audio_format.encode(audio_format.decode(classes)).tolist() == classes.tolist()
     assert audio_format.encode(torch.tensor([-2.0, 0.0, 2.0])).tolist() == [0, 128, 255]
+
+
+@pytest.mark.parametrize("quantiser", ["mu_law_floor", "linear_floor"])
+def test_the_truncating_quantisers_are_those_of_published_figures(quantiser: str) -> None:
+    """Compared with the published formula in fp64, on values that lie between the boundaries of classes."""
+    samples = torch.from_numpy(np.random.default_rng(0).uniform(-1, 1, 200_000) ** 3).float()
+    exact = samples.double().numpy()
+    if quantiser == "mu_law_floor":
+        exact = np.sign(exact) * np.log1p(255 * np.abs(exact)) / np.log1p(255)
+    steps = (exact + 1) / 2 * (256 - 0.01) + 0.005
+    expected = np.floor(steps)
+    found = AudioFormat(quantiser=quantiser).encode(samples).numpy()
+    near_a_boundary = np.abs(steps - np.rint(steps)) < 1e-4
+    assert (found == expected)[~near_a_boundary].all() and near_a_boundary.mean() < 0.01
+    assert (found != AudioFormat(quantiser=quantiser.removesuffix("_floor")).encode(samples).numpy()).mean() > 0.1
+    decoded = AudioFormat(quantiser=quantiser).decode(torch.arange(256))
+    assert (decoded.diff() > 0).all() and decoded.abs().max() < 1
 
 
 def test_scale() -> None:
@@ -129,7 +146,7 @@ def test_scale() -> None:
 
 
 def test_modality_and_back() -> None:
-    for audio_format in (AudioFormat(), FORMAT, AudioFormat(48_000)):
+    for audio_format in (AudioFormat(), FORMAT, AudioFormat(48_000), AudioFormat(quantiser="mu_law_floor")):
         assert format_of(audio_format.modality()) == audio_format
     assert "normalise" not in AudioFormat().modality()  # data sets of earlier versions stay equal
     assert differences(AudioFormat(), AudioFormat()) == ""

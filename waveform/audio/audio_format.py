@@ -5,6 +5,7 @@ This module alone knows rates in hertz. Everything else gets a data set's format
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,13 @@ CD_RATE_HZ = 44_100  # of the audio files that `bench` synthesises
 WIDEBAND_HZ = 16_000  # of the speech that networks which predict opinions were trained on
 _MOST_HZ = 192_000
 _LEAST_HZ = 1_000
-_QUANTISERS = {"mu_law": mulaw, "linear": linear}
-_STORED_AS = {"mu_law": "mu-law", "linear": "linear"}  # in dataset.json
+_QUANTISERS: dict[str, tuple[ModuleType, dict[str, bool]]] = {  # and what their functions are called with
+    "mu_law": (mulaw, {}),
+    "linear": (linear, {}),
+    "mu_law_floor": (mulaw, {"floor": True}),
+    "linear_floor": (linear, {"floor": True}),
+}
+_STORED_AS = {name: name.replace("mu_law", "mu-law").replace("_", "-") for name in _QUANTISERS}  # in dataset.json
 _RULES = {
     "sample_rate_hz": Rule(
         lambda value: _LEAST_HZ <= value <= _MOST_HZ, f"it must be from {_LEAST_HZ:,} to {_MOST_HZ:,}"
@@ -37,7 +43,8 @@ class AudioFormat:
     """
 
     sample_rate_hz: int = 24_000
-    quantiser: str = "mu_law"  # mu_law | linear
+    # mu_law | linear, to the nearest of 256 values; mu_law_floor | linear_floor: cut down, as published figures have it
+    quantiser: str = "mu_law"
     normalise: str = "none"  # none; clip: each file is scaled by its own range to -1..1, which looks ahead
 
     def __post_init__(self) -> None:
@@ -46,15 +53,17 @@ class AudioFormat:
     @property
     def num_classes(self) -> int:
         """How many classes a sample can have."""
-        return _QUANTISERS[self.quantiser].NUM_CLASSES
+        return int(_QUANTISERS[self.quantiser][0].NUM_CLASSES)
 
     def encode(self, samples: Tensor) -> Tensor:
         """Quantise float samples [...] in -1..1 (others are clipped) to classes [...] uint8."""
-        return _QUANTISERS[self.quantiser].encode(samples)
+        module, options = _QUANTISERS[self.quantiser]
+        return module.encode(samples, **options)
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Turn classes [...] (any integer dtype) into samples [...] float32 in -1..1."""
-        return _QUANTISERS[self.quantiser].decode(tokens)
+        module, options = _QUANTISERS[self.quantiser]
+        return module.decode(tokens, **options)
 
     def scale(self, samples: np.ndarray) -> np.ndarray:
         """Scale a whole recording [n] as `normalise` says; one without any range becomes zeros."""

@@ -49,7 +49,8 @@ class DataConfig:
     # which files train, validate and test
     split: SplitConfig = field(default_factory=SplitConfig)
     sample_rate_hz: int = AudioFormat.sample_rate_hz  # to which everything is resampled
-    quantiser: str = AudioFormat.quantiser  # mu_law | linear: how a sample becomes one of 256 classes
+    # mu_law | linear | mu_law_floor | linear_floor: how a sample becomes one of 256 classes (docs/corpora.md)
+    quantiser: str = AudioFormat.quantiser
     normalise: str = AudioFormat.normalise  # none; clip: each file scaled by its own range, which looks ahead
     # processes that decode; null: one for each core that this process may use
     num_workers: int | None = None
