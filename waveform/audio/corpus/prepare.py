@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,14 @@ from waveform.audio.corpus.groups import (
 )
 from waveform.audio.corpus.report import build_report, format_report
 from waveform.audio.corpus.scan import FoundFile, Scan, scan_folder
-from waveform.audio.corpus.splits import SPLITS, SplitConfig, SplitPlan, plan_split, require_all_splits
+from waveform.audio.corpus.splits import (
+    SPLITS,
+    Division,
+    SplitConfig,
+    divide_in_order,
+    plan_split,
+    require_all_splits,
+)
 from waveform.audio.corpus.workers import run_groups
 from waveform.audio.files import AUDIO_SUFFIXES
 from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, read_dataset, write_dataset
@@ -51,14 +58,17 @@ class DataConfig:
     sample_rate_hz: int = AudioFormat.sample_rate_hz  # to which everything is resampled
     # mu_law | linear | mu_law_floor | linear_floor: how a sample becomes one of 256 classes (docs/corpora.md)
     quantiser: str = AudioFormat.quantiser
-    normalise: str = AudioFormat.normalise  # none; clip: each file scaled by its own range, which looks ahead
+    normalise: str = AudioFormat.normalise  # none; clip: each utterance scaled by its own range, which looks ahead
+    # recordings are cut into utterances of so many samples, from which state begins anew; null: one utterance each
+    piece_samples: int | None = AudioFormat.piece_samples
+    drop_rest: bool = AudioFormat.drop_rest  # leave out what remains of a recording after its last whole piece
     # processes that decode; null: one for each core that this process may use
     num_workers: int | None = None
 
     @property
     def audio_format(self) -> AudioFormat:
         """What audio becomes. Raises UserError for values that it does not have."""
-        return AudioFormat(self.sample_rate_hz, self.quantiser, self.normalise)
+        return AudioFormat(**{known.name: getattr(self, known.name) for known in fields(AudioFormat)})
 
 
 def prepare(
@@ -79,15 +89,18 @@ def prepare(
         raise UserError(f"data.num_workers is {config.num_workers}; use 1 or more, or null for every core")
     audio_format = config.audio_format
     _check_audio_dir(audio_dir, data_dir)
-    split_plan = plan_split(audio_dir, config.split)
+    plan = plan_split(audio_dir, config.split)
     scan = scan_folder(audio_dir, skip=data_dir)
     if not scan.files:
         raise UserError(_explain_no_audio(audio_dir, scan))
+    split_plan: Division = plan
+    if config.split.by == "order":
+        split_plan = divide_in_order([file.path for file in scan.files], config.split)
     wanted: dict[FoundFile, str] = {}
     for file in scan.files:
         split = split_plan.split_of(file.path)
         if split is None:
-            scan.refused[file.path] = f"it lies outside the folders {split_plan.layout.replace('/', ', ')}"
+            scan.refused[file.path] = f"it lies outside the folders {plan.layout.replace('/', ', ')}"
         else:
             wanted[file] = split
     require_all_splits(split_plan, [file.path for file in wanted])
@@ -159,7 +172,7 @@ def _locked(data_dir: Path) -> Iterator[None]:
 
 
 def _read_previous(
-    data_dir: Path, *, split_plan: SplitPlan, wanted: dict[FoundFile, str], audio_format: AudioFormat
+    data_dir: Path, *, split_plan: Division, wanted: dict[FoundFile, str], audio_format: AudioFormat
 ) -> Dataset | None:
     """Return the data set as it is, or None. Raises UserError if bringing it up to date would change its meaning."""
     if not is_dataset(data_dir):
@@ -190,7 +203,7 @@ def _update(
     *,
     old: Dataset | None,
     wanted: dict[FoundFile, str],
-    split_plan: SplitPlan,
+    split_plan: Division,
     config: DataConfig,
     show: bool,
 ) -> tuple[Dataset, str]:
