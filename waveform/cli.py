@@ -67,6 +67,12 @@ VERBS = (
                 "audio_dir", type=Path, metavar="AUDIO_DIR", help="wav, flac, ogg, opus, mp3, aiff, in any folder"
             ),
             argument("data_dir", type=Path, metavar="DATA_DIR", help="created, or brought up to date"),
+            argument(
+                "--corpus",
+                metavar="NAME",
+                help="AUDIO_DIR is this published corpus: sc09, youtubemix, beethoven, ljspeech, libritts or vctk",
+            ),
+            argument("--partial", action="store_true", help="with --corpus: a part of it is enough"),
             overrides("data.split.valid=0.1 data.split.by=folder"),
             CONFIG_DIR,
         ),

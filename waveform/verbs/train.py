@@ -160,7 +160,8 @@ def refuse_other_data(data_dir: Path, config: dict[str, Any], overrides: Sequenc
     for key in (override.lstrip("+").partition("=")[0] for override in overrides):
         name = key.removeprefix("data.split.")
         if name != key and config["data"]["split"][name] != (was := split.get(f"split.{name}")):
-            how = f"with {key}={was}" if was is not None else f"by its folders {split.get('layout')}"
+            by = f"as the corpus {split['corpus']} is" if "corpus" in split else f"by its folders {split.get('layout')}"
+            how = f"with {key}={was}" if was is not None else by
             raise UserError(
                 f"{key}={config['data']['split'][name]}, but {data_dir} was split {how} when it was prepared; leave "
                 "the setting out, or prepare the audio into another folder"
