@@ -55,7 +55,7 @@ _PLOT = argument(
     metavar="FILE.png",
     help="draw validation NLL against updates, samples seen and seconds of training",
 )
-_PROTOCOL = protocol("utterance, or chunk if trained so", into="options")
+_PROTOCOL = protocol("utterance, or chunk if trained so", into="options", clips=True)
 
 VERBS = (
     Verb(
@@ -180,7 +180,13 @@ VERBS = (
             SPLIT,
             JSON,
             _PLOT,
-            protocol("utterance", into="config"),
+            protocol("utterance; with --published: clip", into="config", clips=True),
+            argument(
+                "--published",
+                into="config",
+                metavar="NAME",
+                help="show what others published for a corpus (sc09, youtubemix, beethoven) beside runs on all of it",
+            ),
             *quality("config"),
             DEVICE,
         ),
