@@ -508,7 +508,7 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
     ),
     "unknown preset": (
         lambda p, t: ["train", p / "data", t / "r", "preset=huge"],
-        ["unknown preset 'huge'", "demo, small, speech_paper"],
+        ["unknown preset 'huge'", "clips_4m, demo, small, speech_paper"],
     ),
     "value out of range": (
         lambda p, t: ["train", p / "data", t / "r", "model.num_heads=5"],

@@ -35,7 +35,7 @@ from waveform.command.table import Verb, argument, run_command
 _TRAIN_EPILOG = """\
 settings (Hydra overrides), any number, after the paths:
   model=compressive_transformer|transformer_xl|wavenet|lstm   or any model that an installed package registers
-  preset=demo|small|speech_paper                              sizes and schedule; small is the default
+  preset=demo|small|clips_4m|speech_paper                     sizes and schedule; small is the default
   train.max_steps=1000 train.max_seconds=600 train.batch_size=8 train.lr=3e-4 train.state=utterance
   model.num_layers=4 model.compression=max seed=1             see --print-config for all of them
 A run folder that exists with the same settings is resumed.
