@@ -7,9 +7,9 @@
 The paper leaves channels, biases and initial values open; each choice is explained where it is made.
 
 Shape letters: B rows, T steps, L layers, K taps of a kernel, D dilation, H = (K - 1) * D steps of a layer's history,
-C residual channels, G gate channels, S skip channels, V classes. The trunk runs time first ([T, B, C], not [B, T, C]):
-a tap's input is then one block of memory, and every convolution one matrix product over the taps side by side.
-Training on two CPU cores at 32 to 416 channels takes 0.75 to 1.03 of the time that `conv1d` takes.
+C residual channels, G gate channels, S skip channels, E end channels, V classes. The trunk runs time first ([T, B, C],
+not [B, T, C]): a tap's input is then one block of memory, and every convolution one matrix product over the taps side
+by side. Training on two CPU cores at 32 to 416 channels takes 0.75 to 1.03 of the time that `conv1d` takes.
 """
 
 import math
@@ -41,7 +41,8 @@ class WaveNetConfig:
     kernel_size: int = 3  # taps of a dilated convolution; 2 in the paper
     residual_channels: int = 416  # C, width of the stream from layer to layer
     gate_channels: int = 416  # G, width of tanh * sigmoid
-    skip_channels: int = 256  # S, width of the sum of skips and of the head
+    skip_channels: int = 256  # S, width of the sum of skips
+    end_channels: int | None = None  # E, width of the head; None: as that of the skips
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "vocab_size": whole_number(1),
@@ -51,6 +52,7 @@ class WaveNetConfig:
         "residual_channels": _WIDTH,
         "gate_channels": _WIDTH,
         "skip_channels": _WIDTH,
+        "end_channels": Rule(lambda value: value is None or _WIDTH.holds(value), f"{_WIDTH.remedy}, or null"),
     }
 
     def __post_init__(self) -> None:
@@ -61,6 +63,11 @@ class WaveNetConfig:
                 f"model.num_stacks={self.num_stacks} and model.layers_per_stack={self.layers_per_stack} make "
                 f"{num_layers} layers; make at most {MAX_LAYERS}"
             )
+
+    @property
+    def head_width(self) -> int:
+        """E: channels between the two 1x1 convolutions of the head."""
+        return self.skip_channels if self.end_channels is None else self.end_channels
 
     @property
     def dilations(self) -> list[int]:
@@ -91,10 +98,10 @@ def _linear(num_in: int, num_out: int, *, gain: float, bias: bool = True) -> nn.
 class WaveNetHead(nn.Module):
     """ReLU -> 1x1 -> ReLU -> 1x1 -> softmax (section 2.4)."""
 
-    def __init__(self, skip_channels: int, *, vocab_size: int) -> None:
+    def __init__(self, skip_channels: int, end_channels: int, *, vocab_size: int) -> None:
         super().__init__()
-        self.mix = _linear(skip_channels, skip_channels, gain=math.sqrt(2))
-        self.softmax = SoftmaxHead(skip_channels, vocab_size=vocab_size)
+        self.mix = _linear(skip_channels, end_channels, gain=math.sqrt(2))
+        self.softmax = SoftmaxHead(end_channels, vocab_size=vocab_size)
 
     def _features(self, hidden: Tensor) -> Tensor:
         return self.mix(hidden.relu()).relu()
@@ -132,7 +139,7 @@ class WaveNet(nn.Module, OptionalParts):
         )
         # The sum over layers of 1x1 projections, as one product with the gates of all layers side by side.
         self.skip = _linear(num_layers * g, config.skip_channels, gain=3)
-        self.head = WaveNetHead(config.skip_channels, vocab_size=config.vocab_size)
+        self.head = WaveNetHead(config.skip_channels, config.head_width, vocab_size=config.vocab_size)
 
     @property
     def receptive_field(self) -> int:

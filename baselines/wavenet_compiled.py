@@ -3,7 +3,7 @@
 Rows are computed alike whatever their number (waveform/decoding/kernels.py).
 
 Shape letters: B rows, L layers, K taps, H = (K - 1) * D steps of a layer's history, C residual channels, G gate
-channels, S skip channels; C', G', ... padded to whole vectors.
+channels, S skip channels, E end channels; C', G', ... padded to whole vectors.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -46,8 +46,8 @@ class _Weights(NamedTuple):
     convolution: DenseWeights  # [L, 2 G', K C']: vectors of tanh's and of sigmoid's half alternate; taps oldest first
     residual: DenseWeights  # [L - 1, C', G']
     skip: DenseWeights  # [S', L G']
-    mix: DenseWeights  # [S', S']
-    head: DenseWeights  # [V', S']
+    mix: DenseWeights  # [E', S']
+    head: DenseWeights  # [V', E']
 
     @property
     def matrices(self) -> tuple[DenseWeights, ...]:
@@ -69,7 +69,7 @@ class _Scratch(NamedTuple):
     gate: np.ndarray  # [B, G']
     gates: np.ndarray  # [B, L G']
     hidden: np.ndarray  # [B, S']
-    mixed: np.ndarray  # [B, S']
+    mixed: np.ndarray  # [B, E']
     logits: np.ndarray  # [B, V']
 
 
@@ -81,6 +81,7 @@ class _Sizes(NamedTuple):
     width: int  # C'
     num_gates: int  # G'
     num_skip: int  # S'
+    num_end: int  # E'
     num_logits: int  # V'
     num_classes: int  # V
 
@@ -109,10 +110,10 @@ def _work(phase, part, num_parts, layer, step, p, kind):
         x, out, num_inputs, num_outputs, mode = p.gates, p.hidden, p.num_layers * p.num_gates, p.num_skip, SET
         matrix = (p.skip, p.skip_scales, p.skip_biases)
     elif phase == _MIX:
-        x, out, num_inputs, num_outputs, mode = p.hidden, p.mixed, p.num_skip, p.num_skip, SET
+        x, out, num_inputs, num_outputs, mode = p.hidden, p.mixed, p.num_skip, p.num_end, SET
         matrix = (p.mix, p.mix_scales, p.mix_biases)
     else:
-        x, out, num_inputs, num_outputs, mode = p.mixed, p.logits, p.num_skip, p.num_logits, SET
+        x, out, num_inputs, num_outputs, mode = p.mixed, p.logits, p.num_end, p.num_logits, SET
         matrix = (p.head, p.head_scales, p.head_biases)
     matrix = of_layer(matrix, layer, num_inputs, num_outputs, kind)
     first, last = share_vectors(num_outputs, part, num_parts)
@@ -162,7 +163,7 @@ def _step(tokens, step, plan, kind):
         if phase == _SKIP:
             _relu(p.hidden, p.num_rows * p.num_skip)
         elif phase == _MIX:
-            _relu(p.mixed, p.num_rows * p.num_skip)
+            _relu(p.mixed, p.num_rows * p.num_end)
 
 
 @compiled(entry=True)
@@ -197,6 +198,7 @@ class CompiledWaveNetDecoder(DrawingSteps):
             width=padded(config.residual_channels),
             num_gates=padded(config.gate_channels),
             num_skip=padded(config.skip_channels),
+            num_end=padded(config.head_width),
             num_logits=padded(config.vocab_size),
             num_classes=config.vocab_size,
         )
@@ -257,6 +259,6 @@ def _make_scratch(z: _Sizes) -> _Scratch:
         gate=zeros(z.num_rows, z.num_gates),
         gates=zeros(z.num_rows, z.num_layers * z.num_gates),
         hidden=zeros(z.num_rows, z.num_skip),
-        mixed=zeros(z.num_rows, z.num_skip),
+        mixed=zeros(z.num_rows, z.num_end),
         logits=zeros(z.num_rows, z.num_logits),
     )

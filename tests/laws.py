@@ -123,6 +123,7 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "residual_channels": 12,
             "gate_channels": 10,
             "skip_channels": 8,
+            "end_channels": 20,
         },
     },
 }

@@ -508,7 +508,7 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
     ),
     "unknown preset": (
         lambda p, t: ["train", p / "data", t / "r", "preset=huge"],
-        ["unknown preset 'huge'", "demo, hour, small, speech_paper, ten_minutes"],
+        ["unknown preset 'huge'", "clips_4m, demo, hour, small, speech_paper, ten_minutes"],
     ),
     "value out of range": (
         lambda p, t: ["train", p / "data", t / "r", "model.num_heads=5"],

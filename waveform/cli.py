@@ -35,7 +35,7 @@ from waveform.command.table import Verb, argument, run_command
 _TRAIN_EPILOG = """\
 settings (Hydra overrides), any number, after the paths:
   model=compressive_transformer|transformer_xl|wavenet|lstm   or any model that an installed package registers
-  preset=demo|ten_minutes|hour|small|speech_paper             sizes and schedule; small is the default
+  preset=demo|ten_minutes|hour|small|speech_paper|clips_4m    sizes and schedule; small is the default
   train.max_steps=1000 train.max_seconds=600 train.batch_size=8 train.lr=3e-4 train.state=utterance
   model.num_layers=4 model.compression=max seed=1             see --print-config for all of them
 A run folder that exists with the same settings is resumed.
@@ -55,7 +55,7 @@ _PLOT = argument(
     metavar="FILE.png",
     help="draw validation NLL against updates, samples seen and seconds of training",
 )
-_PROTOCOL = protocol("utterance, or chunk if trained so", into="options")
+_PROTOCOL = protocol("utterance, or chunk if trained so", into="options", clips=True)
 
 VERBS = (
     Verb(
@@ -67,6 +67,12 @@ VERBS = (
                 "audio_dir", type=Path, metavar="AUDIO_DIR", help="wav, flac, ogg, opus, mp3, aiff, in any folder"
             ),
             argument("data_dir", type=Path, metavar="DATA_DIR", help="created, or brought up to date"),
+            argument(
+                "--corpus",
+                metavar="NAME",
+                help="AUDIO_DIR is this published corpus: sc09, youtubemix, beethoven, ljspeech, libritts or vctk",
+            ),
+            argument("--partial", action="store_true", help="with --corpus: a part of it is enough"),
             overrides("data.split.valid=0.1 data.split.by=folder"),
             CONFIG_DIR,
         ),
@@ -174,7 +180,13 @@ VERBS = (
             SPLIT,
             JSON,
             _PLOT,
-            protocol("utterance", into="config"),
+            protocol("utterance; with --published: clip", into="config", clips=True),
+            argument(
+                "--published",
+                into="config",
+                metavar="NAME",
+                help="show what others published for a corpus (sc09, youtubemix, beethoven) beside runs on all of it",
+            ),
             *quality("config"),
             DEVICE,
         ),

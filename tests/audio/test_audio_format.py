@@ -16,7 +16,9 @@ from tests.test_cli import mistake
 from waveform.audio.audio_format import AudioFormat, differences, format_of
 from waveform.cli import main
 from waveform.engine.dataset import read_dataset
+from waveform.runs.folder import read_config
 from waveform.system.errors import UserError
+from waveform.verbs import train as verb
 
 FORMAT = AudioFormat(16_000, "linear", "clip")
 SETTINGS = ["data.sample_rate_hz=16000", "data.quantiser=linear", "data.normalise=clip"]
@@ -76,11 +78,33 @@ def test_what_differs_is_refused(place: Path, tmp_path: Path, capsys: pytest.Cap
     assert "data.normalise was clip and is none" in line
 
 
+def test_a_run_of_before_a_setting_existed_is_resumed(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run folder of when `data` had fewer settings; what it was trained on says its data set."""
+    run, audio = tmp_path / "run", str(place / "audio")
+    compose = verb.compose_config
+
+    def without_the_scale(*arguments: Any, **options: Any) -> dict[str, Any]:
+        config = compose(*arguments, **options)
+        return {**config, "data": {name: value for name, value in config["data"].items() if name != "normalise"}}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(verb, "compose_config", without_the_scale)
+        assert main(["train", audio, str(run), *SMALL]) == 0
+    assert "normalise" not in read_config(run)["data"]
+    line = mistake(["train", audio, str(run), *SMALL, "data.normalise=clip"], capsys)
+    assert "began with other data: data.normalise was none and is clip" in line
+    line = mistake(["train", audio, str(run), *SMALL, "data.quantiser=linear"], capsys)
+    assert "data.quantiser (was 'mu_law', is 'linear')" in line
+    assert main(["train", audio, str(run), *SMALL, "train.max_steps=4"]) == 0
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
         ("data.sample_rate_hz=16", "data.sample_rate_hz is 16; it must be from 1,000 to 192,000"),
-        ("data.quantiser=cubic", "data.quantiser is 'cubic'; choose mu_law or linear"),
+        ("data.quantiser=cubic", "data.quantiser is 'cubic'; choose mu_law, linear, mu_law_floor or linear_floor"),
         ("data.normalise=all", "data.normalise is 'all'; choose none or clip"),
     ],
 )
@@ -90,12 +114,29 @@ def test_values_that_do_not_exist(
     assert said in mistake(["prepare", str(place / "audio"), str(tmp_path / "data"), setting], capsys)
 
 
-@pytest.mark.parametrize("quantiser", ["mu_law", "linear"])
+@pytest.mark.parametrize("quantiser", ["mu_law", "linear", "mu_law_floor", "linear_floor"])
 def test_every_class_comes_back(quantiser: str) -> None:
     classes = torch.arange(256)
     audio_format = AudioFormat(quantiser=quantiser)
     assert audio_format.encode(audio_format.decode(classes)).tolist() == classes.tolist()
     assert audio_format.encode(torch.tensor([-2.0, 0.0, 2.0])).tolist() == [0, 128, 255]
+
+
+@pytest.mark.parametrize("quantiser", ["mu_law_floor", "linear_floor"])
+def test_the_truncating_quantisers_are_those_of_published_figures(quantiser: str) -> None:
+    """Compared with the published formula in fp64, on values that lie between the boundaries of classes."""
+    samples = torch.from_numpy(np.random.default_rng(0).uniform(-1, 1, 200_000) ** 3).float()
+    exact = samples.double().numpy()
+    if quantiser == "mu_law_floor":
+        exact = np.sign(exact) * np.log1p(255 * np.abs(exact)) / np.log1p(255)
+    steps = (exact + 1) / 2 * (256 - 0.01) + 0.005
+    expected = np.floor(steps)
+    found = AudioFormat(quantiser=quantiser).encode(samples).numpy()
+    near_a_boundary = np.abs(steps - np.rint(steps)) < 1e-4
+    assert (found == expected)[~near_a_boundary].all() and near_a_boundary.mean() < 0.01
+    assert (found != AudioFormat(quantiser=quantiser.removesuffix("_floor")).encode(samples).numpy()).mean() > 0.1
+    decoded = AudioFormat(quantiser=quantiser).decode(torch.arange(256))
+    assert (decoded.diff() > 0).all() and decoded.abs().max() < 1
 
 
 def test_scale() -> None:
@@ -105,7 +146,7 @@ def test_scale() -> None:
 
 
 def test_modality_and_back() -> None:
-    for audio_format in (AudioFormat(), FORMAT, AudioFormat(48_000)):
+    for audio_format in (AudioFormat(), FORMAT, AudioFormat(48_000), AudioFormat(quantiser="mu_law_floor")):
         assert format_of(audio_format.modality()) == audio_format
     assert "normalise" not in AudioFormat().modality()  # data sets of earlier versions stay equal
     assert differences(AudioFormat(), AudioFormat()) == ""

@@ -101,6 +101,7 @@ def test_dropout_is_on_what_enters_and_leaves_layers() -> None:
         (compose_speech, ["preset=ten_minutes"], 256, 0.01),
         (compose_speech, ["preset=hour"], 256, 0.02),
         (compose_speech, ["preset=small"], 256, 0.01),
+        (compose_speech, ["preset=clips_4m"], 256, 0.01),
         (compose_speech, ["preset=speech_paper"], 256, 0.01),
         (lambda overrides: compose_text("enwik8", overrides), ["preset=small"], 256, 0.01),
         (lambda overrides: compose_text("enwik8", overrides), ["preset=smoke"], 256, 0.02),

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from baselines.wavenet import WaveNet, WaveNetState
 from baselines.wavenet_cached import WaveNetWithDecoders
 from waveform.engine.interface import ForwardDecoder, decoder, map_state, reset_rows, state_tensors
+from waveform.runs.configured_model import model_from, num_parameters
+from waveform.speech import compose_config
 from waveform.system.errors import UserError
 
 _SIZES = [
@@ -24,7 +26,7 @@ _SIZES = [
 def model(request: pytest.FixtureRequest) -> WaveNet:
     """A small WaveNet in fp64, with every parameter moved off its initial value (biases start at zero)."""
     torch.manual_seed(0)
-    model = WaveNetWithDecoders(dataclasses.replace(request.param, skip_channels=6)).double()
+    model = WaveNetWithDecoders(dataclasses.replace(request.param, skip_channels=6, end_channels=7)).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -216,6 +218,44 @@ def test_sizes_of_the_comparison(fields: dict[str, int], num_parameters: int, re
         assert num_parameters == pytest.approx(40e6, rel=0.01)
 
 
+def test_the_wavenet_of_the_published_tables() -> None:
+    """Goel et al. 2022 print 4.2M. Their count, part by part, and what ours has instead."""
+    fields = {name: value for name, value in compose_config(["preset=clips_4m", "model=wavenet"])["model"].items()}
+    assert fields.pop("name") == "wavenet"
+    with torch.device("meta"):
+        model = WaveNet(WaveNet.Config(256, **fields))
+    ours = sum(parameter.numel() for parameter in model.parameters())
+    layers, residual, skip, end, classes = 40, 64, 1024, 512, 256
+    convolutions, skips = layers * 4 * residual * residual, layers * residual * skip
+    head = skip * end + end + end * classes + classes
+    inputs = classes * classes + classes * residual  # an embedding as wide as the classes, then a 1x1 convolution
+    outputs = classes * classes + classes  # a linear layer after the head
+    theirs = inputs + convolutions + layers * residual * residual + skips + head + outputs
+    assert theirs == 4_244_480 and round(theirs / 1e6, 1) == 4.2
+    last_residual, biases = residual * residual, layers * 2 * residual + skip  # theirs have none inside
+    assert ours == theirs - inputs - outputs + (classes + 1) * residual - last_residual + biases == 4_115_264
+    assert model.receptive_field == 4093
+
+
+@pytest.mark.parametrize("name", ["compressive_transformer", "transformer_xl", "lstm", "wavenet"])
+def test_models_beside_the_published_tables_have_4m_parameters(name: str) -> None:
+    config = {**compose_config(["preset=clips_4m", f"model={name}"]), "dataset": {"vocab_size": 256}}
+    with torch.device("meta"):
+        assert num_parameters(model_from(config)) == pytest.approx(4.1e6, rel=0.02)
+
+
+def test_a_head_without_a_width_of_its_own_is_as_wide_as_the_skips() -> None:
+    """So weights of before it could have one load, and training is as it was."""
+    states = []
+    for end_channels in (None, 6):
+        torch.manual_seed(0)
+        config = WaveNet.Config(9, 1, 2, 2, 4, 4, skip_channels=6, end_channels=end_channels)
+        states.append(WaveNet(config).state_dict())
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert states[0]["head.mix.weight"].shape == (6, 6)
+
+
 def test_layers_dilate_as_configured() -> None:
     """A plain causal `conv1d` of each layer's weights, which pins down the order of taps and dilations."""
     torch.manual_seed(0)
@@ -248,6 +288,7 @@ def test_layers_dilate_as_configured() -> None:
         ("residual_channels", -3, "from 1 to 65536"),
         ("gate_channels", 2.5, "from 1 to 65536"),
         ("skip_channels", True, "from 1 to 65536"),
+        ("end_channels", 0, "from 1 to 65536, or null"),
     ],
 )
 def test_config_names_the_field_the_value_and_the_remedy(field: str, value: object, remedy: str) -> None:

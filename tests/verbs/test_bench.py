@@ -80,7 +80,7 @@ def one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     ("arguments", "expected"),
     [
         (["--model", "wavnet"], "unknown model 'wavnet'"),
-        (["--preset", "huge"], "unknown preset 'huge'; choose one of demo, hour, small, speech_paper, ten_minutes"),
+        (["--preset", "huge"], "unknown preset 'huge'; choose one of clips_4m, demo, hour, small, speech_paper"),
         (["--model", "wavenet", "model.num_heads=2"], "unknown setting 'model.num_heads'"),
         (["--model", "wavenet", "--batch-size", "0"], "train.batch_size is 0"),
         (["--audio-minutes", "-1"], "--audio-minutes -1"),

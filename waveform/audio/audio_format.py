@@ -1,10 +1,11 @@
-"""What the tokens of a data set mean as sound: rate, quantiser and scale; kept in the data set and in its runs.
+"""What the tokens of a data set mean as sound: rate, quantiser, scale, pieces; kept in the data set and in its runs.
 
 This module alone knows rates in hertz. Everything else gets a data set's format, or what a file says of itself.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,33 +13,47 @@ from torch import Tensor
 
 from waveform.audio import linear, mulaw
 from waveform.system.errors import UserError
-from waveform.system.rules import Rule, check_rules, one_of
+from waveform.system.rules import Rule, check_rules, one_of, whole_number
 
 CD_RATE_HZ = 44_100  # of the audio files that `bench` synthesises
 WIDEBAND_HZ = 16_000  # of the speech that networks which predict opinions were trained on
 _MOST_HZ = 192_000
 _LEAST_HZ = 1_000
-_QUANTISERS = {"mu_law": mulaw, "linear": linear}
-_STORED_AS = {"mu_law": "mu-law", "linear": "linear"}  # in dataset.json
+_QUANTISERS: dict[str, tuple[ModuleType, dict[str, bool]]] = {  # and what their functions are called with
+    "mu_law": (mulaw, {}),
+    "linear": (linear, {}),
+    "mu_law_floor": (mulaw, {"floor": True}),
+    "linear_floor": (linear, {"floor": True}),
+}
+_STORED_AS = {name: name.replace("mu_law", "mu-law").replace("_", "-") for name in _QUANTISERS}  # in dataset.json
+_LEAST_PIECE = 100  # samples; a shorter one is a duration by mistake
 _RULES = {
     "sample_rate_hz": Rule(
         lambda value: _LEAST_HZ <= value <= _MOST_HZ, f"it must be from {_LEAST_HZ:,} to {_MOST_HZ:,}"
     ),
     "quantiser": one_of(*_QUANTISERS),
     "normalise": one_of("none", "clip"),
+    "piece_samples": Rule(
+        lambda value: value is None or whole_number(_LEAST_PIECE).holds(value),
+        f"it must be null or a whole number of at least {_LEAST_PIECE}",
+    ),
 }
 
 
 @dataclass(frozen=True)
 class AudioFormat:
-    """How audio becomes the 256 classes that models read. The defaults are the paper's (Rae et al. 2019, section 5.6).
+    """How audio becomes utterances of 256 classes, which models read.
 
-    Raises UserError for a rate out of range, and for a quantiser or a scale that does not exist.
+    The defaults are those of the paper (Rae et al. 2019, section 5.6). Raises UserError for a rate or pieces out of
+    range, and for a quantiser or a scale that does not exist.
     """
 
     sample_rate_hz: int = 24_000
-    quantiser: str = "mu_law"  # mu_law | linear
-    normalise: str = "none"  # none; clip: each file is scaled by its own range to -1..1, which looks ahead
+    # mu_law | linear, to the nearest of 256 values; mu_law_floor | linear_floor: cut down, as published figures have it
+    quantiser: str = "mu_law"
+    normalise: str = "none"  # none; clip: each utterance is scaled by its own range to -1..1, which looks ahead
+    piece_samples: int | None = None  # recordings are cut into utterances of so many samples; None: not cut
+    drop_rest: bool = False  # leave out what remains of a recording after its last whole piece
 
     def __post_init__(self) -> None:
         check_rules(self, _RULES, section="data")
@@ -46,18 +61,20 @@ class AudioFormat:
     @property
     def num_classes(self) -> int:
         """How many classes a sample can have."""
-        return _QUANTISERS[self.quantiser].NUM_CLASSES
+        return int(_QUANTISERS[self.quantiser][0].NUM_CLASSES)
 
     def encode(self, samples: Tensor) -> Tensor:
         """Quantise float samples [...] in -1..1 (others are clipped) to classes [...] uint8."""
-        return _QUANTISERS[self.quantiser].encode(samples)
+        module, options = _QUANTISERS[self.quantiser]
+        return module.encode(samples, **options)
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Turn classes [...] (any integer dtype) into samples [...] float32 in -1..1."""
-        return _QUANTISERS[self.quantiser].decode(tokens)
+        module, options = _QUANTISERS[self.quantiser]
+        return module.decode(tokens, **options)
 
     def scale(self, samples: np.ndarray) -> np.ndarray:
-        """Scale a whole recording [n] as `normalise` says; one without any range becomes zeros."""
+        """Scale a whole utterance [n] as `normalise` says; one without any range becomes zeros."""
         if self.normalise == "none" or not len(samples):
             return samples
         low, high = float(samples.min()), float(samples.max())
@@ -73,7 +90,11 @@ class AudioFormat:
             "quantiser": _STORED_AS[self.quantiser],
             "num_classes": self.num_classes,
         }
-        return described if self.normalise == "none" else {**described, "normalise": self.normalise}
+        if self.normalise != "none":
+            described["normalise"] = self.normalise
+        if self.piece_samples is not None:
+            described["pieces"] = {"samples": self.piece_samples, "drop_rest": self.drop_rest}
+        return described
 
 
 def format_of(modality: Mapping[str, Any]) -> AudioFormat:
@@ -82,7 +103,11 @@ def format_of(modality: Mapping[str, Any]) -> AudioFormat:
     quantiser = by_name.get(modality.get("quantiser", _STORED_AS["mu_law"]))
     if quantiser is None:
         raise UserError(f"the quantiser {modality.get('quantiser')!r} is of a newer version of waveform; update it")
-    return AudioFormat(int(modality["sample_rate_hz"]), quantiser, str(modality.get("normalise", "none")))
+    pieces = modality.get("pieces", {"samples": None, "drop_rest": False})
+    normalise = str(modality.get("normalise", "none"))
+    return AudioFormat(
+        int(modality["sample_rate_hz"]), quantiser, normalise, pieces["samples"], bool(pieces["drop_rest"])
+    )
 
 
 def differences(before: AudioFormat, now: AudioFormat) -> str:

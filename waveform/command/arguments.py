@@ -92,13 +92,15 @@ DYNAMIC = (
 )
 
 
-def protocol(default: str, *, into: str | None = None) -> Argument:
-    """When state resets while a run is scored; default: what the help says of it."""
+def protocol(default: str, *, into: str | None = None, clips: bool = False) -> Argument:
+    """When state resets while a run is scored; default: what the help says of it. clips: data may be cut into such."""
     return argument(
         "--protocol",
         into=into,
-        choices=("utterance", "chunk", "carry"),
-        help=f"reset state at each utterance, at each chunk, or never (default: {default})",
+        choices=("utterance", "chunk", "carry", *["clip"] * clips),
+        help="reset state at each utterance, at each chunk, or never"
+        + "; clip: at each clip of data.piece_samples, as published figures have it" * clips
+        + f" (default: {default})",
     )
 
 

@@ -17,7 +17,7 @@ from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 from waveform.system.signals import Stopped, StopRequest
 
-PROTOCOLS = ("utterance", "chunk", "carry")
+PROTOCOLS = ("utterance", "chunk", "carry", "clip")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class EvaluateConfig:
 
     window: int  # tokens of one call of the model
     # utterance: state is carried from the utterance's start; chunk: reset at each chunk; carry: carried from each
-    # utterance to the next, in the set's order, and never reset
+    # utterance to the next, in the set's order, and never reset; clip: as utterance, which are clips there
     protocol: str = "utterance"
     chunk: int | None = None  # tokens between resets with protocol=chunk, a multiple of the window
     autocast: torch.dtype | None = None  # dtype of matrix products; None: the parameters' own

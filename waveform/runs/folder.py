@@ -98,10 +98,10 @@ def refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
     """Raises UserError, naming the settings, if `run_dir` contains a run with a different configuration."""
     if not (run_dir / CONFIG_FILE).exists():
         return
-    here, asked = comparable(read_config(run_dir)), comparable(config)
+    here = read_config(run_dir)
     if "dataset" not in config:  # not opened yet
         here.pop("dataset")
-    different = differing_keys(here, asked)
+    different = _different(here, config)
     if not different:
         return
     if all(key.startswith("dataset.checksums") for key in different):
@@ -134,13 +134,24 @@ def comparable(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _different(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Dotted names of the settings, with both values, for which `new` is not `old` resumed.
+
+    Settings of `data` that did not exist when the run began do not count: `dataset` says what its data is.
+    """
+    old, new = comparable(old), comparable(new)
+    if isinstance(old.get("data"), dict) and isinstance(new.get("data"), dict):
+        new["data"] = {name: value for name, value in new["data"].items() if name in old["data"]}
+    return differing_keys(old, new)
+
+
 def check_recorded(run_dir: Path, config: dict[str, Any], found: Checkpoint) -> None:
     """Raises UserError if `config` is not the one that the checkpoint was trained with."""
     recorded = found.progress.run
     if recorded is None:  # of an older version
         return
     known = isinstance(recorded, dict) and isinstance(recorded.get("model"), dict) and "name" in recorded["model"]
-    different = differing_keys(comparable(recorded), comparable(config)) if known else ["everything"]
+    different = _different(recorded, config) if known else ["everything"]
     if different:
         raise UserError(
             f"{run_dir / CONFIG_FILE} has been changed, or the checkpoint in {found.folder} is from another run: "

@@ -146,7 +146,7 @@ def _refuse_other_model(run: str, before: dict[str, Any], config: dict[str, Any]
 
 
 def _tokens(config: dict[str, Any]) -> dict[str, Any]:
-    """What makes tokens mean the same; the recipe of a text says how it was read and scored."""
+    """What makes tokens mean the same; the recipe of a text says how it was read and scored, pieces are utterances."""
     data = config["dataset"]
-    modality = {key: value for key, value in data["modality"].items() if key != "recipe"}
+    modality = {key: value for key, value in data["modality"].items() if key not in ("recipe", "pieces", "corpus")}
     return {"dataset": {"vocab_size": data["vocab_size"], "modality": modality}}

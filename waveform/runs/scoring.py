@@ -90,7 +90,8 @@ def score(
 class EvaluateOptions:
     """What a user chooses for the evaluation of a run."""
 
-    protocol: str | None = None  # utterance | chunk | carry: when state is reset; None: as the verb's page says
+    # utterance | chunk | carry | clip: when state is reset; None: as the verb's page says
+    protocol: str | None = None
     memory: int | None = None  # memory slots; None: as in training
     compressed: int | None = None  # compressed slots; None: as in training
     dynamic: bool = False  # score again while learning from what was scored

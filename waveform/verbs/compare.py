@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from waveform.audio.audio_format import differences
+from waveform.audio.corpus.published import find_published
+from waveform.engine.dataset import is_dataset, read_dataset
 from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
@@ -27,7 +29,7 @@ from waveform.speech import Run, load
 from waveform.system.console import printable, table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
-from waveform.verbs.evaluate import describe, open_split
+from waveform.verbs.evaluate import describe, open_split, require_clips
 
 BASELINE = "wavenet"
 _SPEED_SECONDS = 2.0  # of measuring how fast a run samples
@@ -60,7 +62,9 @@ def training_speed(run_dir: Path) -> float | None:
 class CompareConfig(QualityConfig):
     """How runs are compared, and with `quality` how that of their samples is measured."""
 
-    protocol: str = "utterance"  # utterance | chunk | carry: when state is reset
+    # utterance | chunk | carry | clip: when state is reset; None: utterance, or clip beside published figures
+    protocol: str | None = None
+    published: str | None = None  # corpus whose published figures are shown beside
 
 
 def compare(
@@ -79,15 +83,25 @@ def compare(
     Each entry contains what `evaluate` gives, `difference_to_wavenet_nats` with its `interval_95` (None if no run is a
     WaveNet), `train_samples_per_second`, in all and by slice, `sampling_samples_per_second` and the
     `learning_curve`, validation NLL in training, which `plot_file` shows; with config.quality also `quality`, the
-    figures of all runs' samples, which are the same in each entry. Raises UserError as `load` does, and if the
-    runs' test tokens differ.
+    figures of all runs' samples, which are the same in each entry, and with config.published `published`, the figures
+    of others. Raises UserError as `load` does, if the runs' test tokens differ, and for published figures that were
+    not measured as those of the runs would be.
     """
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
     config = config or CompareConfig()
     check_files(json_file=json_file, plot_file=plot_file)
+    published = None if config.published is None else find_published(config.published)
+    protocol = config.protocol or ("utterance" if published is None else "clip")
     runs, tokens = open_runs(run_dirs, data=data, split=split, device=device, show_progress=show_progress)
-    scored = score_runs(runs, tokens, protocol=config.protocol, show_progress=show_progress)
+    if published is not None:
+        for run in runs:
+            published.require_same(
+                run.given, run.config, tested_on=_modality(run, data), protocol=protocol, split=split
+            )
+    scored = score_runs(runs, tokens, protocol=protocol, show_progress=show_progress)
     entries = entries_of(scored, split=split)
+    if published is not None:
+        entries = [{**entry, "published": published.as_json()} for entry in entries]
     if show_progress:
         print(format_table(entries))
     if config.quality:
@@ -111,7 +125,12 @@ def compare(
 def score_runs(
     runs: Sequence[Run], tokens: TokenSet, *, protocol: str = "utterance", show_progress: bool = True
 ) -> list[ScoredRun]:
-    """Score runs on `tokens` under one protocol. Raises UserError if it would reset them at different chunks."""
+    """Score runs on `tokens` under one protocol.
+
+    Raises UserError if it would reset them at different chunks, and if it needs clips that the data does not have.
+    """
+    for run in runs:
+        require_clips(run, protocol)
     chunks = {run.config["train"]["chunk"] for run in runs}
     if protocol == "chunk" and len(chunks) > 1:
         raise UserError(f"protocol chunk would reset these runs at different chunks, {sorted(chunks)}; use utterance")
@@ -145,6 +164,12 @@ def open_runs(
                 "name one data set for all of them with --data"
             )
     return runs, token_sets[0]
+
+
+def _modality(run: Run, data: Path | str | None) -> dict[str, Any]:
+    """What the data set that `run` is tested on says of its tokens; nothing for raw audio."""
+    folder = Path(run.config["dataset"]["path"] if data is None else data)
+    return read_dataset(folder).modality if is_dataset(folder) else {}
 
 
 def entries_of(scored: Sequence[ScoredRun], *, split: str) -> list[dict[str, Any]]:
@@ -224,6 +249,10 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
     if first["unigram_nats_per_sample"] is not None:
         unigram = first["unigram_nats_per_sample"]
         rows.append(["(unigram)", f"{unigram:.4f}", f"{bits(unigram):.4f}", *["-"] * 5])
+    for other in first.get("published", []):
+        size = "-" if other["parameters"] is None else f"{other['parameters'] / 1e6:.1f} M"
+        label = f"{other['model']} (published)"
+        rows.append([label, f"{other['bits'] * math.log(2):.3f}", f"{other['bits']:.3f}", "-", size, *["-"] * 3])
     return header, rows
 
 
@@ -239,6 +268,9 @@ def note_of(first: dict[str, Any]) -> str:
 def format_table(entries: Sequence[dict[str, Any]]) -> str:
     """The comparison as text, best NLL first."""
     lines = [*table(*rows_of(entries)), note_of(entries[0])]
+    if others := entries[0].get("published"):
+        sources = dict.fromkeys(other["source"] for other in others)
+        lines.append(f"(published): measured by others, in bits; {'; '.join(sources)}")
     speeds = [entry["train_samples_per_second_by_slice"] for entry in entries]
     waited = [entry["train_waited_share"] for entry in entries]
     labels = labels_of(entries)

@@ -36,14 +36,15 @@ def evaluate(
 ) -> dict[str, Any]:
     """NLL of a run on a split, in nats and bits per sample; prints it and returns (and writes) the figures.
 
-    options.protocol: `utterance` (state is carried from each utterance's start) or `chunk` (reset every train.chunk
-    samples). A dynamic evaluation is reported separately as `dynamic`; the run on disk does not change. With
-    quality.quality, samples are drawn and measured beside real clips and noise, as `quality`. Raises UserError as
-    `load` does.
+    options.protocol: `utterance` (state is carried from each utterance's start), `chunk` (reset every train.chunk
+    samples), `carry` or `clip` (waveform/engine/evaluator). A dynamic evaluation is reported separately as `dynamic`;
+    the run on disk does not change. With quality.quality, samples are drawn and measured beside real clips and noise,
+    as `quality`. Raises UserError as `load` does, and for clips that the data does not have.
     """
     require_writable(json_file, option="--json")
     options = options or EvaluateOptions()
     run = load(run_dir, device=device, **options.model_fields)
+    require_clips(run, options.protocol)
     dynamic = options.dynamic_config(run)
     tokens = open_split(run, data=data, split=split, show_progress=show_progress)
     measured = None
@@ -98,6 +99,15 @@ def open_split(run: Run, *, data: Path | str | None, split: str, show_progress: 
     tokens = dataset.open_split(split)
     tokens.verify()
     return tokens
+
+
+def require_clips(run: Run, protocol: str | None) -> None:
+    """Raises UserError if the protocol is `clip` and the run's data is not cut into clips."""
+    if protocol == "clip" and run.audio_format.piece_samples is None:
+        raise UserError(
+            f"--protocol clip is for data that is cut into clips, and that of {run.given} is not; use utterance, or "
+            "prepare with data.piece_samples=N and train on that"
+        )
 
 
 def describe(

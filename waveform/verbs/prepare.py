@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from waveform.audio.corpus import prepare as corpus
+from waveform.audio.corpus.catalogue import find_corpus
+from waveform.audio.corpus.prepare import DataConfig
+from waveform.audio.corpus.prepare import prepare as prepare_folder
 from waveform.engine.dataset import Dataset
 from waveform.runs.settings import typed
 from waveform.speech import compose_config
+from waveform.system.errors import UserError
 
 
 def prepare(
@@ -14,12 +17,25 @@ def prepare(
     data_dir: Path | str,
     overrides: Sequence[str] = (),
     *,
+    corpus: str | None = None,
+    partial: bool = False,
     config_dir: Path | None = None,
     show_progress: bool = True,
 ) -> Dataset:
     """Prepare the audio under `audio_dir` into `data_dir`, which gains what is new and loses what is gone.
 
-    overrides: `data.NAME=value` settings. Raises UserError for bad settings and as `audio.corpus.prepare` does.
+    overrides: `data.NAME=value` settings. corpus: the name of a published corpus that `audio_dir` is, which sets some
+    of them. partial: a part of it is enough. Raises UserError for bad settings and as `audio.corpus.prepare` does.
     """
-    config = typed(corpus.DataConfig, compose_config(overrides, config_dir=config_dir)["data"], section="data")
-    return corpus.prepare(Path(audio_dir), Path(data_dir), config=config, show_progress=show_progress)
+    published = None if corpus is None else find_corpus(corpus)
+    if partial and published is None:
+        raise UserError("--partial is for a part of a published corpus; name it with --corpus")
+    if published is not None:
+        for override in overrides:
+            if override.startswith("data.split.") and (published.is_divided or override.startswith("data.split.by")):
+                raise UserError(f"{override}: {published.title} is divided as published; leave it out")
+        overrides = [*published.settings, *overrides]
+    config = typed(DataConfig, compose_config(overrides, config_dir=config_dir)["data"], section="data")
+    return prepare_folder(
+        Path(audio_dir), Path(data_dir), config=config, corpus=published, partial=partial, show_progress=show_progress
+    )

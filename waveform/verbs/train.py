@@ -114,12 +114,15 @@ def data_of_training(
     source: Path, run_dir: Path, config: dict[str, Any], *, world: World, show_progress: bool
 ) -> Dataset:
     """The data set at `source`, prepared first if it is raw audio, unless the run in `run_dir` began with it."""
+    data_config: DataConfig = typed(DataConfig, config["data"], section="data")
     data = _data_of_run(source, run_dir)
     if data is None:
-        data_config: DataConfig = typed(DataConfig, config["data"], section="data")
         data = open_data(source, run_dir=run_dir, config=data_config, world=world, show_progress=show_progress)
-    elif show_progress and world.is_first:
-        say(f"resuming with {data.folder}, as prepared when this run began")
+    else:
+        if different := differences(format_of(data.modality), data_config.audio_format):
+            raise UserError(f"the run in {run_dir} began with other data: {different}; give another RUN_DIR")
+        if show_progress and world.is_first:
+            say(f"resuming with {data.folder}, as prepared when this run began")
     require_audio(data.modality, data.folder)
     return data
 
@@ -157,7 +160,8 @@ def refuse_other_data(data_dir: Path, config: dict[str, Any], overrides: Sequenc
     for key in (override.lstrip("+").partition("=")[0] for override in overrides):
         name = key.removeprefix("data.split.")
         if name != key and config["data"]["split"][name] != (was := split.get(f"split.{name}")):
-            how = f"with {key}={was}" if was is not None else f"by its folders {split.get('layout')}"
+            by = f"as the corpus {split['corpus']} is" if "corpus" in split else f"by its folders {split.get('layout')}"
+            how = f"with {key}={was}" if was is not None else by
             raise UserError(
                 f"{key}={config['data']['split'][name]}, but {data_dir} was split {how} when it was prepared; leave "
                 "the setting out, or prepare the audio into another folder"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from waveform.audio.corpus import groups, workers
@@ -471,3 +472,70 @@ def test_the_demo_speech_prepares(tmp_path: Path, capsys: pytest.CaptureFixture[
     for needed in ("Allison Smith", "Digium", "https://creativecommons.org/licenses/by-sa/3.0/", "8 kHz"):
         assert needed in attribution
     assert json.loads((tmp_path / "data" / "report.json").read_bytes())["files"] == 39
+
+
+@pytest.fixture
+def ramps(tmp_path: Path) -> Path:
+    """Ten recordings at 16 kHz, of 1000, 1100, ... samples, each rising from -0.5 to 0.4."""
+    folder = tmp_path / "audio"
+    folder.mkdir()
+    for i in range(10):
+        samples = np.linspace(-0.5, 0.4, 1000 + 100 * i, dtype=np.float32)
+        soundfile.write(folder / f"{i + 1}.wav", samples, 16_000, subtype="FLOAT")
+    return folder
+
+
+_IN_ORDER = SplitConfig("order", valid=0.2, test=0.2)
+
+
+@pytest.mark.parametrize("drop_rest", [False, True])
+def test_recordings_are_cut_into_pieces(ramps: Path, tmp_path: Path, drop_rest: bool) -> None:
+    config = DataConfig(_IN_ORDER, 16_000, normalise="clip", piece_samples=500, drop_rest=drop_rest)
+    dataset = _prepare(ramps, tmp_path / "data", config)
+    assert dataset.modality["pieces"] == {"samples": 500, "drop_rest": drop_rest}
+    tokens = dataset.open_split("test")
+    expected = {f"{name}.wav#{i:06d}": 500 for name, n in ((9, 3), (10, 3)) for i in range(n)}
+    if not drop_rest:
+        expected |= {"9.wav#000003": 300, "10.wav#000003": 400}
+    assert dict(zip(tokens.names, tokens.lengths, strict=True)) == expected
+    for index, length in enumerate(tokens.lengths):  # each piece by its own range
+        piece = tokens.read(index, start=0, stop=length)
+        assert piece[0] == 0 and piece[-1] == 255 and (np.diff(piece.astype(int)) >= 0).all()
+    files = dataset.sources["files"]
+    assert files["9.wav"]["duration_s"] == pytest.approx((1500 if drop_rest else 1800) / 16_000)
+    report = json.loads((tmp_path / "data" / "report.json").read_text())
+    dropped = sum((1000 + 100 * i) % 500 for i in range(10))
+    assert report.get("dropped_s") == (pytest.approx(dropped / 16_000) if drop_rest else None)
+    before = _content(tmp_path / "data")
+    _prepare(ramps, tmp_path / "data", config)
+    assert _content(tmp_path / "data") == before
+
+
+def test_a_recording_of_one_piece_keeps_its_name(ramps: Path, tmp_path: Path) -> None:
+    dataset = _prepare(ramps, tmp_path / "data", DataConfig(_IN_ORDER, 16_000, piece_samples=1900))
+    whole = _prepare(ramps, tmp_path / "whole", DataConfig(_IN_ORDER, 16_000))
+    assert dataset.open_split("test").checksum == whole.open_split("test").checksum
+
+
+def test_a_recording_shorter_than_a_piece_and_one_that_breaks_off_leave_no_piece(ramps: Path, tmp_path: Path) -> None:
+    broken = bytearray((ramps / "2.wav").read_bytes())
+    broken[-4:] = np.float32(np.nan).tobytes()  # its first pieces are sound
+    (ramps / "2.wav").write_bytes(broken)
+    config = DataConfig(_IN_ORDER, 16_000, piece_samples=1050, drop_rest=True)
+    dataset = _prepare(ramps, tmp_path / "data", config)
+    files = dataset.sources["files"]
+    assert files["1.wav"]["refused"] == "it is shorter than a piece of 1,050 samples"
+    assert "refused" in files["2.wav"]
+    assert dataset.open_split("train").names == ["3.wav", "4.wav", "5.wav", "6.wav"]
+
+
+def test_a_data_set_divided_in_order_takes_no_new_files(ramps: Path, tmp_path: Path) -> None:
+    config = DataConfig(_IN_ORDER, 16_000)
+    _prepare(ramps, tmp_path / "data", config)
+    shutil.copy(ramps / "1.wav", ramps / "0.wav")
+    with pytest.raises(UserError, match="was split differently: files was 10 and is 11"):
+        _prepare(ramps, tmp_path / "data", config)
+    with pytest.raises(UserError, match=r"data.piece_samples was None and is 500"):
+        _prepare(ramps, tmp_path / "data", DataConfig(_IN_ORDER, 16_000, piece_samples=500))
+    with pytest.raises(UserError, match=r"data.piece_samples is 10; it must be null or a whole number of at least 100"):
+        _prepare(ramps, tmp_path / "data", DataConfig(piece_samples=10))

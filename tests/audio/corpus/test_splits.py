@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waveform.audio.corpus.splits import SPLITS, SplitConfig, SplitPlan, plan_split, require_all_splits
+from waveform.audio.corpus.splits import (
+    SPLITS,
+    SplitConfig,
+    SplitPlan,
+    divide_in_order,
+    plan_split,
+    require_all_splits,
+)
 from waveform.system.errors import UserError
 
 _NAMES = st.text("abcé ", min_size=1, max_size=6)
@@ -123,7 +130,7 @@ def test_layouts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (SplitConfig(by="speaker"), "data.split.by is 'speaker'; use file or folder"),
+        (SplitConfig(by="speaker"), "data.split.by is 'speaker'; use file, folder or order"),
         (SplitConfig(valid=0), "data.split.valid is 0; use a share above 0"),
         (SplitConfig(test=1.5), "data.split.test is 1.5"),
         (SplitConfig(test=float("nan")), "data.split.test is nan"),
@@ -143,3 +150,26 @@ def test_one_folder_only_suggests_by_file() -> None:
 def test_an_empty_folder_of_a_layout_is_named() -> None:
     with pytest.raises(UserError, match="no usable audio in valid/"):
         require_all_splits(_plan(layout="train/valid/test"), ["train/a.wav", "test/b.wav"])
+
+
+def test_files_are_divided_in_natural_order() -> None:
+    paths = [f"{i}.wav" for i in range(4328)]
+    division = divide_in_order(reversed(paths), SplitConfig("order", valid=0.06, test=0.06))
+    splits = [division.split_of(path) for path in paths]
+    # The card of the corpus Beethoven: 0 to 3807 train, 3808 to 4067 validate, 4068 to 4327 test.
+    assert splits == ["train"] * 3808 + ["valid"] * 260 + ["test"] * 260
+    assert division.split_of("4328.wav") is None
+    hundred = divide_in_order([f"b{i}/2" for i in range(100)], SplitConfig("order", valid=0.06, test=0.06))
+    assert [hundred.split_of(f"b{i}/2") for i in (87, 88, 93, 94)] == ["train", "valid", "valid", "test"]
+
+
+def test_order_and_folders_exclude_each_other(tmp_path: Path) -> None:
+    for folder in ("train", "test"):
+        (tmp_path / folder).mkdir()
+    with pytest.raises(UserError, match=r"data.split.by is order, but .* by its folders train/test; leave it out"):
+        plan_split(tmp_path, SplitConfig("order"))
+
+
+def test_too_few_files_for_an_order() -> None:
+    with pytest.raises(UserError, match=r"valid would be empty, divided in natural order: train, then valid 0\.05"):
+        require_all_splits(divide_in_order("abc", SplitConfig("order")), "abc")

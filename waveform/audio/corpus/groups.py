@@ -91,13 +91,16 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> GroupResu
     """
     partial = data_dir / UNFINISHED / f"{group.key}.{os.getpid()}.shard"
     records: dict[str, dict[str, Any]] = {}
+    file_of: dict[str, str] = {}  # utterance -> the file that it is of
     with ShardWriter(partial, vocab_size=group.audio_format.num_classes) as writer:
         for file in group.files:
             record: dict[str, Any] = {"size": file.size, "mtime_ns": file.mtime_ns, "split": group.split}
             for last_try in (False, True):
                 writer.begin(file.path)
                 try:
-                    record |= _append_file(writer, audio_dir / file.path, group.audio_format)
+                    about, names = _append_file(writer, file.path, audio_dir, group.audio_format)
+                    record |= about
+                    file_of |= dict.fromkeys(names, file.path)
                 except RefusedFile as refusal:
                     writer.discard()
                     if isinstance(refusal, DecodingProcessDied) and not last_try:
@@ -107,8 +110,12 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> GroupResu
             records[file.path] = record
     utterances = Shard(partial).utterances
     shard = _name_by_content(partial, utterances, group.split, data_dir)
+    digests: dict[str, list[str]] = {}
     for utterance in utterances:
-        records[utterance.name] |= {"shard": shard, "digest": utterance.digest}
+        digests.setdefault(file_of[utterance.name], []).append(utterance.digest)
+    for path, of_file in digests.items():
+        joined = hashlib.blake2b("".join(of_file).encode(), digest_size=16).hexdigest()
+        records[path] |= {"shard": shard, "digest": of_file[0] if len(of_file) == 1 else joined}
     result = GroupResult(shard, records, sum(record.get("duration_s", 0) for record in records.values()))
     write_file(_record_path(group, data_dir), json.dumps({"shard": shard, "records": records}).encode())
     return result
@@ -125,36 +132,97 @@ def finished_result(group: Group, data_dir: Path) -> GroupResult | None:
         return None
 
 
-def _append_file(writer: ShardWriter, path: Path, audio_format: AudioFormat) -> dict[str, Any]:
-    """Append one file's tokens; return what the report needs to know about it. Raises RefusedFile."""
-    num_samples = num_frames = num_silent = 0
-    rate = audio_format.sample_rate_hz
-    frame = rate // SILENCE_FRAMES_PER_S
-    with AudioFile(path) as file:
-        for block in _scaled(file.blocks(sample_rate_hz=rate), audio_format):
-            writer.append(audio_format.encode(torch.from_numpy(block)).numpy())
-            num_samples += len(block)
-            frames = block[: len(block) // frame * frame].reshape(-1, frame)
-            power = np.einsum("ij,ij->i", frames, frames) / frame
-            num_frames += len(frames)
-            num_silent += int(np.count_nonzero(power < SILENCE_RMS**2))
-        return {
-            "duration_s": round(num_samples / rate, 6),
+def _append_file(
+    writer: ShardWriter, name: str, audio_dir: Path, audio_format: AudioFormat
+) -> tuple[dict[str, Any], list[str]]:
+    """Append one file's tokens to the utterance that was begun, or as pieces in its place. Raises RefusedFile.
+
+    Returns what the report needs to know about the file, and the names of its utterances.
+    """
+    counts = _Counts(audio_format.sample_rate_hz)
+    pieces: list[np.ndarray] = []  # held until the whole file is known to be sound: 8 bits a sample
+    with AudioFile(audio_dir / name) as file:
+        for block in _scaled(counts.of_all(file.blocks(sample_rate_hz=audio_format.sample_rate_hz)), audio_format):
+            tokens = audio_format.encode(torch.from_numpy(block)).numpy()
+            if audio_format.piece_samples is None:
+                writer.append(tokens)
+            else:
+                pieces.append(tokens)
+            counts.add(block)
+        about = counts.about() | {
             "sample_rate_hz": file.sample_rate_hz,
             "channels": file.num_channels,
             "samples": file.num_frames * file.num_channels,
             "clipped": file.num_clipped,
-            "frames": num_frames,
-            "silent": num_silent,
+        }
+    if audio_format.piece_samples is None:
+        return about, [name]
+    if not pieces:
+        raise RefusedFile(name, f"it is shorter than a piece of {audio_format.piece_samples:,} samples")
+    names = [name] if len(pieces) == 1 else [f"{name}#{i:06d}" for i in range(len(pieces))]
+    writer.discard()
+    for piece_name, tokens in zip(names, pieces, strict=True):
+        writer.begin(piece_name)
+        writer.append(tokens)
+    return about, names
+
+
+class _Counts:
+    """What the report needs to know about the mono signal of one file."""
+
+    def __init__(self, sample_rate_hz: int) -> None:
+        self._rate = sample_rate_hz
+        self._num_read = self._num_samples = self._num_frames = self._num_silent = 0
+
+    def of_all(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """Count the samples of all blocks, which may not all be used."""
+        for block in blocks:
+            self._num_read += len(block)
+            yield block
+
+    def add(self, block: np.ndarray) -> None:
+        """Count what is used."""
+        frame = self._rate // SILENCE_FRAMES_PER_S
+        frames = block[: len(block) // frame * frame].reshape(-1, frame)
+        power = np.einsum("ij,ij->i", frames, frames) / frame
+        self._num_samples += len(block)
+        self._num_frames += len(frames)
+        self._num_silent += int(np.count_nonzero(power < SILENCE_RMS**2))
+
+    def about(self) -> dict[str, Any]:
+        """The counts, as dataset.json has them."""
+        dropped = self._num_read - self._num_samples
+        return {
+            "duration_s": round(self._num_samples / self._rate, 6),
+            "frames": self._num_frames,
+            "silent": self._num_silent,
+            **({"dropped_s": round(dropped / self._rate, 6)} if dropped else {}),
         }
 
 
 def _scaled(blocks: Iterator[np.ndarray], audio_format: AudioFormat) -> Iterator[np.ndarray]:
-    """The blocks of one file, scaled as the format says; if that depends on all of the file, it is held in RAM."""
-    if audio_format.normalise == "none":
+    """The blocks of one file, or its pieces, scaled as the format says; what is scaled as a whole is held in RAM."""
+    if audio_format.piece_samples is not None:
+        yield from (audio_format.scale(piece) for piece in _pieces(blocks, audio_format))
+    elif audio_format.normalise == "none":
         yield from blocks  # whole seconds, except the last, so no 20-ms frame spans two blocks
     else:
         yield audio_format.scale(np.concatenate(list(blocks)))
+
+
+def _pieces(blocks: Iterable[np.ndarray], audio_format: AudioFormat) -> Iterator[np.ndarray]:
+    """The pieces [piece_samples] of one file; the last is what remains, if that is not dropped."""
+    assert audio_format.piece_samples is not None
+    held: list[np.ndarray] = []
+    num_held = 0
+    for block in blocks:
+        while num_held + len(block) >= audio_format.piece_samples:
+            num_new = audio_format.piece_samples - num_held
+            yield np.concatenate([*held, block[:num_new]])
+            block, held, num_held = block[num_new:], [], 0
+        held, num_held = [*held, block], num_held + len(block)
+    if num_held and not audio_format.drop_rest:
+        yield np.concatenate(held)
 
 
 def _name_by_content(partial: Path, utterances: list[Utterance], split: str, data_dir: Path) -> str | None:

@@ -14,11 +14,12 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from waveform.audio.audio_format import AudioFormat, differences, format_of
+from waveform.audio.corpus.catalogue import Corpus
 from waveform.audio.corpus.groups import (
     FORMAT,
     SHARDS,
@@ -28,7 +29,15 @@ from waveform.audio.corpus.groups import (
 )
 from waveform.audio.corpus.report import build_report, format_report
 from waveform.audio.corpus.scan import FoundFile, Scan, scan_folder
-from waveform.audio.corpus.splits import SPLITS, SplitConfig, SplitPlan, plan_split, require_all_splits
+from waveform.audio.corpus.splits import (
+    SPLITS,
+    Division,
+    SplitConfig,
+    SplitPlan,
+    divide_in_order,
+    plan_split,
+    require_all_splits,
+)
 from waveform.audio.corpus.workers import run_groups
 from waveform.audio.files import AUDIO_SUFFIXES
 from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, read_dataset, write_dataset
@@ -49,19 +58,29 @@ class DataConfig:
     # which files train, validate and test
     split: SplitConfig = field(default_factory=SplitConfig)
     sample_rate_hz: int = AudioFormat.sample_rate_hz  # to which everything is resampled
-    quantiser: str = AudioFormat.quantiser  # mu_law | linear: how a sample becomes one of 256 classes
-    normalise: str = AudioFormat.normalise  # none; clip: each file scaled by its own range, which looks ahead
+    # mu_law | linear | mu_law_floor | linear_floor: how a sample becomes one of 256 classes (docs/corpora.md)
+    quantiser: str = AudioFormat.quantiser
+    normalise: str = AudioFormat.normalise  # none; clip: each utterance scaled by its own range, which looks ahead
+    # recordings are cut into utterances of so many samples, from which state begins anew; null: one utterance each
+    piece_samples: int | None = AudioFormat.piece_samples
+    drop_rest: bool = AudioFormat.drop_rest  # leave out what remains of a recording after its last whole piece
     # processes that decode; null: one for each core that this process may use
     num_workers: int | None = None
 
     @property
     def audio_format(self) -> AudioFormat:
         """What audio becomes. Raises UserError for values that it does not have."""
-        return AudioFormat(self.sample_rate_hz, self.quantiser, self.normalise)
+        return AudioFormat(**{known.name: getattr(self, known.name) for known in fields(AudioFormat)})
 
 
 def prepare(
-    audio_dir: Path, data_dir: Path, *, config: DataConfig | None = None, show_progress: bool = True
+    audio_dir: Path,
+    data_dir: Path,
+    *,
+    config: DataConfig | None = None,
+    corpus: Corpus | None = None,
+    partial: bool = False,
+    show_progress: bool = True,
 ) -> Dataset:
     """Bring `data_dir` up to date with the audio under `audio_dir`, and report what was found.
 
@@ -69,8 +88,10 @@ def prepare(
     been removed leave the data set. The same files give the same shards, byte for byte, whether or not earlier runs
     were killed. The report is written to `data_dir`/report.json, and printed if `show_progress`.
 
-    Raises UserError for anything that a user can fix: no usable audio, a split that would be empty, split settings that
-    differ from those of the data set, another preparation that is running, a full disk.
+    corpus: `audio_dir` is this published corpus, of which only the recordings count, divided as its authors did.
+    partial: a part of it is enough. Raises UserError for anything that a user can fix: no usable audio, a split that
+    would be empty, split settings that differ from those of the data set, a part of a corpus, another preparation that
+    is running, a full disk.
     """
     config = config or DataConfig()
     audio_dir, data_dir = Path(audio_dir), Path(data_dir)
@@ -78,34 +99,71 @@ def prepare(
         raise UserError(f"data.num_workers is {config.num_workers}; use 1 or more, or null for every core")
     audio_format = config.audio_format
     _check_audio_dir(audio_dir, data_dir)
-    split_plan = plan_split(audio_dir, config.split)
+    plan_split(audio_dir, config.split)  # refuses bad settings before a long scan
     scan = scan_folder(audio_dir, skip=data_dir)
     if not scan.files:
         raise UserError(_explain_no_audio(audio_dir, scan))
-    wanted: dict[FoundFile, str] = {}
-    for file in scan.files:
-        split = split_plan.split_of(file.path)
-        if split is None:
-            scan.refused[file.path] = f"it lies outside the folders {split_plan.layout.replace('/', ', ')}"
-        else:
-            wanted[file] = split
-    require_all_splits(split_plan, [file.path for file in wanted])
+    if corpus is not None:
+        corpus.require(audio_dir, [file.path for file in scan.files], partial=partial)
+    division = _division(audio_dir, scan, config.split, corpus)
+    wanted = _wanted(scan, division, corpus)
+    require_all_splits(division, [file.path for file in wanted])
     with _locked(data_dir):
-        old = _read_previous(data_dir, split_plan=split_plan, wanted=wanted, audio_format=audio_format)
+        old = _read_previous(data_dir, division=division, wanted=wanted, audio_format=audio_format)
         dataset, notes = _update(
-            audio_dir, data_dir, old=old, wanted=wanted, split_plan=split_plan, config=config, show=show_progress
+            audio_dir, data_dir, old=old, wanted=wanted, plan=_Plan(config, division, corpus), show=show_progress
         )
         _clean(dataset)
         report = build_report(
             dataset.sources["files"],
             scan=scan,
-            split=split_plan.describe(),
+            split=division.describe(),
             sample_rate_hz=audio_format.sample_rate_hz,
         )
         _write_if_new(data_dir / REPORT_FILE, json.dumps(report, indent=1).encode())
     if show_progress:
         say(format_report(report, title=f"{printable(str(data_dir))}: {notes}"))
     return dataset
+
+
+def _division(audio_dir: Path, scan: Scan, config: SplitConfig, corpus: Corpus | None) -> Division:
+    """How the files that the scan found are divided."""
+    paths = [file.path for file in scan.files]
+    if corpus is not None:
+        return corpus.divide(audio_dir, paths, config)
+    return divide_in_order(paths, config) if config.by == "order" else plan_split(audio_dir, config)
+
+
+def _wanted(scan: Scan, division: Division, corpus: Corpus | None) -> dict[FoundFile, str]:
+    """The split of each file that is used; the scan takes note of the others."""
+    wanted: dict[FoundFile, str] = {}
+    for file in scan.files:
+        split = division.split_of(file.path)
+        if split is not None:
+            wanted[file] = split
+        elif corpus is not None:  # Speech Commands has 25 other words: too many to list
+            scan.other[os.path.splitext(file.path)[1].lower()] += 1
+        else:
+            assert isinstance(division, SplitPlan)  # an order has all files
+            scan.refused[file.path] = f"it lies outside the folders {division.layout.replace('/', ', ')}"
+    return wanted
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What the files of one folder of audio become."""
+
+    config: DataConfig
+    division: Division
+    corpus: Corpus | None
+
+    def modality(self, usable: list[str]) -> dict[str, Any]:
+        """What dataset.json says of the tokens of the `usable` files."""
+        described = self.config.audio_format.modality()
+        if self.corpus is not None:
+            extent = self.corpus.extent(usable)
+            described["corpus"] = {"name": self.corpus.name, "here": extent.here, "published": extent.published}
+        return described
 
 
 def _check_audio_dir(audio_dir: Path, data_dir: Path) -> None:
@@ -158,7 +216,7 @@ def _locked(data_dir: Path) -> Iterator[None]:
 
 
 def _read_previous(
-    data_dir: Path, *, split_plan: SplitPlan, wanted: dict[FoundFile, str], audio_format: AudioFormat
+    data_dir: Path, *, division: Division, wanted: dict[FoundFile, str], audio_format: AudioFormat
 ) -> Dataset | None:
     """Return the data set as it is, or None. Raises UserError if bringing it up to date would change its meaning."""
     if not is_dataset(data_dir):
@@ -168,7 +226,7 @@ def _read_previous(
         raise UserError(f"{data_dir} holds a data set that is not audio; give another folder")
     if different := differences(format_of(old.modality), audio_format):
         raise UserError(f"{data_dir} was prepared differently: {different}; use the same settings, or another folder")
-    before, now = old.sources["split"], split_plan.settings()
+    before, now = old.sources["split"], division.settings()
     if before != now:
         # Moving files between splits would put yesterday's test files into today's training data.
         names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
@@ -189,19 +247,20 @@ def _update(
     *,
     old: Dataset | None,
     wanted: dict[FoundFile, str],
-    split_plan: SplitPlan,
-    config: DataConfig,
+    plan: "_Plan",
     show: bool,
 ) -> tuple[Dataset, str]:
     """Prepare what is new or changed and replace dataset.json. Returns the data set and a phrase on what was done."""
     kept = _still_valid(old, wanted) if old else {}
     pending = [(file, split) for file, split in wanted.items() if file.path not in kept]
-    groups = cut_into_groups(pending, config.audio_format)
+    groups = cut_into_groups(pending, plan.config.audio_format)
     results = {group.key: result for group in groups if (result := finished_result(group, data_dir)) is not None}
     todo = [group for group in groups if group.key not in results]
     num_reused = sum(len(group.files) for group in groups) - sum(len(group.files) for group in todo)
     if todo:
-        results |= run_groups(todo, audio_dir=audio_dir, data_dir=data_dir, num_workers=config.num_workers, show=show)
+        results |= run_groups(
+            todo, audio_dir=audio_dir, data_dir=data_dir, num_workers=plan.config.num_workers, show=show
+        )
     records = dict(kept)
     for result in results.values():
         records |= result.records
@@ -209,16 +268,16 @@ def _update(
     if not usable:
         reasons = {path: records[path]["refused"] for path in sorted(records)}
         raise UserError(f"no usable audio in {audio_dir}: {_first_reasons(reasons)}")
-    require_all_splits(split_plan, usable)
+    require_all_splits(plan.division, usable)
     dataset = Dataset(
         folder=data_dir,
-        vocab_size=config.audio_format.num_classes,
-        modality=config.audio_format.modality(),
+        vocab_size=plan.config.audio_format.num_classes,
+        modality=plan.modality(usable),
         splits={
             split: sorted({records[path]["shard"] for path in usable if records[path]["split"] == split})
             for split in SPLITS
         },
-        sources={"format": FORMAT, "split": split_plan.settings(), "files": dict(sorted(records.items()))},
+        sources={"format": FORMAT, "split": plan.division.settings(), "files": dict(sorted(records.items()))},
     )
     num_done = sum(len(group.files) for group in todo)
     if old is not None and dataset == replace(old, digests={}):

@@ -32,6 +32,7 @@ def build_report(files: dict[str, dict[str, Any]], *, scan: Scan, split: str, sa
     for name in SPLITS:
         of_split = [record["duration_s"] for record in used.values() if record["split"] == name]
         splits[name] = {"files": len(of_split), "hours": sum(of_split) / 3600}
+    dropped_s = round(sum(record.get("dropped_s", 0) for record in used.values()), 6)
     low = {path: record["sample_rate_hz"] for path, record in used.items() if record["sample_rate_hz"] < sample_rate_hz}
     return {
         "hours": sum(durations_s) / 3600,
@@ -50,6 +51,7 @@ def build_report(files: dict[str, dict[str, Any]], *, scan: Scan, split: str, sa
         "shared_by_splits": _shared_by_splits(used),
         "refused": dict(sorted(refused.items())),
         "other_files": dict(sorted(scan.other.items())),
+        **({"dropped_s": dropped_s} if dropped_s else {}),
     }
 
 
@@ -86,6 +88,8 @@ def format_report(report: dict[str, Any], *, title: str) -> str:
         f"  clipped     {100 * report['clipped_share']:.3f}% of samples (|x| >= 0.999)",
         f"  silent      {100 * report['silent_share']:.1f}% of 20-ms frames (RMS below -60 dBFS)",
     ]
+    if "dropped_s" in report:
+        lines.append(f"  dropped     {_hours(report['dropped_s'] / 3600)} after the last whole pieces of recordings")
     low = report["below_sample_rate"]
     if low:
         rate = f"{report['sample_rate_hz']:,} Hz"

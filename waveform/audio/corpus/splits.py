@@ -2,14 +2,19 @@
 
 The hash (BLAKE2b of the path relative to the audio folder) gives each file, or each folder, a fixed position in 0..1,
 so adding files moves no other file to another split. Whole files or folders are split, never windows.
+
+Corpora whose figures are published were divided by others: by their own lists (waveform/audio/corpus/catalogue), or in
+natural order. Adding a file there could move others, so a data set divided in order takes no new ones.
 """
 
 import hashlib
 import os
+import re
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from waveform.system.errors import UserError
 
@@ -20,12 +25,65 @@ SPLITS = ("train", "valid", "test")
 class SplitConfig:
     """How files are divided, unless the audio folder contains train/ and test/ (and valid/), which are then used."""
 
-    # "file": each file separately; "folder": all files of a top-level folder (a speaker, a book) stay together
+    # "file": each file separately; "folder": all files of a top-level folder (a speaker, a book) stay together;
+    # "order": the first files, in natural order of their paths (2 before 10), train, then come valid and test
     by: str = "file"
     # share of the files (or folders) held out for validation; with train/ and test/ but no valid/: of those in train/
     valid: float = 0.05
     # share of the files (or folders) held out for the final test
     test: float = 0.05
+
+
+class Division(Protocol):
+    """Which split each file of one audio folder belongs to."""
+
+    def split_of(self, path: str) -> str | None:
+        """Return the split of a file, by its relative path; None for a file that is left out."""
+
+    def settings(self) -> dict[str, str | float]:
+        """Return what tells one division from another, by the names that a user sets where there are such."""
+
+    def describe(self) -> str:
+        """Return a phrase for the report."""
+
+
+@dataclass(frozen=True)
+class GivenDivision:
+    """A division that names every file."""
+
+    splits: Mapping[str, str]  # path -> split
+    rule: Mapping[str, str | float]  # what `settings` returns
+    said: str  # what `describe` returns
+
+    def split_of(self, path: str) -> str | None:
+        """Return the split of a file; None for one that is not named."""
+        return self.splits.get(path)
+
+    def settings(self) -> dict[str, str | float]:
+        """Return the rule by which it was made."""
+        return dict(self.rule)
+
+    def describe(self) -> str:
+        """Return a phrase for the report."""
+        return self.said
+
+
+def divide_in_order(paths: Iterable[str], config: SplitConfig) -> GivenDivision:
+    """Divide files in the natural order of their paths: of n, the first int((1 - valid - test) n) train, and so on."""
+    ordered = sorted(paths, key=_natural)
+    # Rounded first, because 1 - 0.06 - 0.06 is a little less than 0.88.
+    ends = [int(round(share * len(ordered), 6)) for share in (1 - config.valid - config.test, 1 - config.test)]
+    splits = {path: SPLITS[(i >= ends[0]) + (i >= ends[1])] for i, path in enumerate(ordered)}
+    return GivenDivision(
+        splits,
+        {"split.by": "order", "split.valid": config.valid, "split.test": config.test, "files": len(ordered)},
+        f"in natural order: train, then valid {config.valid:g}, test {config.test:g}",
+    )
+
+
+def _natural(path: str) -> list[tuple[int, str]]:
+    """A key that sorts numbers in paths by value."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
 
 
 @dataclass(frozen=True)
@@ -83,8 +141,8 @@ class SplitPlan:
 
 def plan_split(audio_dir: Path, config: SplitConfig) -> SplitPlan:
     """Check the settings and look for a train/valid/test layout. Raises UserError naming a bad setting."""
-    if config.by not in ("file", "folder"):
-        raise UserError(f"data.split.by is {config.by!r}; use file or folder")
+    if config.by not in ("file", "folder", "order"):
+        raise UserError(f"data.split.by is {config.by!r}; use file, folder or order")
     for name, share in (("valid", config.valid), ("test", config.test)):
         if not 0 < share < 1:
             raise UserError(f"data.split.{name} is {share}; use a share above 0 and below 1, such as 0.05")
@@ -94,17 +152,21 @@ def plan_split(audio_dir: Path, config: SplitConfig) -> SplitPlan:
     layout = ""
     if (audio_dir / "train").is_dir() and (audio_dir / "test").is_dir():
         layout = "train/valid/test" if (audio_dir / "valid").is_dir() else "train/test"
+    if layout and config.by == "order":
+        raise UserError(f"data.split.by is order, but {audio_dir} is divided by its folders {layout}; leave it out")
     test = 0.0 if layout else config.test  # in a layout, no file is taken for the test set by its hash
     return SplitPlan(by=config.by, valid=config.valid, test=test, layout=layout)
 
 
-def require_all_splits(plan: SplitPlan, paths: Iterable[str]) -> None:
+def require_all_splits(plan: Division, paths: Iterable[str]) -> None:
     """Raise UserError, with settings that would work for these files, if a split would hold none of `paths`."""
     paths = list(paths)
     present = {plan.split_of(path) for path in paths}
     empty = [split for split in SPLITS if split not in present]
     if not empty:
         return
+    if not isinstance(plan, SplitPlan):
+        raise UserError(f"{' and '.join(empty)} would be empty, divided {plan.describe()}; add files for each")
     remedy = "sort the files into folders train/, valid/ and test/"
     if plan.layout:
         folders = {path.split("/", 1)[0] for path in paths}

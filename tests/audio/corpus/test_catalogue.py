@@ -1,0 +1,224 @@
+"""Published corpora, in tiny folders of their true layout."""
+
+import json
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import soundfile
+
+from tests.test_cli import mistake
+from waveform.audio.audio_format import AudioFormat, format_of
+from waveform.audio.corpus import catalogue
+from waveform.audio.corpus.catalogue import Corpus, corpora, find_corpus
+from waveform.audio.corpus.splits import SPLITS, SplitConfig
+from waveform.cli import main
+from waveform.engine.dataset import Dataset, read_dataset
+from waveform.system.errors import UserError
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture(name="make")
+def make_folder(tmp_path: Path) -> Make:
+    """What writes a tenth of a second of noise at each path of a folder, and some lists."""
+
+    def make(*paths: str, rate_hz: int = 16_000, lists: dict[str, list[str]] | None = None) -> Path:
+        folder = tmp_path / "corpus"
+        for i, path in enumerate(paths):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            noise = np.random.default_rng(i).uniform(-0.1, 0.3, rate_hz // 10)
+            soundfile.write(folder / path, noise.astype(np.float32), rate_hz)
+        for name, lines in (lists or {}).items():
+            (folder / name).write_text("\n".join(lines) + "\n")
+        return folder
+
+    return make
+
+
+@pytest.fixture(name="whole")
+def set_count(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """What makes a corpus of so many files, or labels, the published one."""
+
+    def whole(name: str, **counts: object) -> None:
+        known = {**corpora(), name: msgspec.structs.replace(corpora()[name], **counts)}
+        monkeypatch.setattr(catalogue, "corpora", lambda: known)
+
+    return whole
+
+
+def prepared(folder: Path, name: str, *more: str) -> Dataset:
+    assert main(["prepare", str(folder), str(folder.parent / "data"), "--corpus", name, *more]) == 0
+    return read_dataset(folder.parent / "data")
+
+
+def names(dataset: Dataset) -> dict[str, list[str]]:
+    return {split: dataset.open_split(split).names for split in SPLITS}
+
+
+SC09 = [
+    f"{word}/{speaker}_nohash_{i}.wav" for word in ("zero", "nine") for speaker in ("0a7c2a8d", "ff") for i in (0, 1)
+]
+LISTS = {
+    "validation_list.txt": ["cat/0a7c2a8d_nohash_0.wav", SC09[0]],
+    "testing_list.txt": [SC09[5], SC09[6], "zero/00_nohash_3.wav"],
+}
+
+
+def test_sc09(make: Make, whole: Callable[..., None]) -> None:
+    folder = make(*SC09, "cat/0a7c2a8d_nohash_0.wav", "_background_noise_/pink_noise.wav", lists=LISTS)
+    whole("sc09", files={"": 8})
+    dataset = prepared(folder, "sc09")
+    divided = names(dataset)
+    assert divided["valid"] == SC09[:1] and divided["test"] == sorted(SC09[5:7])
+    assert divided["train"] == sorted({*SC09} - {*divided["valid"], *divided["test"]})
+    assert format_of(dataset.modality) == AudioFormat(16_000, "mu_law_floor", "clip", 16_000)
+    assert dataset.modality["corpus"] == {"name": "sc09", "here": 8, "published": 8}
+    assert dataset.sources["split"] == {"corpus": "sc09"}
+    tokens = dataset.open_split("test")
+    clip = tokens.read(0, start=0, stop=1600)
+    assert clip.min() == 0 and clip.max() == 255
+    report = json.loads((folder.parent / "data" / "report.json").read_text())
+    assert report["split"] == "as published, by validation_list.txt and testing_list.txt"
+    assert report["other_files"] == {".txt": 2, ".wav": 2} and report["refused"] == {}
+
+
+def test_a_part_is_refused_unless_asked_for(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make(*SC09, lists=LISTS)
+    command = ["prepare", str(folder), str(folder.parent / "data"), "--corpus", "sc09"]
+    line = mistake(command, capsys)
+    assert f"{folder} has 8 recordings of SC09 (the digits of Speech Commands v0.02), which has 38,908; unpack" in line
+    assert "or take it as it is with --partial" in line and not (folder.parent / "data").exists()
+    dataset = prepared(folder, "sc09", "--partial")
+    assert dataset.modality["corpus"] == {"name": "sc09", "here": 8, "published": 38_908}
+
+
+def test_what_does_not_go_with_a_corpus(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make(*SC09, lists=LISTS)
+    command = ["prepare", str(folder), str(tmp_path / "data")]
+    assert "--partial is for a part of a published corpus" in mistake([*command, "--partial"], capsys)
+    line = mistake([*command, "--corpus", "sc10"], capsys)
+    assert "--corpus sc10 does not exist; choose one of sc09, youtubemix, beethoven" in line
+    line = mistake([*command, "--corpus", "sc09", "data.split.valid=0.2"], capsys)
+    assert "data.split.valid=0.2: SC09 (the digits of Speech Commands v0.02) is divided as published; leave it" in line
+    line = mistake([*command, "--corpus", "libritts"], capsys)
+    assert "is not LibriTTS as published: it has no file like train-clean-100/103/1241/103_1241" in line
+    (folder / "testing_list.txt").unlink()
+    line = mistake([*command, "--corpus", "sc09", "--partial"], capsys)
+    assert "testing_list.txt, which divides SC09" in line and "unpack it again" in line
+
+
+def test_settings_of_a_corpus_give_way_to_yours(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make(*SC09, lists=LISTS)
+    dataset = prepared(folder, "sc09", "--partial", "data.quantiser=mu_law", "data.sample_rate_hz=8000")
+    assert format_of(dataset.modality) == AudioFormat(8_000, "mu_law", "clip", 16_000)
+    shares = ["data.split.valid=0.05", "data.split.test=0.28"]
+    line = mistake(["prepare", str(folder), str(folder.parent / "data"), *shares], capsys)
+    assert "data.sample_rate_hz was 8000 and is 24000" in line
+    line = mistake(["prepare", str(folder), str(folder.parent / "data"), "--corpus", "sc09", "--partial"], capsys)
+    assert "data.quantiser was mu_law and is mu_law_floor" in line
+    run = str(folder.parent / "run")
+    line = mistake(["train", str(folder.parent / "data"), run, "data.split.valid=0.3"], capsys)
+    assert "was split as the corpus sc09 is when it was prepared" in line
+
+
+@pytest.mark.parametrize(("name", "quantiser"), [("youtubemix", "mu_law_floor"), ("beethoven", "linear_floor")])
+def test_music_in_natural_order(name: str, quantiser: str, make: Make, whole: Callable[..., None]) -> None:
+    folder = make(*(f"{i}.wav" for i in range(17)))
+    whole(name, files={"": 17})
+    dataset = prepared(folder, name, "data.piece_samples=400")
+    divided = names(dataset)
+    assert divided["valid"] == [f"14.wav#{i:06d}" for i in range(4)]
+    assert sorted({path.split("#")[0] for path in divided["test"]}) == ["15.wav", "16.wav"]
+    assert format_of(dataset.modality) == AudioFormat(16_000, quantiser, "clip", 400, True)
+    assert format_of(dataset.modality) == AudioFormat(**{**find_corpus(name).data, "piece_samples": 400})
+    assert dataset.modality["corpus"]["here"] == dataset.modality["corpus"]["published"]
+
+
+def test_pieces_of_the_published_figures() -> None:
+    assert [corpora()[name].data["piece_samples"] for name in ("sc09", "youtubemix", "beethoven")] == [
+        16_000,
+        131_072,
+        128_000,
+    ]
+
+
+def test_ljspeech(make: Make, whole: Callable[..., None]) -> None:
+    paths = [f"wavs/LJ001-{i:04d}.wav" for i in range(40)]
+    folder = make(*paths, rate_hz=22_050)
+    whole("ljspeech", files={"": 40})
+    dataset = prepared(folder, "ljspeech", "data.split.valid=0.2", "data.split.test=0.2")
+    divided = names(dataset)
+    assert sorted(chain(*divided.values())) == paths and min(map(len, divided.values())) > 2
+    assert dataset.modality["sample_rate_hz"] == 22_050
+    assert dataset.sources["split"] == {"corpus": "ljspeech", "split.valid": 0.2, "split.test": 0.2}
+
+
+def test_libritts(make: Make, whole: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [f"{part}/{i}/12/{i}_12_000001_000000.wav" for i in (1, 2) for part in
+             ("train-clean-100", "train-other-500", "dev-clean", "test-other")]  # fmt: skip
+    folder = make(*paths, rate_hz=24_000)
+    counts = dict.fromkeys(corpora()["libritts"].files, 2)
+    whole("libritts", files={**counts, "train-other-500": 3})
+    line = mistake(["prepare", str(folder), str(folder.parent / "data"), "--corpus", "libritts"], capsys)
+    assert "has 8 recordings of LibriTTS, which has 9; unpack" in line
+    whole("libritts", files=counts)  # parts that are not there do not count
+    dataset = prepared(folder, "libritts")
+    assert dataset.modality["corpus"] == {"name": "libritts", "here": 8, "published": 8}
+    assert names(dataset) == {
+        "train": sorted(path for path in paths if path.startswith("train")),
+        "valid": sorted(path for path in paths if path.startswith("dev")),
+        "test": sorted(path for path in paths if path.startswith("test")),
+    }
+
+
+def test_vctk_is_divided_by_speaker(make: Make, whole: Callable[..., None]) -> None:
+    speakers = [*(f"p{225 + i}" for i in range(11)), "s5"]
+    paths = [f"wav48_silence_trimmed/{speaker}/{speaker}_{i:03d}_mic1.flac" for speaker in speakers for i in (1, 2)]
+    folder = make(*paths, "wav48_silence_trimmed/p225/p225_001_mic2.flac", rate_hz=48_000)
+    whole("vctk", labels=12)
+    dataset = prepared(folder, "vctk", "data.split.valid=0.3", "data.split.test=0.3")
+    divided = names(dataset)
+    assert sorted(chain(*divided.values())) == sorted(paths)
+    of_speakers = {split: {path.split("/")[1] for path in of_split} for split, of_split in divided.items()}
+    assert sum(map(len, of_speakers.values())) == 12  # each in one split
+    corpus = find_corpus("vctk")
+    again = corpus.divide(
+        folder, [*paths, "wav48_silence_trimmed/p999/p999_001_mic1.flac"], SplitConfig("file", 0.3, 0.3)
+    )
+    assert all(again.split_of(path) == split for split, of_split in divided.items() for path in of_split)
+
+
+@pytest.mark.parametrize("corpus", corpora().values(), ids=lambda corpus: corpus.name)
+def test_descriptions_are_sound(corpus: Corpus) -> None:
+    assert corpus.holds(corpus.example) and not corpus.holds(f"deeper/{corpus.example}")
+    assert not corpus.holds(corpus.example + "x") and corpus.label_of("x.txt") is None
+    assert all(len(digest) in (0, 64) for digest in corpus.archives.values())
+    assert bool(corpus.files) != (corpus.labels is not None) and corpus.source.startswith("https://")
+    AudioFormat(**corpus.data)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "label"),
+    [
+        ("sc09", "seven/0a7c2a8d_nohash_0.wav", "seven"),
+        ("sc09", "cat/0a7c2a8d_nohash_0.wav", None),
+        ("sc09", "_background_noise_/pink_noise.wav", None),
+        ("vctk", "wav48_silence_trimmed/s5/s5_001_mic1.flac", "s5"),
+        ("vctk", "wav48_silence_trimmed/p225/p225_001_mic2.flac", None),
+        ("libritts", "dev-other/8288/274162/8288_274162_000005_000001.wav", "8288"),
+        ("libritts", "dev-other/8288/274162/8288_274162_000005_000001.normalized.txt", None),
+        ("ljspeech", "wavs/LJ001-0001.wav", None),
+        ("beethoven", "12.wav", None),
+    ],
+)
+def test_labels(name: str, path: str, label: str | None) -> None:
+    assert find_corpus(name).label_of(path) == label
+
+
+def test_a_corpus_that_does_not_exist() -> None:
+    with pytest.raises(UserError, match="choose one of sc09, youtubemix, beethoven, ljspeech, libritts, vctk"):
+        find_corpus("timit")

@@ -1,0 +1,138 @@
+"""`compare --published`: figures of others beside those of runs trained and scored alike, and only of such."""
+
+import json
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+import waveform
+from tests.test_cli import mistake
+from waveform.audio.corpus import catalogue
+from waveform.audio.corpus.catalogue import corpora
+from waveform.audio.corpus.published import find_published
+from waveform.cli import main
+from waveform.engine.dataset import read_dataset
+from waveform.engine.inputs import shift_right
+
+SMALL = ["preset=demo", "model=wavenet", "train.device=cpu", "train.max_seconds=null", "train.max_steps=2"]
+NAMES = [f"{word}/ab_nohash_{i}.wav" for word in ("one", "two") for i in range(3)]
+
+
+@pytest.fixture(scope="module", name="place")
+def make_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny SC09, a data set of it as of the whole corpus, one as of a part, and a run on each."""
+    place = tmp_path_factory.mktemp("published")
+    for i, name in enumerate(NAMES):
+        (place / "sc09" / name).parent.mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(i).uniform(-0.2, 0.2, 1600 - 100 * i)
+        soundfile.write(place / "sc09" / name, noise, 16_000)
+    (place / "sc09" / "validation_list.txt").write_text(NAMES[0])
+    (place / "sc09" / "testing_list.txt").write_text("\n".join(NAMES[1:3]))
+    with pytest.MonkeyPatch.context() as patched:
+        whole_of_six(patched)
+        assert main(["prepare", str(place / "sc09"), str(place / "whole"), "--corpus", "sc09"]) == 0
+    assert main(["prepare", str(place / "sc09"), str(place / "part"), "--corpus", "sc09", "--partial"]) == 0
+    for name in ("whole", "part"):
+        assert main(["train", str(place / name), str(place / f"on_{name}"), *SMALL]) == 0
+    return place
+
+
+def whole_of_six(patched: pytest.MonkeyPatch) -> None:
+    """Let the published SC09 have six recordings."""
+    known = {**corpora(), "sc09": msgspec.structs.replace(corpora()["sc09"], files={"": 6})}
+    patched.setattr(catalogue, "corpora", lambda: known)
+
+
+def test_figures_of_others_stand_beside(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole_of_six(monkeypatch)
+    file = tmp_path / "figures.json"
+    assert main(["compare", str(place / "on_whole"), "--published", "sc09", "--json", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if line.startswith("WaveNet (published)")]
+    assert row.split()[2:6] == [f"{1.925 * math.log(2):.3f}", "1.925", "-", "4.2"]
+    assert [line.split()[0] for line in lines if "(published) " in line] == ["SampleRNN", "WaveNet", "SaShiMi", "Mamba"]
+    assert lines[-1].startswith(
+        "(published): measured by others, in bits; Goel et al. 2022, Table 6 (https://arxiv.org"
+    )
+    assert any("state by clip" in line for line in lines)
+    (entry,) = json.loads(file.read_text())
+    assert entry["protocol"] == "clip" and entry["num_samples"] == 1500 + 1400
+    assert entry["published"][3] == {
+        "model": "Mamba",
+        "parameters": 6.1e6,
+        "bits": 1.852,
+        "source": "Gu and Dao 2023, Table 4 (https://arxiv.org/abs/2312.00752)",
+    }
+
+
+def test_clips_are_scored_whole_from_a_fresh_state(place: Path, tmp_path: Path) -> None:
+    """The protocol, against each clip on its own in one pass; padding counts nowhere."""
+    file = tmp_path / "figures.json"
+    assert main(["evaluate", str(place / "on_whole"), "--protocol", "clip", "--json", str(file)]) == 0
+    run = waveform.load(place / "on_whole")
+    tokens = read_dataset(place / "whole").open_split("test")
+    assert tokens.lengths == [1500, 1400]
+    total = 0.0
+    for i, length in enumerate(tokens.lengths):
+        clip = np.array(tokens.read(i, start=0, stop=length), dtype=np.int64)
+        targets = torch.from_numpy(clip)[None]
+        step = run.model.forward(
+            shift_right(targets, vocab_size=256),
+            run.model.init_state(1, device="cpu", dtype=torch.float32),
+        )
+        total += float(run.model.head.nll(step.hidden, targets).double().sum())
+    assert json.loads(file.read_text())["nll_nats_per_sample"] == pytest.approx(total / 2900, rel=1e-6)
+
+
+def test_other_figures_are_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compare = ["compare", "--published", "sc09"]
+    line = mistake([*compare, str(place / "on_part")], capsys)
+    assert "cannot stand beside the figures published for SC09 (the digits of Speech Commands v0.02): " in line
+    assert "it was trained on 6 of its 38,908 recordings; prepare all of the corpus with --corpus sc09" in line
+    line = mistake([*compare, str(place / "on_whole"), "--data", str(place / "part"), "--protocol", "chunk"], capsys)
+    assert "tested on 6 of its 38,908 recordings; protocol chunk is not clip;" in line
+    line = mistake([*compare, str(place / "on_whole"), "--split", "valid"], capsys)
+    assert ": split valid is not test;" in line
+    line = mistake(["compare", str(place / "on_whole"), "--published", "youtubemix"], capsys)
+    assert (
+        "it was trained on other data than YouTubeMix; data.piece_samples is 16000, not 131072; data.drop_rest" in line
+    )
+    line = mistake(["compare", str(place / "on_whole"), "--published", "vctk"], capsys)
+    assert "--published vctk: there are figures for sc09, youtubemix, beethoven" in line
+
+
+def test_a_run_that_began_with_other_weights_is_refused(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prepare", str(place / "sc09"), str(tmp_path / "own"), "data.sample_rate_hz=16000", *OTHER]) == 0
+    assert main(["train", str(tmp_path / "own"), str(tmp_path / "before"), *SMALL]) == 0
+    more = [str(tmp_path / "run"), "--from", str(tmp_path / "before"), *SMALL]
+    assert main(["train", str(place / "whole"), *more]) == 0  # pieces and corpus may differ
+    line = mistake(["compare", str(tmp_path / "run"), "--published", "sc09"], capsys)
+    assert f"began with the weights of {tmp_path / 'before'}" in line and "trained on" not in line
+    line = mistake(["evaluate", str(tmp_path / "before"), "--protocol", "clip"], capsys)
+    assert "--protocol clip is for data that is cut into clips, and that of" in line
+
+
+OTHER = [
+    "data.quantiser=mu_law_floor",
+    "data.normalise=clip",
+    "data.split.by=order",
+    "data.split.valid=0.3",
+    "data.split.test=0.3",
+]
+
+
+@pytest.mark.parametrize("name", ["sc09", "youtubemix", "beethoven"])
+def test_rows_have_a_source_and_a_corpus(name: str) -> None:
+    figures = find_published(name)
+    assert figures.corpus in corpora() and len(figures.rows) >= 3
+    assert all("https://arxiv.org/abs/" in row["source"] for row in figures.as_json())
+    assert [row.bits for row in figures.rows] == sorted((row.bits for row in figures.rows), reverse=True)

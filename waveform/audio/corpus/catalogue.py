@@ -1,0 +1,143 @@
+"""Published corpora, described in corpora.yaml: which files of a folder are theirs, and how their authors divided them.
+
+Stands between the scan and the split of `prepare`. Nothing is downloaded: the user unpacks a corpus.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import yaml
+
+from waveform.audio.corpus.splits import GivenDivision, SplitConfig, SplitPlan, divide_in_order
+from waveform.system.errors import UserError
+
+
+class _Split(msgspec.Struct, forbid_unknown_fields=True):
+    """How a corpus is divided; one of these."""
+
+    lists: dict[str, str] = {}  # split -> the file that names its paths; all others train
+    parts: dict[str, list[str]] = {}  # split -> its parts
+    order: dict[str, float] = {}  # shares valid and test, in natural order
+
+
+class Extent(NamedTuple):
+    """How much of a corpus there is."""
+
+    here: int
+    published: int
+    unit: str  # recordings | speakers
+
+    @property
+    def is_whole(self) -> bool:
+        return self.here == self.published
+
+
+class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A published corpus; corpora.yaml explains the fields."""
+
+    name: str
+    title: str
+    source: str
+    archives: dict[str, str]
+    example: str
+    path: str
+    split: _Split | Literal["hash"]
+    data: dict[str, Any]
+    files: dict[str, int] = {}
+    labels: int | None = None
+
+    @property
+    def settings(self) -> list[str]:
+        """Its own settings of `data`, as `key=value`."""
+        return [f"data.{key}={value}" for key, value in self.data.items()]
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether its division is published, so that nobody chooses another."""
+        return self.split != "hash"
+
+    def holds(self, path: str) -> bool:
+        """Whether a file, by its path in the unpacked folder, is a recording of the corpus."""
+        return re.fullmatch(self.path, path) is not None
+
+    def label_of(self, path: str) -> str | None:
+        """What a recording says, or who speaks, by its path; None if the corpus does not tell, or it is not of it."""
+        match = re.fullmatch(self.path, path)
+        return match.groupdict().get("label") if match else None
+
+    def extent(self, paths: Iterable[str]) -> Extent:
+        """Count the recordings of the corpus among `paths`; parts that are not there at all do not count."""
+        matches = [match for path in paths if (match := re.fullmatch(self.path, path))]
+        if self.labels is not None:
+            return Extent(len({match["label"] for match in matches}), self.labels, "speakers")
+        parts = Counter(match.groupdict().get("part", "") for match in matches)
+        return Extent(len(matches), sum(self.files.get(part, 0) for part in parts or self.files), "recordings")
+
+    def require(self, audio_dir: Path, paths: Sequence[str], *, partial: bool) -> Extent:
+        """Return how much of the corpus is there. Raises UserError if nothing is, or a part and `partial` is false."""
+        extent = self.extent(paths)
+        if extent.here == 0:
+            raise UserError(
+                f"{audio_dir} is not {self.title} as published: it has no file like {self.example}; give the folder "
+                f"that {' or '.join(self.archives)} was unpacked into"
+            )
+        if not extent.is_whole and not partial:
+            raise UserError(
+                f"{audio_dir} has {extent.here:,} {extent.unit} of {self.title}, which has {extent.published:,}; "
+                "unpack all of it, or take it as it is with --partial: then its NLL compares with no published figure"
+            )
+        return extent
+
+    def divide(self, audio_dir: Path, paths: Sequence[str], config: SplitConfig) -> GivenDivision:
+        """Divide the recordings of the corpus among `paths`, as its authors did; by hash, with `config`'s shares.
+
+        Raises UserError if a list is missing.
+        """
+        members = [path for path in paths if self.holds(path)]
+        rule: dict[str, str | float] = {"corpus": self.name}
+        if isinstance(self.split, str):
+            plan = SplitPlan("file", config.valid, config.test, layout="")
+            splits = {path: plan.split_of(self.label_of(path) or path) or "" for path in members}
+            rule |= {"split.valid": config.valid, "split.test": config.test}
+            thing = "file" if self.labels is None else "speaker"
+            return GivenDivision(splits, rule, f"by hash of each {thing}: valid {config.valid:g}, test {config.test:g}")
+        if self.split.order:
+            ordered = divide_in_order(members, SplitConfig("order", **self.split.order))
+            # Fewer files would move others to another split.
+            return GivenDivision(ordered.splits, {**rule, "files": len(members)}, "as published, in natural order")
+        if self.split.parts:
+            split_of = {part: split for split, parts in self.split.parts.items() for part in parts}
+            splits = {path: split_of[path.split("/", 1)[0]] for path in members}
+            return GivenDivision(splits, rule, "as published, by its parts")
+        splits = dict.fromkeys(members, "train")
+        for split, name in self.split.lists.items():
+            splits |= {path: split for path in _listed(audio_dir / name, self.title) if path in splits}
+        return GivenDivision(splits, rule, f"as published, by {' and '.join(self.split.lists.values())}")
+
+
+def _listed(path: Path, title: str) -> list[str]:
+    """The paths in a list of a corpus, one a line."""
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}, which divides {title} ({error}); unpack it again") from error
+
+
+@cache
+def corpora() -> Mapping[str, Corpus]:
+    """All corpora by name."""
+    text = (resources.files("waveform.audio.corpus") / "corpora.yaml").read_text(encoding="utf-8")
+    return {name: msgspec.convert({"name": name, **entry}, Corpus) for name, entry in yaml.safe_load(text).items()}
+
+
+def find_corpus(name: str) -> Corpus:
+    """The corpus of a name. Raises UserError, with the names, if there is none."""
+    if name not in corpora():
+        raise UserError(f"--corpus {name} does not exist; choose one of {', '.join(corpora())}")
+    return corpora()[name]
