@@ -38,6 +38,8 @@ settings (Hydra overrides), any number, after the paths:
   preset=demo|small|speech_paper                              sizes and schedule; small is the default
   train.max_steps=1000 train.max_seconds=600 train.batch_size=8 train.lr=3e-4 train.state=utterance
   model.num_layers=4 model.compression=max seed=1             see --print-config for all of them
+  data.labels=folder|FILE.csv|none                            speakers, words, ...: the first folder's name, or a CSV
+                                                              of path,label; then sample ... --label NAME
 A run folder that exists with the same settings is resumed.
 
 your own voice, from a run that exists (a preset sets the schedule; the model is that of the run):
@@ -46,7 +48,6 @@ your own voice, from a run that exists (a preset sets the schedule; the model is
 several GPUs:
   torchrun --nproc-per-node=8 -m waveform train AUDIO_DIR RUN_DIR
 """
-_SAMPLING = "waveform.engine.sampler:SamplingConfig"
 _DATA = argument("--data", type=Path, metavar="DIR", help="audio or a data set, if not the run's own")
 _PLOT = argument(
     "--plot",
@@ -67,7 +68,9 @@ VERBS = (
                 "audio_dir", type=Path, metavar="AUDIO_DIR", help="wav, flac, ogg, opus, mp3, aiff, in any folder"
             ),
             argument("data_dir", type=Path, metavar="DATA_DIR", help="created, or brought up to date"),
-            overrides("data.split.valid=0.1 data.split.by=folder"),
+            overrides(
+                "data.split.valid=0.1 data.split.by=folder; data.labels=folder or FILE.csv: labels of utterances"
+            ),
             CONFIG_DIR,
         ),
         computes=False,
@@ -147,6 +150,12 @@ VERBS = (
                 help="draw from the fewest classes that reach probability P",
             ),
             SEED,
+            argument(
+                "--label",
+                into="sampling",
+                metavar="NAME",
+                help="of a run with labels: what to sample (a speaker, a word, ...); each: --num of every label",
+            ),
             argument("--prime", type=Path, metavar="FILE", help="audio that every sample begins with and continues"),
             argument(
                 "--int8",
@@ -156,7 +165,7 @@ VERBS = (
             ),
             DEVICE,
         ),
-        configs={"output": "waveform.audio.sinks:Output", "sampling": _SAMPLING},
+        configs={"output": "waveform.audio.sinks:Output", "sampling": "waveform.verbs.sample:SampleConfig"},
     ),
     Verb(
         "export",

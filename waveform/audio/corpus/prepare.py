@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from waveform.audio.corpus.groups import (
     cut_into_groups,
     finished_result,
 )
+from waveform.audio.corpus.labels import FOLDER, NONE, ask_labels
 from waveform.audio.corpus.report import build_report, format_report
 from waveform.audio.corpus.scan import FoundFile, Scan, scan_folder
 from waveform.audio.corpus.splits import SPLITS, SplitConfig, SplitPlan, plan_split, require_all_splits
@@ -51,6 +53,9 @@ class DataConfig:
     sample_rate_hz: int = AudioFormat.sample_rate_hz  # to which everything is resampled
     quantiser: str = AudioFormat.quantiser  # mu_law | linear: how a sample becomes one of 256 classes
     normalise: str = AudioFormat.normalise  # none; clip: each file scaled by its own range, which looks ahead
+    # labels of utterances (speakers, words, classes), which models read and samples can be asked for: folder (the first
+    # folder's name), a CSV file of path,label, or none; null: as the data set has them
+    labels: str | None = None
     # processes that decode; null: one for each core that this process may use
     num_workers: int | None = None
 
@@ -90,17 +95,20 @@ def prepare(
         else:
             wanted[file] = split
     require_all_splits(split_plan, [file.path for file in wanted])
+    find_labels = partial(ask_labels, paths=[*(file.path for file in wanted), *scan.refused], layout=split_plan.layout)
+    labels = find_labels(config.labels)  # a mistake in them must leave no folder behind
     with _locked(data_dir):
         old = _read_previous(data_dir, split_plan=split_plan, wanted=wanted, audio_format=audio_format)
-        dataset, notes = _update(
-            audio_dir, data_dir, old=old, wanted=wanted, split_plan=split_plan, config=config, show=show_progress
-        )
+        asked = _labels_asked(config.labels, old, data_dir)
+        plan = _Plan(wanted, split_plan, find_labels(asked) if config.labels is None else labels, asked)
+        dataset, notes = _update(audio_dir, data_dir, old=old, plan=plan, config=config, show=show_progress)
         _clean(dataset)
         report = build_report(
             dataset.sources["files"],
             scan=scan,
             split=split_plan.describe(),
             sample_rate_hz=audio_format.sample_rate_hz,
+            labels=dataset.labels,
         )
         _write_if_new(data_dir / REPORT_FILE, json.dumps(report, indent=1).encode())
     if show_progress:
@@ -183,17 +191,36 @@ def _read_previous(
     return old
 
 
+def _labels_asked(asked: str | None, old: Dataset | None, data_dir: Path) -> str | None:
+    """The way to label files, by default that of the data set. Raises UserError for another one than it has."""
+    asked = asked if asked in (None, NONE, FOLDER) else os.path.abspath(asked)
+    before = None if old is None else old.sources.get("labels")
+    if before is None:
+        return None if asked == NONE else asked
+    if asked not in (None, before):
+        # Runs that began with its labels could not be resumed.
+        raise UserError(
+            f"{data_dir} was labelled differently: data.labels was {before} and is {asked}; use the same, or another "
+            "folder"
+        )
+    return str(before)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a data set is to hold."""
+
+    wanted: dict[FoundFile, str]  # file -> split
+    split_plan: SplitPlan
+    labels: dict[str, str]  # path -> label
+    labels_asked: str | None  # how they were found; None: there are none
+
+
 def _update(
-    audio_dir: Path,
-    data_dir: Path,
-    *,
-    old: Dataset | None,
-    wanted: dict[FoundFile, str],
-    split_plan: SplitPlan,
-    config: DataConfig,
-    show: bool,
+    audio_dir: Path, data_dir: Path, *, old: Dataset | None, plan: _Plan, config: DataConfig, show: bool
 ) -> tuple[Dataset, str]:
     """Prepare what is new or changed and replace dataset.json. Returns the data set and a phrase on what was done."""
+    wanted, split_plan = plan.wanted, plan.split_plan
     kept = _still_valid(old, wanted) if old else {}
     pending = [(file, split) for file, split in wanted.items() if file.path not in kept]
     groups = cut_into_groups(pending, config.audio_format)
@@ -218,7 +245,13 @@ def _update(
             split: sorted({records[path]["shard"] for path in usable if records[path]["split"] == split})
             for split in SPLITS
         },
-        sources={"format": FORMAT, "split": split_plan.settings(), "files": dict(sorted(records.items()))},
+        sources={
+            "format": FORMAT,
+            "split": split_plan.settings(),
+            "files": dict(sorted(records.items())),
+            **({"labels": plan.labels_asked} if plan.labels_asked is not None else {}),
+        },
+        labels={path: plan.labels[path] for path in sorted(usable) if path in plan.labels},
     )
     num_done = sum(len(group.files) for group in todo)
     if old is not None and dataset == replace(old, digests={}):
