@@ -60,13 +60,13 @@ class TrainedRun:
         if label is None:
             return UNKNOWN
         if not self.labels:
-            raise UserError(f"{self.given} was trained without labels, so it has no {printable(label)!r}; leave it out")
+            raise UserError(f"{self.given} was trained without labels, so it has no '{printable(label)}'; leave it out")
         if label not in self.labels:
             near = difflib.get_close_matches(label, self.labels, n=_MOST_NAMES, cutoff=0.4)
             shown = near or self.labels[:_MOST_NAMES]
             more = f" and {len(self.labels) - len(shown)} more" if len(self.labels) > len(shown) else ""
             raise UserError(
-                f"{self.given} has no label {printable(label)!r}; {'near ones are' if near else 'it has'} "
+                f"{self.given} has no label '{printable(label)}'; {'near ones are' if near else 'it has'} "
                 f"{', '.join(shown)}{more}"
             )
         return 1 + self.labels.index(label)

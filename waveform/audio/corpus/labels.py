@@ -94,5 +94,5 @@ def check_labels(labels: Mapping[str, str], *, paths: Collection[str], source: s
         raise UserError(f"{source} labels no file; leave it out")
     for path, label in labels.items():
         if (reason := why_no_label(label)) is not None:
-            raise UserError(f"{source}: {printable(label)!r} ({printable(path)}) cannot be a label: {reason}")
+            raise UserError(f"{source}: '{printable(label)}' ({printable(path)}) cannot be a label: {reason}")
     return dict(labels)
