@@ -7,16 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import laws
+from tests import laws, plugin_models
 from tests.engine.test_trainer import assert_bitwise_equal, everything
 from tests.engine.training import small_trainer
+from waveform.analyses.context import ContextGrid, losses_by_context
 from waveform.engine.interface import ForwardDecoder
-from waveform.engine.labels import label_names, labels_checksum, why_no_label
+from waveform.engine.labels import MAX_LABELS, label_names, labels_checksum, why_no_label
 from waveform.engine.sampler import SamplingConfig, StepwiseLoop, read_prompt, sample
 from waveform.engine.single_pass import deal
 from waveform.engine.streams import TokenStream
 from waveform.engine.token_set import TokenSet
+from waveform.models import registry
 from waveform.models.registry import build, model_names
+from waveform.system.errors import UserError
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
 NAMES = ["a", "b"]
@@ -45,6 +48,31 @@ def test_only_a_reader_who_knows_the_labels_gets_them(token_set: Callable[..., T
     relabelled = labelled(token_set)
     relabelled.labels[2] = "a"
     assert labels_checksum([tokens]) == labels_checksum([labelled(token_set)]) != labels_checksum([relabelled])
+
+
+def test_there_are_not_too_many(token_set: Callable[..., TokenSet]) -> None:
+    tokens = token_set([3])
+    tokens.labels = [str(i) for i in range(MAX_LABELS + 1)]
+    with pytest.raises(UserError, match="has 10,001 labels; a run can have 10,000"):
+        label_names(tokens)
+
+
+def test_a_model_that_knows_no_labels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "model_class", lambda name: plugin_models.LSTM)
+    build("lstm", vocab_size=V)
+    with pytest.raises(
+        UserError, match=r"model 'lstm' does not know labels of utterances; train it with data.labels=none"
+    ):
+        build("lstm", vocab_size=V, num_labels=3)
+
+
+def test_every_context_begins_with_the_label(token_set: Callable[..., TokenSet]) -> None:
+    tokens = labelled(token_set, [60] * 4)
+    model = laws.randomise(build("lstm", vocab_size=V, **laws.CONFIGS["lstm"]["labelled"]))
+    grid = ContextGrid(step=8, num_steps=2, block=2, starts=[(0, 20), (1, 20), (3, 20)])
+    options = {"window": 5, "rows": 3, "device": torch.device("cpu")}
+    read, unread = (losses_by_context(model, t, grid, **options) for t in (tokens, tokens.numbered([])))
+    assert (read[:, :4] != unread[:, :4]).all() and (read[:, 4:] == unread[:, 4:]).all()
 
 
 @pytest.mark.parametrize("mode", ["utterance", "chunk", "carry"])

@@ -149,7 +149,10 @@ def test_report_by_label(place: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     runs = [str(place / "plain"), str(place / "run")]
     options = ["--num", "1", "--seconds", "0.05", "--real", "0", "--temperatures", "1"]
-    assert main(["report", *runs, "--out", str(page), *options]) == 0
+    assert main(["report", *runs, "--out", str(page), "--json", str(tmp_path / "r.json"), *options]) == 0
+    scored = [entry["nll_nats_per_sample"] for entry in json.loads((tmp_path / "r.json").read_text())["comparison"]]
+    evaluated = [waveform.evaluate(run, show_progress=False)["nll_nats_per_sample"] for run in runs]
+    assert scored == pytest.approx(evaluated, rel=1e-6)  # each run reads the labels that it knows
     html = page.read_text()
     titles = re.findall(r"<h3>(.*?)</h3>", html)
     assert [title for title in titles if title.startswith("Label")] == [
@@ -211,7 +214,22 @@ def test_changed_labels_are_not_resumed(place: Path, tmp_path: Path, capsys: pyt
     train = ["train", str(tmp_path / "data"), str(tmp_path / "run"), *SETTINGS]
     assert main(train) == 0
     shutil.copytree(place / "audio", tmp_path / "audio")
-    (tmp_path / "audio" / "train" / "ann").rename(tmp_path / "audio" / "train" / "eve")
+    rows = [
+        f"{path.relative_to(tmp_path / 'audio')},{path.parent.name}" for path in (tmp_path / "audio").rglob("a.wav")
+    ]
+    files = {name: tmp_path / f"{name}.csv" for name in ("same", "swapped")}
+    files["same"].write_text("\n".join(["path,label", *rows]))
+    files["swapped"].write_text(
+        files["same"].read_text().replace(",ann", ",x").replace(",ümit", ",ann").replace(",x", ",ümit")
+    )
+    new = ["train", str(tmp_path / "audio"), str(tmp_path / "new"), *SETTINGS, f"data.labels={tmp_path / 'l.csv'}"]
+    shutil.copy(files["same"], tmp_path / "l.csv")
+    assert main(new) == 0
+    shutil.copy(files["swapped"], tmp_path / "l.csv")  # the same names, of other utterances
+    (cache,) = (path for path in tmp_path.iterdir() if path.name.endswith(".prepared"))
+    assert main(["prepare", str(tmp_path / "audio"), str(cache)]) == 0
+    assert "the data has changed since the run" in mistake([*new, "train.max_steps=9"], capsys)
+    (tmp_path / "audio" / "train" / "ann").rename(tmp_path / "audio" / "train" / "eve")  # another name
     assert main(["prepare", str(tmp_path / "audio"), str(tmp_path / "data")]) == 0
     assert "the data has changed since the run" in mistake([*train, "train.max_steps=9"], capsys)
 
