@@ -85,8 +85,12 @@ def test_a_page_of_three_runs(place: Path, tmp_path: Path, capsys: pytest.Captur
 
 
 def test_without_recordings_and_with_fewer_than_asked(place: Path, tmp_path: Path) -> None:
-    for real, num, expected in (("0", "1", 1), ("9", "0", 3)):
-        arguments = ["--real", real, "--num", num, "--seconds", "0.05", "--temperatures", "1"]
+    for real, num, seconds, expected in (
+        ("0", "1", "0.05", 1),
+        ("9", "0", "0.05", 3),
+        ("2", "0", "0.5", 2),
+    ):  # of 0.4 s
+        arguments = ["--real", real, "--num", num, "--seconds", seconds, "--temperatures", "1"]
         assert main(["report", str(place / "ct"), "--out", str(tmp_path / "a.html"), *arguments]) == 0
         assert (tmp_path / "a.html").read_text().count('<div class="row"') == expected
 
