@@ -276,7 +276,7 @@ VERBS = (
                 type=float,
                 nargs="+",
                 metavar="T",
-                help="default 0.9 1; the first one for continuations too",
+                help="default 1 0.9; the first one for continuations too",
             ),
             replace(SEED, into="config"),
             argument(

@@ -83,7 +83,7 @@ def test_dropout_is_on_what_enters_and_leaves_layers() -> None:
     hidden, state, _ = model(laws.random_tokens(5), laws.fresh_state(model))
     share = float((hidden == 0).double().mean().detach())
     assert 0.4 < share < 0.6
-    assert not any((part == 0).any() for part in state)
+    assert not any((part == 0).any() for part in (state.hidden, state.cell))
     again = model(laws.random_tokens(5), laws.fresh_state(model)).state
     assert not torch.equal(again.hidden[:, 0], state.hidden[:, 0])  # the input's
     model.dropout.p = 0.0

@@ -25,9 +25,9 @@ from waveform.verbs.report import ReportConfig, report
 from waveform.verbs.sample import sample
 from waveform.verbs.train import train_all
 
-_SAMPLE_SECONDS = 1.2
+_SAMPLE_SECONDS = 2.0
 _REPORT_SECONDS = 2.0
-_TEMPERATURE = 0.9
+_TEMPERATURE = 1.0
 _RATE_HZ = AudioFormat.sample_rate_hz
 
 
@@ -57,7 +57,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
         raise Interrupted(asked_by, f"`waveform demo --out {out_dir}` continues from here")
 
     say(f"3/5 comparing them on the held-out recordings, and writing {out_dir / 'report.html'}")
-    page = ReportConfig(num=1, seconds=_REPORT_SECONDS, real=2, temperatures=(_TEMPERATURE, 1.0))
+    page = ReportConfig(num=1, seconds=_REPORT_SECONDS, real=2, temperatures=(_TEMPERATURE,))
     figures = report(run_dirs, page, out=out_dir / "report.html", listen=bundled_names(), show_progress=show_progress)
     write_json(out_dir / "comparison.json", figures["comparison"])
 

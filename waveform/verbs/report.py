@@ -53,7 +53,7 @@ class ReportConfig:
     num: int = 2  # sounds of each run at each temperature, from nothing
     seconds: float = 2.0  # length of each sound
     real: int = 4  # recordings, whose beginnings every run continues; 0: none
-    temperatures: Sequence[float] = (0.9, 1.0)  # the first one serves for continuations too
+    temperatures: Sequence[float] = (1.0, 0.9)  # the first one serves for continuations too
     seed: int = 0
     split: str = "test"  # of the recordings and the NLL
     quality: int = 0  # sounds of each run by which figures of quality are measured; 0: none are
