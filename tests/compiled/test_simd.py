@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numba.core.caching import IndexDataCacheFile
 
 from waveform.compiled import simd
 
@@ -78,3 +79,23 @@ def test_a_change_in_a_kernel_of_another_package_is_compiled_again(
         importlib.invalidate_caches()
         names.add(importlib.import_module("some_entry").call.py_func.__qualname__)
     assert len(names) == 2
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_variants_that_two_processes_compile_at_once_are_kept_apart(
+    apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = (IndexDataCacheFile(str(tmp_path), "kernel.py311", "stamp") for _ in range(2))
+    for cache_file in (ours, theirs) if apart else ():
+        simd.keep_apart(cache_file)
+    save_data = ours._save_data
+
+    def save_late(name: str, data: str) -> None:
+        theirs.save("int8", "their code")
+        save_data(name, data)
+
+    monkeypatch.setattr(ours, "_save_data", save_late)
+    monkeypatch.setattr(theirs, "_load_index", dict)  # it was read before ours was written
+    ours.save("float32", "our code")
+    found = IndexDataCacheFile(str(tmp_path), "kernel.py311", "stamp").load("int8")
+    assert found == ("their code" if apart else "our code"), "numba no longer needs `keep_apart`"

@@ -14,6 +14,7 @@ checks it.
 
 import hashlib
 import math
+import uuid
 from pathlib import Path
 
 import numba
@@ -62,9 +63,21 @@ def compiled(function=None, *, entry=False, parallel=False):
     shared = b"".join(path.read_bytes() for folder in sorted(folders) for path in sorted(folder.glob("*.py")))
     function.__qualname__ += "_" + hashlib.blake2b(shared, digest_size=4).hexdigest()
     try:
-        return numba.njit(function, cache=True, **options)
+        kernel = numba.njit(function, cache=True, **options)
     except RuntimeError:  # no folder can be written to
         return numba.njit(function, **options)
+    keep_apart(kernel._cache._cache_file)
+    return kernel
+
+
+def keep_apart(cache_file):
+    """Give each compiled variant that numba keeps on disk a name of its own.
+
+    numba numbers variants by an index that is not locked: two processes that add one at the same time give both the
+    same name, and the one whose file was overwritten is then found with the machine code of the other.
+    """
+    base = cache_file._index_name.removesuffix(".nbi")
+    cache_file._data_name = lambda number: f"{base}.{uuid.uuid4().hex}.nbc"
 
 
 def _vector(value: float) -> ir.Constant:
