@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from waveform.engine.interface import OptionalParts, Step, detach, map_state
 from waveform.models import heads
 from waveform.models.embeddings import check_cutoffs, token_embedding
+from waveform.models.label_embedding import RowLabels, label_embedding
 from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH, SHARE_DROPPED
 from waveform.system.rules import Rule, check_rules, one_of, whole_number
 
@@ -35,6 +36,7 @@ class LSTMConfig:
     cutoffs: list[int] = field(default_factory=list)  # first ids of the adaptive head's clusters after the first
     div_value: int = 4  # how many times narrower a cluster's vectors are than those of the cluster before
     tie_embeddings: bool = False  # the head uses the vectors (and projections) of the input embedding
+    num_labels: int = 0  # of utterances, unknown included; 0: none. The data decides, as of vocab_size
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "vocab_size": whole_number(1),
@@ -43,6 +45,7 @@ class LSTMConfig:
         "dropout": SHARE_DROPPED,
         "head": one_of(*heads.KINDS),
         "div_value": whole_number(1, MAX_WIDTH),
+        "num_labels": whole_number(0),
     }
 
     def __post_init__(self) -> None:
@@ -55,6 +58,7 @@ class LSTMState(NamedTuple):
 
     hidden: Tensor  # h [B, L, D]
     cell: Tensor  # c [B, L, D]
+    labels: RowLabels = ()  # of the utterances that are read; empty without labels
 
 
 class LSTM(nn.Module, OptionalParts):
@@ -74,6 +78,9 @@ class LSTM(nn.Module, OptionalParts):
             project_first=False,
             std=_EMBEDDING_STD,
         )
+        self.label_embedding = label_embedding(
+            config.d_model, num_labels=config.num_labels, vocab_size=config.vocab_size
+        )
         self.dropout = nn.Dropout(config.dropout)
         between = config.dropout if config.num_layers > 1 else 0.0  # torch warns of dropout between layers of one
         self.layers = nn.LSTM(config.d_model, config.d_model, config.num_layers, batch_first=True, dropout=between)
@@ -92,13 +99,24 @@ class LSTM(nn.Module, OptionalParts):
     def init_state(self, batch_size: int, *, device: torch.device | str, dtype: torch.dtype) -> LSTMState:
         """State of `batch_size` streams of which nothing has been read."""
         shape = (batch_size, self.config.num_layers, self.config.d_model)
-        return LSTMState(*(torch.zeros(shape, device=device, dtype=dtype) for _ in LSTMState._fields))
+        hidden, cell = (torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
+        labels = () if self.label_embedding is None else self.label_embedding.init_state(batch_size, device=device)
+        return LSTMState(hidden, cell, labels)
 
     def forward(self, tokens: Tensor, state: LSTMState) -> Step:
         """tokens [B, T] -> the last layer's h [B, T, D] and the state after them, detached unless `carry_gradient`."""
-        x_BTD = self.dropout(self.embedding(tokens))
-        before = tuple(part.transpose(0, 1).to(x_BTD.dtype).contiguous() for part in state)  # [L, B, D]
+        row_labels = state.labels
+        if self.label_embedding is None:
+            x_BTD = self.embedding(tokens)
+        else:
+            tokens, labels_BT, row_labels = self.label_embedding.read(tokens, row_labels)
+            x_BTD = self.embedding(tokens) + self.label_embedding(labels_BT)
+        x_BTD = self.dropout(x_BTD)
+        before = tuple(  # [L, B, D]
+            part.transpose(0, 1).to(x_BTD.dtype).contiguous() for part in (state.hidden, state.cell)
+        )
         hidden_BTD, after = self.layers(x_BTD, before)
-        after = LSTMState(*(part.transpose(0, 1).contiguous() for part in after))
+        hidden, cell = (part.transpose(0, 1).contiguous() for part in after)
+        after = LSTMState(hidden, cell, row_labels)
         after = map_state(lambda new, old: new.to(old.dtype), after, state)
         return Step(self.dropout(hidden_BTD), after if self.carry_gradient else detach(after), {})

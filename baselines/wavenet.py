@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from waveform.engine.interface import OptionalParts, Step
 from waveform.models.heads import SoftmaxHead
+from waveform.models.label_embedding import RowLabels, label_embedding
 from waveform.models.linear import Linear
 from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH
 from waveform.system.errors import UserError
@@ -43,6 +44,7 @@ class WaveNetConfig:
     gate_channels: int = 416  # G, width of tanh * sigmoid
     skip_channels: int = 256  # S, width of the sum of skips
     end_channels: int | None = None  # E, width of the head; None: as that of the skips
+    num_labels: int = 0  # of utterances, unknown included; 0: none. The data decides, as of vocab_size
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "vocab_size": whole_number(1),
@@ -53,6 +55,7 @@ class WaveNetConfig:
         "gate_channels": _WIDTH,
         "skip_channels": _WIDTH,
         "end_channels": Rule(lambda value: value is None or _WIDTH.holds(value), f"{_WIDTH.remedy}, or null"),
+        "num_labels": whole_number(0),
     }
 
     def __post_init__(self) -> None:
@@ -84,6 +87,7 @@ class WaveNetState(NamedTuple):
     """The last inputs of every layer's convolution, zeros (the paper's padding) before the stream's first."""
 
     fifos: tuple[Tensor, ...]  # L of [B, H, C], oldest first; H differs from layer to layer
+    labels: RowLabels = ()  # of the utterances that are read; empty without labels
 
 
 def _linear(num_in: int, num_out: int, *, gain: float, bias: bool = True) -> nn.Linear:
@@ -130,6 +134,9 @@ class WaveNet(nn.Module, OptionalParts):
         num_layers = len(config.dilations)
         # Initial values keep every sum near unit variance, however many layers there are; RMS(tanh * sigmoid) is 1/3.
         self.embedding = nn.Embedding(config.vocab_size + 1, c)
+        # Global conditioning (section 2.5), added to the input of the first layer alone, from where the residual stream
+        # carries it to all.
+        self.label_embedding = label_embedding(c, num_labels=config.num_labels, vocab_size=config.vocab_size)
         # Inputs: the taps side by side, oldest first. Outputs: tanh's half, then sigmoid's.
         self.convolutions = nn.ModuleList(_linear(taps * c, 2 * g, gain=1) for _ in range(num_layers))
         # The last layer has none: nothing reads its residual stream, so it would never train. Without biases, because
@@ -150,13 +157,18 @@ class WaveNet(nn.Module, OptionalParts):
         """State of `batch_size` streams of which nothing has been read."""
         c = self.config.residual_channels
         return WaveNetState(
-            tuple(torch.zeros(batch_size, steps, c, device=device, dtype=dtype) for steps in self.config.histories)
+            tuple(torch.zeros(batch_size, steps, c, device=device, dtype=dtype) for steps in self.config.histories),
+            () if self.label_embedding is None else self.label_embedding.init_state(batch_size, device=device),
         )
 
     def forward(self, tokens: Tensor, state: WaveNetState) -> Step:
         """tokens [B, T] -> sums of skips [B, T, S] and the state after them, detached unless `carry_gradient`."""
-        num_steps = tokens.shape[1]
-        x_TBC = self.embedding(tokens.t())
+        num_steps, row_labels = tokens.shape[1], state.labels
+        if self.label_embedding is None:
+            x_TBC = self.embedding(tokens.t())
+        else:
+            tokens, labels, row_labels = self.label_embedding.read(tokens, row_labels)
+            x_TBC = self.embedding(tokens.t()) + self.label_embedding(labels.t())
         gates, fifos = [], []
         for layer, dilation in enumerate(self.config.dilations):
             fifo_BHC = state.fifos[layer]
@@ -171,4 +183,4 @@ class WaveNet(nn.Module, OptionalParts):
             if layer < len(self.residuals):
                 x_TBC = x_TBC + self.residuals[layer](gates[-1])
         hidden_TBS = self.skip(torch.cat(gates, dim=-1))
-        return Step(hidden_TBS.transpose(0, 1), WaveNetState(tuple(fifos)), {})
+        return Step(hidden_TBS.transpose(0, 1), WaveNetState(tuple(fifos), row_labels), {})

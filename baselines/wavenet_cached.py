@@ -48,6 +48,8 @@ class WaveNetDecoder:
         num_layers, num_rows = len(config.dilations), state.fifos[0].shape[0]
         convolutions, residuals = cast(list[nn.Linear], model.convolutions), cast(list[nn.Linear], model.residuals)
         self._embedding = model.embedding.weight
+        self._label_embedding = model.label_embedding
+        self._row_labels = [labels.clone() for labels in state.labels]
         # [L, K, C, 2G]
         kernels = torch.stack([conv.weight.t().unflatten(0, (-1, c)) for conv in convolutions])
         self._older_kernels = [kernels[:, tap].contiguous() for tap in range(older)]
@@ -97,7 +99,11 @@ class WaveNetDecoder:
         for taps, kernels in zip(self._taps_of, self._older_kernels, strict=True):
             z = torch.baddbmm(z, taps, kernels, out=self._z)
 
-        x = torch.index_select(self._embedding, 0, tokens, out=self._input_of[0])
+        if self._label_embedding is None:
+            x = torch.index_select(self._embedding, 0, tokens, out=self._input_of[0])
+        else:
+            tokens, of_labels = self._label_embedding.step(tokens, self._row_labels[0])
+            x = torch.index_select(self._embedding, 0, tokens, out=self._input_of[0]).add_(of_labels)
         for layer, (z, tanh_half, sigmoid_half) in enumerate(self._z_of):
             z.addmm_(x, self._newest_kernels[layer])
             gate = torch.mul(tanh_half.tanh_(), sigmoid_half.sigmoid_(), out=self._gate_of[layer])

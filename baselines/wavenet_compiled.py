@@ -35,6 +35,7 @@ from waveform.compiled.simd import (
 from waveform.decoding.draw import DrawingSteps, Draws, draw_row, make_draw_scratch
 from waveform.decoding.kernels import ADD, SET, DenseWeights, copy, dense, of_layer, pad_last, zeros
 from waveform.decoding.plan import make_plan, num_threads_for, share_vectors, shared_out
+from waveform.decoding.row_inputs import embed_rows, lay_out_labels
 
 _I64 = np.int64(0)
 
@@ -149,8 +150,7 @@ def _relu(x, width):
 @compiled
 def _step(tokens, step, plan, kind):
     p = plan[0]
-    for b in range(p.num_rows):
-        copy(p.embedding + tokens[b] * p.width * 4, p.x + b * p.width * 4, p.width)
+    embed_rows(tokens, p)
     num_phases = 2 * p.num_layers + 2
     for i in range(num_phases):
         # Two phases per layer, but one for the last: nothing reads its residual stream.
@@ -204,7 +204,9 @@ class CompiledWaveNetDecoder(DrawingSteps):
         )
         self._scratch = _make_scratch(self._sizes)
         self._draw_scratch = make_draw_scratch(config.vocab_size)
-        self._plan = make_plan(self._weights, self._state, self._scratch, self._draw_scratch, self._sizes)
+        self._labels = lay_out_labels(model.label_embedding, state.labels, num_rows=num_rows, width=self._sizes.width)
+        work_on = (self._weights, self._labels, self._state, self._scratch, self._draw_scratch)
+        self._plan = make_plan(*work_on, self._sizes)
         self._kind = np.int8(0) if int8 else np.float32(0)
         self._logits = torch.from_numpy(self._scratch.logits)[:, : config.vocab_size]
         self._num_steps = 0

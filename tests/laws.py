@@ -27,6 +27,7 @@ _BATCH = 3
 _ATTENTION = {"num_layers": 2, "d_model": 16, "num_heads": 2, "d_feedforward": 24, "num_position_features": 8}
 _COMPRESSIVE = {**_ATTENTION, "window": 4, "memory": 4, "compressed": 4, "compression_rate": 2}
 _ADAPTIVE = {"head": "adaptive", "cutoffs": [3, 7], "div_value": 2}
+_LABELLED = {"num_labels": 3}
 _RAGGED = {**_ATTENTION, "window": 5, "memory": 7, "compressed": 3, "compression_rate": 3}
 
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
@@ -66,8 +67,17 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "relu-clamped": {**_RAGGED, "activation": "relu", "clamp_len": 4, "compression": "mean"},
         "clamped-post-zeros": {**_COMPRESSIVE, "norm": "post", "empty_memory": "zeros", "clamp_len": 6},
         "most-used-clamped": {**_COMPRESSIVE, "compression": "most_used", "clamp_len": 3},
+        "labelled": {**_RAGGED, **_LABELLED},
+        "labelled-adaptive-tied-post": {
+            **_COMPRESSIVE,
+            **_ADAPTIVE,
+            **_LABELLED,
+            "tie_embeddings": True,
+            "norm": "post",
+        },
     },
     "lstm": {
+        "labelled": {"num_layers": 2, "d_model": 24, **_LABELLED},
         "plain": {"num_layers": 2, "d_model": 24},
         "adaptive-tied-one-layer": {**_ADAPTIVE, "num_layers": 1, "d_model": 8, "tie_embeddings": True},
     },
@@ -76,6 +86,8 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "post-reference": {**_ATTENTION, "window": 5, "memory": 3, "norm": "post", "attention": "reference"},
         "zeros": {**_ATTENTION, "window": 4, "memory": 8, "empty_memory": "zeros"},
         "no-memory": {**_ATTENTION, "window": 5, "memory": 0},
+        "labelled": {**_ATTENTION, **_LABELLED, "window": 4, "memory": 6},
+        "labelled-absolute": {**_ATTENTION, **_LABELLED, "window": 4, "memory": 6, "position": "absolute"},
         "adaptive": {**_ATTENTION, **_ADAPTIVE, "window": 4, "memory": 6},
         "shaw": {**_ATTENTION, "window": 4, "memory": 6, "position": "shaw", "max_distance": 7},
         "absolute": {**_ATTENTION, "window": 5, "memory": 0, "norm": "post", "position": "absolute"},
@@ -125,6 +137,15 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "skip_channels": 8,
             "end_channels": 20,
         },
+        "labelled": {
+            "num_stacks": 1,
+            "layers_per_stack": 3,
+            "kernel_size": 2,
+            "residual_channels": 12,
+            "gate_channels": 10,
+            "skip_channels": 8,
+            **_LABELLED,
+        },
     },
 }
 
@@ -149,6 +170,15 @@ class Case:
         """The model at fp64, with parameters far enough from their initial values for each of them to matter."""
         torch.manual_seed(0)
         return randomise(registry.build(self.model, vocab_size=VOCAB_SIZE, **self.fields))
+
+    @property
+    def num_labels(self) -> int:
+        """Labels of utterances, unknown included; 0: the model has none."""
+        return self.fields.get("num_labels", 0)
+
+    def tokens(self, num_steps: int, *, batch_size: int = _BATCH, seed: int = 1) -> Tensor:
+        """`random_tokens` that the model reads: with each of its labels."""
+        return random_tokens(num_steps, batch_size=batch_size, seed=seed, num_labels=self.num_labels)
 
     def __str__(self) -> str:
         return f"{self.model}-{self.variant}"
@@ -177,6 +207,7 @@ _QUICK = {
     "learned",
     "strong",
     "plain",
+    "labelled",
 }
 
 
@@ -195,9 +226,10 @@ def randomise(model: Any, *, std: float = 0.3) -> Any:
     return model
 
 
-def random_tokens(num_steps: int, *, batch_size: int = _BATCH, seed: int = 1) -> Tensor:
-    """Input ids [B, num_steps], the begin-of-utterance id among them."""
-    return torch.randint(0, VOCAB_SIZE + 1, (batch_size, num_steps), generator=torch.Generator().manual_seed(seed))
+def random_tokens(num_steps: int, *, batch_size: int = _BATCH, seed: int = 1, num_labels: int = 0) -> Tensor:
+    """Input ids [B, num_steps], the begin-of-utterance id, or that of each label, among them."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCAB_SIZE + max(1, num_labels), (batch_size, num_steps), generator=generator)
 
 
 def fresh_state(model: Any, batch_size: int = _BATCH) -> State:
@@ -234,7 +266,8 @@ def mid_stream_state(model: Any, window: int) -> State:
     """A state of three rows with different histories, at different places within their windows."""
     state = fresh_state(model)
     for num_steps, row in ((4 * window + 1, 1), (2 * window + 2, 2), (window - 1, None)):
-        _, _, state = run(model, random_tokens(num_steps, seed=num_steps), state, [num_steps])
+        num_labels = getattr(model.config, "num_labels", 0)
+        _, _, state = run(model, random_tokens(num_steps, seed=num_steps, num_labels=num_labels), state, [num_steps])
         if row is not None:
             state = interface.reset_rows(state, fresh_state(model), torch.arange(_BATCH) == row)
     return state
@@ -274,7 +307,7 @@ def check_causality(case: Case) -> None:
     """The gradient of the output at t with respect to the inputs after t is exactly zero."""
     model = case.build()
     model.carry_gradient = True  # as many paths as possible
-    tokens = random_tokens(2 * case.window + 3)
+    tokens = case.tokens(2 * case.window + 3)
     for state in (fresh_state(model), interface.detach(mid_stream_state(model, case.window))):
         with traced_embeddings(model) as embeddings:
             hidden = model(tokens, state).hidden
@@ -295,7 +328,7 @@ def check_chunks(case: Case) -> None:
     """However a stream is cut, its outputs are the same."""
     model, window = case.build(), case.window
     num_steps = 6 * window + window // 2 + 1
-    tokens = random_tokens(num_steps)
+    tokens = case.tokens(num_steps)
     cuts = {
         "ones": [1] * num_steps,
         "ragged": ragged_cuts(num_steps, longest=2 * window + 1),
@@ -315,11 +348,11 @@ def check_chunks(case: Case) -> None:
 def check_decoder(case: Case) -> None:
     """Stepping the model's own decoder equals teacher forcing, from fresh and from mid-window states."""
     model, window = case.build(), case.window
-    tokens = random_tokens(6 * window + 2)
+    tokens = case.tokens(6 * window + 2)
     with torch.no_grad():
         starts = [fresh_state(model), mid_stream_state(model, window)]
         for num_steps in (2, 4 * window, 5 * window - 1):  # all rows in step: a model may have a faster decoder
-            starts.append(model(random_tokens(num_steps, seed=9), fresh_state(model)).state)
+            starts.append(model(case.tokens(num_steps, seed=9), fresh_state(model)).state)
         for start in starts:
             expected = model.head.logits(model(tokens, clone(start)).hidden)
             decoder = interface.decoder(model, clone(start))
@@ -339,7 +372,7 @@ def check_state(case: Case) -> None:
     with torch.no_grad():
         for num_steps in (1, 2, window - 1, window, window + 1, 5 * window + 2, 1):
             before = clone(state)
-            new = model(random_tokens(num_steps, seed=num_steps), state).state
+            new = model(case.tokens(num_steps, seed=num_steps), state).state
             assert type(new) is type(state)
             assert [(tensor.shape, tensor.dtype) for tensor in interface.state_tensors(new)] == described
             for kept, original in zip(interface.state_tensors(state), interface.state_tensors(before), strict=True):
@@ -355,7 +388,7 @@ def check_state_dtype(case: Case) -> None:
     assert torch.bfloat16 in dtypes
     with torch.no_grad():
         for num_steps in (1, case.window, 2 * case.window + 1, 3 * case.window):
-            hidden, state, _ = model(random_tokens(num_steps), state)
+            hidden, state, _ = model(case.tokens(num_steps), state)
             assert hidden.dtype == torch.float32
             assert [tensor.dtype for tensor in interface.state_tensors(state)] == dtypes
 
@@ -372,9 +405,9 @@ def check_gradient_in_state(case: Case) -> None:
         # The first call ends inside a window, so that there is something to remember even without a memory.
         for num_steps in (window - 1, 3 * window + 2):
             with traced_embeddings(model) as embeddings:
-                first = model(random_tokens(num_steps), fresh_state(model))
+                first = model(case.tokens(num_steps), fresh_state(model))
                 num_first = len(embeddings)
-                second = model(random_tokens(window + 1, seed=5), first.state)
+                second = model(case.tokens(window + 1, seed=5), first.state)
             assert any(tensor.requires_grad for tensor in interface.state_tensors(first.state)) == carry
             (second.hidden * torch.randn_like(second.hidden)).sum().backward()
             reached = [part.grad is not None and bool(part.grad.any()) for part in embeddings]
@@ -388,7 +421,7 @@ def check_gradient_in_state(case: Case) -> None:
 def check_rows_are_independent(case: Case) -> None:
     """A row does not depend on what other rows hold."""
     model, window = case.build(), case.window
-    first, second = random_tokens(5 * window + 2), random_tokens(5 * window + 2, seed=7)
+    first, second = case.tokens(5 * window + 2), case.tokens(5 * window + 2, seed=7)
     second[1] = first[1]
     with torch.no_grad():
         cuts = ragged_cuts(first.shape[1], longest=2 * window)
@@ -403,7 +436,7 @@ def check_rows_are_independent(case: Case) -> None:
 def check_reset_rows(case: Case) -> None:
     """Rows that are reset at different times equal fresh rows, wherever in their windows the others are."""
     model, window = case.build(), case.window
-    tokens = random_tokens(12 * window)
+    tokens = case.tokens(12 * window)
     cuts = ragged_cuts(tokens.shape[1], longest=2 * window, seed=3)
     starts = [0, *itertools.accumulate(cuts)]
     # Never two rows in one call, and once right after another reset.
@@ -468,7 +501,7 @@ def check_gradients_of_parameters(case: Case, *, carry_gradient: bool) -> None:
     state = fresh_state(model)
     num_compressions = 0
     for call, num_windows in enumerate((1, 1, 1, 1, 1, 1, 3)):
-        tokens = random_tokens(num_windows * window, seed=call)
+        tokens = case.tokens(num_windows * window, seed=call)
         tokens[0, :4] = torch.tensor([VOCAB_SIZE, 0, 5, 9])  # each part of an embedding: `begin`, and every cluster
         step = model(tokens, state)
         state = step.state
@@ -492,7 +525,7 @@ def check_task_loss_alone(case: Case) -> None:
     """With BPTT and no compression loss, the task loss trains the compressor too."""
     model, window = case.build(), case.window
     model.carry_gradient = True
-    tokens = random_tokens(6 * window)
+    tokens = case.tokens(6 * window)
     for cuts in (even_cuts(6 * window, window), [6 * window]):
         model.zero_grad()
         hidden, losses, _ = run(model, tokens, fresh_state(model), cuts)
@@ -504,6 +537,45 @@ def check_task_loss_alone(case: Case) -> None:
 def _task_loss(model: Any, hidden: Tensor) -> Tensor:
     targets = random_tokens(hidden.shape[1], seed=11).clamp(max=VOCAB_SIZE - 1)
     return model.head.nll(hidden, targets).mean()
+
+
+# Labels
+
+
+def check_labels(case: Case) -> None:
+    """The label that began a row is added to all of its outputs until the next one, and to no other row's."""
+    model, window = case.build(), case.window
+    num_steps, switch = 4 * window + 3, 2 * window + 1
+    tokens = random_tokens(num_steps).clamp(max=VOCAB_SIZE - 1)
+    tokens[:, 0] = VOCAB_SIZE + torch.tensor([0, 1, 2])
+    tokens[1, switch] = VOCAB_SIZE + 2
+    others = tokens.clone()
+    others[0, 0] = VOCAB_SIZE + 1
+    with torch.no_grad():
+        expected, _, state = run(model, tokens, fresh_state(model), even_cuts(num_steps, window))
+        actual, _, _ = run(model, others, fresh_state(model), even_cuts(num_steps, window))
+        assert state.labels[0].tolist() == [0, 2, 2]
+        assert (actual[0] != expected[0]).any(-1).all(), "an output does not depend on its row's label"
+        assert_same(actual[1:], expected[1:], atol=1e-12)
+        model.label_embedding.table.zero_()
+        plain = registry.build(case.model, vocab_size=VOCAB_SIZE, **{**case.fields, "num_labels": 0}).double()
+        plain.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("label_embedding.")})
+        expected = plain(tokens.clamp(max=VOCAB_SIZE), fresh_state(plain)).hidden
+        assert torch.equal(model(tokens, fresh_state(model)).hidden, expected), "labels that add nothing change bits"
+        assert len(interface.state_tensors(fresh_state(model))) == len(interface.state_tensors(fresh_state(plain))) + 1
+
+
+def check_labels_begin_at_zero(case: Case) -> None:
+    """A model with labels begins with the weights, and draws the random numbers, of the one without."""
+    models, drawn = [], []
+    for num_labels in (0, case.num_labels):
+        torch.manual_seed(0)
+        models.append(registry.build(case.model, vocab_size=VOCAB_SIZE, **{**case.fields, "num_labels": num_labels}))
+        drawn.append(torch.rand(1))
+    plain, labelled = (dict(model.named_parameters()) for model in models)
+    assert not labelled.pop("label_embedding.table").any()
+    assert plain.keys() == labelled.keys() and drawn[0] == drawn[1]
+    assert all(torch.equal(labelled[name], value) for name, value in plain.items())
 
 
 # Training never waits for an accelerator
@@ -527,7 +599,7 @@ def check_never_waits(case: Case) -> None:
     for i, length in enumerate([case.window] * 4 + [1, case.window, 2 * case.window + 1]):
         if i in (2, 5):
             state = interface.reset_rows(state, fresh, torch.arange(_BATCH) == 1)
-        tokens = interface.to_device(random_tokens(length), device)
+        tokens = interface.to_device(case.tokens(length), device)
         hidden, state, aux = model(tokens, state)
         (model.head.nll(hidden, tokens).sum() + sum(loss.sum() for loss in aux.values())).backward()
     assert hidden.device == device

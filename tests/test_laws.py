@@ -66,3 +66,13 @@ def test_task_loss_alone_trains_the_compressor(case: laws.Case) -> None:
 @pytest.mark.parametrize("case", laws.params([case for case in laws.CASES if laws.reads_no_values(case)]))
 def test_training_never_waits_for_the_device(case: laws.Case) -> None:
     laws.check_never_waits(case)
+
+
+@pytest.mark.parametrize("case", laws.params([case for case in laws.CASES if case.num_labels]))
+def test_a_label_is_added_until_the_next(case: laws.Case) -> None:
+    laws.check_labels(case)
+
+
+@pytest.mark.parametrize("case", laws.params([case for case in laws.CASES if case.num_labels]))
+def test_labels_begin_at_zero(case: laws.Case) -> None:
+    laws.check_labels_begin_at_zero(case)

@@ -38,6 +38,8 @@ settings (Hydra overrides), any number, after the paths:
   preset=demo|ten_minutes|hour|small|speech_paper|clips_4m    sizes and schedule; small is the default
   train.max_steps=1000 train.max_seconds=600 train.batch_size=8 train.lr=3e-4 train.state=utterance
   model.num_layers=4 model.compression=max seed=1             see --print-config for all of them
+  data.labels=folder|FILE.csv|none                            speakers, words, ...: the first folder's name, or a CSV
+                                                              of path,label; then sample ... --label NAME
 A run folder that exists with the same settings is resumed.
 
 your own voice, from a run that exists (a preset sets the schedule; the model is that of the run):
@@ -46,7 +48,6 @@ your own voice, from a run that exists (a preset sets the schedule; the model is
 several GPUs:
   torchrun --nproc-per-node=8 -m waveform train AUDIO_DIR RUN_DIR
 """
-_SAMPLING = "waveform.engine.sampler:SamplingConfig"
 _DATA = argument("--data", type=Path, metavar="DIR", help="audio or a data set, if not the run's own")
 _PLOT = argument(
     "--plot",
@@ -73,7 +74,9 @@ VERBS = (
                 help="AUDIO_DIR is this published corpus: sc09, youtubemix, beethoven, ljspeech, libritts or vctk",
             ),
             argument("--partial", action="store_true", help="with --corpus: a part of it is enough"),
-            overrides("data.split.valid=0.1 data.split.by=folder"),
+            overrides(
+                "data.split.valid=0.1 data.split.by=folder; data.labels=folder or FILE.csv: labels of utterances"
+            ),
             CONFIG_DIR,
         ),
         computes=False,
@@ -153,6 +156,12 @@ VERBS = (
                 help="draw from the fewest classes that reach probability P",
             ),
             SEED,
+            argument(
+                "--label",
+                into="sampling",
+                metavar="NAME",
+                help="of a run with labels: what to sample (a speaker, a word, ...); each: --num of every label",
+            ),
             argument("--prime", type=Path, metavar="FILE", help="audio that every sample begins with and continues"),
             argument(
                 "--int8",
@@ -162,7 +171,7 @@ VERBS = (
             ),
             DEVICE,
         ),
-        configs={"output": "waveform.audio.sinks:Output", "sampling": _SAMPLING},
+        configs={"output": "waveform.audio.sinks:Output", "sampling": "waveform.verbs.sample:SampleConfig"},
     ),
     Verb(
         "export",

@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from waveform.audio.audio_format import AudioFormat, format_of
+from waveform.audio.corpus.labels import NONE
 from waveform.audio.corpus.prepare import DataConfig, prepare
 from waveform.audio.resample import resample_blocks
 from waveform.engine.dataset import Dataset, is_dataset, read_dataset
@@ -107,17 +108,29 @@ def cache_of(source: Path, *, run_dir: Path) -> Path:
 def open_data(source: Path, *, run_dir: Path, config: DataConfig, world: World, show_progress: bool = True) -> Dataset:
     """The data set at `source`; raw audio is first prepared into a folder next to the run, which is then printed.
 
-    Raises UserError as `prepare` does.
+    Its labels are those that `config` asks for; if it does not say, those of a data set, and none of raw audio. Raises
+    UserError as `prepare` does.
     """
     if is_dataset(source):
-        return read_dataset(source)
+        return as_asked(read_dataset(source), config, prepared=True)
     cache = cache_of(source, run_dir=run_dir)
     if world.is_first:
         if show_progress:
             say(f"preparing {source} into {cache} (once; later runs reuse it)")
-        prepare(source, cache, config=config, show_progress=show_progress)
+        # Other runs may read the labels that it has.
+        prepared_as = replace(config, labels=None) if config.labels == NONE else config
+        prepare(source, cache, config=prepared_as, show_progress=show_progress)
     world.barrier()
-    return read_dataset(cache)
+    return as_asked(read_dataset(cache), config, prepared=False)
+
+
+def as_asked(data: Dataset, config: DataConfig, *, prepared: bool) -> Dataset:
+    """A data set with the labels that a run with these settings reads, as `open_data` returns it.
+
+    prepared: the user named the data set itself, and not the audio that it is of.
+    """
+    reads_labels = prepared if config.labels is None else config.labels != NONE
+    return data if reads_labels else replace(data, labels={})
 
 
 class Run(TrainedRun):
@@ -136,12 +149,12 @@ class Run(TrainedRun):
     def unit_s(self) -> float:
         return 1 / self.audio_format.sample_rate_hz
 
-    def nll(self, audio: np.ndarray | Tensor, *, sample_rate_hz: int) -> np.ndarray:
+    def nll(self, audio: np.ndarray | Tensor, *, sample_rate_hz: int, label: str | None = None) -> np.ndarray:
         """NLL in nats of each sample of one utterance, at the run's rate.
 
         audio: mono [n], floats in [-1, 1], at `sample_rate_hz` (resampled to the run's rate if that differs, and scaled
-        as its data was). Returns [n'], fp32, n' samples at the run's rate. Raises UserError for other shapes or values
-        that are not finite.
+        as its data was). label: one of the run's; None: unknown. Returns [n'], fp32, n' samples at the run's rate.
+        Raises UserError for other shapes or values that are not finite, and for a label that the run does not know.
         """
         samples = np.asarray(audio, dtype=np.float32)
         if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
@@ -151,7 +164,7 @@ class Run(TrainedRun):
         samples = audio_format.scale(np.concatenate(list(blocks)))
         tokens = audio_format.encode(torch.from_numpy(samples)).to(torch.int64)
         vocab_size = int(self.config["dataset"]["vocab_size"])
-        inputs = shift_right(tokens, vocab_size=vocab_size)
+        inputs = shift_right(tokens, vocab_size=vocab_size, label=self.label_number(label))
         state = self.model.init_state(1, device=self.device, dtype=torch.float32)
         parts = []
         with torch.inference_mode():
@@ -169,12 +182,14 @@ class Run(TrainedRun):
         sampling: SamplingConfig | None = None,
         prime: np.ndarray | Tensor | None = None,
         on_block: Callable[[np.ndarray], None] | None = None,
+        labels: Sequence[str | None] | None = None,
     ) -> np.ndarray:
         """Generate audio [num, seconds x rate], fp32 in [-1, 1]; [num, 0] if `on_block` gets it instead.
 
         prime: mono audio [n] at the run's rate that every sample continues (not part of the result). on_block is called
         with [num, n] samples as they come; with it, `seconds` may be inf, and the call ends when on_block raises.
-        `waveform.decoding.int8` measures what `sampling.int8` costs. Raises UserError for an amount out of range, and
+        labels [num]: that of each sample, one of the run's; None: unknown. `waveform.decoding.int8` measures what
+        `sampling.int8` costs. Raises UserError for an amount out of range, for a label that the run does not know, and
         for int8 if the model or the device does not have it.
         """
         audio_format = self.audio_format
@@ -185,6 +200,7 @@ class Run(TrainedRun):
         def sound(tokens: Tensor) -> np.ndarray:
             return audio_format.decode(tokens.to(torch.uint8)).numpy()
 
+        assert labels is None or len(labels) == num, "one label for each sample"
         tokens = sample_tokens(
             self.model,
             vocab_size=int(self.config["dataset"]["vocab_size"]),
@@ -195,6 +211,7 @@ class Run(TrainedRun):
             on_block=None
             if on_block is None
             else lambda block: on_block(audio_format.decode(block.to(torch.uint8)).numpy()),
+            labels=None if labels is None else [self.label_number(label) for label in labels],
         )
         return sound(tokens)
 

@@ -57,7 +57,7 @@ def is_compiled(decoder: Any) -> bool:
 @every_case
 def test_steps_equal_teacher_forcing(case: laws.Case) -> None:
     model = build_fp32(case)
-    tokens = laws.random_tokens(6 * case.window + 2)
+    tokens = case.tokens(6 * case.window + 2)
     for start in starts(model, case.window):
         expected = model.head.logits(model(tokens, laws.clone(start)).hidden)
         decoder = interface.decoder(model, laws.clone(start))
@@ -68,7 +68,7 @@ def test_steps_equal_teacher_forcing(case: laws.Case) -> None:
 @pytest.mark.parametrize("case", attention_cases, ids=str)
 def test_steps_equal_the_cached_decoder(case: laws.Case) -> None:
     model = build_fp32(case)
-    tokens = laws.random_tokens(6 * case.window + 2, seed=3)
+    tokens = case.tokens(6 * case.window + 2, seed=3)
     for start in starts(model, case.window):
         expected = run(CachedDecoder(model, laws.clone(start)), tokens)
         laws.assert_same(run(CompiledDecoder(model, start), tokens), expected, atol=_TOLERANCE)
@@ -119,7 +119,7 @@ def test_usage_is_counted() -> None:
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
 def test_a_row_is_bitwise_the_same_in_every_batch(case: laws.Case, int8: bool) -> None:
     model = build_fp32(case)
-    tokens = laws.random_tokens(6 * case.window + 2, batch_size=8)
+    tokens = case.tokens(6 * case.window + 2, batch_size=8)
     start = starts(model, case.window, batch_size=1)[3]
     expected = run(interface.decoder(model, laws.clone(interface.take_rows(start, [0] * 8)), int8=int8), tokens)
     for rows in ([0], [6], [0, 1], [5, 3, 7]):
@@ -173,7 +173,7 @@ def test_int8_is_close(case: laws.Case) -> None:
     Log-probabilities differ by 0.01 to 0.03 nats on average; by 0.2 to 0.7 if any one array of scales is ignored.
     """
     model = build_fp32(case)
-    tokens = laws.random_tokens(6 * case.window + 2)
+    tokens = case.tokens(6 * case.window + 2)
     start = starts(model, case.window)[2]
     fp32 = run(interface.decoder(model, laws.clone(start)), tokens).log_softmax(-1)
     int8 = run(interface.decoder(model, laws.clone(start), int8=True), tokens).log_softmax(-1)

@@ -38,7 +38,7 @@ def make_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert main(["prepare", str(place / "sc09"), str(place / "whole"), "--corpus", "sc09"]) == 0
     assert main(["prepare", str(place / "sc09"), str(place / "part"), "--corpus", "sc09", "--partial"]) == 0
     for name in ("whole", "part"):
-        assert main(["train", str(place / name), str(place / f"on_{name}"), *SMALL]) == 0
+        assert main(["train", str(place / name), str(place / f"on_{name}"), "data.labels=none", *SMALL]) == 0
     return place
 
 
@@ -70,6 +70,16 @@ def test_figures_of_others_stand_beside(
         "bits": 1.852,
         "source": "Gu and Dao 2023, Table 4 (https://arxiv.org/abs/2312.00752)",
     }
+
+
+def test_a_run_that_reads_labels_is_refused(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole_of_six(monkeypatch)
+    assert main(["train", str(place / "whole"), str(tmp_path / "labelled"), *SMALL]) == 0
+    assert waveform.load(tmp_path / "labelled").labels == ["two"]  # the training split has no other
+    line = mistake(["compare", str(tmp_path / "labelled"), "--published", "sc09"], capsys)
+    assert "it reads labels (train with data.labels=none); prepare all" in line
 
 
 def test_clips_are_scored_whole_from_a_fresh_state(place: Path, tmp_path: Path) -> None:
@@ -113,7 +123,7 @@ def test_a_run_that_began_with_other_weights_is_refused(
 ) -> None:
     assert main(["prepare", str(place / "sc09"), str(tmp_path / "own"), "data.sample_rate_hz=16000", *OTHER]) == 0
     assert main(["train", str(tmp_path / "own"), str(tmp_path / "before"), *SMALL]) == 0
-    more = [str(tmp_path / "run"), "--from", str(tmp_path / "before"), *SMALL]
+    more = [str(tmp_path / "run"), "--from", str(tmp_path / "before"), "data.labels=none", *SMALL]
     assert main(["train", str(place / "whole"), *more]) == 0  # pieces and corpus may differ
     line = mistake(["compare", str(tmp_path / "run"), "--published", "sc09"], capsys)
     assert f"began with the weights of {tmp_path / 'before'}" in line and "trained on" not in line

@@ -20,6 +20,7 @@ from waveform.engine.rows import fast_rows
 from waveform.engine.token_set import TokenSet
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.opened import TrainedRun
+from waveform.runs.scoring import with_labels
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 from waveform.system.progress import Progress
@@ -116,7 +117,7 @@ def common_tokens(runs: Sequence[TrainedRun], token_sets: Sequence[TokenSet], *,
                 f"{runs[0].given} and {run.given} have different {split} data and cannot be analysed as a group; "
                 "analyse runs that were trained on one data set, or name one for all"
             )
-    return token_sets[0]
+    return with_labels(runs, token_sets)
 
 
 def _labels(runs: Sequence[TrainedRun]) -> list[str]:
@@ -131,7 +132,7 @@ def _layers(
     with Progress(f"layers of {run.folder.name}", total=None, unit=unit, enabled=show_progress) as progress:
         observed = observe_layers(
             run.model,
-            tokens,
+            run.reading(tokens),
             max_tokens=max_tokens,
             rows=fast_rows(run.model, window=run.window, device=run.device),
             device=run.device,
@@ -142,7 +143,9 @@ def _layers(
         return {name: {"absent": observed} for name in names}
     kind = str(run.config["model"].get("compression_loss", "none"))
     with Progress(f"heads of {run.folder.name}", total=None, unit=unit, enabled=show_progress) as progress:
-        heads = attention_by_head(run.model, tokens, max_tokens=max_tokens, device=run.device, progress=progress)
+        heads = attention_by_head(
+            run.model, run.reading(tokens), max_tokens=max_tokens, device=run.device, progress=progress
+        )
     return {
         "attention_by_position": attention_by_position(observed),
         "compression_loss_by_layer": compression_loss_by_layer(observed, kind=kind),
@@ -158,7 +161,7 @@ def _answers(
     with Progress(f"answers of {run.folder.name}", total=None, unit=run.unit, enabled=show_progress) as progress:
         found = attention_on_answers(
             run.model,
-            tokens,
+            run.reading(tokens),
             distances,
             max_tokens=max_tokens,
             rows=fast_rows(run.model, window=run.window, device=run.device),
@@ -186,7 +189,7 @@ def _context(
             [
                 losses_by_context(
                     run.model,
-                    tokens,
+                    run.reading(tokens),
                     grid,
                     window=run.window,
                     rows=fast_rows(run.model, window=run.window, device=run.device),

@@ -87,9 +87,9 @@ def losses_by_context(
 ) -> np.ndarray:
     """Return the NLL in nats [J, P] of each position at each context length, every context read from a fresh state.
 
-    As in evaluation, a fresh state begins with the begin-of-utterance input. carries: whether a window knows what came
-    before it; if not, the last window of tokens is read, however long the context, so that none stands at the start of
-    a window without one.
+    As in evaluation, a fresh state begins with the begin-of-utterance input, and so with the label. carries: whether a
+    window knows what came before it; if not, the last window of tokens is read, however long the context, so that none
+    stands at the start of a window without one.
     """
     losses = np.zeros((grid.num_steps, len(grid.starts) * grid.block))
     for j, length in enumerate(grid.lengths):
@@ -101,6 +101,7 @@ def losses_by_context(
                 np.stack([tokens.read(i, start=stop - num_read, stop=stop) for i, stop in stops]).astype(np.int64)
             )
             inputs = shift_right(targets, vocab_size=tokens.vocab_size)
+            inputs[:, 0] += torch.tensor([tokens.label_numbers[i] for i, _ in places])
             state = model.init_state(len(places), device=device, dtype=next(iter(model.parameters())).dtype)
             parts = []
             for x, y in zip(inputs.split(window, dim=1), targets.split(window, dim=1), strict=True):

@@ -4,12 +4,26 @@
 # Compiled functions have the types of what they are called with.
 
 import functools
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numba.core import types
 
 from waveform.compiled.simd import compiled
+
+
+def _named_by_layout(record: types.Record) -> tuple[str, tuple[str]]:
+    """What stands for a record type in the names of compiled functions, instead of numba's number of it.
+
+    numba numbers types anew in each process. Two kernels, one of them from the disk, could bring code of the same name
+    for records of different layouts, and the linker would give both the same.
+    """
+    return "Record", (hashlib.blake2b(record.name.encode(), digest_size=8).hexdigest(),)
+
+
+types.Record.mangling_args = property(_named_by_layout)
 
 
 def make_record(fields: Mapping[str, int | float]) -> np.ndarray:

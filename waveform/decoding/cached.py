@@ -41,6 +41,7 @@ class CachedDecoder:
         self._scale = self._d_head**-0.5
         self._first_window_slot = config.compressed + config.memory
         self._state = state._replace(window=tuple(window.clone() for window in state.window))
+        self._row_labels = [labels.clone() for labels in state.labels]
         self._layers = list(model.layers)
         self._weights = [self._fuse(layer) for layer in self._layers]
         reference = next(model.parameters())
@@ -152,7 +153,11 @@ class CachedDecoder:
         if self._config.same_length:
             self._mask.index_fill_(0, phase, -torch.inf)  # the slot `memory` steps back: there is nothing before memory
         rotation = self._rotations.index_select(0, phase)
-        x = model.embedding(tokens)
+        if model.label_embedding is None:
+            x = model.embedding(tokens)
+        else:
+            tokens, of_labels = model.label_embedding.step(tokens, self._row_labels[0])
+            x = model.embedding(tokens) + of_labels
         for i, layer in enumerate(self._layers):
             self._state.window[i].index_copy_(1, phase, x[:, None].to(self._state.window[i].dtype))
             normed = layer.attention_norm(x) if layer.pre_norm else x

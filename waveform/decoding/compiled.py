@@ -17,6 +17,7 @@ from waveform.compiled.simd import address
 from waveform.decoding.draw import NO_DRAWS, DrawingSteps, Draws, make_draw_scratch
 from waveform.decoding.kernels import zeros
 from waveform.decoding.plan import make_plan
+from waveform.decoding.row_inputs import lay_out_labels
 from waveform.decoding.slots import Windows, lay_out_memory
 from waveform.decoding.step import ADOPT, PROJECT, make_scratch, run, sizes_of
 from waveform.decoding.weights import lay_out_compressors, lay_out_weights
@@ -42,9 +43,11 @@ class CompiledDecoder(DrawingSteps):
         self._sizes = sizes_of(model, self._weights, self._memory)
         self._scratch = make_scratch(self._sizes)
         self._draw_scratch = make_draw_scratch(model.config.vocab_size)
-        self._plan = make_plan(
-            self._weights, self._compressors, self._memory, self._scratch, self._draw_scratch, self._sizes
+        self._labels = lay_out_labels(
+            model.label_embedding, state.labels, num_rows=self._sizes.num_rows, width=self._sizes.width
         )
+        work_on = (self._weights, self._compressors, self._labels, self._memory, self._scratch, self._draw_scratch)
+        self._plan = make_plan(*work_on, self._sizes)
         self._kind = np.int8(0) if int8 else np.float32(0)
         self._logits = torch.from_numpy(self._scratch.logits)[:, : model.config.vocab_size]
 

@@ -20,6 +20,7 @@ from waveform.decoding.attend import I64, PART, append, attend, combine, rotate
 from waveform.decoding.draw import draw_row
 from waveform.decoding.kernels import ADD, GELU, GROUP, SET, copy, dense, layer_norm, of_layer, zeros
 from waveform.decoding.plan import num_threads_for, share_vectors, shared_out
+from waveform.decoding.row_inputs import embed_rows
 from waveform.decoding.slots import SLOTS, Memory
 from waveform.decoding.weights import Weights, convolves
 from waveform.models.compressive_transformer import CompressiveTransformer
@@ -268,8 +269,7 @@ def _run_phases(tokens, first_phase, step_or_slot, plan, kind):
     else:
         put(p.num_used, slot // SLOTS, get(p.num_used, slot // SLOTS, I64) + 1)
         put(p.mask, slot, np.float32(0))
-        for b in range(p.num_rows):
-            copy(p.embedding + tokens[b] * p.width * 4, p.x + b * p.width * 4, p.width)
+        embed_rows(tokens, p)
         _begin_layer(0, step, p, kind)
     for i in range(num_phases):
         layer, phase = i // _HEAD, i % _HEAD

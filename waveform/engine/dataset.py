@@ -27,6 +27,7 @@ class Dataset:
     splits: dict[str, list[str]]  # split name -> shard files relative to the folder
     sources: dict[str, Any]  # what the program that prepared the data needs to update it
     digests: dict[str, str] = field(default_factory=dict)  # shard file -> `Shard.digest`
+    labels: dict[str, str] = field(default_factory=dict)  # utterance -> its label, if it has one
 
     def open_split(self, split: str) -> TokenSet:
         """Open all shards of `split`. Raises UserError for an unknown split or a damaged shard."""
@@ -40,7 +41,7 @@ class Dataset:
                     f"{shard.path} is not the shard that {self.folder / DATASET_FILE} names; prepare the data again"
                 )
             shards.append(shard)
-        return TokenSet(shards, vocab_size=self.vocab_size)
+        return TokenSet(shards, vocab_size=self.vocab_size, labels=self.labels)
 
 
 def is_dataset(folder: Path) -> bool:
@@ -63,6 +64,8 @@ def write_dataset(dataset: Dataset) -> Dataset:
         "digests": dataset.digests,
         "sources": dataset.sources,
     }
+    if dataset.labels:
+        content["labels"] = dataset.labels
     write_file(dataset.folder / DATASET_FILE, json.dumps(with_checksum(content), indent=1, ensure_ascii=True).encode())
     return dataset
 

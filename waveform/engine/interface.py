@@ -41,7 +41,8 @@ class Head(Protocol):
 class SequenceModel(Protocol):
     """A causal model of token streams: the required part of the contract; `OptionalParts` is the rest.
 
-    Input ids are 0..V, where V itself is the begin-of-utterance id.
+    Input ids are 0..V, where V itself is the begin-of-utterance id; of a model with N labels 0..V + N - 1, where V + i
+    begins an utterance with label i (models/label_embedding.py).
     """
 
     @property

@@ -3,7 +3,7 @@
 Shape letters: B streams, V classes, n steps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -13,7 +13,17 @@ from torch import Tensor
 
 from waveform.engine.cuda_graph import CudaGraphLoop
 from waveform.engine.inputs import begin_of_utterance
-from waveform.engine.interface import Decoder, DeviceDecoder, DrawingDecoder, SequenceModel, State, decoder, take_rows
+from waveform.engine.interface import (
+    Decoder,
+    DeviceDecoder,
+    DrawingDecoder,
+    SequenceModel,
+    State,
+    decoder,
+    map_state,
+    take_rows,
+)
+from waveform.engine.labels import UNKNOWN
 from waveform.system.errors import UserError
 
 BLOCK_STEPS = 1024  # most steps of one call of `SamplingLoop.draw`
@@ -56,17 +66,22 @@ def sample(
     config: SamplingConfig,
     prompt: Tensor | None = None,
     on_block: Callable[[Tensor], None] | None = None,
+    labels: Sequence[int] | None = None,
 ) -> Tensor:
     """Draw `num_steps` tokens of each of `num_streams` streams -> [B, num_steps] int64 on the CPU.
 
-    prompt [n]: tokens that every stream continues. on_block receives [B, n] tokens as they are drawn, so that an
+    prompt [n]: tokens that every stream continues. labels [B]: numbers of the streams' labels; None: unknown. on_block
+    receives [B, n] tokens as they are drawn, so that an
     interruption does not lose them; they are not kept as well, so that use of RAM does not grow with the length, and
     the result is [B, 0]. Stream i draws from a generator seeded by (config.seed, i) alone; with a decoder that computes
     rows alike (that of every registered model, in fp32 on a CPU), it does not depend on the number of streams. Raises
     UserError for int8 with a model that has no int8 decoder.
     """
     state, tokens = read_prompt(
-        model, torch.empty(0) if prompt is None else prompt, num_streams=num_streams, vocab_size=vocab_size
+        model,
+        torch.empty(0) if prompt is None else prompt,
+        labels=[UNKNOWN] * num_streams if labels is None else labels,
+        vocab_size=vocab_size,
     )
     loop = sampling_loop(decoder(model, state, int8=config.int8), tokens, config)
     generators = [torch.Generator().manual_seed(config.seed * 1_000_003 + i) for i in range(num_streams)]
@@ -83,21 +98,30 @@ def sample(
 
 
 @torch.inference_mode()
-def read_prompt(model: SequenceModel, prompt: Tensor, *, num_streams: int, vocab_size: int) -> tuple[State, Tensor]:
+def read_prompt(
+    model: SequenceModel, prompt: Tensor, *, labels: Sequence[int], vocab_size: int
+) -> tuple[State, Tensor]:
     """State after begin-of-utterance and all of `prompt` [n] but its last token, and the next input [B].
 
-    One row reads the prompt and is copied: faster, and every stream gets the same state whatever their number (matrix
-    products of different sizes round differently).
+    One row of each of the `labels` [B] reads the prompt and is copied: faster, and every stream gets the same state
+    whatever their number (matrix products of different sizes round differently).
     """
     parameter = next(iter(model.parameters()))
     device = parameter.device
-    state = model.init_state(1, device=device, dtype=parameter.dtype)
-    begin = torch.tensor([begin_of_utterance(vocab_size)], device=device)
-    inputs = torch.cat([begin, prompt.to(device=device, dtype=torch.int64)])
-    for part in inputs[:-1].split(_PROMPT_STEPS):
-        if len(part):
-            state = model.forward(part[None], state).state
-    return take_rows(state, [0] * num_streams), inputs[-1:].repeat(num_streams)
+    prompt = prompt.to(device=device, dtype=torch.int64)
+    distinct = sorted(set(labels))
+    read = []
+    for label in distinct:
+        state = model.init_state(1, device=device, dtype=parameter.dtype)
+        begin = torch.tensor([begin_of_utterance(vocab_size, label)], device=device)
+        inputs = torch.cat([begin, prompt])
+        for part in inputs[:-1].split(_PROMPT_STEPS):
+            if len(part):
+                state = model.forward(part[None], state).state
+        read.append((state, inputs[-1:]))
+    rows = [distinct.index(label) for label in labels]
+    state = map_state(lambda *parts: torch.cat(parts), *(state for state, _ in read))
+    return take_rows(state, rows), torch.cat([last for _, last in read])[rows]
 
 
 class SamplingLoop(Protocol):

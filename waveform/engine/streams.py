@@ -62,14 +62,14 @@ def fill_row(
 ) -> int:
     """Write one window of utterance `index` from `start` on into a row of zeros; returns how many tokens it has.
 
-    The input before the first target is the utterance's previous token, or begin-of-utterance if `bos`.
+    The input before the first target is the utterance's previous token, or begin-of-utterance with its label if `bos`.
     """
     part = tokens.read(index, start=start, stop=start + window)
     n = len(part)
     targets[:n] = part
     inputs[1:n] = part[:-1]
     if bos:
-        inputs[0] = begin_of_utterance(tokens.vocab_size)
+        inputs[0] = begin_of_utterance(tokens.vocab_size, tokens.label_numbers[index])
     else:
         inputs[0] = tokens.read(index, start=start - 1, stop=start)[0]
     return n
@@ -107,6 +107,7 @@ class TokenStream:
         rows_each = batch_size // num_ranks
         self._own_rows = range(rank * rows_each, (rank + 1) * rows_each)
         self.first_scored = 0  # place in each window from which targets are scored
+        self.label_dropout = 0.0  # share of the labels that are read as unknown
         self._epoch = 0
         self._taken = 0  # items dealt in this epoch
         self._item = [-1] * batch_size  # utterance that each row reads; -1: none
@@ -239,6 +240,8 @@ class TokenStream:
             return 0, False
         if into is not None:
             fill_row(tokens, index, start=start, window=self._window, bos=fresh, inputs=into[0], targets=into[1])
+            if fresh:
+                self._drop_label(into[0], index, start)
             self._note(row, index, start, start + length)
         self._start[row] += self._window
         if self._mode == "utterance" and self._start[row] >= tokens.lengths[index]:
@@ -263,9 +266,18 @@ class TokenStream:
                     inputs=into[0][done:],
                     targets=into[1][done:],
                 )
+                if start == 0:
+                    self._drop_label(into[0][done:], index, start)
                 self._note(row, index, start, start + num_read)
                 done += num_read
         return length, False
+
+    def _drop_label(self, inputs: np.ndarray, index: int, start: int) -> None:
+        """Make the label with which these inputs begin unknown, in a share of the cases that the seed decides."""
+        if not self.label_dropout or not self._tokens.label_numbers[index]:
+            return
+        if np.random.default_rng([self._seed, self._epoch, index, start]).random() < self.label_dropout:
+            inputs[0] = begin_of_utterance(self._tokens.vocab_size)
 
     def _note(self, row: int, index: int, start: int, stop: int) -> None:
         if self._read is not None:

@@ -1,17 +1,22 @@
 """The utterances of one split of a data set, read from its shards: all that training and evaluation see of data."""
 
+import copy
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from waveform.engine.shards import Shard, Utterance
 
+_PIECE = re.compile(r"#\d{6,}$")  # what the name of a piece adds to that of its file
+
 
 class TokenSet:
     """The utterances of one split in the order of their names, whichever shards hold them."""
 
-    def __init__(self, shards: Sequence[Shard], *, vocab_size: int) -> None:
+    def __init__(self, shards: Sequence[Shard], *, vocab_size: int, labels: Mapping[str, str] | None = None) -> None:
+        """labels: those of utterances, or of the files that they are pieces of, by name; the others have none."""
         self.vocab_size = vocab_size
         self.counts = np.zeros(vocab_size, dtype=np.int64)
         for shard in shards:
@@ -21,6 +26,9 @@ class TokenSet:
         self._entries = entries
         self.names = [utterance.name for utterance, _ in entries]
         self.lengths = [utterance.length for utterance, _ in entries]  # tokens
+        given = labels or {}
+        self.labels = [given.get(name, given.get(_PIECE.sub("", name))) for name in self.names]
+        self.label_numbers = [0] * len(entries)  # that a model reads; 0: unknown
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -31,7 +39,7 @@ class TokenSet:
 
     @property
     def checksum(self) -> str:
-        """Hex digest of names and tokens; two sets with the same digest give comparable NLL."""
+        """Hex digest of names and tokens, not of labels; two sets with the same digest give comparable NLL."""
         digest = hashlib.blake2b(digest_size=16)
         for utterance, _ in self._entries:
             entry = f"{utterance.name}\0{utterance.length}\0{utterance.digest}\n"
@@ -42,7 +50,7 @@ class TokenSet:
         """The same tokens, with utterances longer than `length` cut into pieces that are utterances themselves."""
         pieces = TokenSet([], vocab_size=self.vocab_size)
         pieces.counts = self.counts
-        for utterance, shard in self._entries:
+        for index, (utterance, shard) in enumerate(self._entries):
             for i, start in enumerate(range(0, utterance.length, length)):
                 piece = Utterance(
                     utterance.name if utterance.length <= length else f"{utterance.name}#{i:06d}",
@@ -51,9 +59,18 @@ class TokenSet:
                     f"{utterance.digest}+{start}",
                 )
                 pieces._entries.append((piece, shard))
+                pieces.labels.append(self.labels[index])
+                pieces.label_numbers.append(self.label_numbers[index])
         pieces.names = [piece.name for piece, _ in pieces._entries]
         pieces.lengths = [piece.length for piece, _ in pieces._entries]
         return pieces
+
+    def numbered(self, names: Sequence[str]) -> "TokenSet":
+        """The same tokens for a model that knows the labels `names`, numbered from 1 on; others are unknown to it."""
+        numbers = {name: number for number, name in enumerate(names, start=1)}
+        numbered = copy.copy(self)
+        numbered.label_numbers = [0 if label is None else numbers.get(label, 0) for label in self.labels]
+        return numbered
 
     def verify(self) -> None:
         """Read every token and verify the digests. Raises UserError naming the shard and the utterance."""

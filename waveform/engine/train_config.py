@@ -45,6 +45,7 @@ class TrainConfig:
     lr_after: float = 0.0
     clip_norm: float = 0.1  # limit on the trunk's gradient norm, and separately on the compressor's
     aux_weight: float = 1.0  # factor of auxiliary losses; Adam makes the compressor's own nearly indifferent to it
+    label_dropout: float = 0.1  # share of the labels that training reads as unknown, so that there need not be any
     update_period: int = 4  # chunks per update late in training
     update_period_from: int = 60_000  # step at which that begins
     checkpoint_every: int = 1000  # steps
@@ -77,6 +78,7 @@ class TrainConfig:
         "lr_change_at": _NOT_NEGATIVE,
         "lr_after": _NOT_NEGATIVE,
         "clip_norm": _ABOVE_0,
+        "label_dropout": Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1"),
         "update_period": _AT_LEAST_1,
         "checkpoint_every": _AT_LEAST_1,
         "keep_checkpoints": _AT_LEAST_1,

@@ -110,6 +110,7 @@ class Trainer:
             num_ranks=world.size,
         )
         self.stream.first_scored = min(window - 1, round((1 - config.loss_share) * window))
+        self.stream.label_dropout = config.label_dropout
         self._set_up_model()
         self.groups = parameter_groups(model)
         parameters = [parameter for group in self.groups.values() for parameter in group]

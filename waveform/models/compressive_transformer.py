@@ -39,6 +39,7 @@ from waveform.models.compressive_state import (
     where_rows,
 )
 from waveform.models.embeddings import token_embedding
+from waveform.models.label_embedding import label_embedding
 from waveform.models.linear import Linear, linear
 from waveform.models.transformer_config import ACTIVATIONS, CompressiveTransformerConfig
 from waveform.system.errors import UserError
@@ -336,6 +337,9 @@ class CompressiveTransformer(nn.Module, OptionalParts):
             project_first=config.project_first,
             std=embedding_std,
         )
+        self.label_embedding = label_embedding(
+            config.d_model, num_labels=config.num_labels, vocab_size=config.vocab_size
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(config) for _ in range(config.num_layers)))
         self.final_norm = nn.LayerNorm(config.d_model) if pre_norm else nn.Identity()
@@ -417,7 +421,10 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         self, batch_size: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> CompressiveState:
         """State of `batch_size` streams of which nothing has been read; slots are of `dtype`."""
-        return compressive_state.empty_state(self.config, batch_size, device=device, dtype=dtype)
+        empty = compressive_state.empty_state(self.config, batch_size, device=device, dtype=dtype)
+        if self.label_embedding is None:
+            return empty
+        return empty._replace(labels=self.label_embedding.init_state(batch_size, device=device))
 
     def forward(self, tokens_BT: Tensor, state: CompressiveState) -> Step:
         """Any T >= 1 -> hidden [B, T, D], the new state, and the compression loss of each row.
@@ -426,25 +433,31 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         computed only if gradients are enabled.
         """
         pieces, losses = [], []
-        start = 0
+        start, labels_BT, row_labels = 0, None, state.labels
+        if self.label_embedding is not None:
+            tokens_BT, labels_BT, row_labels = self.label_embedding.read(tokens_BT, row_labels)
         while start < tokens_BT.shape[1]:
             # No row's window may end inside a piece.
             length = self.config.window - int((state.steps % self.config.window).max())
-            piece, state, loss = self._within_window(tokens_BT[:, start : start + length], state)
+            part = slice(start, start + length)
+            piece, state, loss = self._within_window(
+                tokens_BT[:, part], None if labels_BT is None else labels_BT[:, part], state
+            )
             pieces.append(piece)
             losses += [loss] if loss is not None else []
             start += length
         hidden_BTD = torch.cat(pieces, dim=1) if len(pieces) > 1 else pieces[0]
         aux_losses = {"compression": torch.stack(losses).sum(dim=0)} if losses else {}
-        return Step(self.final_norm(hidden_BTD), state, aux_losses)
+        return Step(self.final_norm(hidden_BTD), state._replace(labels=row_labels), aux_losses)
 
     def embed(self, tokens_BT: Tensor, steps_B: Tensor) -> Tensor:
         """What the first layer reads [B, T, D], before dropout; steps_B: what the rows have read before, on the CPU."""
         return self.embedding(tokens_BT)
 
     def _within_window(
-        self, tokens_BT: Tensor, state: CompressiveState
+        self, tokens_BT: Tensor, labels_BT: Tensor | None, state: CompressiveState
     ) -> tuple[Tensor, CompressiveState, Tensor | None]:
+        """Hidden vectors, the state but for its labels, and the loss; see `forward`."""
         num_new = tokens_BT.shape[1]
         piece = compressive_state.next_piece(
             self.config,
@@ -454,7 +467,10 @@ class CompressiveTransformer(nn.Module, OptionalParts):
             dtype=next(self.parameters()).dtype,
             through_time=self.carry_gradient and not self.compressor_parameters(),
         )
-        h_BTD = self.dropout(self.embed(tokens_BT, state.steps))
+        h_BTD = self.embed(tokens_BT, state.steps)
+        if self.label_embedding is not None and labels_BT is not None:
+            h_BTD = h_BTD + self.label_embedding(labels_BT)
+        h_BTD = self.dropout(h_BTD)
         layer_states, total_loss = [], None
         checkpointed = self.checkpoint_activations and torch.is_grad_enabled()
         if not checkpointed and self._takes_kernels(h_BTD, piece):

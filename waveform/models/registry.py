@@ -9,6 +9,7 @@ from waveform.engine.interface import SequenceModel
 from waveform.system.errors import UserError
 
 _GROUP = "waveform.models"
+DECIDED_BY_DATA = ("vocab_size", "num_labels")  # fields of a Config that no user sets
 
 
 def model_names() -> list[str]:
@@ -34,9 +35,12 @@ def build(name: str, *, vocab_size: int, **fields: Any) -> SequenceModel:
     """
     cls = model_class(name)
     known = [field.name for field in dataclasses.fields(cls.Config)]
+    if "num_labels" in fields and "num_labels" not in known:
+        raise UserError(f"model {name!r} does not know labels of utterances; train it with data.labels=none")
     for field in fields:
         if field not in known:
             close = difflib.get_close_matches(field, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(known[1:])}"
+            own = [field for field in known if field not in DECIDED_BY_DATA]
+            hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(own)}"
             raise UserError(f"model {name!r} has no field {field!r}{hint}")
     return cls(cls.Config(vocab_size=vocab_size, **fields))

@@ -53,6 +53,8 @@ class TransformerConfig:
     attention_dropout: float = 0.0  # of attention weights
     project_first: bool = False  # an adaptive head's first cluster has a projection too, another one than the input's
 
+    num_labels: int = 0  # of utterances, unknown included; 0: none. The data decides, as of vocab_size
+
     RULES: ClassVar[Mapping[str, Rule]] = {
         "vocab_size": whole_number(1),
         "num_layers": whole_number(1, MAX_LAYERS),
@@ -74,6 +76,7 @@ class TransformerConfig:
         "activation": one_of(*ACTIVATIONS),
         "clamp_len": whole_number(0, MAX_SLOTS),
         "attention_dropout": SHARE_DROPPED,
+        "num_labels": whole_number(0),
     }
 
     def __post_init__(self) -> None:

@@ -21,7 +21,13 @@ def measure_places(
     ) as progress:
         rows = fast_rows(run.model, window=run.window, device=run.device)
         return nll_by_place(
-            run.model, tokens, first=first, window=run.window, rows=rows, max_tokens=max_tokens, progress=progress
+            run.model,
+            run.reading(tokens),
+            first=first,
+            window=run.window,
+            rows=rows,
+            max_tokens=max_tokens,
+            progress=progress,
         )
 
 
@@ -30,7 +36,7 @@ def measure_attention(run: TrainedRun, tokens: TokenSet, *, label: str, show_pro
     with Progress(f"attention of {run.folder.name}", total=None, unit=run.unit, enabled=show_progress) as progress:
         rows = fast_rows(run.model, window=run.window, device=run.device)
         observed = observe_layers(
-            run.model, tokens, max_tokens=DEFAULT_TOKENS, rows=rows, device=run.device, progress=progress
+            run.model, run.reading(tokens), max_tokens=DEFAULT_TOKENS, rows=rows, device=run.device, progress=progress
         )
     seen = {"absent": observed} if isinstance(observed, str) else attention_by_position(observed)
     return {"label": label, "attention_by_position": seen}

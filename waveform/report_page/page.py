@@ -74,6 +74,7 @@ class Page:
     frequencies: Table | None = None
     charts: Sequence[Chart] = ()
     quality: Table | None = None  # of samples, real clips and noise
+    by_label: Table | None = None  # NLL of the utterances of each label
     same_settings: Table = field(default_factory=lambda: Table((), ()))
     different_settings: Table = field(default_factory=lambda: Table((), ()))
 

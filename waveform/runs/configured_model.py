@@ -12,9 +12,17 @@ from waveform.system.ram import machine_bytes
 
 
 def model_from(config: dict[str, Any]) -> SequenceModel:
-    """A new model with the fields of `config["model"]` and the vocabulary of `config["dataset"]`."""
+    """A new model with the fields of `config["model"]`, and the vocabulary and labels of `config["dataset"]`."""
     fields = {key: value for key, value in config["model"].items() if key != "name"}
+    names = labels_of(config)
+    if names:
+        fields["num_labels"] = 1 + len(names)
     return build(config["model"]["name"], vocab_size=config["dataset"]["vocab_size"], **fields)
+
+
+def labels_of(config: dict[str, Any]) -> list[str]:
+    """Names of the labels that a run knows, numbered from 1 on; none for a run without labels."""
+    return list(config["dataset"].get("labels", ()))
 
 
 def window_of(config: dict[str, Any]) -> int:

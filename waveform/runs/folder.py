@@ -14,9 +14,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from omegaconf import OmegaConf
 
 from waveform.engine.checkpoint import CHECKPOINTS_DIR, Checkpoint
+from waveform.engine.labels import MAX_LABELS, why_no_label
 from waveform.engine.metrics import METRICS_FILE
 from waveform.engine.train_config import TrainConfig
-from waveform.models.registry import model_class
+from waveform.models.registry import DECIDED_BY_DATA, model_class
 from waveform.runs.settings import differing_keys
 from waveform.system.errors import UserError
 
@@ -60,6 +61,12 @@ class _Dataset(Struct):
     path: Annotated[str, Meta(pattern=r"^[^\0]*$")]
     modality: dict[str, Any]
     checksums: dict[str, Any]
+    labels: Annotated[list[str], Meta(max_length=MAX_LABELS)] | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        for name in () if self.labels is UNSET else self.labels:
+            if why_no_label(name) is not None:
+                raise ValueError(f"{name[:100]!a} is not a label")
 
 
 class _Origin(Struct):
@@ -104,7 +111,7 @@ def refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
     different = _different(here, config)
     if not different:
         return
-    if all(key.startswith("dataset.checksums") for key in different):
+    if all(key.startswith(("dataset.checksums", "dataset.labels")) for key in different):
         raise UserError(
             f"the data has changed since the run in {run_dir} began, so it cannot be resumed exactly; train on the "
             "data set that it began with, or give another RUN_DIR"
@@ -124,7 +131,8 @@ def comparable(config: dict[str, Any]) -> dict[str, Any]:
     known = {"model": model_class(config["model"]["name"]).Config, "train": TrainConfig}
     for section, kind in known.items():
         defaults = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
-        defaults.pop("vocab_size", None)
+        for name in DECIDED_BY_DATA:
+            defaults.pop(name, None)
         config = {**config, section: {**defaults, **config[section]}}
     return {
         section: {key: value for key, value in content.items() if key not in _MAY_DIFFER.get(section, ())}

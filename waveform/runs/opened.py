@@ -1,5 +1,6 @@
 """A trained run, opened from its folder: the configuration, and the model with the weights of a checkpoint."""
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,12 +10,17 @@ from torch import nn
 
 from waveform.engine import checkpoint
 from waveform.engine.interface import SequenceModel
+from waveform.engine.labels import UNKNOWN
 from waveform.engine.state_ram import require_ram_for_state
+from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import choose_device
-from waveform.runs.configured_model import model_from, window_of
+from waveform.runs.configured_model import labels_of, model_from, window_of
 from waveform.runs.folder import CONFIG_FILE, check_recorded, read_config
 from waveform.runs.named import find_run
+from waveform.system.console import printable
 from waveform.system.errors import UserError
+
+_MOST_NAMES = 20  # of labels in a message
 
 
 @dataclass
@@ -43,6 +49,31 @@ class TrainedRun:
     def name(self) -> str:
         """The registered name of its model."""
         return str(self.config["model"]["name"])
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the labels of utterances that it knows; their numbers begin at 1."""
+        return labels_of(self.config)
+
+    def label_number(self, label: str | None) -> int:
+        """The number that its model reads for a label; None: unknown. Raises UserError, with those that are near."""
+        if label is None:
+            return UNKNOWN
+        if not self.labels:
+            raise UserError(f"{self.given} was trained without labels, so it has no '{printable(label)}'; leave it out")
+        if label not in self.labels:
+            near = difflib.get_close_matches(label, self.labels, n=_MOST_NAMES, cutoff=0.4)
+            shown = near or self.labels[:_MOST_NAMES]
+            more = f" and {len(self.labels) - len(shown)} more" if len(self.labels) > len(shown) else ""
+            raise UserError(
+                f"{self.given} has no label '{printable(label)}'; {'near ones are' if near else 'it has'} "
+                f"{', '.join(shown)}{more}"
+            )
+        return 1 + self.labels.index(label)
+
+    def reading(self, tokens: TokenSet) -> TokenSet:
+        """A token set as its model reads it: with the labels that it knows."""
+        return tokens.numbered(self.labels)
 
     @property
     def window(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from waveform.engine import checkpoint
 from waveform.engine.trainer import Trainer
+from waveform.runs.configured_model import labels_of
 from waveform.runs.folder import CONFIG_FILE, comparable, read_config
 from waveform.runs.named import full_name
 from waveform.runs.opened import find_saved
@@ -24,6 +25,8 @@ _MAY_DIFFER = {
     "window", "memory", "compressed", "attention", "compression_loss", "dropout", "attention_dropout", "dropout_mask",
     "local_layers", "compression_init",
 }  # fmt: skip
+
+_SHOWN_LABELS = 5  # in a message
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,12 @@ def load_origin(config: dict[str, Any], trainer: Trainer) -> None:
     """
     record = config["origin"]
     _, before, found = find_saved(record["run"])
+    was, now = labels_of(before), labels_of(config)
+    if was != now:
+        raise UserError(
+            f"{record['run']} was trained with {_described(was)}, and this data has {_described(now)}; a run goes on "
+            "with the labels that it has: begin without --from"
+        )
     different = differing_keys(_tokens(before), _tokens(config))
     if different:
         raise UserError(
@@ -143,6 +152,14 @@ def _refuse_other_model(run: str, before: dict[str, Any], config: dict[str, Any]
             f"the weights of {run} do not fit this model: {'; '.join(different)}; leave these settings out, or "
             "begin without --from"
         )
+
+
+def _described(labels: list[str]) -> str:
+    """What a message says of a run's labels."""
+    if not labels:
+        return "no labels"
+    first = ", ".join(labels[:_SHOWN_LABELS])
+    return f"{len(labels)} labels ({first}{', ...' * (len(labels) > _SHOWN_LABELS)})"
 
 
 def _tokens(config: dict[str, Any]) -> dict[str, Any]:

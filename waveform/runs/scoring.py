@@ -1,6 +1,7 @@
 """NLL of a trained run on a token set, of any modality, and what every report of it contains."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ def score(
     `evaluate`; by default this process alone. dynamic: let a copy of the model learn from what it has scored.
     max_tokens: about how many to score, longest utterances first; None: all.
     """
+    tokens = run.reading(tokens)
     verb = "evaluate" if dynamic is None else "evaluate dynamically"
     world = world or World(device=run.device)
     config = EvaluateConfig(
@@ -84,6 +86,46 @@ def score(
                 run.model, tokens, config, dynamic, world=world, progress=progress, classes=classes
             )
         return evaluate_tokens(run.model, tokens, config, world=world, progress=progress, classes=classes)
+
+
+def with_labels(runs: Sequence[TrainedRun], token_sets: Sequence[TokenSet]) -> TokenSet:
+    """Of the same tokens, as the data set of each run has them, those with labels that runs read.
+
+    Raises UserError if two of these runs have different labels of the same utterances.
+    """
+    labelled = [(run, tokens) for run, tokens in zip(runs, token_sets, strict=True) if any(tokens.labels)]
+    reading = [(run, tokens) for run, tokens in labelled if run.labels]
+    for run, tokens in reading:
+        if tokens.labels != reading[0][1].labels:
+            raise UserError(
+                f"the data of {reading[0][0].given} and {run.given} has different labels of the same utterances; name "
+                "one data set for all of them with --data"
+            )
+    return next((tokens for _, tokens in [*reading, *labelled]), token_sets[0])
+
+
+def nll_by_label(result: Evaluation, tokens: TokenSet, *, unit: str) -> list[dict[str, Any]]:
+    """NLL of the utterances of each label of `tokens`, those with most tokens first; none if it has no labels.
+
+    `label` is None for utterances without one.
+    """
+    label_of = dict(zip(tokens.names, tokens.labels, strict=True))
+    groups: dict[str | None, list[int]] = {}
+    for i, name in enumerate(result.names):
+        if result.counts[i]:
+            groups.setdefault(label_of[name], []).append(i)
+    if groups.keys() <= {None}:
+        return []
+    entries = [
+        {
+            "label": label,
+            "num_utterances": len(of_label),
+            f"num_{unit}s": int(result.counts[of_label].sum()),
+            f"nll_nats_per_{unit}": float(result.nats[of_label].sum() / result.counts[of_label].sum()),
+        }
+        for label, of_label in groups.items()
+    ]
+    return sorted(entries, key=lambda entry: (-entry[f"num_{unit}s"], entry["label"] or ""))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import msgspec
 
 from waveform.engine.dataset import Dataset
 from waveform.engine.interface import SequenceModel
+from waveform.engine.labels import labels_checksum
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.token_set import TokenSet
@@ -261,6 +262,8 @@ class _Search:
         )
         base = self._task.compose(self._plan.settings({}))
         checksums = {split: self._data.open_split(split).checksum for split in ("train", "valid")}
+        if self._data.labels:
+            checksums["labels"] = labels_checksum(self._data.open_split(split) for split in ("train", "valid"))
         settings = {
             **comparable({**base, "dataset": {"checksums": checksums}}),
             "--budget": self._plan.budget_s,

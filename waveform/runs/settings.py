@@ -20,11 +20,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from waveform.engine.train_config import TrainConfig
-from waveform.models.registry import model_class, model_names
+from waveform.models.registry import DECIDED_BY_DATA, model_class, model_names
 from waveform.system.console import printable
 from waveform.system.errors import UserError
 
 _LONGEST_MESSAGE = 1000  # characters
+_LONGEST_LIST = 20  # of a value in a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +42,11 @@ class ConfigFamily:
 
 
 def _model_node(name: str) -> Any:
-    """The typed config group of one model: its Config without `vocab_size`, which the data decides."""
+    """The typed config group of one model: its Config without what the data decides."""
     fields = [
         (field.name, field.type, dataclasses.field(default=field.default, default_factory=field.default_factory))
         for field in dataclasses.fields(model_class(name).Config)
-        if field.name != "vocab_size"
+        if field.name not in DECIDED_BY_DATA
     ]
     return dataclasses.make_dataclass("Model", [("name", str, dataclasses.field(default=name)), *fields])
 
@@ -207,6 +208,13 @@ def to_yaml(config: dict[str, Any]) -> str:
     return OmegaConf.to_yaml(DictConfig(config))
 
 
+def _short(value: Any) -> str:
+    """A value in a message; of a list that is long, its beginning."""
+    if isinstance(value, list) and len(value) > _LONGEST_LIST:
+        return f"{value[:_LONGEST_LIST]} and {len(value) - _LONGEST_LIST} more"
+    return repr(value)
+
+
 def differing_keys(old: dict[str, Any], new: dict[str, Any], *, prefix: str = "") -> list[str]:
     """Dotted names of the settings in which two configurations differ, each with both values."""
     different = []
@@ -215,5 +223,5 @@ def differing_keys(old: dict[str, Any], new: dict[str, Any], *, prefix: str = ""
         if isinstance(a, dict) and isinstance(b, dict):
             different += differing_keys(a, b, prefix=f"{prefix}{key}.")
         elif a != b:
-            different.append(f"{prefix}{key} (was {a!r}, is {b!r})")
+            different.append(f"{prefix}{key} (was {_short(a)}, is {_short(b)})")
     return different

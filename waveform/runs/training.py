@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from waveform.engine.dataset import Dataset
+from waveform.engine.labels import label_names, labels_checksum
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.engine.streams import check_sizes
 from waveform.engine.token_set import TokenSet
@@ -142,6 +143,11 @@ def open_training(
         "modality": data.modality,
         "checksums": {split: tokens.checksum for split, tokens in splits.items()},
     }
+    names = label_names(splits["train"])
+    if names:
+        config["dataset"]["labels"] = names
+        config["dataset"]["checksums"]["labels"] = labels_checksum(splits.values())
+        splits = {split: tokens.numbered(names) for split, tokens in splits.items()}
     torch.manual_seed(config["seed"] + world.rank)
     with claim(run_dir, config, world=world, timeout_s=train_config.timeout_s):
         model = model_from(config)

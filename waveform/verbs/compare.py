@@ -23,7 +23,7 @@ from waveform.quality.report import describe as describe_quality
 from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.opened import TrainedRun
 from waveform.runs.race import ScoredRun
-from waveform.runs.scoring import bootstrap_interval, score, unigram_nats
+from waveform.runs.scoring import bootstrap_interval, score, unigram_nats, with_labels
 from waveform.runs.speeds import warnings_of
 from waveform.speech import Run, load
 from waveform.system.console import printable, table
@@ -147,7 +147,10 @@ def open_runs(
     device: str | None = None,
     show_progress: bool = True,
 ) -> tuple[list[Run], TokenSet]:
-    """Open runs, and the tokens that all are scored on. Raises UserError as `load` does, and if theirs differ."""
+    """Open runs, and the tokens that all are scored on, with labels if the data set of one of them has any.
+
+    Raises UserError as `load` does, and if theirs differ.
+    """
     if not run_dirs:
         raise UserError("name at least one run folder")
     runs = [load(run_dir, device=device) for run_dir in run_dirs]
@@ -163,7 +166,7 @@ def open_runs(
                 f"{runs[0].given} and {run.given} have different {split} data, so their NLL cannot be compared; "
                 "name one data set for all of them with --data"
             )
-    return runs, token_sets[0]
+    return runs, with_labels(runs, token_sets)
 
 
 def _modality(run: Run, data: Path | str | None) -> dict[str, Any]:
@@ -196,7 +199,7 @@ def figures_of(scored: ScoredRun, *, split: str) -> dict[str, Any]:
     """What a comparison's JSON has of one run on its own."""
     run, tokens = scored.run, scored.tokens
     return {
-        **describe(run, scored.result, split=split, checksum=tokens.checksum, unigram=unigram_nats(run, tokens)),
+        **describe(run, scored.result, split=split, tokens=tokens, unigram=unigram_nats(run, tokens)),
         "train_samples_per_second": training_speed(run.folder),
         "train_samples_per_second_by_slice": scored.speeds,
         "train_waited_share": scored.waited_share,

@@ -1,5 +1,6 @@
 """`waveform evaluate`: NLL of a run on held-out audio."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,12 @@ from waveform.runs.scoring import EvaluateOptions
 from waveform.runs.settings import typed
 from waveform.speech import Run, load, open_data, require_audio
 from waveform.system.atomic import require_writable
+from waveform.system.console import printable, table
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
+
+UNLABELLED = "(unlabelled)"
+_MOST_LABELS = 20  # rows of a table
 
 
 def evaluate(
@@ -54,7 +59,7 @@ def evaluate(
             [(run.name, run)], quality, held_out=tokens, others=others, show_progress=show_progress
         )
     result = scoring.score(run, tokens, protocol=options.protocol, show_progress=show_progress)
-    figures = describe(run, result, split=split, checksum=tokens.checksum, unigram=scoring.unigram_nats(run, tokens))
+    figures = describe(run, result, split=split, tokens=tokens, unigram=scoring.unigram_nats(run, tokens))
     if show_progress:
         unigram = figures["unigram_nats_per_sample"]
         print(
@@ -63,6 +68,8 @@ def evaluate(
             f"({figures['num_samples']:,} samples of {figures['num_utterances']} utterances"
             + (f"; unigram {unigram:.4f} nats)" if unigram is not None else ")")
         )
+        if "nll_by_label" in figures:
+            print(format_by_label(figures["nll_by_label"]))
     if dynamic is not None:
         learned = scoring.score(run, tokens, protocol=options.protocol, dynamic=dynamic, show_progress=show_progress)
         apart = scoring.describe_dynamic(learned, dynamic, plain=result, unit="sample")
@@ -91,7 +98,7 @@ def open_split(run: Run, *, data: Path | str | None, split: str, show_progress: 
     if not data.exists():
         raise UserError(f"no such folder: --data {data}")
     config: DataConfig = typed(DataConfig, run.config["data"], section="data")
-    config = replace(config, **vars(run.audio_format))
+    config = replace(config, **vars(run.audio_format), labels=None)  # a data set's own, of raw audio none
     dataset = open_data(data, run_dir=run.given, config=config, world=World(), show_progress=show_progress)
     require_audio(dataset.modality, data)
     if different := differences(run.audio_format, format_of(dataset.modality)):
@@ -111,9 +118,10 @@ def require_clips(run: Run, protocol: str | None) -> None:
 
 
 def describe(
-    run: TrainedRun, result: Evaluation, *, split: str, checksum: str, unigram: float | None
+    run: TrainedRun, result: Evaluation, *, split: str, tokens: TokenSet, unigram: float | None
 ) -> dict[str, Any]:
-    """What `evaluate --json` writes."""
+    """What `evaluate --json` writes of the result of a run on `tokens`."""
+    by_label = scoring.nll_by_label(result, tokens, unit="sample")
     return {
         "model": run.name,
         "run": str(run.given),
@@ -130,6 +138,28 @@ def describe(
         "step": run.step,
         "train_seconds": run.train_seconds,
         "train_samples_seen": run.tokens_seen,
-        "data_checksum": checksum,
+        "data_checksum": tokens.checksum,
         "model_config": dict(run.config["model"]),
+        **({"nll_by_label": by_label} if by_label else {}),
     }
+
+
+def by_label_rows(entries: Sequence[Sequence[dict[str, Any]]]) -> list[list[str]]:
+    """Rows of a table, at most 20: label, number of utterances, and the nats of each of several runs."""
+    rows = [
+        [
+            UNLABELLED if of_runs[0]["label"] is None else printable(of_runs[0]["label"]),
+            str(of_runs[0]["num_utterances"]),
+            *(f"{entry['nll_nats_per_sample']:.4f}" for entry in of_runs),
+        ]
+        for of_runs in zip(*entries, strict=True)
+    ]
+    if len(rows) > _MOST_LABELS:
+        more = f"({len(rows) - _MOST_LABELS} more labels: --json)"
+        rows = [*rows[:_MOST_LABELS], [more, *[""] * (len(rows[0]) - 1)]]
+    return rows
+
+
+def format_by_label(entries: Sequence[dict[str, Any]]) -> str:
+    """The NLL of each label as a table, at most 20 of them."""
+    return "\n".join(table(["label", "utterances", "nats/sample"], by_label_rows([entries])))

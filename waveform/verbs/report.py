@@ -35,10 +35,11 @@ from waveform.verbs.compare import (
     open_runs,
     rows_of,
 )
-from waveform.verbs.evaluate import open_split
+from waveform.verbs.evaluate import by_label_rows, open_split
 
 REAL = "real speech"
 _FIRST_S = 0.01  # the first stretch of NLL over the course of an utterance
+_MOST_LABELS = 6  # of which a sound is drawn
 _GIVEN_S = 0.5  # of real speech that runs continue, at most a quarter of a sound
 _ONSET = 0.1  # share of a recording's peak at which speech has begun
 _BEFORE_ONSET_S = 0.05
@@ -158,6 +159,7 @@ def report(
             f"{len(tokens)} utterances), sounds of seed {config.seed}.",
             comparison=Table(*rows_of(entries), note=f"{note_of(entries[0])}."),
             players=players,
+            by_label=_by_label(labels, entries),
             charts=[chart for chart in charts if chart is not None],
             same_settings=same,
             different_settings=different,
@@ -178,6 +180,15 @@ def report(
     return figures
 
 
+def _by_label(names: Sequence[str], entries: Sequence[dict[str, Any]]) -> Table | None:
+    """The NLL of each run (its name, its figures) on the utterances of each label, if they have any."""
+    by_label = [entry["nll_by_label"] for entry in entries if "nll_by_label" in entry]
+    if not by_label:
+        return None
+    note = "Nats per sample, most speech first; a run without labels reads the same utterances without them."
+    return Table(["label", "utterances", *names], by_label_rows(by_label), note=note)
+
+
 def _evaluation(tokens: TokenSet, place: NllByPlace) -> Evaluation:
     """The NLL of the utterances that were scored."""
     scored = np.flatnonzero(place.counts.sum(axis=1))
@@ -186,12 +197,17 @@ def _evaluation(tokens: TokenSet, place: NllByPlace) -> Evaluation:
 
 
 def _rows(runs: dict[str, Run], tokens: TokenSet, config: ReportConfig, *, show_progress: bool) -> Iterator[PlayerRow]:
-    """Rows of players: recordings with every run's continuations of their beginnings, then sounds from nothing."""
+    """Rows of players: recordings with every run's continuations of their beginnings, then sounds from nothing.
+
+    The recordings' labels are not told; the last rows are one sound of each of the first labels.
+    """
     audio_format = next(iter(runs.values())).audio_format
     rate = audio_format.sample_rate_hz
     recordings = list(_recordings(tokens, audio_format, num=config.real, seconds=config.seconds))
     given_s = min(_GIVEN_S, config.seconds / 4)
+    labels = _first_labels(list(runs.values())) if config.num else []
     total_s = len(runs) * (len(recordings) + config.num * len(config.temperatures)) * config.seconds
+    total_s += sum(len(labels) for run in runs.values() if run.labels) * config.seconds
     with Progress("sample", total=total_s, unit="s", unit_s=1, enabled=show_progress) as progress:
         for name, samples in recordings:
             temperature = config.temperatures[0]
@@ -213,6 +229,23 @@ def _rows(runs: dict[str, Run], tokens: TokenSet, config: ReportConfig, *, show_
             for i in range(config.num):
                 players = [_player(label, sound[i], rate) for label, sound in sounds.items()]
                 yield PlayerRow(f"From nothing, temperature {temperature:g}, number {i + 1}", players)
+        temperature = config.temperatures[0]
+        of_labels = {}
+        for label, run in runs.items() if labels else ():
+            if run.labels:
+                of_labels[label] = run.sample(
+                    num=len(labels), seconds=config.seconds, sampling=config.sampling(temperature), labels=labels
+                )
+                progress.update(len(labels) * config.seconds)
+        for i, name in enumerate(labels):
+            players = [_player(label, sound[i], rate) for label, sound in of_labels.items()]
+            yield PlayerRow(f"Label {printable(name)}, temperature {temperature:g}", players)
+
+
+def _first_labels(runs: Sequence[Run]) -> list[str]:
+    """The first labels that all runs with labels know."""
+    known = [run.labels for run in runs if run.labels]
+    return [label for label in known[0] if all(label in labels for labels in known)][:_MOST_LABELS] if known else []
 
 
 def _recordings(

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,19 @@ from waveform.audio.sinks import Output, require_free
 from waveform.decoding.int8 import Int8Cost, int8_cost
 from waveform.engine.dataset import is_dataset, read_dataset
 from waveform.engine.sampler import SamplingConfig
+from waveform.engine.state_ram import require_ram_for_state
 from waveform.speech import Run, check_amount, load
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
+
+EACH = "each"  # as a label: all of them
+
+
+@dataclass(frozen=True)
+class SampleConfig(SamplingConfig):
+    """How tokens are drawn, and of which label."""
+
+    label: str | None = None  # one of the run's; each: all of them, unless one has that name; None: unknown
 
 
 def sample(
@@ -31,15 +42,19 @@ def sample(
 
     output: the folder, or an `Output`. With `prime`, an audio file, each sound begins with it and continues it for
     `seconds`; they may be inf if someone listens. What `sampling.int8` costs in NLL is measured and printed first.
-    Files are named after model, step, seed and number; existing ones are never overwritten. Until all are done they are
-    named `.unfinished.wav`; the next call that makes the same ones replaces them. Raises UserError as `load` does, and
-    for a full disk.
+    With a `SampleConfig`, `sampling.label` is what they are samples of: with `each`, there are `num` of each label.
+    Files are named after model, step, seed, label and number; existing ones are never overwritten. Until all are done
+    they are named `.unfinished.wav`; the next call that makes the same ones replaces them. Raises UserError as `load`
+    does, for a label that the run does not know, and for a full disk.
     """
     output = output if isinstance(output, Output) else Output(output)
     check_amount(num, seconds, endless=output.is_live)  # settings out of range must leave no empty files behind
     output.require_possible(num=num)
     sampling = sampling or SamplingConfig()
     run = load(run_dir, device=device)
+    labels = [label for label in _labels(run, sampling) for _ in range(num)]
+    output.require_possible(num=len(labels))
+    require_ram_for_state(run.model, len(labels))
     rate = run.audio_format.sample_rate_hz
     output.require_playable(rate)
     cost = _int8_cost(run) if sampling.int8 else None
@@ -47,26 +62,38 @@ def sample(
         print(cost, file=sys.stderr if output.is_piped else sys.stdout, flush=True)
     primer = run.audio_format.scale(read_audio(prime, sample_rate_hz=rate)) if prime is not None else None
     name = f"{run.name}_step{run.step}_seed{sampling.seed}"
-    paths = [output.folder / f"{name}_{i}.wav" for i in range(num)] if output.folder is not None else []
+    paths = []
+    if output.folder is not None:
+        numbered = [(name if label is None else f"{name}_{label}", i % num) for i, label in enumerate(labels)]
+        paths = [output.folder / f"{beginning}_{i}.wav" for beginning, i in numbered]
     require_free(paths)
     primer_s = 0 if primer is None else len(primer) / rate
-    total_s = num * seconds if math.isfinite(seconds) else None
+    total_s = len(labels) * seconds if math.isfinite(seconds) else None
     with (
         Progress("sample", total=total_s, unit="s", unit_s=1, enabled=show_progress) as progress,
         output.open(paths, sample_rate_hz=rate, seconds=primer_s + seconds, tell=progress.write) as write,
     ):
         if primer is not None:
-            write(np.broadcast_to(primer, (num, len(primer))))
+            write(np.broadcast_to(primer, (len(labels), len(primer))))
 
         def take(block: np.ndarray) -> None:
             write(block)
             progress.update(block.size / rate)
 
-        run.sample(num=num, seconds=seconds, sampling=sampling, prime=primer, on_block=take)
+        run.sample(num=len(labels), seconds=seconds, sampling=sampling, prime=primer, on_block=take, labels=labels)
     if show_progress:
         for path in paths:
             print(path)
     return paths
+
+
+def _labels(run: Run, sampling: SamplingConfig) -> list[str | None]:
+    """The labels that are sampled; None: unknown. Raises UserError for one that the run does not know."""
+    label = sampling.label if isinstance(sampling, SampleConfig) else None
+    if label == EACH and run.labels and EACH not in run.labels:
+        return list(run.labels)
+    run.label_number(label)
+    return [label]
 
 
 def _int8_cost(run: Run) -> Int8Cost:

@@ -1,5 +1,6 @@
 """`waveform train`: composes a configuration, opens the audio's data set and trains into a run folder."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from waveform.audio.audio_format import differences, format_of
+from waveform.audio.corpus.labels import NONE
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.engine.dataset import Dataset, is_dataset, read_dataset
 from waveform.engine.interface import SequenceModel
@@ -22,7 +24,7 @@ from waveform.runs.folder import CONFIG_FILE, check_run_dir, read_config
 from waveform.runs.origin import Origin
 from waveform.runs.settings import typed
 from waveform.runs.training import check_settings, report_training, train_run, train_runs
-from waveform.speech import SpeechTrainConfig, cache_of, compose_config, open_data, require_audio
+from waveform.speech import SpeechTrainConfig, as_asked, cache_of, compose_config, open_data, require_audio
 from waveform.system.console import say
 from waveform.system.errors import UserError
 from waveform.system.signals import StopRequest
@@ -121,6 +123,7 @@ def data_of_training(
     else:
         if different := differences(format_of(data.modality), data_config.audio_format):
             raise UserError(f"the run in {run_dir} began with other data: {different}; give another RUN_DIR")
+        data = as_asked(data, data_config, prepared=False)
         if show_progress and world.is_first:
             say(f"resuming with {data.folder}, as prepared when this run began")
     require_audio(data.modality, data.folder)
@@ -157,6 +160,12 @@ def refuse_other_data(data_dir: Path, config: dict[str, Any], overrides: Sequenc
     now = replace(before, **{name: config["data"][name] for name in vars(before) if name in given})
     if different := differences(before, now):
         raise UserError(f"{data_dir} was prepared differently: {different}; leave the setting out, or prepare it anew")
+    labels, labelled = config["data"]["labels"], data.sources.get("labels")
+    if "labels" in given and labels not in (None, NONE, labelled) and os.path.abspath(labels) != labelled:
+        how = f"with data.labels={labelled}" if labelled else "without labels"
+        raise UserError(
+            f"data.labels={labels}, but {data_dir} was prepared {how}; leave the setting out, or prepare it with that"
+        )
     for key in (override.lstrip("+").partition("=")[0] for override in overrides):
         name = key.removeprefix("data.split.")
         if name != key and config["data"]["split"][name] != (was := split.get(f"split.{name}")):

@@ -14,6 +14,7 @@ from waveform.runs.search_report import report_search
 from waveform.runs.settings import typed
 from waveform.speech import (
     SpeechTrainConfig,
+    as_asked,
     cache_of,
     compose_config,
     load,
@@ -80,9 +81,9 @@ def tune(
 
 def _data_of(source: Path, out_dir: Path, config: dict[str, Any], *, world: World, show_progress: bool) -> Dataset:
     """The data set of a search, prepared once: files added since would make later trials learn from other data."""
+    data_config: DataConfig = typed(DataConfig, config["data"], section="data")
     first_run = out_dir / "trial-000"
     cache = cache_of(source, run_dir=first_run)
     if (out_dir / STUDY_FILE).exists() and not is_dataset(source) and is_dataset(cache):
-        return read_dataset(cache)
-    data_config: DataConfig = typed(DataConfig, config["data"], section="data")
+        return as_asked(read_dataset(cache), data_config, prepared=False)
     return open_data(source, run_dir=first_run, config=data_config, world=world, show_progress=show_progress)

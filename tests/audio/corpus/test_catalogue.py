@@ -14,6 +14,7 @@ from tests.test_cli import mistake
 from waveform.audio.audio_format import AudioFormat, format_of
 from waveform.audio.corpus import catalogue
 from waveform.audio.corpus.catalogue import Corpus, corpora, find_corpus
+from waveform.audio.corpus.labels import ask_labels
 from waveform.audio.corpus.splits import SPLITS, SplitConfig
 from waveform.cli import main
 from waveform.engine.dataset import Dataset, read_dataset
@@ -77,7 +78,8 @@ def test_sc09(make: Make, whole: Callable[..., None]) -> None:
     assert divided["train"] == sorted({*SC09} - {*divided["valid"], *divided["test"]})
     assert format_of(dataset.modality) == AudioFormat(16_000, "mu_law_floor", "clip", 16_000)
     assert dataset.modality["corpus"] == {"name": "sc09", "here": 8, "published": 8}
-    assert dataset.sources["split"] == {"corpus": "sc09"}
+    assert dataset.sources["split"] == {"corpus": "sc09"} and dataset.sources["labels"] == "corpus"
+    assert dataset.labels == {path: path.split("/")[0] for path in SC09}
     tokens = dataset.open_split("test")
     clip = tokens.read(0, start=0, stop=1600)
     assert clip.min() == 0 and clip.max() == 255
@@ -135,6 +137,7 @@ def test_music_in_natural_order(name: str, quantiser: str, make: Make, whole: Ca
     assert sorted({path.split("#")[0] for path in divided["test"]}) == ["15.wav", "16.wav"]
     assert format_of(dataset.modality) == AudioFormat(16_000, quantiser, "clip", 400, True)
     assert format_of(dataset.modality) == AudioFormat(**{**find_corpus(name).data, "piece_samples": 400})
+    assert dataset.labels == {}
     assert dataset.modality["corpus"]["here"] == dataset.modality["corpus"]["published"]
 
 
@@ -144,6 +147,21 @@ def test_pieces_of_the_published_figures() -> None:
         131_072,
         128_000,
     ]
+
+
+def test_pieces_have_the_label_of_their_file(make: Make, whole: Callable[..., None]) -> None:
+    whole("sc09", files={"": 8})
+    tokens = prepared(make(*SC09, lists=LISTS), "sc09", "data.piece_samples=1000").open_split("test")
+    assert tokens.labels == [name.split("/")[0] for name in tokens.names]
+    assert tokens.names[0].endswith("#000000")
+
+
+def test_labels_of_a_corpus_give_way_to_yours(make: Make, whole: Callable[..., None]) -> None:
+    whole("sc09", files={"": 8})
+    assert prepared(make(*SC09, lists=LISTS), "sc09", "data.labels=none").labels == {}
+    for corpus, what in ((None, "no --corpus is given"), (find_corpus("ljspeech"), "LJSpeech 1.1 has no labels")):
+        with pytest.raises(UserError, match=f"data.labels=corpus, but {what}; leave it out"):
+            ask_labels("corpus", paths=SC09, corpus=corpus)
 
 
 def test_ljspeech(make: Make, whole: Callable[..., None]) -> None:

@@ -62,6 +62,11 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         """Whether its division is published, so that nobody chooses another."""
         return self.split != "hash"
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether its paths tell what is said, or who speaks."""
+        return "label" in re.compile(self.path).groupindex
+
     def holds(self, path: str) -> bool:
         """Whether a file, by its path in the unpacked folder, is a recording of the corpus."""
         return re.fullmatch(self.path, path) is not None

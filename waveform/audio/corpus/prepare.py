@@ -27,6 +27,7 @@ from waveform.audio.corpus.groups import (
     cut_into_groups,
     finished_result,
 )
+from waveform.audio.corpus.labels import CORPUS, FOLDER, NONE, ask_labels
 from waveform.audio.corpus.report import build_report, format_report
 from waveform.audio.corpus.scan import FoundFile, Scan, scan_folder
 from waveform.audio.corpus.splits import (
@@ -64,6 +65,9 @@ class DataConfig:
     # recordings are cut into utterances of so many samples, from which state begins anew; null: one utterance each
     piece_samples: int | None = AudioFormat.piece_samples
     drop_rest: bool = AudioFormat.drop_rest  # leave out what remains of a recording after its last whole piece
+    # labels of utterances (speakers, words, classes), which models read and samples can be asked for: folder (the first
+    # folder's name), a CSV file of path,label, corpus (what `--corpus` tells), or none; null: as the data set has them
+    labels: str | None = None
     # processes that decode; null: one for each core that this process may use
     num_workers: int | None = None
 
@@ -108,17 +112,24 @@ def prepare(
     division = _division(audio_dir, scan, config.split, corpus)
     wanted = _wanted(scan, division, corpus)
     require_all_splits(division, [file.path for file in wanted])
+    way = CORPUS if config.labels is None and corpus is not None and corpus.has_labels else config.labels
+    paths = [*(file.path for file in wanted), *scan.refused]
+    layout = division.layout if isinstance(division, SplitPlan) else ""
+    labels = ask_labels(way, paths=paths, layout=layout, corpus=corpus)  # a mistake in them must leave no folder behind
     with _locked(data_dir):
         old = _read_previous(data_dir, division=division, wanted=wanted, audio_format=audio_format)
-        dataset, notes = _update(
-            audio_dir, data_dir, old=old, wanted=wanted, plan=_Plan(config, division, corpus), show=show_progress
-        )
+        labels_asked = _labels_asked(way, old, data_dir)
+        if way is None:
+            labels = ask_labels(labels_asked, paths=paths, layout=layout, corpus=corpus)
+        plan = _Plan(config, division, corpus, labels, labels_asked)
+        dataset, notes = _update(audio_dir, data_dir, old=old, wanted=wanted, plan=plan, show=show_progress)
         _clean(dataset)
         report = build_report(
             dataset.sources["files"],
             scan=scan,
             split=division.describe(),
             sample_rate_hz=audio_format.sample_rate_hz,
+            labels=dataset.labels,
         )
         _write_if_new(data_dir / REPORT_FILE, json.dumps(report, indent=1).encode())
     if show_progress:
@@ -156,6 +167,8 @@ class _Plan:
     config: DataConfig
     division: Division
     corpus: Corpus | None
+    labels: dict[str, str]  # path -> label
+    labels_asked: str | None  # how they were found; None: there are none
 
     def modality(self, usable: list[str]) -> dict[str, Any]:
         """What dataset.json says of the tokens of the `usable` files."""
@@ -241,13 +254,28 @@ def _read_previous(
     return old
 
 
+def _labels_asked(asked: str | None, old: Dataset | None, data_dir: Path) -> str | None:
+    """The way to label files, by default that of the data set. Raises UserError for another one than it has."""
+    asked = asked if asked in (None, NONE, FOLDER, CORPUS) else os.path.abspath(asked)
+    before = None if old is None else old.sources.get("labels")
+    if before is None:
+        return None if asked == NONE else asked
+    if asked not in (None, before):
+        # Runs that began with its labels could not be resumed.
+        raise UserError(
+            f"{data_dir} was labelled differently: data.labels was {before} and is {asked}; use the same, or another "
+            "folder"
+        )
+    return str(before)
+
+
 def _update(
     audio_dir: Path,
     data_dir: Path,
     *,
     old: Dataset | None,
     wanted: dict[FoundFile, str],
-    plan: "_Plan",
+    plan: _Plan,
     show: bool,
 ) -> tuple[Dataset, str]:
     """Prepare what is new or changed and replace dataset.json. Returns the data set and a phrase on what was done."""
@@ -277,7 +305,13 @@ def _update(
             split: sorted({records[path]["shard"] for path in usable if records[path]["split"] == split})
             for split in SPLITS
         },
-        sources={"format": FORMAT, "split": plan.division.settings(), "files": dict(sorted(records.items()))},
+        sources={
+            "format": FORMAT,
+            "split": plan.division.settings(),
+            "files": dict(sorted(records.items())),
+            **({"labels": plan.labels_asked} if plan.labels_asked is not None else {}),
+        },
+        labels={path: plan.labels[path] for path in sorted(usable) if path in plan.labels},
     )
     num_done = sum(len(group.files) for group in todo)
     if old is not None and dataset == replace(old, digests={}):

@@ -51,6 +51,8 @@ class PublishedFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             reasons.append(f"it would be tested on {tested}")
         if "origin" in config:
             reasons.append(f"it began with the weights of {config['origin']['run']}")
+        if config["dataset"].get("labels"):
+            reasons.append("it reads labels (train with data.labels=none)")
         reasons += _other_format(trained_on, corpus)
         reasons += [f"protocol {protocol} is not {_PROTOCOL}"] * (protocol != _PROTOCOL)
         reasons += [f"split {split} is not {_SPLIT}"] * (split != _SPLIT)

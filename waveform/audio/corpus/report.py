@@ -8,6 +8,7 @@ have the same tokens, sample for sample: copies, which make test results look be
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,17 @@ _MAX_LINES = 20  # printed of a list; the JSON has them all
 _QUANTILES = {"min": 0, "5%": 5, "50%": 50, "95%": 95, "max": 100}
 
 
-def build_report(files: dict[str, dict[str, Any]], *, scan: Scan, split: str, sample_rate_hz: int) -> dict[str, Any]:
+def build_report(
+    files: dict[str, dict[str, Any]],
+    *,
+    scan: Scan,
+    split: str,
+    sample_rate_hz: int,
+    labels: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Sum up the records of a data set's `files` and what the scan refused (see the module for definitions).
+
+    labels: path -> label, of the files used that have one.
 
     The result depends only on the audio folder, so an unchanged folder gives an unchanged report.
     """
@@ -52,6 +62,7 @@ def build_report(files: dict[str, dict[str, Any]], *, scan: Scan, split: str, sa
         "refused": dict(sorted(refused.items())),
         "other_files": dict(sorted(scan.other.items())),
         **({"dropped_s": dropped_s} if dropped_s else {}),
+        **({"files_by_label": _counts(labels.values()), "unlabelled": len(used) - len(labels)} if labels else {}),
     }
 
 
@@ -90,6 +101,13 @@ def format_report(report: dict[str, Any], *, title: str) -> str:
     ]
     if "dropped_s" in report:
         lines.append(f"  dropped     {_hours(report['dropped_s'] / 3600)} after the last whole pieces of recordings")
+    by_label = report.get("files_by_label")
+    if by_label:
+        fewest = min(by_label, key=lambda label: by_label[label])
+        lines.append(
+            f"  labels      {len(by_label):,} (fewest files: {by_label[fewest]}, of {printable(fewest)}); "
+            f"{report['unlabelled']:,} files unlabelled"
+        )
     low = report["below_sample_rate"]
     if low:
         rate = f"{report['sample_rate_hz']:,} Hz"

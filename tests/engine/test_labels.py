@@ -1,0 +1,172 @@
+"""Labels on their way through the engine: token sets, streams, passes, training and sampling."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import laws, plugin_models
+from tests.engine.test_trainer import assert_bitwise_equal, everything
+from tests.engine.training import small_trainer
+from waveform.analyses.context import ContextGrid, losses_by_context
+from waveform.engine.interface import ForwardDecoder
+from waveform.engine.labels import MAX_LABELS, label_names, labels_checksum, why_no_label
+from waveform.engine.sampler import SamplingConfig, StepwiseLoop, read_prompt, sample
+from waveform.engine.single_pass import deal
+from waveform.engine.streams import TokenStream
+from waveform.engine.token_set import TokenSet
+from waveform.models import registry
+from waveform.models.registry import build, model_names
+from waveform.system.errors import UserError
+
+LENGTHS = [13, 4, 40, 1, 22, 8, 17]
+NAMES = ["a", "b"]
+V = laws.VOCAB_SIZE
+
+
+def labelled(token_set: Callable[..., TokenSet], lengths: list[int] = LENGTHS) -> TokenSet:
+    """Utterances in turn of a, of b, of c, which the reader does not know, and without a label."""
+    tokens = token_set(lengths)
+    tokens.labels = [("a", "b", "c", None)[i % 4] for i in range(len(tokens))]
+    return tokens.numbered(NAMES)
+
+
+def test_only_a_reader_who_knows_the_labels_gets_them(token_set: Callable[..., TokenSet]) -> None:
+    tokens = labelled(token_set)
+    assert tokens.label_numbers == [1, 2, 0, 0, 1, 2, 0]
+    assert token_set(LENGTHS).label_numbers == tokens.numbered([]).label_numbers == [0] * 7
+    assert tokens.numbered(["c", "a"]).label_numbers == [2, 0, 1, 0, 2, 0, 1]
+    assert label_names(tokens) == ["a", "b", "c"]
+    pieces = tokens.cut(5)
+    assert [pieces.label_numbers[i] for i, name in enumerate(pieces.names) if name.startswith("utterance_001")] == [2]
+    assert [pieces.label_numbers[i] for i, name in enumerate(pieces.names) if name.startswith("utterance_004")] == [
+        1
+    ] * 5
+    assert tokens.checksum == token_set(LENGTHS).checksum  # NLL is comparable
+    relabelled = labelled(token_set)
+    relabelled.labels[2] = "a"
+    assert labels_checksum([tokens]) == labels_checksum([labelled(token_set)]) != labels_checksum([relabelled])
+
+
+def test_there_are_not_too_many(token_set: Callable[..., TokenSet]) -> None:
+    tokens = token_set([3])
+    tokens.labels = [str(i) for i in range(MAX_LABELS + 1)]
+    with pytest.raises(UserError, match="has 10,001 labels; a run can have 10,000"):
+        label_names(tokens)
+
+
+def test_a_model_that_knows_no_labels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "model_class", lambda name: plugin_models.LSTM)
+    build("lstm", vocab_size=V)
+    with pytest.raises(
+        UserError, match=r"model 'lstm' does not know labels of utterances; train it with data.labels=none"
+    ):
+        build("lstm", vocab_size=V, num_labels=3)
+
+
+def test_every_context_begins_with_the_label(token_set: Callable[..., TokenSet]) -> None:
+    tokens = labelled(token_set, [60] * 4)
+    model = laws.randomise(build("lstm", vocab_size=V, **laws.CONFIGS["lstm"]["labelled"]))
+    grid = ContextGrid(step=8, num_steps=2, block=2, starts=[(0, 20), (1, 20), (3, 20)])
+    options = {"window": 5, "rows": 3, "device": torch.device("cpu")}
+    read, unread = (losses_by_context(model, t, grid, **options) for t in (tokens, tokens.numbered([])))
+    assert (read[:, :4] != unread[:, :4]).all() and (read[:, 4:] == unread[:, 4:]).all()
+
+
+@pytest.mark.parametrize("mode", ["utterance", "chunk", "carry"])
+def test_every_begin_has_its_label(mode: str, token_set: Callable[..., TokenSet]) -> None:
+    tokens = labelled(token_set)
+    stream = TokenStream(tokens, batch_size=2, window=4, chunk=8, mode=mode, seed=3)
+    cursor, inputs = stream.cursor(), []
+    while stream.epoch == 0:
+        inputs += [window.inputs for window in stream.next_chunk().windows]
+    expected = Counter()
+    for place in stream.places(cursor, num_chunks=len(inputs) // 2):
+        index = tokens.names.index(place.utterance)
+        if place.start == 0 or (mode == "chunk" and place.start % 8 == 0):
+            expected[V + tokens.label_numbers[index]] += 1
+    read = torch.cat(inputs)
+    assert Counter(read[read >= V].tolist()) == expected and len(expected) == 3
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+def test_a_pass_begins_with_labels(rows: int | None, token_set: Callable[..., TokenSet]) -> None:
+    tokens = labelled(token_set)
+    for chunk in (None, 8) if rows else (None,):
+        for dealt in deal(tokens, range(len(tokens)), window=4, rows=rows, chunk=chunk):
+            begin = dealt.start == 0 or (chunk is not None and dealt.start % chunk == 0)
+            for row, index in enumerate(dealt.utterances):
+                first = int(dealt.window.inputs[row, 0])
+                assert first == V + tokens.label_numbers[index] if begin else first < V
+
+
+@pytest.mark.parametrize("mode", ["utterance", "chunk", "carry"])
+def test_a_share_of_the_labels_is_dropped_as_the_seed_decides(mode: str, token_set: Callable[..., TokenSet]) -> None:
+    tokens = token_set([9] * 400)
+    tokens.labels = ["a"] * 400
+    tokens = tokens.numbered(NAMES)
+
+    def begins(num_ranks: int, rank: int) -> torch.Tensor:
+        options = {"batch_size": 4, "window": 4, "chunk": 12, "mode": mode, "seed": 5}
+        stream = TokenStream(tokens, **options, rank=rank, num_ranks=num_ranks)
+        stream.label_dropout = 0.25
+        for _ in range(3):
+            stream.next_chunk()
+        other = TokenStream(tokens, **options, rank=rank, num_ranks=num_ranks)
+        other.label_dropout = 0.25
+        other.seek(stream.cursor())  # what is dropped depends on the place alone
+        return torch.cat([torch.cat([w.inputs for w in other.next_chunk().windows], dim=1) for _ in range(70)], dim=1)
+
+    read = begins(1, 0)
+    dropped, kept = int((read == V).sum()), int((read == V + 1).sum())
+    assert 0.15 < dropped / (dropped + kept) < 0.35
+    assert torch.equal(read, torch.cat([begins(2, rank) for rank in range(2)]))
+
+
+@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("mode", ["utterance", "carry"])
+def test_resume_is_bitwise_exact_with_labels(
+    name: str, mode: str, token_set: Callable[..., TokenSet], tmp_path: Path
+) -> None:
+    tokens = labelled(token_set, [60, 45, 33, 80, 21, 52, 70])
+    options = {"state": mode, "fields": laws.CONFIGS[name]["labelled"], "decay_steps": 8, "label_dropout": 0.3}
+    whole = small_trainer(name, tokens, tmp_path / "whole", **options)
+    whole.run()
+    small_trainer(name, tokens, tmp_path / "parts", **options, max_steps=3).run()
+    second = small_trainer(name, tokens, tmp_path / "parts", **options)
+    assert second.step == 3
+    second.run()
+    assert_bitwise_equal(everything(second), everything(whole))
+    assert all(row.any() for row in whole.module.get_parameter("label_embedding.table"))  # each label is learned
+    assert whole.state.labels[0].any()
+
+
+@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("prompted", [False, True])
+def test_streams_are_samples_of_their_labels(name: str, prompted: bool) -> None:
+    """Sampling with labels equals stepping `forward` from inputs that begin with them, stream by stream."""
+    model = laws.randomise(build(name, vocab_size=V, **laws.CONFIGS[name]["labelled"])).float().eval()
+    prompt = torch.tensor([3, 1, 4, 1, 5, 9, 2]) if prompted else None
+    labels, options = [2, 0, 1, 2], {"vocab_size": V, "num_steps": 40, "config": SamplingConfig(seed=4)}
+    made = sample(model, num_streams=4, prompt=prompt, labels=labels, **options)
+    generators = [torch.Generator().manual_seed(4 * 1_000_003 + i) for i in range(4)]
+    uniform = torch.stack([torch.rand(40, generator=generator) for generator in generators], dim=1)
+    with torch.inference_mode():
+        state, inputs = read_prompt(model, torch.empty(0) if prompt is None else prompt, labels=labels, vocab_size=V)
+        assert state.labels[0].tolist() == (labels if prompted else [0] * 4)
+        expected = StepwiseLoop(ForwardDecoder(model, state), inputs, options["config"]).draw(uniform).t()
+    assert torch.equal(made, expected)
+    other = sample(model, num_streams=4, prompt=prompt, labels=[1, 0, 1, 2], **options)
+    assert not torch.equal(other[0], made[0]) and torch.equal(other[1:], made[1:])
+    plain = sample(model, num_streams=4, prompt=prompt, **options)
+    assert torch.equal(plain, sample(model, num_streams=4, prompt=prompt, labels=[0] * 4, **options))
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "a ", "a/b", "a\\b", "$HOME", "[x]", "{x}", "a\nb", "\udce9", "é" * 51], ids=repr
+)
+def test_what_cannot_be_a_label(name: str) -> None:
+    assert why_no_label(name)
+    assert why_no_label("größe 日本 (1)") is None

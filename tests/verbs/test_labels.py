@@ -1,0 +1,274 @@
+"""Labels of utterances as a user meets them: prepare, train, sample, evaluate, compare, report, export, --from."""
+
+import json
+import re
+import shutil
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import waveform
+from tests.audio.conftest import write_audio
+from tests.recipes.calling import mistake as recipes_mistake
+from tests.test_cli import mistake, settings
+from waveform.audio.files import read_audio
+from waveform.cli import main
+from waveform.engine.sampler import SamplingConfig
+from waveform.runs.opened import find_saved
+from waveform.verbs import compare
+from waveform.verbs.evaluate import format_by_label
+
+SPEAKERS = ("ann", "bob b.", "ümit")
+MODEL = "wavenet"
+SETTINGS = [*settings(MODEL), "train.lr=0.05", "train.warmup_steps=0", "train.batch_size=4"]  # each label is read
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "_SPEED_SECONDS", 0.01)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Audio of three speakers, and of one more for the test; labelled data, and runs with and without its labels."""
+    place = tmp_path_factory.mktemp("place")
+    audio = place / "audio"
+    paths = [audio / split / speaker / "a.wav" for split in ("train", "valid", "test") for speaker in SPEAKERS]
+    paths += [audio / "test" / "zoe" / "a.wav", audio / "test" / "zoe" / "b.wav", audio / "test" / "a.wav"]
+    for seed, path in enumerate(paths):
+        write_audio(path, seed=seed, duration_s=0.1)
+    assert main(["prepare", str(place / "audio"), str(place / "data"), "data.labels=folder"]) == 0
+    assert main(["train", str(place / "data"), str(place / "run"), *SETTINGS]) == 0
+    assert main(["train", str(place / "data"), str(place / "plain"), *SETTINGS, "data.labels=none"]) == 0
+    return place
+
+
+def config_of(run: Path) -> dict[str, Any]:
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def samples(file: Path) -> bytes:
+    with wave.open(str(file)) as sound:
+        return sound.readframes(sound.getnframes())
+
+
+def test_a_run_knows_the_labels_of_its_training_data(place: Path) -> None:
+    assert config_of(place / "run")["dataset"]["labels"] == list(SPEAKERS)  # zoe is only in the test split
+    assert waveform.load(place / "run").labels == list(SPEAKERS)
+    plain = config_of(place / "plain")
+    assert "labels" not in plain["dataset"] and sorted(plain["dataset"]["checksums"]) == ["test", "train", "valid"]
+    sizes = [waveform.evaluate(place / run, show_progress=False)["num_parameters"] for run in ("run", "plain")]
+    assert sizes[0] - sizes[1] == 4 * 8  # a vector of 8 for each speaker and for unknown ones
+
+
+def test_sample_by_label(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["sample", str(place / "run"), "--seconds", "0.02", "--seed", "3"]
+    assert main([*common, "--out", str(tmp_path / "one"), "--label", "bob b.", "--num", "2"]) == 0
+    assert main([*common, "--out", str(tmp_path / "each"), "--label", "each", "--num", "2"]) == 0
+    assert main([*common, "--out", str(tmp_path / "none"), "--num", "2"]) == 0
+    begin = f"{MODEL}_step6_seed3"
+    names = [f"{begin}_{speaker}_{i}.wav" for speaker in SPEAKERS for i in range(2)]
+    assert sorted(path.name for path in (tmp_path / "each").iterdir()) == sorted(names)
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [f"{begin}_bob b._{i}.wav" for i in range(2)]
+    assert sorted(path.name for path in (tmp_path / "none").iterdir()) == [f"{begin}_{i}.wav" for i in range(2)]
+    run = waveform.load(place / "run")
+    from_python = run.sample(num=2, seconds=0.02, sampling=SamplingConfig(seed=3), labels=["bob b."] * 2)
+    pcm = np.frombuffer(samples(tmp_path / "one" / f"{begin}_bob b._1.wav"), dtype="<i2")
+    np.testing.assert_allclose(pcm / 32767, from_python[1], atol=1e-4)
+
+
+def test_labels_change_sound_and_nll(place: Path) -> None:
+    run = waveform.load(place / "run")
+    audio = np.random.default_rng(0).uniform(-0.5, 0.5, 300).astype(np.float32)
+    nlls = [run.nll(audio, sample_rate_hz=24_000, label=label) for label in (None, *SPEAKERS)]
+    assert len({nll.tobytes() for nll in nlls}) == 4
+    with pytest.raises(waveform.UserError, match=r"has no label 'bob'; near ones are bob b\."):
+        run.nll(audio, sample_rate_hz=24_000, label="bob")
+
+
+def test_evaluate_by_label(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "e.json"
+    assert main(["evaluate", str(place / "run"), "--json", str(file)]) == 0
+    figures = json.loads(file.read_text())
+    by_label = {entry.pop("label"): entry for entry in figures["nll_by_label"]}
+    assert by_label.keys() == {*SPEAKERS, "zoe", None}
+    assert {label: entry["num_utterances"] for label, entry in by_label.items()} == {
+        "zoe": 2, "ann": 1, "bob b.": 1, "ümit": 1, None: 1
+    }  # fmt: skip
+    total = sum(entry["num_samples"] * entry["nll_nats_per_sample"] for entry in by_label.values())
+    assert total / figures["num_samples"] == pytest.approx(figures["nll_nats_per_sample"])
+    out = capsys.readouterr().out
+    for label, entry in by_label.items():
+        shown = label or "(unlabelled)"
+        pattern = rf"^{re.escape(shown)} +{entry['num_utterances']} +{entry['nll_nats_per_sample']:.4f}$"
+        assert re.search(pattern, out, re.MULTILINE)
+    run = waveform.load(place / "run")
+    audio = read_audio(next((place / "audio" / "test" / "ann").iterdir()), sample_rate_hz=24_000)
+    own, other = (run.nll(audio, sample_rate_hz=24_000, label=label).mean(dtype=float) for label in ("ann", None))
+    assert by_label["ann"]["nll_nats_per_sample"] == pytest.approx(own, rel=1e-5) != pytest.approx(other, rel=1e-4)
+
+
+def test_many_labels_are_cut_short() -> None:
+    entries = [{"label": f"s{i}", "num_utterances": 1, "nll_nats_per_sample": 2.0} for i in range(31)]
+    lines = format_by_label(entries).splitlines()
+    assert len(lines) == 2 + 20 + 1 and lines[-1] == "(11 more labels: --json)"
+
+
+def test_a_run_without_labels_is_compared_on_the_same_tokens(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    assert main(["compare", str(place / "plain"), str(place / "run"), "--json", str(file)]) == 0
+    plain, labelled = json.loads(file.read_text())
+    assert plain["nll_nats_per_sample"] != labelled["nll_nats_per_sample"]
+    assert labelled["nll_by_label"] == waveform.evaluate(place / "run", show_progress=False)["nll_by_label"]
+    # The same audio without labels, too: those of the labelled run's data serve.
+    assert main(["prepare", str(place / "audio"), str(tmp_path / "bare")]) == 0
+    assert main(["train", str(tmp_path / "bare"), str(tmp_path / "other"), *SETTINGS]) == 0
+    assert main(["compare", str(tmp_path / "other"), str(place / "run"), "--json", str(file)]) == 0
+    other, again = json.loads(file.read_text())
+    assert again["nll_nats_per_sample"] == labelled["nll_nats_per_sample"]
+    assert other["nll_nats_per_sample"] == plain["nll_nats_per_sample"]  # labels that are not read change nothing
+    assert [entry["label"] for entry in other["nll_by_label"]] == [entry["label"] for entry in again["nll_by_label"]]
+
+
+def test_runs_with_other_labels_of_the_same_audio_are_not_compared(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{path.relative_to(place / 'audio')},x" for path in (place / "audio").rglob("*.wav")]
+    (tmp_path / "l.csv").write_text("\n".join(["path,label", *rows]))
+    source = [str(place / "audio"), str(tmp_path / "run"), f"data.labels={tmp_path / 'l.csv'}"]
+    assert main(["train", *source[:2], *SETTINGS, source[2]]) == 0
+    assert "different labels of the same utterances" in mistake(["compare", place / "run", tmp_path / "run"], capsys)
+    assert main(["compare", str(place / "run"), str(tmp_path / "run"), "--data", str(place / "data")]) == 0
+
+
+def test_report_by_label(place: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    runs = [str(place / "plain"), str(place / "run")]
+    options = ["--num", "1", "--seconds", "0.05", "--real", "0", "--temperatures", "1"]
+    assert main(["report", *runs, "--out", str(page), "--json", str(tmp_path / "r.json"), *options]) == 0
+    scored = [entry["nll_nats_per_sample"] for entry in json.loads((tmp_path / "r.json").read_text())["comparison"]]
+    evaluated = [waveform.evaluate(run, show_progress=False)["nll_nats_per_sample"] for run in runs]
+    assert scored == pytest.approx(evaluated, rel=1e-6)  # each run reads the labels that it knows
+    html = page.read_text()
+    titles = re.findall(r"<h3>(.*?)</h3>", html)
+    assert [title for title in titles if title.startswith("Label")] == [
+        f"Label {speaker}, temperature 1" for speaker in SPEAKERS
+    ]
+    section = html.partition('<section id="by-label">')[2].partition("</section>")[0]
+    assert "<td>zoe</td><td>2</td>" in section and "<td>(unlabelled)</td><td>1</td>" in section
+
+
+def test_raw_audio_is_labelled_if_asked(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    audio = str(place / "audio")
+    train = ["train", audio, str(tmp_path / "run"), *SETTINGS, "data.labels=folder"]
+    assert main(train) == 0
+    assert main([*train, "train.max_steps=8"]) == 0  # resumed
+    assert config_of(tmp_path / "run")["dataset"]["labels"] == list(SPEAKERS)
+    for name, asked in (("plain", []), ("none", ["data.labels=none"])):  # from the same prepared audio
+        assert main(["train", audio, str(tmp_path / name), *SETTINGS, *asked]) == 0
+        assert "labels" not in config_of(tmp_path / name)["dataset"]
+    assert main([*train, "train.max_steps=10"]) == 0
+    assert "data.labels" in mistake([*train[:-1], "train.max_steps=11"], capsys)
+
+
+def test_a_run_without_labels_is_what_it_was(place: Path, tmp_path: Path) -> None:
+    """Its weights are bit for bit those of a run on data that never had labels."""
+    assert main(["prepare", str(place / "audio"), str(tmp_path / "bare")]) == 0
+    assert main(["train", str(tmp_path / "bare"), str(tmp_path / "run"), *SETTINGS]) == 0
+    weights = [
+        (run / "checkpoints" / "step_00000006" / "model.safetensors") for run in (tmp_path / "run", place / "plain")
+    ]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_an_archive_needs_no_data(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(place / "run"), str(tmp_path / "run.zip")]) == 0
+    common = ["sample", str(tmp_path / "run.zip"), "--seconds", "0.01", "--out", str(tmp_path / "out")]
+    assert main([*common, "--label", "ümit"]) == 0
+    assert len(list((tmp_path / "out").iterdir())) == 1
+    assert "has no label 'x'; it has ann, bob b., ümit" in mistake([*common, "--label", "x"], capsys)
+    assert main(["evaluate", str(tmp_path / "run.zip"), "--data", str(place / "data")]) == 0
+    assert re.search(r"^zoe +2 ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_run_goes_on_with_the_labels_that_it_has(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def go_on(name: str, origin: str, *more: str) -> list[str]:
+        return ["train", str(place / "data"), str(tmp_path / name), "--from", str(place / origin), *more]
+
+    assert main(go_on("same", "run", "train.max_steps=1")) == 0
+    assert find_saved(tmp_path / "same").config["dataset"]["labels"] == list(SPEAKERS)
+    refused = mistake(go_on("other", "run", "data.labels=none"), capsys)
+    assert "was trained with 3 labels (ann, bob b., ümit), and this data has no labels" in refused
+    refused = mistake(go_on("third", "plain"), capsys)
+    assert "was trained with no labels, and this data has 3 labels (ann, bob b., ümit)" in refused
+
+
+def test_changed_labels_are_not_resumed(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(place / "data", tmp_path / "data")
+    train = ["train", str(tmp_path / "data"), str(tmp_path / "run"), *SETTINGS]
+    assert main(train) == 0
+    shutil.copytree(place / "audio", tmp_path / "audio")
+    rows = [
+        f"{path.relative_to(tmp_path / 'audio')},{path.parent.name}" for path in (tmp_path / "audio").rglob("a.wav")
+    ]
+    files = {name: tmp_path / f"{name}.csv" for name in ("same", "swapped")}
+    files["same"].write_text("\n".join(["path,label", *rows]))
+    files["swapped"].write_text(
+        files["same"].read_text().replace(",ann", ",x").replace(",ümit", ",ann").replace(",x", ",ümit")
+    )
+    new = ["train", str(tmp_path / "audio"), str(tmp_path / "new"), *SETTINGS, f"data.labels={tmp_path / 'l.csv'}"]
+    shutil.copy(files["same"], tmp_path / "l.csv")
+    assert main(new) == 0
+    shutil.copy(files["swapped"], tmp_path / "l.csv")  # the same names, of other utterances
+    (cache,) = (path for path in tmp_path.iterdir() if path.name.endswith(".prepared"))
+    assert main(["prepare", str(tmp_path / "audio"), str(cache)]) == 0
+    assert "the data has changed since the run" in mistake([*new, "train.max_steps=9"], capsys)
+    (tmp_path / "audio" / "train" / "ann").rename(tmp_path / "audio" / "train" / "eve")  # another name
+    assert main(["prepare", str(tmp_path / "audio"), str(tmp_path / "data")]) == 0
+    assert "the data has changed since the run" in mistake([*train, "train.max_steps=9"], capsys)
+
+
+def test_hostile_names_are_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run from an untrusted place cannot write elsewhere by its labels, which are in names of files."""
+    shutil.copytree(place / "run", tmp_path / "run")
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("- bob b.", "- ../../x"))
+    common = ["sample", tmp_path / "run", "--out", tmp_path / "out", "--label", "each"]
+    assert "'../../x' is not a label" in mistake(common, capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["sample", "plain", "--out", "o", "--label", "ann"],
+            "was trained without labels, so it has no 'ann'; leave it",
+        ),
+        (["sample", "plain", "--out", "o", "--label", "each"], "was trained without labels"),
+        (["sample", "run", "--out", "o", "--label", "bob"], "has no label 'bob'; near ones are bob b."),
+        (["sample", "run", "--out", "-", "--label", "each"], "take one sound"),
+        (["prepare", "audio", "new", "data.labels=missing.csv"], "cannot read data.labels=missing.csv"),
+        (
+            ["train", "data", "new", "data.labels=missing.csv"],
+            "was prepared with data.labels=folder; leave the setting",
+        ),
+        (["train", "data", "new", "model.num_labels=4"], "unknown setting 'model.num_labels'"),
+        (["train", "data", "new", "train.label_dropout=1"], "it must be at least 0 and below 1"),
+    ],
+)
+def test_mistakes(arguments: list[str], words: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("run", "plain", "audio", "data", "new", "o")
+    refused = mistake([place / argument if argument in names else argument for argument in arguments], capsys)
+    assert words in refused
+    assert not (place / "new").exists() and not (place / "o").exists()
+
+
+def test_texts_have_no_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["train", "folder", str(tmp_path), str(tmp_path / "run"), "data.labels=folder"]
+    assert "unknown setting" in recipes_mistake(arguments, capsys)
