@@ -64,6 +64,13 @@ def test_samples_nll_and_speeds_follow_it(place: Path, tmp_path: Path, capsys: p
     np.testing.assert_allclose(nats, quiet, atol=0.3)
 
 
+def test_training_says_its_receptive_field_in_time(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(place / "data"), str(tmp_path / "run"), *SMALL]) == 0
+    assert "receptive field: 2,045 samples = 127.8 ms" in capsys.readouterr().out
+
+
 def test_what_differs_is_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     audio, data = str(place / "audio"), str(place / "data")
     line = mistake(["prepare", audio, data], capsys)

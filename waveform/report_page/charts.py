@@ -55,7 +55,7 @@ def place_chart(places: Mapping[str, NllByPlace], *, unit: str, unit_s: float | 
         panels[1].plot([], [])  # the first run's colour
         differences = {label: places[label].difference_to(places[first]) for label in others}
         _draw_places(panels[1], differences, unit_s=unit_s)
-        panels[1].set_ylabel(f"difference to {_plain(first)}")
+        panels[1].set_ylabel(f"difference to\n{_plain(first)}")
     for axes in panels:
         axes.set_xlabel(f"{unit if unit_s is None else 'second'}s since the utterance began")
     return Chart(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from waveform.engine.dataset import Dataset
+from waveform.engine.interface import optional_parts
 from waveform.engine.labels import label_names, labels_checksum
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.engine.streams import check_sizes
@@ -171,6 +172,8 @@ def open_training(
                 f"training {config['model']['name']} ({num_parameters(model):,} parameters, preset {config['preset']}) "
                 f"on {amount(splits['train'])}, {world.size} x {world.device.type}, into {run_dir}"
             )
+            if (reach := optional_parts(model).receptive_field) and context.units_per_second:
+                say(f"receptive field: {reach:,} samples = {1000 * reach / context.units_per_second:.1f} ms")
         if "origin" in config and trainer.resumed_from is None:
             trainer.save()  # so that this run needs its origin no longer
         yield trainer
