@@ -262,12 +262,11 @@ def run(model: Any, tokens: Tensor, state: State, cuts: Sequence[int]) -> tuple[
     return torch.cat(hiddens, 1), losses, state
 
 
-def mid_stream_state(model: Any, window: int) -> State:
+def mid_stream_state(model: Any, case: Case) -> State:
     """A state of three rows with different histories, at different places within their windows."""
-    state = fresh_state(model)
+    state, window = fresh_state(model), case.window
     for num_steps, row in ((4 * window + 1, 1), (2 * window + 2, 2), (window - 1, None)):
-        num_labels = getattr(model.config, "num_labels", 0)
-        _, _, state = run(model, random_tokens(num_steps, seed=num_steps, num_labels=num_labels), state, [num_steps])
+        _, _, state = run(model, case.tokens(num_steps, seed=num_steps), state, [num_steps])
         if row is not None:
             state = interface.reset_rows(state, fresh_state(model), torch.arange(_BATCH) == row)
     return state
@@ -308,7 +307,7 @@ def check_causality(case: Case) -> None:
     model = case.build()
     model.carry_gradient = True  # as many paths as possible
     tokens = case.tokens(2 * case.window + 3)
-    for state in (fresh_state(model), interface.detach(mid_stream_state(model, case.window))):
+    for state in (fresh_state(model), interface.detach(mid_stream_state(model, case))):
         with traced_embeddings(model) as embeddings:
             hidden = model(tokens, state).hidden
         weights = torch.randn_like(hidden)
@@ -337,7 +336,7 @@ def check_chunks(case: Case) -> None:
         "all but one": [1, num_steps - 1],
     }
     with torch.no_grad():
-        for start in (fresh_state(model), mid_stream_state(model, window)):
+        for start in (fresh_state(model), mid_stream_state(model, case)):
             expected, _, _ = run(model, tokens, clone(start), [num_steps])
             assert expected.shape[:2] == tokens.shape
             for name, lengths in cuts.items():
@@ -350,7 +349,7 @@ def check_decoder(case: Case) -> None:
     model, window = case.build(), case.window
     tokens = case.tokens(6 * window + 2)
     with torch.no_grad():
-        starts = [fresh_state(model), mid_stream_state(model, window)]
+        starts = [fresh_state(model), mid_stream_state(model, case)]
         for num_steps in (2, 4 * window, 5 * window - 1):  # all rows in step: a model may have a faster decoder
             starts.append(model(case.tokens(num_steps, seed=9), fresh_state(model)).state)
         for start in starts:
@@ -425,8 +424,8 @@ def check_rows_are_independent(case: Case) -> None:
     second[1] = first[1]
     with torch.no_grad():
         cuts = ragged_cuts(first.shape[1], longest=2 * window)
-        expected, losses, _ = run(model, first, mid_stream_state(model, window), cuts)
-        actual, other_losses, _ = run(model, second, mid_stream_state(model, window), cuts)
+        expected, losses, _ = run(model, first, mid_stream_state(model, case), cuts)
+        actual, other_losses, _ = run(model, second, mid_stream_state(model, case), cuts)
     assert not torch.equal(actual[0], expected[0])
     assert_same(actual[1], expected[1], atol=1e-12)
     for name, value in losses.items():

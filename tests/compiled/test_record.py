@@ -40,7 +40,7 @@ print({results[name]() for name in sys.argv[1:]})
 
 
 def test_compiled_functions_of_different_records_have_different_names(tmp_path: Path) -> None:
-    """In the second process, numba would find the `shared` of `one`, just compiled, when it links `other` from the disk."""
+    """The second process compiles `one`, then links `other` from the disk: numba would give it `shared` of `one`."""
     script = tmp_path / "two_entries.py"
     script.write_text(_TWO_ENTRIES)
     alone, together = (

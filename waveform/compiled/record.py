@@ -23,7 +23,8 @@ def _named_by_layout(record: types.Record) -> tuple[str, tuple[str]]:
     return "Record", (hashlib.blake2b(record.name.encode(), digest_size=8).hexdigest(),)
 
 
-types.Record.mangling_args = property(_named_by_layout)
+_record_type: Any = types.Record
+_record_type.mangling_args = property(_named_by_layout)
 
 
 def make_record(fields: Mapping[str, int | float]) -> np.ndarray:
