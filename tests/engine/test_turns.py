@@ -111,6 +111,26 @@ def test_waiting_for_a_core_need_not_count(
         assert len(order) == num_updates
 
 
+def test_waiting_never_takes_back_time(
+    token_set: Callable[..., TokenSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine so busy that a training waits wherever it looks at the clock."""
+    clock = itertools.count()
+    now_s = [0.0]
+
+    def wait() -> float:
+        now_s[0] = next(clock) * STEP_S
+        return now_s[0]
+
+    monkeypatch.setattr(trainer.time, "perf_counter", wait)
+    monkeypatch.setattr(trainer, "waited_s", lambda: now_s[0])
+    one = small_trainer("wavenet", token_set(LENGTHS), tmp_path / "run", count_waiting=False)
+    for _ in range(4):
+        before_s = one.seconds
+        one.update()
+        assert one.seconds >= before_s
+
+
 def test_one_signal_saves_all_and_the_same_call_continues(
     token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

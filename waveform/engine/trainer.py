@@ -364,17 +364,16 @@ class Trainer:
 
     def update(self) -> tuple[Tensor, dict[str, Tensor]]:
         """One update. Returns this rank's [sum of nats, tokens, sum of auxiliary losses, rows x windows] and norms."""
-        device, waited_before_s = self.world.device, waited_s()
+        device = self.world.device
+        began, waited_before_s = time.perf_counter(), waited_s()  # in this order: no more waiting than time
         with threads_for(self.model, device=device, autocast=self.config.autocast(device)):
             sums, norms = self._update()
         waited = waited_s() - waited_before_s
         self._waited_s += waited
-        if not self.config.count_waiting:
-            self.seconds -= waited
+        self.seconds += time.perf_counter() - began - (0 if self.config.count_waiting else waited)
         return sums, norms
 
     def _update(self) -> tuple[Tensor, dict[str, Tensor]]:
-        began = time.perf_counter()
         config = self.config
         period = update_period(self.step, late_period=config.update_period, change_at=config.update_period_from)
         lr = config.learning_rate(self.step, self.seconds)
@@ -398,7 +397,6 @@ class Trainer:
         self.optimiser.zero_grad(set_to_none=True)
         self.step += period
         self.tokens_seen += sum(chunk.num_scored for chunk in chunks)
-        self.seconds += time.perf_counter() - began
         return sums, norms
 
     def reduce_gradients(self) -> None:
