@@ -45,7 +45,7 @@ class AudioFormat:
     """How audio becomes utterances of 256 classes, which models read.
 
     The defaults are those of the paper (Rae et al. 2019, section 5.6). Raises UserError for a rate or pieces out of
-    range, and for a quantiser or a scale that does not exist.
+    range, for a quantiser or a scale that does not exist, and for `drop_rest` without pieces.
     """
 
     sample_rate_hz: int = 24_000
@@ -57,6 +57,11 @@ class AudioFormat:
 
     def __post_init__(self) -> None:
         check_rules(self, _RULES, section="data")
+        if self.drop_rest and self.piece_samples is None:
+            raise UserError(
+                "data.drop_rest is True, but data.piece_samples is None: recordings are not cut, and nothing remains; "
+                "set data.piece_samples, or leave data.drop_rest out"
+            )
 
     @property
     def num_classes(self) -> int:
