@@ -9,7 +9,12 @@ import numpy as np
 
 from waveform.engine.shards import Shard, Utterance
 
-_PIECE = re.compile(r"#\d{6,}$")  # what the name of a piece adds to that of its file
+_PIECE = re.compile(r"#\d{6,}$")  # what `piece_name` adds to the name of an utterance
+
+
+def piece_name(name: str, index: int) -> str:
+    """The name of piece `index` (from 0) of an utterance or of a file."""
+    return f"{name}#{index:06d}"
 
 
 class TokenSet:
@@ -53,7 +58,7 @@ class TokenSet:
         for index, (utterance, shard) in enumerate(self._entries):
             for i, start in enumerate(range(0, utterance.length, length)):
                 piece = Utterance(
-                    utterance.name if utterance.length <= length else f"{utterance.name}#{i:06d}",
+                    utterance.name if utterance.length <= length else piece_name(utterance.name, i),
                     utterance.start + start,
                     min(length, utterance.length - start),
                     f"{utterance.digest}+{start}",

@@ -22,6 +22,7 @@ from waveform.audio.decoding_process import DecodingProcessDied
 from waveform.audio.files import AudioFile
 from waveform.audio.refusal import RefusedFile
 from waveform.engine.shards import Shard, ShardWriter, Utterance
+from waveform.engine.token_set import piece_name
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.errors import UserError
 
@@ -159,10 +160,10 @@ def _append_file(
         return about, [name]
     if not pieces:
         raise RefusedFile(name, f"it is shorter than a piece of {audio_format.piece_samples:,} samples")
-    names = [name] if len(pieces) == 1 else [f"{name}#{i:06d}" for i in range(len(pieces))]
+    names = [name] if len(pieces) == 1 else [piece_name(name, i) for i in range(len(pieces))]
     writer.discard()
-    for piece_name, tokens in zip(names, pieces, strict=True):
-        writer.begin(piece_name)
+    for utterance, tokens in zip(names, pieces, strict=True):
+        writer.begin(utterance)
         writer.append(tokens)
     return about, names
 
