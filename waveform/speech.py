@@ -208,9 +208,7 @@ class Run(TrainedRun):
             num_steps=num_steps,
             config=sampling or SamplingConfig(),
             prompt=prompt,
-            on_block=None
-            if on_block is None
-            else lambda block: on_block(audio_format.decode(block.to(torch.uint8)).numpy()),
+            on_block=None if on_block is None else lambda block: on_block(sound(block)),
             labels=None if labels is None else [self.label_number(label) for label in labels],
         )
         return sound(tokens)
