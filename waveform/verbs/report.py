@@ -113,9 +113,9 @@ def report(
     audio_format = runs[0].audio_format
     rate = audio_format.sample_rate_hz
     heard = {printable(str(run_dir)): load(run_dir, device=device) for run_dir in listen}
-    for label, run in heard.items():
+    for name, run in heard.items():
         if (own_rate := run.audio_format.sample_rate_hz) != rate:
-            raise UserError(f"--listen {label} is at {own_rate} Hz, the others are at {rate} Hz; leave it out")
+            raise UserError(f"--listen {name} is at {own_rate} Hz, the others are at {rate} Hz; leave it out")
     places = [
         measure_places(
             run,
@@ -130,25 +130,25 @@ def report(
     entries = entries_of(scored, split=config.split)
     if show_progress:
         print(format_table(entries))
-    labels = labels_of(entries)
-    by_label = dict(zip(labels, places, strict=True))
+    names = labels_of(entries)
+    by_name = dict(zip(names, places, strict=True))
     attention = [
-        measure_attention(run, tokens, label=label, show_progress=show_progress)
-        for run, label in zip(runs, labels, strict=True)
+        measure_attention(run, tokens, label=name, show_progress=show_progress)
+        for run, name in zip(runs, names, strict=True)
     ]
     quality = None
     if config.quality:
         others = open_split(runs[0], data=data, split="train", show_progress=False)
-        named = list(zip(labels, runs, strict=True))
+        named = list(zip(names, runs, strict=True))
         quality = measure_quality(
             named, config.of_quality(), held_out=tokens, others=others, show_progress=show_progress
         )
-    heard = dict(zip(labels, runs, strict=True)) | heard
+    heard = dict(zip(names, runs, strict=True)) | heard
     players = list(_rows(heard, tokens, config, show_progress=show_progress))
-    different, same = settings_tables(labels, [run.config for run in runs])
+    different, same = settings_tables(names, [run.config for run in runs])
     charts = [
-        learning_chart([(label, one.curve) for label, one in zip(labels, scored, strict=True)], unit="sample"),
-        place_chart(by_label, unit="sample", unit_s=1 / rate),
+        learning_chart([(name, one.curve) for name, one in zip(names, scored, strict=True)], unit="sample"),
+        place_chart(by_name, unit="sample", unit_s=1 / rate),
         attention_chart(attention),
     ]
     write_page(
@@ -159,7 +159,7 @@ def report(
             f"{len(tokens)} utterances), sounds of seed {config.seed}.",
             comparison=Table(*rows_of(entries), note=f"{note_of(entries[0])}."),
             players=players,
-            by_label=_by_label(labels, entries),
+            by_label=_by_label(names, entries),
             charts=[chart for chart in charts if chart is not None],
             same_settings=same,
             different_settings=different,
@@ -170,7 +170,7 @@ def report(
     )
     figures = {
         "comparison": entries,
-        "by_place": [{"label": label, **place.figures()} for label, place in by_label.items()],
+        "by_place": [{"label": name, **place.figures()} for name, place in by_name.items()],
         "attention": attention,
         "quality": None if quality is None else quality.as_json(),
     }
@@ -199,7 +199,7 @@ def _evaluation(tokens: TokenSet, place: NllByPlace) -> Evaluation:
 def _rows(runs: dict[str, Run], tokens: TokenSet, config: ReportConfig, *, show_progress: bool) -> Iterator[PlayerRow]:
     """Rows of players: recordings with every run's continuations of their beginnings, then sounds from nothing.
 
-    The recordings' labels are not told; the last rows are one sound of each of the first labels.
+    Recordings are continued without their labels; the last rows have a sound of each of the first labels.
     """
     audio_format = next(iter(runs.values())).audio_format
     rate = audio_format.sample_rate_hz
@@ -209,37 +209,35 @@ def _rows(runs: dict[str, Run], tokens: TokenSet, config: ReportConfig, *, show_
     total_s = len(runs) * (len(recordings) + config.num * len(config.temperatures)) * config.seconds
     total_s += sum(len(labels) for run in runs.values() if run.labels) * config.seconds
     with Progress("sample", total=total_s, unit="s", unit_s=1, enabled=show_progress) as progress:
-        for name, samples in recordings:
+        for recording, samples in recordings:
             temperature = config.temperatures[0]
             players = [_player(REAL, samples, rate)]
             given = samples[: round(given_s * rate)]
-            for label, run in runs.items():
+            for name, run in runs.items():
                 own = run.sample(seconds=config.seconds - given_s, sampling=config.sampling(temperature), prime=given)
-                players.append(_player(label, np.concatenate([given, own[0]]), rate, own_from_s=given_s))
+                players.append(_player(name, np.concatenate([given, own[0]]), rate, own_from_s=given_s))
                 progress.update(config.seconds)
-            title = f"{printable(name)}: {given_s:g} s of it, continued at temperature {temperature:g}"
+            title = f"{printable(recording)}: {given_s:g} s of it, continued at temperature {temperature:g}"
             yield PlayerRow(title, players)
         for temperature in config.temperatures if config.num else ():
             sounds = {}
-            for label, run in runs.items():
-                sounds[label] = run.sample(
-                    num=config.num, seconds=config.seconds, sampling=config.sampling(temperature)
-                )
+            for name, run in runs.items():
+                sounds[name] = run.sample(num=config.num, seconds=config.seconds, sampling=config.sampling(temperature))
                 progress.update(config.num * config.seconds)
             for i in range(config.num):
-                players = [_player(label, sound[i], rate) for label, sound in sounds.items()]
+                players = [_player(name, sound[i], rate) for name, sound in sounds.items()]
                 yield PlayerRow(f"From nothing, temperature {temperature:g}, number {i + 1}", players)
         temperature = config.temperatures[0]
-        of_labels = {}
-        for label, run in runs.items() if labels else ():
+        sounds = {}
+        for name, run in runs.items() if labels else ():
             if run.labels:
-                of_labels[label] = run.sample(
+                sounds[name] = run.sample(
                     num=len(labels), seconds=config.seconds, sampling=config.sampling(temperature), labels=labels
                 )
                 progress.update(len(labels) * config.seconds)
-        for i, name in enumerate(labels):
-            players = [_player(label, sound[i], rate) for label, sound in of_labels.items()]
-            yield PlayerRow(f"Label {printable(name)}, temperature {temperature:g}", players)
+        for i, label in enumerate(labels):
+            players = [_player(name, sound[i], rate) for name, sound in sounds.items()]
+            yield PlayerRow(f"Label {printable(label)}, temperature {temperature:g}", players)
 
 
 def _first_labels(runs: Sequence[Run]) -> list[str]:
