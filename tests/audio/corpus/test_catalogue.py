@@ -14,7 +14,7 @@ from tests.test_cli import mistake
 from waveform.audio.audio_format import AudioFormat, format_of
 from waveform.audio.corpus import catalogue
 from waveform.audio.corpus.catalogue import Corpus, corpora, find_corpus
-from waveform.audio.corpus.labels import ask_labels
+from waveform.audio.corpus.labels import find_labels
 from waveform.audio.corpus.splits import SPLITS, SplitConfig
 from waveform.cli import main
 from waveform.engine.dataset import Dataset, read_dataset
@@ -161,7 +161,7 @@ def test_labels_of_a_corpus_give_way_to_yours(make: Make, whole: Callable[..., N
     assert prepared(make(*SC09, lists=LISTS), "sc09", "data.labels=none").labels == {}
     for corpus, what in ((None, "no --corpus is given"), (find_corpus("ljspeech"), "LJSpeech 1.1 has no labels")):
         with pytest.raises(UserError, match=f"data.labels=corpus, but {what}; leave it out"):
-            ask_labels("corpus", paths=SC09, corpus=corpus)
+            find_labels("corpus", paths=SC09, corpus=corpus)
 
 
 def test_ljspeech(make: Make, whole: Callable[..., None]) -> None:

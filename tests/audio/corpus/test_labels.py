@@ -1,4 +1,4 @@
-"""Labels of a corpus: asked of folders or of a CSV, kept in its data set, and refused with one line."""
+"""Labels of a corpus: read from folders or a CSV, kept in its data set, and refused with one line."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from waveform.audio.corpus import groups
-from waveform.audio.corpus.labels import ask_labels, check_labels, labels_by_folder, labels_from_csv
+from waveform.audio.corpus.labels import check_labels, find_labels, labels_by_folder, labels_from_csv
 from waveform.audio.corpus.prepare import DataConfig, prepare
 from waveform.engine.dataset import Dataset, read_dataset
 from waveform.system.errors import UserError
@@ -26,14 +26,14 @@ def test_folders_are_labels() -> None:
     in_layout = ["train/ann/1.wav", "test/bob/x/2.wav", "valid/3.wav"]
     expected = {"train/ann/1.wav": "ann", "test/bob/x/2.wav": "bob"}
     assert labels_by_folder(in_layout, layout="train/valid/test") == expected
-    assert ask_labels("folder", paths=in_layout, layout="train/valid/test") == expected
-    assert ask_labels(None, paths=PATHS, layout="") == ask_labels("none", paths=PATHS, layout="") == {}
+    assert find_labels("folder", paths=in_layout, layout="train/valid/test") == expected
+    assert find_labels(None, paths=PATHS, layout="") == find_labels("none", paths=PATHS, layout="") == {}
 
 
 def test_a_csv_has_labels_of_some_files(tmp_path: Path) -> None:
     file = csv_file(tmp_path, '\ufefflabel,other,path\n Ann B. ,1,top.wav\n"x, y",2,bob/1.wav\n')
     assert labels_from_csv(file) == {"top.wav": "Ann B.", "bob/1.wav": "x, y"}
-    assert ask_labels(str(file), paths=PATHS, layout="") == {"top.wav": "Ann B.", "bob/1.wav": "x, y"}
+    assert find_labels(str(file), paths=PATHS, layout="") == {"top.wav": "Ann B.", "bob/1.wav": "x, y"}
 
 
 def test_a_mapping_is_judged_by_itself() -> None:
@@ -62,20 +62,20 @@ def test_a_mapping_is_judged_by_itself() -> None:
 )
 def test_a_csv_with_a_mistake(content: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
-        ask_labels(str(csv_file(tmp_path, content)), paths=PATHS, layout="")
+        find_labels(str(csv_file(tmp_path, content)), paths=PATHS, layout="")
     assert words in str(error.value) and "data.labels=" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_labels_that_are_nowhere(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the audio folder has no folders with audio; leave it out, or give a CSV"):
-        ask_labels("folder", paths=["a.wav"], layout="")
+        find_labels("folder", paths=["a.wav"], layout="")
     with pytest.raises(UserError, match=r"data.labels=folder, but train, test have no folders with audio"):
-        ask_labels("folder", paths=["train/a.wav"], layout="train/test")
+        find_labels("folder", paths=["train/a.wav"], layout="train/test")
     with pytest.raises(UserError, match=r"cannot read data.labels=.*none.csv \(No such file or directory\)"):
-        ask_labels(str(tmp_path / "none.csv"), paths=PATHS, layout="")
+        find_labels(str(tmp_path / "none.csv"), paths=PATHS, layout="")
     (tmp_path / "latin.csv").write_bytes("path,label\ntop.wav,ä\n".encode("latin-1"))
     with pytest.raises(UserError, match="is not a CSV in UTF-8"):
-        ask_labels(str(tmp_path / "latin.csv"), paths=PATHS, layout="")
+        find_labels(str(tmp_path / "latin.csv"), paths=PATHS, layout="")
 
 
 # In a data set

@@ -1,7 +1,7 @@
-"""Labels of a corpus's utterances (speakers, words, classes): asked of folders or of a CSV, checked before preparing.
+"""Labels of a corpus's utterances (speakers, words, classes): read from folders, a CSV or a published corpus's paths.
 
-Ways of asking give a mapping from the paths of audio files to names of labels, which `check_labels` judges; a file that
-it leaves out has no label.
+Each source gives a mapping from the paths of audio files to names of labels, which `check_labels` checks before
+anything is prepared; a file that it leaves out has no label.
 """
 
 import csv
@@ -19,25 +19,25 @@ NONE = "none"
 _COLUMNS = ("path", "label")
 
 
-def ask_labels(
-    asked: str | None, *, paths: Collection[str], layout: str = "", corpus: Corpus | None = None
+def find_labels(
+    source: str | None, *, paths: Collection[str], layout: str = "", corpus: Corpus | None = None
 ) -> dict[str, str]:
-    """Labels of the audio files `paths` by `data.labels`: `folder`, `corpus`, a CSV file, or none if it is not set.
+    """Labels of the audio files `paths` from `data.labels`: `folder`, `corpus` or a CSV file; none if it is not set.
 
     layout: the folders train/... of a corpus that has them, which are not labels. corpus: the published one that the
     files are of. Raises UserError.
     """
-    if asked in (None, NONE):
+    if source in (None, NONE):
         return {}
-    if asked == CORPUS:
+    if source == CORPUS:
         labels = labels_of_corpus(paths, corpus)
     else:
-        labels = labels_by_folder(paths, layout=layout) if asked == FOLDER else labels_from_csv(Path(str(asked)))
-    return check_labels(labels, paths=paths, source=f"data.labels={asked}")
+        labels = labels_by_folder(paths, layout=layout) if source == FOLDER else labels_from_csv(Path(str(source)))
+    return check_labels(labels, paths=paths, source=f"data.labels={source}")
 
 
 def labels_of_corpus(paths: Collection[str], corpus: Corpus | None) -> dict[str, str]:
-    """What the paths of a published corpus say. Raises UserError if they say nothing."""
+    """What the paths of a published corpus say. Raises UserError if it is not one, or if they say nothing."""
     if corpus is None or not corpus.has_labels:
         what = "no --corpus is given" if corpus is None else f"{corpus.title} has no labels"
         raise UserError(f"data.labels=corpus, but {what}; leave it out, or give folder or a CSV of path,label")
@@ -95,7 +95,7 @@ def labels_from_csv(file: Path) -> dict[str, str]:
 
 
 def check_labels(labels: Mapping[str, str], *, paths: Collection[str], source: str) -> dict[str, str]:
-    """`labels`, of some of the files `paths`, if they can be prepared; source: who gave them, for messages.
+    """Return `labels`, of some of the files `paths`, if they can be prepared; source: what messages call their origin.
 
     Raises UserError for no labels, a path that is not among the files, and a name that cannot be a label.
     """

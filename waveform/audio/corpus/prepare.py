@@ -27,7 +27,7 @@ from waveform.audio.corpus.groups import (
     cut_into_groups,
     finished_result,
 )
-from waveform.audio.corpus.labels import CORPUS, FOLDER, NONE, ask_labels
+from waveform.audio.corpus.labels import CORPUS, FOLDER, NONE, find_labels
 from waveform.audio.corpus.report import build_report, format_report
 from waveform.audio.corpus.scan import FoundFile, Scan, scan_folder
 from waveform.audio.corpus.splits import (
@@ -112,16 +112,17 @@ def prepare(
     division = _division(audio_dir, scan, config.split, corpus)
     wanted = _wanted(scan, division, corpus)
     require_all_splits(division, [file.path for file in wanted])
-    way = CORPUS if config.labels is None and corpus is not None and corpus.has_labels else config.labels
+    asked = CORPUS if config.labels is None and corpus is not None and corpus.has_labels else config.labels
     paths = [*(file.path for file in wanted), *scan.refused]
     layout = division.layout if isinstance(division, SplitPlan) else ""
-    labels = ask_labels(way, paths=paths, layout=layout, corpus=corpus)  # a mistake in them must leave no folder behind
+    # Before anything is written, because a mistake in labels must leave no folder behind.
+    labels = find_labels(asked, paths=paths, layout=layout, corpus=corpus)
     with _locked(data_dir):
         old = _read_previous(data_dir, division=division, wanted=wanted, audio_format=audio_format)
-        labels_asked = _labels_asked(way, old, data_dir)
-        if way is None:
-            labels = ask_labels(labels_asked, paths=paths, layout=layout, corpus=corpus)
-        plan = _Plan(config, division, corpus, labels, labels_asked)
+        label_source = _label_source(asked, old, data_dir)
+        if asked is None:
+            labels = find_labels(label_source, paths=paths, layout=layout, corpus=corpus)
+        plan = _Plan(config, division, corpus, labels, label_source)
         dataset, notes = _update(audio_dir, data_dir, old=old, wanted=wanted, plan=plan, show=show_progress)
         _clean(dataset)
         report = build_report(
@@ -168,7 +169,7 @@ class _Plan:
     division: Division
     corpus: Corpus | None
     labels: dict[str, str]  # path -> label
-    labels_asked: str | None  # how they were found; None: there are none
+    label_source: str | None  # `data.labels`, or what it was when the data set was labelled; None: there are none
 
     def modality(self, usable: list[str]) -> dict[str, Any]:
         """What dataset.json says of the tokens of the `usable` files."""
@@ -254,8 +255,8 @@ def _read_previous(
     return old
 
 
-def _labels_asked(asked: str | None, old: Dataset | None, data_dir: Path) -> str | None:
-    """The way to label files, by default that of the data set. Raises UserError for another one than it has."""
+def _label_source(asked: str | None, old: Dataset | None, data_dir: Path) -> str | None:
+    """Where labels come from; by default, from where those of the data set came. Raises UserError if they differ."""
     asked = asked if asked in (None, NONE, FOLDER, CORPUS) else os.path.abspath(asked)
     before = None if old is None else old.sources.get("labels")
     if before is None:
@@ -309,7 +310,7 @@ def _update(
             "format": FORMAT,
             "split": plan.division.settings(),
             "files": dict(sorted(records.items())),
-            **({"labels": plan.labels_asked} if plan.labels_asked is not None else {}),
+            **({"labels": plan.label_source} if plan.label_source is not None else {}),
         },
         labels={path: plan.labels[path] for path in sorted(usable) if path in plan.labels},
     )
