@@ -36,7 +36,7 @@ class LSTMConfig:
     cutoffs: list[int] = field(default_factory=list)  # first ids of the adaptive head's clusters after the first
     div_value: int = 4  # how many times narrower a cluster's vectors are than those of the cluster before
     tie_embeddings: bool = False  # the head uses the vectors (and projections) of the input embedding
-    num_labels: int = 0  # of utterances, unknown included; 0: none. The data decides, as of vocab_size
+    num_labels: int = 0  # of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "vocab_size": whole_number(1),

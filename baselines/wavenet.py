@@ -44,7 +44,7 @@ class WaveNetConfig:
     gate_channels: int = 416  # G, width of tanh * sigmoid
     skip_channels: int = 256  # S, width of the sum of skips
     end_channels: int | None = None  # E, width of the head; None: as that of the skips
-    num_labels: int = 0  # of utterances, unknown included; 0: none. The data decides, as of vocab_size
+    num_labels: int = 0  # of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "vocab_size": whole_number(1),

@@ -42,9 +42,9 @@ class Children:
             raise UserError(f"`recipes {' '.join(arguments)}` failed with exit code {child.returncode}: {last}")
 
     def finish_all(self, runs: Sequence[Run], finish: Callable[[Run], Done], *, jobs: int) -> dict[Run, Done]:
-        """What `finish` returns for each of `runs`, so many at a time; each is a matter of `call`.
+        """Call `finish`, which uses `call`, on each of `runs`, `jobs` at a time; returns what it returned, by run.
 
-        If one fails, or a signal asks to stop, the others are asked to end as well. Raises what that one raised.
+        If one fails, or a signal asks to stop, the others are asked to end as well, and the first error is raised.
         """
         pool = ThreadPoolExecutor(jobs)
         try:

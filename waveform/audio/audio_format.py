@@ -19,7 +19,7 @@ CD_RATE_HZ = 44_100  # of the audio files that `bench` synthesises
 WIDEBAND_HZ = 16_000  # of the speech that networks which predict opinions were trained on
 _MOST_HZ = 192_000
 _LEAST_HZ = 1_000
-_QUANTISERS: dict[str, tuple[ModuleType, dict[str, bool]]] = {  # and what their functions are called with
+_QUANTISERS: dict[str, tuple[ModuleType, dict[str, bool]]] = {  # and options of their functions
     "mu_law": (mulaw, {}),
     "linear": (linear, {}),
     "mu_law_floor": (mulaw, {"floor": True}),
@@ -49,7 +49,7 @@ class AudioFormat:
     """
 
     sample_rate_hz: int = 24_000
-    # mu_law | linear, to the nearest of 256 values; mu_law_floor | linear_floor: cut down, as published figures have it
+    # mu_law | linear, to the nearest of 256 values; mu_law_floor | linear_floor: rounded down, as for published figures
     quantiser: str = "mu_law"
     normalise: str = "none"  # none; clip: each utterance is scaled by its own range to -1..1, which looks ahead
     piece_samples: int | None = None  # recordings are cut into utterances of so many samples; None: not cut

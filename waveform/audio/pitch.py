@@ -13,6 +13,7 @@ _LOWEST_DB = -80.0  # of digital silence, which has no level
 
 
 def _frame_level_db(samples: np.ndarray, *, size: int, hop: int) -> np.ndarray:
+    """RMS in dB below full scale, at least -80, of frames [f] of `size` samples, `hop` apart."""
     frames = np.lib.stride_tricks.sliding_window_view(np.asarray(samples, dtype=np.float64), size)[::hop]
     power = np.square(frames).mean(axis=1)
     return np.maximum(10 * np.log10(np.maximum(power, 1e-12)), _LOWEST_DB)

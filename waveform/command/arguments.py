@@ -93,7 +93,7 @@ DYNAMIC = (
 
 
 def protocol(default: str, *, into: str | None = None, clips: bool = False) -> Argument:
-    """When state resets while a run is scored; default: what the help says of it. clips: data may be cut into such."""
+    """When state resets while a run is scored; default: what the help says of it; clips: offer `clip`, too."""
     return argument(
         "--protocol",
         into=into,

@@ -26,7 +26,7 @@ class EvaluateConfig:
 
     window: int  # tokens of one call of the model
     # utterance: state is carried from the utterance's start; chunk: reset at each chunk; carry: carried from each
-    # utterance to the next, in the set's order, and never reset; clip: as utterance, which are clips there
+    # utterance to the next, in the set's order, and never reset; clip: as utterance, on data whose utterances are clips
     protocol: str = "utterance"
     chunk: int | None = None  # tokens between resets with protocol=chunk, a multiple of the window
     autocast: torch.dtype | None = None  # dtype of matrix products; None: the parameters' own

@@ -71,11 +71,10 @@ def sample(
     """Draw `num_steps` tokens of each of `num_streams` streams -> [B, num_steps] int64 on the CPU.
 
     prompt [n]: tokens that every stream continues. labels [B]: numbers of the streams' labels; None: unknown. on_block
-    receives [B, n] tokens as they are drawn, so that an
-    interruption does not lose them; they are not kept as well, so that use of RAM does not grow with the length, and
-    the result is [B, 0]. Stream i draws from a generator seeded by (config.seed, i) alone; with a decoder that computes
-    rows alike (that of every registered model, in fp32 on a CPU), it does not depend on the number of streams. Raises
-    UserError for int8 with a model that has no int8 decoder.
+    receives [B, n] tokens as they are drawn, so that an interruption does not lose them; they are not kept as well, so
+    that use of RAM does not grow with the length, and the result is [B, 0]. Stream i draws from a generator seeded by
+    (config.seed, i) alone; with a decoder that computes rows alike (that of every registered model, in fp32 on a CPU),
+    it does not depend on the number of streams. Raises UserError for int8 with a model that has no int8 decoder.
     """
     state, tokens = read_prompt(
         model,

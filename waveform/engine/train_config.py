@@ -45,7 +45,7 @@ class TrainConfig:
     lr_after: float = 0.0
     clip_norm: float = 0.1  # limit on the trunk's gradient norm, and separately on the compressor's
     aux_weight: float = 1.0  # factor of auxiliary losses; Adam makes the compressor's own nearly indifferent to it
-    label_dropout: float = 0.1  # share of the labels that training reads as unknown, so that there need not be any
+    label_dropout: float = 0.1  # share of the labels that training reads as unknown, so that sampling needs none
     update_period: int = 4  # chunks per update late in training
     update_period_from: int = 60_000  # step at which that begins
     checkpoint_every: int = 1000  # steps

@@ -53,7 +53,7 @@ class TransformerConfig:
     attention_dropout: float = 0.0  # of attention weights
     project_first: bool = False  # an adaptive head's first cluster has a projection too, another one than the input's
 
-    num_labels: int = 0  # of utterances, unknown included; 0: none. The data decides, as of vocab_size
+    num_labels: int = 0  # of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "vocab_size": whole_number(1),

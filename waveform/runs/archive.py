@@ -81,7 +81,7 @@ def _copy_run(
     optimiser: bool,
     data_files: Iterable[Path],
 ) -> None:
-    """Copy what an archive holds; in which folders the data and the run it began from were is left out."""
+    """Copy what an archive holds, but not in which folders its data and the run that it began from were."""
     config["dataset"]["path"] = ""
     if "origin" in config:
         config["origin"]["run"] = Path(config["origin"]["run"]).name

@@ -89,7 +89,7 @@ def score(
 
 
 def with_labels(runs: Sequence[TrainedRun], token_sets: Sequence[TokenSet]) -> TokenSet:
-    """Of the same tokens, as the data set of each run has them, those with labels that runs read.
+    """Choose from the token sets of runs, which have the same tokens, the one whose labels the runs read.
 
     Raises UserError if two of these runs have different labels of the same utterances.
     """

@@ -72,12 +72,12 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return re.fullmatch(self.path, path) is not None
 
     def label_of(self, path: str) -> str | None:
-        """What a recording says, or who speaks, by its path; None if the corpus does not tell, or it is not of it."""
+        """What a recording says, or who speaks, by its path; None if the path has no label."""
         match = re.fullmatch(self.path, path)
         return match.groupdict().get("label") if match else None
 
     def extent(self, paths: Iterable[str]) -> Extent:
-        """Count the recordings of the corpus among `paths`; parts that are not there at all do not count."""
+        """Count the recordings of the corpus among `paths`; a part of which there is nothing is not missing."""
         matches = [match for path in paths if (match := re.fullmatch(self.path, path))]
         if self.labels is not None:
             return Extent(len({match["label"] for match in matches}), self.labels, "speakers")
@@ -85,7 +85,10 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return Extent(len(matches), sum(self.files.get(part, 0) for part in parts or self.files), "recordings")
 
     def require(self, audio_dir: Path, paths: Sequence[str], *, partial: bool) -> Extent:
-        """Return how much of the corpus is there. Raises UserError if nothing is, or a part and `partial` is false."""
+        """Return how much of the corpus is there.
+
+        Raises UserError if nothing is, and if something is missing and `partial` is false.
+        """
         extent = self.extent(paths)
         if extent.here == 0:
             raise UserError(
@@ -100,9 +103,9 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return extent
 
     def divide(self, audio_dir: Path, paths: Sequence[str], config: SplitConfig) -> GivenDivision:
-        """Divide the recordings of the corpus among `paths`, as its authors did; by hash, with `config`'s shares.
+        """Divide the recordings of the corpus among `paths` as its authors did, or by hash if they did not.
 
-        Raises UserError if a list is missing.
+        config: the shares of a division by hash. Raises UserError if a list is missing.
         """
         members = [path for path in paths if self.holds(path)]
         rule: dict[str, str | float] = {"corpus": self.name}

@@ -212,7 +212,7 @@ def _scaled(blocks: Iterator[np.ndarray], audio_format: AudioFormat) -> Iterator
 
 
 def _pieces(blocks: Iterable[np.ndarray], audio_format: AudioFormat) -> Iterator[np.ndarray]:
-    """The pieces [piece_samples] of one file; the last is what remains, if that is not dropped."""
+    """The pieces [piece_samples] of one file; the last one is what remains, unless that is dropped."""
     assert audio_format.piece_samples is not None
     held: list[np.ndarray] = []
     num_held = 0

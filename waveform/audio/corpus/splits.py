@@ -41,7 +41,7 @@ class Division(Protocol):
         """Return the split of a file, by its relative path; None for a file that is left out."""
 
     def settings(self) -> dict[str, str | float]:
-        """Return what tells one division from another, by the names that a user sets where there are such."""
+        """Return what tells one division from another, under the names of the settings if they have one."""
 
     def describe(self) -> str:
         """Return a phrase for the report."""
