@@ -1,4 +1,4 @@
-"""Predicted opinion scores, where the extra `quality` is installed: real speech far above white noise, clips of 2 s."""
+"""Predicted opinion scores, if the extra `quality` is installed: real speech far above white noise, clips of 2 s."""
 
 import numpy as np
 import pytest
