@@ -220,7 +220,7 @@ def test_sizes_of_the_comparison(fields: dict[str, int], num_parameters: int, re
 
 def test_the_wavenet_of_the_published_tables() -> None:
     """Goel et al. 2022 print 4.2M. Their count, part by part, and what ours has instead."""
-    fields = {name: value for name, value in compose_config(["preset=clips_4m", "model=wavenet"])["model"].items()}
+    fields = dict(compose_config(["preset=clips_4m", "model=wavenet"])["model"])
     assert fields.pop("name") == "wavenet"
     with torch.device("meta"):
         model = WaveNet(WaveNet.Config(256, **fields))
