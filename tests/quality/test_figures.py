@@ -95,17 +95,34 @@ def test_the_jackknife_of_a_mean_is_students_interval() -> None:
     assert (figure.low, figure.high) == pytest.approx((low, high))
 
 
-@pytest.mark.parametrize(
-    ("name", "unit", "interval"),
-    [("silent frames", "share", (0, 1)), ("DNSMOS", "1 to 5", (1, 5)), ("spread of pitch", "semitones", (0, np.inf))],
-)
-def test_intervals_stay_where_a_figure_can_be(name: str, unit: str, interval: tuple[float, float]) -> None:
+@pytest.mark.parametrize("bounds", [(0, 1), (1, 5), (0, np.inf)])
+def test_intervals_stay_where_a_figure_can_be(bounds: tuple[float, float]) -> None:
     clips = [measure_clip(voice(150), sample_rate_hz=RATE_HZ) for _ in range(3)]
-    least, greatest = interval[0], min(interval[1], 10)
+    least, greatest = bounds[0], min(bounds[1], 10)
     values = {id(clip): value for clip, value in zip(clips, (least, least, greatest), strict=True)}
-    figure = jackknife(name, unit, clips, lambda some: float(np.mean([values[id(clip)] for clip in some])))
-    assert figure.low == least and figure.high is not None
-    assert figure.high == greatest or (np.isinf(interval[1]) and figure.high > greatest)
+    mean = jackknife(
+        "mean", "1", clips, lambda some: float(np.mean([values[id(clip)] for clip in some])), bounds=bounds
+    )
+    assert mean.low == least and mean.high is not None
+    assert mean.high == greatest or (np.isinf(bounds[1]) and mean.high > greatest)
+
+
+def test_each_figure_has_its_bounds() -> None:
+    """Two clips that have nothing in common: every interval is as wide as it can be."""
+    loud, quiet = voice(400), 1e-3 * noise(1)
+    loud[: len(loud) // 2] = 0
+    clips = [
+        measure_clip(samples, sample_rate_hz=RATE_HZ, opinions={"MOS": score})
+        for samples, score in ((loud, 1.5), (quiet, 2.5))
+    ]
+    figures = figures_of(clips, [measure_clip(voice(150), sample_rate_hz=RATE_HZ)] * 2)
+    wide = [figure for figure in figures if figure.low != figure.high]
+    assert len(wide) > 5
+    for figure in wide:
+        least, greatest = {"share": (0, 1), "1 to 5": (1, 5), "dBFS": (figure.low, np.inf)}.get(
+            figure.unit, (0, np.inf)
+        )
+        assert figure.low == least and figure.high is not None and figure.high <= greatest, figure
 
 
 def test_figures_lie_between_noise_and_real() -> None:

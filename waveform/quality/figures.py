@@ -12,7 +12,7 @@ from waveform.quality.clip import Clip
 from waveform.quality.frechet import frechet_distance
 
 _TRIALS = 50  # draws of as many real clips, for what they get by chance
-_SCORES = "1 to 5"  # unit of opinion scores
+_ANY, _POSITIVE, _SHARE, _SCORE = (-np.inf, np.inf), (0.0, np.inf), (0.0, 1.0), (1.0, 5.0)  # where a figure can lie
 
 
 @dataclass(frozen=True)
@@ -53,30 +53,33 @@ class Quality:
 
 def figures_of(clips: Sequence[Clip], reference: Sequence[Clip]) -> list[Figure]:
     """Every figure of `clips`; distances are to `reference`, other real clips."""
-    measured: list[tuple[str, str, Callable[[Sequence[Clip]], float | None]]] = [
-        ("Frechet distance", "dB^2", partial(_frechet, reference)),
-        ("pitch, distance", "semitones", partial(_distance, "semitones", reference)),
-        ("level, distance", "dB", partial(_distance, "level_db", reference)),
-        ("mean pitch", "Hz", _mean_pitch),
-        ("spread of pitch", "semitones", lambda some: _over_frames(np.std, "semitones", some)),
-        ("mean level", "dBFS", lambda some: _over_frames(np.mean, "level_db", some)),
-        ("spread of level", "dB", lambda some: _over_frames(np.std, "level_db", some)),
-        ("frames with pitch", "share", lambda some: _mean([clip.voiced for clip in some])),
-        ("silent frames", "share", lambda some: _mean([clip.silent for clip in some])),
-        ("clipped samples", "share", lambda some: _mean([clip.clipped for clip in some])),
-        ("ends in silence", "share", lambda some: _mean([clip.ends_silent for clip in some])),
-        ("ends in noise", "share", lambda some: _mean([clip.ends_noisy for clip in some])),
+    measured: list[tuple[str, str, tuple[float, float], Callable[[Sequence[Clip]], float | None]]] = [
+        ("Frechet distance", "dB^2", _POSITIVE, partial(_frechet, reference)),
+        ("pitch, distance", "semitones", _POSITIVE, partial(_distance, "semitones", reference)),
+        ("level, distance", "dB", _POSITIVE, partial(_distance, "level_db", reference)),
+        ("mean pitch", "Hz", _POSITIVE, _mean_pitch),
+        ("spread of pitch", "semitones", _POSITIVE, lambda some: _over_frames(np.std, "semitones", some)),
+        ("mean level", "dBFS", _ANY, lambda some: _over_frames(np.mean, "level_db", some)),
+        ("spread of level", "dB", _POSITIVE, lambda some: _over_frames(np.std, "level_db", some)),
+        ("frames with pitch", "share", _SHARE, lambda some: _mean([clip.voiced for clip in some])),
+        ("silent frames", "share", _SHARE, lambda some: _mean([clip.silent for clip in some])),
+        ("clipped samples", "share", _SHARE, lambda some: _mean([clip.clipped for clip in some])),
+        ("ends in silence", "share", _SHARE, lambda some: _mean([clip.ends_silent for clip in some])),
+        ("ends in noise", "share", _SHARE, lambda some: _mean([clip.ends_noisy for clip in some])),
     ]
-    figures = [jackknife(name, unit, clips, statistic) for name, unit, statistic in measured]
-    for name in clips[0].opinions:
-        figures.append(jackknife(name, _SCORES, clips, partial(_opinion, name)))
-    return figures
+    measured += [(name, "1 to 5", _SCORE, partial(_opinion, name)) for name in clips[0].opinions]
+    return [jackknife(name, unit, clips, statistic, bounds=bounds) for name, unit, bounds, statistic in measured]
 
 
 def jackknife(
-    name: str, unit: str, clips: Sequence[Clip], statistic: Callable[[Sequence[Clip]], float | None]
+    name: str,
+    unit: str,
+    clips: Sequence[Clip],
+    statistic: Callable[[Sequence[Clip]], float | None],
+    *,
+    bounds: tuple[float, float] = _ANY,
 ) -> Figure:
-    """A statistic of at least two clips, with its interval."""
+    """A statistic of at least two clips, with its interval, which ends at the least and the greatest possible value."""
     value = statistic(clips)
     without = [statistic([*clips[:i], *clips[i + 1 :]]) for i in range(len(clips))]
     if value is None or None in without:
@@ -84,17 +87,7 @@ def jackknife(
     num = len(clips)
     error = np.sqrt((num - 1) * np.var(np.array(without, dtype=np.float64)))
     half = float(stats.t.ppf(0.975, num - 1) * error)
-    low, high = _range(name, unit)
-    return Figure(name, unit, value, max(low, value - half), min(high, value + half))
-
-
-def _range(name: str, unit: str) -> tuple[float, float]:
-    """The least and the greatest value that a figure can have."""
-    if unit == "share":
-        return 0.0, 1.0
-    if unit == _SCORES:
-        return 1.0, 5.0
-    return (0.0 if "distance" in name or "spread" in name else -np.inf), np.inf
+    return Figure(name, unit, value, max(bounds[0], value - half), min(bounds[1], value + half))
 
 
 def frechet_by_chance(reference: Sequence[Clip], *, num: int, seed: int) -> Figure:
