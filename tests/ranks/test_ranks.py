@@ -38,6 +38,7 @@ FEW = [
     ("compressive_transformer", "dilated-autoencode-post"),
     ("compressive_transformer", "most-used"),
     ("compressive_transformer", "adaptive-tied"),
+    ("transformer_xl", "labelled"),
 ]
 # Number of ranks, sharding, whether activations are computed again.
 JOBS = {2: [("none", False), ("fsdp", False), ("fsdp", True)], 3: [("none", False), ("fsdp", False)]}
@@ -55,12 +56,17 @@ def _cases(size: int, kind: str, again: bool) -> list[tuple[str, str]]:
 
 def _trainer(name: str, case: str, folder: Path, world: World | None = None, **train: Any) -> Trainer:
     folder.mkdir(parents=True, exist_ok=True)
+    tokens = write_tokens(Path(tempfile.mkdtemp(dir=folder)) / "tokens", LENGTHS)  # one for each process
+    fields = laws.CONFIGS[name][case]
+    if "num_labels" in fields:
+        tokens.labels = ["a", "b", None, "b", "a", "b", "a"]
+        tokens = tokens.numbered(["a", "b"])
     return small_trainer(
         name,
-        write_tokens(Path(tempfile.mkdtemp(dir=folder)) / "tokens", LENGTHS),  # one for each process
+        tokens,
         folder / "run",
         world=world,
-        fields=laws.CONFIGS[name][case],
+        fields=fields,
         dtype=torch.float64,
         batch_size=6,
         **({"unroll": 2} if case == "conv-no-loss" else {}),
@@ -142,7 +148,7 @@ def _count_sent(name: str, case: str, where: Path, world: World, *, kind: str) -
     return {"seen": sent.num_bytes, "computed": computed}
 
 
-RESUMED = ("compressive_transformer", "conv-ragged")
+RESUMED = ("compressive_transformer", "labelled")
 
 
 def _rank(rank: int, size: int, port: int, folder: Path) -> None:
