@@ -100,8 +100,13 @@ def amount_of(data: Dataset) -> Callable[[TokenSet], str]:
 
 
 def _refuse_other_vocabulary(origin: Path, data_dir: Path) -> None:
-    """Raises UserError if the run at `origin` was trained with another vocabulary than that of `data_dir`."""
-    known = Path(read_config(find_run(origin))["dataset"]["path"])
+    """Raises UserError if the run at `origin` is not on text, or has another vocabulary than that of `data_dir`."""
+    dataset = read_config(find_run(origin))["dataset"]
+    kind = dataset["modality"].get("kind")
+    if kind != "text":
+        what = "of an agent" if kind == "environment" else f"on {kind}"
+        raise UserError(f"--from {origin} is a run {what}, not on text; name one on text, or begin without --from")
+    known = Path(dataset["path"])
     if load_tokenizer(known).content() != load_tokenizer(data_dir).content():
         raise UserError(
             f"{data_dir} has a different vocabulary from {known}, with which {origin} was trained, so its tokens mean "

@@ -153,8 +153,30 @@ def test_text_goes_on_with_its_vocabulary(text: Path, tmp_path: Path, capsys: py
         assert "has a different vocabulary" in recipes_mistake(command(tmp_path / name), capsys)
 
 
-def test_audio_does_not_go_on_from_text(
+def test_audio_does_not_go_on_from_text_nor_text_from_audio(
     text: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = mistake(["train", place / "other", tmp_path / "run", "--from", text / "run"], capsys)
     assert "was trained on different tokens" in line and "kind (was 'text', is 'audio')" in line
+    line = recipes_mistake(["train", "folder", text / "data", tmp_path / "t", "--from", place / "run"], capsys)
+    assert "is a run on audio, not on text; name one on text, or begin without --from" in line
+    assert not (tmp_path / "t").exists()
+
+
+def test_labelled_audio_that_goes_on_from_text_is_refused_for_the_text(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_audio(tmp_path / "voices" / "ann", seconds=0.05)
+    settings = ["data.labels=folder", "data.split.test=0.27"]  # enough for a file in each split
+    assert main(["prepare", str(tmp_path / "voices"), str(tmp_path / "data"), *settings]) == 0
+    line = mistake(["train", tmp_path / "data", tmp_path / "run", "--from", text / "run"], capsys)
+    assert "was trained on different tokens" in line and "labels" not in line
+
+
+def test_an_archive_without_its_optimiser_has_none_to_take_over(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(place / "run"), str(tmp_path / "a.zip")]) == 0
+    origin = ["--from", tmp_path / "a.zip", "--from-optimiser"]
+    line = mistake(["train", place / "other", tmp_path / "run", *origin, *_SCHEDULE], capsys)
+    assert "a.zip was exported without its optimiser; leave out --from-optimiser" in line

@@ -208,6 +208,7 @@ def test_a_run_goes_on_with_the_labels_that_it_has(
     assert "was trained with 3 labels (ann, bob b., ümit), and this data has no labels" in refused
     refused = mistake(go_on("third", "plain"), capsys)
     assert "was trained with no labels, and this data has 3 labels (ann, bob b., ümit)" in refused
+    assert "give data.labels=none" in refused
 
 
 def test_changed_labels_are_not_resumed(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

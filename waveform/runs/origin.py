@@ -80,16 +80,17 @@ def load_origin(config: dict[str, Any], trainer: Trainer) -> None:
     """
     record = config["origin"]
     _, before, found = find_saved(record["run"])
-    was, now = labels_of(before), labels_of(config)
-    if was != now:
-        raise UserError(
-            f"{record['run']} was trained with {_described(was)}, and this data has {_described(now)}; a run goes on "
-            "with the labels that it has: begin without --from"
-        )
     different = differing_keys(_tokens(before), _tokens(config))
     if different:
         raise UserError(
             f"{record['run']} was trained on different tokens: {'; '.join(different)}; begin without --from"
+        )
+    was, now = labels_of(before), labels_of(config)
+    if was != now:
+        remedy = "begin without --from" if was else "give data.labels=none, or begin without --from"
+        raise UserError(
+            f"{record['run']} was trained with {_described(was)}, and this data has {_described(now)}; a run goes on "
+            f"with the labels that it has: {remedy}"
         )
     if found.weights_digest() != record["weights"]:
         raise UserError(
@@ -98,6 +99,11 @@ def load_origin(config: dict[str, Any], trainer: Trainer) -> None:
         )
     checkpoint.restore_weights(found, trainer.module)
     if record["optimiser"]:
+        if found.progress.weights_only:
+            raise UserError(
+                f"{record['run']} was exported without its optimiser; leave out --from-optimiser, or export it again "
+                "with --optimiser"
+            )
         checkpoint.restore_optimiser(found, trainer.optimiser)
 
 
