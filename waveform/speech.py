@@ -31,6 +31,8 @@ from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
+from waveform.runs.folder import read_config
+from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.origin import Origin, compose_from
 from waveform.runs.settings import ConfigFamily, compose_family, to_yaml
@@ -231,8 +233,11 @@ def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int)
     example a longer `memory` or `compressed` than in training. Raises UserError if there is no run on audio or no
     complete checkpoint.
     """
+    modality = read_config(find_run(run_dir))["dataset"]["modality"]
+    if modality.get("kind") == "environment":
+        raise UserError(f"{run_dir} is a run of an agent, not on audio; use python -m recipes")
     run = open_run(run_dir, device=device, **model_fields)
-    require_audio(run.config["dataset"]["modality"], run_dir)
+    require_audio(modality, run_dir)
     return Run(**vars(run))
 
 

@@ -75,9 +75,9 @@ def report(
     for run_dir in run_dirs:
         if [other.resolve() for other in run_dirs].count(run_dir.resolve()) > 1:
             raise UserError(f"{run_dir} is named twice; name each run once")
+    runs = [load(run_dir, device=device) for run_dir in run_dirs]  # first, because `compare` takes agents too
     options = EvaluateOptions(rows=config.rows)
     entries = compare(run_dirs, options, split=config.split, device=device, show_progress=show_progress)
-    runs = [load(run_dir, device=device) for run_dir in run_dirs]
     tokens = common_tokens(runs, [own_tokens(run, split=config.split) for run in runs], split=config.split)
     names = [run_dir.name for run_dir in run_dirs]
     labels = [printable(n if names.count(n) == 1 else str(path)) for n, path in zip(names, run_dirs, strict=True)]

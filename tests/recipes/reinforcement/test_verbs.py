@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from recipes.cli import main
 from recipes.reinforcement.encoders import Encoder
 from recipes.reinforcement.environment import Observation
 from recipes.reinforcement.gymnasium_environments import GymnasiumEnvironments
 from tests.recipes.calling import mistake, run
+from tests.test_cli import mistake as speech_mistake
 
 SMOKE = "preset=smoke"
 
@@ -69,6 +71,17 @@ def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: pytest.Ca
     assert "agents have no text to score" in mistake(["evaluate", runs / "ct", "--rows", 4], capsys)
     assert "--episodes is 0" in mistake(["evaluate", runs / "ct", "--episodes", 0], capsys)
     assert "nothing would be drawn" in mistake(["play", runs / "ct"], capsys)
+    capsys.readouterr()
+    assert main(["report", str(runs / "ct"), "--out", str(runs / "page.html")]) == 2
+    said = capsys.readouterr()
+    assert "is a run of an agent, not on text" in said.err and said.out == ""  # it has not played before
+
+
+@pytest.mark.parametrize("verb", ["sample", "evaluate", "compare", "report", "analyse", "export"])
+def test_speech_refuses_an_agent_in_words(verb: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = {"sample": ["--out", str(runs / "x")], "export": [str(runs / "x.zip")]}.get(verb, [])
+    line = speech_mistake([verb, str(runs / "ct"), *more], capsys)
+    assert "is a run of an agent, not on audio; use python -m recipes" in line
 
 
 def test_gymnasium_missing_is_one_line(
