@@ -154,3 +154,9 @@ def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: pytest.Captur
     assert "wavnet" in mistake([*command, "--models", "wavnet"], capsys)
     assert "unknown setting 'trian.lr'" in mistake([*command, "trian.lr=1"], capsys)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_race_is_not_kept_in_a_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").touch()
+    assert "is a run; give a folder for the race" in mistake(["race", str(data), str(tmp_path), *STEPS], capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]

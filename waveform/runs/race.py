@@ -17,6 +17,7 @@ from waveform.engine.metrics import bits
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import TrainResult
 from waveform.runs.configured_model import num_parameters
+from waveform.runs.folder import CONFIG_FILE
 from waveform.runs.learning_curves import LearningCurve, read_learning_curve, save_learning_curves
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import interval_over_utterances
@@ -86,8 +87,11 @@ def train_rounds(
     """Train `out_dir`/MODEL-SEED for every model and seed; returns the run folders of each seed.
 
     compose: settings -> configuration. train: trains some runs (settings by folder) in turn. Raises UserError for
-    overrides that name a model, Interrupted if a signal asks to stop, after all are saved.
+    overrides that name a model and if `out_dir` is a run itself, Interrupted if a signal asks to stop, after all are
+    saved.
     """
+    if (out_dir / CONFIG_FILE).exists():
+        raise UserError(f"{out_dir} is a run; give a folder for the race, which keeps its runs there")
     for override in overrides:
         if override.startswith("model="):
             raise UserError(f"{override}: a race has several models; name them with --models")
