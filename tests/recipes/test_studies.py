@@ -248,3 +248,7 @@ def test_seeds_are_averaged() -> None:
     assert mean_and_interval([3.0])["interval_95"] is None and shown(mean_and_interval([3.0])) == "3.0000"
     assert shown(mean_and_interval([1.0, 1.0]), decimals=1) == "1.0 [1.0, 1.0]"
     assert np.isclose(mean_and_interval([1.0, 2.0])["mean"], 1.5)
+
+
+def test_the_study_of_agents_is_among_those_to_choose_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "txl_table7, figure5" in mistake(["study", "nosuch", "out"], capsys)
