@@ -19,6 +19,7 @@ from waveform.engine.dataset import read_dataset
 from waveform.runs.folder import read_config
 from waveform.system.errors import UserError
 from waveform.verbs import train as verb
+from waveform.verbs.report import _settings_of
 
 FORMAT = AudioFormat(16_000, "linear", "clip")
 SETTINGS = ["data.sample_rate_hz=16000", "data.quantiser=linear", "data.normalise=clip"]
@@ -62,6 +63,17 @@ def test_samples_nll_and_speeds_follow_it(place: Path, tmp_path: Path, capsys: p
     assert len(nats) == 1_600 and np.isfinite(nats).all()
     quiet = run.nll(0.1 * np.sin(np.arange(4_410) / 20), sample_rate_hz=44_100)  # scaled by its own range
     np.testing.assert_allclose(nats, quiet, atol=0.3)
+
+
+def test_a_report_shows_the_format_of_the_data(place: Path) -> None:
+    """A run on a data set has the defaults in its own settings of `data`."""
+    shown = _settings_of(waveform.load(place / "run"))
+    assert format_of(shown["dataset"]["modality"]) == FORMAT
+    assert {name: shown["data"][name] for name in ("sample_rate_hz", "quantiser", "normalise")} == {
+        "sample_rate_hz": 16_000,
+        "quantiser": "linear",
+        "normalise": "clip",
+    }
 
 
 def test_training_says_its_receptive_field_in_time(

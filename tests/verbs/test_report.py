@@ -136,6 +136,7 @@ def test_recordings_begin_with_speech() -> None:
         (["{ct}", "--quality", "2"], "--quality is 2; it must be at least 3"),
         (["{ct}", "--seconds", "0"], "seconds is 0"),
         (["{ct}", "--temperatures", "-1"], "temperature is -1"),
+        (["{ct}", "--temperatures", "1", "0.9", "1"], "--temperatures has 1 twice"),
         (["{ct}", "--tokens", "0"], "--tokens is 0"),
         (["{ct}", "--out", "{ct}"], "it is a folder"),
         (["{ct}/nosuch"], "no such run folder"),

@@ -72,6 +72,8 @@ class ReportConfig:
             self.of_quality()
         for temperature in self.temperatures:
             self.sampling(temperature)
+            if list(self.temperatures).count(temperature) > 1:
+                raise UserError(f"--temperatures has {temperature:g} twice; give each once")
 
     def of_quality(self) -> QualityConfig:
         """How quality is measured. Raises UserError."""
@@ -145,7 +147,7 @@ def report(
         )
     heard = dict(zip(names, runs, strict=True)) | heard
     players = list(_rows(heard, tokens, config, show_progress=show_progress))
-    different, same = settings_tables(names, [run.config for run in runs])
+    different, same = settings_tables(names, [_settings_of(run) for run in runs])
     charts = [
         learning_chart([(name, one.curve) for name, one in zip(names, scored, strict=True)], unit="sample"),
         place_chart(by_name, unit="sample", unit_s=1 / rate),
@@ -178,6 +180,13 @@ def report(
     if show_progress:
         print(f"{out}: open it in a browser")
     return figures
+
+
+def _settings_of(run: Run) -> dict[str, Any]:
+    """A run's settings, with the format that its data set was prepared with: training reads that, whatever is set."""
+    config = run.config
+    prepared_with = {name: value for name, value in vars(run.audio_format).items() if name in config.get("data", {})}
+    return config | {"data": {**config.get("data", {}), **prepared_with}}
 
 
 def _by_label(names: Sequence[str], entries: Sequence[dict[str, Any]]) -> Table | None:
