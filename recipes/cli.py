@@ -150,7 +150,7 @@ VERBS = (
         "recipes.verbs.tune:tune",
         (
             _RECIPE,
-            argument("data_dir", type=Path, metavar="DATA_DIR"),
+            argument("data_dir", type=Path, metavar="DATA_DIR", help="a data set that `prepare` made"),
             SEARCH_DIR,
             *SEARCH,
             JSON,
@@ -220,9 +220,9 @@ VERBS = (
         "recipes.verbs.race:race",
         (
             _RECIPE,
-            argument("data_dir", type=Path, metavar="DATA_DIR"),
+            argument("data_dir", type=Path, metavar="DATA_DIR", help="a data set that `prepare` made"),
             RACE_DIR,
-            *entrants("the Compressive Transformer and Transformer-XL", into="config"),
+            *entrants("compressive_transformer transformer_xl", into="config"),
             replace(_ROWS, into="config"),
             JSON,
             argument("--plot", dest="plot_file", type=Path, metavar="FILE.png", help="draw the figures there"),

@@ -48,6 +48,9 @@ your own voice, from a run that exists (a preset sets the schedule; the model is
 several GPUs:
   torchrun --nproc-per-node=8 -m waveform train AUDIO_DIR RUN_DIR
 """
+_SOURCE = argument(
+    "source", type=Path, metavar="AUDIO_DIR|DATA_DIR", help="a folder of audio, or a data set that `prepare` made"
+)
 _DATA = argument("--data", type=Path, metavar="DIR", help="audio or a data set, if not the run's own")
 _PLOT = argument(
     "--plot",
@@ -86,7 +89,7 @@ VERBS = (
         "train a model on a folder of audio or a prepared data set",
         "waveform.verbs.train:train",
         (
-            argument("source", type=Path, metavar="AUDIO_DIR|DATA_DIR"),
+            _SOURCE,
             NEW_RUN_DIR,
             *FROM,
             argument(
@@ -107,7 +110,7 @@ VERBS = (
         "search a model's settings on your own audio: equal training time for each trial, judged by validation NLL",
         "waveform.verbs.tune:tune",
         (
-            argument("source", type=Path, metavar="AUDIO_DIR|DATA_DIR"),
+            _SOURCE,
             SEARCH_DIR,
             *SEARCH,
             JSON,
@@ -184,7 +187,7 @@ VERBS = (
         "compare runs on the same test audio: NLL, difference to WaveNet, size and speed",
         "waveform.verbs.compare:compare",
         (
-            argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR"),
+            RUN_DIRS,
             _DATA,
             SPLIT,
             JSON,
@@ -206,9 +209,9 @@ VERBS = (
         "train models in turn, for the same budget and with several seeds, and compare them on the test audio",
         "waveform.verbs.race:race",
         (
-            argument("source", type=Path, metavar="AUDIO_DIR|DATA_DIR"),
+            _SOURCE,
             RACE_DIR,
-            *entrants("the three of `demo`", into="entrants"),
+            *entrants("compressive_transformer transformer_xl wavenet", into="entrants"),
             JSON,
             _PLOT,
             overrides("preset=demo train.max_seconds=600"),

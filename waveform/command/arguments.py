@@ -61,7 +61,9 @@ MEMORIES = (
 EXPORT = (
     argument("file", type=Path, metavar="FILE", help="a new file, a zip archive"),
     argument(
-        "--optimiser", action="store_true", help="also what only training needs, three to ten times as much: to resume"
+        "--optimiser",
+        action="store_true",
+        help="include what only training needs, to resume it; the file is three to ten times as large",
     ),
 )
 AVERAGE = argument(
