@@ -29,10 +29,10 @@ class StudyConfig:
     config_dir: Path | None = None  # of Hydra configs of the user's own
 
     def __post_init__(self) -> None:
-        if min(1 if self.seeds is None else self.seeds, self.jobs) < 1:
-            raise UserError(f"--seeds is {self.seeds} and --jobs is {self.jobs}; both must be at least 1")
-        if self.rows is not None and self.rows < 1:
-            raise UserError(f"--rows is {self.rows}; it must be at least 1")
+        for name in ("seeds", "jobs", "rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"--{name} is {value}; it must be at least 1")
 
 
 def study_paths(

@@ -9,6 +9,7 @@ import soundfile
 import torch
 
 from waveform.audio.files import read_audio
+from waveform.audio.sinks import Output
 from waveform.audio.wav import WavWriter, write_wav
 from waveform.system.errors import UserError
 
@@ -67,6 +68,16 @@ def test_a_full_disk_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write .*x\.wav: the disk is full"):
         writer.append(np.zeros(10, dtype=np.float32))
     writer.close()
+
+
+def test_a_sound_too_long_for_a_wav_is_refused_before_it_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "samples" / "x.wav"
+    with (
+        pytest.raises(UserError, match="at most 25 hours"),
+        Output(path.parent).open([path], sample_rate_hz=24_000, seconds=1e6, tell=print),
+    ):
+        pass
+    assert not path.parent.exists()
 
 
 def test_a_wav_cannot_pass_4_gib(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.test_cli import mistake
 from waveform.cli import main
 from waveform.quality import measure
 from waveform.speech import load
+from waveform.system.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +53,13 @@ def test_quality_is_shown_beside_real_clips_and_noise(
     assert figure["low"] < figure["value"] < figure["high"]
 
 
+def test_settings_of_quality_need_it() -> None:
+    with pytest.raises(UserError, match="--seed is of --quality"):
+        measure.QualityConfig(seed=7)
+
+
 def test_samples_are_those_of_the_command(place: Path, few: list[str], tmp_path: Path) -> None:
-    config = measure.QualityConfig(num=3, seconds=1, temperature=0.9, seed=7)
+    config = measure.QualityConfig(quality=True, num=3, seconds=1, temperature=0.9, seed=7)
     drawn = measure.draw_samples(load(place / "run"), config)
     options = ["--num", "3", "--seconds", "1", "--temperature", "0.9", "--seed", "7"]
     assert main(["sample", str(place / "run"), "--out", str(tmp_path), *options]) == 0

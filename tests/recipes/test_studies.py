@@ -252,3 +252,4 @@ def test_seeds_are_averaged() -> None:
 
 def test_the_study_of_agents_is_among_those_to_choose_from(capsys: pytest.CaptureFixture[str]) -> None:
     assert "txl_table7, figure5" in mistake(["study", "nosuch", "out"], capsys)
+    assert "--jobs is 0; it must be at least 1" in mistake(["study", "table5", "data", "out", "--jobs", "0"], capsys)

@@ -167,6 +167,7 @@ def test_raw_audio_is_labelled_if_asked(place: Path, tmp_path: Path, capsys: pyt
     audio = str(place / "audio")
     train = ["train", audio, str(tmp_path / "run"), *SETTINGS, "data.labels=folder"]
     assert main(train) == 0
+    assert f"of audio with {len(SPEAKERS)} labels" in capsys.readouterr().out
     assert main([*train, "train.max_steps=8"]) == 0  # resumed
     assert config_of(tmp_path / "run")["dataset"]["labels"] == list(SPEAKERS)
     for name, asked in (("plain", []), ("none", ["data.labels=none"])):  # from the same prepared audio

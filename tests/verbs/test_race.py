@@ -139,10 +139,13 @@ def test_speeds_are_read_from_the_log_and_a_steady_run_is_not_warned_of(tmp_path
 
 def test_a_run_that_waited_for_a_core_is_warned_of(tmp_path: Path) -> None:
     """Work that goes on evenly slows all slices alike, and shows here only."""
-    assert read_waited_share(tmp_path) is None
+    limited = {"max_seconds": 20.0}
+    assert read_waited_share(tmp_path, limited) is None
     records = [{"kind": "train", "step": i, "seconds": 2.0 * i, "waited_s": 0.5} for i in range(1, 9)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert read_waited_share(tmp_path) == 0.25
+    assert read_waited_share(tmp_path, limited) == 0.25
+    for costs_nothing in ({"max_seconds": None}, {**limited, "count_waiting": False}):
+        assert read_waited_share(tmp_path, costs_nothing) is None
     (line,) = warnings_of({"a": [1.0] * 9}, {"a": 0.25, "b": 0.05, "c": None, "d": 0.5})
     assert "waited for a core" in line and "(a 25%, d 50% of the time)" in line
 

@@ -1,5 +1,6 @@
 """Where sound goes as it is drawn, the last step of sampling: a sink is a context manager that yields its `Write`."""
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from waveform.audio.speaker import require_sound_device, speaker
-from waveform.audio.wav import UNKNOWN_BYTES, WavWriter, pcm_bytes, wav_header, write_all
+from waveform.audio.wav import UNKNOWN_BYTES, WavWriter, pcm_bytes, require_wav_length, wav_header, write_all
 from waveform.engine.dataset import is_dataset
 from waveform.system.atomic import explain_write_errors, is_held
 from waveform.system.errors import UserError
@@ -71,8 +72,11 @@ class Output:
         """Open all that the sound goes to.
 
         paths: of the files in the folder. seconds: length of the sound, which may be inf. tell: shows the user a line.
-        Raises UserError for a folder that cannot be written and for a sound device that does not play that rate.
+        Raises UserError for a folder that cannot be written, a sound too long for a file, and a sound device that does
+        not play that rate.
         """
+        if paths and math.isfinite(seconds):
+            require_wav_length(seconds, sample_rate_hz=sample_rate_hz)
         with ExitStack() as stack:
             sinks = []
             if self.play:  # first, so that it ends last: files are done while the rest is played

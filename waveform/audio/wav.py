@@ -21,6 +21,15 @@ _MAX_WAV_BYTES = 2**32 - 1 - _WAV_HEADER.size
 UNKNOWN_BYTES = 0x7FFFF000
 
 
+def require_wav_length(seconds: float, *, sample_rate_hz: int) -> None:
+    """Raises UserError for a sound that is too long for one WAV file."""
+    longest_s = _MAX_WAV_BYTES / 2 / sample_rate_hz
+    if seconds > longest_s:
+        raise UserError(
+            f"a WAV holds at most {longest_s / 3600:.0f} hours at this rate, not {seconds:g} s; write several files"
+        )
+
+
 def pcm_bytes(samples: np.ndarray | torch.Tensor) -> bytes:
     """Turn float samples [n] into 16-bit little-endian PCM; values outside -1..1 are clipped."""
     values = np.asarray(samples.detach().cpu() if isinstance(samples, torch.Tensor) else samples, dtype=np.float32)
@@ -76,9 +85,7 @@ class WavWriter:
     def append(self, samples: np.ndarray | torch.Tensor) -> None:
         """Add float samples [n]; values outside -1..1 are clipped."""
         pcm = pcm_bytes(samples)
-        if self._data_bytes + len(pcm) > _MAX_WAV_BYTES:
-            hours = _MAX_WAV_BYTES / 2 / self._rate / 3600
-            raise UserError(f"cannot write {self.path}: a WAV holds at most {hours:.0f} hours; write several files")
+        require_wav_length((self._data_bytes + len(pcm)) / 2 / self._rate, sample_rate_hz=self._rate)
         with explain_write_errors(self.path, then="sample into another --out; what was written so far can be played"):
             # Samples first, header second: if the process is killed in between, the header is still true.
             self._write(pcm, offset=_WAV_HEADER.size + self._data_bytes)

@@ -1,7 +1,7 @@
 """Measures samples of runs beside held-out real clips and white noise: from tokens and models to `Quality`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ class QualityConfig:
         if not 1 <= self.seconds <= 60:
             raise UserError(f"--seconds is {self.seconds}; quality is measured in pieces of a second: give 1 to 60")
         SamplingConfig(temperature=self.temperature, seed=self.seed)  # refuses what is out of range
+        given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        if given and not self.quality:
+            raise UserError(f"--{given[0]} is of --quality, which is not given; give both, or leave it out")
 
 
 def measure_quality(

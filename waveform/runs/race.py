@@ -54,13 +54,13 @@ class ScoredRun:
     result: Evaluation
     curve: LearningCurve
     speeds: list[float]  # of training, in tokens per second, by slice
-    waited_share: float | None  # of the training time, for a core; None if that did not count
+    waited_share: float | None  # of the training time, for a core; None if that did not cost updates
 
     @staticmethod
     def of(run: TrainedRun, tokens: TokenSet, result: Evaluation) -> "ScoredRun":
         """Read from the run's log how its training went."""
         curve = read_learning_curve(run.folder, run.config)
-        waited = read_waited_share(run.folder) if run.config["train"].get("count_waiting", True) else None
+        waited = read_waited_share(run.folder, run.config["train"])
         return ScoredRun(run, tokens, result, curve, read_speeds(run.folder), waited)
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,8 +30,14 @@ def read_speeds(run_dir: Path) -> list[float]:
     return [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(points)]
 
 
-def read_waited_share(run_dir: Path) -> float | None:
-    """Share of the training time in which the first thread waited for a core; None if the log does not say."""
+def read_waited_share(run_dir: Path, train: Mapping[str, Any]) -> float | None:
+    """Share of the training time in which the first thread waited for a core.
+
+    None if the log does not say, and if that cost no updates by the settings `train`: without a limit of time, or if
+    waiting does not count.
+    """
+    if train.get("max_seconds") is None or not train.get("count_waiting", True):
+        return None
     records = [record for record in read_metrics(run_dir) if record["kind"] == "train" and "waited_s" in record]
     return sum(record["waited_s"] for record in records) / max(records[-1]["seconds"], 1e-9) if records else None
 

@@ -168,9 +168,11 @@ def open_training(
         if world.is_first:  # now that every setting has been accepted
             write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())
         if context.show_progress and world.is_first:
+            labelled = f" with {len(names)} labels" if names else ""
             say(
                 f"training {config['model']['name']} ({num_parameters(model):,} parameters, preset {config['preset']}) "
-                f"on {amount(splits['train'])}, {world.size} x {world.device.type}, into {run_dir}"
+                f"on {amount(splits['train'])}{labelled}, "
+                f"{world.size} x {world.device.type}, into {run_dir}"
             )
             if (reach := optional_parts(model).receptive_field) and context.units_per_second:
                 say(f"receptive field: {reach:,} samples = {1000 * reach / context.units_per_second:.1f} ms")
