@@ -38,7 +38,7 @@ class QualityConfig:
         if not 1 <= self.seconds <= 60:
             raise UserError(f"--seconds is {self.seconds}; quality is measured in pieces of a second: give 1 to 60")
         SamplingConfig(temperature=self.temperature, seed=self.seed)  # refuses what is out of range
-        given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        given = [field.name for field in fields(QualityConfig) if getattr(self, field.name) != field.default]
         if given and not self.quality:
             raise UserError(f"--{given[0]} is of --quality, which is not given; give both, or leave it out")
 
