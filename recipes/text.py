@@ -82,13 +82,19 @@ def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int)
     longer `memory` or `compressed` than in training. Raises UserError if there is no run on text, or no complete
     checkpoint.
     """
-    kind = read_config(find_run(run_dir))["dataset"]["modality"].get("kind")
+    require_text(run_dir)
+    return open_run(run_dir, device=device, **model_fields)
+
+
+def require_text(run_dir: Path | str, *, remedy: str | None = None) -> dict[str, Any]:
+    """What the configuration of a run says of its data set. Raises UserError for a run on audio, or of an agent."""
+    dataset: dict[str, Any] = read_config(find_run(run_dir))["dataset"]
+    kind = dataset["modality"].get("kind")
     if kind == "environment":
-        raise UserError(f"{run_dir} is a run of an agent, not on text; use evaluate, compare or play")
-    run = open_run(run_dir, device=device, **model_fields)
+        raise UserError(f"{run_dir} is a run of an agent, not on text; {remedy or 'use evaluate, compare or play'}")
     if kind != "text":
-        raise UserError(f"{run_dir} is a run on {kind}, not on text; use the command waveform")
-    return run
+        raise UserError(f"{run_dir} is a run on {kind}, not on text; {remedy or 'use the command waveform'}")
+    return dataset
 
 
 def print_config(

@@ -233,15 +233,13 @@ def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int)
     example a longer `memory` or `compressed` than in training. Raises UserError if there is no run on audio or no
     complete checkpoint.
     """
-    modality = read_config(find_run(run_dir))["dataset"]["modality"]
-    if modality.get("kind") == "environment":
-        raise UserError(f"{run_dir} is a run of an agent, not on audio; use python -m recipes")
-    run = open_run(run_dir, device=device, **model_fields)
-    require_audio(modality, run_dir)
-    return Run(**vars(run))
+    require_audio(read_config(find_run(run_dir))["dataset"]["modality"], run_dir)
+    return Run(**vars(open_run(run_dir, device=device, **model_fields)))
 
 
 def require_audio(modality: dict[str, Any], place: Path | str) -> None:
     """Raises UserError for a data set, or a run on one, of another kind, for example text."""
-    if modality.get("kind") != "audio":
-        raise UserError(f"{place} contains {modality.get('kind')}, not audio; use python -m recipes")
+    kind = modality.get("kind")
+    if kind != "audio":
+        what = "is a run of an agent, not on audio" if kind == "environment" else f"contains {kind}, not audio"
+        raise UserError(f"{place} {what}; use python -m recipes")

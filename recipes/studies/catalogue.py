@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import recipes.conf
+from recipes.reinforcement.recipes import AGENTS_STUDY
 from recipes.studies.ablations import Ablations
 from recipes.studies.best_of_rows import BestOfRows
 from recipes.studies.by_distance import ByDistance
@@ -297,5 +298,5 @@ STUDIES: dict[str, Callable[[], Study]] = {
 def find_study(name: str) -> Study:
     """Return the study of that name. Raises UserError if there is none."""
     if name not in STUDIES:
-        raise UserError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
+        raise UserError(f"there is no study {name!r}; choose one of {', '.join([*STUDIES, AGENTS_STUDY])}")
     return STUDIES[name]()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.reinforcement.recipes import AGENTS_STUDY
-from recipes.studies.catalogue import STUDIES, Study, find_study
+from recipes.studies.catalogue import Study, find_study
 from recipes.studies.children import Children
 from recipes.studies.report import Config, Figures
 from recipes.text import compose_config
@@ -56,8 +56,7 @@ def study_paths(
         seeds = SEEDS if config.seeds is None else config.seeds
         out_dir = Path(paths[0])
         return figure5(out_dir, overrides, num_seeds=seeds, jobs=config.jobs, json_file=json_file, plot_file=plot_file)
-    if name not in STUDIES:
-        raise UserError(f"there is no study {name!r}; choose one of {', '.join([*STUDIES, AGENTS_STUDY])}")
+    find_study(name)
     if len(paths) != 2:
         raise UserError(f"study {name} needs two paths, DATA_DIR and OUT_DIR, and then settings")
     return study(

@@ -6,14 +6,13 @@ from pathlib import Path
 from recipes.corpora.catalogue import find_recipe
 from recipes.corpora.tokenizers import load_tokenizer
 from recipes.reinforcement.recipes import RECIPES as AGENT_RECIPES
-from recipes.text import compose_config, print_config
+from recipes.text import compose_config, print_config, require_text
 from waveform.engine.dataset import Dataset, read_dataset
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, TrainResult
 from waveform.ranks.distributed import job
-from waveform.runs.folder import CONFIG_FILE, check_run_dir, read_config
-from waveform.runs.named import find_run
+from waveform.runs.folder import CONFIG_FILE, check_run_dir
 from waveform.runs.origin import Origin
 from waveform.runs.settings import typed
 from waveform.runs.training import check_settings, report_training, train_run, train_runs
@@ -101,12 +100,7 @@ def amount_of(data: Dataset) -> Callable[[TokenSet], str]:
 
 def _refuse_other_vocabulary(origin: Path, data_dir: Path) -> None:
     """Raises UserError if the run at `origin` is not on text, or has another vocabulary than that of `data_dir`."""
-    dataset = read_config(find_run(origin))["dataset"]
-    kind = dataset["modality"].get("kind")
-    if kind != "text":
-        what = "of an agent" if kind == "environment" else f"on {kind}"
-        raise UserError(f"--from {origin} is a run {what}, not on text; name one on text, or begin without --from")
-    known = Path(dataset["path"])
+    known = Path(require_text(origin, remedy="name one on text, or begin without --from")["path"])
     if load_tokenizer(known).content() != load_tokenizer(data_dir).content():
         raise UserError(
             f"{data_dir} has a different vocabulary from {known}, with which {origin} was trained, so its tokens mean "

@@ -171,8 +171,7 @@ def open_training(
             labelled = f" with {len(names)} labels" if names else ""
             say(
                 f"training {config['model']['name']} ({num_parameters(model):,} parameters, preset {config['preset']}) "
-                f"on {amount(splits['train'])}{labelled}, "
-                f"{world.size} x {world.device.type}, into {run_dir}"
+                f"on {amount(splits['train'])}{labelled}, {world.size} x {world.device.type}, into {run_dir}"
             )
             if (reach := optional_parts(model).receptive_field) and context.units_per_second:
                 say(f"receptive field: {reach:,} samples = {1000 * reach / context.units_per_second:.1f} ms")
