@@ -26,7 +26,7 @@ from waveform.models.label_embedding import RowLabels, label_embedding
 from waveform.models.linear import Linear
 from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH
 from waveform.system.errors import UserError
-from waveform.system.rules import Rule, check_rules, whole_number
+from waveform.system.rules import Rule, check_rules, or_null, whole_number
 
 _MAX_LAYERS_PER_STACK = 20  # a dilation of 2^19 steps is 22 s at 24 kHz; more is a typing mistake
 _WIDTH = whole_number(1, MAX_WIDTH)
@@ -54,7 +54,7 @@ class WaveNetConfig:
         "residual_channels": _WIDTH,
         "gate_channels": _WIDTH,
         "skip_channels": _WIDTH,
-        "end_channels": Rule(lambda value: value is None or _WIDTH.holds(value), f"{_WIDTH.remedy}, or null"),
+        "end_channels": or_null(_WIDTH),
         "num_labels": whole_number(0),
     }
 

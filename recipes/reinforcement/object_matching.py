@@ -7,7 +7,8 @@
 
 After the rules of DMLab's `rooms_select_nonmatching_object` (Beattie et al. 2016; DMLab-30), in small rooms seen from
 above. The shown object stays for the episode; the pad's place, the other object and both places are drawn anew in each
-trial. The way is ours: in the original, touching the pad leads to the second room at once.
+trial. The way is ours: in the original, touching the pad leads to the second room at once. With `shortest_delay`,
+ways differ in length, and what an agent learns on short ones helps it on long ones.
 """
 
 import colorsys
@@ -19,14 +20,16 @@ import numpy as np
 
 from recipes.reinforcement.environment import Observation, Outcome
 from recipes.reinforcement.random_rows import RandomRows
-from waveform.system.rules import Rule, check_rules, whole_number
+from waveform.system.errors import UserError
+from waveform.system.rules import Rule, check_rules, or_null, whole_number
 
 PAD_REWARD, CHOICE_REWARD = 1.0, 10.0
 # What a cell can show; objects follow.
 WALL, FLOOR, DARK, PAD, AGENT, FIRST_OBJECT = range(6)
 _MOST_OBJECTS = 256 - FIRST_OBJECT  # cells are bytes
 FIRST_ROOM, WAY, SECOND_ROOM = range(3)
-_STREAM = 1  # of random numbers
+# Of random numbers; an agent's actions are drawn from stream 2.
+_STREAM, _DELAY_STREAM = 1, 3
 _DRAWS_PER_TRIAL = 5
 _CELL_PIXELS = 24
 
@@ -37,18 +40,24 @@ class ObjectMatchingConfig:
 
     objects: int = 8  # kinds of objects
     delay: int = 8  # steps of the way between the rooms, in which nothing is seen
+    shortest_delay: int | None = None  # each trial draws its delay from here to `delay`; null: always `delay`
     room: int = 3  # cells on each side of a room; odd, because the agent begins in the middle
     episode: int = 180  # steps; 12 s of the original
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "objects": whole_number(2, _MOST_OBJECTS),
         "delay": whole_number(0, 1 << 20),
+        "shortest_delay": or_null(whole_number(0, 1 << 20)),
         "room": Rule(lambda value: value in range(3, 32, 2), "it must be odd, from 3 to 31"),
         "episode": whole_number(1, 1 << 24),
     }
 
     def __post_init__(self) -> None:
         check_rules(self, self.RULES, section="task")
+        if self.shortest_delay is not None and self.shortest_delay > self.delay:
+            raise UserError(
+                f"task.shortest_delay is {self.shortest_delay}; it must be at most task.delay, {self.delay}"
+            )
 
 
 class ObjectMatching:
@@ -63,6 +72,7 @@ class ObjectMatching:
         # The first line of cells is the wall on which the object hangs, those below it are the room.
         self.observation = Observation("grid", ((size + 1) * size,), FIRST_OBJECT + config.objects)
         self._random = RandomRows(seed, stream=_STREAM, rows=rows)
+        self._random_delays = RandomRows(seed, stream=_DELAY_STREAM, rows=rows)
         self._rows = np.arange(len(rows))
         self._centre = size * size // 2
         self._wall = size // 2  # the cell of the object on the wall
@@ -73,6 +83,7 @@ class ObjectMatching:
         zeros = np.zeros(len(rows), np.int64)
         self._trial, self._step, self._place, self._waited = (zeros.copy() for _ in range(4))
         self._shown, self._other, self._agent, self._match, self._differs = (zeros.copy() for _ in range(5))
+        self._delay = self._delays()
 
     def begin(self) -> np.ndarray:
         """Begin the first episode of every row -> observations [N, cells]."""
@@ -90,7 +101,7 @@ class ObjectMatching:
         reward = PAD_REWARD * leaves + CHOICE_REWARD * takes_other - CHOICE_REWARD * takes_match
         self._waited = np.where(leaves, 0, self._waited + on_way)
         self._place = np.where(leaves, WAY, self._place)
-        arrives = (self._place == WAY) & (self._waited >= config.delay)
+        arrives = (self._place == WAY) & (self._waited >= self._delay)
         if arrives.any():
             self._enter_second_room(np.flatnonzero(arrives))
         chosen = takes_match | takes_other
@@ -107,6 +118,13 @@ class ObjectMatching:
         counts = self._trial[rows] * _DRAWS_PER_TRIAL + number
         return (self._random.uniform(counts, rows) * choices).astype(np.int64)
 
+    def _delays(self) -> np.ndarray:
+        """The delay of each row's trial."""
+        longest, shortest = self.config.delay, self.config.shortest_delay
+        if shortest is None:
+            return np.full(len(self._rows), longest)
+        return shortest + (self._random_delays.uniform(self._trial) * (longest - shortest + 1)).astype(np.int64)
+
     def _begin_episode(self, rows: np.ndarray) -> None:
         self._step[rows] = 0
         self._begin_trial(rows)
@@ -114,6 +132,7 @@ class ObjectMatching:
 
     def _begin_trial(self, rows: np.ndarray) -> None:
         self._trial[rows] += 1
+        self._delay = self._delays()
         self._place[rows], self._waited[rows] = FIRST_ROOM, 0
         self._agent[rows] = self._centre
         cell = self._draw(rows, 0, self.config.room**2 - 1)
@@ -154,6 +173,7 @@ class ObjectMatching:
         """Continue from what `state` returned."""
         (self._trial, self._step, self._place, self._waited, self._shown, self._other, self._agent, self._match,
          self._differs) = (array.copy() for array in state)  # fmt: skip
+        self._delay = self._delays()
 
     def success(self, rewards: np.ndarray, ended: np.ndarray) -> tuple[int, int]:
         """Right choices, and choices."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from waveform.audio import linear, mulaw
 from waveform.system.errors import UserError
-from waveform.system.rules import Rule, check_rules, one_of, whole_number
+from waveform.system.rules import Rule, check_rules, one_of, or_null, whole_number
 
 CD_RATE_HZ = 44_100  # of the audio files that `bench` synthesises
 WIDEBAND_HZ = 16_000  # of the speech that networks which predict opinions were trained on
@@ -33,10 +33,7 @@ _RULES = {
     ),
     "quantiser": one_of(*_QUANTISERS),
     "normalise": one_of("none", "clip"),
-    "piece_samples": Rule(
-        lambda value: value is None or whole_number(_LEAST_PIECE).holds(value),
-        f"it must be null or a whole number of at least {_LEAST_PIECE}",
-    ),
+    "piece_samples": or_null(whole_number(_LEAST_PIECE)),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from waveform.engine.schedule import FLOOR_LR, learning_rate
 from waveform.ranks.distributed import TIMEOUT_S
 from waveform.system.errors import UserError
-from waveform.system.rules import Rule, check_rules, one_of
+from waveform.system.rules import Rule, check_rules, one_of, or_null
 
 SHARDING = ("none", "fsdp")
 ON_NONFINITE = ("stop", "skip")
@@ -18,7 +18,7 @@ ON_NONFINITE = ("stop", "skip")
 _AT_LEAST_1 = Rule(lambda value: value >= 1, "it must be at least 1")
 _ABOVE_0 = Rule(lambda value: 0 < value < math.inf, "it must be above 0")
 _NOT_NEGATIVE = Rule(lambda value: (value or 0) >= 0, "it must be 0 or more")
-_LIMIT = Rule(lambda value: value is None or value > 0, "it must be above 0, or null for no limit")
+_LIMIT = or_null(Rule(lambda value: value > 0, "it must be above 0"), "for no limit")
 
 
 @dataclass

@@ -29,6 +29,12 @@ def whole_number(low: int, high: int | None = None) -> Rule:
     return Rule(holds, f"it must be a whole number {f'of at least {low}' if high is None else f'from {low} to {high}'}")
 
 
+def or_null(rule: Rule, meaning: str = "") -> Rule:
+    """The rule for a setting that may be left open; meaning: what null is, for example "for no limit"."""
+    remedy = f"{rule.remedy}, or null {meaning}".rstrip()
+    return Rule(lambda value: value is None or rule.holds(value), remedy)
+
+
 def check_rules(config: object, rules: Mapping[str, Rule], *, section: str) -> None:
     """Raises UserError for the first field of `config` whose rule does not hold."""
     for name, rule in rules.items():

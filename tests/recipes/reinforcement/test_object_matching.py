@@ -70,16 +70,28 @@ def test_rewards_are_those_of_the_original(wants: str, reward: float) -> None:
 
 @pytest.mark.parametrize("delay", [0, 1, 7])
 def test_nothing_is_seen_for_exactly_the_delay(delay: int) -> None:
-    player = Player(one(delay=delay, episode=100), wants="other")
+    assert set(_delays_seen(one(delay=delay, episode=100), num_steps=100)) == {delay}
+
+
+def test_delays_are_drawn_from_the_shortest_to_the_longest() -> None:
+    lengths = _delays_seen(one(delay=5, shortest_delay=2, episode=2000), num_steps=2000)
+    counts = [lengths.count(delay) for delay in range(8)]
+    assert sum(counts) == len(lengths) > 150
+    assert [count > 0.15 * len(lengths) for count in counts] == [2 <= delay <= 5 for delay in range(8)]
+
+
+def _delays_seen(env: ObjectMatching, *, num_steps: int) -> list[int]:
+    """Dark steps before each right choice."""
+    player = Player(env, wants="other")
     dark, lengths = 0, []
-    for _ in range(100):
+    for _ in range(num_steps):
         reward, _ = player.step()
         if (player.now == DARK).all():
             dark += 1
         elif reward == 10.0:
             lengths.append(dark)
             dark = 0
-    assert lengths and set(lengths) == {delay}
+    return lengths
 
 
 def test_the_shown_object_stays_for_the_episode_and_all_else_is_drawn_anew() -> None:
@@ -129,8 +141,9 @@ def test_a_row_plays_the_same_episodes_wherever_it_is() -> None:
         assert (a.observation[3:] == b.observation).all() and (a.reward[3:] == b.reward).all()
 
 
-def test_restoring_continues_exactly() -> None:
-    config = ObjectMatchingConfig(episode=33, delay=3)
+@pytest.mark.parametrize("shortest", [None, 0])
+def test_restoring_continues_exactly(shortest: int | None) -> None:
+    config = ObjectMatchingConfig(episode=33, delay=3, shortest_delay=shortest)
     env, other = (ObjectMatching(config, seed=2, rows=np.arange(8)) for _ in range(2))
     env.begin()
     actions = np.random.default_rng(0).integers(0, 4, (120, 8))
@@ -156,6 +169,8 @@ def test_bad_settings_are_named() -> None:
         ObjectMatchingConfig(room=4)
     with pytest.raises(UserError, match=r"task\.objects is 1"):
         ObjectMatchingConfig(objects=1)
+    with pytest.raises(UserError, match=r"task\.shortest_delay is 9; it must be at most task\.delay, 8"):
+        ObjectMatchingConfig(delay=8, shortest_delay=9)
 
 
 def test_an_episode_can_be_drawn(tmp_path: Path) -> None:
