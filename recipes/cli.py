@@ -81,6 +81,7 @@ settings, any number: model.memory=400 model.clamp_len=400 preset=small train.ba
 training that continues
 """
 _OPTIONS = {"options": "waveform.runs.scoring:EvaluateOptions"}
+_SCORING = {**_OPTIONS, "playing": "recipes.verbs.agents:Playing"}
 _RECIPE = argument("recipe", metavar="RECIPE", help=f"{', '.join(RECIPES)}, or one of an installed package")
 _PROTOCOL = protocol("as in training; an utterance is a document", into="options")
 _ROWS = argument(
@@ -98,7 +99,17 @@ _PLOT = argument(
     metavar="FILE.png",
     help="draw bits per answer by distance (recall), or an agent's return in training",
 )
-_EPISODES = argument("--episodes", type=int, metavar="N", help="that an agent plays (default 256)")
+_PLAYING = (
+    argument("--episodes", into="playing", type=int, metavar="N", help="that an agent plays (default 256)"),
+    argument(
+        "--delays",
+        into="playing",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="of object matching: play as many episodes besides in which every way takes N steps",
+    ),
+)
 
 VERBS = (
     Verb(
@@ -180,8 +191,8 @@ VERBS = (
         "evaluate",
         "print a run's metrics on held-out text",
         "recipes.verbs.evaluate:evaluate",
-        (RUN_DIR, *MEMORIES, AVERAGE, STRIDE, *DYNAMIC, SPLIT, _PROTOCOL, _ROWS, _EPISODES, JSON, _PLOT, DEVICE),
-        configs=_OPTIONS,
+        (RUN_DIR, *MEMORIES, AVERAGE, STRIDE, *DYNAMIC, SPLIT, _PROTOCOL, _ROWS, *_PLAYING, JSON, _PLOT, DEVICE),
+        configs=_SCORING,
     ),
     Verb(
         "export",
@@ -201,7 +212,7 @@ VERBS = (
             SPLIT,
             _PROTOCOL,
             _ROWS,
-            _EPISODES,
+            *_PLAYING,
             JSON,
             argument(
                 "--plot",
@@ -212,7 +223,7 @@ VERBS = (
             ),
             DEVICE,
         ),
-        configs=_OPTIONS,
+        configs=_SCORING,
     ),
     Verb(
         "race",

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,36 +19,47 @@ def read_returns(run_dir: Path) -> np.ndarray:
     return np.array([(r["steps_seen"], r["return_mean"]) for r in records], dtype=float).reshape(-1, 2)
 
 
-def save_returns(path: Path, panels: Mapping[str, Mapping[str, Sequence[np.ndarray]]], *, chance: float | None) -> None:
-    """Draw panels {title: {label: what `read_returns` gave of each seed}}: means, shaded from lowest to highest.
+def save_returns(
+    path: Path,
+    curves: Mapping[str, Sequence[np.ndarray]],
+    by_delay: Mapping[str, Mapping[int, Sequence[float]]] | None = None,
+) -> None:
+    """Draw means of several seeds, shaded from lowest to highest. Raises UserError if the picture cannot be written.
 
-    chance: a return to mark. Raises UserError if the picture cannot be written.
+    curves: {label: what `read_returns` gave of each seed}; by_delay: {label: {delay: share of right choices of each
+    seed}}, for a panel of its own.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.6 * len(panels) + 0.6, 3.8), dpi=110, layout="constrained")
-    grid = figure.subplots(1, len(panels), squeeze=False)
-    for axes, (title, curves) in zip(grid[0], panels.items(), strict=True):
-        if chance is not None:
-            axes.axhline(chance, color="0.6", linewidth=1, linestyle="--")
-        for i, (label, seeds) in enumerate(curves.items()):
-            seeds = [seed for seed in seeds if len(seed)]
-            if not seeds:
-                continue
+    num_panels = 2 if by_delay else 1
+    figure = Figure(figsize=(4.6 * num_panels + 0.6, 3.8), dpi=110, layout="constrained")
+    returns, *others = figure.subplots(1, num_panels, squeeze=False)[0]
+    for i, (label, seeds) in enumerate(curves.items()):
+        seeds = [seed for seed in seeds if len(seed)]
+        if seeds:
             steps = np.linspace(max(s[0, 0] for s in seeds), min(s[-1, 0] for s in seeds), _POINTS)
-            values = np.array([_smoothed(seed, steps) for seed in seeds])
-            colour = _COLOURS[i % len(_COLOURS)]
-            axes.plot(steps / 1e6, values.mean(axis=0), color=colour, label=label)
-            axes.fill_between(
-                steps / 1e6, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0
-            )
-        axes.set_title(title, loc="left", fontsize=10)
-        axes.set_xlabel("million steps", fontsize=9)
+            _draw(returns, i, label, steps / 1e6, np.array([_smoothed(seed, steps) for seed in seeds]))
+    returns.set_xlabel("million steps", fontsize=9)
+    returns.set_ylabel("return an episode", fontsize=9)
+    for axes in others:
+        for i, (label, shares) in enumerate((by_delay or {}).items()):
+            _draw(axes, i, label, np.array(list(shares)), np.array(list(shares.values())).T)
+        axes.axhline(0.5, color="0.6", linewidth=1, linestyle="--")
+        axes.set_xlabel("delay, steps", fontsize=9)
+        axes.set_ylabel("right choices of the trained agent", fontsize=9)
+    for axes in (returns, *others):
         axes.tick_params(labelsize=8)
         axes.grid(True, axis="y", color="0.9", linewidth=0.6)
-        axes.legend(frameon=False, fontsize=8)
-    grid[0, 0].set_ylabel("return an episode", fontsize=9)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize=8)
     write_png(path, figure)
+
+
+def _draw(axes: Any, i: int, label: str, x: np.ndarray, values: np.ndarray) -> None:
+    """The i-th curve: values [seeds, x]."""
+    colour = _COLOURS[i % len(_COLOURS)]
+    axes.plot(x, values.mean(axis=0), color=colour, label=label)
+    axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
 
 
 def _smoothed(seed: np.ndarray, steps: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from recipes.reinforcement.actors import Actors
 from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.catalogue import make_environments
+from recipes.reinforcement.recipes import OBJECT_MATCHING
 from recipes.reinforcement.settings import is_agent, learner_config
 from waveform.ranks.distributed import choose_device
 from waveform.runs.folder import CONFIG_FILE
@@ -39,6 +40,13 @@ class TrainedAgent:
     def task(self) -> dict[str, Any]:
         """What decides which environment it is."""
         return {name: self.config.get(name) for name in ("recipe", "env", "task")}
+
+    def at_delay(self, delay: int) -> "TrainedAgent":
+        """The same agent where every way takes `delay` steps. Raises UserError if its task is another."""
+        if self.config["recipe"] != OBJECT_MATCHING:
+            raise UserError(f"{self.folder} was not trained on object matching; leave out --delays")
+        task = {**self.config["task"], "delay": delay, "shortest_delay": None}
+        return replace(self, config={**self.config, "task": task})
 
     def actors(self, num_rows: int, *, first_row: int = _FIRST_ROW) -> Actors:
         """Actors in rows of episodes that training does not have."""
@@ -80,10 +88,11 @@ def open_agent(run_dir: Path | str, *, device: str | None = None, **model_fields
     )
 
 
-def play(trained: TrainedAgent, *, episodes: int = EPISODES) -> dict[str, Any]:
+def play(trained: TrainedAgent, *, episodes: int = EPISODES, delays: Sequence[int] = ()) -> dict[str, Any]:
     """Play episodes to their ends, drawing actions from the policy; returns the figures that `evaluate` reports.
 
-    As many of each row count, so that short episodes are not preferred.
+    As many of each row count, so that short episodes are not preferred. delays: of object matching, at each of which
+    as many episodes are played besides; the figures have what came of them as `by_delay`.
     """
     if episodes < 1:
         raise UserError(f"--episodes is {episodes}; it must be at least 1")
@@ -116,6 +125,11 @@ def play(trained: TrainedAgent, *, episodes: int = EPISODES) -> dict[str, Any]:
         "return_standard_error": float(counted.std(ddof=1) / math.sqrt(len(counted))) if len(counted) > 1 else None,
         "success": successes / chances if chances else None,
         "chances": chances,
+        "by_delay": [
+            {"delay": delay} | {name: figures[name] for name in ("return_mean", "success", "chances")}
+            for delay in delays
+            for figures in [play(trained.at_delay(delay), episodes=episodes)]
+        ],
     }
 
 
@@ -145,7 +159,7 @@ def describe(entries: Sequence[dict[str, Any]]) -> str:
         row = [
             f"{Path(entry['run']).name} ({entry['model']})",
             f"{entry['return_mean']:.2f}" + (f" ± {error:.2f}" if error is not None else ""),
-            f"{entry['success']:.1%} of {entry['chances']:,}" if entry["chances"] else "-",
+            _successes(entry),
             f"{entry['num_parameters'] / 1e6:.2f} M",
             f"{entry['train_steps_seen'] / 1e6:.2f} M steps, {entry['train_seconds']:.0f} s",
         ]
@@ -155,4 +169,14 @@ def describe(entries: Sequence[dict[str, Any]]) -> str:
             row.insert(2, against + (" [{:+.2f}, {:+.2f}]".format(*interval) if interval else ""))
         rows.append(row)
     first = entries[0]
-    return "\n".join([*table(header, rows), f"{first['environment']}: {first['episodes']:,} episodes each"])
+    lines = [*table(header, rows), f"{first['environment']}: {first['episodes']:,} episodes each"]
+    if first["by_delay"]:
+        names = [Path(entry["run"]).name for entry in entries]
+        delays = zip(*(entry["by_delay"] for entry in entries), strict=True)
+        rows = [[str(figures[0]["delay"]), *map(_successes, figures)] for figures in delays]
+        lines += ["", *table(["successes at a delay of", *names], rows)]
+    return "\n".join(lines)
+
+
+def _successes(figures: dict[str, Any]) -> str:
+    return f"{figures['success']:.1%} of {figures['chances']:,}" if figures["chances"] else "-"

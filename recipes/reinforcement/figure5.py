@@ -1,8 +1,9 @@
 """`python -m recipes study figure5 OUT_DIR`: Figure 5 of Rae et al. 2019, at a preset's size.
 
 Object matching, or a Gymnasium environment, by agents with the Compressive Transformer at four rates, Transformer-XL
-and an LSTM; of object matching at a delay within every model's reach and at one beyond Transformer-XL's. Models have
-a single layer, because deeper ones relay what they saw; two rows show how far that carries.
+and an LSTM. In object matching, ways take from no step to one more than Transformer-XL reaches back, and trained agents
+are evaluated by delay. Models have a single layer, because deeper ones relay what they saw; two rows show how far that
+carries.
 """
 
 import json
@@ -33,11 +34,11 @@ VARIANTS: Mapping[str, Sequence[str]] = {
     "rate_4_two_layers": (_CT, "model.compression_rate=4", "model.num_layers=2"),
     "transformer_xl_two_layers": ("model=transformer_xl", "model.num_layers=2"),
 }
-_WITHIN = "within reach"
+_WAYS = 8  # of the longest delay, for which an episode has room
+_EIGHTHS = (1, 2, 4, 6, 8)  # of the longest delay: where trained agents are evaluated
 
 
 class _Run(NamedTuple):
-    place: str  # the panel
     label: str
     seed: int
     settings: tuple[str, ...]
@@ -61,7 +62,15 @@ def figure5(
     json_file, plot_file = json_file or out_dir / f"{NAME}.json", plot_file or out_dir / f"{NAME}.png"
     check_files(json_file=json_file, plot_file=plot_file)
     recipe = GYMNASIUM if any(override.startswith("env=") for override in overrides) else OBJECT_MATCHING
-    runs = _runs(recipe, overrides, num_seeds=num_seeds)
+    task = () if recipe == GYMNASIUM else _task(overrides)
+    runs = []
+    for label, chosen in VARIANTS.items():
+        settings = (*task, *overrides, *chosen)
+        config = compose_config(recipe, settings)  # refuses bad settings before anything is trained
+        runs += [_Run(label, seed, settings) for seed in range(num_seeds)]
+    runs.sort(key=lambda run: run.seed)
+    longest = config["task"]["delay"] if task else 0
+    delays = sorted({longest * eighths // 8 for eighths in _EIGHTHS}) if task else []
     children = Children(threads=max(1, num_cores() // jobs))
 
     def finish(run: _Run) -> dict[str, Any]:
@@ -70,52 +79,46 @@ def figure5(
         found, path = checkpoint.newest(folder), folder / "evaluation.json"
         assert found is not None
         if not path.exists() or json.loads(path.read_bytes())["step"] != found.step:
-            children.call("evaluate", str(folder), "--json", str(path))
+            at_delays = ["--delays", *map(str, delays)] if delays else []
+            children.call("evaluate", str(folder), *at_delays, "--json", str(path))
         if show_progress:
             say(f"{folder}: trained and evaluated")
         figures: dict[str, Any] = json.loads(path.read_bytes())
         return figures
 
     every = children.finish_all(runs, finish, jobs=jobs)
-    places = list(dict.fromkeys(run.place for run in runs))
     summary = {
         "study": NAME,
         "title": _TITLE,
         "published": _PUBLISHED,
         "recipe": recipe,
-        "overrides": list(overrides),
+        "overrides": [*task, *overrides],
         "seeds": num_seeds,
         "threads_per_run": children.threads,
         "steps_seen": max(figures["train_steps_seen"] for figures in every.values()),
-        "figures": {place: _of_place(place, every) for place in places},
+        "figures": {
+            label: _over_seeds([figures for run, figures in every.items() if run.label == label]) for label in VARIANTS
+        },
     }
     if show_progress:
         print(f"{_TITLE}\n{_PUBLISHED}\n{format_table(summary)}")
     write_json(json_file, summary)
-    curves: dict[str, dict[str, list[Any]]] = {place: {} for place in places}
+    curves: dict[str, list[Any]] = {label: [] for label in VARIANTS}
     for run in runs:
-        curves[run.place].setdefault(run.label, []).append(read_returns(_folder(out_dir, run)))
-    save_returns(plot_file, curves, chance=None)
+        curves[run.label].append(read_returns(_folder(out_dir, run)))
+    by_delay = {label: _successes_by_delay(figures) for label, figures in summary["figures"].items()} if delays else {}
+    save_returns(plot_file, curves, by_delay)
     return summary
 
 
-def _runs(recipe: str, overrides: Sequence[str], *, num_seeds: int) -> list[_Run]:
-    """Every run, its settings checked."""
-    runs = []
-    for place, delay in _places(recipe, overrides).items():
-        for label, chosen in VARIANTS.items():
-            settings = (*overrides, *chosen, *delay)
-            compose_config(recipe, settings)
-            runs += [_Run(place, label, seed, settings) for seed in range(num_seeds)]
-    return sorted(runs, key=lambda run: run.seed)
+def _task(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Settings of object matching, unless `overrides` have a delay: ways that end beyond Transformer-XL's reach.
 
-
-def _places(recipe: str, overrides: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Panels: the settings of each. Raises UserError for a preset in which no delay is within one rate's reach only."""
-    given = [override for override in overrides if override.startswith("task.delay=")]
-    if recipe == GYMNASIUM or given:
-        return {given[0] if given else "environment": ()}
-    reach = {label: _reach(recipe, (*overrides, *VARIANTS[label])) for label in ("transformer_xl", "rate_4")}
+    Raises UserError for a preset in which rate 4 does not reach that far either.
+    """
+    if any(override.startswith("task.delay=") for override in overrides):
+        return ("task.shortest_delay=0",)
+    reach = {label: _reach((*overrides, *VARIANTS[label])) for label in ("transformer_xl", "rate_4")}
     # A step at the end of a window reaches a whole window further than one at its start.
     beyond = reach["transformer_xl"][1]
     if beyond > reach["rate_4"][0]:
@@ -123,45 +126,53 @@ def _places(recipe: str, overrides: Sequence[str]) -> dict[str, tuple[str, ...]]
             f"figure5 needs a delay that Transformer-XL ({beyond} steps at most) does not reach and rate 4 "
             f"({reach['rate_4'][0]} at least) does; raise model.compressed, lower model.window, or give task.delay"
         )
-    within = reach["transformer_xl"][0] // 4
-    return {
-        f"{_WITHIN} of all, delay {within}": (f"task.delay={within}",),
-        f"beyond Transformer-XL's reach, delay {beyond}": (f"task.delay={beyond}", f"task.episode={6 * beyond}"),
-    }
+    return f"task.delay={beyond}", "task.shortest_delay=0", f"task.episode={_WAYS * beyond}"
 
 
-def _reach(recipe: str, settings: Sequence[str]) -> tuple[int, int]:
+def _reach(settings: Sequence[str]) -> tuple[int, int]:
     """Steps that a layer sees back from the start and from the end of a window."""
-    model = compose_config(recipe, settings)["model"]
+    model = compose_config(OBJECT_MATCHING, settings)["model"]
     back = model["memory"] + model.get("compressed", 0) * model.get("compression_rate", 0)
     return back, back + model["window"]
 
 
 def _folder(out_dir: Path, run: _Run) -> Path:
-    place = run.place.rpartition("delay ")[2].rpartition("=")[2]
-    return out_dir / f"{place}-{run.label}-{run.seed}"
+    return out_dir / f"{run.label}-{run.seed}"
 
 
-def _of_place(place: str, every: Mapping[_Run, Mapping[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for label in VARIANTS:
-        seeds = [figures for run, figures in every.items() if (run.place, run.label) == (place, label)]
-        found[label] = {
-            "return": mean_and_interval([figures["return_mean"] for figures in seeds]),
-            "success": mean_and_interval([figures["success"] or 0.0 for figures in seeds]),
-            "num_parameters": seeds[0]["num_parameters"],
-        }
-    return found
+def _over_seeds(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "return": mean_and_interval([figures["return_mean"] for figures in seeds]),
+        "success": _success(seeds),
+        "by_delay": {
+            str(figures[0]["delay"]): _success(figures) for figures in zip(*(s["by_delay"] for s in seeds), strict=True)
+        },
+        "num_parameters": seeds[0]["num_parameters"],
+    }
+
+
+def _success(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """None if an agent never came to a choice, or the environment has none."""
+    shares = [figures["success"] for figures in seeds]
+    return None if None in shares else mean_and_interval(shares)
+
+
+def _successes_by_delay(figures: Mapping[str, Any]) -> dict[int, list[float]]:
+    return {int(delay): success["seeds"] for delay, success in figures["by_delay"].items() if success is not None}
 
 
 def format_table(summary: Mapping[str, Any]) -> str:
-    """The figures as text: a block for each delay."""
-    lines = []
-    for place, rows in summary["figures"].items():
-        header = [place, "return an episode [95%]", "successes [95%]", "parameters"]
-        body = [
-            [label, shown(row["return"], 2), shown(row["success"], 3), f"{row['num_parameters'] / 1e6:.2f} M"]
-            for label, row in rows.items()
+    """The figures as text: a row for each agent."""
+    rows = summary["figures"]
+    delays = list(next(iter(rows.values()))["by_delay"])
+    header = ["agent", "return an episode [95%]", "successes [95%]", *(f"delay {n}" for n in delays), "parameters"]
+    body = [
+        [
+            label,
+            shown(row["return"], 2),
+            *("-" if s is None else shown(s, 3) for s in (row["success"], *(row["by_delay"][n] for n in delays))),
+            f"{row['num_parameters'] / 1e6:.2f} M",
         ]
-        lines += [*table(header, body), ""]
-    return "\n".join([*lines, f"{summary['seeds']} seeds of {summary['steps_seen'] / 1e6:.2f} M steps"])
+        for label, row in rows.items()
+    ]
+    return "\n".join([*table(header, body), f"{summary['seeds']} seeds of {summary['steps_seen'] / 1e6:.2f} M steps"])

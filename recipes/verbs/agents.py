@@ -11,11 +11,25 @@ from waveform.system.output import write_json
 
 
 @dataclass(frozen=True)
+class Playing:
+    """What an agent plays when it is evaluated."""
+
+    episodes: int | None = None  # None: the default
+    delays: Sequence[int] = ()  # of object matching: as many episodes besides, whose ways all take so many steps
+
+    def refuse(self) -> None:
+        """Raises UserError if anything is set, for a run on text."""
+        for option, given in (("--episodes", self.episodes is not None), ("--delays", self.delays)):
+            if given:
+                raise UserError(f"{option} is for runs of agents; leave it out for a run on text")
+
+
+@dataclass(frozen=True)
 class AgentEvaluation:
     """How agents are evaluated: what of the options of texts applies to them, and what is theirs."""
 
     options: EvaluateOptions
-    episodes: int | None = None  # None: the default
+    playing: Playing
     split: str = "test"
     plot_file: Path | None = None
     device: str | None = None
@@ -24,15 +38,9 @@ class AgentEvaluation:
         known = EvaluateOptions(memory=self.options.memory, compressed=self.options.compressed)
         if self.options != known or self.split != "test":
             raise UserError(
-                "agents have no text to score: of these options they know --memory, --compressed, --episodes, --json, "
-                "--plot and --device"
+                "agents have no text to score: of these options they know --memory, --compressed, --episodes, "
+                "--delays, --json, --plot and --device"
             )
-
-
-def refuse_episodes(episodes: int | None) -> None:
-    """Raises UserError if episodes are asked of a run on text."""
-    if episodes is not None:
-        raise UserError("--episodes is for runs of agents; leave it out for a run on text")
 
 
 def evaluate_agents(
@@ -55,12 +63,13 @@ def evaluate_agents(
             raise UserError(
                 f"{agents[0].folder} and {agent.folder} were trained in different environments and cannot be compared"
             )
-    episodes = EPISODES if chosen.episodes is None else chosen.episodes
-    entries = compared([play(agent, episodes=episodes) for agent in agents])
+    playing = chosen.playing
+    episodes = EPISODES if playing.episodes is None else playing.episodes
+    entries = compared([play(agent, episodes=episodes, delays=playing.delays) for agent in agents])
     if show_progress:
         print(describe(entries))
     write_json(json_file, entries if len(entries) > 1 else entries[0])
     if chosen.plot_file is not None:
         curves = {agent.folder.name: [read_returns(agent.folder)] for agent in agents}
-        save_returns(chosen.plot_file, {entries[0]["environment"]: curves}, chance=None)
+        save_returns(chosen.plot_file, curves)
     return entries

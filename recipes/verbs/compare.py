@@ -9,7 +9,7 @@ from recipes.metrics import UNITS
 from recipes.plots import Curve, save_recall
 from recipes.reinforcement.settings import is_agent
 from recipes.text import load
-from recipes.verbs.agents import AgentEvaluation, evaluate_agents, refuse_episodes
+from recipes.verbs.agents import AgentEvaluation, Playing, evaluate_agents
 from recipes.verbs.evaluate import Measurement, measure, protocol_of
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.learning_curves import read_learning_curve, save_learning_curves
@@ -24,12 +24,12 @@ _FEWEST_DOCUMENTS = 5  # for an interval that means something
 def compare(
     run_dirs: Sequence[Path | str],
     options: EvaluateOptions | None = None,
+    playing: Playing | None = None,
     *,
     split: str = "test",
     json_file: Path | str | None = None,
     plot_file: Path | None = None,
     device: str | None = None,
-    episodes: int | None = None,
     show_progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Evaluate runs on the same tokens; print a table, return (and write) the figures.
@@ -38,14 +38,14 @@ def compare(
     paired bootstrap over documents, or pieces with options.rows (None for fewer than five), and for words
     `relative_gain_over_first`. plot_file: bits by distance for runs on recall, validation NLL in training for others.
     Under torchrun every process calls this. Raises UserError as `evaluate` does, and if the runs' tokens differ, or
-    when their state resets. Agents play `episodes` each of the same environment, and their returns are compared.
+    when their state resets. Agents play in the same environment, and their returns are compared.
     """
     check_files(json_file=json_file, plot_file=plot_file)
-    options = options or EvaluateOptions()
+    options, playing = options or EvaluateOptions(), playing or Playing()
     if any([is_agent(run_dir) for run_dir in run_dirs]):
-        chosen = AgentEvaluation(options, episodes=episodes, split=split, plot_file=plot_file, device=device)
+        chosen = AgentEvaluation(options, playing, split=split, plot_file=plot_file, device=device)
         return evaluate_agents(run_dirs, chosen, json_file=json_file, show_progress=show_progress)
-    refuse_episodes(episodes)
+    playing.refuse()
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
         runs = [load(run_dir, device=world.device.type, **options.model_fields) for run_dir in run_dirs]
         checksums = [own_tokens(run, split=split).checksum for run in runs]

@@ -12,7 +12,7 @@ from recipes.plots import Curve, save_recall
 from recipes.reinforcement.settings import is_agent
 from recipes.sliding import evaluate_sliding
 from recipes.text import load
-from recipes.verbs.agents import AgentEvaluation, evaluate_agents, refuse_episodes
+from recipes.verbs.agents import AgentEvaluation, Playing, evaluate_agents
 from waveform.engine.dataset import DATASET_FILE, Dataset, read_dataset
 from waveform.engine.evaluator import Classes, Evaluation
 from waveform.engine.token_set import TokenSet
@@ -28,12 +28,12 @@ from waveform.system.output import check_files, write_json
 def evaluate(
     run_dir: Path | str,
     options: EvaluateOptions | None = None,
+    playing: Playing | None = None,
     *,
     split: str = "test",
     json_file: Path | str | None = None,
     plot_file: Path | None = None,
     device: str | None = None,
-    episodes: int | None = None,
     show_progress: bool = True,
 ) -> dict[str, Any]:
     """Print the recipe's metrics of a run on a split; return (and write) the figures, and draw those of recall.
@@ -41,15 +41,15 @@ def evaluate(
     options.rows: cut the split into so many pieces, to score them side by side. options.protocol: None resets state as
     in training (`train.state`); `carry` never resets it, from the first document to the last. A dynamic evaluation is
     reported separately as `dynamic`. Under torchrun every process calls this and scores its share of the documents or
-    pieces. An agent plays `episodes` in one process; of `options` it knows the model's memories. Raises UserError if
+    pieces. An agent plays in one process; of `options` it knows the model's memories. Raises UserError if
     there is no complete run, if its data is gone, and if there is nothing to draw.
     """
-    options = options or EvaluateOptions()
+    options, playing = options or EvaluateOptions(), playing or Playing()
     check_files(json_file=json_file, plot_file=plot_file)
     if is_agent(run_dir):
-        chosen = AgentEvaluation(options, episodes=episodes, split=split, plot_file=plot_file, device=device)
+        chosen = AgentEvaluation(options, playing, split=split, plot_file=plot_file, device=device)
         return evaluate_agents([run_dir], chosen, json_file=json_file, show_progress=show_progress)[0]
-    refuse_episodes(episodes)
+    playing.refuse()
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
         run = load(run_dir, device=world.device.type, **options.model_fields)
         if plot_file is not None:

@@ -31,8 +31,9 @@ def test_a_run_is_evaluated_compared_and_drawn(runs: Path, tmp_path: Path, capsy
     assert figures["episodes"] == 5 and figures["step"] == 6 and figures["train_steps_seen"] == 6 * 8 * 8
     run("evaluate", runs / "ct", "--episodes", 5, "--json", tmp_path / "again.json")
     assert json.loads((tmp_path / "again.json").read_bytes()) == figures
-    run("compare", runs / "ct", runs / "lstm", "--episodes", 5, "--plot", tmp_path / "curves.png")
-    assert "to the first [95% interval]" in capsys.readouterr().out
+    run("compare", runs / "ct", runs / "lstm", "--episodes", 5, "--plot", tmp_path / "curves.png", "--delays", 0, 5)
+    table = capsys.readouterr().out
+    assert "to the first [95% interval]" in table and "successes at a delay of" in table
     run("play", runs / "ct", "--gif", tmp_path / "e.gif", "--plot", tmp_path / "e.png", "--steps", 9)
     assert "9 steps of" in capsys.readouterr().out
     assert all((tmp_path / name).stat().st_size > 500 for name in ("curves.png", "e.gif", "e.png"))
@@ -51,7 +52,7 @@ def test_a_run_is_resumed(runs: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["train", "object_matching", "a", "task.delay=-1"], "task.delay is -1; it must be a whole number"),
         (["train", "object_matching", "a", "model=wavenet"], "model=wavenet cannot be an agent's trunk; choose"),
         (["train", "object_matching", "a", "train.sharding=fsdp"], "train.sharding is not a setting of agents"),
-        (["train", "object_matching", "a", "train.chunk=24"], "train.chunk=24 is not a multiple of the window, 16"),
+        (["train", "object_matching", "a", "train.chunk=20"], "train.chunk=20 is not a multiple of the window, 8"),
         (["train", "object_matching", "a", "learner.discount=2"], "learner.discount is 2.0; it must be from 0 to 1"),
         (["train", "object_matching", "a", "env=CartPole-v1"], "env is for the recipe rl"),
         (["train", "rl", "a"], "the recipe rl needs an environment, for example env=MiniGrid"),
@@ -69,6 +70,7 @@ def test_bad_settings_are_one_line(
 def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "is a run of an agent, not on text" in mistake(["sample", runs / "ct"], capsys)
     assert "agents have no text to score" in mistake(["evaluate", runs / "ct", "--rows", 4], capsys)
+    assert "task.delay is -1" in mistake(["evaluate", runs / "ct", "--delays", 3, -1], capsys)
     assert "--episodes is 0" in mistake(["evaluate", runs / "ct", "--episodes", 0], capsys)
     assert "nothing would be drawn" in mistake(["play", runs / "ct"], capsys)
     capsys.readouterr()
