@@ -59,17 +59,15 @@ def write_archive(
     if file.exists():
         raise UserError(f"{file} exists; give a new file, or remove it")
     require_writable(file, option="the archive")
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     with explain_write_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as place:
-                _copy_run(run_dir, Path(place), config, found, optimiser=optimiser, data_files=data_files)
-                _zip(Path(place), partial)
-            sync(partial)
-            os.replace(partial, file)
-        finally:
-            partial.unlink(missing_ok=True)
+        with TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as place:
+            run, archive = Path(place) / "run", Path(place) / "archive"
+            run.mkdir()
+            _copy_run(run_dir, run, config, found, optimiser=optimiser, data_files=data_files)
+            _zip(run, archive)
+            sync(archive)
+            os.replace(archive, file)
 
 
 def _copy_run(
