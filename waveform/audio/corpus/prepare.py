@@ -239,7 +239,10 @@ def _read_previous(
     if old.modality.get("kind") != "audio" or "files" not in old.sources:
         raise UserError(f"{data_dir} holds a data set that is not audio; give another folder")
     if different := differences(format_of(old.modality), audio_format):
-        raise UserError(f"{data_dir} was prepared differently: {different}; use the same settings, or another folder")
+        raise UserError(
+            f"{data_dir} was prepared differently: {different}; use the same settings, or `waveform prepare` the audio "
+            "into another folder and name that"
+        )
     before, now = old.sources["split"], division.settings()
     if before != now:
         # Moving files between splits would put yesterday's test files into today's training data.
