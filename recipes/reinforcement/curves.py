@@ -43,7 +43,8 @@ def save_returns(
     returns.set_ylabel("return an episode", fontsize=9)
     for axes in others:
         for i, (label, shares) in enumerate((by_delay or {}).items()):
-            _draw(axes, i, label, np.array(list(shares)), np.array(list(shares.values())).T)
+            if shares:
+                _draw(axes, i, label, np.array(list(shares)), np.array(list(shares.values())).T)
         axes.axhline(0.5, color="0.6", linewidth=1, linestyle="--")
         axes.set_xlabel("delay, steps", fontsize=9)
         axes.set_ylabel("right choices of the trained agent", fontsize=9)
