@@ -48,11 +48,12 @@ def save_returns(
         axes.axhline(0.5, color="0.6", linewidth=1, linestyle="--")
         axes.set_xlabel("delay, steps", fontsize=9)
         axes.set_ylabel("right choices of the trained agent", fontsize=9)
-    for axes in (returns, *others):
+    panels = (returns, *others)
+    for axes in panels:
         axes.tick_params(labelsize=8)
         axes.grid(True, axis="y", color="0.9", linewidth=0.6)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=8)
+    if panels[-1].get_legend_handles_labels()[0]:
+        panels[-1].legend(frameon=False, fontsize=8)
     write_png(path, figure)
 
 

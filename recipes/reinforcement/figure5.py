@@ -1,9 +1,9 @@
 """`python -m recipes study figure5 OUT_DIR`: Figure 5 of Rae et al. 2019, at a preset's size.
 
 Object matching, or a Gymnasium environment, by agents with the Compressive Transformer at four rates, Transformer-XL
-and an LSTM. In object matching, ways take from no step to one more than Transformer-XL reaches back, and trained agents
-are evaluated by delay. Models have a single layer, because deeper ones relay what they saw; two rows show how far that
-carries.
+and an LSTM. In object matching, ways take from no step to as many as Transformer-XL reaches back, so that what was seen
+before the longest lies beyond its reach, and trained agents are evaluated by delay. Models have a single layer, because
+deeper ones relay what they saw; two rows show how far that carries.
 """
 
 import json

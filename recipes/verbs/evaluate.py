@@ -41,8 +41,8 @@ def evaluate(
     options.rows: cut the split into so many pieces, to score them side by side. options.protocol: None resets state as
     in training (`train.state`); `carry` never resets it, from the first document to the last. A dynamic evaluation is
     reported separately as `dynamic`. Under torchrun every process calls this and scores its share of the documents or
-    pieces. An agent plays in one process; of `options` it knows the model's memories. Raises UserError if
-    there is no complete run, if its data is gone, and if there is nothing to draw.
+    pieces. An agent plays in one process; of `options` it knows the model's memories. Raises UserError if there is no
+    complete run, if its data is gone, and if there is nothing to draw.
     """
     options, playing = options or EvaluateOptions(), playing or Playing()
     check_files(json_file=json_file, plot_file=plot_file)

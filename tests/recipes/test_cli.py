@@ -233,6 +233,15 @@ def test_sweep_of_every_pair(place: Path) -> None:
     assert result["chosen"] is None
 
 
+@pytest.mark.parametrize("verb", ["evaluate", "compare"])
+@pytest.mark.parametrize("option", ["--episodes", "--delays"])
+def test_options_of_agents_are_refused_on_text(
+    verb: str, option: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = mistake([verb, place / "run", option, 3], capsys)
+    assert f"{option} is for runs of agents; leave it out for a run on text" in line
+
+
 def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("evaluate", place / "run", "--json", tmp_path / "plain.json")
     arguments = ["evaluate", place / "run", "--dynamic", "--dynamic-optimiser", "adam", "--dynamic-lr", "1e-3"]

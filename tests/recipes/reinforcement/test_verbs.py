@@ -10,9 +10,11 @@ import torch
 from recipes.cli import main
 from recipes.reinforcement.encoders import Encoder
 from recipes.reinforcement.environment import Observation
+from recipes.reinforcement.evaluation import open_agent
 from recipes.reinforcement.gymnasium_environments import GymnasiumEnvironments
 from tests.recipes.calling import mistake, run
 from tests.test_cli import mistake as speech_mistake
+from waveform.system.errors import UserError
 
 SMOKE = "preset=smoke"
 
@@ -37,6 +39,18 @@ def test_a_run_is_evaluated_compared_and_drawn(runs: Path, tmp_path: Path, capsy
     run("play", runs / "ct", "--gif", tmp_path / "e.gif", "--plot", tmp_path / "e.png", "--steps", 9)
     assert "9 steps of" in capsys.readouterr().out
     assert all((tmp_path / name).stat().st_size > 500 for name in ("curves.png", "e.gif", "e.png"))
+
+
+def test_an_agent_is_evaluated_by_delay(tmp_path: Path) -> None:
+    """Every way has the length that was asked for, whatever those of training were: longer ones leave fewer choices."""
+    ways = ["task.delay=9", "task.shortest_delay=0"]
+    run("train", "object_matching", tmp_path / "ways", SMOKE, "train.max_steps=1", *ways)
+    run("evaluate", tmp_path / "ways", "--episodes", 64, "--delays", 0, 9, 30, "--json", tmp_path / "by.json")
+    figures = json.loads((tmp_path / "by.json").read_bytes())
+    assert [at["delay"] for at in figures["by_delay"]] == [0, 9, 30]
+    none, nine, thirty = (at["chances"] for at in figures["by_delay"])
+    assert none > 1.2 * figures["chances"] > 1.5 * nine > 0
+    assert thirty == 0 and figures["by_delay"][2]["success"] is None  # an episode has 24 steps
 
 
 def test_a_run_is_resumed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +120,8 @@ class TestGymnasium:
         run("train", "rl", tmp_path / "m", SMOKE, "env=MiniGrid-MemoryS7-v0", "train.max_steps=2")
         run("evaluate", tmp_path / "m", "--episodes", 2, "--json", tmp_path / "m.json")
         assert json.loads((tmp_path / "m.json").read_bytes())["chances"] >= 2
+        with pytest.raises(UserError, match=r"was not trained on object matching; leave out --delays"):
+            open_agent(tmp_path / "m").at_delay(3)
         run("play", tmp_path / "m", "--gif", tmp_path / "m.gif", "--steps", 3)
 
     @pytest.mark.parametrize(
