@@ -64,7 +64,7 @@ _PROTOCOL = protocol("utterance, or chunk if trained so", into="options", clips=
 VERBS = (
     Verb(
         "prepare",
-        "turn a folder of audio into a data set of tokens (24 kHz, 8-bit mu-law by default), with a report",
+        "turn a folder of audio into a data set of tokens (by default those of the paper), with a report",
         "waveform.verbs.prepare:prepare",
         (
             argument(
@@ -260,7 +260,7 @@ VERBS = (
                 nargs="+",
                 default=(),
                 metavar="RUN_DIR",
-                help="further runs, of which only sounds are shown, whatever data they learned from",
+                help="further runs, at the same rate, of which only sounds are shown",
             ),
             argument(
                 "--num", into="config", type=int, metavar="N", help="sounds of each run at each temperature (default 2)"

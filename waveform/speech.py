@@ -156,8 +156,11 @@ class Run(TrainedRun):
 
         audio: mono [n], floats in [-1, 1], at `sample_rate_hz` (resampled to the run's rate if that differs, and scaled
         as its data was). label: one of the run's; None: unknown. Returns [n'], fp32, n' samples at the run's rate.
-        Raises UserError for other shapes or values that are not finite, and for a label that the run does not know.
+        Raises UserError for other shapes, values that are not finite, a rate that is no whole number, and a label that
+        the run does not know.
         """
+        if sample_rate_hz < 1 or sample_rate_hz != int(sample_rate_hz):
+            raise UserError(f"sample_rate_hz is {sample_rate_hz}; give a whole number of at least 1")
         samples = np.asarray(audio, dtype=np.float32)
         if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
             raise UserError(f"audio of shape {samples.shape}: give finite mono samples [n], n at least 1")
@@ -202,7 +205,8 @@ class Run(TrainedRun):
         def sound(tokens: Tensor) -> np.ndarray:
             return audio_format.decode(tokens.to(torch.uint8)).numpy()
 
-        assert labels is None or len(labels) == num, "one label for each sample"
+        if labels is not None and len(labels) != num:
+            raise UserError(f"{len(labels)} labels for num={num} samples; give one for each")
         tokens = sample_tokens(
             self.model,
             vocab_size=int(self.config["dataset"]["vocab_size"]),

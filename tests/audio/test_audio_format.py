@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -61,8 +63,20 @@ def test_samples_nll_and_speeds_follow_it(place: Path, tmp_path: Path, capsys: p
     assert run.sample(seconds=0.01).shape == (1, 160)
     nats = run.nll(np.sin(np.arange(4_410) / 20), sample_rate_hz=44_100)
     assert len(nats) == 1_600 and np.isfinite(nats).all()
+    assert "each clip scaled by its own range, which looks ahead" in evaluated(place / "run", capsys)
+    for rate in (0, -5, 16_000.5):
+        with pytest.raises(UserError, match="give a whole number of at least 1"):
+            run.nll(np.zeros(9), sample_rate_hz=rate)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="1 labels for num=2 samples"):
+        run.sample(num=2, seconds=0.01, labels=[None])
     quiet = run.nll(0.1 * np.sin(np.arange(4_410) / 20), sample_rate_hz=44_100)  # scaled by its own range
     np.testing.assert_allclose(nats, quiet, atol=0.3)
+
+
+def evaluated(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(["evaluate", str(run_dir)]) == 0
+    return capsys.readouterr().out
 
 
 def test_a_report_shows_the_format_of_the_data(place: Path) -> None:
@@ -123,6 +137,9 @@ def test_a_run_of_before_a_setting_existed_is_resumed(
     ("setting", "said"),
     [
         ("data.sample_rate_hz=16", "data.sample_rate_hz is 16; it must be from 1,000 to 192,000"),
+        ("data.sample_rate_hz=16kHz", "data.sample_rate_hz=16kHz: give a whole number"),
+        ("data.sample_rate_hz=null", "data.sample_rate_hz=null: give a value that is not null"),
+        ("data.labels=", "data.labels is empty; give folder"),
         ("data.quantiser=cubic", "data.quantiser is 'cubic'; choose mu_law, linear, mu_law_floor or linear_floor"),
         ("data.normalise=all", "data.normalise is 'all'; choose none or clip"),
         ("data.drop_rest=true", "data.piece_samples is None: recordings are not cut, and nothing remains; set data"),
@@ -174,13 +191,30 @@ def test_modality_and_back() -> None:
         format_of({"sample_rate_hz": 24_000, "quantiser": "cubic"})
 
 
+_RATES_HZ = {8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 88_200, 96_000, 176_400, 192_000}
+
+
+def _constants(code: CodeType) -> Iterator[object]:
+    """Those of compiled code, with what Python computes of them, such as 24 * 1000."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _constants(constant)
+        elif isinstance(constant, tuple | frozenset):
+            yield from constant
+        else:
+            yield constant
+
+
 def test_one_module_knows_rates() -> None:
     """Numbers that are rates of audio stand in audio_format alone; comments and docstrings may name them."""
-    rates = re.compile(r"\b(?:8_?000|11_?025|16_?000|22_?050|24_?000|32_?000|44_?100|48_?000|96_?000)\b")
-    root = Path(waveform.__file__).parent
+    root = Path(waveform.__file__).parent.parent
     found: list[Any] = []
-    for path in root.rglob("*.py"):
-        code = re.sub(r'""".*?"""|#[^\n]*', "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-        if path.name != "audio_format.py" and rates.search(code):
-            found.append(path.relative_to(root))
+    for path in (path for package in ("waveform", "baselines") for path in (root / package).rglob("*.py")):
+        if path.name == "audio_format.py":
+            continue
+        code = compile(path.read_text(encoding="utf-8"), path, "exec", optimize=2)  # without docstrings
+        for constant in _constants(code):
+            is_rate = isinstance(constant, int | float) and constant in _RATES_HZ
+            if is_rate or (isinstance(constant, str) and re.search(r"\d ?k?Hz\b", constant)):
+                found.append((path.relative_to(root), constant))
     assert not found

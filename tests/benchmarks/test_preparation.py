@@ -10,7 +10,9 @@ from waveform.benchmarks.preparation import measure_preparation, synthesise
 
 @pytest.mark.parametrize("num_channels", [1, 2])
 def test_preparation_is_measured_with_its_limit(num_channels: int, tmp_path: Path) -> None:
-    figures = measure_preparation(0.1, num_channels=num_channels, scratch=tmp_path)
+    figures = measure_preparation(
+        0.1, num_channels=num_channels, audio_format={"sample_rate_hz": 16_000}, scratch=tmp_path
+    )
     assert (figures["channels"], figures["files"], figures["audio_seconds"]) == (num_channels, 3, 45)
     parts = [figures["decode_times_real_time"]["median"], figures["resample_times_real_time"]["median"]]
     assert figures["limit_times_real_time"] == pytest.approx(1 / sum(1 / part for part in parts))

@@ -12,7 +12,8 @@ from waveform.benchmarks.preparation import measure_preparation
 from waveform.cli import main
 from waveform.verbs import bench as verb
 
-TINY = ["--model", "wavenet", "--preset", "demo", "model.num_stacks=1", "model.layers_per_stack=3", "train.chunk=64"]
+TINY = ["--model", "wavenet", "--preset", "demo", "model.num_stacks=1", "model.layers_per_stack=3", "train.chunk=64",
+        "data.sample_rate_hz=16000"]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -48,6 +49,7 @@ def test_the_figures_are_there_and_sane(
     training = model["training"]
     assert training["tokens_per_second"]["min"] > 0
     assert training["tokens_per_second"]["repeats"] >= 3
+    assert f"{training['tokens_per_second']['median'] / 16_000:.3g} x" in out  # real time is that of the rate
     assert 0 < training["model_flop_utilisation"] < 1.5
     profiled = training["profile"]
     assert profiled["num_operations"] > 100 and profiled["seconds_in_operations"] > 0
@@ -65,6 +67,8 @@ def test_the_figures_are_there_and_sane(
         read_per_second = bytes_per_step[case["decoder"]] * steps_per_second
         assert case["share_of_bound"] == pytest.approx(read_per_second / case["memory_bytes_per_second"]["median"])
     assert [part["channels"] for part in content["preparation"]] == [1, 2]
+    speeds = [(part["samples_per_second"], part["times_real_time"]["median"]) for part in content["preparation"]]
+    assert [samples / times for samples, times in speeds] == pytest.approx([16_000, 16_000])
 
 
 def one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -84,6 +88,7 @@ def one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--model", "wavenet", "model.num_heads=2"], "unknown setting 'model.num_heads'"),
         (["--model", "wavenet", "--batch-size", "0"], "train.batch_size is 0"),
         (["--audio-minutes", "-1"], "--audio-minutes -1"),
+        (["--model", "wavenet", "data.quantiser=cubic"], "data.quantiser is 'cubic'; choose mu_law"),
         (["--json", f"{__file__}/bench.json"], "test_bench.py is a file, not a folder"),
     ],
 )

@@ -87,7 +87,7 @@ def test_labels_change_sound_and_nll(place: Path) -> None:
     audio = np.random.default_rng(0).uniform(-0.5, 0.5, 300).astype(np.float32)
     nlls = [run.nll(audio, sample_rate_hz=24_000, label=label) for label in (None, *SPEAKERS)]
     assert len({nll.tobytes() for nll in nlls}) == 4
-    with pytest.raises(waveform.UserError, match=r"has no label 'bob'; near ones are bob b\."):
+    with pytest.raises(waveform.UserError, match=r"has no label 'bob'; near are bob b\. \(of 3\)"):
         run.nll(audio, sample_rate_hz=24_000, label="bob")
 
 
@@ -175,6 +175,20 @@ def test_raw_audio_is_labelled_if_asked(place: Path, tmp_path: Path, capsys: pyt
         assert "labels" not in config_of(tmp_path / name)["dataset"]
     assert main([*train, "train.max_steps=10"]) == 0
     assert "data.labels" in mistake([*train[:-1], "train.max_steps=11"], capsys)
+
+
+def test_data_that_is_labelled_later(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that began before goes on without labels, and says how; one that reads labels cannot go on without."""
+    prepare = ["prepare", str(place / "audio"), str(tmp_path / "data")]
+    train = ["train", str(tmp_path / "data"), str(tmp_path / "run"), *SETTINGS]
+    assert main(prepare) == 0 and main(train) == 0
+    assert main([*prepare, "data.labels=folder"]) == 0
+    line = mistake([*train, "train.max_steps=8"], capsys)
+    assert "labelled since the run in" in line and "resume it with data.labels=none" in line
+    assert main([*train, "train.max_steps=8", "data.labels=none"]) == 0
+    assert "resumed at step 6" in capsys.readouterr().err
+    line = mistake(["train", str(place / "data"), str(place / "run"), *SETTINGS, "data.labels=none"], capsys)
+    assert "began with labels; leave out data.labels=none" in line
 
 
 def test_a_run_without_labels_is_what_it_was(place: Path, tmp_path: Path) -> None:
@@ -278,7 +292,7 @@ def test_trials_of_tune_read_labels(
             "was trained without labels, so it has no 'ann'; leave it",
         ),
         (["sample", "plain", "--out", "o", "--label", "each"], "was trained without labels"),
-        (["sample", "run", "--out", "o", "--label", "bob"], "has no label 'bob'; near ones are bob b."),
+        (["sample", "run", "--out", "o", "--label", "bob"], "has no label 'bob'; near are bob b. (of 3)"),
         (["sample", "run", "--out", "-", "--label", "each"], "take one sound"),
         (["prepare", "audio", "new", "data.labels=missing.csv"], "cannot read data.labels=missing.csv"),
         (

@@ -17,6 +17,7 @@ from waveform.system.rules import Rule, check_rules, one_of, or_null, whole_numb
 
 CD_RATE_HZ = 44_100  # of the audio files that `bench` synthesises
 WIDEBAND_HZ = 16_000  # of the speech that networks which predict opinions were trained on
+LOOKS_AHEAD = " (each clip scaled by its own range, which looks ahead)"
 _MOST_HZ = 192_000
 _LEAST_HZ = 1_000
 _QUANTISERS: dict[str, tuple[ModuleType, dict[str, bool]]] = {  # and options of their functions
@@ -64,6 +65,11 @@ class AudioFormat:
     def num_classes(self) -> int:
         """How many classes a sample can have."""
         return int(_QUANTISERS[self.quantiser][0].NUM_CLASSES)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the first sample of an utterance depends on all of it, so that its NLL is not that of a stream."""
+        return self.normalise == "clip"
 
     def encode(self, samples: Tensor) -> Tensor:
         """Quantise float samples [...] in -1..1 (others are clipped) to classes [...] uint8."""

@@ -51,6 +51,7 @@ def measure_model(config: dict[str, Any], *, preset: str, scratch: Path) -> dict
     autocast = train_config.autocast(device)
     return {
         "preset": preset,
+        "sample_rate_hz": config["data"]["sample_rate_hz"],
         "model": config["model"]["name"],
         "num_parameters": num_parameters(model),
         "batch_size": train_config.batch_size,

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from waveform.audio import mulaw
-from waveform.audio.audio_format import CD_RATE_HZ, AudioFormat
+from waveform.audio.audio_format import CD_RATE_HZ
 from waveform.audio.corpus.prepare import DataConfig, prepare
 from waveform.audio.flac import decode_flac, write_flac
 from waveform.audio.resample import resample_blocks
@@ -38,11 +37,13 @@ def synthesise(seconds: int, *, seed: int, num_channels: int) -> np.ndarray:
     return np.stack([mono, *[other] * (num_channels - 1)], axis=1)
 
 
-def measure_preparation(minutes: float, *, num_channels: int, scratch: Path) -> dict[str, Any]:
+def measure_preparation(
+    minutes: float, *, num_channels: int, audio_format: dict[str, Any], scratch: Path
+) -> dict[str, Any]:
     """Measure preparing `minutes` of 16-bit 44.1 kHz FLAC, in files of 15 s, with one worker, in x real time.
 
     The limit is the time that decoding the files and resampling as much audio take alone, interleaved with the
-    preparations. Loading torchaudio is not counted. scratch: an empty folder.
+    preparations. Loading torchaudio is not counted. audio_format: fields of what it becomes. scratch: an empty folder.
     """
     num_files = max(3, round(minutes * 60 / FILE_S))  # at least one for each split
     audio_s = num_files * FILE_S
@@ -56,14 +57,15 @@ def measure_preparation(minutes: float, *, num_channels: int, scratch: Path) -> 
             write_flac(split_dir / f"{i:05}.flac", sound, sample_rate_hz=CD_RATE_HZ)
         mono = sound[:, 0].copy()
         paths = sorted(folder.rglob("*.flac"))
-        config = DataConfig(num_workers=1)
-        _resample(mono)  # loads torchaudio and makes the kernel
-        mulaw.decode(torch.zeros(1, dtype=torch.uint8))  # makes the table
+        config = DataConfig(num_workers=1, **audio_format)
+        rate = config.sample_rate_hz
+        _resample(mono, to_hz=rate)  # loads torchaudio and makes the kernel
+        config.audio_format.decode(torch.zeros(1, dtype=torch.uint8))  # makes the table
         total, decode, resample = [], [], []
         for i in range(_REPEATS):
             total.append(_times_real(audio_s, _preparation(folder, scratch / f"data{i}", config)))
             decode.append(_times_real(audio_s, lambda: _decode(paths)))
-            resample.append(_times_real(FILE_S, lambda: _resample(mono)))
+            resample.append(_times_real(FILE_S, lambda: _resample(mono, to_hz=rate)))
     speed, decoding, resampling = spread(total), spread(decode), spread(resample)
     limit = 1 / (1 / decoding["median"] + 1 / resampling["median"])
     return {
@@ -77,7 +79,7 @@ def measure_preparation(minutes: float, *, num_channels: int, scratch: Path) -> 
         "resample_times_real_time": resampling,
         "limit_times_real_time": limit,
         "share_of_limit": speed["median"] / limit,
-        "samples_per_second": speed["median"] * AudioFormat.sample_rate_hz,
+        "samples_per_second": speed["median"] * rate,
         "peak_bytes": peak_resident_bytes(),
         "imports_bytes": before,
     }
@@ -101,6 +103,6 @@ def _decode(paths: list[Path]) -> None:
         decode_flac(path)
 
 
-def _resample(mono: np.ndarray) -> None:
-    for _ in resample_blocks([mono], from_hz=CD_RATE_HZ, to_hz=AudioFormat.sample_rate_hz):
+def _resample(mono: np.ndarray, *, to_hz: int) -> None:
+    for _ in resample_blocks([mono], from_hz=CD_RATE_HZ, to_hz=to_hz):
         pass

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from waveform.audio.audio_format import AudioFormat
+from waveform.audio.audio_format import CD_RATE_HZ
 from waveform.system.console import table
 
 
@@ -35,7 +35,7 @@ def _training_row(figures: dict[str, Any]) -> list[str]:
         figures["model"],
         f"{figures['num_parameters'] / 1e6:.1f} M x {figures['batch_size']}",
         _with_range(speed),
-        f"{speed['median'] / AudioFormat.sample_rate_hz:.3g} x",
+        f"{speed['median'] / figures['sample_rate_hz']:.3g} x",
         f"{training['model_flop_utilisation']:.0%} of {training['matrix_flops_per_second']['median'] / 1e9:,.0f} G/s",
         f"{memory['peak_bytes'] / 1e6:,.0f} MB",
     ]
@@ -65,7 +65,7 @@ def _sampling_rows(measured: list[dict[str, Any]]) -> Iterator[list[str]]:
                 figures["model"],
                 f"{streams}, {case['decoder']}" if several else streams,
                 _with_range(speed),
-                f"{speed['median'] / AudioFormat.sample_rate_hz:.3g} x",
+                f"{speed['median'] / figures['sample_rate_hz']:.3g} x",
                 "-" if share is None else f"{share:.0%} of {rate / 1e9:,.0f} GB/s",
                 "-" if case["bytes_per_step"] is None else f"{case['bytes_per_step'] / 1e6:,.1f} MB",
             ]
@@ -89,7 +89,8 @@ def _legend(measured: list[dict[str, Any]]) -> list[str]:
         "auxiliary losses once) over the rate of a large matrix product. operations: those that Python or autograd",
         "calls, once under torch's profiler, which adds about 1 us to each. sampling: with full memories. of bound:",
         "weights and cache that a step reads, over memory's rate; above 100% they fit into the processor's cache.",
-        "Medians; min to max over repeats in turn with the limits. preparation: 44.1 kHz, one worker on one core.",
+        "Medians; min to max over repeats in turn with the limits. preparation: of audio at "
+        f"{CD_RATE_HZ / 1000:g} kHz, one worker on one core.",
     ]
     if measured and all(not figures["training_memory"]["imports_bytes"] for figures in measured):
         return [*lines, "peak memory: allocated on the GPU in training."]

@@ -39,6 +39,8 @@ _MAY_DIFFER = {
     "origin": ("run",),  # where it lay; `weights` says which it was
 }  # fmt: skip
 
+_NO_LABELS = ("data", "labels", "none")  # is null where data has none; `dataset.labels` tells which labels were read
+
 _Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 _Number = Annotated[float, Meta(ge=0, le=1e300)]
 
@@ -111,6 +113,14 @@ def refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
     different = _different(here, config)
     if not different:
         return
+    if all(key.startswith(("dataset.checksums.labels", "dataset.labels")) for key in different):
+        if "labels" not in here["dataset"]:
+            raise UserError(
+                f"the data has been labelled since the run in {run_dir} began; resume it with data.labels=none, or "
+                "give another RUN_DIR"
+            )
+        if "labels" not in config["dataset"]:
+            raise UserError(f"the run in {run_dir} began with labels; leave out data.labels=none to resume it")
     if all(key.startswith(("dataset.checksums", "dataset.labels")) for key in different):
         raise UserError(
             f"the data has changed since the run in {run_dir} began, so it cannot be resumed exactly; train on the "
@@ -135,7 +145,11 @@ def comparable(config: dict[str, Any]) -> dict[str, Any]:
             defaults.pop(name, None)
         config = {**config, section: {**defaults, **config[section]}}
     return {
-        section: {key: value for key, value in content.items() if key not in _MAY_DIFFER.get(section, ())}
+        section: {
+            key: None if (section, key, value) == _NO_LABELS else value
+            for key, value in content.items()
+            if key not in _MAY_DIFFER.get(section, ())
+        }
         if isinstance(content, dict)
         else content
         for section, content in config.items()

@@ -64,9 +64,10 @@ class TrainedRun:
         if label not in self.labels:
             near = difflib.get_close_matches(label, self.labels, n=_MOST_NAMES, cutoff=0.4)
             shown = near or self.labels[:_MOST_NAMES]
-            more = f" and {len(self.labels) - len(shown)} more" if len(self.labels) > len(shown) else ""
+            others = len(self.labels) - len(shown)
+            more = f" (of {len(self.labels)})" if near else f" and {others} more" if others else ""
             raise UserError(
-                f"{self.given} has no label '{printable(label)}'; {'near ones are' if near else 'it has'} "
+                f"{self.given} has no label '{printable(label)}'; {'near are' if near else 'it has'} "
                 f"{', '.join(shown)}{more}"
             )
         return 1 + self.labels.index(label)

@@ -100,6 +100,14 @@ def compose_family(
     return {str(key): value for key, value in content.items()}
 
 
+_KINDS = {  # OmegaConf's phrases about a value of the wrong type -> what to give
+    "converted to Integer": "a whole number",
+    "converted to Float": "a number",
+    "not a valid bool": "true or false",
+    "is not Optional": "a value that is not null",
+}
+
+
 def _check_added(family: ConfigFamily, overrides: Sequence[str], config_dir: Path | None) -> None:
     """Raises UserError for a setting that Hydra's `+` would add, because nothing would read it."""
     added = [override for override in overrides if override.startswith("+")]
@@ -166,7 +174,9 @@ def _explain(family: ConfigFamily, error: Exception, overrides: Sequence[str], c
     for override in sorted(overrides, key=lambda override: repr(override.partition("=")[2]) not in text):
         key, _, value = override.lstrip("+~").partition("=")
         if f"full_key: {key}" in text or f"'{override}'" in text or repr(value) in text:
-            return f"{_shown(override)}: {' '.join(str(causes[-1]).split('full_key')[0].split())}"
+            reason = " ".join(str(causes[-1]).split("full_key")[0].split())
+            kind = next((kind for phrase, kind in _KINDS.items() if phrase in reason), None)
+            return f"{_shown(override)}: {reason}" if kind is None else f"{_shown(override)}: give {kind}"
     return f"{_all(overrides)}: {text}" if overrides else text
 
 

@@ -7,11 +7,14 @@ import datetime
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from waveform.audio.audio_format import AudioFormat
+from waveform.audio.corpus.prepare import DataConfig
 from waveform.benchmarks.child import Job, run_in_child
 from waveform.benchmarks.flops import BACKWARD_FACTOR
 from waveform.benchmarks.model import VOCAB_SIZE
@@ -59,7 +62,12 @@ def bench(
         for preset in presets or PRESETS
         for model in models or model_names()
     ]
-    preparation_jobs = [_preparation_job(audio_minutes, num_channels) for num_channels in (1, 2) if audio_minutes]
+    config = model_jobs[0].arguments["config"]  # their data settings are the same
+    data_config: DataConfig = typed(DataConfig, config["data"], section="data")
+    audio_format = data_config.audio_format
+    preparation_jobs = [
+        _preparation_job(audio_minutes, num_channels, audio_format) for num_channels in (1, 2) if audio_minutes
+    ]
     options = {"--device": chosen, "--model": models, "--preset": presets,
                "--audio-minutes": audio_minutes, "--json": json_file, "--config-dir": config_dir}  # fmt: skip
     content: dict[str, Any] = {
@@ -119,10 +127,10 @@ def _model_job(model: str, preset: str, device: str, overrides: Sequence[str], c
     )
 
 
-def _preparation_job(minutes: float, num_channels: int) -> Job:
+def _preparation_job(minutes: float, num_channels: int, audio_format: AudioFormat) -> Job:
     return Job(
         f"preparation with {num_channels} channel" + "s" * (num_channels > 1),
         {"kind": "preparation", "minutes": minutes, "channels": num_channels},
         "waveform.benchmarks.preparation:measure_preparation",
-        {"minutes": minutes, "num_channels": num_channels},
+        {"minutes": minutes, "num_channels": num_channels, "audio_format": asdict(audio_format)},
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from waveform.audio.audio_format import differences
+from waveform.audio.audio_format import LOOKS_AHEAD, differences
 from waveform.audio.corpus.published import find_published
 from waveform.engine.dataset import is_dataset, read_dataset
 from waveform.engine.inputs import begin_of_utterance
@@ -263,7 +263,8 @@ def note_of(first: dict[str, Any]) -> str:
     """What the figures of a comparison are of, from any of its entries."""
     return (
         f"{first['split']} split: {first['num_samples']:,} samples of {first['num_utterances']} utterances, "
-        f"state by {first['protocol']}; lower NLL is better; speeds on {first['device']} with "
+        f"state by {first['protocol']}"
+        f"{LOOKS_AHEAD if first['looks_ahead'] else ''}; lower NLL is better; speeds on {first['device']} with "
         f"{first['num_threads']} threads; sampling: one stream, from empty memories"
     )
 

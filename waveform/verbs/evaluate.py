@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from waveform.audio.audio_format import differences, format_of
+from waveform.audio.audio_format import LOOKS_AHEAD, differences, format_of
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.metrics import bits
@@ -63,7 +63,8 @@ def evaluate(
     if show_progress:
         unigram = figures["unigram_nats_per_sample"]
         print(
-            f"{run.name}, step {run.step}, {split} split, state by {result.protocol}: "
+            f"{run.name}, step {run.step}, {split} split, state by {result.protocol}"
+            f"{LOOKS_AHEAD if figures['looks_ahead'] else ''}: "
             f"{result.nats_per_token:.4f} nats = {bits(result.nats_per_token):.4f} bits per sample "
             f"({figures['num_samples']:,} samples of {figures['num_utterances']} utterances"
             + (f"; unigram {unigram:.4f} nats)" if unigram is not None else ")")
@@ -127,6 +128,7 @@ def describe(
         "run": str(run.given),
         "split": split,
         "sample_rate_hz": run.config["dataset"]["modality"]["sample_rate_hz"],
+        "looks_ahead": format_of(run.config["dataset"]["modality"]).looks_ahead,
         "protocol": result.protocol,
         "chunk": run.config["train"]["chunk"] if result.protocol == "chunk" else None,
         "nll_nats_per_sample": result.nats_per_token,

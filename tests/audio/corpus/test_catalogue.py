@@ -107,6 +107,8 @@ def test_what_does_not_go_with_a_corpus(make: Make, tmp_path: Path, capsys: pyte
     assert "--corpus sc10 does not exist; choose one of sc09, youtubemix, beethoven, ljspeech, libritts, vctk" in line
     line = mistake([*command, "--corpus", "sc09", "data.split.valid=0.2"], capsys)
     assert "data.split.valid=0.2: SC09 (the digits of Speech Commands v0.02) is divided as published; leave it" in line
+    line = mistake(["prepare", str(folder.parent), str(tmp_path / "data"), "--corpus", "sc09", "--partial"], capsys)
+    assert f"it has no file like seven/0a7c2a8d_nohash_0.wav; did you mean {folder}?" in line
     line = mistake([*command, "--corpus", "libritts"], capsys)
     assert "is not LibriTTS as published: it has no file like train-clean-100/103/1241/103_1241" in line
     (folder / "testing_list.txt").unlink()
@@ -118,9 +120,8 @@ def test_settings_of_a_corpus_give_way_to_yours(make: Make, capsys: pytest.Captu
     folder = make(*SC09, lists=LISTS)
     dataset = prepared(folder, "sc09", "--partial", "data.quantiser=mu_law", "data.sample_rate_hz=8000")
     assert format_of(dataset.modality) == AudioFormat(8_000, "mu_law", "clip", 16_000)
-    shares = ["data.split.valid=0.05", "data.split.test=0.28"]
-    line = mistake(["prepare", str(folder), str(folder.parent / "data"), *shares], capsys)
-    assert "data.sample_rate_hz was 8000 and is 24000" in line
+    line = mistake(["prepare", str(folder), str(folder.parent / "data")], capsys)
+    assert f"{folder.parent / 'data'} was prepared with --corpus sc09; give that, or another folder" in line
     line = mistake(["prepare", str(folder), str(folder.parent / "data"), "--corpus", "sc09", "--partial"], capsys)
     assert "data.quantiser was mu_law and is mu_law_floor" in line
     run = str(folder.parent / "run")
@@ -128,14 +129,17 @@ def test_settings_of_a_corpus_give_way_to_yours(make: Make, capsys: pytest.Captu
     assert "was split as the corpus sc09 is when it was prepared" in line
 
 
-@pytest.mark.parametrize(("name", "quantiser"), [("youtubemix", "mu_law_floor"), ("beethoven", "linear_floor")])
-def test_music_in_natural_order(name: str, quantiser: str, make: Make, whole: Callable[..., None]) -> None:
-    folder = make(*(f"{i}.wav" for i in range(17)))
+@pytest.mark.parametrize(
+    ("name", "file", "quantiser"),
+    [("youtubemix", "out{}.wav", "mu_law_floor"), ("beethoven", "{}.wav", "linear_floor")],
+)
+def test_music_in_natural_order(name: str, file: str, quantiser: str, make: Make, whole: Callable[..., None]) -> None:
+    folder = make(*(file.format(i) for i in range(17)))
     whole(name, files={"": 17})
     dataset = prepared(folder, name, "data.piece_samples=400")
     divided = names(dataset)
-    assert divided["valid"] == [f"14.wav#{i:06d}" for i in range(4)]
-    assert sorted({path.split("#")[0] for path in divided["test"]}) == ["15.wav", "16.wav"]
+    assert divided["valid"] == [f"{file.format(14)}#{i:06d}" for i in range(4)]
+    assert sorted({path.split("#")[0] for path in divided["test"]}) == [file.format(15), file.format(16)]
     assert format_of(dataset.modality) == AudioFormat(16_000, quantiser, "clip", 400, True)
     assert format_of(dataset.modality) == AudioFormat(**{**find_corpus(name).data, "piece_samples": 400})
     assert dataset.labels == {}
@@ -192,6 +196,13 @@ def test_libritts(make: Make, whole: Callable[..., None], capsys: pytest.Capture
         "valid": sorted(path for path in paths if path.startswith("dev")),
         "test": sorted(path for path in paths if path.startswith("test")),
     }
+
+
+def test_a_part_of_libritts_that_cannot_be_divided(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make("train-clean-100/1/12/1_12_000001_000000.wav", rate_hz=24_000)
+    line = mistake(["prepare", str(folder), str(folder.parent / "data"), "--corpus", "libritts", "--partial"], capsys)
+    assert "valid and test would be empty, divided as published, by its parts; unpack a part for each: " in line
+    assert "valid is dev-clean or dev-other; test is test-clean or test-other" in line
 
 
 def test_vctk_is_divided_by_speaker(make: Make, whole: Callable[..., None]) -> None:

@@ -91,9 +91,14 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         """
         extent = self.extent(paths)
         if extent.here == 0:
+            below = next((top for top, _, rest in (path.partition("/") for path in paths) if self.holds(rest)), None)
+            advice = (
+                f"give the folder that {' or '.join(self.archives)} was unpacked into"
+                if below is None
+                else f"did you mean {audio_dir / below}?"
+            )
             raise UserError(
-                f"{audio_dir} is not {self.title} as published: it has no file like {self.example}; give the folder "
-                f"that {' or '.join(self.archives)} was unpacked into"
+                f"{audio_dir} is not {self.title} as published: it has no file like {self.example}; {advice}"
             )
         if not extent.is_whole and not partial:
             raise UserError(
@@ -114,7 +119,8 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             splits = {path: plan.split_of(self.label_of(path) or path) or "" for path in members}
             rule |= {"split.valid": config.valid, "split.test": config.test}
             thing = "file" if self.labels is None else "speaker"
-            return GivenDivision(splits, rule, f"by hash of each {thing}: valid {config.valid:g}, test {config.test:g}")
+            said = f"by hash of each {thing}: valid {config.valid:g}, test {config.test:g}"
+            return GivenDivision(splits, rule, said, "set data.split.valid and data.split.test higher, or add files")
         if self.split.order:
             ordered = divide_in_order(members, SplitConfig("order", **self.split.order))
             # Fewer files would move others to another split.
@@ -122,7 +128,8 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if self.split.parts:
             split_of = {part: split for split, parts in self.split.parts.items() for part in parts}
             splits = {path: split_of[path.split("/", 1)[0]] for path in members}
-            return GivenDivision(splits, rule, "as published, by its parts")
+            remedy = "; ".join(f"{split} is {' or '.join(parts)}" for split, parts in self.split.parts.items())
+            return GivenDivision(splits, rule, "as published, by its parts", f"unpack a part for each: {remedy}")
         splits = dict.fromkeys(members, "train")
         for split, name in self.split.lists.items():
             splits |= {path: split for path in _listed(audio_dir / name, self.title) if path in splits}

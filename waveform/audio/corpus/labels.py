@@ -29,6 +29,8 @@ def find_labels(
     """
     if source in (None, NONE):
         return {}
+    if not source:
+        raise UserError("data.labels is empty; give folder, a CSV of path,label, or none")
     if source == CORPUS:
         labels = labels_of_corpus(paths, corpus)
     else:

@@ -103,6 +103,7 @@ def prepare(
         raise UserError(f"data.num_workers is {config.num_workers}; use 1 or more, or null for every core")
     audio_format = config.audio_format
     _check_audio_dir(audio_dir, data_dir)
+    _check_corpus(corpus, data_dir)
     plan_split(audio_dir, config.split)  # refuses bad settings before a long scan
     scan = scan_folder(audio_dir, skip=data_dir)
     if not scan.files:
@@ -193,6 +194,12 @@ def _check_audio_dir(audio_dir: Path, data_dir: Path) -> None:
         raise UserError(f"{data_dir} is the audio folder itself; give another folder for the prepared data")
 
 
+def _check_corpus(corpus: Corpus | None, data_dir: Path) -> None:
+    before = read_dataset(data_dir).modality.get("corpus") if is_dataset(data_dir) else None
+    if before is not None and corpus is None:
+        raise UserError(f"{data_dir} was prepared with --corpus {before['name']}; give that, or another folder")
+
+
 def _explain_no_audio(audio_dir: Path, scan: Scan) -> str:
     suffixes = ", ".join(sorted(suffix[1:] for suffix in AUDIO_SUFFIXES))
     if scan.refused:
@@ -267,8 +274,8 @@ def _label_source(asked: str | None, old: Dataset | None, data_dir: Path) -> str
     if asked not in (None, before):
         # Runs that began with its labels could not be resumed.
         raise UserError(
-            f"{data_dir} was labelled differently: data.labels was {before} and is {asked}; use the same, or another "
-            "folder"
+            f"{data_dir} was labelled differently: data.labels was {before} and is {asked}; use the same, or `waveform "
+            "prepare` the audio into another folder and name that"
         )
     return str(before)
 

@@ -54,6 +54,7 @@ class GivenDivision:
     splits: Mapping[str, str]  # path -> split
     rule: Mapping[str, str | float]  # what `settings` returns
     said: str  # what `describe` returns
+    remedy: str = "add files for each"  # advice where a split would be empty
 
     def split_of(self, path: str) -> str | None:
         """Return the split of a file; None for one that is not named."""
@@ -165,8 +166,9 @@ def require_all_splits(plan: Division, paths: Iterable[str]) -> None:
     empty = [split for split in SPLITS if split not in present]
     if not empty:
         return
-    if not isinstance(plan, SplitPlan):
-        raise UserError(f"{' and '.join(empty)} would be empty, divided {plan.describe()}; add files for each")
+    if isinstance(plan, GivenDivision):
+        raise UserError(f"{' and '.join(empty)} would be empty, divided {plan.describe()}; {plan.remedy}")
+    assert isinstance(plan, SplitPlan)
     remedy = "sort the files into folders train/, valid/ and test/"
     if plan.layout:
         folders = {path.split("/", 1)[0] for path in paths}
