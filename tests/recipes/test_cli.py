@@ -398,6 +398,10 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "evaluate an unknown split": (lambda p, t: ["evaluate", p / "run", "--split", "dev"], "has no split 'dev'"),
     "evaluate zero rows": (lambda p, t: ["evaluate", p / "run", "--rows", 0], "--rows is 0"),
     "evaluate with negative memory": (lambda p, t: ["evaluate", p / "run", "--memory", -1], "model.memory is -1"),
+    "sweep without": (
+        lambda p, t: ["sweep", p / "run", "--compressed", "4,0"],
+        "the run was not trained with compressed 0, which has other parameters; give another size",
+    ),
     "sweep words": (lambda p, t: ["sweep", p / "run", "--compressed", "4,x"], "--compressed is '4,x'"),
     "sample zero tokens": (lambda p, t: ["sample", p / "run", "--tokens", 0], "--tokens is 0"),
     "sample from an empty nucleus": (lambda p, t: ["sample", p / "run", "--top-p", 0], "top-p is 0"),

@@ -1,6 +1,7 @@
 """A trained run, opened from its folder: the configuration, and the model with the weights of a checkpoint."""
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,7 +95,7 @@ def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: 
     checkpoint.
     """
     saved, device = find_saved(run_dir, **model_fields), choose_device(device)
-    model = _model_of(saved.checkpoint, saved.config, saved.folder, set_by_user=bool(model_fields))
+    model = _model_of(saved.checkpoint, saved.config, saved.folder, model_fields)
     assert isinstance(model, nn.Module)
     model.eval().requires_grad_(False)
     return TrainedRun(
@@ -132,12 +133,12 @@ def find_saved(run_dir: Path | str, **model_fields: int) -> Saved:
 
 
 def _model_of(
-    found: checkpoint.Checkpoint, config: dict[str, Any], run_dir: Path, *, set_by_user: bool
+    found: checkpoint.Checkpoint, config: dict[str, Any], run_dir: Path, set_by_user: Mapping[str, int]
 ) -> SequenceModel:
     """The model that `config` describes, with the weights of a checkpoint.
 
     An untrusted configuration may ask for any size, so RAM is only given to what the weights fill and to a state that
-    fits on this machine. Raises UserError if they do not fit.
+    fits on this machine. set_by_user: fields of the model that are not the run's. Raises UserError if they do not fit.
     """
     path = run_dir / CONFIG_FILE
     weights = found.model_weights()
@@ -147,7 +148,12 @@ def _model_of(
         assert isinstance(sketch, nn.Module)
         expected = {name: (tensor.shape, tensor.dtype) for name, tensor in sketch.state_dict().items()}
         if expected != {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}:
-            raise UserError(f"the weights in {found.folder} do not fit the model that it describes; was it edited?")
+            given = " and ".join(f"{field} {value}" for field, value in set_by_user.items())
+            raise UserError(
+                f"the run was not trained with {given}, which has other parameters; give another size"
+                if set_by_user
+                else f"the weights in {found.folder} do not fit the model that it describes; was it edited?"
+            )
         require_ram_for_state(sketch, 1)
         model = model_from(config)
         assert isinstance(model, nn.Module)
