@@ -64,7 +64,7 @@ _PROTOCOL = protocol("utterance, or chunk if trained so", into="options", clips=
 VERBS = (
     Verb(
         "prepare",
-        "turn a folder of audio into a data set of tokens (by default those of the paper), with a report",
+        "turn a folder of audio into a data set of tokens (8-bit mu-law at the paper's rate by default), with a report",
         "waveform.verbs.prepare:prepare",
         (
             argument(

@@ -159,7 +159,7 @@ class Run(TrainedRun):
         Raises UserError for other shapes, values that are not finite, a rate that is no whole number, and a label that
         the run does not know.
         """
-        if sample_rate_hz < 1 or sample_rate_hz != int(sample_rate_hz):
+        if sample_rate_hz < 1 or not float(sample_rate_hz).is_integer():
             raise UserError(f"sample_rate_hz is {sample_rate_hz}; give a whole number of at least 1")
         samples = np.asarray(audio, dtype=np.float32)
         if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():

@@ -63,20 +63,29 @@ def test_samples_nll_and_speeds_follow_it(place: Path, tmp_path: Path, capsys: p
     assert run.sample(seconds=0.01).shape == (1, 160)
     nats = run.nll(np.sin(np.arange(4_410) / 20), sample_rate_hz=44_100)
     assert len(nats) == 1_600 and np.isfinite(nats).all()
-    assert "each clip scaled by its own range, which looks ahead" in evaluated(place / "run", capsys)
-    for rate in (0, -5, 16_000.5):
-        with pytest.raises(UserError, match="give a whole number of at least 1"):
-            run.nll(np.zeros(9), sample_rate_hz=rate)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="1 labels for num=2 samples"):
-        run.sample(num=2, seconds=0.01, labels=[None])
     quiet = run.nll(0.1 * np.sin(np.arange(4_410) / 20), sample_rate_hz=44_100)  # scaled by its own range
     np.testing.assert_allclose(nats, quiet, atol=0.3)
 
 
-def evaluated(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    assert main(["evaluate", str(run_dir)]) == 0
-    return capsys.readouterr().out
+@pytest.mark.parametrize("rate", [0, -5, 16_000.5, float("inf"), float("nan")])
+def test_a_rate_that_is_no_whole_number(rate: Any, place: Path) -> None:
+    with pytest.raises(UserError, match="give a whole number of at least 1"):
+        waveform.load(place / "run").nll(np.zeros(9), sample_rate_hz=rate)
+
+
+def test_a_label_for_each_sample(place: Path) -> None:
+    with pytest.raises(UserError, match="1 labels for num=2 samples"):
+        waveform.load(place / "run").sample(num=2, seconds=0.01, labels=[None])
+
+
+def test_figures_that_look_ahead_say_so(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", str(place / "audio"), str(tmp_path / "data")]) == 0
+    assert main(["train", str(tmp_path / "data"), str(tmp_path / "run"), *SMALL]) == 0
+    for run, looks_ahead in ((place / "run", True), (tmp_path / "run", False)):
+        for name in ("evaluate", "compare"):
+            capsys.readouterr()
+            assert main([name, str(run)]) == 0
+            assert ("each clip scaled by its own range, which looks ahead" in capsys.readouterr().out) == looks_ahead
 
 
 def test_a_report_shows_the_format_of_the_data(place: Path) -> None:
@@ -192,6 +201,7 @@ def test_modality_and_back() -> None:
 
 
 _RATES_HZ = {8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 88_200, 96_000, 176_400, 192_000}
+_RATE_IN_TEXT = re.compile(rf"\d ?k?Hz\b|\b(?:{'|'.join(f'{rate}|{rate:_}|{rate:,}' for rate in sorted(_RATES_HZ))})\b")
 
 
 def _constants(code: CodeType) -> Iterator[object]:
@@ -215,6 +225,6 @@ def test_one_module_knows_rates() -> None:
         code = compile(path.read_text(encoding="utf-8"), path, "exec", optimize=2)  # without docstrings
         for constant in _constants(code):
             is_rate = isinstance(constant, int | float) and constant in _RATES_HZ
-            if is_rate or (isinstance(constant, str) and re.search(r"\d ?k?Hz\b", constant)):
+            if is_rate or (isinstance(constant, str) and _RATE_IN_TEXT.search(constant)):
                 found.append((path.relative_to(root), constant))
     assert not found

@@ -34,13 +34,14 @@ def draw(path: Path, figures: Sequence[Any]) -> None:
 
     figure = Figure(figsize=(5.4, 3.8), dpi=110, layout="constrained")
     axes = figure.subplots()
-    for i, (model, budgets) in enumerate(points(figures).items()):
+    found = points(figures)
+    for i, (model, budgets) in enumerate(found.items()):
         axes.plot(list(budgets), [np.mean(nats) for nats in budgets.values()], color=f"C{i}", label=model)
         for minutes, nats in budgets.items():
             axes.plot([minutes] * len(nats), nats, "o", markersize=4, alpha=0.6, color=f"C{i}")
-    minutes = sorted({minutes for budgets in points(figures).values() for minutes in budgets})
+    ticks = sorted({minutes for budgets in found.values() for minutes in budgets})
     axes.set_xscale("log")
-    axes.set_xticks(minutes, [str(m) for m in minutes])
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.set_xlabel("minutes of training on one core")
     axes.set_ylabel("test NLL, nats per sample")

@@ -87,7 +87,7 @@ def test_labels_change_sound_and_nll(place: Path) -> None:
     audio = np.random.default_rng(0).uniform(-0.5, 0.5, 300).astype(np.float32)
     nlls = [run.nll(audio, sample_rate_hz=24_000, label=label) for label in (None, *SPEAKERS)]
     assert len({nll.tobytes() for nll in nlls}) == 4
-    with pytest.raises(waveform.UserError, match=r"has no label 'bob'; near are bob b\. \(of 3\)"):
+    with pytest.raises(waveform.UserError, match=r"has no label 'bob'; the nearest are bob b\. \(of 3\)"):
         run.nll(audio, sample_rate_hz=24_000, label="bob")
 
 
@@ -292,7 +292,7 @@ def test_trials_of_tune_read_labels(
             "was trained without labels, so it has no 'ann'; leave it",
         ),
         (["sample", "plain", "--out", "o", "--label", "each"], "was trained without labels"),
-        (["sample", "run", "--out", "o", "--label", "bob"], "has no label 'bob'; near are bob b. (of 3)"),
+        (["sample", "run", "--out", "o", "--label", "bob"], "has no label 'bob'; the nearest are bob b. (of 3)"),
         (["sample", "run", "--out", "-", "--label", "each"], "take one sound"),
         (["prepare", "audio", "new", "data.labels=missing.csv"], "cannot read data.labels=missing.csv"),
         (

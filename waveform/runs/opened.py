@@ -68,7 +68,7 @@ class TrainedRun:
             others = len(self.labels) - len(shown)
             more = f" (of {len(self.labels)})" if near else f" and {others} more" if others else ""
             raise UserError(
-                f"{self.given} has no label '{printable(label)}'; {'near are' if near else 'it has'} "
+                f"{self.given} has no label '{printable(label)}'; {'the nearest are' if near else 'it has'} "
                 f"{', '.join(shown)}{more}"
             )
         return 1 + self.labels.index(label)

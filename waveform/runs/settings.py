@@ -26,6 +26,12 @@ from waveform.system.errors import UserError
 
 _LONGEST_MESSAGE = 1000  # characters
 _LONGEST_LIST = 20  # of a value in a message
+_KINDS = {  # OmegaConf's phrases about a value of the wrong type -> what to give
+    "converted to Integer": "a whole number",
+    "converted to Float": "a number",
+    "not a valid bool": "true or false",
+    "is not Optional": "a value that is not null",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,14 +104,6 @@ def compose_family(
     if not isinstance(content.get("preset"), str):
         raise UserError("the chosen preset's file needs the lines '# @package _global_' and 'preset: ITS_NAME'")
     return {str(key): value for key, value in content.items()}
-
-
-_KINDS = {  # OmegaConf's phrases about a value of the wrong type -> what to give
-    "converted to Integer": "a whole number",
-    "converted to Float": "a number",
-    "not a valid bool": "true or false",
-    "is not Optional": "a value that is not null",
-}
 
 
 def _check_added(family: ConfigFamily, overrides: Sequence[str], config_dir: Path | None) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from waveform.audio.audio_format import AudioFormat
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.benchmarks.child import Job, run_in_child
 from waveform.benchmarks.flops import BACKWARD_FACTOR
@@ -62,9 +61,8 @@ def bench(
         for preset in presets or PRESETS
         for model in models or model_names()
     ]
-    config = model_jobs[0].arguments["config"]  # their data settings are the same
-    data_config: DataConfig = typed(DataConfig, config["data"], section="data")
-    audio_format = data_config.audio_format
+    data_config: DataConfig = typed(DataConfig, model_jobs[0].arguments["config"]["data"], section="data")
+    audio_format = asdict(data_config.audio_format)
     preparation_jobs = [
         _preparation_job(audio_minutes, num_channels, audio_format) for num_channels in (1, 2) if audio_minutes
     ]
@@ -127,10 +125,10 @@ def _model_job(model: str, preset: str, device: str, overrides: Sequence[str], c
     )
 
 
-def _preparation_job(minutes: float, num_channels: int, audio_format: AudioFormat) -> Job:
+def _preparation_job(minutes: float, num_channels: int, audio_format: dict[str, Any]) -> Job:
     return Job(
         f"preparation with {num_channels} channel" + "s" * (num_channels > 1),
         {"kind": "preparation", "minutes": minutes, "channels": num_channels},
         "waveform.benchmarks.preparation:measure_preparation",
-        {"minutes": minutes, "num_channels": num_channels, "audio_format": asdict(audio_format)},
+        {"minutes": minutes, "num_channels": num_channels, "audio_format": audio_format},
     )

@@ -259,12 +259,18 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
     return header, rows
 
 
+def scope_of(first: dict[str, Any]) -> str:
+    """What the NLL of several runs is of, from the figures of any of them."""
+    return (
+        f"{first['split']} split: {first['num_samples']:,} samples of {first['num_utterances']} utterances, "
+        f"state by {first['protocol']}{LOOKS_AHEAD if first['looks_ahead'] else ''}"
+    )
+
+
 def note_of(first: dict[str, Any]) -> str:
     """What the figures of a comparison are of, from any of its entries."""
     return (
-        f"{first['split']} split: {first['num_samples']:,} samples of {first['num_utterances']} utterances, "
-        f"state by {first['protocol']}"
-        f"{LOOKS_AHEAD if first['looks_ahead'] else ''}; lower NLL is better; speeds on {first['device']} with "
+        f"{scope_of(first)}; lower NLL is better; speeds on {first['device']} with "
         f"{first['num_threads']} threads; sampling: one stream, from empty memories"
     )
 

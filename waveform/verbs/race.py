@@ -11,7 +11,7 @@ from waveform.engine.trainer import TrainResult
 from waveform.runs.race import Entrants, Scored, figures_of_race, race_table, save_race, train_rounds
 from waveform.speech import cache_of, compose_config
 from waveform.system.output import check_files, write_json
-from waveform.verbs.compare import BASELINE, figures_of, open_runs, score_runs
+from waveform.verbs.compare import BASELINE, figures_of, open_runs, scope_of, score_runs
 from waveform.verbs.train import train_all
 
 MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
@@ -67,8 +67,8 @@ def race(
         first = figures["runs"][0]
         print("\n".join(race_table(figures, scored)))
         print(
-            f"test split: {first['num_samples']:,} samples of {first['num_utterances']} utterances, unigram "
-            f"{first['unigram_nats_per_sample']:.4f} nats; {first['device']}, {first['num_threads']} thread"
+            f"{scope_of(first)}; unigram {first['unigram_nats_per_sample']:.4f} nats; {first['device']}, "
+            f"{first['num_threads']} thread"
             f"{'s' * (first['num_threads'] > 1)}"
         )
     write_json(json_file, figures)

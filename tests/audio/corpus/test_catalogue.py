@@ -146,6 +146,12 @@ def test_music_in_natural_order(name: str, file: str, quantiser: str, make: Make
     assert dataset.modality["corpus"]["here"] == dataset.modality["corpus"]["published"]
 
 
+def test_music_of_ones_own_is_not_youtubemix(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make(*(f"song {i}.wav" for i in range(3)))
+    line = mistake(["prepare", str(folder), str(folder.parent / "data"), "--corpus", "youtubemix", "--partial"], capsys)
+    assert "is not YouTubeMix as published: it has no file like out000.wav; give the folder" in line
+
+
 def test_pieces_of_the_published_figures() -> None:
     assert [corpora()[name].data["piece_samples"] for name in ("sc09", "youtubemix", "beethoven")] == [
         16_000,

@@ -195,8 +195,7 @@ def _check_audio_dir(audio_dir: Path, data_dir: Path) -> None:
 
 
 def _check_corpus(corpus: Corpus | None, data_dir: Path) -> None:
-    before = read_dataset(data_dir).modality.get("corpus") if is_dataset(data_dir) else None
-    if before is not None and corpus is None:
+    if corpus is None and is_dataset(data_dir) and (before := read_dataset(data_dir).modality.get("corpus")):
         raise UserError(f"{data_dir} was prepared with --corpus {before['name']}; give that, or another folder")
 
 
