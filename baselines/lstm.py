@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from waveform.engine.interface import OptionalParts, Step, detach, map_state
 from waveform.models import heads
+from waveform.models.dropout import Dropout
 from waveform.models.embeddings import check_cutoffs, token_embedding
 from waveform.models.label_embedding import RowLabels, label_embedding
 from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH, SHARE_DROPPED
@@ -81,7 +82,7 @@ class LSTM(nn.Module, OptionalParts):
         self.label_embedding = label_embedding(
             config.d_model, num_labels=config.num_labels, vocab_size=config.vocab_size
         )
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         between = config.dropout if config.num_layers > 1 else 0.0  # torch warns of dropout between layers of one
         self.layers = nn.LSTM(config.d_model, config.d_model, config.num_layers, batch_first=True, dropout=between)
         self.head = heads.output_head(

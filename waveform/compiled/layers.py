@@ -25,6 +25,7 @@ from waveform.compiled.rows import (
     gelu_rows,
     join_halves,
     multiply_by_gelu_slope,
+    multiply_rows,
     repeat_row,
     rotate_rows,
     scale_row,
@@ -157,8 +158,13 @@ def _attend(row, kept, scratch, p):
                 softmax_row(at(tile, i * K_), S + t + i + 1, K_, p.scale)
             product(tile, K_, 1, values, 2 * D, at(mixed, t * D + column), D, n, d, seen, False)
     after = at(p.after, kept * T * D)
-    copy_rows(x, D, after, D, T, D)
-    product(mixed, D, 1, p.output_t, D, after, D, T, D, D, True)
+    if p.has_dropout:
+        product(mixed, D, 1, p.output_t, D, after, D, T, D, D, False)
+        multiply_rows(after, at(p.mixed_factors, row * T * D), T * D)
+        add_row(after, 0, x, after, 0, 1, T * D)
+    else:
+        copy_rows(x, D, after, D, T, D)
+        product(mixed, D, 1, p.output_t, D, after, D, T, D, D, True)
 
 
 @compiled
@@ -172,8 +178,15 @@ def _feed_forward(row, kept, p):
     product(normed, D, 1, p.feed_in_t, F, inner, F, T, F, D, True)
     gelu_rows(inner, active, T * F)
     out = at(p.out, row * T * D)
-    add_row(after, D, p.feed_out_bias, out, D, T, D)
+    if p.has_dropout:
+        multiply_rows(active, at(p.inner_factors, row * T * F), T * F)
+        repeat_row(p.feed_out_bias, out, D, T, D)
+    else:
+        add_row(after, D, p.feed_out_bias, out, D, T, D)
     product(active, F, 1, p.feed_out_t, D, out, D, T, D, F, True)
+    if p.has_dropout:
+        multiply_rows(out, at(p.out_factors, row * T * D), T * D)
+        add_row(out, 0, after, out, 0, 1, T * D)
 
 
 @compiled
@@ -237,10 +250,17 @@ def _feed_forward_backward(row, scratch, sums, p):
     T, D, F = p.num_queries, p.d_model, p.d_feedforward
     grad_out = at(p.grad_out, row * T * D)
     normed, inner, active = at(p.normed, row * T * D), at(p.inner, row * T * F), at(p.active, row * T * F)
-    product(grad_out, 1, D, active, F, at(sums, p.s_feed_out), F, D, F, T, True)
-    add_column_sums(grad_out, D, at(sums, p.s_feed_out_bias), T, D)
+    grad_fed = grad_out
+    if p.has_dropout:
+        grad_fed = at(scratch, p.t_mixed)
+        copy_rows(grad_out, D, grad_fed, D, T, D)
+        multiply_rows(grad_fed, at(p.out_factors, row * T * D), T * D)
+    product(grad_fed, 1, D, active, F, at(sums, p.s_feed_out), F, D, F, T, True)
+    add_column_sums(grad_fed, D, at(sums, p.s_feed_out_bias), T, D)
     grad_inner, grad_normed = at(scratch, p.t_inner), at(scratch, p.t_normed)
-    product(grad_out, D, 1, p.feed_out, F, grad_inner, F, T, F, D, False)
+    product(grad_fed, D, 1, p.feed_out, F, grad_inner, F, T, F, D, False)
+    if p.has_dropout:
+        multiply_rows(grad_inner, at(p.inner_factors, row * T * F), T * F)
     multiply_by_gelu_slope(inner, grad_inner, T * F)
     product(grad_inner, 1, F, normed, D, at(sums, p.s_feed_in), D, F, D, T, True)
     add_column_sums(grad_inner, F, at(sums, p.s_feed_in_bias), T, F)
@@ -257,9 +277,14 @@ def _attend_backward(row, scratch, sums, p):
     K, K_ = S + T, p.num_slots_padded
     grad_after, grad_normed = at(p.grad_x, row * T * D), at(scratch, p.t_normed)
     mixed, q, kv = at(p.mixed, row * T * D), at(p.queries, row * T * D), at(p.keys_values, row * K_ * 2 * D)
-    product(grad_after, 1, D, mixed, D, at(sums, p.s_output), D, D, D, T, True)
+    grad_attended = grad_after
+    if p.has_dropout:
+        grad_attended = at(scratch, p.t_normed)
+        copy_rows(grad_after, D, grad_attended, D, T, D)
+        multiply_rows(grad_attended, at(p.mixed_factors, row * T * D), T * D)
+    product(grad_attended, 1, D, mixed, D, at(sums, p.s_output), D, D, D, T, True)
     grad_mixed, grads = at(scratch, p.t_mixed), at(scratch, p.t_grads)  # grads [K, 3 D]: queries, keys, values
-    product(grad_after, D, 1, p.output, D, grad_mixed, D, T, D, D, False)
+    product(grad_attended, D, 1, p.output, D, grad_mixed, D, T, D, D, False)
     own = at(grads, S * 3 * D)
     q_u, q_v, a = at(scratch, p.t_qu), at(scratch, p.t_qv), at(scratch, p.t_a)
     values_t, grad_scores = at(scratch, p.t_transposed), at(scratch, p.t_scores)

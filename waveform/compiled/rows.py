@@ -122,6 +122,13 @@ def multiply_by_gelu_slope(x, grad, size):
 
 
 @compiled
+def multiply_rows(x, factors, size):
+    """In place."""
+    for j in range(0, size, LANES):
+        store(x, j, multiply(load(x, j, F32), load(factors, j, F32)))
+
+
+@compiled
 def softmax_row(scores, num_seen, width, scale):
     """In place: softmax of scale * scores of the first `num_seen`; zeros in the rest of `width`."""
     end = (num_seen + LANES - 1) // LANES * LANES

@@ -18,6 +18,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from waveform.models.block_attention import EVERYTHING, Sight, block_attention, received_weight
+from waveform.models.dropout import Dropout
 from waveform.models.linear import Linear, linear
 
 IMPLEMENTATIONS = ("fused", "reference")
@@ -99,7 +100,7 @@ class RelativeAttention(nn.Module):
         super().__init__()
         self.num_heads, self.num_position_features = num_heads, num_position_features
         self.implementation, self.clamp_len = implementation, clamp_len
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.observed = False  # whether a hook looks at what this module returns, so that it must be called
         self.query = Linear(d_model, d_model, bias=False)
         self.key = Linear(d_model, d_model, bias=False)

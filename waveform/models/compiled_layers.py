@@ -56,6 +56,14 @@ class Compression(NamedTuple):
     has_loss: bool
 
 
+class DropoutFactors(NamedTuple):
+    """What dropout multiplies with in one layer: 0, or 1 / (1 - its share)."""
+
+    mixed: Tensor  # [B, T, D], of what attention read
+    inner: Tensor  # [B, T, F], of the feed-forward network
+    out: Tensor  # [B, T, D] of it
+
+
 class CompiledOutput(NamedTuple):
     """What layers make of a piece; without gradient, but for `out` and `losses`."""
 
@@ -95,13 +103,15 @@ def compiled_layers(
     encodings: PackedEncodings,
     parameters: Sequence[LayerParameters],
     compression: Compression | None,
+    dropout: Sequence[DropoutFactors] | None,
     *,
     epsilon: float,
 ) -> CompiledOutput:
     """The layers' output and, at a window's end, new compressed slots and their losses. fp32, on a CPU, widths of whole
     vectors, rows equally far.
 
-    pasts: L x [B, S, D], the slots before the queries' own; None: there are none. Gradients reach x and the parameters.
+    pasts: L x [B, S, D], the slots before the queries' own; None: there are none. dropout: of each layer. Gradients
+    reach x and the parameters.
     """
     weights: list[Tensor | None] = []
     for layer, of_layer in enumerate(parameters):
@@ -109,7 +119,9 @@ def compiled_layers(
         weights += (None, None) if compression is None else (compression.weights[layer], compression.biases[layer])
     given = [x_BTD[:, :0] if past is None else past for past in pasts]
     return CompiledOutput(
-        *_CompiledLayers.apply(x_BTD, given, encodings, compression, epsilon, torch.is_grad_enabled(), *weights)
+        *_CompiledLayers.apply(
+            x_BTD, given, encodings, compression, dropout, epsilon, torch.is_grad_enabled(), *weights
+        )
     )
 
 
@@ -129,6 +141,7 @@ class _Sizes(NamedTuple):
     num_groups: int
     first_consumed: int
     has_loss: int
+    has_dropout: int
     num_threads: int
     epsilon: float
     scale: float
@@ -143,6 +156,9 @@ class _Arrays(NamedTuple):
     slot_encoding: int
     slot_encoding_t: int
     scratch: int
+    mixed_factors: int = 0
+    inner_factors: int = 0
+    out_factors: int = 0
     out: int = 0
     groups: int = 0
     losses: int = 0
@@ -197,7 +213,7 @@ def _layout(sizes: _Sizes) -> _Layout:
 
 def compile_kernels() -> None:
     """Compile the kernels, or load them from disk, before their first use: calls them for no layers."""
-    run(PACK, 0, _layout(_Sizes._make([*[VECTOR] * 16, 1e-5, 1.0])).template[:0])
+    run(PACK, 0, _layout(_Sizes._make([*[VECTOR] * 17, 1e-5, 1.0])).template[:0])
 
 
 def _offsets(parts: dict[str, int]) -> tuple[dict[str, int], int]:
@@ -217,6 +233,7 @@ class _CompiledLayers(torch.autograd.Function):
         pasts: list[Tensor],
         encodings: PackedEncodings,
         compression: Compression | None,
+        dropout: Sequence[DropoutFactors] | None,
         epsilon: float,
         keeps: bool,
         *weights: Tensor | None,
@@ -240,6 +257,7 @@ class _CompiledLayers(torch.autograd.Function):
             num_groups=compression.num_groups if compression is not None else 0,
             first_consumed=compression.first if compression is not None else 0,
             has_loss=int(compression is not None and compression.has_loss),
+            has_dropout=int(dropout is not None),
             num_threads=num_threads,
             epsilon=epsilon,
             scale=d**-0.5,
@@ -251,7 +269,7 @@ class _CompiledLayers(torch.autograd.Function):
         groups = x_BTD.new_empty(L, B, sizes.num_groups, D) if sizes.num_groups else None
         losses = x_BTD.new_empty(L, B) if sizes.has_loss else None
         saved = x_BTD.new_empty(L, layout.saved_size)
-        ctx.call = _Call(sizes, hidden, [past.contiguous() for past in pasts], encodings, weights, saved)
+        ctx.call = _Call(sizes, hidden, [past.contiguous() for past in pasts], encodings, dropout, weights, saved)
         ctx.call.forward(out, groups, losses)
         queries = keys = values = None
         if keeps:
@@ -265,7 +283,7 @@ class _CompiledLayers(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_losses: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         grad_x, gradients = ctx.call.backward(grad_out, grad_losses)
-        return (grad_x, None, None, None, None, None, *gradients)
+        return (grad_x, None, None, None, None, None, None, *gradients)
 
 
 @dataclass(frozen=True)
@@ -276,6 +294,7 @@ class _Call:
     hidden_LBTD: Tensor
     pasts: list[Tensor]
     encodings: PackedEncodings
+    dropout: Sequence[DropoutFactors] | None  # of all layers
     weights: tuple[Tensor | None, ...]  # of all layers
     saved_LN: Tensor
 
@@ -333,7 +352,9 @@ class _Call:
 
     def _inputs(self, layer: int) -> dict[str, int]:
         of_queries, of_slots, of_slots_t = (x.data_ptr() for x in self.encodings)
+        dropped = {} if self.dropout is None else self.dropout[layer]._asdict()
         return {
+            **{f"{name}_factors": factors.data_ptr() for name, factors in dropped.items()},
             "x": _address(self.hidden_LBTD, layer),
             "past": self.pasts[layer].data_ptr(),
             "query_encoding": of_queries,

@@ -38,6 +38,7 @@ from waveform.models.compressive_state import (
     put_rows,
     where_rows,
 )
+from waveform.models.dropout import Dropout
 from waveform.models.embeddings import token_embedding
 from waveform.models.label_embedding import label_embedding
 from waveform.models.linear import Linear, linear
@@ -45,7 +46,7 @@ from waveform.models.transformer_config import ACTIVATIONS, CompressiveTransform
 from waveform.system.errors import UserError
 
 if TYPE_CHECKING:
-    from waveform.models.compiled_layers import Compression, LayerParameters
+    from waveform.models.compiled_layers import Compression, DropoutFactors, LayerParameters
 
 INIT_STD = 0.02  # of embeddings, and of what is added to the residual stream
 _MIN_QUERIES = 8  # of a call, from which compiled kernels are faster
@@ -87,7 +88,7 @@ class Layer(nn.Module):
         self.feedforward_in = Linear(config.d_model, config.d_feedforward)
         self.feedforward_out = Linear(config.d_feedforward, config.d_model)
         self.activation = ACTIVATIONS[config.activation]
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         if config.compressed:
             self.compressor = compression_function(config.compression)(config.d_model, rate=config.compression_rate)
             if config.compression_loss == "autoencode" and self.compressor.has_parameters:
@@ -178,6 +179,13 @@ class Layer(nn.Module):
             *(attention.content_bias, attention.position_bias, attention.position.weight, attention.output.weight),
             *(feed_norm.weight, feed_norm.bias, feed_in.weight, feed_in.bias, feed_out.weight, feed_out.bias),
         )
+
+    def dropout_for_kernels(self, h_BTD: Tensor) -> "DropoutFactors":
+        """What the layer's dropout multiplies with, drawn in the order in which `transform` draws."""
+        from waveform.models.compiled_layers import DropoutFactors
+
+        widths = (self.config.d_model, self.config.d_feedforward, self.config.d_model)
+        return DropoutFactors(*(self.dropout(h_BTD.new_ones(*h_BTD.shape[:2], width)) for width in widths))
 
     def transform(self, h_BTD: Tensor, past: Tensor | None, slots: Slots) -> tuple[Tensor, AttentionOutput]:
         """h -> output [B, T, D] and what the attention computed; `past`: see RelativeAttention.forward."""
@@ -340,7 +348,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         self.label_embedding = label_embedding(
             config.d_model, num_labels=config.num_labels, vocab_size=config.vocab_size
         )
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(config) for _ in range(config.num_layers)))
         self.final_norm = nn.LayerNorm(config.d_model) if pre_norm else nn.Identity()
         self.head = heads.output_head(
@@ -504,6 +512,9 @@ class CompressiveTransformer(nn.Module, OptionalParts):
             pack_encodings(piece.slots),
             [layer.parameters_for_kernels() for layer in self.layers],
             self._compression_for_kernels(piece),
+            [layer.dropout_for_kernels(h_BTD) for layer in self.layers]
+            if self.training and self.config.dropout
+            else None,
             epsilon=self.layers[0].attention_norm.eps,
         )
         states, losses = [], []

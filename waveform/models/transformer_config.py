@@ -140,7 +140,6 @@ class CompressiveTransformerConfig(TransformerConfig):
             self.norm == "pre"
             and self.attention == "fused"
             and self.fits_kernels
-            and not self.dropout
             and not self.attention_dropout
             and not uses_attention
             and not self.keeps_times
