@@ -155,6 +155,20 @@ def test_variational_dropout_draws_one_mask_a_row() -> None:
     assert VariationalDropout not in [type(m) for m in build(dropout=0.5).modules()]
 
 
+def test_variational_dropout_in_the_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {**SIZES, "d_model": 32, "num_heads": 2, "d_feedforward": 48, "window": 16, "norm": "pre"}
+    torch.manual_seed(0)
+    model = TransformerXL(TransformerXL.Config(**sizes, memory=16, dropout=0.5, dropout_mask="window"))
+    tokens, hidden = torch.zeros(3, 16, dtype=torch.int64), []
+    for takes_kernels in (True, False):
+        monkeypatch.setattr(TransformerXL, "_takes_kernels", lambda *_, takes=takes_kernels: takes)
+        torch.manual_seed(1)
+        hidden.append(model(tokens, model.init_state(3)).hidden)
+    torch.testing.assert_close(*hidden)
+    steps = hidden[0].detach()  # equal inputs; only what attention mixes could differ, and it does not
+    torch.testing.assert_close(steps, steps[:, :1].expand_as(steps), atol=1e-4, rtol=1e-4)
+
+
 def test_terms_are_those_of_the_encoding(tmp_path: Any) -> None:
     """Shaw's scores have (a) and (b), absolute and learned ones (a) alone (Dai et al. 2019, section 3.3)."""
     tokens = write_tokens(tmp_path / "a.shard", [90])
