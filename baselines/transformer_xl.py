@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from baselines.position_encodings import (
     ENCODINGS,
@@ -25,6 +24,7 @@ from waveform.decoding.compressive_transformer import CompressiveTransformerWith
 from waveform.engine.interface import Decoder
 from waveform.models.compressive_state import CompressiveState, LayerState, Piece
 from waveform.models.compressive_transformer import INIT_STD
+from waveform.models.dropout import Dropout
 from waveform.models.transformer_config import MAX_SLOTS, CompressiveTransformerConfig, TransformerConfig
 from waveform.system.errors import UserError
 from waveform.system.rules import Rule, one_of, whole_number
@@ -57,12 +57,12 @@ class TransformerXLConfig(TransformerConfig):
             )
 
 
-class VariationalDropout(nn.Dropout):
+class VariationalDropout(Dropout):
     """Dropout with one mask for all steps of a call (Gal and Ghahramani 2016; AWD-LSTM, Merity et al. 2017)."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """-> [B, T, D]."""
-        return x_BTD * F.dropout(torch.ones_like(x_BTD[:, :1]), self.p, self.training)
+        return x_BTD * super().forward(torch.ones_like(x_BTD[:, :1]))
 
 
 class TransformerXL(CompressiveTransformerWithDecoders):
