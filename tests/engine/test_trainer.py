@@ -74,8 +74,9 @@ def test_law_7_exact_resume(name: str, mode: str, token_set: Callable[..., Token
     assert_bitwise_equal(everything(second), expected)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_law_7_exact_resume_in_compiled_kernels(
-    token_set: Callable[..., TokenSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dropout: float, token_set: Callable[..., TokenSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small model, whose layers run in kernels, with two threads."""
     threads, compiled = [], compiled_layers.compiled_layers
@@ -87,7 +88,7 @@ def test_law_7_exact_resume_in_compiled_kernels(
     monkeypatch.setattr(compiled_layers, "compiled_layers", counting)
     fields = {
         "num_layers": 2, "d_model": 32, "num_heads": 2, "d_feedforward": 32, "num_position_features": 16,
-        "window": 8, "memory": 8, "compressed": 4, "compression_rate": 4,
+        "window": 8, "memory": 8, "compressed": 4, "compression_rate": 4, "dropout": dropout,
     }  # fmt: skip
     tokens, options = token_set(LENGTHS), {"fields": fields, "chunk": 16}
     before = torch.get_num_threads()

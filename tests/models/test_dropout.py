@@ -53,3 +53,5 @@ def test_extreme_shares_are_finite(share: float) -> None:
 def test_it_is_torchs_own_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Dropout, "forward", lambda module, x: "torch's")
     assert Dropout(0.5)(torch.empty(3, device="meta")) == "torch's"
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert Dropout(0.5)(torch.ones(3)) == "torch's"

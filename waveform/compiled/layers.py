@@ -160,7 +160,7 @@ def _attend(row, kept, scratch, p):
     after = at(p.after, kept * T * D)
     if p.has_dropout:
         product(mixed, D, 1, p.output_t, D, after, D, T, D, D, False)
-        multiply_rows(after, at(p.mixed_factors, row * T * D), T * D)
+        multiply_rows(after, at(p.mixed_factors, row * T * D), after, T * D)
         add_row(after, 0, x, after, 0, 1, T * D)
     else:
         copy_rows(x, D, after, D, T, D)
@@ -179,13 +179,13 @@ def _feed_forward(row, kept, p):
     gelu_rows(inner, active, T * F)
     out = at(p.out, row * T * D)
     if p.has_dropout:
-        multiply_rows(active, at(p.inner_factors, row * T * F), T * F)
+        multiply_rows(active, at(p.inner_factors, row * T * F), active, T * F)
         repeat_row(p.feed_out_bias, out, D, T, D)
     else:
         add_row(after, D, p.feed_out_bias, out, D, T, D)
     product(active, F, 1, p.feed_out_t, D, out, D, T, D, F, True)
     if p.has_dropout:
-        multiply_rows(out, at(p.out_factors, row * T * D), T * D)
+        multiply_rows(out, at(p.out_factors, row * T * D), out, T * D)
         add_row(out, 0, after, out, 0, 1, T * D)
 
 
@@ -253,14 +253,13 @@ def _feed_forward_backward(row, scratch, sums, p):
     grad_fed = grad_out
     if p.has_dropout:
         grad_fed = at(scratch, p.t_mixed)
-        copy_rows(grad_out, D, grad_fed, D, T, D)
-        multiply_rows(grad_fed, at(p.out_factors, row * T * D), T * D)
+        multiply_rows(grad_out, at(p.out_factors, row * T * D), grad_fed, T * D)
     product(grad_fed, 1, D, active, F, at(sums, p.s_feed_out), F, D, F, T, True)
     add_column_sums(grad_fed, D, at(sums, p.s_feed_out_bias), T, D)
     grad_inner, grad_normed = at(scratch, p.t_inner), at(scratch, p.t_normed)
     product(grad_fed, D, 1, p.feed_out, F, grad_inner, F, T, F, D, False)
     if p.has_dropout:
-        multiply_rows(grad_inner, at(p.inner_factors, row * T * F), T * F)
+        multiply_rows(grad_inner, at(p.inner_factors, row * T * F), grad_inner, T * F)
     multiply_by_gelu_slope(inner, grad_inner, T * F)
     product(grad_inner, 1, F, normed, D, at(sums, p.s_feed_in), D, F, D, T, True)
     add_column_sums(grad_inner, F, at(sums, p.s_feed_in_bias), T, F)
@@ -280,8 +279,7 @@ def _attend_backward(row, scratch, sums, p):
     grad_attended = grad_after
     if p.has_dropout:
         grad_attended = at(scratch, p.t_normed)
-        copy_rows(grad_after, D, grad_attended, D, T, D)
-        multiply_rows(grad_attended, at(p.mixed_factors, row * T * D), T * D)
+        multiply_rows(grad_after, at(p.mixed_factors, row * T * D), grad_attended, T * D)
     product(grad_attended, 1, D, mixed, D, at(sums, p.s_output), D, D, D, T, True)
     grad_mixed, grads = at(scratch, p.t_mixed), at(scratch, p.t_grads)  # grads [K, 3 D]: queries, keys, values
     product(grad_attended, D, 1, p.output, D, grad_mixed, D, T, D, D, False)

@@ -122,10 +122,9 @@ def multiply_by_gelu_slope(x, grad, size):
 
 
 @compiled
-def multiply_rows(x, factors, size):
-    """In place."""
+def multiply_rows(x, factors, out, size):
     for j in range(0, size, LANES):
-        store(x, j, multiply(load(x, j, F32), load(factors, j, F32)))
+        store(out, j, multiply(load(x, j, F32), load(factors, j, F32)))
 
 
 @compiled

@@ -506,15 +506,16 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         from waveform.models.compiled_layers import compiled_layers, pack_encodings  # here: others do without numba
 
         old_states = state.layers()
+        dropout = None
+        if self.training and self.config.dropout:
+            dropout = [layer.dropout_for_kernels(h_BTD) for layer in self.layers]
         made = compiled_layers(
             h_BTD,
             [compressive_state.attended_slots(self.config, old, h_BTD, piece) for old in old_states],
             pack_encodings(piece.slots),
             [layer.parameters_for_kernels() for layer in self.layers],
             self._compression_for_kernels(piece),
-            [layer.dropout_for_kernels(h_BTD) for layer in self.layers]
-            if self.training and self.config.dropout
-            else None,
+            dropout,
             epsilon=self.layers[0].attention_norm.eps,
         )
         states, losses = [], []
