@@ -196,7 +196,8 @@ VERBS = (
     ),
     Verb(
         "export",
-        "write a trained run to one file, with its vocabulary but without its texts, to sample, score and go on from",
+        "write a trained run, with its vocabulary but without its texts, to one file from which others can sample, "
+        "score and go on training",
         "recipes.verbs.export:export",
         (RUN_DIR, *EXPORT),
     ),

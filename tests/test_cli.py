@@ -164,7 +164,9 @@ def test_evaluate_on_different_audio(place: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_compare(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = ["--json", str(tmp_path / "c.json"), "--plot", str(tmp_path / "c.png")]
+    for split, num in (("train", 1), ("valid", 1), ("test", 5)):  # five, for an interval
+        write_tones(tmp_path / "audio" / split, num=num, seconds=0.1)
+    files = ["--json", str(tmp_path / "c.json"), "--plot", str(tmp_path / "c.png"), "--data", str(tmp_path / "audio")]
     assert main(["compare", *(str(place / model) for model in MODELS), *files]) == 0
     out = capsys.readouterr().out
     entries = json.loads((tmp_path / "c.json").read_text())
@@ -180,6 +182,9 @@ def test_compare(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert entry["learning_curve"]["tokens"][-1] == entry["train_samples_seen"]
     assert entries[2]["interval_95"] == [0, 0]
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    entries = waveform.compare([place / "wavenet", place / "transformer_xl"])  # on two utterances
+    difference = entries[1]["difference_to_wavenet_nats"]
+    assert entries[1]["interval_95"] is None and f"  {difference:+.4f}  " in capsys.readouterr().out
 
 
 def test_analyse_a_group(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -178,7 +178,7 @@ VERBS = (
     ),
     Verb(
         "export",
-        "write a trained run to one file, without its data, to sample, score and go on from",
+        "write a trained run, without its data, to one file from which others can sample, score and go on training",
         "waveform.verbs.export:export",
         (RUN_DIR, *EXPORT),
     ),

@@ -225,7 +225,7 @@ def check_amount(num: int, seconds: float, *, endless: bool) -> None:
     if num < 1:
         raise UserError(f"num is {num}; it must be at least 1")
     if seconds == math.inf and not endless:
-        raise UserError("seconds is inf; only what is heard as it is drawn may have no end: give a number")
+        raise UserError("seconds is inf, which is for --play and --out - only; give a number")
     if not seconds > 0:
         raise UserError(f"seconds is {seconds}; it must be above 0")
 

@@ -14,11 +14,9 @@ from recipes.verbs.evaluate import Measurement, measure, protocol_of
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.learning_curves import read_learning_curve, save_learning_curves
 from waveform.runs.scoring import EvaluateOptions, bootstrap_interval, own_tokens
-from waveform.system.console import table
+from waveform.system.console import counted, table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
-
-_FEWEST_DOCUMENTS = 5  # for an interval that means something
 
 
 def compare(
@@ -82,11 +80,10 @@ def compare(
 
 
 def _entry(one: Measurement, first: Measurement) -> dict[str, Any]:
-    enough = one is not first and len(one.result.counts) >= _FEWEST_DOCUMENTS
     return {
         **one.figures,
         "difference_to_first_nats": one.result.nats_per_token - first.result.nats_per_token,
-        "interval_95": list(bootstrap_interval(one.result, first.result)) if enough else None,
+        "interval_95": None if one is first else bootstrap_interval(one.result, first.result),
     }
 
 
@@ -104,12 +101,11 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
     for entry in entries:
         against = "-" if entry is first else f"{entry['difference_to_first_nats']:+.4f}"
         if entry["interval_95"] is not None:
-            low, high = entry["interval_95"]
-            against += f" [{low:+.4f}, {high:+.4f}]"
+            against += " [{:+.4f}, {:+.4f}]".format(*entry["interval_95"])
         rows.append(
             [
                 f"{_label(entry)} ({entry['model']})",
-                *(f"{entry[name]:.4f}" for name in metrics),
+                *(f"{entry[name]:,.2f}" if name.endswith("perplexity") else f"{entry[name]:.4f}" for name in metrics),
                 f"{entry['nats_per_token']:.4f}",
                 against,
                 f"{entry['num_parameters'] / 1e6:.2f} M",
@@ -127,7 +123,9 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
         lines += ["", "perplexity by occurrences in training:", *table(*frequencies_of(entries))]
     if "bits_by_distance" in first:
         lines += ["", f"bits per answer by distance, chance {first['chance_bits']:.2f}:", *_distances(entries)]
-    lines.append(f"{first['split']} split: {first['num_tokens']:,} tokens of {first['num_documents']:,} documents")
+    lines.append(
+        f"{first['split']} split: {first['num_tokens']:,} tokens of {counted(first['num_documents'], 'document')}"
+    )
     if first["rows"]:
         lines.append(f"cut for speed, state {first['state']}")
     return "\n".join(lines)

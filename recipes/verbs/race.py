@@ -15,6 +15,7 @@ from waveform.ranks.distributed import World
 from waveform.runs.race import Entrants, Scored, ScoredRun, figures_of_race, race_table, save_race, train_rounds
 from waveform.runs.scoring import EvaluateOptions, own_tokens
 from waveform.runs.seeds import mean_and_interval
+from waveform.system.console import counted
 from waveform.system.output import check_files, write_json
 
 MODELS = ("compressive_transformer", "transformer_xl")
@@ -82,7 +83,7 @@ def race(
             UNITS[name]: {each["model"]: f"{each[name]['mean']:.5g}" for each in figures["models"]} for name in metrics
         }
         print("\n".join(race_table(figures, scored, extra=columns)))
-        size = f"{first['num_tokens']:,} tokens of {first['num_documents']:,} documents"
+        size = f"{first['num_tokens']:,} tokens of {counted(first['num_documents'], 'document')}"
         print(f"test split: {size}, state {first['state']}")
     write_json(json_file, figures)
     if plot_file is not None:

@@ -19,7 +19,7 @@ from waveform.runs.learning_curves import read_learning_curve
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions, own_tokens
 from waveform.system.atomic import require_writable
-from waveform.system.console import printable
+from waveform.system.console import counted, printable
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
 
@@ -102,8 +102,8 @@ def report(
         Page(
             labels=labels,
             made_of=f"NLL and documents are of the {config.split} split ({entries[0]['num_tokens']:,} tokens of "
-            f"{entries[0]['num_documents']:,} documents); texts are of temperature {config.temperature:g}, nucleus "
-            f"{NUCLEUS:g}, seed {config.seed}.",
+            f"{counted(entries[0]['num_documents'], 'document')}); texts are of temperature {config.temperature:g}, "
+            f"nucleus {NUCLEUS:g}, seed {config.seed}.",
             comparison=Table(header, [[label, *row[1:]] for label, row in zip(labels, rows, strict=True)]),
             writings=_writings(by_label, config) if config.documents and not is_recall(runs[0]) else (),
             frequencies=Table(*frequencies_of(entries)) if "perplexity_by_frequency" in entries[0] else None,

@@ -54,7 +54,7 @@ def test_quality_is_shown_beside_real_clips_and_noise(
 
 
 def test_settings_of_quality_need_it() -> None:
-    with pytest.raises(UserError, match="--seed is of --quality"):
+    with pytest.raises(UserError, match="--seed is only for --quality"):
         measure.QualityConfig(seed=7)
 
 

@@ -194,7 +194,7 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = capsys.readouterr().out
     first, second, third = json.loads((tmp_path / "c.json").read_text())
     for entry in (first, second):
-        assert f"{entry['bits_per_byte']:.4f}  " in table and f"{entry['word_perplexity']:.4f}  " in table
+        assert f"{entry['bits_per_byte']:.4f}  " in table and f"{entry['word_perplexity']:,.2f}  " in table
     assert (third["difference_to_first_nats"], third["interval_95"]) == (0, [0, 0])
     assert second["interval_95"][0] < second["difference_to_first_nats"] < second["interval_95"][1] < 0
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")

@@ -120,6 +120,26 @@ def test_switching_keeps_the_position(open_page: Callable[..., Any], tones: Page
     assert not is_playing(driver, 2) and time_of(driver, 3) < time_of(driver, 2)
 
 
+def test_blind_mode_begins_anew(open_page: Callable[..., Any], tones: Page) -> None:
+    """Neither what was heard before, nor where a name stands, tells a sound from the others."""
+    driver = open_page(render(tones))
+    click(driver, ".track", 1, share=0.5)
+    wait_for(lambda: is_playing(driver, 1))
+    click(driver, "#blind")
+    wait_for(
+        lambda: (
+            {(time_of(driver, i), playhead_of(driver, i), is_playing(driver, i)) for i in range(5)} == {(0, 0, False)}
+        )
+    )
+    assert not driver.find_elements("css selector", ".player.current")
+    lefts = driver.execute_script(f"""return {SHOWN}.map(player => {{
+        const text = document.createRange();
+        text.selectNode(player.querySelector(".label").lastChild);
+        return Math.round(text.getBoundingClientRect().left - player.getBoundingClientRect().left);
+    }})""")
+    assert len(set(lefts)) == 1
+
+
 def test_blind_mode_hides_names_and_exports(
     open_page: Callable[..., Any], tones: Page, capsys: pytest.CaptureFixture[str]
 ) -> None:

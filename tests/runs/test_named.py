@@ -6,6 +6,7 @@ import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 import yaml
@@ -95,12 +96,17 @@ def test_what_needs_the_data_says_so(bundled: str, place: Path, capsys: pytest.C
         line = mistake([verb, bundled], capsys)
         assert "speech-en comes without the data that it was trained on; name a data set with --data" in line
     line = mistake(["train", place / "data", "run", "--from", bundled, "--from-optimiser"], capsys)
-    assert "was exported without its optimiser" in line
+    assert "was exported without its optimiser" in line and not Path("run").exists()
+    line = mistake(["export", bundled, "again.zip", "--optimiser"], capsys)
+    assert "was exported without its optimiser itself; leave out --optimiser" in line and not Path("again.zip").exists()
 
 
 def test_a_missing_run_is_one_line_with_the_bundled_names(bundled: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = mistake(["sample", "nosuch", "--out", "wav"], capsys)
     assert line.endswith("no such run folder: nosuch; `train` makes one, and speech-en comes with waveform")
+    assert mistake(["train", "data", "run", "--from", "speech-em"], capsys).endswith(
+        "speech-em; did you mean speech-en?"
+    )
     assert "/dev/null is neither" in mistake(["sample", "/dev/null", "--out", "wav"], capsys)
 
 
@@ -233,7 +239,8 @@ def test_a_hostile_archive_is_refused(
     file = tmp_path / "a" / "run.zip"
     shutil.copy(place / "speech.zip", file)
     attack(file)
-    assert says in mistake(["sample", file, "--out", tmp_path / "wav"], capsys)
+    line = mistake(["sample", file, "--out", tmp_path / "wav"], capsys)
+    assert says in line and str(file) in line and gettempdir() + "/waveform-" not in line
     assert sorted(tmp_path.rglob("*")) == [tmp_path / "a", file]
 
 

@@ -16,7 +16,6 @@ from waveform.engine.token_set import TokenSet
 from waveform.runs.scoring import interval_over_utterances
 from waveform.system.progress import Progress
 
-_FEWEST_UTTERANCES = 5  # for an interval that means something
 _RESAMPLES = 2_000  # of the bootstrap, for each bin
 
 
@@ -45,9 +44,7 @@ class NllByPlace:
         for in_bin, counts in zip(nats.T, self.counts.T, strict=True):
             there = counts > 0
             means.append(float(in_bin.sum() / counts.sum()))
-            enough = there.sum() >= _FEWEST_UTTERANCES
-            of_bin = (in_bin[there], counts[there])
-            intervals.append(list(interval_over_utterances(*of_bin, resamples=_RESAMPLES)) if enough else None)
+            intervals.append(interval_over_utterances(in_bin[there], counts[there], resamples=_RESAMPLES))
         return {
             "edges": list(self.edges),
             "nats": means,

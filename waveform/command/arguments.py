@@ -32,8 +32,8 @@ FROM = (
         into="origin",
         type=Path,
         metavar="RUN_DIR",
-        help="begin with the weights and settings of another run, archived or bundled; what you set, or a preset, "
-        "counts instead",
+        help="begin with the weights and settings of another run, archived or bundled; settings that you give, or a "
+        "preset, take precedence",
     ),
     argument(
         "--from-optimiser",
@@ -172,7 +172,9 @@ def entrants(models: str, *, into: str) -> tuple[Argument, ...]:
     )
 
 
-TEMPERATURE = argument("--temperature", into="sampling", type=float, metavar="T", help="below 1: safer (default 1)")
+TEMPERATURE = argument(
+    "--temperature", into="sampling", type=float, metavar="T", help="below 1: safer; 0: the likeliest (default 1)"
+)
 SEED = argument("--seed", into="sampling", type=int, metavar="N", help="of the samples (default 0)")
 
 OUT_PAGE = argument("--out", type=Path, metavar="FILE.html", help="the page (default report.html)")
@@ -181,6 +183,6 @@ RATINGS = argument(
     type=Path,
     nargs="+",
     metavar="FILE",
-    help="instead, print what listeners said in a page's blind mode: mean ratings with intervals",
+    help="ratings that a page's blind mode exported: print each run's mean with its interval, and write no page",
     instead="waveform.report_page.ratings:rate",
 )

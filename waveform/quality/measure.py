@@ -40,7 +40,7 @@ class QualityConfig:
         SamplingConfig(temperature=self.temperature, seed=self.seed)  # refuses what is out of range
         given = [field.name for field in fields(QualityConfig) if getattr(self, field.name) != field.default]
         if given and not self.quality:
-            raise UserError(f"--{given[0]} is of --quality, which is not given; give both, or leave it out")
+            raise UserError(f"--{given[0]} is only for --quality; add --quality, or leave it out")
 
 
 def measure_quality(

@@ -24,7 +24,8 @@ def quality_notes(quality: Quality) -> list[str]:
     return [
         f"clips of {quality.seconds:g} s, samples at temperature {quality.temperature:g} from seed {quality.seed}; "
         f"distances are to {quality.num_reference} other real clips",
-        f"as many of these real clips have a Frechet distance of {_shown(quality.by_chance)} to the rest: its bias",
+        f"so many real clips, drawn at random, have a Frechet distance of {_shown(quality.by_chance)} to the rest: its "
+        "bias",
     ]
 
 

@@ -56,13 +56,14 @@ def place_chart(places: Mapping[str, NllByPlace], *, unit: str, unit_s: float | 
         differences = {label: places[label].difference_to(places[first]) for label in others}
         _draw_places(panels[1], differences, unit_s=unit_s)
         panels[1].set_ylabel(f"difference to\n{_plain(first)}")
+    piece = "document" if unit_s is None else "utterance"
     for axes in panels:
-        axes.set_xlabel(f"{unit if unit_s is None else 'second'}s since the utterance began")
+        axes.set_xlabel(f"{unit if unit_s is None else 'second'}s since the {piece} began")
     return Chart(
-        "NLL over the course of an utterance",
-        "Does longer memory help later on? The mean over utterances, in stretches that double in length, with 95% "
-        "intervals by the bootstrap over utterances (none for fewer than five). What comes late in an utterance may be "
-        "easier or harder to predict for any model; the difference, paired by utterance, is free of that.",
+        f"NLL over the course of {'a document' if unit_s is None else 'an utterance'}",
+        f"Does longer memory help later on? The mean over {piece}s, in stretches that double in length, with 95% "
+        f"intervals by the bootstrap over {piece}s (none for fewer than five). What comes late may be easier or harder "
+        f"to predict for any model; the difference, paired by {piece}, is free of that.",
         _svg(figure),
     )
 

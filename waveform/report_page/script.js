@@ -103,7 +103,12 @@ function shuffled(items) {
 
 function setBlind(on) {
   const ordered = on ? shuffled : (items) => items;
-  if (current) sound(current).pause();
+  for (const player of players) { // nothing that was heard before tells them apart
+    sound(player).pause();
+    seek(player, 0);
+  }
+  if (current) current.classList.remove("current");
+  current = null;
   document.body.classList.toggle("blind", on);
   document.querySelector("#blind").setAttribute("aria-pressed", on);
   ordered(rows).forEach((row, i) => {

@@ -54,8 +54,10 @@ def write_archive(
     """Write the run in `run_dir` to `file`: its configuration and one checkpoint.
 
     optimiser: also what only training needs: unpacked, the run can be resumed. data_files: what of the run's data set
-    it cannot do without. Raises UserError if `file` exists or cannot be written.
+    it cannot do without. Raises UserError if `file` exists or cannot be written, and if there is no optimiser.
     """
+    if optimiser and found.progress.weights_only:
+        raise UserError(f"{run_dir} was exported without its optimiser itself; leave out --optimiser")
     if file.exists():
         raise UserError(f"{file} exists; give a new file, or remove it")
     require_writable(file, option="the archive")

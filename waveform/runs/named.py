@@ -2,6 +2,7 @@
 
 import atexit
 from contextlib import ExitStack
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -9,7 +10,7 @@ from tempfile import TemporaryDirectory, gettempdir
 from waveform.runs.archive import unpack
 from waveform.runs.folder import CONFIG_FILE
 from waveform.system.atomic import explain_write_errors
-from waveform.system.errors import UserError
+from waveform.system.errors import UserError, call_in_messages
 
 BUNDLED = Path(str(resources.files("waveform.bundled")))
 _unpacked: dict[tuple[Path, int, int], Path] = {}  # archive, as it was -> the folder with its content
@@ -34,7 +35,10 @@ def find_run(given: Path | str) -> Path:
         raise UserError(f"{given} is neither a run folder nor an archive of one")
     names = ", ".join(bundled_names())
     come = f", and {names} {'come' if ',' in names else 'comes'} with waveform" if names else ""
-    raise UserError(f"no such run folder: {given}; `train` makes one{come}")
+    near = get_close_matches(str(given), bundled_names(), n=1, cutoff=0.8)
+    raise UserError(
+        f"no such run folder: {given}; " + (f"did you mean {near[0]}?" if near else f"`train` makes one{come}")
+    )
 
 
 def bundled_names() -> list[str]:
@@ -59,4 +63,5 @@ def _unpack_once(archive: Path) -> Path:
             unpack(archive, Path(place) / archive.stem)
             _until_exit.enter_context(on_error.pop_all())
         _unpacked[key] = Path(place) / archive.stem
+        call_in_messages(_unpacked[key], archive)
     return _unpacked[key]

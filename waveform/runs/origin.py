@@ -75,8 +75,19 @@ def compose_from(
 def load_origin(config: dict[str, Any], trainer: Trainer) -> None:
     """Give a new trainer the weights, and the optimiser if asked for, of the run that `config` says it begins from.
 
-    Raises UserError if that run is gone or no longer the one that the configuration names, or was trained on another
-    kind of tokens.
+    Raises UserError as `find_origin` does.
+    """
+    found = find_origin(config)
+    checkpoint.restore_weights(found, trainer.module)
+    if config["origin"]["optimiser"]:
+        checkpoint.restore_optimiser(found, trainer.optimiser)
+
+
+def find_origin(config: dict[str, Any]) -> checkpoint.Checkpoint:
+    """The checkpoint that `config`, with its section `dataset`, says that a run begins from.
+
+    Raises UserError if that run is gone or no longer the one that the configuration names, was trained on another kind
+    of tokens, or has no optimiser, if that is asked for.
     """
     record = config["origin"]
     _, before, found = find_saved(record["run"])
@@ -97,24 +108,18 @@ def load_origin(config: dict[str, Any], trainer: Trainer) -> None:
             f"{record['run']} has been trained since, to step {found.step}, and this run begins from its step "
             f"{record['step']}; give another RUN_DIR"
         )
-    checkpoint.restore_weights(found, trainer.module)
-    if record["optimiser"]:
-        if found.progress.weights_only:
-            raise UserError(
-                f"{record['run']} was exported without its optimiser; leave out --from-optimiser, or export it again "
-                "with --optimiser"
-            )
-        checkpoint.restore_optimiser(found, trainer.optimiser)
+    if record["optimiser"] and found.progress.weights_only:
+        raise UserError(f"{record['run']} was exported without its optimiser; leave out --from-optimiser")
+    return found
 
 
 def _new(origin: Origin) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """The configuration of the run that a new one begins from, and what the new one records of it."""
     if origin.run is None:
         return None
-    name = full_name(origin.run)
-    _, before, found = find_saved(name)
+    _, before, found = find_saved(origin.run)
     weights = found.weights_digest()
-    return before, {"run": name, "step": found.step, "weights": weights, "optimiser": origin.optimiser}
+    return before, {"run": full_name(origin.run), "step": found.step, "weights": weights, "optimiser": origin.optimiser}
 
 
 def _begun(run_dir: Path, origin: Origin) -> tuple[dict[str, Any], dict[str, Any]] | None:

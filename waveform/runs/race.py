@@ -30,7 +30,6 @@ from waveform.system.signals import Interrupted
 _MOST_SEEDS = 100
 _NUM_LOOKS = 10  # evaluations in training, evenly over the budget
 _LOOK_TOKENS = 64_000  # of each, in 16 pieces of 4,000: longer than what small models can look back
-_FEWEST_UTTERANCES = 5  # for an interval that means something
 
 
 @dataclass(frozen=True)
@@ -164,10 +163,9 @@ def _over_seeds_and_utterances(results: Sequence[Evaluation]) -> dict[str, Any]:
     """The mean over seeds, with an interval over seeds (Student's t) and one over utterances (bootstrap)."""
     over_seeds = mean_and_interval([result.nats_per_token for result in results])
     nats, counts = np.mean([result.nats for result in results], axis=0), results[0].counts
-    enough = len(counts) >= _FEWEST_UTTERANCES
     return {
         "mean": over_seeds["mean"],
-        "interval_95_over_utterances": list(interval_over_utterances(nats, counts)) if enough else None,
+        "interval_95_over_utterances": interval_over_utterances(nats, counts),
         "interval_95_over_seeds": over_seeds["interval_95"],
         "seeds": over_seeds["seeds"],
     }

@@ -22,6 +22,8 @@ from waveform.runs.opened import TrainedRun
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
+_FEWEST_UTTERANCES = 5  # for an interval that means something
+
 
 def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
     """The tokens of a split of the run's own data set.
@@ -189,25 +191,26 @@ def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evalua
     }
 
 
-def bootstrap_interval(a: Evaluation, b: Evaluation) -> tuple[float, float]:
+def bootstrap_interval(a: Evaluation, b: Evaluation) -> list[float] | None:
     """95% interval of NLL(a) - NLL(b), nats per token: each resample draws the same utterances for both models."""
     return interval_over_utterances(a.nats - b.nats, a.counts)
 
 
 def interval_over_utterances(
     nats: np.ndarray, counts: np.ndarray, *, resamples: int = 10_000, seed: int = 0
-) -> tuple[float, float]:
+) -> list[float] | None:
     """95% interval of the nats per token, by the bootstrap over utterances (percentiles; Efron and Tibshirani 1993).
 
-    nats, counts: [N], of each utterance. Each resample draws utterances with replacement.
+    nats, counts: [N], of each utterance. Each resample draws utterances with replacement. None for fewer than five.
     """
+    if len(counts) < _FEWEST_UTTERANCES:
+        return None
     rng = np.random.default_rng(seed)
     means = []
     for _ in range(resamples):
         chosen = rng.integers(len(counts), size=len(counts))
         means.append(nats[chosen].sum() / counts[chosen].sum())
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
+    return [float(end) for end in np.quantile(means, [0.025, 0.975])]
 
 
 def unigram_nats(run: TrainedRun, tokens: TokenSet) -> float | None:

@@ -22,7 +22,7 @@ from waveform.engine.turns import train_in_turn
 from waveform.ranks.distributed import World, explain_lost_ranks
 from waveform.runs.configured_model import model_from, num_parameters, sketch_model, window_of
 from waveform.runs.folder import CONFIG_FILE, LOCK_FILE, check_recorded, comparable, refuse_other_config
-from waveform.runs.origin import load_origin
+from waveform.runs.origin import find_origin, load_origin
 from waveform.runs.settings import to_yaml
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.console import say
@@ -150,6 +150,8 @@ def open_training(
         config["dataset"]["checksums"]["labels"] = labels_checksum(splits.values())
         splits = {split: tokens.numbered(names) for split, tokens in splits.items()}
     torch.manual_seed(config["seed"] + world.rank)
+    if "origin" in config and not (run_dir / CONFIG_FILE).exists():
+        find_origin(config)  # before anything is written
     with claim(run_dir, config, world=world, timeout_s=train_config.timeout_s):
         model = model_from(config)
         trainer = Trainer(
@@ -176,6 +178,8 @@ def open_training(
             if (reach := optional_parts(model).receptive_field) and context.units_per_second:
                 say(f"receptive field: {reach:,} samples = {1000 * reach / context.units_per_second:.1f} ms")
         if "origin" in config and trainer.resumed_from is None:
+            if context.show_progress and world.is_first:
+                say(f"beginning with the weights of {config['origin']['run']}, step {config['origin']['step']:,}")
             trainer.save()  # so that this run needs its origin no longer
         yield trainer
 

@@ -26,7 +26,7 @@ from waveform.runs.race import ScoredRun
 from waveform.runs.scoring import bootstrap_interval, score, unigram_nats, with_labels
 from waveform.runs.speeds import warnings_of
 from waveform.speech import Run, load
-from waveform.system.console import printable, table
+from waveform.system.console import counted, printable, table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 from waveform.verbs.evaluate import describe, open_split, require_clips
@@ -81,11 +81,11 @@ def compare(
     """Evaluate runs on the same tokens under config.protocol; print a table, return (and write) a list of figures.
 
     Each entry contains what `evaluate` gives, `difference_to_wavenet_nats` with its `interval_95` (None if no run is a
-    WaveNet), `train_samples_per_second`, in all and by slice, `sampling_samples_per_second` and the
-    `learning_curve`, validation NLL in training, which `plot_file` shows; with config.quality also `quality`, the
-    figures of all runs' samples, which are the same in each entry, and with config.published `published`, the figures
-    of others. Raises UserError as `load` does, if the runs' test tokens differ, and for published figures that were
-    not measured as those of the runs would be.
+    WaveNet; the interval also for fewer than five utterances), `train_samples_per_second`, in all and by slice,
+    `sampling_samples_per_second` and the `learning_curve`, validation NLL in training, which `plot_file` shows; with
+    config.quality also `quality`, the figures of all runs' samples, which are the same in each entry, and with
+    config.published `published`, the figures of others. Raises UserError as `load` does, if the runs' test tokens
+    differ, and for published figures that were not measured as those of the runs would be.
     """
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
     config = config or CompareConfig()
@@ -183,7 +183,7 @@ def entries_of(scored: Sequence[ScoredRun], *, split: str) -> list[dict[str, Any
         difference = interval = None
         if baseline is not None:
             difference = one.result.nats_per_token - baseline.nats_per_token
-            interval = list(bootstrap_interval(one.result, baseline)) if one.result is not baseline else [0.0, 0.0]
+            interval = bootstrap_interval(one.result, baseline) if one.result is not baseline else [0.0, 0.0]
         entries.append(
             {
                 **figures_of(one, split=split),
@@ -233,8 +233,9 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
         if difference is None or entry["interval_95"] == [0.0, 0.0]:
             against = "-"
         else:
-            low, high = entry["interval_95"]
-            against = f"{difference:+.4f} [{low:+.4f}, {high:+.4f}]"
+            against = f"{difference:+.4f}"
+            if entry["interval_95"] is not None:
+                against += " [{:+.4f}, {:+.4f}]".format(*entry["interval_95"])
         rate = entry["train_samples_per_second"]
         rows.append(
             [
@@ -262,7 +263,7 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
 def scope_of(first: dict[str, Any]) -> str:
     """What the NLL of several runs is of, from the figures of any of them."""
     return (
-        f"{first['split']} split: {first['num_samples']:,} samples of {first['num_utterances']} utterances, "
+        f"{first['split']} split: {first['num_samples']:,} samples of {counted(first['num_utterances'], 'utterance')}, "
         f"state by {first['protocol']}{LOOKS_AHEAD if first['looks_ahead'] else ''}"
     )
 
@@ -271,7 +272,7 @@ def note_of(first: dict[str, Any]) -> str:
     """What the figures of a comparison are of, from any of its entries."""
     return (
         f"{scope_of(first)}; lower NLL is better; speeds on {first['device']} with "
-        f"{first['num_threads']} threads; sampling: one stream, from empty memories"
+        f"{counted(first['num_threads'], 'thread')}; sampling: one stream, from empty memories"
     )
 
 

@@ -20,7 +20,7 @@ from waveform.runs.scoring import EvaluateOptions
 from waveform.runs.settings import typed
 from waveform.speech import Run, load, open_data, require_audio
 from waveform.system.atomic import require_writable
-from waveform.system.console import printable, table
+from waveform.system.console import counted, printable, table
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
 
@@ -66,7 +66,7 @@ def evaluate(
             f"{run.name}, step {run.step}, {split} split, state by {result.protocol}"
             f"{LOOKS_AHEAD if figures['looks_ahead'] else ''}: "
             f"{result.nats_per_token:.4f} nats = {bits(result.nats_per_token):.4f} bits per sample "
-            f"({figures['num_samples']:,} samples of {figures['num_utterances']} utterances"
+            f"({figures['num_samples']:,} samples of {counted(figures['num_utterances'], 'utterance')}"
             + (f"; unigram {unigram:.4f} nats)" if unigram is not None else ")")
         )
         if "nll_by_label" in figures:

@@ -10,7 +10,8 @@ from waveform.speech import load
 def export(run_dir: Path | str, file: Path | str, *, optimiser: bool = False, show_progress: bool = True) -> Path:
     """Write a run to `file`: settings, log and newest weights, without its data; returns the path.
 
-    optimiser: also what only training needs. Raises UserError as `load` does, and if `file` exists.
+    optimiser: also what only training needs. Raises UserError as `load` does, if `file` exists, and if the run itself
+    was exported without its optimiser.
     """
     file = Path(file)
     load(run_dir, device="cpu")  # what cannot be opened should not be handed on

@@ -23,7 +23,7 @@ from waveform.report_page.settings import settings_tables
 from waveform.runs.race import ScoredRun
 from waveform.speech import Run, check_amount, load
 from waveform.system.atomic import require_writable
-from waveform.system.console import printable
+from waveform.system.console import counted, printable
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
 from waveform.system.progress import Progress
@@ -158,7 +158,7 @@ def report(
         Page(
             labels=list(heard),
             made_of=f"NLL and recordings are of the {config.split} split ({tokens.num_tokens / rate:.0f} s, "
-            f"{len(tokens)} utterances), sounds of seed {config.seed}.",
+            f"{counted(len(tokens), 'utterance')}), sounds of seed {config.seed}.",
             comparison=Table(*rows_of(entries), note=f"{note_of(entries[0])}."),
             players=players,
             by_label=_by_label(names, entries),
