@@ -84,9 +84,12 @@ def test_a_name_stands_for_a_run_folder_in_every_verb(
     assert [path.suffix for path in Path().iterdir()] == [".prepared"]  # kept, for the next time
 
 
-def test_a_run_goes_on_from_a_bundled_one(bundled: str, place: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_from_a_bundled_one(
+    bundled: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["train", str(place / "data"), str(tmp_path / "run"), "--from", bundled, "train.max_steps=1"]
     assert main(command) == 0
+    assert "beginning with the weights of speech-en, step 4\n" in capsys.readouterr().out
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["origin"]["run"] == bundled
     assert main([*command, "train.max_steps=2"]) == 0
 

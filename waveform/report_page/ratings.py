@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from waveform.runs.seeds import mean_and_interval, shown
-from waveform.system.console import printable, table
+from waveform.system.console import counted, printable, table
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
 
@@ -64,7 +64,7 @@ def rate(ratings: Sequence[Path | str], *, json_file: Path | str | None = None) 
         for entry in entries
     ]
     print("\n".join(table(["run", "mean rating [95% interval]", "sounds", "ratings"], rows)))
-    print(f"{len(ratings)} {'listener' if len(ratings) == 1 else 'listeners'}; 1 to 5, higher is better")
+    print(f"{counted(len(ratings), 'listener')}; 1 to 5, higher is better")
     write_json(json_file, entries)
     return entries
 

@@ -25,7 +25,7 @@ from waveform.runs.folder import CONFIG_FILE, LOCK_FILE, check_recorded, compara
 from waveform.runs.origin import find_origin, load_origin
 from waveform.runs.settings import to_yaml
 from waveform.system.atomic import explain_write_errors, write_file
-from waveform.system.console import say
+from waveform.system.console import counted, say
 from waveform.system.cpu import why_threads
 from waveform.system.locks import locked
 
@@ -189,7 +189,7 @@ def say_threads(world: World) -> None:
     if world.is_first and world.device.type == "cpu":
         num_threads = torch.get_num_threads()
         each = " in each process" if world.size > 1 else ""
-        say(f"{num_threads} thread{'s' * (num_threads > 1)}{each}: {why_threads(num_threads)}")
+        say(f"{counted(num_threads, 'thread')}{each}: {why_threads(num_threads)}")
 
 
 def cut_for_a_look(valid: TokenSet, config: TrainConfig, *, world: World) -> TokenSet:
