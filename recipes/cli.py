@@ -99,6 +99,13 @@ _PLOT = argument(
     metavar="FILE.png",
     help="draw bits per answer by distance (recall), or an agent's return in training",
 )
+_ENVS = argument(
+    "--envs",
+    into="playing",
+    nargs="+",
+    metavar="NAME",
+    help="of Gymnasium: play as many episodes besides in each of these environments",
+)
 _PLAYING = (
     argument("--episodes", into="playing", type=int, metavar="N", help="that an agent plays (default 256)"),
     argument(
@@ -109,6 +116,7 @@ _PLAYING = (
         metavar="N",
         help="of object matching: play as many episodes besides in which every way takes N steps",
     ),
+    _ENVS,
 )
 
 VERBS = (
@@ -282,6 +290,10 @@ VERBS = (
                 "--jobs", into="config", type=int, metavar="N", help="runs at a time, which share the CPU (default 2)"
             ),
             replace(_ROWS, into="config"),
+            argument(
+                "--agents", into="config", nargs="+", metavar="NAME", help="of figure5: train these alone (default all)"
+            ),
+            replace(_ENVS, into="config"),
             replace(JSON, options={**JSON.options, "help": "write the figures there (default OUT_DIR/NAME.json)"}),
             argument(
                 "--plot",

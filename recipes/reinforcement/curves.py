@@ -22,16 +22,16 @@ def read_returns(run_dir: Path) -> np.ndarray:
 def save_returns(
     path: Path,
     curves: Mapping[str, Sequence[np.ndarray]],
-    by_delay: Mapping[str, Mapping[int, Sequence[float]]] | None = None,
+    by_place: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
 ) -> None:
     """Draw means of several seeds, shaded from lowest to highest. Raises UserError if the picture cannot be written.
 
-    curves: {label: what `read_returns` gave of each seed}; by_delay: {label: {delay: share of right choices of each
-    seed}}, for a panel of its own.
+    curves: {label: what `read_returns` gave of each seed}; by_place: {label: {delay in steps or environment: share of
+    right choices of each seed}}, for a panel of its own.
     """
     from matplotlib.figure import Figure
 
-    num_panels = 2 if by_delay else 1
+    num_panels = 2 if by_place else 1
     figure = Figure(figsize=(4.6 * num_panels + 0.6, 3.8), dpi=110, layout="constrained")
     returns, *others = figure.subplots(1, num_panels, squeeze=False)[0]
     for i, (label, seeds) in enumerate(curves.items()):
@@ -42,11 +42,17 @@ def save_returns(
     returns.set_xlabel("million steps", fontsize=9)
     returns.set_ylabel("return an episode", fontsize=9)
     for axes in others:
-        for i, (label, shares) in enumerate((by_delay or {}).items()):
+        assert by_place is not None
+        places = {place: i for i, place in enumerate(dict.fromkeys(p for shares in by_place.values() for p in shares))}
+        if all(place.isdigit() for place in places):
+            places = {place: int(place) for place in places}
+            axes.set_xlabel("delay, steps", fontsize=9)
+        else:
+            axes.set_xticks(list(places.values()), list(places), rotation=15, ha="right")
+        for i, (label, shares) in enumerate(by_place.items()):
             if shares:
-                _draw(axes, i, label, np.array(list(shares)), np.array(list(shares.values())).T)
+                _draw(axes, i, label, np.array([places[p] for p in shares]), np.array(list(shares.values())).T)
         axes.axhline(0.5, color="0.6", linewidth=1, linestyle="--")
-        axes.set_xlabel("delay, steps", fontsize=9)
         axes.set_ylabel("right choices of the trained agent", fontsize=9)
     panels = (returns, *others)
     for axes in panels:

@@ -12,7 +12,7 @@ import torch
 from recipes.reinforcement.actors import Actors
 from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.catalogue import make_environments
-from recipes.reinforcement.recipes import OBJECT_MATCHING
+from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.settings import is_agent, learner_config
 from waveform.ranks.distributed import choose_device
 from waveform.runs.folder import CONFIG_FILE
@@ -47,6 +47,19 @@ class TrainedAgent:
             raise UserError(f"{self.folder} was not trained on object matching; leave out --delays")
         task = {**self.config["task"], "delay": delay, "shortest_delay": None}
         return replace(self, config={**self.config, "task": task})
+
+    def in_env(self, env: str) -> "TrainedAgent":
+        """The same agent in another Gymnasium environment. Raises UserError unless it can see and act there."""
+        if self.config["recipe"] != GYMNASIUM:
+            raise UserError(f"{self.folder} was not trained in a Gymnasium environment; leave out --envs")
+        moved = replace(self, config={**self.config, "env": env})
+        own, other = (make_environments(config, rows=np.arange(1)) for config in (self.config, moved.config))
+        if (own.observation, own.num_actions) != (other.observation, other.num_actions):
+            raise UserError(
+                f"env={env} shows other observations, or takes other actions, than env={self.config['env']}, "
+                f"in which {self.folder} was trained"
+            )
+        return moved
 
     def actors(self, num_rows: int, *, first_row: int = _FIRST_ROW) -> Actors:
         """Actors in rows of episodes that training does not have."""
@@ -88,14 +101,21 @@ def open_agent(run_dir: Path | str, *, device: str | None = None, **model_fields
     )
 
 
-def play(trained: TrainedAgent, *, episodes: int = EPISODES, delays: Sequence[int] = ()) -> dict[str, Any]:
+def play(
+    trained: TrainedAgent, *, episodes: int = EPISODES, delays: Sequence[int] = (), envs: Sequence[str] = ()
+) -> dict[str, Any]:
     """Play episodes to their ends, drawing actions from the policy; returns the figures that `evaluate` reports.
 
     As many of each row count, so that short episodes are not preferred. delays: of object matching, at each of which
-    as many episodes are played besides; the figures have what came of them as `by_delay`.
+    as many episodes are played besides; envs: other Gymnasium environments, likewise. The figures have what came of
+    them as `by_delay` and `by_env`.
     """
     if episodes < 1:
         raise UserError(f"--episodes is {episodes}; it must be at least 1")
+    elsewhere: dict[str, list[tuple[dict[str, Any], TrainedAgent]]] = {
+        "by_delay": [({"delay": delay}, trained.at_delay(delay)) for delay in delays],
+        "by_env": [({"env": env}, trained.in_env(env)) for env in envs],
+    }
     num_rows = min(_ROWS, episodes)
     each = -(-episodes // num_rows)
     actors = trained.actors(num_rows)
@@ -125,11 +145,14 @@ def play(trained: TrainedAgent, *, episodes: int = EPISODES, delays: Sequence[in
         "return_standard_error": float(counted.std(ddof=1) / math.sqrt(len(counted))) if len(counted) > 1 else None,
         "success": successes / chances if chances else None,
         "chances": chances,
-        "by_delay": [
-            {"delay": delay} | {name: figures[name] for name in ("return_mean", "success", "chances")}
-            for delay in delays
-            for figures in [play(trained.at_delay(delay), episodes=episodes)]
-        ],
+        **{
+            by: [
+                where | {name: figures[name] for name in ("return_mean", "success", "chances")}
+                for where, agent in agents
+                for figures in [play(agent, episodes=episodes)]
+            ]
+            for by, agents in elsewhere.items()
+        },
     }
 
 
@@ -170,11 +193,12 @@ def describe(entries: Sequence[dict[str, Any]]) -> str:
         rows.append(row)
     first = entries[0]
     lines = [*table(header, rows), f"{first['environment']}: {first['episodes']:,} episodes each"]
-    if first["by_delay"]:
-        names = [Path(entry["run"]).name for entry in entries]
-        delays = zip(*(entry["by_delay"] for entry in entries), strict=True)
-        rows = [[str(figures[0]["delay"]), *map(_successes, figures)] for figures in delays]
-        lines += ["", *table(["successes at a delay of", *names], rows)]
+    for by, at in (("delay", "at a delay of"), ("env", "in")):
+        if first[f"by_{by}"]:
+            names = [Path(entry["run"]).name for entry in entries]
+            places = zip(*(entry[f"by_{by}"] for entry in entries), strict=True)
+            rows = [[str(figures[0][by]), *map(_successes, figures)] for figures in places]
+            lines += ["", *table([f"successes {at}", *names], rows)]
     return "\n".join(lines)
 
 

@@ -2,12 +2,13 @@
 
 Object matching, or a Gymnasium environment, by agents with the Compressive Transformer at four rates, Transformer-XL
 and an LSTM. In object matching, ways take from no step to as many as Transformer-XL reaches back, so that what was seen
-before the longest lies beyond its reach, and trained agents are evaluated by delay. Models have a single layer, because
-deeper ones relay what they saw; two rows show how far that carries.
+before the longest lies beyond its reach, and trained agents are evaluated by delay; those of Gymnasium in further
+environments. Models have a single layer, because deeper ones relay what they saw; two rows show how far that carries.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +35,29 @@ VARIANTS: Mapping[str, Sequence[str]] = {
     "rate_4_two_layers": (_CT, "model.compression_rate=4", "model.num_layers=2"),
     "transformer_xl_two_layers": ("model=transformer_xl", "model.num_layers=2"),
 }
+_MEMORIES = ("model.window", "model.memory", "model.compressed")
 _WAYS = 8  # of the longest delay, for which an episode has room
 _EIGHTHS = (1, 2, 4, 6, 8)  # of the longest delay: where trained agents are evaluated
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much of the study is run, and how fast."""
+
+    seeds: int = SEEDS
+    jobs: int = 2  # runs at a time
+    agents: Sequence[str] = ()  # labels of `VARIANTS`; none: all
+    envs: Sequence[str] = ()  # of Gymnasium: in which trained agents are evaluated besides
+
+    def __post_init__(self) -> None:
+        unknown = set(self.agents) - set(VARIANTS)
+        if unknown:
+            raise UserError(f"there is no agent {min(unknown)!r} in {NAME}; choose from {', '.join(VARIANTS)}")
+
+    @property
+    def labels(self) -> list[str]:
+        """Of the agents that are trained, in the order of `VARIANTS`."""
+        return [label for label in VARIANTS if label in self.agents or not self.agents]
 
 
 class _Run(NamedTuple):
@@ -48,30 +70,36 @@ def figure5(
     out_dir: Path,
     overrides: Sequence[str] = (),
     *,
-    num_seeds: int = SEEDS,
-    jobs: int = 2,
+    extent: Extent | None = None,
     json_file: Path | None = None,
     plot_file: Path | None = None,
     show_progress: bool = True,
 ) -> dict[str, Any]:
-    """Train and evaluate every variant with several seeds, a process each; interrupted, it continues.
+    """Train and evaluate every agent with several seeds, a process each; interrupted, it continues.
 
-    overrides: settings of every run; with env=NAME the environment is Gymnasium's. Prints a table, returns the figures,
-    writes and draws them. Raises UserError for settings that a run refuses, and if a run fails.
+    overrides: settings of every run; with env=NAME the environment is Gymnasium's. Sizes of window and memories are the
+    Compressive Transformer's; Transformer-XL has as many slots. Prints a table, returns the figures, writes and draws
+    them. Raises UserError for settings that a run refuses, and if a run fails.
     """
+    extent = extent or Extent()
     json_file, plot_file = json_file or out_dir / f"{NAME}.json", plot_file or out_dir / f"{NAME}.png"
     check_files(json_file=json_file, plot_file=plot_file)
     recipe = GYMNASIUM if any(override.startswith("env=") for override in overrides) else OBJECT_MATCHING
-    task = () if recipe == GYMNASIUM else _task(overrides)
+    if recipe == OBJECT_MATCHING and extent.envs:
+        raise UserError("--envs is for Gymnasium; name an environment to train in too, env=NAME, or leave it out")
+    agents = _agents(recipe, overrides)
+    task = () if recipe == GYMNASIUM else _task(overrides, agents)
     runs = []
-    for label, chosen in VARIANTS.items():
-        settings = (*task, *overrides, *chosen)
+    for label in extent.labels:
+        settings = (*task, *agents[label])
         config = compose_config(recipe, settings)  # refuses bad settings before anything is trained
-        runs += [_Run(label, seed, settings) for seed in range(num_seeds)]
+        runs += [_Run(label, seed, settings) for seed in range(extent.seeds)]
     runs.sort(key=lambda run: run.seed)
-    longest = config["task"]["delay"] if task else 0
-    delays = sorted({longest * eighths // 8 for eighths in _EIGHTHS}) if task else []
-    children = Children(threads=max(1, num_cores() // jobs))
+    by, places = "env", list(extent.envs)
+    if task:
+        longest = config["task"]["delay"]
+        by, places = "delay", [str(n) for n in sorted({longest * eighths // 8 for eighths in _EIGHTHS})]
+    children = Children(threads=max(1, num_cores() // extent.jobs))
 
     def finish(run: _Run) -> dict[str, Any]:
         folder = _folder(out_dir, run)
@@ -79,46 +107,64 @@ def figure5(
         found, path = checkpoint.newest(folder), folder / "evaluation.json"
         assert found is not None
         if not path.exists() or json.loads(path.read_bytes())["step"] != found.step:
-            at_delays = ["--delays", *map(str, delays)] if delays else []
-            children.call("evaluate", str(folder), *at_delays, "--json", str(path))
+            elsewhere = [f"--{by}s", *places] if places else []
+            children.call("evaluate", str(folder), *elsewhere, "--json", str(path))
         if show_progress:
             say(f"{folder}: trained and evaluated")
         figures: dict[str, Any] = json.loads(path.read_bytes())
         return figures
 
-    every = children.finish_all(runs, finish, jobs=jobs)
+    every = children.finish_all(runs, finish, jobs=extent.jobs)
     summary = {
         "study": NAME,
         "title": _TITLE,
         "published": _PUBLISHED,
         "recipe": recipe,
         "overrides": [*task, *overrides],
-        "seeds": num_seeds,
+        "by": by,
+        "seeds": extent.seeds,
         "threads_per_run": children.threads,
         "steps_seen": max(figures["train_steps_seen"] for figures in every.values()),
         "figures": {
-            label: _over_seeds([figures for run, figures in every.items() if run.label == label]) for label in VARIANTS
+            label: _over_seeds([figures for run, figures in every.items() if run.label == label], by=by)
+            for label in extent.labels
         },
     }
     if show_progress:
         print(f"{_TITLE}\n{_PUBLISHED}\n{format_table(summary)}")
     write_json(json_file, summary)
-    curves: dict[str, list[Any]] = {label: [] for label in VARIANTS}
+    curves: dict[str, list[Any]] = {label: [] for label in extent.labels}
     for run in runs:
         curves[run.label].append(read_returns(_folder(out_dir, run)))
-    by_delay = {label: _successes_by_delay(figures) for label, figures in summary["figures"].items()} if delays else {}
-    save_returns(plot_file, curves, by_delay)
+    by_place = {label: _successes(figures[f"by_{by}"]) for label, figures in summary["figures"].items()}
+    save_returns(plot_file, curves, by_place if places else None)
     return summary
 
 
-def _task(overrides: Sequence[str]) -> tuple[str, ...]:
+def _agents(recipe: str, overrides: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Settings of each agent: `overrides`, and its own; memories that they size have as many slots in each."""
+    sized = [override for override in overrides if override.partition("=")[0] in _MEMORIES]
+    others = [override for override in overrides if override not in sized]
+    model = compose_config(recipe, (*overrides, *VARIANTS["rate_4"]))["model"]
+    sizes = {
+        "compressive_transformer": sized,
+        "transformer_xl": [f"model.window={model['window']}", f"model.memory={model['memory'] + model['compressed']}"],
+        "lstm": [],
+    }
+    return {
+        label: (*others, *(sizes[chosen[0].removeprefix("model=")] if sized else ()), *chosen)
+        for label, chosen in VARIANTS.items()
+    }
+
+
+def _task(overrides: Sequence[str], agents: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Settings of object matching, unless `overrides` have a delay: ways that end beyond Transformer-XL's reach.
 
     Raises UserError for a preset in which rate 4 does not reach that far either.
     """
     if any(override.startswith("task.delay=") for override in overrides):
         return ("task.shortest_delay=0",)
-    reach = {label: _reach((*overrides, *VARIANTS[label])) for label in ("transformer_xl", "rate_4")}
+    reach = {label: _reach(agents[label]) for label in ("transformer_xl", "rate_4")}
     # A step at the end of a window reaches a whole window further than one at its start.
     beyond = reach["transformer_xl"][1]
     if beyond > reach["rate_4"][0]:
@@ -140,13 +186,12 @@ def _folder(out_dir: Path, run: _Run) -> Path:
     return out_dir / f"{run.label}-{run.seed}"
 
 
-def _over_seeds(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _over_seeds(seeds: Sequence[Mapping[str, Any]], *, by: str) -> dict[str, Any]:
+    places = zip(*(figures[f"by_{by}"] for figures in seeds), strict=True)
     return {
         "return": mean_and_interval([figures["return_mean"] for figures in seeds]),
         "success": _success(seeds),
-        "by_delay": {
-            str(figures[0]["delay"]): _success(figures) for figures in zip(*(s["by_delay"] for s in seeds), strict=True)
-        },
+        f"by_{by}": {str(figures[0][by]): _success(figures) for figures in places},
         "num_parameters": seeds[0]["num_parameters"],
     }
 
@@ -157,20 +202,21 @@ def _success(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     return None if None in shares else mean_and_interval(shares)
 
 
-def _successes_by_delay(figures: Mapping[str, Any]) -> dict[int, list[float]]:
-    return {int(delay): success["seeds"] for delay, success in figures["by_delay"].items() if success is not None}
+def _successes(by_place: Mapping[str, Any]) -> dict[str, list[float]]:
+    return {place: success["seeds"] for place, success in by_place.items() if success is not None}
 
 
 def format_table(summary: Mapping[str, Any]) -> str:
     """The figures as text: a row for each agent."""
-    rows = summary["figures"]
-    delays = list(next(iter(rows.values()))["by_delay"])
-    header = ["agent", "return an episode [95%]", "successes [95%]", *(f"delay {n}" for n in delays), "parameters"]
+    rows, by = summary["figures"], summary["by"]
+    places = list(next(iter(rows.values()))[f"by_{by}"])
+    columns = [f"delay {place}" if by == "delay" else place for place in places]
+    header = ["agent", "return an episode [95%]", "successes [95%]", *columns, "parameters"]
     body = [
         [
             label,
             shown(row["return"], 2),
-            *("-" if s is None else shown(s, 3) for s in (row["success"], *(row["by_delay"][n] for n in delays))),
+            *("-" if s is None else shown(s, 3) for s in (row["success"], *row[f"by_{by}"].values())),
             f"{row['num_parameters'] / 1e6:.2f} M",
         ]
         for label, row in rows.items()

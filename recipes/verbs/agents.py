@@ -16,11 +16,13 @@ class Playing:
 
     episodes: int | None = None  # None: the default
     delays: Sequence[int] = ()  # of object matching: as many episodes besides, whose ways all take so many steps
+    envs: Sequence[str] = ()  # other Gymnasium environments, in each of which as many episodes are played besides
 
     def refuse(self) -> None:
         """Raises UserError if anything is set, for a run on text."""
-        for option, given in (("--episodes", self.episodes is not None), ("--delays", self.delays)):
-            if given:
+        given = {"--episodes": self.episodes is not None, "--delays": self.delays, "--envs": self.envs}
+        for option, chosen in given.items():
+            if chosen:
                 raise UserError(f"{option} is for runs of agents; leave it out for a run on text")
 
 
@@ -39,7 +41,7 @@ class AgentEvaluation:
         if self.options != known or self.split != "test":
             raise UserError(
                 "agents have no text to score: of these options they know --memory, --compressed, --episodes, "
-                "--delays, --json, --plot and --device"
+                "--delays, --envs, --json, --plot and --device"
             )
 
 
@@ -65,7 +67,7 @@ def evaluate_agents(
             )
     playing = chosen.playing
     episodes = EPISODES if playing.episodes is None else playing.episodes
-    entries = compared([play(agent, episodes=episodes, delays=playing.delays) for agent in agents])
+    entries = compared([play(agent, episodes=episodes, delays=playing.delays, envs=playing.envs) for agent in agents])
     if show_progress:
         print(describe(entries))
     write_json(json_file, entries if len(entries) > 1 else entries[0])

@@ -27,6 +27,8 @@ class StudyConfig:
     jobs: int = 2  # runs at a time
     rows: int | None = None  # of evaluations: pieces that text is cut into; None: whole documents
     config_dir: Path | None = None  # of Hydra configs of the user's own
+    agents: Sequence[str] = ()  # of figure5: which are trained; none named: all
+    envs: Sequence[str] = ()  # of Gymnasium: in which they are evaluated besides
 
     def __post_init__(self) -> None:
         for name in ("seeds", "jobs", "rows"):
@@ -51,12 +53,13 @@ def study_paths(
             raise UserError(f"study {name} has no data: give OUT_DIR alone, and then settings")
         if config.rows is not None or config.config_dir is not None:
             raise UserError(f"study {name} does not know --rows or --config-dir; leave them out")
-        from recipes.reinforcement.figure5 import SEEDS, figure5  # here: others do without it
+        from recipes.reinforcement.figure5 import SEEDS, Extent, figure5  # here: others do without it
 
-        seeds = SEEDS if config.seeds is None else config.seeds
-        out_dir = Path(paths[0])
-        return figure5(out_dir, overrides, num_seeds=seeds, jobs=config.jobs, json_file=json_file, plot_file=plot_file)
+        extent = Extent(config.seeds or SEEDS, config.jobs, config.agents, config.envs)
+        return figure5(Path(paths[0]), overrides, extent=extent, json_file=json_file, plot_file=plot_file)
     find_study(name)
+    if config.agents or config.envs:
+        raise UserError(f"study {name} does not know --agents or --envs; leave them out")
     if len(paths) != 2:
         raise UserError(f"study {name} needs two paths, DATA_DIR and OUT_DIR, and then settings")
     return study(

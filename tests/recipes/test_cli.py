@@ -234,7 +234,7 @@ def test_sweep_of_every_pair(place: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare"])
-@pytest.mark.parametrize("option", ["--episodes", "--delays"])
+@pytest.mark.parametrize("option", ["--episodes", "--delays", "--envs"])
 def test_options_of_agents_are_refused_on_text(
     verb: str, option: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

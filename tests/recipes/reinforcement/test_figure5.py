@@ -1,11 +1,13 @@
 """Figure 5's study: which delay it chooses, and the whole of it at the smallest size."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from recipes.reinforcement import figure5
+from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.settings import compose_config
 from recipes.studies.children import Children
 from tests.recipes.calling import mistake, run
@@ -17,24 +19,45 @@ def call(children: Children, *arguments: str) -> None:
 
 def test_the_longest_way_ends_beyond_transformer_xls_reach(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At the default preset: Transformer-XL sees 16 slots and its window of 8, rate 4 at least 40 steps."""
-    assert figure5._task(()) == ("task.delay=24", "task.shortest_delay=0", "task.episode=192")
-    for label, chosen in figure5.VARIANTS.items():
-        model = compose_config("object_matching", chosen)["model"]
-        slots = model.get("memory", 0) + model.get("compressed", 0)
-        assert slots == (0 if label == "lstm" else 16)
+    agents = figure5._agents(OBJECT_MATCHING, ())
+    assert figure5._task((), agents) == ("task.delay=24", "task.shortest_delay=0", "task.episode=192")
+    assert {label: slots_and_window(chosen) for label, chosen in agents.items()} == {
+        label: (0, None) if label == "lstm" else (16, 8) for label in figure5.VARIANTS
+    }
     line = mistake(["study", "figure5", tmp_path / "a", "model.window=64", "train.chunk=64"], capsys)
     assert "figure5 needs a delay" in line and not (tmp_path / "a").exists()
     assert "has no data: give OUT_DIR alone" in mistake(["study", "figure5", "a", "b"], capsys)
     assert "needs two paths" in mistake(["study", "table5", "a"], capsys)
+    assert "study table5 does not know --agents or --envs" in mistake(
+        ["study", "table5", "a", "b", "--envs", "x"], capsys
+    )
+    assert "there is no agent 'x' in figure5; choose from" in mistake(
+        ["study", "figure5", "a", "--agents", "x"], capsys
+    )
+    assert "--envs is for Gymnasium" in mistake(["study", "figure5", tmp_path / "a", "--envs", "x"], capsys)
+
+
+def slots_and_window(settings: Sequence[str]) -> tuple[int, int | None]:
+    model = compose_config(OBJECT_MATCHING, settings)["model"]
+    return model.get("memory", 0) + model.get("compressed", 0), model.get("window")
+
+
+def test_every_agent_has_the_slots_that_were_asked_for() -> None:
+    sizes = ["model.window=4", "model.memory=2", "model.compressed=3", "train.lr=1e-3"]
+    agents = figure5._agents(OBJECT_MATCHING, sizes)
+    assert {label: slots_and_window(chosen) for label, chosen in agents.items()} == {
+        label: (0, None) if label == "lstm" else (5, 4) for label in figure5.VARIANTS
+    }
+    assert all("train.lr=1e-3" in chosen for chosen in agents.values())
+    assert slots_and_window(figure5._agents(OBJECT_MATCHING, ["model.memory=2"])["transformer_xl"]) == (10, 8)
 
 
 @pytest.mark.slow
 def test_the_study_trains_draws_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Children, "call", call)
-    few = {name: figure5.VARIANTS[name] for name in ("rate_4", "transformer_xl", "lstm")}
-    monkeypatch.setattr(figure5, "VARIANTS", few)
+    few = ["--agents", "lstm", "transformer_xl", "rate_4"]
     settings = ["preset=smoke", "train.max_steps=6"]
-    run("study", "figure5", tmp_path / "out", *settings, "--seeds", 1, "--jobs", 1)
+    run("study", "figure5", tmp_path / "out", *settings, "--seeds", 1, "--jobs", 1, *few)
     summary = json.loads((tmp_path / "out" / "figure5.json").read_bytes())
     assert set(summary["figures"]) == {"rate_4", "transformer_xl", "lstm"}
     for row in summary["figures"].values():
@@ -43,6 +66,23 @@ def test_the_study_trains_draws_and_continues(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "out" / "figure5.png").stat().st_size > 1000
     (weights,) = (tmp_path / "out" / "lstm-0" / "checkpoints").glob("*/model.safetensors")
     written = weights.stat().st_mtime_ns
-    run("study", "figure5", tmp_path / "out", *settings, "--seeds", 1, "--jobs", 1)
+    run("study", "figure5", tmp_path / "out", *settings, "--seeds", 1, "--jobs", 1, *few)
     assert json.loads((tmp_path / "out" / "figure5.json").read_bytes()) == summary
     assert weights.stat().st_mtime_ns == written
+
+
+@pytest.mark.slow
+def test_the_study_of_gymnasium_evaluates_in_other_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("minigrid")
+    monkeypatch.setattr(Children, "call", call)
+    others = ["MiniGrid-MemoryS9-v0", "MiniGrid-MemoryS11-v0"]
+    settings = ["preset=smoke", "train.max_steps=2", "env=MiniGrid-MemoryS7-v0"]
+    few = ["--agents", "rate_4", "lstm", "--envs", *others]
+    run("study", "figure5", tmp_path / "out", *settings, "--seeds", 1, "--jobs", 1, *few)
+    summary = json.loads((tmp_path / "out" / "figure5.json").read_bytes())
+    assert summary["recipe"] == GYMNASIUM
+    assert [list(row["by_env"]) for row in summary["figures"].values()] == [others, others]
+    assert others[1] in capsys.readouterr().out
+    assert (tmp_path / "out" / "figure5.png").stat().st_size > 1000

@@ -85,6 +85,8 @@ def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: pytest.Ca
     assert "is a run of an agent, not on text" in mistake(["sample", runs / "ct"], capsys)
     assert "agents have no text to score" in mistake(["evaluate", runs / "ct", "--rows", 4], capsys)
     assert "task.delay is -1" in mistake(["evaluate", runs / "ct", "--delays", 3, -1], capsys)
+    line = mistake(["evaluate", runs / "ct", "--envs", "CartPole-v1"], capsys)
+    assert "was not trained in a Gymnasium environment; leave out --envs" in line
     assert "--episodes is 0" in mistake(["evaluate", runs / "ct", "--episodes", 0], capsys)
     assert "nothing would be drawn" in mistake(["play", runs / "ct"], capsys)
     capsys.readouterr()
@@ -116,12 +118,20 @@ class TestGymnasium:
         pytest.importorskip("gymnasium")
         pytest.importorskip("minigrid")
 
-    def test_an_agent_trains_in_minigrid(self, tmp_path: Path) -> None:
+    def test_an_agent_trains_in_minigrid(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run("train", "rl", tmp_path / "m", SMOKE, "env=MiniGrid-MemoryS7-v0", "train.max_steps=2")
         run("evaluate", tmp_path / "m", "--episodes", 2, "--json", tmp_path / "m.json")
         assert json.loads((tmp_path / "m.json").read_bytes())["chances"] >= 2
         with pytest.raises(UserError, match=r"was not trained on object matching; leave out --delays"):
             open_agent(tmp_path / "m").at_delay(3)
+        others = ["MiniGrid-MemoryS9-v0", "MiniGrid-MemoryS7-v0"]
+        run("evaluate", tmp_path / "m", "--episodes", 2, "--json", tmp_path / "by.json", "--envs", *others)
+        figures = json.loads((tmp_path / "by.json").read_bytes())
+        assert [at["env"] for at in figures["by_env"]] == others
+        ninth, own = (at["return_mean"] for at in figures["by_env"])
+        assert own == figures["return_mean"] != ninth
+        line = mistake(["evaluate", tmp_path / "m", "--envs", "CartPole-v1"], capsys)
+        assert "env=CartPole-v1 shows other observations, or takes other actions, than env=MiniGrid-MemoryS7" in line
         run("play", tmp_path / "m", "--gif", tmp_path / "m.gif", "--steps", 3)
 
     @pytest.mark.parametrize(
