@@ -52,14 +52,7 @@ class TrainedAgent:
         """The same agent in another Gymnasium environment. Raises UserError unless it can see and act there."""
         if self.config["recipe"] != GYMNASIUM:
             raise UserError(f"{self.folder} was not trained in a Gymnasium environment; leave out --envs")
-        moved = replace(self, config={**self.config, "env": env})
-        own, other = (make_environments(config, rows=np.arange(1)) for config in (self.config, moved.config))
-        if (own.observation, own.num_actions) != (other.observation, other.num_actions):
-            raise UserError(
-                f"env={env} shows other observations, or takes other actions, than env={self.config['env']}, "
-                f"in which {self.folder} was trained"
-            )
-        return moved
+        return replace(self, config=in_env(self.config, env))
 
     def actors(self, num_rows: int, *, first_row: int = _FIRST_ROW) -> Actors:
         """Actors in rows of episodes that training does not have."""
@@ -72,6 +65,15 @@ class TrainedAgent:
             seed=self.config["seed"],
             rows=rows,
         )
+
+
+def in_env(config: dict[str, Any], env: str) -> dict[str, Any]:
+    """`config` with another Gymnasium environment. Raises UserError unless its agent can see and act there."""
+    moved = {**config, "env": env}
+    own, other = (make_environments(each, rows=np.arange(1)) for each in (config, moved))
+    if (own.observation, own.num_actions) != (other.observation, other.num_actions):
+        raise UserError(f"env={env} shows other observations, or takes other actions, than env={config['env']}")
+    return moved
 
 
 def open_agent(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedAgent:

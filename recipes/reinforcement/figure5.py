@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from recipes.reinforcement.curves import read_returns, save_returns
+from recipes.reinforcement.evaluation import in_env
 from recipes.reinforcement.recipes import AGENTS_STUDY as NAME
 from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.settings import compose_config
@@ -25,7 +26,7 @@ from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 
 SEEDS = 3  # the paper's
-_TITLE = "Rae et al. 2019, Figure 5: object matching by compression rate"
+_TITLE = "Rae et al. 2019, Figure 5: {} by compression rate"
 _PUBLISHED = "the paper, after 1e9 frames of DMLab's level: rate 4 is best, rate 1 does not learn it"
 _CT = "model=compressive_transformer"
 VARIANTS: Mapping[str, Sequence[str]] = {
@@ -99,6 +100,8 @@ def figure5(
     if task:
         longest = config["task"]["delay"]
         by, places = "delay", [str(n) for n in sorted({longest * eighths // 8 for eighths in _EIGHTHS})]
+    for env in extent.envs:
+        in_env(config, env)  # likewise
     children = Children(threads=max(1, num_cores() // extent.jobs))
 
     def finish(run: _Run) -> dict[str, Any]:
@@ -106,18 +109,20 @@ def figure5(
         children.call("train", recipe, str(folder), *run.settings, f"seed={run.seed}")
         found, path = checkpoint.newest(folder), folder / "evaluation.json"
         assert found is not None
-        if not path.exists() or json.loads(path.read_bytes())["step"] != found.step:
+        figures: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+        played = [str(at[by]) for at in figures.get(f"by_{by}", [{by: None}])]
+        if figures.get("step") != found.step or played != places:
             elsewhere = [f"--{by}s", *places] if places else []
             children.call("evaluate", str(folder), *elsewhere, "--json", str(path))
+            figures = json.loads(path.read_bytes())
         if show_progress:
             say(f"{folder}: trained and evaluated")
-        figures: dict[str, Any] = json.loads(path.read_bytes())
         return figures
 
     every = children.finish_all(runs, finish, jobs=extent.jobs)
     summary = {
         "study": NAME,
-        "title": _TITLE,
+        "title": _TITLE.format(config["env"] if recipe == GYMNASIUM else "object matching"),
         "published": _PUBLISHED,
         "recipe": recipe,
         "overrides": [*task, *overrides],
@@ -131,7 +136,7 @@ def figure5(
         },
     }
     if show_progress:
-        print(f"{_TITLE}\n{_PUBLISHED}\n{format_table(summary)}")
+        print(f"{summary['title']}\n{_PUBLISHED}\n{format_table(summary)}")
     write_json(json_file, summary)
     curves: dict[str, list[Any]] = {label: [] for label in extent.labels}
     for run in runs:

@@ -131,7 +131,7 @@ class TestGymnasium:
         ninth, own = (at["return_mean"] for at in figures["by_env"])
         assert own == figures["return_mean"] != ninth
         line = mistake(["evaluate", tmp_path / "m", "--envs", "CartPole-v1"], capsys)
-        assert "env=CartPole-v1 shows other observations, or takes other actions, than env=MiniGrid-MemoryS7" in line
+        assert line.endswith("shows other observations, or takes other actions, than env=MiniGrid-MemoryS7-v0")
         run("play", tmp_path / "m", "--gif", tmp_path / "m.gif", "--steps", 3)
 
     @pytest.mark.parametrize(
