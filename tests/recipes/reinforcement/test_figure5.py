@@ -78,15 +78,15 @@ def test_the_study_of_gymnasium_evaluates_in_other_environments(
     pytest.importorskip("minigrid")
     monkeypatch.setattr(Children, "call", call)
     monkeypatch.setattr(evaluation, "EPISODES", 4)
-    others = ["MiniGrid-MemoryS9-v0", "MiniGrid-MemoryS11-v0"]
-    study = ["study", "figure5", tmp_path / "out", "preset=smoke", "train.max_steps=2", "env=MiniGrid-MemoryS7-v0"]
+    others = ["MiniGrid-Empty-6x6-v0", "MiniGrid-Empty-Random-6x6-v0"]
+    study = ["study", "figure5", tmp_path / "out", "preset=smoke", "train.max_steps=2", "env=MiniGrid-Empty-5x5-v0"]
     few = ["--seeds", 1, "--jobs", 1, "--agents", "rate_4", "lstm", "--envs"]
     assert "env=CartPole-v1 shows other observations" in mistake([*study, *few, "CartPole-v1"], capsys)
     assert not (tmp_path / "out").exists()
     run(*study, *few, others[0])
     run(*study, *few, *others)  # trained already, but not evaluated there
     summary = json.loads((tmp_path / "out" / "figure5.json").read_bytes())
-    assert summary["recipe"] == GYMNASIUM and "MiniGrid-MemoryS7-v0" in summary["title"]
+    assert summary["recipe"] == GYMNASIUM and "MiniGrid-Empty-5x5-v0" in summary["title"]
     assert [list(row["by_env"]) for row in summary["figures"].values()] == [others, others]
     assert others[1] in capsys.readouterr().out
     assert (tmp_path / "out" / "figure5.png").stat().st_size > 1000
