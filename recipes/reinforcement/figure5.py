@@ -88,11 +88,11 @@ def figure5(
     recipe = GYMNASIUM if any(override.startswith("env=") for override in overrides) else OBJECT_MATCHING
     if recipe == OBJECT_MATCHING and extent.envs:
         raise UserError("--envs is for Gymnasium; name an environment to train in too, env=NAME, or leave it out")
-    agents = _agents(recipe, overrides)
-    task = () if recipe == GYMNASIUM else _task(overrides, agents)
+    settings_by_agent = _by_agent(recipe, overrides)
+    task = () if recipe == GYMNASIUM else _task(overrides, settings_by_agent)
     runs = []
     for label in extent.labels:
-        settings = (*task, *agents[label])
+        settings = (*task, *settings_by_agent[label])
         config = compose_config(recipe, settings)  # refuses bad settings before anything is trained
         runs += [_Run(label, seed, settings) for seed in range(extent.seeds)]
     runs.sort(key=lambda run: run.seed)
@@ -146,8 +146,8 @@ def figure5(
     return summary
 
 
-def _agents(recipe: str, overrides: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Settings of each agent: `overrides`, and its own; memories that they size have as many slots in each."""
+def _by_agent(recipe: str, overrides: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Settings of each agent: `overrides`, with what they say of memories as it applies to its model, and its own."""
     sized = [override for override in overrides if override.partition("=")[0] in _MEMORIES]
     others = [override for override in overrides if override not in sized]
     model = compose_config(recipe, (*overrides, *VARIANTS["rate_4"]))["model"]
@@ -162,14 +162,14 @@ def _agents(recipe: str, overrides: Sequence[str]) -> dict[str, Sequence[str]]:
     }
 
 
-def _task(overrides: Sequence[str], agents: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def _task(overrides: Sequence[str], settings_by_agent: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Settings of object matching, unless `overrides` have a delay: ways that end beyond Transformer-XL's reach.
 
     Raises UserError for a preset in which rate 4 does not reach that far either.
     """
     if any(override.startswith("task.delay=") for override in overrides):
         return ("task.shortest_delay=0",)
-    reach = {label: _reach(agents[label]) for label in ("transformer_xl", "rate_4")}
+    reach = {label: _reach(settings_by_agent[label]) for label in ("transformer_xl", "rate_4")}
     # A step at the end of a window reaches a whole window further than one at its start.
     beyond = reach["transformer_xl"][1]
     if beyond > reach["rate_4"][0]:

@@ -19,7 +19,7 @@ def call(children: Children, *arguments: str) -> None:
 
 def test_the_longest_way_ends_beyond_transformer_xls_reach(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At the default preset: Transformer-XL sees 16 slots and its window of 8, rate 4 at least 40 steps."""
-    agents = figure5._agents(OBJECT_MATCHING, ())
+    agents = figure5._by_agent(OBJECT_MATCHING, ())
     assert figure5._task((), agents) == ("task.delay=24", "task.shortest_delay=0", "task.episode=192")
     assert {label: slots_and_window(chosen) for label, chosen in agents.items()} == {
         label: (0, None) if label == "lstm" else (16, 8) for label in figure5.VARIANTS
@@ -44,12 +44,12 @@ def slots_and_window(settings: Sequence[str]) -> tuple[int, int | None]:
 
 def test_every_agent_has_the_slots_that_were_asked_for() -> None:
     sizes = ["model.window=4", "model.memory=2", "model.compressed=3", "train.lr=1e-3"]
-    agents = figure5._agents(OBJECT_MATCHING, sizes)
+    agents = figure5._by_agent(OBJECT_MATCHING, sizes)
     assert {label: slots_and_window(chosen) for label, chosen in agents.items()} == {
         label: (0, None) if label == "lstm" else (5, 4) for label in figure5.VARIANTS
     }
     assert all("train.lr=1e-3" in chosen for chosen in agents.values())
-    assert slots_and_window(figure5._agents(OBJECT_MATCHING, ["model.memory=2"])["transformer_xl"]) == (10, 8)
+    assert slots_and_window(figure5._by_agent(OBJECT_MATCHING, ["model.memory=2"])["transformer_xl"]) == (10, 8)
 
 
 @pytest.mark.slow
