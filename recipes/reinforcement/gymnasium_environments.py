@@ -109,7 +109,7 @@ class GymnasiumEnvironments:
 
 def _make(name: str) -> Any:
     """Raises UserError, naming what to do, if there is no such environment here."""
-    module, colon, _ = name.partition(":")  # Gymnasium imports the module before a colon itself
+    module, colon, registered = name.rpartition(":")
     needed = [package for prefix, package in _PACKAGES.items() if name.startswith(prefix)]
     for package in ("gymnasium", *needed):
         if find_spec(package) is None:
@@ -118,14 +118,14 @@ def _make(name: str) -> Any:
             )
         import_module(package)
     gymnasium: Any = import_module("gymnasium")
-    if colon and find_spec(module) is None:
-        raise UserError(f"env={name}: there is no package {module!r} here; install it, or check its name")
     try:
-        maker: Any = gymnasium.spec(name).entry_point
+        if colon:
+            import_module(module)  # which registers it
+        maker: Any = gymnasium.spec(registered).entry_point
         if isinstance(maker, str):
             maker = gymnasium.envs.registration.load_env_creator(maker)
         draws = "rgb_array" in getattr(maker, "metadata", {}).get("render_modes", ())
-        return gymnasium.make(name, **({"render_mode": "rgb_array"} if draws else {}))
+        return gymnasium.make(registered, **({"render_mode": "rgb_array"} if draws else {}))
     except Exception as error:  # of whatever the environment's package raises
         reason = " ".join(str(error).split()).rstrip(".")[:200]
         raise UserError(f"env={name}: Gymnasium cannot make it ({reason}); is its package installed?") from error

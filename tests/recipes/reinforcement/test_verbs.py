@@ -154,11 +154,21 @@ class TestGymnasium:
             for x, y in zip(first.step(a), second.step(a), strict=True):
                 assert np.array_equal(x, y)
 
+    def test_a_package_of_ones_own_is_imported(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """`env=PACKAGE:NAME`, as for a wrapper of DMLab: the environment is known only once its package is imported."""
+        maker = "gymnasium.envs.classic_control:CartPoleEnv"
+        (tmp_path / "own_levels.py").write_text(
+            f"import gymnasium\ngymnasium.register('Own-v0', entry_point='{maker}')"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        environments = GymnasiumEnvironments("own_levels:Own-v0", seed=0, rows=np.arange(2))
+        assert environments.observation.kind == "vector" and environments.begin().shape == (2, 4)
+
     @pytest.mark.parametrize(
         "env, line",
         [
             ("Nope-v0", "env=Nope-v0: Gymnasium cannot make it"),
-            ("nopackage:Nope-v0", "env=nopackage:Nope-v0: there is no package 'nopackage' here"),
+            ("nopackage:Nope-v0", "env=nopackage:Nope-v0: Gymnasium cannot make it (No module named 'nopackage')"),
             ("Pendulum-v1", "has actions of the kind Box"),
             ("Blackjack-v1", "shows observations of the kind Tuple; agents see images, small grids and real numbers"),
         ],
