@@ -18,6 +18,6 @@ def make_environments(config: dict[str, Any], *, rows: np.ndarray) -> Environmen
     if config["recipe"] == GYMNASIUM:
         from recipes.reinforcement.gymnasium_environments import GymnasiumEnvironments
 
-        return GymnasiumEnvironments(config["env"], seed=config["seed"], rows=rows)
+        return GymnasiumEnvironments(config["env"], seed=config["seed"], rows=rows, options=config.get("env_options"))
     task: ObjectMatchingConfig = typed(ObjectMatchingConfig, config["task"], section="task")
     return ObjectMatching(task, seed=config["seed"], rows=rows)

@@ -4,7 +4,7 @@ Gymnasium has no way to save an environment, so that a state is what led to it: 
 own, and restoring replays the episode's actions. That is exact for every environment that its seed makes repeatable.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -26,10 +26,13 @@ _KINDS = "agents see images, small grids and real numbers (Box), or one number (
 class GymnasiumEnvironments:
     """N rows of a Gymnasium environment; see the module's docstring."""
 
-    def __init__(self, name: str, *, seed: int, rows: np.ndarray) -> None:
-        """Raises UserError for an environment that is unknown or not installed, or that agents cannot see or act in."""
+    def __init__(self, name: str, *, seed: int, rows: np.ndarray, options: Mapping[str, Any] | None = None) -> None:
+        """options: arguments with which each is made.
+
+        Raises UserError for an environment that is unknown or not installed, or that agents cannot see or act in.
+        """
         self._name = name
-        self._envs = [_make(name) for _ in rows]
+        self._envs = [_make(name, options or {}) for _ in rows]
         first = self._envs[0]
         self.observation, self._shown = _observation(name, first.observation_space)
         actions = first.action_space
@@ -107,7 +110,7 @@ class GymnasiumEnvironments:
         return drawn.astype(np.uint8)
 
 
-def _make(name: str) -> Any:
+def _make(name: str, options: Mapping[str, Any]) -> Any:
     """Raises UserError, naming what to do, if there is no such environment here."""
     module, colon, registered = name.rpartition(":")
     needed = [package for prefix, package in _PACKAGES.items() if name.startswith(prefix)]
@@ -125,10 +128,12 @@ def _make(name: str) -> Any:
         if isinstance(maker, str):
             maker = gymnasium.envs.registration.load_env_creator(maker)
         draws = "rgb_array" in getattr(maker, "metadata", {}).get("render_modes", ())
-        return gymnasium.make(registered, **({"render_mode": "rgb_array"} if draws else {}))
+        return gymnasium.make(registered, **({"render_mode": "rgb_array"} if draws else {}), **options)
     except Exception as error:  # of whatever the environment's package raises
         reason = " ".join(str(error).split()).rstrip(".")[:200]
-        raise UserError(f"env={name}: Gymnasium cannot make it ({reason}); is its package installed?") from error
+        raise UserError(
+            f"env={name}: Gymnasium cannot make it ({reason}); check its name, package and options"
+        ) from error
 
 
 def _observation(name: str, space: Any) -> tuple[Observation, str | None]:

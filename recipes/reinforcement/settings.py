@@ -1,8 +1,8 @@
 """Settings of agents: their configuration, composed as every run's is.
 
-    config = { recipe, env, preset, seed, model: {name, ...}, train: {...}, learner: {...}, task: {...} }
+    config = { recipe, env, env_options, preset, seed, model: {name, ...}, train: {...}, learner: {...}, task: {...} }
 
-`task` is object matching's and `env` that of the recipe `rl`; each recipe has one of them.
+`task` is object matching's; `env` and `env_options` are those of the recipe `rl`.
 """
 
 from collections.abc import Sequence
@@ -48,9 +48,12 @@ def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Pa
             raise UserError(f"{own[0]} is a setting of object_matching; leave it out")
         if not isinstance(config["env"], str):
             raise UserError("the recipe rl needs an environment, for example env=MiniGrid-MemoryS13Random-v0")
+        if not isinstance(config["env_options"], dict | None):
+            raise UserError("env_options takes names and values, for example env_options={agent_view_size:3}")
         config.pop("task")
-    elif config.pop("env") is not None:
-        raise UserError(f"env is for the recipe {GYMNASIUM}; leave it out, or train {GYMNASIUM}")
+    for name in ("env", "env_options") if recipe == OBJECT_MATCHING else ():
+        if config.pop(name) is not None:
+            raise UserError(f"{name} is for the recipe {GYMNASIUM}; leave it out, or train {GYMNASIUM}")
     config["train"]["update_period"] = 1
     return config
 

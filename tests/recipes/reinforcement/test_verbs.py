@@ -69,7 +69,12 @@ def test_a_run_is_resumed(runs: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["train", "object_matching", "a", "train.chunk=20"], "train.chunk=20 is not a multiple of the window, 8"),
         (["train", "object_matching", "a", "learner.discount=2"], "learner.discount is 2.0; it must be from 0 to 1"),
         (["train", "object_matching", "a", "env=CartPole-v1"], "env is for the recipe rl"),
+        (["train", "object_matching", "a", "env_options={a:1}"], "env_options is for the recipe rl"),
         (["train", "rl", "a"], "the recipe rl needs an environment, for example env=MiniGrid"),
+        (
+            ["train", "rl", "a", "env=x", "env_options=3"],
+            "env_options takes names and values, for example env_options={",
+        ),
         (["train", "rl", "a", "env=x", "task.delay=2"], "task.delay=2 is a setting of object_matching"),
     ],
 )
@@ -153,6 +158,13 @@ class TestGymnasium:
         for a in actions[40:]:
             for x, y in zip(first.step(a), second.step(a), strict=True):
                 assert np.array_equal(x, y)
+
+    def test_an_environment_is_made_with_options(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        small = [SMOKE, "env=MiniGrid-MemoryS7-v0", "train.max_steps=1"]
+        run("train", "rl", tmp_path / "m", *small, "env_options={agent_view_size:3}")
+        assert open_agent(tmp_path / "m").actors(2).environments.observation.shape == (3 * 3 * 3,)
+        line = mistake(["train", "rl", tmp_path / "n", *small, "env_options={view:3}"], capsys)
+        assert "unexpected keyword argument 'view'" in line and line.endswith("check its name, package and options")
 
     def test_a_package_of_ones_own_is_imported(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """`env=PACKAGE:NAME`, as for a wrapper of DMLab: the environment is known only once its package is imported."""
