@@ -64,7 +64,7 @@ several GPUs:
 
 agents, which learn from rewards and have no data:
   python -m recipes train object_matching RUN_DIR task.delay=8 model=compressive_transformer|transformer_xl|lstm
-  python -m recipes train rl RUN_DIR env=MiniGrid-MemoryS13Random-v0     (pip install "waveform[rl]")
+  python -m recipes train rl RUN_DIR env=MiniGrid-MemoryS7-v0     (pip install "waveform[rl]")
   preset=paper|cpu|smoke    sizes of Rae et al. 2019, section 5.7; minutes on a CPU core (default); seconds
 """
 _IMPORT_EPILOG = """\

@@ -47,7 +47,7 @@ def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Pa
         if own:
             raise UserError(f"{own[0]} is a setting of object_matching; leave it out")
         if not isinstance(config["env"], str):
-            raise UserError("the recipe rl needs an environment, for example env=MiniGrid-MemoryS13Random-v0")
+            raise UserError("the recipe rl needs an environment, for example env=MiniGrid-MemoryS7-v0")
         if not isinstance(config["env_options"], dict | None):
             raise UserError("env_options takes names and values, for example env_options={agent_view_size:3}")
         config.pop("task")
