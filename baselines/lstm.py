@@ -116,8 +116,14 @@ class LSTM(nn.Module, OptionalParts):
         before = tuple(  # [L, B, D]
             part.transpose(0, 1).to(x_BTD.dtype).contiguous() for part in (state.hidden, state.cell)
         )
-        hidden_BTD, after = self.layers(x_BTD, before)
+        with torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu") and _cpu_has_bf16_layers()):
+            hidden_BTD, after = self.layers(x_BTD, before)
         hidden, cell = (part.transpose(0, 1).contiguous() for part in after)
         after = LSTMState(hidden, cell, row_labels)
         after = map_state(lambda new, old: new.to(old.dtype), after, state)
         return Step(self.dropout(hidden_BTD), after if self.carry_gradient else detach(after), {})
+
+
+def _cpu_has_bf16_layers() -> bool:
+    """Whether torch's LSTM runs in bf16 on this processor; without AVX-512 it fails, though linear layers do not."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"

@@ -1,5 +1,8 @@
 """The LSTM against its formula, and the sizes that comparisons use (its laws are in tests/test_laws.py)."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -129,3 +132,20 @@ def test_wrong_settings_are_refused() -> None:
     ):
         with pytest.raises(UserError, match=said):
             LSTM.Config(laws.VOCAB_SIZE, **fields)
+
+
+def test_bf16_products_on_a_processor_without_avx512() -> None:
+    """torch and oneDNN are told so before they begin; its LSTM in bf16 ended in an error there."""
+    program = """
+import torch
+from baselines.lstm import LSTM
+model = LSTM(LSTM.Config(8, num_layers=2, d_model=16))
+state = model.init_state(3, device="cpu", dtype=torch.float32)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    step = model(torch.zeros(3, 5, dtype=torch.int64), state)
+    loss = model.head.nll(step.hidden, torch.zeros(3, 5, dtype=torch.int64)).sum()
+loss.backward()
+assert all(parameter.grad is not None for parameter in model.layers.parameters())
+"""
+    limits = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | limits)
