@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from recipes.reinforcement.agent import Agent, Inputs
-from recipes.reinforcement.environment import Environments
+from recipes.reinforcement.environment import Environments, Outcome
 from recipes.reinforcement.random_rows import RandomRows
 from waveform.engine.interface import State, map_state, reset_rows, take_rows
 
@@ -119,15 +119,14 @@ class Actors:
         returns: list[tuple[int, float]] = []
         successes = chances = 0
         for _ in range(num_steps):
-            ended, rewards = self._step(unrolls)
-            returns += self._end_episodes(ended)
-            right, of = self.environments.success(rewards, ended)
-            successes, chances = successes + right, chances + of
+            outcome = self._step(unrolls)
+            returns += self._end_episodes(outcome.ended)
+            successes, chances = successes + outcome.successes, chances + outcome.chances
         self.state = self.state._replace(environment=_tensors(self.environments))
         return unrolls, Played(num_steps * len(self._no_action), returns, successes, chances)
 
-    def _step(self, unrolls: list[Unrolls]) -> tuple[np.ndarray, np.ndarray]:
-        """One step of every row; returns which episodes ended, and the rewards as they were."""
+    def _step(self, unrolls: list[Unrolls]) -> Outcome:
+        """One step of every row; adds the unrolls that it ends."""
         state = self.state
         present, steps, length = state.present, state.steps, state.length
         start = reset_rows(state.start, state.agent, length == 0)
@@ -160,7 +159,7 @@ class Actors:
             episode_return=state.episode_return + torch.from_numpy(outcome.reward),
             num_draws=state.num_draws + 1,
         )
-        return outcome.ended, outcome.reward
+        return outcome
 
     @torch.no_grad()
     def _act(self, present: Inputs, state: ActorState) -> tuple[Tensor, Tensor, State]:

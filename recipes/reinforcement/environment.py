@@ -26,6 +26,8 @@ class Outcome(NamedTuple):
     observation: np.ndarray  # [N, ...]: if the episode has ended, the first one of the next
     reward: np.ndarray  # [N] fp32
     ended: np.ndarray  # [N] bool
+    successes: int  # of all rows: right choices, or episodes that went well
+    chances: int  # how many there could have been
 
 
 class Environments(Protocol):
@@ -52,8 +54,4 @@ class Environments(Protocol):
 
     def picture(self) -> np.ndarray:
         """The first row, drawn: [height, width, 3], uint8."""
-        ...
-
-    def success(self, rewards: np.ndarray, ended: np.ndarray) -> tuple[int, int]:
-        """How often the rows succeeded, and how often they could have; both arguments [N], of one step."""
         ...

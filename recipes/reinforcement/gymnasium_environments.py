@@ -64,7 +64,10 @@ class GymnasiumEnvironments:
         return self._seen(observation)
 
     def step(self, actions: np.ndarray) -> Outcome:
-        """actions [N] -> what follows; an episode ends when the environment says so, or at its limit of steps."""
+        """actions [N] -> what follows; an episode ends when the environment says so, or at its limit of steps.
+
+        An episode is a success if it was paid more than nothing.
+        """
         observations, rewards, ends = [], np.zeros(len(actions), np.float32), np.zeros(len(actions), bool)
         for row, (env, action) in enumerate(zip(self._envs, actions.tolist(), strict=True)):
             observation, reward, terminated, truncated, _ = env.step(action + self._first_action)
@@ -74,9 +77,9 @@ class GymnasiumEnvironments:
             ends[row] = terminated or truncated or self._length[row] >= self._limit
             self._return[row] += float(reward)
             observations.append(self._seen(observation) if not ends[row] else None)
-        self._last_returns = np.where(ends, self._return, 0.0)
+        successes = int((self._return[ends] > 0).sum())
         shown = [seen if seen is not None else self._begin_episode(row) for row, seen in enumerate(observations)]
-        return Outcome(np.stack(shown), rewards, ends)
+        return Outcome(np.stack(shown), rewards, ends, successes, int(ends.sum()))
 
     def _seen(self, observation: Any) -> np.ndarray:
         """One observation, of the part that agents see."""
@@ -97,10 +100,6 @@ class GymnasiumEnvironments:
             self._reset(row)
             for action in self._actions[row, : self._length[row]].tolist():
                 env.step(action + self._first_action)
-
-    def success(self, rewards: np.ndarray, ended: np.ndarray) -> tuple[int, int]:
-        """Episodes that were paid more than nothing, and episodes."""
-        return int((self._last_returns[ended] > 0).sum()), int(ended.sum())
 
     def picture(self) -> np.ndarray:
         """The first row as the environment draws it. Raises UserError if it does not."""

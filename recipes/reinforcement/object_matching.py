@@ -111,7 +111,7 @@ class ObjectMatching:
         ended = self._step >= config.episode
         if ended.any():
             self._begin_episode(np.flatnonzero(ended))
-        return Outcome(self._observe(), reward.astype(np.float32), ended)
+        return Outcome(self._observe(), reward.astype(np.float32), ended, int(takes_other.sum()), int(chosen.sum()))
 
     def _draw(self, rows: np.ndarray, number: int, choices: int) -> np.ndarray:
         """A whole number below `choices` for each of `rows`: the trial's `number`-th draw."""
@@ -174,10 +174,6 @@ class ObjectMatching:
         (self._trial, self._step, self._place, self._waited, self._shown, self._other, self._agent, self._match,
          self._differs) = (array.copy() for array in state)  # fmt: skip
         self._delay = self._delays()
-
-    def success(self, rewards: np.ndarray, ended: np.ndarray) -> tuple[int, int]:
-        """Right choices, and choices."""
-        return int((rewards == CHOICE_REWARD).sum()), int((np.abs(rewards) == CHOICE_REWARD).sum())
 
     def picture(self) -> np.ndarray:
         """The first row, drawn: objects are coloured shapes, the pad is a ring, the agent a white disc."""
