@@ -154,7 +154,7 @@ def test_restoring_continues_exactly(shortest: int | None) -> None:
     other.restore(kept)
     for a, wanted in zip(actions[50:], expected, strict=True):
         outcome = other.step(a)
-        assert all((x == y).all() for x, y in zip(outcome, wanted, strict=True))
+        assert all(np.array_equal(x, y) for x, y in zip(outcome, wanted, strict=True))
 
 
 def test_an_episode_has_its_length() -> None:
