@@ -1,5 +1,6 @@
 """Which environment a configuration names, for any rows of it."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,11 @@ def make_environments(config: dict[str, Any], *, rows: np.ndarray) -> Environmen
     Raises UserError for an environment that is unknown, not installed, or that agents cannot see or act in.
     """
     if config["recipe"] == GYMNASIUM:
+        from recipes.reinforcement.environment_processes import EnvironmentProcesses
         from recipes.reinforcement.gymnasium_environments import GymnasiumEnvironments
 
-        return GymnasiumEnvironments(config["env"], seed=config["seed"], rows=rows, options=config.get("env_options"))
+        options = config.get("env_options")
+        make = partial(GymnasiumEnvironments, config["env"], seed=config["seed"], options=options)
+        return EnvironmentProcesses(make, rows=rows) if config.get("env_processes") else make(rows=rows)
     task: ObjectMatchingConfig = typed(ObjectMatchingConfig, config["task"], section="task")
     return ObjectMatching(task, seed=config["seed"], rows=rows)

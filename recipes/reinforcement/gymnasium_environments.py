@@ -1,4 +1,4 @@
-"""Any Gymnasium environment, one object for each row: MiniGrid's, DMLab's through its wrapper, a user's own.
+"""Any Gymnasium environment, one object for each row: MiniGrid's, DMLab, a user's own.
 
 Gymnasium has no way to save an environment, so that a state is what led to it: each episode begins with a seed of its
 own, and restoring replays the episode's actions. That is exact for every environment that its seed makes repeatable.
@@ -19,7 +19,8 @@ _STREAM = 3  # of random numbers
 _LONGEST_EPISODE = 10_000  # steps of an environment that names no limit; longer ones are ended there
 _LARGEST_GRID = 4096  # cells: beyond, whole numbers are pixels
 _GRID_VALUES = 16  # MiniGrid's cells have kinds up to 10, colours up to 5, states up to 3
-_PACKAGES = {"MiniGrid-": "minigrid"}  # which register their environments when they are imported
+# Which register their environments when they are imported.
+_PACKAGES = {"MiniGrid-": "minigrid", "DMLab-": "recipes.reinforcement.dmlab"}
 _KINDS = "agents see images, small grids and real numbers (Box), or one number (Discrete)"
 
 
@@ -128,6 +129,8 @@ def _make(name: str, options: Mapping[str, Any]) -> Any:
             maker = gymnasium.envs.registration.load_env_creator(maker)
         draws = "rgb_array" in getattr(maker, "metadata", {}).get("render_modes", ())
         return gymnasium.make(registered, **({"render_mode": "rgb_array"} if draws else {}), **options)
+    except UserError:
+        raise
     except Exception as error:  # of whatever the environment's package raises
         reason = " ".join(str(error).split()).rstrip(".")[:200]
         raise UserError(

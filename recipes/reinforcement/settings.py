@@ -1,8 +1,9 @@
 """Settings of agents: their configuration, composed as every run's is.
 
-    config = { recipe, env, env_options, preset, seed, model: {name, ...}, train: {...}, learner: {...}, task: {...} }
+    config = { recipe, env, env_options, env_processes, preset, seed,
+               model: {name, ...}, train: {...}, learner: {...}, task: {...} }
 
-`task` is object matching's; `env` and `env_options` are those of the recipe `rl`.
+`task` is object matching's; what begins with `env` is of the recipe `rl`.
 """
 
 from collections.abc import Sequence
@@ -31,6 +32,8 @@ _NOT_FOR_AGENTS = (
     "max_skipped", "precision",
 )  # fmt: skip
 
+_OF_GYMNASIUM = ("env", "env_options", "env_processes")
+
 
 def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> dict[str, Any]:
     """Return the resolved configuration as plain dicts. Raises UserError for an unknown key, choice or type."""
@@ -50,8 +53,10 @@ def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Pa
             raise UserError("the recipe rl needs an environment, for example env=MiniGrid-MemoryS7-v0")
         if not isinstance(config["env_options"], dict | None):
             raise UserError("env_options takes names and values, for example env_options={agent_view_size:3}")
+        if not isinstance(config["env_processes"], bool | None):
+            raise UserError(f"env_processes is {config['env_processes']!r}; it must be true or false")
         config.pop("task")
-    for name in ("env", "env_options") if recipe == OBJECT_MATCHING else ():
+    for name in _OF_GYMNASIUM if recipe == OBJECT_MATCHING else ():
         if config.pop(name) is not None:
             raise UserError(f"{name} is for the recipe {GYMNASIUM}; leave it out, or train {GYMNASIUM}")
     config["train"]["update_period"] = 1

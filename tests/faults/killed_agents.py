@@ -1,12 +1,16 @@
 """Training of an agent killed at any time: the same command must end with the weights of an undisturbed run."""
 
+import os
 import random
+import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.numpy import load_file
 
 from tests.faults import forks
@@ -17,10 +21,15 @@ _TRAIN = [
     *("preset=smoke", "train.max_steps=60", "train.checkpoint_every=7", "train.log_every=5", "train.device=cpu"),
     "train.keep_checkpoints=1",
 ]
+_ROWS = 8  # of preset=smoke
 
 
-def _start(run_dir: Path) -> forks.Process:
-    return forks.start(["-m", "recipes", "train", "object_matching", str(run_dir), *_TRAIN])
+_IN_PROCESSES = ["rl", "env=CartPole-v1", "env_processes=true"]
+
+
+def _start(run_dir: Path, recipe: Sequence[str] = ("object_matching",)) -> forks.Process:
+    name, *settings = recipe
+    return forks.start(["-m", "recipes", "train", name, str(run_dir), *_TRAIN, *settings])
 
 
 def _last(run_dir: Path) -> dict[str, Any]:
@@ -58,3 +67,51 @@ def _kill_agents(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]
             assert ended or process.returncode < 0, printed
         assert same(_last(run_dir), expected), f"run {runs} is not the undisturbed one"
     return {"kills": kills, "runs": runs}
+
+
+def _environments(process: forks.Process) -> list[int]:
+    """The processes of a command's environments, which its fork server started."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
+    return sorted(child for child, parent in parents.items() if parents.get(parent) == process.pid)
+
+
+@fault(
+    "an agent's environment or its training killed, each row in a process of its own",
+    "one line, no process is left, and the same command ends as an undisturbed run does",
+    short=2,
+    long=40,
+)
+def _kill_environments(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
+    pytest.importorskip("gymnasium")
+    process = _start(folder / "undisturbed", _IN_PROCESSES)
+    printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
+    assert process.returncode == 0, printed
+    expected = _last(folder / "undisturbed")
+    for case in range(cases):
+        run_dir = folder / f"run_{case}"
+        process = _start(run_dir, _IN_PROCESSES)
+        while len(environments := _environments(process)) < _ROWS or not list(run_dir.glob("checkpoints/step_*")):
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0, 0.3))
+        if case % 2:
+            process.kill()
+            process.communicate(timeout=forks.TIMEOUT_S)
+        else:
+            with suppress(ProcessLookupError):  # it may have ended by itself
+                os.kill(rng.choice(environments), signal.SIGKILL)
+            printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
+            told = "the process of the environment in row" in printed and "Traceback" not in printed
+            assert process.returncode == 0 or (process.returncode == 1 and told), printed
+        until = time.monotonic() + forks.TIMEOUT_S
+        while left := [pid for pid in environments if Path(f"/proc/{pid}").exists()]:
+            assert time.monotonic() < until, f"case {case}: processes {left} are left"
+            time.sleep(0.05)
+        process = _start(run_dir, _IN_PROCESSES)
+        printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
+        assert process.returncode == 0, printed
+        assert same(_last(run_dir), expected), f"run {case} is not the undisturbed one"
+    return {"kills": cases}

@@ -1,0 +1,123 @@
+"""Each row's environment in a process of its own: for slow ones, and for DMLab, of which a process can have only one.
+
+Rows step side by side, and what happens in them is what would happen in this process.
+"""
+
+import multiprocessing
+import signal
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
+from typing import Any, Protocol
+
+import numpy as np
+
+from recipes.reinforcement.environment import Environments, Outcome
+from waveform.system.errors import Trouble, UserError
+from waveform.system.signals import SIGNALS
+
+
+class _Make(Protocol):
+    """Makes the environment of some rows; can be pickled."""
+
+    def __call__(self, *, rows: np.ndarray) -> Environments: ...
+
+
+class EnvironmentProcesses:
+    """N rows, a process each; see the module's docstring. The processes end with this object or its process."""
+
+    def __init__(self, make: _Make, *, rows: np.ndarray) -> None:
+        """Raises UserError if `make` does, and Trouble if one of the processes ends, here and in every method."""
+        # Forked from a process that has loaded little, not from this one, whose threads a fork would leave hanging.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__, "gymnasium"])
+        self._connections: list[Connection[Any, Any]] = []
+        self._processes = []
+        for row in rows.reshape(-1, 1):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, make, row), daemon=True)
+            process.start()
+            there.close()
+            self._connections.append(here)
+            self._processes.append(process)
+        # Before the processes are waited for when this one ends; they end when nobody is there to ask.
+        Finalize(self, _close, args=(self._connections,), exitpriority=0)
+        (self.observation, self.num_actions), *_ = [self._answer(row) for row in range(len(rows))]
+
+    def begin(self) -> np.ndarray:
+        """Begin the first episode of every row -> observations [N, ...]."""
+        return np.concatenate(self._all("begin"))
+
+    def step(self, actions: np.ndarray) -> Outcome:
+        """actions [N] -> what follows."""
+        observation, reward, ended, successes, chances = zip(*self._all("step", actions), strict=True)
+        return Outcome(
+            np.concatenate(observation), np.concatenate(reward), np.concatenate(ended), sum(successes), sum(chances)
+        )
+
+    def state(self) -> Sequence[np.ndarray]:
+        """Of every row, rows first."""
+        return [np.concatenate(arrays) for arrays in zip(*self._all("state"), strict=True)]
+
+    def restore(self, state: Sequence[np.ndarray]) -> None:
+        """Continue from what `state` returned."""
+        rows = range(len(self._connections))
+        self._ask([("restore", [array[row : row + 1] for array in state]) for row in rows])
+
+    def picture(self) -> np.ndarray:
+        """The first row as the environment draws it."""
+        self._connections[0].send(("picture",))
+        picture: np.ndarray = self._answer(0)
+        return picture
+
+    def _all(self, method: str, argument: np.ndarray | None = None) -> list[Any]:
+        """What a method returns for each row; argument: its share of rows is a row's argument."""
+        if argument is None:
+            return self._ask([(method,)] * len(self._connections))
+        return self._ask([(method, argument[row : row + 1]) for row in range(len(argument))])
+
+    def _ask(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        for row, (connection, call) in enumerate(zip(self._connections, calls, strict=True)):
+            try:
+                connection.send(call)
+            except OSError as error:
+                raise self._ended(row) from error
+        return [self._answer(row) for row in range(len(calls))]
+
+    def _answer(self, row: int) -> Any:
+        try:
+            answer = self._connections[row].recv()
+        except (EOFError, OSError) as error:
+            raise self._ended(row) from error
+        if isinstance(answer, UserError):
+            raise answer
+        return answer
+
+    def _ended(self, row: int) -> Trouble:
+        process = self._processes[row]
+        process.join(10)
+        return Trouble(
+            f"the process of the environment in row {row} has ended (exit code {process.exitcode}); if it wrote why, "
+            "that stands above. Run the same command again to continue from the last checkpoint"
+        )
+
+
+def _close(connections: list["Connection[Any, Any]"]) -> None:
+    for connection in connections:
+        connection.close()
+
+
+def _serve(connection: "Connection[Any, Any]", make: _Make, rows: np.ndarray) -> None:
+    """Answer what is asked of one row's environment until nobody is there to ask."""
+    for number in SIGNALS:  # terminals and schedulers signal all processes, and the one that trains still saves
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        environments = make(rows=rows)
+        connection.send((environments.observation, environments.num_actions))
+        while True:
+            method, *arguments = connection.recv()
+            connection.send(getattr(environments, method)(*arguments))
+    except UserError as error:
+        connection.send(error)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
