@@ -20,8 +20,13 @@ def make_environments(config: dict[str, Any], *, rows: np.ndarray) -> Environmen
         from recipes.reinforcement.environment_processes import EnvironmentProcesses
         from recipes.reinforcement.gymnasium_environments import GymnasiumEnvironments
 
-        options = config.get("env_options")
-        make = partial(GymnasiumEnvironments, config["env"], seed=config["seed"], options=options)
+        make = partial(
+            GymnasiumEnvironments,
+            config["env"],
+            seed=config["seed"],
+            options=config.get("env_options"),
+            num_actions=config.get("env_actions"),
+        )
         return EnvironmentProcesses(make, rows=rows) if config.get("env_processes") else make(rows=rows)
     task: ObjectMatchingConfig = typed(ObjectMatchingConfig, config["task"], section="task")
     return ObjectMatching(task, seed=config["seed"], rows=rows)

@@ -39,7 +39,7 @@ class TrainedAgent:
     @property
     def task(self) -> dict[str, Any]:
         """What decides which environment it is."""
-        return {name: self.config.get(name) for name in ("recipe", "env", "env_options", "task")}
+        return {name: self.config.get(name) for name in ("recipe", "env", "env_options", "env_actions", "task")}
 
     def at_delay(self, delay: int) -> "TrainedAgent":
         """The same agent where every way takes `delay` steps. Raises UserError if its task is another."""

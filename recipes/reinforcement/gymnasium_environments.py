@@ -27,8 +27,16 @@ _KINDS = "agents see images, small grids and real numbers (Box), or one number (
 class GymnasiumEnvironments:
     """N rows of a Gymnasium environment; see the module's docstring."""
 
-    def __init__(self, name: str, *, seed: int, rows: np.ndarray, options: Mapping[str, Any] | None = None) -> None:
-        """options: arguments with which each is made.
+    def __init__(
+        self,
+        name: str,
+        *,
+        seed: int,
+        rows: np.ndarray,
+        options: Mapping[str, Any] | None = None,
+        num_actions: int | None = None,
+    ) -> None:
+        """options: arguments with which each is made; num_actions: the first so many of its actions; None: all.
 
         Raises UserError for an environment that is unknown or not installed, or that agents cannot see or act in.
         """
@@ -39,7 +47,9 @@ class GymnasiumEnvironments:
         actions = first.action_space
         if type(actions).__name__ != "Discrete":
             raise UserError(f"env={name} has actions of the kind {actions}; agents choose one of several (Discrete)")
-        self.num_actions = int(actions.n)
+        self.num_actions = int(actions.n) if num_actions is None else num_actions
+        if self.num_actions > actions.n:
+            raise UserError(f"env_actions is {num_actions}, but env={name} has {actions.n} actions")
         self._first_action = int(actions.start)
         limit = getattr(first.spec, "max_episode_steps", None) or getattr(first.unwrapped, "max_steps", None)
         self._limit = min(int(limit or _LONGEST_EPISODE), _LONGEST_EPISODE)

@@ -1,6 +1,6 @@
 """Settings of agents: their configuration, composed as every run's is.
 
-    config = { recipe, env, env_options, env_processes, preset, seed,
+    config = { recipe, env, env_options, env_actions, env_processes, preset, seed,
                model: {name, ...}, train: {...}, learner: {...}, task: {...} }
 
 `task` is object matching's; what begins with `env` is of the recipe `rl`.
@@ -32,7 +32,7 @@ _NOT_FOR_AGENTS = (
     "max_skipped", "precision",
 )  # fmt: skip
 
-_OF_GYMNASIUM = ("env", "env_options", "env_processes")
+_OF_GYMNASIUM = ("env", "env_options", "env_actions", "env_processes")
 
 
 def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> dict[str, Any]:
@@ -53,6 +53,9 @@ def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Pa
             raise UserError("the recipe rl needs an environment, for example env=MiniGrid-MemoryS7-v0")
         if not isinstance(config["env_options"], dict | None):
             raise UserError("env_options takes names and values, for example env_options={agent_view_size:3}")
+        num_actions = config["env_actions"]
+        if num_actions is not None and (type(num_actions) is not int or num_actions < 2):
+            raise UserError(f"env_actions is {num_actions!r}; it must be a whole number from 2, or null")
         if not isinstance(config["env_processes"], bool | None):
             raise UserError(f"env_processes is {config['env_processes']!r}; it must be true or false")
         config.pop("task")

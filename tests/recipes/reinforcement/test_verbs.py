@@ -5,11 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from recipes.cli import main
-from recipes.reinforcement.encoders import Encoder
-from recipes.reinforcement.environment import Observation
 from recipes.reinforcement.evaluation import open_agent
 from recipes.reinforcement.gymnasium_environments import GymnasiumEnvironments
 from tests.recipes.calling import mistake, run
@@ -75,6 +72,8 @@ def test_a_run_is_resumed(runs: Path, capsys: pytest.CaptureFixture[str]) -> Non
             ["train", "rl", "a", "env=x", "env_options=3"],
             "env_options takes names and values, for example env_options={",
         ),
+        (["train", "rl", "a", "env=x", "env_actions=1"], "env_actions is 1; it must be a whole number from 2, or null"),
+        (["train", "object_matching", "a", "env_actions=3"], "env_actions is for the recipe rl"),
         (["train", "rl", "a", "env=x", "task.delay=2"], "task.delay=2 is a setting of object_matching"),
     ],
 )
@@ -166,6 +165,15 @@ class TestGymnasium:
         line = mistake(["train", "rl", tmp_path / "n", *small, "env_options={view:3}"], capsys)
         assert "unexpected keyword argument 'view'" in line and line.endswith("check its name, package and options")
 
+    def test_agents_may_have_the_first_actions_only(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        small = [SMOKE, "env=MiniGrid-MemoryS7-v0", "train.max_steps=1"]
+        run("train", "rl", tmp_path / "m", *small, "env_actions=3")
+        actors = open_agent(tmp_path / "m").actors(4)
+        actors.collect(40)
+        assert actors.agent.num_actions == 3 and set(actors.environments.state()[2].flatten().tolist()) == {0, 1, 2}
+        line = mistake(["train", "rl", tmp_path / "n", *small, "env_actions=9"], capsys)
+        assert line.endswith("env_actions is 9, but env=MiniGrid-MemoryS7-v0 has 7 actions")
+
     def test_a_package_of_ones_own_is_imported(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """`env=PACKAGE:NAME`, as for a wrapper of DMLab: the environment is known only once its package is imported."""
         maker = "gymnasium.envs.classic_control:CartPoleEnv"
@@ -190,11 +198,3 @@ class TestGymnasium:
     ) -> None:
         assert line in mistake(["train", "rl", tmp_path / "a", SMOKE, f"env={env}"], capsys)
         assert not (tmp_path / "a").exists()
-
-
-def test_images_are_seen_by_impalas_network() -> None:
-    encoder = Encoder(Observation("image", (72, 96, 3)), num_actions=9, d_model=32)
-    pixels = torch.randint(0, 256, (2, 3, 72, 96, 3), dtype=torch.uint8)
-    out = encoder(pixels, torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3))
-    assert out.shape == (2, 3, 32) and bool(out.isfinite().all())
-    assert not torch.equal(out[0, 0], out[0, 1])
