@@ -13,24 +13,44 @@ from recipes.reinforcement.environment import Observation
 
 _IMPALA_STAGES = (16, 32, 32)  # channels; Espeholt et al. 2018, Figure 3, the large network
 _IMPALA_FEATURES = 256
-_SMALLEST_IMAGE = 8  # pixels, which the three stages halve
+_LEAST_VARIANCE = 0.05  # added to that of a cell's value, so that what is rare is not amplified without limit
 
 
 class GridEncoder(nn.Module):
-    """Cells [B, T, cells] of small whole numbers: a vector for each value of each cell, added up."""
+    """Cells [B, T, cells] of small whole numbers: one layer on whether each cell has each value, standardised.
+
+    A cell's value is 0 or 1, less how often it was there, divided by its standard deviation. As they are, cells that
+    never change, or always together, drown the one object that an agent has to remember (results/notes.md).
+    """
+
+    seen: Tensor  # [cells V], how often each cell had each value in training
 
     def __init__(self, observation: Observation, num_features: int) -> None:
         super().__init__()
         (num_cells,) = observation.shape
-        self.vectors = nn.EmbeddingBag(num_cells * observation.num_values, num_features, mode="sum")
-        nn.init.normal_(self.vectors.weight, std=1 / math.sqrt(num_cells))
-        self.register_buffer("offsets", torch.arange(num_cells) * observation.num_values, persistent=False)
         self.num_values = observation.num_values
+        self.vectors = nn.EmbeddingBag(num_cells * self.num_values, num_features, mode="sum")
+        nn.init.normal_(self.vectors.weight, std=1 / math.sqrt(num_cells))
+        self.register_buffer("offsets", torch.arange(num_cells) * self.num_values, persistent=False)
+        self.register_buffer("seen", torch.zeros(num_cells * self.num_values, dtype=torch.int64))
+
+    def _ids(self, cells: Tensor) -> Tensor:
+        """Values beyond those announced count as the largest."""
+        return cells.long().clamp(max=self.num_values - 1) + self.get_buffer("offsets")
+
+    def counts(self, cells_Nc: Tensor) -> Tensor:
+        """What N observations add to `seen`."""
+        return self._ids(cells_Nc).flatten().bincount(minlength=len(self.seen))
 
     def forward(self, cells_BTc: Tensor) -> Tensor:
-        """-> [B, T, F]; values beyond those announced count as the largest."""
-        ids = cells_BTc.long().clamp(max=self.num_values - 1) + self.get_buffer("offsets")
-        return F.relu(self.vectors(ids.flatten(0, 1)).unflatten(0, cells_BTc.shape[:2]))
+        """-> [B, T, F]."""
+        vectors = self.vectors.weight
+        num_observations = self.seen[: self.num_values].sum().clamp(min=1)
+        share = self.seen.to(vectors.dtype) / num_observations
+        scale = (share * (1 - share) + _LEAST_VARIANCE).rsqrt()
+        ids_Nc = self._ids(cells_BTc).flatten(0, 1)
+        sum_NF = F.embedding_bag(ids_Nc, vectors, mode="sum", per_sample_weights=scale[ids_Nc])
+        return F.relu(sum_NF - (share * scale) @ vectors).unflatten(0, cells_BTc.shape[:2])
 
 
 class VectorEncoder(nn.Module):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from recipes.reinforcement.actors import Actors, Played, Unrolls
 from recipes.reinforcement.agent import Agent
+from recipes.reinforcement.encoders import GridEncoder
 from recipes.reinforcement.environment import Environments
 from recipes.reinforcement.learner import LearnerConfig, losses
 from waveform.engine import checkpoint
@@ -206,7 +207,8 @@ class AgentTrainer:
             self.steps_seen += played.steps * self.world.size
             for group in self.optimiser.param_groups:
                 group["lr"] = self.config.learning_rate(self.step, self.seconds)
-            figures = self.accumulate_gradients(Unrolls.joined(unrolls))
+            joined = Unrolls.joined(unrolls)
+            figures = self.accumulate_gradients(joined)
             self.world.sum_gradients(self.agent.parameters())
             norms = clip(self.groups, self.config.clip_norm)
             figures |= {f"grad_norm_{name}": float(norm) for name, norm in norms.items()}
@@ -214,6 +216,7 @@ class AgentTrainer:
                 raise self._diverged(figures)
             self.optimiser.step()
             self.optimiser.zero_grad(set_to_none=True)
+            self._count(joined)
         self.step += 1
         self.seconds += time.perf_counter() - began
         return figures
@@ -231,6 +234,14 @@ class AgentTrainer:
         shares = {"policy_loss": made.policy, "value_loss": made.value, "entropy": made.entropy}
         figures = {name: float(value.detach()) / num_steps for name, value in shares.items()}
         return figures | {"aux_loss": float(compression.detach())}
+
+    def _count(self, unrolls: Unrolls) -> None:
+        """Tell the encoder what all ranks observed; after learning, which then reads as the actors did."""
+        encoder = self.agent.encoder.observation
+        if isinstance(encoder, GridEncoder):
+            took_place_UT = torch.arange(self.config.chunk) < unrolls.length[:, None]
+            observed = unrolls.steps.inputs.observation[took_place_UT].to(self.world.device)
+            encoder.seen += self.world.sum_(encoder.counts(observed))
 
     def _diverged(self, figures: dict[str, float]) -> Diverged:
         bad = [name for name, value in figures.items() if not math.isfinite(value)]
