@@ -116,9 +116,10 @@ def test_runs_are_compared_on_the_same_episodes(
 def test_a_study_is_made_of_runs_that_last(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    variants = {"rate_8": ["model.compression_rate=8"], "transformer_xl": ["model=transformer_xl"]}
-    panels = {"both": {"rate_8": "c = 8", "transformer_xl": "Transformer-XL"}}
-    monkeypatch.setitem(STUDIES, "recall", lambda: Study(variants, ByDistance(panels), "two", recipe="recall"))
+    study = Study(
+        {"rate_8": ["model.compression_rate=8"]}, ByDistance({"one": {"rate_8": "c = 8"}}), "", recipe="recall"
+    )
+    monkeypatch.setitem(STUDIES, "recall", lambda: study)
     command = ["study", "recall", place / "data", tmp_path / "study", "preset=smoke", "train.max_steps=2"]
     run(*command, "--seeds", 2, "--json", tmp_path / "s.json", "--plot", tmp_path / "s.png")
     summary = json.loads((tmp_path / "s.json").read_text())
