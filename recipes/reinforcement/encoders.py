@@ -13,7 +13,7 @@ from recipes.reinforcement.environment import Observation
 
 _IMPALA_STAGES = (16, 32, 32)  # channels; Espeholt et al. 2018, Figure 3, the large network
 _IMPALA_FEATURES = 256
-_LEAST_VARIANCE = 0.05  # added to that of a cell's value, so that what is rare is not amplified without limit
+_LEAST_VARIANCE = 0.25  # added to a value's, at most 0.25 itself, so that what is rare is not amplified without limit
 
 
 class GridEncoder(nn.Module):
