@@ -118,7 +118,9 @@ def play(
         "by_delay": [({"delay": delay}, trained.at_delay(delay)) for delay in delays],
         "by_env": [({"env": env}, trained.in_env(env)) for env in envs],
     }
-    num_rows = min(_ROWS, episodes)
+    # Each row may need a process, of which there should be no more than in training.
+    most = trained.config["train"]["batch_size"] if trained.config.get("env_processes") else _ROWS
+    num_rows = min(most, episodes)
     each = -(-episodes // num_rows)
     actors = trained.actors(num_rows)
     returns: list[list[float]] = [[] for _ in range(num_rows)]

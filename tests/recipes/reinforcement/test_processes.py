@@ -1,5 +1,6 @@
 """Environments in processes of their own: the same as in one process, and what is said when one of them ends."""
 
+import json
 import os
 import signal
 import subprocess
@@ -106,6 +107,8 @@ class TestDMLab:
         times = ("seconds", "steps_per_second")
         whole, cut = ([{k: v for k, v in record.items() if k not in times} for record in log] for log in logs)
         assert whole == cut
+        run("evaluate", tmp_path / "whole", "--episodes", 3, "--json", tmp_path / "whole.json")
+        assert json.loads((tmp_path / "whole.json").read_bytes())["episodes"] == 4  # two of each of its two rows
         run("play", tmp_path / "whole", "--gif", tmp_path / "episode.gif", "--steps", 4)
         assert (tmp_path / "episode.gif").stat().st_size > 1000
 
