@@ -1,4 +1,4 @@
-"""Stands in for DeepMind Lab's module: the calls of its docs/users/python_api.md, and a level of three seconds.
+"""Stands in for DeepMind Lab's module: the calls of its Python interface, and a level of three seconds.
 
 What is seen depends on the seed and on all actions since; looking to the right pays 1 a frame.
 """
