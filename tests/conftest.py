@@ -1,5 +1,6 @@
 """Settings of all tests: one thread, because threads cost tiny models more than they save; the same examples."""
 
+import os
 from pathlib import Path
 
 import hypothesis
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the commands that tests start
 # If a test fails, a change must be the cause, not chance; deadlines would fail on a busy machine.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")

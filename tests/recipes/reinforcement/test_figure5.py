@@ -55,6 +55,7 @@ def test_every_agent_has_the_slots_that_were_asked_for() -> None:
 @pytest.mark.slow
 def test_the_study_trains_draws_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Children, "call", call)
+    monkeypatch.setattr(evaluation, "EPISODES", 4)
     few = ["--agents", "lstm", "transformer_xl", "rate_4"]
     settings = ["preset=smoke", "train.max_steps=6"]
     run("study", "figure5", tmp_path / "out", *settings, "--seeds", 1, "--jobs", 1, *few)
