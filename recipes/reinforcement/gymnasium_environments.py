@@ -142,7 +142,7 @@ def _make(name: str, options: Mapping[str, Any]) -> Any:
     except UserError:
         raise
     except Exception as error:  # of whatever the environment's package raises
-        reason = " ".join(str(error).split()).rstrip(".")[:200]
+        reason = " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
         raise UserError(
             f"env={name}: Gymnasium cannot make it ({reason}); check its name, package and options"
         ) from error

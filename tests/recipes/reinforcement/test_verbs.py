@@ -164,6 +164,8 @@ class TestGymnasium:
         assert open_agent(tmp_path / "m").actors(2).environments.observation.shape == (3 * 3 * 3,)
         line = mistake(["train", "rl", tmp_path / "n", *small, "env_options={view:3}"], capsys)
         assert "unexpected keyword argument 'view'" in line and line.endswith("check its name, package and options")
+        line = mistake(["train", "rl", tmp_path / "n", *small, "env_options={agent_view_size:2}"], capsys)
+        assert "cannot make it (AssertionError); check its name" in line
 
     def test_agents_may_have_the_first_actions_only(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         small = [SMOKE, "env=MiniGrid-MemoryS7-v0", "train.max_steps=1"]
