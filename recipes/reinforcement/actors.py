@@ -74,8 +74,8 @@ class Played(NamedTuple):
 
     steps: int
     returns: list[tuple[int, float]]  # of the episodes that ended: the row among this process's, the sum unclipped
-    successes: int  # and how often there could have been one
-    chances: int
+    successes: np.ndarray  # [N], and how often there could have been one
+    chances: np.ndarray  # [N]
 
 
 class Actors:
@@ -117,7 +117,7 @@ class Actors:
         """Take steps in every row; returns the unrolls that ended, oldest first, and what happened."""
         unrolls: list[Unrolls] = []
         returns: list[tuple[int, float]] = []
-        successes = chances = 0
+        successes = chances = np.zeros(len(self._no_action), np.int64)
         for _ in range(num_steps):
             outcome = self._step(unrolls)
             returns += self._end_episodes(outcome.ended)

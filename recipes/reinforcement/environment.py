@@ -26,8 +26,8 @@ class Outcome(NamedTuple):
     observation: np.ndarray  # [N, ...]: if the episode has ended, the first one of the next
     reward: np.ndarray  # [N] fp32
     ended: np.ndarray  # [N] bool
-    successes: int  # of all rows: right choices, or episodes that went well
-    chances: int  # how many there could have been
+    successes: np.ndarray  # [N] bool: a right choice, or an episode that ended well
+    chances: np.ndarray  # [N] bool: whether there could have been one
 
 
 class Environments(Protocol):

@@ -50,10 +50,7 @@ class EnvironmentProcesses:
 
     def step(self, actions: np.ndarray) -> Outcome:
         """actions [N] -> what follows."""
-        observation, reward, ended, successes, chances = zip(*self._all("step", actions), strict=True)
-        return Outcome(
-            np.concatenate(observation), np.concatenate(reward), np.concatenate(ended), sum(successes), sum(chances)
-        )
+        return Outcome(*map(np.concatenate, zip(*self._all("step", actions), strict=True)))
 
     def state(self) -> Sequence[np.ndarray]:
         """Of every row, rows first."""

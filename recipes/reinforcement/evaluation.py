@@ -108,9 +108,9 @@ def play(
 ) -> dict[str, Any]:
     """Play episodes to their ends, drawing actions from the policy; returns the figures that `evaluate` reports.
 
-    As many of each row count, so that short episodes are not preferred. delays: of object matching, at each of which
-    as many episodes are played besides; envs: other Gymnasium environments, likewise. The figures have what came of
-    them as `by_delay` and `by_env`.
+    The first episodes of each row count, the same number in each, so that short ones are not preferred. delays: of
+    object matching, at each of which the same number of episodes is played; envs: other Gymnasium environments, in
+    which it is too. The figures have what came of them as `by_delay` and `by_env`.
     """
     if episodes < 1:
         raise UserError(f"--episodes is {episodes}; it must be at least 1")
@@ -127,10 +127,11 @@ def play(
     successes = chances = 0
     with torch.inference_mode():
         while min(map(len, returns)) < each:
+            counts = np.array([len(row) < each for row in returns])
             _, played = actors.collect(1)
             for row, value in played.returns:
                 returns[row].append(value)
-            successes, chances = successes + played.successes, chances + played.chances
+            successes, chances = successes + played.successes[counts].sum(), chances + played.chances[counts].sum()
     counted = np.array([value for row in returns for value in row[:each]])
     config = trained.config
     return {
@@ -147,8 +148,8 @@ def play(
         "episodes": len(counted),
         "return_mean": float(counted.mean()),
         "return_standard_error": float(counted.std(ddof=1) / math.sqrt(len(counted))) if len(counted) > 1 else None,
-        "success": successes / chances if chances else None,
-        "chances": chances,
+        "success": float(successes / chances) if chances else None,
+        "chances": int(chances),
         **{
             by: [
                 where | {name: figures[name] for name in ("return_mean", "success", "chances")}

@@ -88,9 +88,9 @@ class GymnasiumEnvironments:
             ends[row] = terminated or truncated or self._length[row] >= self._limit
             self._return[row] += float(reward)
             observations.append(self._seen(observation) if not ends[row] else None)
-        successes = int((self._return[ends] > 0).sum())
+        successes = ends & (self._return > 0)
         shown = [seen if seen is not None else self._begin_episode(row) for row, seen in enumerate(observations)]
-        return Outcome(np.stack(shown), rewards, ends, successes, int(ends.sum()))
+        return Outcome(np.stack(shown), rewards, ends, successes, ends)
 
     def _seen(self, observation: Any) -> np.ndarray:
         """One observation, of the part that agents see."""

@@ -111,7 +111,7 @@ class ObjectMatching:
         ended = self._step >= config.episode
         if ended.any():
             self._begin_episode(np.flatnonzero(ended))
-        return Outcome(self._observe(), reward.astype(np.float32), ended, int(takes_other.sum()), int(chosen.sum()))
+        return Outcome(self._observe(), reward.astype(np.float32), ended, takes_other, chosen)
 
     def _draw(self, rows: np.ndarray, number: int, choices: int) -> np.ndarray:
         """A whole number below `choices` for each of `rows`: the trial's `number`-th draw."""

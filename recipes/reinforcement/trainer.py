@@ -50,8 +50,8 @@ class Tally:
         """Count what was played."""
         self.returns += sum(value for _, value in played.returns)
         self.episodes += len(played.returns)
-        self.successes += played.successes
-        self.chances += played.chances
+        self.successes += float(played.successes.sum())
+        self.chances += float(played.chances.sum())
 
     def tensor(self) -> Tensor:
         """The four sums, fp64."""

@@ -2,12 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from recipes.cli import main
-from recipes.reinforcement.evaluation import open_agent
+from recipes.reinforcement import evaluation
+from recipes.reinforcement.catalogue import make_environments
+from recipes.reinforcement.environment import Outcome
+from recipes.reinforcement.evaluation import open_agent, play
 from recipes.reinforcement.gymnasium_environments import GymnasiumEnvironments
 from tests.recipes.calling import mistake, run
 from tests.test_cli import mistake as speech_mistake
@@ -48,6 +52,43 @@ def test_an_agent_is_evaluated_by_delay(tmp_path: Path) -> None:
     none, nine, thirty = (at["chances"] for at in figures["by_delay"])
     assert none > 1.2 * figures["chances"] > 1.5 * nine > 0
     assert thirty == 0 and figures["by_delay"][2]["success"] is None  # an episode has 24 steps
+
+
+class QuickSuccesses:
+    """Half of the episodes pay 1 at their only step, the others nothing in 40; what an agent sees never changes."""
+
+    num_actions = 4
+
+    def __init__(self, config: dict[str, Any], *, rows: np.ndarray) -> None:
+        self.observation = make_environments(config, rows=rows).observation
+        self._seen = np.zeros((len(rows), *self.observation.shape), np.uint8)
+        self._random, self._length, self._step = np.random.default_rng(0), np.zeros(len(rows)), np.zeros(len(rows))
+        self._draw(self._length == 0)
+
+    def _draw(self, rows: np.ndarray) -> None:
+        self._length[rows], self._step[rows] = self._random.choice([1, 40], rows.sum()), 0
+
+    def begin(self) -> np.ndarray:
+        return self._seen
+
+    def step(self, actions: np.ndarray) -> Outcome:
+        self._step += 1
+        ended = self._step == self._length
+        succeeded = ended & (self._length == 1)
+        self._draw(ended)
+        return Outcome(self._seen, succeeded.astype(np.float32), ended, succeeded, ended)
+
+    def state(self) -> tuple[np.ndarray, ...]:
+        return ()
+
+
+def test_successes_are_of_the_episodes_whose_returns_count(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A return of 1 is a success here; quick ones must not count more because others are still being played."""
+    monkeypatch.setattr(evaluation, "make_environments", QuickSuccesses)
+    figures = play(open_agent(runs / "lstm"), episodes=256, delays=[3])
+    for one in (figures, *figures["by_delay"]):
+        assert one["success"] == one["return_mean"] and one["chances"] == 256
+        assert abs(one["success"] - 0.5) < 0.1
 
 
 def test_a_run_is_resumed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
