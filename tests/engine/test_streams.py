@@ -24,7 +24,7 @@ def stream(tokens: TokenSet, **options: object) -> TokenStream:
 
 
 def equal(a: Chunk, b: Chunk) -> bool:
-    return a.num_scored == b.num_scored and all(
+    return (a.num_scored, a.num_whole) == (b.num_scored, b.num_whole) and all(
         torch.equal(getattr(x, name), getattr(y, name))
         for x, y in zip(a.windows, b.windows, strict=True)
         for name in ("inputs", "targets", "scored", "reset")
@@ -34,7 +34,7 @@ def equal(a: Chunk, b: Chunk) -> bool:
 @pytest.mark.parametrize("mode", ["utterance", "chunk", "carry"])
 def test_an_epoch_scores_every_token_once(mode: str, token_set: Callable[..., TokenSet]) -> None:
     tokens = token_set(LENGTHS)
-    s = stream(tokens, mode=mode)
+    s = stream(tokens, mode=mode, **({"batch_size": 3, "window": 5, "chunk": 5} if mode == "carry" else {}))
     seen: Counter[int] = Counter()
     scored = 0
     while scored < sum(LENGTHS):
@@ -80,15 +80,15 @@ def test_carry_mode_joins_utterances_without_reset(token_set: Callable[..., Toke
     s = stream(tokens, mode="carry", batch_size=3)
     joined = np.concatenate([tokens.read(i, start=0, stop=10**6) for i in range(len(tokens))])
     rows: list[list[int]] = [[], [], []]
-    while s.epoch == 0:
+    while s.epoch < 2:
         for window in s.next_chunk().windows:
-            assert not window.reset.any()
+            assert not window.reset.any() and window.scored.all()
             for row in range(3):
-                rows[row] += window.targets[row][window.scored[row]].tolist()
+                rows[row] += window.targets[row].tolist()
     bounds = [i * len(joined) // 3 for i in range(4)]
     for row in range(3):
-        part = joined[bounds[row] : bounds[row + 1]].tolist()
-        assert rows[row][: len(part)] == part
+        part = joined[bounds[row] : bounds[row + 1]]
+        assert rows[row] == np.resize(part, len(rows[row])).tolist()  # again and again
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -118,6 +118,7 @@ def test_cursor_resumes_exactly_on_any_number_of_ranks(
                 for i, w in enumerate(expected.windows)
             ],
             got[0].num_scored,
+            sum(int(part.whole.sum()) for chunk in got for part in chunk.windows),
         )
         assert equal(expected, joined)
 

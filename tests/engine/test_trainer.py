@@ -224,6 +224,26 @@ def test_update_period_accumulates_the_mean_over_tokens(token_set: Callable[...,
     assert slow.step == 3
 
 
+# The model's windows are of 4 tokens.
+@pytest.mark.parametrize(("mode", "window"), [("utterance", 4), ("chunk", 8), ("chunk", 2), ("carry", 8)])
+def test_padding_takes_part_in_no_loss(
+    mode: str, window: int, token_set: Callable[..., TokenSet], tmp_path: Path
+) -> None:
+    """Whatever stands in it, NLL, auxiliary loss and all gradients are the same to the last bit."""
+    tokens, found = token_set(LENGTHS), []
+    for junk in (False, True):
+        trainer = small_trainer("compressive_transformer", tokens, tmp_path, state=mode, window=window, chunk=32)
+        chunks = [trainer.stream.next_chunk() for _ in range(4)]
+        padded = [part for chunk in chunks for part in chunk.windows if not part.scored.all()]
+        assert bool(padded) == (mode != "carry")  # which is an endless text
+        for part in padded if junk else ():
+            part.inputs[~part.scored], part.targets[~part.scored] = 3, 5
+        sums = trainer.accumulate_gradients(chunks)
+        assert sums[2] > 0
+        found.append([sums, *(parameter.grad for parameter in trainer.module.parameters())])
+    assert_bitwise_equal(*found)
+
+
 def test_bptt_reaches_the_window_before(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
     tokens = token_set(LENGTHS)
     fields = laws.CONFIGS["compressive_transformer"]["conv-no-loss"]

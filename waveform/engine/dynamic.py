@@ -101,13 +101,13 @@ def evaluate_dynamically(
         )
         # What all ranks read together; a rank without a row of it waits for the others' gradients.
         for everyone in deal(tokens, order, window=config.window, rows=rows, chunk=config.reset_every):
-            num_scored = int(everyone.window.scored.sum())
+            num_scored, num_whole = int(everyone.window.scored.sum()), int(everyone.window.whole.sum())
             loss = torch.zeros(())
             has_row = not owned.isdisjoint(everyone.utterances)
             if has_row:
                 dealt, scores = next(scored)
                 tally.add(dealt, scores)
-                loss = scores.nats / num_scored + scores.aux * (dynamic.aux_weight / len(everyone.utterances))
+                loss = scores.nats / num_scored + scores.aux * (dynamic.aux_weight / max(num_whole, 1))
             if world.any(not bool(torch.isfinite(loss))):
                 raise UserError(
                     f"dynamic evaluation diverged (its loss is not finite); lower its learning rate, "

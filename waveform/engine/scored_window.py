@@ -20,7 +20,7 @@ class ScoredWindow(NamedTuple):
     nll: Tensor  # [B, W] nats, meaningless where not scored
     scored: Tensor  # [B, W] bool, on the model's device
     state: State
-    aux: Tensor  # auxiliary losses, summed over rows
+    aux: Tensor  # auxiliary losses, summed over the rows without padding
 
     @property
     def nats(self) -> Tensor:
@@ -83,5 +83,7 @@ def score_window(
     inputs, targets, scored = (to_device(t, device) for t in (window.inputs, window.targets, window.scored))
     with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
         nll, step = scored_forward(_Inputs(inputs, targets, state))
-    aux = sum((loss.sum() for loss in step.aux_losses.values()), torch.zeros((), device=device))
+    # Of a row with padding, some of its loss may be of padded steps, in however many of the model's windows.
+    whole = scored[:, -1]
+    aux = sum((torch.where(whole, loss, 0).sum() for loss in step.aux_losses.values()), torch.zeros((), device=device))
     return ScoredWindow(nll, scored, step.state, aux)

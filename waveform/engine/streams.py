@@ -7,6 +7,7 @@ and a run may resume on a different number of ranks.
 
 import copy
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +27,13 @@ class Window:
 
     inputs: Tensor  # [B, W] int64: the token before each target, or the begin-of-utterance id
     targets: Tensor  # [B, W] int64; 0 where not scored
-    scored: Tensor  # [B, W] bool: false in padding
+    scored: Tensor  # [B, W] bool: false in padding, which comes last
     reset: Tensor  # [B] bool on the CPU: the row's state is reset before this window
+
+    @property
+    def whole(self) -> Tensor:
+        """[B] bool: the rows without padding."""
+        return self.scored[:, -1]
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Chunk:
 
     windows: list[Window]
     num_scored: int  # tokens, over all rows of all ranks
+    num_whole: int  # rows without padding, over all windows and ranks
 
 
 class Place(NamedTuple):
@@ -82,8 +89,8 @@ class TokenStream:
     on the start of a window (the last window of an utterance is padded, and the padding is not scored).
     `chunk`: each row reads single chunks, shuffled every epoch; state resets at each, and each begins with the
     begin-of-utterance input, as if it were an utterance of its own.
-    `carry`: the utterances are joined in the order of their names and cut into one contiguous part per row; state never
-    resets. The usual choice for text.
+    `carry`: the utterances are joined in the order of their names and cut into one contiguous part per row, which is
+    read again and again; state never resets, and nothing is padded. The usual choice for text.
     """
 
     def __init__(
@@ -121,7 +128,7 @@ class TokenStream:
         else:
             self._first_token = np.concatenate([[0], np.cumsum(tokens.lengths)])
             self._part = [row * tokens.num_tokens // batch_size for row in range(batch_size + 1)]
-            self._part_length = max(b - a for a, b in zip(self._part, self._part[1:], strict=False))
+            self._part_length = [b - a for a, b in pairwise(self._part)]
         self._order = self._shuffle()
 
     def _shuffle(self) -> np.ndarray | None:
@@ -168,7 +175,7 @@ class TokenStream:
         assert isinstance(epoch, int) and isinstance(taken, int)
         lengths = self._tokens.lengths
         if self._mode == "carry":
-            in_range = taken == 0 and all(0 <= place < self._part_length for place in start)
+            in_range = taken == 0 and all(0 <= place < max(self._part_length) for place in start)
         else:
             in_range = 0 <= taken <= self._num_items and all(
                 index == -1 or (0 <= index < len(lengths) and 0 <= place < lengths[index] + self._chunk)
@@ -194,33 +201,34 @@ class TokenStream:
         """The next `chunk` tokens of every row."""
         if self._mode == "chunk":
             self._item = [-1] * self._batch_size
-        windows, num_scored = [], 0
+        windows, num_scored, num_whole = [], 0, 0
         for _ in range(self._chunk // self._window):
-            window, n = self._next_window()
+            window, lengths = self._next_window()
             windows.append(window)
-            num_scored += n
-        return Chunk(windows, num_scored)
+            num_scored += sum(max(0, length - self.first_scored) for length in lengths)
+            num_whole += lengths.count(self._window)
+        return Chunk(windows, num_scored, num_whole)
 
-    def _next_window(self) -> tuple[Window, int]:
+    def _next_window(self) -> tuple[Window, list[int]]:
+        """The next window of this rank's rows, and how many tokens each row of all ranks has in it."""
         rows = len(self._own_rows)
         inputs = np.zeros((rows, self._window), dtype=np.int64)
         targets = np.zeros((rows, self._window), dtype=np.int64)
-        lengths = np.zeros(rows, dtype=np.int64)
         reset = np.zeros(rows, dtype=bool)
-        num_scored = 0
+        lengths = []
         advance = self._play_part if self._mode == "carry" else self._play_item
         for row in range(self._batch_size):
             own = row - self._own_rows.start if row in self._own_rows else None
             into = None if own is None else (inputs[own], targets[own])
             length, fresh = advance(row, into)
-            num_scored += max(0, length - self.first_scored)
+            lengths.append(length)
             if own is not None:
-                lengths[own], reset[own] = length, fresh
+                reset[own] = fresh
         if self._mode == "carry":
             self._advance_parts()
-        places = np.arange(self._window)
-        scored = (places >= self.first_scored) & (places < lengths[:, None])
-        return Window(*(torch.from_numpy(a) for a in (inputs, targets, scored, reset))), num_scored
+        places, own_lengths = np.arange(self._window), np.array([lengths[row] for row in self._own_rows])
+        scored = (places >= self.first_scored) & (places < own_lengths[:, None])
+        return Window(*(torch.from_numpy(a) for a in (inputs, targets, scored, reset))), lengths
 
     def _play_item(self, row: int, into: tuple[np.ndarray, np.ndarray] | None) -> tuple[int, bool]:
         """One window of a row in the modes `utterance` and `chunk`: its length, and whether state resets."""
@@ -249,28 +257,26 @@ class TokenStream:
         return length, fresh
 
     def _play_part(self, row: int, into: tuple[np.ndarray, np.ndarray] | None) -> tuple[int, bool]:
-        """One window of a row in the mode `carry`."""
-        begin = self._part[row] + self._start[row]
-        length = max(0, min(self._window, self._part[row + 1] - begin))
-        if into is not None:
-            done = 0
-            while done < length:
-                index = int(np.searchsorted(self._first_token, begin + done, side="right")) - 1
-                start = begin + done - int(self._first_token[index])
-                num_read = fill_row(
-                    self._tokens,
-                    index,
-                    start=start,
-                    window=length - done,
-                    bos=start == 0,
-                    inputs=into[0][done:],
-                    targets=into[1][done:],
-                )
-                if start == 0:
-                    self._drop_label(into[0][done:], index, start)
-                self._note(row, index, start, start + num_read)
-                done += num_read
-        return length, False
+        """One window of a row in the mode `carry`, whose part begins anew wherever it ends."""
+        done = 0
+        while into is not None and done < self._window:
+            place = (self._start[row] + done) % self._part_length[row]
+            index = int(np.searchsorted(self._first_token, self._part[row] + place, side="right")) - 1
+            start = self._part[row] + place - int(self._first_token[index])
+            num_read = fill_row(
+                self._tokens,
+                index,
+                start=start,
+                window=min(self._window - done, self._part_length[row] - place),
+                bos=start == 0,
+                inputs=into[0][done:],
+                targets=into[1][done:],
+            )
+            if start == 0:
+                self._drop_label(into[0][done:], index, start)
+            self._note(row, index, start, start + num_read)
+            done += num_read
+        return self._window, False
 
     def _drop_label(self, inputs: np.ndarray, index: int, start: int) -> None:
         """Make the label with which these inputs begin unknown, in a share of the cases that the seed decides."""
@@ -284,7 +290,7 @@ class TokenStream:
             self._read.append(Place(row, self._tokens.names[index], start, stop))
 
     def _advance_parts(self) -> None:
-        self._start = [start + self._window for start in self._start]
-        if self._start[0] >= self._part_length:
-            self._epoch += 1
-            self._start = [0] * self._batch_size
+        self._epoch += (self._start[0] + self._window) // self._part_length[0]
+        self._start = [
+            (start + self._window) % length for start, length in zip(self._start, self._part_length, strict=True)
+        ]

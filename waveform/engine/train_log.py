@@ -18,7 +18,7 @@ class TrainLog:
     def __init__(self, world: World) -> None:
         self._world = world
         self.metrics: MetricsLog | None = None  # of the first rank, while it is open
-        # Since the last record: [sum of nats, tokens, auxiliary losses, rows x windows].
+        # Since the last record: [sum of nats, tokens, auxiliary losses, rows without padding].
         self._sums = torch.zeros(4, dtype=torch.float64, device=world.device)
         self._seconds, self._tokens_seen = 0.0, 0  # at the last record, or when the log was opened
 
@@ -40,20 +40,20 @@ class TrainLog:
 
     def over_ranks(self) -> tuple[float, float, float, float]:
         """The sums since the last record, over all ranks."""
-        nats, num_tokens, aux, num_row_windows = self._world.sum_(self._sums.clone()).tolist()
-        return nats, num_tokens, aux, num_row_windows
+        nats, num_tokens, aux, num_whole = self._world.sum_(self._sums.clone()).tolist()
+        return nats, num_tokens, aux, num_whole
 
     def write_train(
         self, *, step: int, seconds: float, tokens_seen: int, norms: Mapping[str, Tensor], **values: Any
     ) -> dict[str, Any]:
         """Write a record of the steps since the last one, and return it; every rank calls this at the same step."""
-        nats, num_tokens, aux, num_row_windows = self.over_ranks()
+        nats, num_tokens, aux, num_whole = self.over_ranks()
         nll = nats / max(num_tokens, 1)
         record = {
             "seconds": round(seconds, 3),
             "nll_nats": nll,
             "nll_bits": bits(nll),
-            "aux_loss": aux / max(num_row_windows, 1),
+            "aux_loss": aux / max(num_whole, 1),
             "tokens_seen": tokens_seen,
             "tokens_per_second": (tokens_seen - self._tokens_seen) / max(seconds - self._seconds, 1e-9),
             **values,

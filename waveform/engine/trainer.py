@@ -2,7 +2,8 @@
 
 One update: for `period` chunks, for each window: forward, NLL and auxiliary losses, backward; then sum gradients over
 ranks, clip trunk and compressor separately, Adam. Losses are sums over tokens divided by the number of scored tokens of
-the whole update on all ranks, so the gradient does not depend on how rows are dealt.
+the whole update on all ranks, auxiliary ones by that of rows without padding, so the gradient does not depend on how
+rows are dealt.
 """
 
 import math
@@ -363,7 +364,7 @@ class Trainer:
         return self.seconds if self.config.max_steps is None else self.step
 
     def update(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """One update. Returns this rank's [sum of nats, tokens, sum of auxiliary losses, rows x windows] and norms."""
+        """One update. Returns this rank's sums of [nats, tokens, auxiliary losses, rows without padding], and norms."""
         device = self.world.device
         began, waited_before_s = time.perf_counter(), waited_s()  # in this order: no more waiting than time
         with threads_for(self.model, device=device, autocast=self.config.autocast(device)):
@@ -414,7 +415,7 @@ class Trainer:
         config, device = self.config, self.world.device
         num_scored = max(sum(chunk.num_scored for chunk in chunks), 1)
         windows = [window for chunk in chunks for window in chunk.windows]
-        num_row_windows = config.batch_size * len(windows)
+        num_whole = max(sum(chunk.num_whole for chunk in chunks), 1)
         sums = torch.zeros(4, dtype=torch.float64, device=device)
         self._row_nats = []
         if not self.module.training:  # setting it walks all modules
@@ -425,11 +426,11 @@ class Trainer:
             for i, window in enumerate(group):
                 self.parts.carry_gradient = i + 1 < len(group)
                 nats, aux, count = self._forward(window)
-                loss = loss + nats / num_scored + aux * (config.aux_weight / num_row_windows)
+                loss = loss + nats / num_scored + aux * (config.aux_weight / num_whole)
                 sums[:3] += torch.stack([t.detach().double() for t in (nats, count, aux)])
             loss.backward()
             self.state = detach(self.state)
-        sums[3] += len(windows) * len(windows[0].reset)
+        sums[3] += sum(int(window.whole.sum()) for window in windows)
         self.parts.carry_gradient = False
         return sums
 
