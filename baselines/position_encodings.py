@@ -97,8 +97,10 @@ class LearnedEncoding(nn.Module):
 class EncodedAttention(RelativeAttention):
     """Attention by content, with positions by one of the encodings above, every score written out."""
 
-    def __init__(self, d_model: int, *, num_heads: int, encoding: PositionEncoding) -> None:
-        super().__init__(d_model, num_heads=num_heads, num_position_features=2, implementation="reference")
+    def __init__(self, d_model: int, *, num_heads: int, encoding: PositionEncoding, dropout: float) -> None:
+        super().__init__(
+            d_model, num_heads=num_heads, num_position_features=2, implementation="reference", dropout=dropout
+        )
         del self.position, self.content_bias, self.position_bias
         self.encoding = encoding
         for linear in (self.query, self.key, self.value):

@@ -103,7 +103,9 @@ class TransformerXL(CompressiveTransformerWithDecoders):
             else:
                 encoding = AbsoluteEncoding(scale=scale)
                 self._input_encoding = encoding
-            attention = EncodedAttention(d_model, num_heads=num_heads, encoding=encoding)
+            attention = EncodedAttention(
+                d_model, num_heads=num_heads, encoding=encoding, dropout=config.attention_dropout
+            )
             attention.output = layer.attention.output  # initialised for the depth
             layer.attention = attention
 

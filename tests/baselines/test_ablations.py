@@ -141,6 +141,18 @@ def test_learned_positions_are_those_of_one_window() -> None:
     laws.assert_same(whole[:, 10:], alone)
 
 
+@pytest.mark.parametrize("position", ["relative", "shaw", "absolute", "learned"])
+def test_every_encodings_attention_weights_are_dropped(position: str) -> None:
+    """With all but one in 65,536 weights dropped, in training only, nothing passes from one step to another."""
+    model, tokens = build(position=position, memory=0, attention_dropout=1 - 2**-16), laws.random_tokens(5)
+    others = tokens.clone()
+    others[:, :-1] = (tokens[:, :-1] + 1) % laws.VOCAB_SIZE
+    for training in (True, False):
+        model.train(training)
+        last = [model(part, laws.fresh_state(model)).hidden[:, -1] for part in (tokens, others)]
+        assert torch.equal(*last) == training
+
+
 def test_variational_dropout_draws_one_mask_a_row() -> None:
     torch.manual_seed(0)
     x = torch.ones(4, 30, 200)
