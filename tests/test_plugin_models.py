@@ -60,8 +60,8 @@ def test_the_models_are_registered() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_verb_works(model: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpointed = ["train.checkpoint_activations=true"] if model == "full_lstm" else []
-    run("train", place / "audio", place / "run", f"model={model}", *TRAIN, *checkpointed)
+    own = "train.checkpoint_activations=true" if model == "full_lstm" else "train.unroll=1"
+    run("train", place / "audio", place / "run", f"model={model}", *TRAIN, own)
     lines = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
     assert any(line.get("aux_loss", 0) > 0 for line in lines) == (model == "full_lstm")
     run("evaluate", place / "run", "--json", place / "e.json")
@@ -90,7 +90,8 @@ def test_every_verb_works(model: str, place: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("model", MODELS)
 def test_bench(model: str, place: Path) -> None:
     run("bench", "--model", model, "--preset", "demo", "--device", "cpu", "--audio-minutes", "0", "--batch-size", "1",
-        "--json", place / "b.json", "train.chunk=64", "train.window=32", "train.unroll=2")  # fmt: skip
+        "--json", place / "b.json", "train.chunk=64", "train.window=32",
+        f"train.unroll={1 + (model == 'full_lstm')}")  # fmt: skip
     (figures,) = json.loads((place / "b.json").read_text())["models"]
     assert figures["training"]["tokens_per_second"]["min"] > 0
     kinds = {case["decoder"] for case in figures["sampling"]}
@@ -114,8 +115,9 @@ def test_what_a_model_lacks_is_refused(place: Path, capsys: pytest.CaptureFixtur
         return capsys.readouterr().err
 
     assert "LSTM has no layers that can be computed again" in refused(
-        "model=plain_lstm", "train.checkpoint_activations=true"
+        "model=plain_lstm", "train.unroll=1", "train.checkpoint_activations=true"
     )
+    assert "train.unroll=2: LSTM passes no gradient from one window to the next" in refused("model=plain_lstm")
     assert "set train.unroll=2 or more" in refused("model=full_lstm", "train.unroll=1")
     assert "trains_through_time" in FullLSTM.used
 

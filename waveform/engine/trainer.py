@@ -153,6 +153,12 @@ class Trainer:
     def _set_up_model(self) -> None:
         """Check the model against the settings, and put it on the device, the same on every rank, sharded if asked."""
         config, world, window = self.config, self.world, self._window
+        name = type(self.model).__name__
+        if config.unroll > 1 and self.parts is not self.model:
+            raise UserError(
+                f"train.unroll={config.unroll}: {name} passes no gradient from one window to the next (it lacks "
+                "carry_gradient of OptionalParts); set train.unroll=1"
+            )
         if min(config.unroll, config.chunk // window) < 2 and self.parts.trains_through_time:
             raise UserError(
                 "model.compression_loss=none leaves the compressor to backpropagation through time, which this "
@@ -161,8 +167,8 @@ class Trainer:
         if config.checkpoint_activations:
             if self.parts.checkpoint_activations is None:
                 raise UserError(
-                    f"train.checkpoint_activations: {type(self.model).__name__} has no layers that can be computed "
-                    "again; leave it false, or lower train.batch_size"
+                    f"train.checkpoint_activations: {name} has no layers that can be computed again; leave it false, "
+                    "or lower train.batch_size"
                 )
             self.parts.checkpoint_activations = True
         if config.compile:
