@@ -118,7 +118,9 @@ def test_what_a_model_lacks_is_refused(place: Path, capsys: pytest.CaptureFixtur
         "model=plain_lstm", "train.unroll=1", "train.checkpoint_activations=true"
     )
     assert "train.unroll=2: LSTM passes no gradient from one window to the next" in refused("model=plain_lstm")
-    assert "set train.unroll=2 or more" in refused("model=full_lstm", "train.unroll=1")
+    line = refused("model=full_lstm", "train.unroll=1")
+    assert "some parameters of FullLSTM learn only from the losses of later windows (trains_through_time)" in line
+    assert "set train.unroll=2 or more and train.chunk=64 or more" in line and "compression" not in line
     assert "trains_through_time" in FullLSTM.used
 
 

@@ -161,8 +161,9 @@ class Trainer:
             )
         if min(config.unroll, config.chunk // window) < 2 and self.parts.trains_through_time:
             raise UserError(
-                "model.compression_loss=none leaves the compressor to backpropagation through time, which this "
-                "training does not do; set train.unroll=2 or more and a train.chunk of as many windows, or another loss"
+                f"some parameters of {name} learn only from the losses of later windows (trains_through_time), but "
+                f"with train.unroll={config.unroll} and train.chunk={config.chunk} gradients stay within a window; set "
+                f"train.unroll=2 or more and train.chunk={2 * window} or more, or give them a loss of their own"
             )
         if config.checkpoint_activations:
             if self.parts.checkpoint_activations is None:
