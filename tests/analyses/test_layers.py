@@ -122,6 +122,21 @@ def test_buckets_sum_to_one_and_pairs_are_unbiased(case: laws.Case, token_set: C
     assert in_window["weight_per_slot"][-1] == pytest.approx(1 / (slots + window))
 
 
+@pytest.mark.parametrize("variant", ["same-length", "same-length-short"])
+def test_a_pair_is_a_query_and_a_slot_that_it_sees(variant: str, token_set: Callable[..., TokenSet]) -> None:
+    """Without queries, each that sees the last `memory` steps gives all of them the same weight."""
+    model = laws.Case("transformer_xl", variant).build().eval().requires_grad_(False)
+    for layer in model.layers:
+        for part in (layer.attention.query, layer.attention.key, layer.attention.position):
+            part.weight.zero_()
+    observed = observe_layers(model, token_set([300]), max_tokens=300, rows=2, device=CPU)
+    assert isinstance(observed, LayerObservations)
+    regions = attention_by_position(observed)["regions"]
+    per_slot = np.array([regions[name]["weight_per_slot"] for name in ("memory", "window")])
+    np.testing.assert_allclose(per_slot[per_slot > 0], 1 / model.config.memory)
+    assert (per_slot == 0).sum() <= 2  # buckets of the oldest slot of memory, which no query sees
+
+
 @pytest.mark.parametrize("case", CASES[:5], ids=str)
 def test_layers_losses_average_to_the_models(case: laws.Case, token_set: Callable[..., TokenSet]) -> None:
     tokens = token_set([200])

@@ -37,6 +37,7 @@ class LayerObservations:
     num_windows: int  # looked at per piece
     full_after: int  # tokens after which all memories are full
     slots: dict[str, int]  # region -> slots, in the order of K
+    reach: int  # steps that a query sees, itself included
 
 
 def full_after(config: CompressiveTransformerConfig) -> int:
@@ -104,7 +105,8 @@ def observe_layers(
                 progress.update(config.window * len(dealt.utterances))
     assert num_losses in (0, num_windows * num_pieces)
     slots = dict(zip(REGIONS, (config.compressed, config.memory, config.window), strict=True))
-    return LayerObservations(received, losses if num_losses else None, num_windows, lead, slots)
+    reach = model.receptive_field
+    return LayerObservations(received, losses if num_losses else None, num_windows, lead, slots, reach)
 
 
 def whole_pieces(tokens: TokenSet, length: int, *, at_most: int) -> tuple[TokenSet, list[int]]:
@@ -153,10 +155,11 @@ def attention_by_position(observed: LayerObservations) -> dict[str, Any]:
         first += num_slots
         if not num_slots:
             continue
-        # Share of a window's queries that see each slot: slot j of the window is seen by query j and all later ones.
-        seen = (window - np.arange(num_slots)) / window if region == "window" else np.ones(num_slots)
+        # Share of a window's queries that see each slot: slot j of the window is seen by query j and later ones.
+        times = np.arange(num_slots) - (0 if region == "window" else num_slots)
+        seen = (np.minimum(times + observed.reach, window) - np.maximum(times, 0)).clip(0) / window
         weight = in_buckets(received)  # [P, L, 6]
-        by_slot = weight / in_buckets(seen)
+        by_slot = weight / in_buckets(seen).clip(1e-12)  # what no query sees has no weight
         for values, entry in [
             ((weight.mean(axis=1), by_slot.mean(axis=1)), figures["regions"]),
             *(((weight[:, i], by_slot[:, i]), layer) for i, layer in enumerate(figures["by_layer"])),
