@@ -10,6 +10,7 @@ from waveform.benchmarks import child
 from waveform.benchmarks.child import Job, run_in_child
 from waveform.benchmarks.preparation import measure_preparation
 from waveform.cli import main
+from waveform.engine.schedule import update_period
 from waveform.verbs import bench as verb
 
 TINY = ["--model", "wavenet", "--preset", "demo", "model.num_stacks=1", "model.layers_per_stack=3", "train.chunk=64",
@@ -97,6 +98,13 @@ def test_a_mistake_is_one_line_before_any_work(
 ) -> None:
     monkeypatch.setattr(verb, "run_in_child", lambda job: pytest.fail("work began"))
     assert expected in one_line(arguments, capsys)
+
+
+def test_an_update_is_the_one_chunk_whose_tokens_are_counted() -> None:
+    overrides = ["train.update_period=4", "train.update_period_from=0"]
+    config = verb._model_job("wavenet", "demo", "cpu", overrides, None).arguments["config"]
+    train = config["train"]
+    assert update_period(0, late_period=train["update_period"], change_at=train["update_period_from"]) == 1
 
 
 def test_cuda_without_a_gpu_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

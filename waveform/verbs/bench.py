@@ -113,6 +113,7 @@ def _model_job(model: str, preset: str, device: str, overrides: Sequence[str], c
     train["device"] = device
     # State must not reset while updates are timed, and an update of one window takes a CPU long enough.
     train["state"] = "utterance"
+    train["update_period"] = 1  # the tokens of an update are counted as one chunk of each row
     if device == "cpu" and not any(setting.startswith("train.chunk=") for setting in overrides):
         train["chunk"] = window_of(config) * train["unroll"]
     typed(SpeechTrainConfig, train, section="train")
