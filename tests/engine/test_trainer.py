@@ -16,6 +16,7 @@ import torch
 from tests import laws
 from tests.engine.training import small_trainer
 from waveform.engine import checkpoint
+from waveform.engine import trainer as trainer_module
 from waveform.engine.interface import state_tensors
 from waveform.engine.metrics import read_metrics
 from waveform.engine.nonfinite import Diverged
@@ -311,9 +312,9 @@ def test_half_loss_learns_from_the_last_half_of_each_window(token_set: Callable[
             torch.testing.assert_close(gradients[name], parameter.grad)
 
 
-def test_evaluations_by_the_clock(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
-    """Every 2.5 seconds of training, at the first step after, and at the end; a step takes a second here."""
-    trainer = small_trainer("transformer_xl", token_set(LENGTHS), tmp_path, evaluate_every_seconds=2.5)
+def by_the_clock(tokens: TokenSet, run_dir: Path, **train: Any) -> Trainer:
+    """A trainer that evaluates every 2.5 seconds of training; a step takes a second here."""
+    trainer = small_trainer("transformer_xl", tokens, run_dir, evaluate_every_seconds=2.5, **train)
     update = trainer.update
 
     def in_a_second() -> Any:
@@ -322,5 +323,42 @@ def test_evaluations_by_the_clock(token_set: Callable[..., TokenSet], tmp_path: 
         return result
 
     trainer.update = in_a_second
-    trainer.run()
-    assert [record["step"] for record in read_metrics(tmp_path) if record["kind"] == "evaluate"] == [3, 5, 8]
+    return trainer
+
+
+def evaluated_steps(run_dir: Path) -> list[int]:
+    return [record["step"] for record in read_metrics(run_dir) if record["kind"] == "evaluate"]
+
+
+def test_evaluations_by_the_clock(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    """At the first step after, and at the end."""
+    by_the_clock(token_set(LENGTHS), tmp_path).run()
+    assert evaluated_steps(tmp_path) == [3, 5, 8]
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 1000])
+@pytest.mark.parametrize("during", ["evaluate", "score_window"])
+def test_an_evaluation_by_the_clock_that_a_stop_interrupts_is_not_lost(
+    during: str,
+    checkpoint_every: int,
+    token_set: Callable[..., TokenSet],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether the signal comes in it or in the step before, and whether that step is saved already."""
+    tokens = token_set(LENGTHS)
+    stopped = by_the_clock(tokens, tmp_path, checkpoint_every=checkpoint_every)
+    work, due = getattr(trainer_module, during), {"evaluate": [5], "score_window": [4]}[during]
+
+    def interrupting(*args: Any, **options: Any) -> Any:
+        if due == [stopped.step]:
+            due.clear()  # a second signal would end the process
+            os.kill(os.getpid(), signal.SIGTERM)
+        return work(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module, during, interrupting)
+        assert stopped.run().step == 5
+    assert evaluated_steps(tmp_path) == [3]
+    by_the_clock(tokens, tmp_path).run()
+    assert evaluated_steps(tmp_path) == [3, 5, 8]

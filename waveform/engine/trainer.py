@@ -134,7 +134,7 @@ class Trainer:
         self._evaluation_due = False  # at this step, and not done yet
         self.resumed_from: checkpoint.Checkpoint | None = None
         self._waited_s = 0.0  # for a core, since the last record
-        self._looked_s = 0.0  # when the clock last asked for an evaluation
+        self._looked_s = 0.0  # when `_look_is_due` last looked at the clock
         self.result: TrainResult | None = None  # None: training has not ended
         self._resume()
         self._random_state = random_state(world.device)  # with which training begins
@@ -301,24 +301,22 @@ class Trainer:
         self._run_folder = FolderIdentity(self._context.run_dir) if world.is_first else None
         if self.step:
             progress.write(f"resumed at step {self.step}")
-        if self._evaluation_due:
-            self._validate(progress, stop)
         while True:
             # Ranks must agree on stopping, and at every step: a scheduler gives them half a minute.
             over = self.step > slice_at and self.seconds - slice_at_s >= seconds
-            finished, stopped_by, looks, pauses = world.largest(
-                int(self.finished), stop.number, int(self._look_is_due()), int(over)
+            finished, stopped_by, evaluates, pauses = world.largest(
+                int(self.finished), stop.number, int(self._evaluation_due), int(over)
             )
             if finished or stopped_by:
                 break
-            if looks:
-                self._looked_s = self.seconds
+            # After a pause or an evaluation, a signal may have asked to stop: the next step would forget what is due.
+            if evaluates:
                 self._validate(progress, stop)
-            if pauses:
+            elif pauses:
                 yield from self._pause()
                 slice_at, slice_at_s = self.step, self.seconds
-                continue  # a signal may have asked to stop meanwhile
-            self._train_step(stop, progress)
+            else:
+                self._train_step(progress)
         if stopped_by and self._saved_step != self.step:
             progress.write(f"asked to stop: saving step {self.step}")
         if self.step > began_at:
@@ -337,23 +335,22 @@ class Trainer:
         set_random_state(random_numbers, self.world.device)
 
     def _look_is_due(self) -> bool:
-        """Whether the clock asks for an evaluation (on this rank's)."""
-        every_s = self.config.evaluate_every_seconds
-        return every_s is not None and self.seconds // every_s > self._looked_s // every_s
+        """Whether the clock has asked for an evaluation since the last call (that of the first rank, which saves)."""
+        every_s, before_s = self.config.evaluate_every_seconds, self._looked_s
+        self._looked_s = self.seconds
+        return self.world.is_first and every_s is not None and self.seconds // every_s > before_s // every_s
 
-    def _train_step(self, stop: StopRequest, progress: Progress) -> None:
-        """One update, and what is due after it: a record, a checkpoint, an evaluation."""
+    def _train_step(self, progress: Progress) -> None:
+        """One update, and what is due after it: a record, a checkpoint; it is noted whether an evaluation is."""
         config, step, done = self.config, self.step, self.done
         sums, norms = self.update()
         crossed = _crossed(step, self.step)
         self._log.add(sums)
         note = self._log_record(norms) if crossed(config.log_every) else ""
         progress.update(self.done - done, note=note)
-        self._evaluation_due = crossed(config.evaluate_every)
-        if crossed(config.checkpoint_every):  # first, so that nothing that an evaluation runs into loses steps
+        self._evaluation_due = self._look_is_due() or crossed(config.evaluate_every)
+        if crossed(config.checkpoint_every):  # before the evaluation: nothing that it runs into loses steps
             self.save()
-        if self._evaluation_due:
-            self._validate(progress, stop)
 
     def progress(self) -> Progress:
         """A display of this training alone."""
