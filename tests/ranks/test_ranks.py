@@ -85,26 +85,31 @@ def _figures(trainer: Trainer) -> dict[str, Any]:
         trainer.optimiser.zero_grad()
     norms = dict(trainer.update()[1])
     weights = {n: fsdp.whole(value.detach()).clone() for n, value in trainer.module.state_dict().items()}
-    trainer.module.eval()
-    with fsdp.gathered(trainer._scored):
-        config = EvaluateConfig(window=trainer._window)
-        result = evaluate(trainer.model, trainer._valid, config, world=trainer.world, classes=_CLASSES)
-    sums = {"nats": result.nats, "counts": result.counts, "class": result.class_nats, "of": result.class_counts}
-    evaluation = {key: torch.from_numpy(value).clone() for key, value in sums.items() if value is not None}
+    evaluation = _evaluation(trainer)
     return {"losses": losses, "gradients": gradients, "norms": norms, "weights": weights, "evaluation": evaluation}
 
 
 _CLASSES = torch.arange(laws.VOCAB_SIZE) % 3
 
 
+def _evaluation(trainer: Trainer) -> dict[str, torch.Tensor]:
+    trainer.module.eval()
+    with fsdp.gathered(trainer._scored):
+        config = EvaluateConfig(window=trainer._window)
+        result = evaluate(trainer.model, trainer._valid, config, world=trainer.world, classes=_CLASSES)
+    sums = {"nats": result.nats, "counts": result.counts, "class": result.class_nats, "of": result.class_counts}
+    return {key: torch.from_numpy(value).clone() for key, value in sums.items() if value is not None}
+
+
 def _saved(trainer: Trainer) -> dict[str, Any]:
-    """What a resumed trainer restored, unsharded; of the state only this rank's rows."""
+    """What a resumed trainer restored, unsharded, and an evaluation of it; of the state only this rank's rows."""
     optimiser = trainer.optimiser.state_dict()["state"]
     return {
         "weights": {n: fsdp.whole(value.detach()).clone() for n, value in trainer.module.state_dict().items()},
         "optimiser": {f"{i}/{n}": fsdp.whole(v).clone() for i, of in optimiser.items() for n, v in of.items()},
         "state": [tensor.clone() for tensor in state_tensors(trainer.state)],
         "step": trainer.step,
+        "evaluation": _evaluation(trainer),  # before any step, as of one that a stop interrupted
     }
 
 
@@ -244,6 +249,7 @@ def test_a_run_resumes_on_another_number_of_ranks(size: int, start: str, kind: s
         found = torch.load(jobs / str(size) / f"resumed-{start}-{kind}-{rank}.pt", weights_only=True)
         for what in ("weights", "optimiser", "step"):
             torch.testing.assert_close(found[what], expected[what], rtol=0, atol=0, msg=what)
+        torch.testing.assert_close(found["evaluation"], expected["evaluation"], rtol=1e-6, atol=0)
         for whole, part in zip(expected["state"], found["state"], strict=True):
             assert torch.equal(whole[each * rank : each * rank + each], part)
     for _ in range(2):

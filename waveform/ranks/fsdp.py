@@ -74,6 +74,9 @@ class GradientWatch:
 def gathered(root: nn.Module) -> Iterator[None]:
     """Keep all weights unsharded on every rank within the block, for work that ranks do not do in step."""
     units = _sharded(root)
+    if units:
+        # FSDP takes whatever runs forward first for its root, and before the first step that would be a layer.
+        root._get_fsdp_state()._lazy_init()  # type: ignore[operator]  # as below
     for unit in units:
         unit.unshard()  # type: ignore[operator]  # nn.Module types every attribute as a tensor or module
         if unit is not root:  # the root's own forward is not called within
