@@ -12,6 +12,7 @@ from recipes.text import compose_config, load
 from recipes.verbs.evaluate import measure
 from recipes.verbs.train import train_all
 from waveform.ranks.distributed import World
+from waveform.runs.folder import read_config
 from waveform.runs.race import Entrants, Scored, ScoredRun, figures_of_race, race_table, save_race, train_rounds
 from waveform.runs.scoring import EvaluateOptions, own_tokens
 from waveform.runs.seeds import mean_and_interval
@@ -64,7 +65,7 @@ def race(
     by_model: dict[str, list[ScoredRun]] = {model: [] for model in models}
     entries: dict[str, list[dict[str, Any]]] = {model: [] for model in models}
     for run_dir in (run_dir for run_dirs in rounds.values() for run_dir in run_dirs):
-        run = load(run_dir)
+        run = load(run_dir, device=read_config(run_dir)["train"]["device"])
         measured = measure(run, options, split="test", world=World(device=run.device), show_progress=show_progress)
         one = ScoredRun.of(run, own_tokens(run, split="test"), measured.result)
         by_model[run.name].append(one)

@@ -12,7 +12,7 @@ from recipes.text import search_space
 from tests.recipes.calling import mistake, run
 from tests.recipes.corpus_files import write_source
 
-SHORT = ["preset=smoke", "train.max_steps=3", "train.log_every=1"]
+SHORT = ["preset=smoke", "train.max_steps=3", "train.log_every=1", "train.device=cpu"]
 
 
 @pytest.fixture(scope="module", name="data")
@@ -25,7 +25,9 @@ def make_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = ["--json", tmp_path / "race.json", "--plot", tmp_path / "race.png"]
-    run("race", "folder", data, tmp_path / "runs", "--seeds", 2, "--rows", 6, *files, *SHORT, "seed=3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("waveform.runs.opened.choose_device", {"cpu": "cpu"}.__getitem__)  # as trained
+        run("race", "folder", data, tmp_path / "runs", "--seeds", 2, "--rows", 6, *files, *SHORT, "seed=3")
     out = capsys.readouterr().out
     figures = json.loads((tmp_path / "race.json").read_text())
     assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")

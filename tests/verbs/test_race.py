@@ -89,6 +89,7 @@ def test_a_stopped_race_continues(
         return update(self)
 
     monkeypatch.setattr(Trainer, "update", interrupting)
+    monkeypatch.setattr("waveform.runs.opened.choose_device", {"cpu": "cpu"}.__getitem__)  # as trained
     assert main(command) == 130
     assert "stopped by SIGINT; all runs are saved; the same command continues" in capsys.readouterr().err
     assert main(command) == 0 and num_updates == 6

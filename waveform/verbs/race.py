@@ -8,6 +8,7 @@ from typing import Any
 
 from waveform.engine.dataset import is_dataset
 from waveform.engine.trainer import TrainResult
+from waveform.runs.folder import read_config
 from waveform.runs.race import Entrants, Scored, figures_of_race, race_table, save_race, train_rounds
 from waveform.speech import cache_of, compose_config
 from waveform.system.output import check_files, write_json
@@ -57,7 +58,8 @@ def race(
     if os.environ.get("RANK", "0") != "0":
         return None
     run_dirs = [run_dir for run_dirs in rounds.values() for run_dir in run_dirs]
-    runs = score_runs(*open_runs(run_dirs, show_progress=show_progress), show_progress=show_progress)
+    device = read_config(run_dirs[0])["train"]["device"]
+    runs = score_runs(*open_runs(run_dirs, device=device, show_progress=show_progress), show_progress=show_progress)
     by_model = {model: [one for one in runs if one.run.name == model] for model in models}
     of_runs = [figures_of(one, split="test") for one in runs]
     rate = of_runs[0]["sample_rate_hz"]
