@@ -24,6 +24,7 @@ from waveform.decoding.int8 import int8_cost, middles
 from waveform.engine.dataset import read_dataset
 from waveform.engine.sampler import SamplingConfig
 from waveform.system.cpu import why_threads
+from waveform.system.errors import UserError
 from waveform.verbs.sample import _int8_cost
 
 MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
@@ -354,6 +355,17 @@ def test_samples_stay_out_of_a_data_set(place: Path, capsys: pytest.CaptureFixtu
 def test_the_demo_refuses_a_setting_before_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown setting 'trian.lr'" in mistake(["demo", "--out", tmp_path / "demo", "trian.lr=1"], capsys)
     assert not (tmp_path / "demo").exists()
+
+
+def test_the_demo_compares_where_it_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def report(*_: object, device: str | None = None, **__: object) -> None:
+        raise UserError(f"on {device}")
+
+    for name, stand_in in (("prepare", lambda *_, **__: None), ("train_all", lambda *_, **__: []), ("report", report)):
+        monkeypatch.setattr(f"waveform.verbs.demo.{name}", stand_in)
+    assert "on cpu" in mistake(["demo", "--out", tmp_path / "demo", "train.device=cpu"], capsys)
 
 
 @pytest.mark.parametrize("seconds", ["nan", "-1", "1e12"])

@@ -103,6 +103,7 @@ def figure5(
     for env in extent.envs:
         in_env(config, env)  # likewise
     children = Children(threads=max(1, num_cores() // extent.jobs))
+    where = ["--device", device] if (device := config["train"]["device"]) else []
 
     def finish(run: _Run) -> dict[str, Any]:
         folder = _folder(out_dir, run)
@@ -113,7 +114,7 @@ def figure5(
         played = [str(at[by]) for at in figures.get(f"by_{by}", [{by: None}])]
         if figures.get("step") != found.step or played != places:
             elsewhere = [f"--{by}s", *places] if places else []
-            children.call("evaluate", str(folder), *elsewhere, "--json", str(path))
+            children.call("evaluate", str(folder), *elsewhere, "--json", str(path), *where)
             figures = json.loads(path.read_bytes())
         if show_progress:
             say(f"{folder}: trained and evaluated")

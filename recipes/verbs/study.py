@@ -144,13 +144,14 @@ def _recipe(data: Dataset, chosen: Study, *, name: str) -> str:
 def _scored(chosen: Study, folder: Path, config: Config, *, rows: int | None, children: Children) -> Mapping[str, Any]:
     """What the study needs to know of a trained run, scored now unless the run's folder has it of this step."""
     cut = [] if rows is None else ["--rows", str(rows)]
+    where = ["--device", device] if (device := config["train"]["device"]) else []
     found = checkpoint.newest(folder)
     assert found is not None
     files = {}
     for name, (verb, *options) in chosen.report.commands(config).items():
         path = folder / name
         if not path.exists() or _scored_as(path) != (found.step, rows):
-            children.call(verb, str(folder), *options, *cut, "--json", str(path))
+            children.call(verb, str(folder), *options, *cut, "--json", str(path), *where)
         files[name] = json.loads(path.read_bytes())
     return files
 

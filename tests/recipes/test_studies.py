@@ -186,9 +186,10 @@ def read(path: Path) -> Any:
 def test_a_study_continues(data: Path, tmp_path: Path, calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is scored twice, unless the run has moved on or rows differ."""
     out = tmp_path / "study"
-    command = ["study", "table8", data, out, "preset=smoke", "train.evaluate_tokens=0"]
+    command = ["study", "table8", data, out, "preset=smoke", "train.evaluate_tokens=0", "train.device=cpu"]
     run(*command, "train.max_steps=2")
     assert [call[0] for call in calls] == ["train", "sweep"] * 2
+    assert all(call[-2:] == ("--device", "cpu") for call in calls[1::2])
     models = read(out / "table8.json")["figures"]["models"]
     printed = capsys.readouterr().out
     for model, (field, trained, sizes) in {

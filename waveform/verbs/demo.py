@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from waveform.audio.audio_format import AudioFormat
 from waveform.audio.corpus.prepare import prepare
@@ -13,9 +14,10 @@ from waveform.audio.wav import write_wav
 from waveform.engine.dataset import is_dataset
 from waveform.engine.metrics import read_metrics
 from waveform.engine.sampler import SamplingConfig
+from waveform.runs.folder import read_config
 from waveform.runs.named import bundled_names
 from waveform.runs.settings import typed
-from waveform.speech import SpeechTrainConfig, compose_config, load
+from waveform.speech import SpeechTrainConfig, compose_config
 from waveform.system.console import say
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
@@ -44,7 +46,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
         raise UserError(f"--out {out_dir} is not empty; give a new folder")
     runs = {out_dir / model: [f"model={model}", "preset=demo", *overrides] for model in MODELS}
     for settings in runs.values():
-        typed(SpeechTrainConfig, compose_config(settings)["train"], section="train")
+        device = typed(SpeechTrainConfig, compose_config(settings)["train"], section="train").device
     began = time.perf_counter()
     say(f"1/5 preparing 2.5 minutes of bundled speech into {out_dir / 'data'}")
     prepare(demo_speech_dir(), out_dir / "data", show_progress=show_progress)
@@ -58,7 +60,8 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
 
     say(f"3/5 comparing them on the held-out recordings, and writing {out_dir / 'report.html'}")
     page = ReportConfig(num=1, seconds=_REPORT_SECONDS, real=2, temperatures=(_TEMPERATURE,))
-    figures = report(run_dirs, page, out=out_dir / "report.html", listen=bundled_names(), show_progress=show_progress)
+    where: dict[str, Any] = {"device": device, "show_progress": show_progress}
+    figures = report(run_dirs, page, out=out_dir / "report.html", listen=bundled_names(), **where)
     write_json(out_dir / "comparison.json", figures["comparison"])
 
     say(f"4/5 sampling {_SAMPLE_SECONDS} s from each")
@@ -74,7 +77,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
             samples_dir,
             seconds=_SAMPLE_SECONDS,
             sampling=SamplingConfig(temperature=_TEMPERATURE),
-            show_progress=show_progress,
+            **where,
         )
         clips[f"{run_dir.name} (sampled, temperature {_TEMPERATURE})"] = read_audio(path, sample_rate_hz=_RATE_HZ)
 
@@ -85,7 +88,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     }
     save_demo_panel(out_dir / "demo.png", clips, curves, sample_rate_hz=_RATE_HZ)
     minutes = (time.perf_counter() - began) / 60
-    num_layers = load(run_dirs[0]).config["model"]["num_layers"]
+    num_layers = read_config(run_dirs[0])["model"]["num_layers"]
     print(
         f"""
 done in {minutes:.1f} minutes. Open {out_dir / "report.html"} in a browser: it has their sounds, and the figures.

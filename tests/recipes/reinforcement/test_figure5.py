@@ -57,7 +57,8 @@ def test_the_study_trains_draws_and_continues(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Children, "call", call)
     monkeypatch.setattr(evaluation, "EPISODES", 4)
     few = ["--agents", "lstm", "transformer_xl", "rate_4"]
-    settings = ["preset=smoke", "train.max_steps=6"]
+    monkeypatch.setattr(evaluation, "choose_device", {"cpu": "cpu"}.__getitem__)  # as trained
+    settings = ["preset=smoke", "train.max_steps=6", "train.device=cpu"]
     run("study", "figure5", tmp_path / "out", *settings, "--seeds", 1, "--jobs", 1, *few)
     summary = json.loads((tmp_path / "out" / "figure5.json").read_bytes())
     assert set(summary["figures"]) == {"rate_4", "transformer_xl", "lstm"}
