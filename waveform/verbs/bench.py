@@ -31,6 +31,7 @@ from waveform.system.progress import Progress
 
 PRESETS = ("small", "speech_paper")
 _BATCH_SIZE = {"cpu": 1, "cuda": 32}
+_OPTIONS = {"model": "--model", "preset": "--preset", "train.device": "--device"}  # not settings of a measurement
 
 
 def bench(
@@ -56,6 +57,10 @@ def bench(
     require_writable(json_file, option="--json")
     if not 0 <= audio_minutes < math.inf:
         raise UserError(f"--audio-minutes {audio_minutes}: give 0 or more")
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if option := _OPTIONS.get(key):
+            raise UserError(f"{override}: bench has an option for it; write {option} {value}")
     model_jobs = [
         _model_job(model, preset, chosen, overrides, None if config_dir is None else Path(config_dir))
         for preset in presets or PRESETS
