@@ -156,7 +156,9 @@ def test_one_signal_saves_all_and_the_same_call_continues(
 
 
 def test_the_others_are_saved_if_one_diverges(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
-    trainers = open_trainers(tmp_path, token_set(LENGTHS))
+    """And continue bit for bit: with the random numbers of their own pause, not of the one that diverged."""
+    tokens = token_set(LENGTHS)
+    trainers = open_trainers(tmp_path, tokens)
     step = trainers["transformer_xl"].update
 
     def poisoned() -> Any:
@@ -170,6 +172,12 @@ def test_the_others_are_saved_if_one_diverges(token_set: Callable[..., TokenSet]
     steps = {name: found.step for name in MODELS if (found := checkpoint.newest(tmp_path / name)) is not None}
     assert steps == {name: trainers[name].step for name in ("compressive_transformer", "wavenet")}
     assert set(steps.values()) <= {3, 4}
+    name = "compressive_transformer"
+    for folder in (tmp_path, tmp_path / "alone"):
+        open_trainers(folder, tokens)[name].run()
+    for part in ("model", "rank_0"):
+        file = Path(name, "checkpoints", "step_00000008", f"{part}.safetensors")
+        assert (tmp_path / file).read_bytes() == (tmp_path / "alone" / file).read_bytes()
 
 
 def test_a_kill_costs_no_more_than_what_was_trained_since_the_last_save(

@@ -331,8 +331,10 @@ class Trainer:
     def _pause(self) -> Iterator[None]:
         self._wait_for_device()  # or the next trainer's time would have work of this one in it
         random_numbers = random_state(self.world.device)
-        yield
-        set_random_state(random_numbers, self.world.device)
+        try:
+            yield
+        finally:  # also if training ends here: a checkpoint has its own random numbers, not another trainer's
+            set_random_state(random_numbers, self.world.device)
 
     def _look_is_due(self) -> bool:
         """Whether the clock has asked for an evaluation since the last call (that of the first rank, which saves)."""

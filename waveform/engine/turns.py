@@ -1,6 +1,6 @@
 """Trains several models in turn, in slices of a few seconds, so that other work on the machine falls on all alike."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 from waveform.engine.nonfinite import Diverged
@@ -33,7 +33,7 @@ def train_in_turn(trainers: Mapping[str, Trainer], *, slice_s: float = SLICE_S) 
         while slices:
             name = _furthest_behind({name: trainers[name] for name in slices})
             trainer, progress.about = trainers[name], name
-            with _others_saved([other for other in trainers.values() if other is not trainer]):
+            with _others_saved([(trainers[other], slices[other]) for other in slices if other != name]):
                 if next(slices[name], _ENDED) is _ENDED:
                     del slices[name]
                 elif trainer.world.any(trainer.seconds - saved_s[name] >= SAVE_EVERY_S):
@@ -50,14 +50,15 @@ def _furthest_behind(trainers: Mapping[str, Trainer]) -> str:
 
 
 @contextmanager
-def _others_saved(others: Sequence[Trainer]) -> Iterator[None]:
+def _others_saved(others: Sequence[tuple[Trainer, Generator[None]]]) -> Iterator[None]:
     """Save `others` if what is done within fails; on several ranks only if all of them fail together."""
     try:
         yield
     except Exception as error:
-        for other in others:
+        for other, slices in others:
             if other.step and (other.world.size == 1 or isinstance(error, Diverged)):
                 with suppress(UserError):
+                    slices.close()
                     other.save()
         raise
 
