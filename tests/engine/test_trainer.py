@@ -1,5 +1,6 @@
 """The loop: law 7 (exact resume), divergence, signals, separate clipping, update period, BPTT."""
 
+import itertools
 import json
 import math
 import os
@@ -310,6 +311,20 @@ def test_half_loss_learns_from_the_last_half_of_each_window(token_set: Callable[
     for name, parameter in trainer.module.named_parameters():
         if parameter.grad is not None:
             torch.testing.assert_close(gradients[name], parameter.grad)
+
+
+def test_what_a_step_waited_is_logged_after_a_stop(
+    token_set: Callable[..., TokenSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a second each; records come every two steps."""
+    waited = itertools.count()
+    monkeypatch.setattr(trainer_module, "waited_s", lambda: next(waited) / 2)
+    stopped = small_trainer("wavenet", token_set(LENGTHS), tmp_path)
+    for _ in range(3):
+        stopped.update()
+    stopped.save()
+    small_trainer("wavenet", token_set(LENGTHS), tmp_path).run()
+    assert sum(record["waited_s"] for record in read_metrics(tmp_path) if record["kind"] == "train") == 4.0
 
 
 def by_the_clock(tokens: TokenSet, run_dir: Path, **train: Any) -> Trainer:

@@ -207,7 +207,7 @@ class Trainer:
         self.resumed_from = found
         self.step = self._saved_step = found.step
         self.seconds, self.tokens_seen = progress.seconds, progress.tokens_seen
-        self._looked_s = progress.seconds
+        self._looked_s, self._waited_s = progress.seconds, progress.waited_s
         self.finite.skipped, self.finite.skipped_in_row = progress.skipped
         self.stream.seek(progress.cursor)
         self._evaluation_due = progress.evaluation_due
@@ -236,6 +236,7 @@ class Trainer:
                 cursor=self.stream.cursor(),
                 skipped=(self.finite.skipped, self.finite.skipped_in_row),
                 since_log=self._log.over_ranks(),
+                waited_s=self._waited_s,
                 evaluation_due=self._evaluation_due,
                 run=self._context.record,
             ),
