@@ -119,6 +119,17 @@ def test_a_run_from_when_rows_were_a_setting_is_evaluated_and_resumed(
     assert f"{num_threads} thread" in printed.out and why_threads(num_threads) in printed.out
 
 
+def test_training_says_what_its_threads_are_for(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    command = ["train", str(place / "data"), *settings("compressive_transformer"), "model.num_heads=1"]
+    for number, options in enumerate(([], ["train.checkpoint_activations=true"])):
+        assert main([*command[:2], str(tmp_path / str(number)), *command[2:], *options, "train.max_steps=1"]) == 0
+        assert ("3 threads for kernels, 1 for torch: " in capsys.readouterr().out) == (not options)
+
+
 def test_python_nll_equals_evaluate(place: Path) -> None:
     run = waveform.load(place / "compressive_transformer")
     files = sorted((place / "audio" / "test").iterdir())

@@ -18,6 +18,7 @@ from tests import laws
 from tests.engine.training import small_trainer
 from waveform.engine import checkpoint
 from waveform.engine import trainer as trainer_module
+from waveform.engine.evaluator import evaluate
 from waveform.engine.interface import state_tensors
 from waveform.engine.metrics import read_metrics
 from waveform.engine.nonfinite import Diverged
@@ -28,6 +29,10 @@ from waveform.system.errors import UserError
 from waveform.system.threads import kernel_threads
 
 LENGTHS = [60, 45, 33, 80, 21, 52, 70]
+IN_KERNELS = {
+    "num_layers": 2, "d_model": 32, "num_heads": 2, "d_feedforward": 32, "num_position_features": 16,
+    "window": 8, "memory": 8, "compressed": 4, "compression_rate": 4,
+}  # fmt: skip
 
 
 def everything(trainer: Trainer) -> dict[str, Any]:
@@ -88,11 +93,7 @@ def test_law_7_exact_resume_in_compiled_kernels(
         return compiled(*args, **kwargs)
 
     monkeypatch.setattr(compiled_layers, "compiled_layers", counting)
-    fields = {
-        "num_layers": 2, "d_model": 32, "num_heads": 2, "d_feedforward": 32, "num_position_features": 16,
-        "window": 8, "memory": 8, "compressed": 4, "compression_rate": 4, "dropout": dropout,
-    }  # fmt: skip
-    tokens, options = token_set(LENGTHS), {"fields": fields, "chunk": 16}
+    tokens, options = token_set(LENGTHS), {"fields": {**IN_KERNELS, "dropout": dropout}, "chunk": 16}
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -106,6 +107,22 @@ def test_law_7_exact_resume_in_compiled_kernels(
         torch.set_num_threads(before)
     assert_bitwise_equal(everything(second), everything(whole))
     assert set(threads) == {2}
+
+
+@pytest.mark.parametrize("option", [{"checkpoint_activations": True}, {"unroll": 2}])
+def test_layers_that_run_by_torch_have_its_threads(
+    option: dict[str, Any], token_set: Callable[..., TokenSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model for which there are kernels, with settings that leave all or most of its windows to torch."""
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    options = {"fields": IN_KERNELS, "chunk": 16, **option}
+    trainer = small_trainer("compressive_transformer", token_set(LENGTHS), tmp_path, **options)
+    trainer.update()
+    assert not threads
+    trainer.module.eval()
+    evaluate(trainer.model, token_set(LENGTHS), trainer.evaluation)
+    assert 1 in threads
 
 
 def test_law_7_exact_resume_with_a_limit_on_seconds(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:

@@ -215,6 +215,9 @@ def test_other_calls_run_by_torch(counted: Counted) -> None:
     model(tokens, model.init_state(_ROWS))
     model.carry_gradient, model.checkpoint_activations = False, True
     model(tokens, model.init_state(_ROWS))
+    assert not model.brings_threads
+    with torch.no_grad():
+        assert model.brings_threads
     model.checkpoint_activations = False
     seen: list[int] = []
     with observe_attention(model, lambda layer, received, slots: seen.append(layer)):

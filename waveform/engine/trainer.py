@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from waveform.engine.nonfinite import FiniteWatch, Update
 from waveform.engine.random_numbers import random_state, set_random_state
 from waveform.engine.resume_notes import conditions, notes
 from waveform.engine.schedule import update_period
-from waveform.engine.scored_window import ScoredForward, score_window, threads_for
+from waveform.engine.scored_window import ScoredForward, score_window, shares_out_itself
 from waveform.engine.streams import Chunk, TokenStream, Window
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
@@ -39,6 +39,7 @@ from waveform.system.errors import UserError
 from waveform.system.folder_identity import FolderIdentity
 from waveform.system.progress import Progress
 from waveform.system.signals import Stopped, StopRequest, signals_ask
+from waveform.system.threads import torch_in_one_thread
 from waveform.system.waiting import waited_s
 
 # Gets the model, the step, the log, and a request to stop, on which it raises Stopped if it would take seconds.
@@ -278,6 +279,15 @@ class Trainer:
         if self.world.device.type == "cpu" and self.config.autocast(self.world.device) is None:
             self.parts.prepare_kernels()
 
+    @property
+    def runs_in_kernels(self) -> bool:
+        """Whether updates run in the model's own kernels, to which torch leaves all threads but one.
+
+        Not with `train.unroll` above 1, where they take the last window only.
+        """
+        device, config = self.world.device, self.config
+        return config.unroll == 1 and shares_out_itself(self.model, device=device, autocast=config.autocast(device))
+
     def slices(self, stop: StopRequest, progress: Progress, *, seconds: float = math.inf) -> Generator[None]:
         """Train as `run` does, pausing whenever so many `seconds` of training have passed; then `result` is there.
 
@@ -372,9 +382,8 @@ class Trainer:
 
     def update(self) -> tuple[Tensor, dict[str, Tensor]]:
         """One update. Returns this rank's sums of [nats, tokens, auxiliary losses, rows without padding], and norms."""
-        device = self.world.device
         began, waited_before_s = time.perf_counter(), waited_s()  # in this order: no more waiting than time
-        with threads_for(self.model, device=device, autocast=self.config.autocast(device)):
+        with torch_in_one_thread() if self.runs_in_kernels else nullcontext():
             sums, norms = self._update()
         waited = waited_s() - waited_before_s
         self._waited_s += waited

@@ -407,12 +407,17 @@ class CompressiveTransformer(nn.Module, OptionalParts):
 
     @property
     def brings_threads(self) -> bool:
-        """If there are compiled kernels for its sizes, as for all small models, and torch.compile is not asked for."""
-        return self.config.has_kernels and not self._compiles
+        """If there are compiled kernels for its sizes, as for all small models, and its layers are left to them."""
+        return (
+            self.config.has_kernels
+            and not self._compiles
+            and not (self.checkpoint_activations and torch.is_grad_enabled())
+            and type(self.layers[0].attention_norm.weight) is nn.Parameter  # not sharded
+        )
 
     def prepare_kernels(self) -> None:
         """Compile those of small models, which takes some 15 s unless they are on disk."""
-        if self.brings_threads:
+        if self.config.has_kernels and not self._compiles:  # for evaluations even if no step runs in them
             from waveform.models.compiled_layers import compile_kernels  # here: others do without numba
 
             compile_kernels()
@@ -481,7 +486,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         h_BTD = self.dropout(h_BTD)
         layer_states, total_loss = [], None
         checkpointed = self.checkpoint_activations and torch.is_grad_enabled()
-        if not checkpointed and self._takes_kernels(h_BTD, piece):
+        if self._takes_kernels(h_BTD, piece):
             return self._by_kernels(h_BTD, state, piece)
         compiled = (
             self._compiles
@@ -555,7 +560,6 @@ class CompressiveTransformer(nn.Module, OptionalParts):
 
     def _takes_kernels(self, h_BTD: Tensor, piece: Piece) -> bool:
         """Whether compiled kernels can run the layers, and are the faster way."""
-        first = self.layers[0]
         return (
             self.brings_threads
             and h_BTD.device.type == "cpu"
@@ -564,9 +568,8 @@ class CompressiveTransformer(nn.Module, OptionalParts):
             and piece.num_new >= _MIN_QUERIES
             and piece.slots.visible is None
             and not self.carry_gradient
-            and not first.attention.observed
+            and not self.layers[0].attention.observed
             and not is_in_torch_dispatch_mode()  # which would not see what they do
-            and type(first.attention_norm.weight) is nn.Parameter  # not sharded
         )
 
     @torch.no_grad()

@@ -75,7 +75,7 @@ def train_run(
     """
     with open_training(data, config, train_config, context, amount=amount, cut_valid=cut_valid) as trainer:
         if context.show_progress:
-            say_threads(context.world)
+            say_threads(context.world, in_kernels=trainer.runs_in_kernels)
         return trainer.run()
 
 
@@ -98,7 +98,7 @@ def train_runs(
             for config, train_config, context in runs
         }
         if runs[0][2].show_progress:
-            say_threads(runs[0][2].world)
+            say_threads(runs[0][2].world, in_kernels=all(trainer.runs_in_kernels for trainer in trainers.values()))
         return train_in_turn(trainers)
 
 
@@ -184,11 +184,12 @@ def open_training(
         yield trainer
 
 
-def say_threads(world: World) -> None:
-    """Say on the first rank how many threads training uses on a CPU, and why."""
+def say_threads(world: World, *, in_kernels: bool = False) -> None:
+    """Say on the first rank how many threads training uses on a CPU, for what, and why."""
     if world.is_first and world.device.type == "cpu":
         num_threads = torch.get_num_threads()
-        each = " in each process" if world.size > 1 else ""
+        each = " for kernels, 1 for torch" if in_kernels and num_threads > 1 else ""
+        each += " in each process" if world.size > 1 else ""
         say(f"{counted(num_threads, 'thread')}{each}: {why_threads(num_threads)}")
 
 
