@@ -16,7 +16,7 @@ from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.settings import is_agent, learner_config
 from waveform.ranks.distributed import choose_device
 from waveform.runs.folder import CONFIG_FILE
-from waveform.runs.opened import find_saved
+from waveform.runs.opened import Saved, use_saved
 from waveform.system.console import table
 from waveform.system.errors import UserError
 
@@ -84,14 +84,21 @@ def open_agent(run_dir: Path | str, *, device: str | None = None, **model_fields
     """
     if not is_agent(run_dir):
         raise UserError(f"{run_dir} is not a run of an agent; train one with `python -m recipes train object_matching`")
-    folder, config, found = find_saved(run_dir, **model_fields)
-    environments = make_environments(config, rows=np.arange(1))
-    agent = Agent(config["model"], environments.observation, num_actions=environments.num_actions)
-    try:
-        agent.load_state_dict(found.model_weights())
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{folder / CONFIG_FILE} does not describe the agent in {found.folder} ({reason})") from error
+
+    def load(saved: Saved) -> tuple[Saved, Agent]:
+        folder, config, found = saved
+        environments = make_environments(config, rows=np.arange(1))
+        agent = Agent(config["model"], environments.observation, num_actions=environments.num_actions)
+        try:
+            agent.load_state_dict(found.model_weights())
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"{folder / CONFIG_FILE} does not describe the agent in {found.folder} ({reason})"
+            ) from error
+        return saved, agent
+
+    (_, config, found), agent = use_saved(run_dir, load, **model_fields)
     agent.eval().requires_grad_(False)
     return TrainedAgent(
         folder=Path(run_dir),

@@ -7,7 +7,7 @@ from recipes.corpora.tokenizers import TOKENIZER_FILE, load_tokenizer, save_toke
 from recipes.text import load
 from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, write_dataset
 from waveform.runs.archive import write_archive
-from waveform.runs.opened import find_saved
+from waveform.runs.opened import use_saved
 from waveform.system.errors import UserError
 
 
@@ -27,7 +27,7 @@ def export(run_dir: Path | str, file: Path | str, *, optimiser: bool = False, sh
         save_tokenizer(load_tokenizer(folder), data)
         write_dataset(Dataset(data, dataset["vocab_size"], dataset["modality"], splits={}, sources={}))
         files = [data / TOKENIZER_FILE, data / DATASET_FILE]
-        write_archive(*find_saved(run_dir), file, optimiser=optimiser, data_files=files)
+        use_saved(run_dir, lambda saved: write_archive(*saved, file, optimiser=optimiser, data_files=files))
     if show_progress:
         print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
     return file

@@ -1,6 +1,7 @@
 """Checkpoints: complete or absent; damage is noticed and the previous one used; nothing read runs code."""
 
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,19 @@ def test_folder_without_marker_does_not_count(
     (tmp_path / "checkpoints" / "step_00000004" / "complete.json").write_text("{}")
     with pytest.raises(UserError, match=r"no usable checkpoint in .*complete.json is missing"):
         checkpoint.newest(tmp_path)
+
+
+def test_one_that_training_removes_while_it_is_found_does_not_count(
+    trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(path: Path) -> object:
+        shutil.rmtree(tmp_path / "checkpoints" / "step_00000006", ignore_errors=True)
+        return read_json(path)
+
+    read_json = checkpoint._read_json
+    monkeypatch.setattr(checkpoint, "_read_json", read)
+    found = checkpoint.newest(tmp_path)
+    assert found is not None and found.step == 4 and capsys.readouterr().err == ""
 
 
 def test_leftover_of_a_killed_save_is_cleared(trainer: Trainer, tmp_path: Path) -> None:

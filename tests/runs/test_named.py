@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import gettempdir
+from typing import Any
 
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from tests.faults.small_runs import make_speech_run
 from tests.recipes.calling import mistake as recipes_mistake
 from tests.test_cli import mistake
 from waveform.cli import main
+from waveform.engine import checkpoint
 from waveform.runs import named
 
 
@@ -153,6 +155,30 @@ def test_text_is_exported_with_its_vocabulary(text: Path, tmp_path: Path, capsys
     assert "trained on; unzip it and set dataset.path" in recipes_mistake(["evaluate", file], capsys)
     command = ["train", "folder", str(text / "data"), str(tmp_path / "run"), "--from", file, "train.max_steps=1"]
     assert recipes(command) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "owner", "reads"),
+    [
+        ("sample RUN --tokens 3", checkpoint.Checkpoint, "model_weights"),
+        ("export RUN PLACE/run.zip", checkpoint, "copy"),
+        ("train folder DATA PLACE/new --from RUN train.max_steps=1", checkpoint.Checkpoint, "weights_digest"),
+    ],
+)
+def test_if_training_removes_a_checkpoint_that_is_being_read_another_is_read(
+    command: str, owner: object, reads: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, original = shutil.copytree(text / "run", tmp_path / "run"), getattr(owner, reads)
+
+    def removed_first(*arguments: Any, **options: Any) -> Any:
+        shutil.rmtree(run / "checkpoints" / "step_00000004", ignore_errors=True)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, reads, removed_first)
+    places = {"RUN": run, "DATA": text / "data", "PLACE": tmp_path}
+    for name, place in places.items():
+        command = command.replace(name, str(place))
+    assert recipes(command.split()) == 0
 
 
 def rewritten(change: Callable[[dict[str, bytes]], None]) -> Callable[[Path], None]:

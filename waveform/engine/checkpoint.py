@@ -15,11 +15,11 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import torch
@@ -39,6 +39,7 @@ _COMPLETE = "complete.json"
 # Raise it whenever an older waveform would misread a checkpoint. Checkpoints without a number are of format 1.
 FORMAT = 1
 _MODEL, _OPTIMISER, _PROGRESS = "model.safetensors", "optimiser.safetensors", "progress.json"
+_Read = TypeVar("_Read")
 
 
 class OtherFormat(UserError):
@@ -298,6 +299,8 @@ def newest(run_dir: Path) -> Checkpoint | None:
         except OtherFormat:
             raise
         except UserError as error:
+            if folder not in _folders(run_dir):  # training has just removed it, for a newer one
+                return newest(run_dir)
             problems.append(str(error))
             continue
         for problem in problems:
@@ -311,6 +314,20 @@ def newest(run_dir: Path) -> Checkpoint | None:
 def newest_complete(run_dir: Path, *, at_most: int) -> list[Checkpoint]:
     """The newest complete checkpoints, newest first. Raises UserError if one of them is damaged."""
     return [_open(folder) for folder in _folders(run_dir)[:at_most]]
+
+
+def read_while_training(run_dir: Path, read: Callable[[], _Read]) -> _Read:
+    """What `read` returns; it reads checkpoints of `run_dir`, and begins again if training has meanwhile removed one.
+
+    Raises what `read` does.
+    """
+    while True:
+        before = _folders(run_dir)
+        try:
+            return read()
+        except (UserError, OSError):
+            if set(before) <= set(_folders(run_dir)):
+                raise
 
 
 def copy(checkpoint: Checkpoint, run_dir: Path, *, weights_only: bool) -> None:

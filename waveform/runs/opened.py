@@ -1,10 +1,10 @@
 """A trained run, opened from its folder: the configuration, and the model with the weights of a checkpoint."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from waveform.system.console import printable
 from waveform.system.errors import UserError
 
 _MOST_NAMES = 20  # of labels in a message
+_Used = TypeVar("_Used")
 
 
 @dataclass
@@ -94,8 +95,12 @@ def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: 
     example a longer `memory` or `compressed` than in training. Raises UserError if there is no run or no complete
     checkpoint.
     """
-    saved, device = find_saved(run_dir, **model_fields), choose_device(device)
-    model = _model_of(saved.checkpoint, saved.config, saved.folder, model_fields)
+    device = choose_device(device)
+
+    def load(saved: Saved) -> tuple[Saved, SequenceModel]:
+        return saved, _model_of(saved.checkpoint, saved.config, saved.folder, model_fields)
+
+    saved, model = use_saved(run_dir, load, **model_fields)
     assert isinstance(model, nn.Module)
     model.eval().requires_grad_(False)
     return TrainedRun(
@@ -130,6 +135,11 @@ def find_saved(run_dir: Path | str, **model_fields: int) -> Saved:
             raise UserError(f"model {config['model']['name']!r} of {run_dir} has no {field!r} to set to {value}")
         config["model"][field] = value
     return Saved(folder, config, found)
+
+
+def use_saved(run_dir: Path | str, use: Callable[[Saved], _Used], **model_fields: int) -> _Used:
+    """Call `use` with what a run has saved, which training may be replacing; arguments and errors as of `open_run`."""
+    return checkpoint.read_while_training(find_run(run_dir), lambda: use(find_saved(run_dir, **model_fields)))
 
 
 def _model_of(

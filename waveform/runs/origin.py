@@ -14,7 +14,7 @@ from waveform.engine.trainer import Trainer
 from waveform.runs.configured_model import labels_of
 from waveform.runs.folder import CONFIG_FILE, comparable, read_config
 from waveform.runs.named import full_name
-from waveform.runs.opened import find_saved
+from waveform.runs.opened import find_saved, use_saved
 from waveform.runs.settings import differing_keys
 from waveform.system.errors import UserError
 
@@ -117,8 +117,7 @@ def _new(origin: Origin) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """The configuration of the run that a new one begins from, and what the new one records of it."""
     if origin.run is None:
         return None
-    _, before, found = find_saved(origin.run)
-    weights = found.weights_digest()
+    (_, before, found), weights = use_saved(origin.run, lambda saved: (saved, saved.checkpoint.weights_digest()))
     return before, {"run": full_name(origin.run), "step": found.step, "weights": weights, "optimiser": origin.optimiser}
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from waveform.runs.archive import write_archive
-from waveform.runs.opened import find_saved
+from waveform.runs.opened import use_saved
 from waveform.speech import load
 
 
@@ -15,7 +15,7 @@ def export(run_dir: Path | str, file: Path | str, *, optimiser: bool = False, sh
     """
     file = Path(file)
     load(run_dir, device="cpu")  # what cannot be opened should not be handed on
-    write_archive(*find_saved(run_dir), file, optimiser=optimiser)
+    use_saved(run_dir, lambda saved: write_archive(*saved, file, optimiser=optimiser))
     if show_progress:
         print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
     return file
