@@ -99,6 +99,12 @@ _PLOT = argument(
     metavar="FILE.png",
     help="draw bits per answer by distance (recall), or an agent's return in training",
 )
+_ENV = argument(
+    "--env",
+    into="playing",
+    metavar="NAME",
+    help="of Gymnasium: the environment in which the agent was trained, to say that you trust its module or options",
+)
 _ENVS = argument(
     "--envs",
     into="playing",
@@ -116,6 +122,7 @@ _PLAYING = (
         metavar="N",
         help="of object matching: play as many episodes besides in which every way takes N steps",
     ),
+    _ENV,
     _ENVS,
 )
 
@@ -261,6 +268,7 @@ VERBS = (
             argument("--plot", dest="plot_file", type=Path, metavar="FILE.png", help="draw its steps side by side"),
             argument("--steps", dest="num_steps", type=int, metavar="N", help="at most so many (default 60)"),
             argument("--episode", type=int, metavar="N", help="which one (default 0)"),
+            replace(_ENV, into=None),
             DEVICE,
         ),
         report="recipes.reinforcement.episode:report",

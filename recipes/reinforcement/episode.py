@@ -23,12 +23,13 @@ def draw_episode(
     plot_file: Path | None = None,
     num_steps: int = _STEPS,
     episode: int = 0,
+    env: str | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
     """Let the agent play, at most so many steps of one episode, and draw them as a GIF, a PNG or both.
 
-    episode: which, of those that training does not have. Returns what it was paid at each step. Raises UserError if
-    there is nothing to write, no run of an agent, or the environment does not draw itself.
+    episode: which, of those that training does not have. env: as of `open_agent`. Returns what it was paid at each
+    step. Raises UserError if there is nothing to write, no run of an agent, or the environment does not draw itself.
     """
     if gif_file is None and plot_file is None:
         raise UserError("nothing would be drawn; give --gif FILE.gif, --plot FILE.png or both")
@@ -38,7 +39,7 @@ def draw_episode(
         raise UserError(f"--steps is {num_steps}; it must be at least 1")
     check_files(json_file=None, plot_file=plot_file)
     require_writable(gif_file, option="--gif")
-    actors = open_agent(run_dir, device=device).actors(1, first_row=(1 << 41) + episode)
+    actors = open_agent(run_dir, env=env, device=device).actors(1, first_row=(1 << 41) + episode)
     frames, rewards = [actors.environments.picture()], [0.0]
     with torch.inference_mode():
         for _ in range(num_steps):

@@ -13,7 +13,7 @@ from recipes.reinforcement.actors import Actors
 from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.catalogue import make_environments
 from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
-from recipes.reinforcement.settings import is_agent, learner_config
+from recipes.reinforcement.settings import check_agent, is_agent, learner_config
 from waveform.ranks.distributed import choose_device
 from waveform.runs.folder import CONFIG_FILE
 from waveform.runs.opened import Saved, use_saved
@@ -76,17 +76,21 @@ def in_env(config: dict[str, Any], env: str) -> dict[str, Any]:
     return moved
 
 
-def open_agent(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedAgent:
+def open_agent(
+    run_dir: Path | str, *, env: str | None = None, device: str | None = None, **model_fields: int
+) -> TrainedAgent:
     """Open the newest checkpoint of an agent's run.
 
-    model_fields: fields that do not change the parameters, for example a longer `memory`. Raises UserError if the run
-    is not an agent's, or has no complete checkpoint.
+    env: the environment, which must be named if it is imported from a module or has options. model_fields: fields that
+    do not change the parameters, for example a longer `memory`. Raises UserError if the run is not an agent's, or has
+    no complete checkpoint.
     """
     if not is_agent(run_dir):
         raise UserError(f"{run_dir} is not a run of an agent; train one with `python -m recipes train object_matching`")
 
     def load(saved: Saved) -> tuple[Saved, Agent]:
         folder, config, found = saved
+        check_agent(run_dir, config, env=env)
         environments = make_environments(config, rows=np.arange(1))
         agent = Agent(config["model"], environments.observation, num_actions=environments.num_actions)
         try:

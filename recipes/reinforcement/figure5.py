@@ -16,7 +16,7 @@ from recipes.reinforcement.curves import read_returns, save_returns
 from recipes.reinforcement.evaluation import in_env
 from recipes.reinforcement.recipes import AGENTS_STUDY as NAME
 from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
-from recipes.reinforcement.settings import compose_config
+from recipes.reinforcement.settings import compose_config, environment_text
 from recipes.studies.children import Children
 from waveform.engine import checkpoint
 from waveform.runs.seeds import mean_and_interval, shown
@@ -113,8 +113,9 @@ def figure5(
         figures: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
         played = [str(at[by]) for at in figures.get(f"by_{by}", [{by: None}])]
         if figures.get("step") != found.step or played != places:
+            named = ["--env", environment_text(config)] if recipe == GYMNASIUM else []
             elsewhere = [f"--{by}s", *places] if places else []
-            children.call("evaluate", str(folder), *elsewhere, "--json", str(path), *where)
+            children.call("evaluate", str(folder), *named, *elsewhere, "--json", str(path), *where)
             figures = json.loads(path.read_bytes())
         if show_progress:
             say(f"{folder}: trained and evaluated")

@@ -6,15 +6,20 @@
 `task` is object matching's; what begins with `env` is of the recipe `rl`.
 """
 
+import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from recipes.reinforcement.learner import LearnerConfig
 from recipes.reinforcement.object_matching import ObjectMatchingConfig
 from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
 from waveform.engine.train_config import TrainConfig
-from waveform.runs.folder import read_config
+from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.named import find_run
 from waveform.runs.settings import ConfigFamily, compose_family, to_yaml, typed
 from waveform.system.errors import UserError
@@ -33,6 +38,26 @@ _NOT_FOR_AGENTS = (
 )  # fmt: skip
 
 _OF_GYMNASIUM = ("env", "env_options", "env_actions", "env_processes")
+
+
+_Seed = Annotated[int, Meta(ge=0, lt=1 << 31)]
+
+
+class _Matching(Struct, tag_field="recipe", tag=OBJECT_MATCHING):
+    """What commands rely on in an agent's config.yaml, which anyone may have edited."""
+
+    seed: _Seed
+    learner: dict[str, Any]
+    task: dict[str, Any]
+
+
+class _Gymnasium(Struct, tag_field="recipe", tag=GYMNASIUM):
+    seed: _Seed
+    learner: dict[str, Any]
+    env: str
+    env_options: dict[str, Any] | None = None
+    env_actions: Annotated[int, Meta(ge=2)] | None = None
+    env_processes: bool | None = None
 
 
 def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> dict[str, Any]:
@@ -69,6 +94,31 @@ def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Pa
 def is_agent(run_dir: Path | str) -> bool:
     """Whether a run is an agent's. Raises UserError if `run_dir` is not a run."""
     return bool(read_config(find_run(run_dir))["dataset"]["modality"].get("kind") == "environment")
+
+
+def environment_text(config: dict[str, Any]) -> str:
+    """An agent's environment as the option `--env` names it: its name, and the options that it is made with."""
+    name, options = str(config.get("env") or config["recipe"]), config.get("env_options")
+    return f"{name} {json.dumps(options, default=str)}" if options else name
+
+
+def check_agent(run_dir: Path | str, config: dict[str, Any], *, env: str | None) -> None:
+    """Raises UserError if an agent's configuration is damaged, or could run code that the user has not named.
+
+    A module runs when it is imported, and an option may name a program or a file. env: what the user named.
+    """
+    try:
+        msgspec.convert(config, _Matching | _Gymnasium)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{CONFIG_FILE} of {run_dir} is damaged: {str(error).replace('$.', '')}") from error
+    own = environment_text(config)
+    if env is None and ":" in own:  # MODULE:NAME, or options
+        raise UserError(
+            f"{run_dir} needs an environment whose module or options could run any code; if you trust them, add "
+            f"--env {shlex.quote(own)}"
+        )
+    if env not in (None, own):
+        raise UserError(f"--env is {env}, but {run_dir} was trained in {own}; leave it out, or give --envs {env}")
 
 
 def learner_config(config: dict[str, Any]) -> LearnerConfig:

@@ -16,14 +16,14 @@ class Playing:
 
     episodes: int | None = None  # None: the default
     delays: Sequence[int] = ()  # of object matching: as many episodes besides, whose ways all take so many steps
+    env: str | None = None  # of Gymnasium: the one that they were trained in, if it has a module or options
     envs: Sequence[str] = ()  # other Gymnasium environments, in each of which as many episodes are played besides
 
     def refuse(self) -> None:
         """Raises UserError if anything is set, for a run on text."""
-        given = {"--episodes": self.episodes is not None, "--delays": self.delays, "--envs": self.envs}
-        for option, chosen in given.items():
-            if chosen:
-                raise UserError(f"{option} is for runs of agents; leave it out for a run on text")
+        for option, chosen in vars(self).items():
+            if chosen not in (None, ()):
+                raise UserError(f"--{option} is for runs of agents; leave it out for a run on text")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class AgentEvaluation:
         if self.options != known or self.split != "test":
             raise UserError(
                 "agents have no text to score: of these options they know --memory, --compressed, --episodes, "
-                "--delays, --envs, --json, --plot and --device"
+                "--delays, --env, --envs, --json, --plot and --device"
             )
 
 
@@ -59,13 +59,13 @@ def evaluate_agents(
     from recipes.reinforcement.curves import read_returns, save_returns  # here: texts do without it
     from recipes.reinforcement.evaluation import EPISODES, compared, describe, open_agent, play
 
-    agents = [open_agent(run, device=chosen.device, **chosen.options.model_fields) for run in run_dirs]
+    playing, fields = chosen.playing, chosen.options.model_fields
+    agents = [open_agent(run, env=playing.env, device=chosen.device, **fields) for run in run_dirs]
     for agent in agents:
         if agent.task != agents[0].task:
             raise UserError(
                 f"{agents[0].folder} and {agent.folder} were trained in different environments and cannot be compared"
             )
-    playing = chosen.playing
     episodes = EPISODES if playing.episodes is None else playing.episodes
     entries = compared([play(agent, episodes=episodes, delays=playing.delays, envs=playing.envs) for agent in agents])
     if show_progress:

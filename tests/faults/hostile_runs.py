@@ -174,7 +174,7 @@ def _edit_json(path: Path, change: Callable[[Any], Any]) -> None:
     _sign(path)
 
 
-def _edit_config(run: Path, change: Callable[[dict[str, Any]], None], *, recorded: bool = True) -> None:
+def edit_config(run: Path, change: Callable[[dict[str, Any]], None], *, recorded: bool = True) -> None:
     """Change config.yaml, and what the checkpoints say about it."""
     config = yaml.safe_load((run / "config.yaml").read_text())
     change(config)
@@ -187,7 +187,7 @@ def _edit_config(run: Path, change: Callable[[dict[str, Any]], None], *, recorde
 
 
 def _set(section: str, **values: Any) -> Callable[[Path, Path], None]:
-    return lambda place, secret: _edit_config(
+    return lambda place, secret: edit_config(
         place / "run", lambda config: config.setdefault(section, {}).update(values)
     )
 
@@ -249,15 +249,15 @@ _ATTACKS: dict[str, Callable[[Path, Path], None]] = {
     **{f"window {n}": _set("model", window=n) for n in _HUGE},
     **{f"chunk {n}": _set("train", chunk=n) for n in _HUGE},
     **{f"vocabulary {n}": _set("dataset", vocab_size=n) for n in _HUGE},
-    "wavenet of 10^9 stacks": lambda p, s: _edit_config(
+    "wavenet of 10^9 stacks": lambda p, s: edit_config(
         p / "run", lambda c: c.update(model={"name": "wavenet", "num_stacks": 10**9, "layers_per_stack": 20})
     ),
-    "wavenet of 10^9 channels": lambda p, s: _edit_config(
+    "wavenet of 10^9 channels": lambda p, s: edit_config(
         p / "run", lambda c: c.update(model={"name": "wavenet", "residual_channels": 10**9})
     ),
     "1,000 cutoffs": _set("model", head="adaptive", cutoffs=list(range(1, 10**3))),
-    "data of the system": lambda p, s: _edit_config(p / "run", lambda c: c["dataset"].update(path="/dev")),
-    "data is a file": lambda p, s: _edit_config(p / "run", lambda c: c["dataset"].update(path=str(s / "file"))),
+    "data of the system": lambda p, s: edit_config(p / "run", lambda c: c["dataset"].update(path="/dev")),
+    "data is a file": lambda p, s: edit_config(p / "run", lambda c: c["dataset"].update(path=str(s / "file"))),
     "marker names a file elsewhere": _link_marker,
     "checkpoint files are links": lambda p, s: _link_all(p, s, "checkpoints/*/*.safetensors"),
     "markers are links": lambda p, s: _link_all(p, s, "checkpoints/*/complete.json"),

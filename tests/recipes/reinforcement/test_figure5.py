@@ -81,7 +81,8 @@ def test_the_study_of_gymnasium_evaluates_in_other_environments(
     monkeypatch.setattr(Children, "call", call)
     monkeypatch.setattr(evaluation, "EPISODES", 4)
     others = ["MiniGrid-Empty-6x6-v0", "MiniGrid-Empty-Random-6x6-v0"]
-    study = ["study", "figure5", tmp_path / "out", "preset=smoke", "train.max_steps=2", "env=MiniGrid-Empty-5x5-v0"]
+    env = ["env=MiniGrid-Empty-5x5-v0", "env_options={disable_env_checker:true}"]
+    study = ["study", "figure5", tmp_path / "out", "preset=smoke", "train.max_steps=2", *env]
     few = ["--seeds", 1, "--jobs", 1, "--agents", "rate_4", "lstm", "--envs"]
     assert "env=CartPole-v1 shows other observations" in mistake([*study, *few, "CartPole-v1"], capsys)
     assert not (tmp_path / "out").exists()

@@ -13,6 +13,7 @@ from recipes.reinforcement.catalogue import make_environments
 from recipes.reinforcement.environment import Outcome
 from recipes.reinforcement.evaluation import open_agent, play
 from recipes.reinforcement.gymnasium_environments import GymnasiumEnvironments
+from tests.faults.hostile_runs import edit_config
 from tests.recipes.calling import mistake, run
 from tests.test_cli import mistake as speech_mistake
 from waveform.system.errors import UserError
@@ -202,7 +203,8 @@ class TestGymnasium:
     def test_an_environment_is_made_with_options(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         small = [SMOKE, "env=MiniGrid-MemoryS7-v0", "train.max_steps=1"]
         run("train", "rl", tmp_path / "m", *small, "env_options={agent_view_size:3}")
-        assert open_agent(tmp_path / "m").actors(2).environments.observation.shape == (3 * 3 * 3,)
+        env = 'MiniGrid-MemoryS7-v0 {"agent_view_size": 3}'
+        assert open_agent(tmp_path / "m", env=env).actors(2).environments.observation.shape == (3 * 3 * 3,)
         line = mistake(["train", "rl", tmp_path / "n", *small, "env_options={view:3}"], capsys)
         assert "unexpected keyword argument 'view'" in line and line.endswith("check its name, package and options")
         line = mistake(["train", "rl", tmp_path / "n", *small, "env_options={agent_view_size:2}"], capsys)
@@ -226,6 +228,33 @@ class TestGymnasium:
         monkeypatch.syspath_prepend(tmp_path)
         environments = GymnasiumEnvironments("own_levels:Own-v0", seed=0, rows=np.arange(2))
         assert environments.observation.kind == "vector" and environments.begin().shape == (2, 4)
+
+    def test_a_run_has_nothing_imported_or_made_with_options_that_the_user_does_not_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "agent").mkdir()
+        (tmp_path / "agent" / "payload.py").write_text("import pathlib\npathlib.Path('RAN').touch()")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.chdir(tmp_path)
+        run("train", "rl", "agent/run", SMOKE, "env=CartPole-v1", "train.max_steps=1")
+
+        def edited(**changes: Any) -> None:
+            edit_config(tmp_path / "agent" / "run", lambda config: config.update(changes))
+
+        commands = [["evaluate", "agent/run", "--episodes", 1], ["compare", "agent/run", "--episodes", 1]]
+        commands.append(["play", "agent/run", "--gif", "it.gif"])
+        edited(env="agent.payload:CartPole-v1")
+        for command in commands:
+            assert mistake(command, capsys).endswith("if you trust them, add --env agent.payload:CartPole-v1")
+        assert not Path("RAN").exists()
+        run(*commands[0], "--env", "agent.payload:CartPole-v1")
+        assert Path("RAN").exists()
+        edited(env="CartPole-v1", env_options={"sutton_barto_reward": True})
+        named = 'CartPole-v1 {"sutton_barto_reward": true}'
+        assert mistake(commands[0], capsys).endswith(f"add --env '{named}'")
+        run(*commands[0], "--env", named)
+        line = mistake([*commands[0], "--env", "CartPole-v0"], capsys)
+        assert line.endswith(f"was trained in {named}; leave it out, or give --envs CartPole-v0")
 
     @pytest.mark.parametrize(
         "env, line",
