@@ -52,6 +52,8 @@ def test_a_run_that_began_before_a_field_existed_has_its_default(tmp_path: Path)
         ("checksums: {train: abc}", "checksums: 1", "at `dataset.checksums`"),
         ("kind: audio", "kind: " + 60 * "[" + 60 * "]", "it is nested too deeply"),
         ("chunk: 64", "chunk: &a 64, window_too: *a", "it has an alias"),
+        ("lr: 1e-3", "lr: '${oc.env:HOME}'", "it has an interpolation"),
+        ("lr: 1e-3", 'lr: "\\x24{oc.env:HOME}"', "it has an interpolation"),
     ],
 )
 def test_damage_is_one_line_that_names_the_field(old: str, new: str, message: str, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from tests.faults.small_runs import SETTINGS, make_speech_run, write_audio
 from tests.recipes.calling import mistake as recipes_mistake
 from tests.test_cli import mistake
 from waveform.cli import main
+from waveform.runs.origin import compose_from
+from waveform.system.errors import UserError
 
 _SCHEDULE = ["train.checkpoint_every=100", "train.max_steps=3", "train.warmup_steps=0", "train.lr=2e-3"]
 
@@ -151,6 +153,18 @@ def test_text_goes_on_with_its_vocabulary(text: Path, tmp_path: Path, capsys: py
         arguments = ["prepare", "folder", str(text / "texts"), str(tmp_path / name), *(f"corpus.{s}" for s in settings)]
         assert recipes(arguments) == 0
         assert "has a different vocabulary" in recipes_mistake(command(tmp_path / name), capsys)
+
+
+def test_a_run_names_no_file_of_settings(tmp_path: Path) -> None:
+    config = """
+        model: {name: ../../elsewhere}
+        train: {chunk: 64, clip_norm: 0.1, aux_weight: 1, window: null, state: utterance}
+        dataset: {vocab_size: 256, path: /data, modality: {kind: audio}, checksums: {}}
+        origin: {run: other, step: 1, weights: abc, optimiser: false}
+    """
+    (tmp_path / "config.yaml").write_text(config)
+    with pytest.raises(UserError, match=r"unknown model '../../elsewhere'"):
+        compose_from(None, tmp_path, (), compose=lambda overrides: pytest.fail("they were composed"))
 
 
 def test_audio_does_not_go_on_from_text_nor_text_from_audio(

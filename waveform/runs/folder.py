@@ -202,12 +202,15 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         if not config:
             raise ValueError("it is empty")
         msgspec.convert(config, _Recorded)
+        assert isinstance(config, dict)
+        # What is never resolved may have one: names of folders. `${oc.env:NAME}` would be read from this machine.
+        if "${" in str([value for key, value in config.items() if key not in ("dataset", "origin")]):
+            raise ValueError("it has an interpolation (${...}), which is never written")
     except (OSError, ValueError, msgspec.ValidationError) as error:
         reason = " ".join(str(error).replace("`$.", "`").split())
         raise UserError(f"{path} is damaged: {reason}; restore it from a copy") from error
     except Exception as error:  # whatever a YAML parser raises
         raise UserError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
-    assert isinstance(config, dict)
     if not config["dataset"]["path"]:  # exported
         config["dataset"]["path"] = str(run_dir / OWN_DATA_DIR)
     return {str(key): value for key, value in config.items()}
