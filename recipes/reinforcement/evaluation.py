@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from recipes.reinforcement.actors import Actors
 from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.catalogue import make_environments
 from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
-from recipes.reinforcement.settings import check_agent, is_agent, learner_config
+from recipes.reinforcement.settings import check_agent, is_agent, learner_config, train_config
+from waveform.engine.state_ram import require_ram_for_state
 from waveform.ranks.distributed import choose_device
-from waveform.runs.folder import CONFIG_FILE
-from waveform.runs.opened import Saved, use_saved
+from waveform.runs.opened import Saved, load_model, use_saved
 from waveform.system.console import table
 from waveform.system.errors import UserError
 
@@ -55,7 +56,8 @@ class TrainedAgent:
         return replace(self, config=in_env(self.config, env))
 
     def actors(self, num_rows: int, *, first_row: int = _FIRST_ROW) -> Actors:
-        """Actors in rows of episodes that training does not have."""
+        """Actors in rows of episodes that training does not have. Raises UserError if their states do not fit RAM."""
+        require_ram_for_state(self.agent.trunk, 2 * num_rows)  # now, and at the start of the unroll
         rows = first_row + np.arange(num_rows)
         return Actors(
             make_environments(self.config, rows=rows),
@@ -89,18 +91,11 @@ def open_agent(
         raise UserError(f"{run_dir} is not a run of an agent; train one with `python -m recipes train object_matching`")
 
     def load(saved: Saved) -> tuple[Saved, Agent]:
-        folder, config, found = saved
+        config = saved.config
         check_agent(run_dir, config, env=env)
         environments = make_environments(config, rows=np.arange(1))
-        agent = Agent(config["model"], environments.observation, num_actions=environments.num_actions)
-        try:
-            agent.load_state_dict(found.model_weights())
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(
-                f"{folder / CONFIG_FILE} does not describe the agent in {found.folder} ({reason})"
-            ) from error
-        return saved, agent
+        make = partial(Agent, config["model"], environments.observation, num_actions=environments.num_actions)
+        return saved, load_model(saved, make, lambda agent: agent.trunk, **model_fields)
 
     (_, config, found), agent = use_saved(run_dir, load, **model_fields)
     agent.eval().requires_grad_(False)
@@ -130,7 +125,7 @@ def play(
         "by_env": [({"env": env}, trained.in_env(env)) for env in envs],
     }
     # Each row may need a process, of which there should be no more than in training.
-    most = trained.config["train"]["batch_size"] if trained.config.get("env_processes") else _ROWS
+    most = min(_ROWS, train_config(trained.config).batch_size) if trained.config.get("env_processes") else _ROWS
     num_rows = min(most, episodes)
     each = -(-episodes // num_rows)
     actors = trained.actors(num_rows)

@@ -33,7 +33,15 @@ from recipes.cli import main as recipes
 from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb, process_memory_mb
 from tests.faults.damaged_files import damageable, replace_value
 from tests.faults.fault import fault
-from tests.faults.small_runs import SETTINGS, TEXT_SETTINGS, WAVENET_SETTINGS, make_speech_run, make_text_run
+from tests.faults.small_runs import (
+    AGENT_SETTINGS,
+    SETTINGS,
+    TEXT_SETTINGS,
+    WAVENET_SETTINGS,
+    make_agent_run,
+    make_speech_run,
+    make_text_run,
+)
 from waveform.cli import main as waveform
 from waveform.engine import state_ram
 from waveform.system import ram
@@ -284,6 +292,23 @@ _ATTACKS: dict[str, Callable[[Path, Path], None]] = {
     ),
 }
 
+
+def _environment(**fields: Any) -> Callable[[Path, Path], None]:
+    return lambda place, secret: edit_config(place / "run", lambda config: config.update(recipe="rl", **fields))
+
+
+_AGENT_ATTACKS: dict[str, Callable[[Path, Path], None]] = {
+    **{what: change for what, change in _ATTACKS.items() if "shard" not in what},
+    **{f"imported: {name!r}": _environment(env=f"{name}:CartPole-v1") for name in ("antigravity", "run.payload", "")},
+    "options": _environment(env="CartPole-v1", env_options={"file_name": "antigravity"}),
+    "options that are a list": _environment(env="CartPole-v1", env_options=["antigravity"]),
+    **{f"environment {env!r}": _environment(env=env) for env in (None, 3, ["a:b"], "a" * 10_000, "../../evil", "")},
+    **{f"{n!r} actions": _environment(env="CartPole-v1", env_actions=n) for n in ("2", -1, 10**30)},
+    **{f"seed {n!r}": lambda p, s, n=n: edit_config(p / "run", lambda c: c.update(seed=n)) for n in ("x", -1, 10**30)},
+    **{f"a way of {n} steps": _set("task", delay=n) for n in _HUGE},
+    "no learner": lambda p, s: edit_config(p / "run", lambda c: c.pop("learner")),
+}
+
 _SMALL_MACHINE_MB = 700  # that commands may take beyond what this process holds
 _SWELLING_MODELS: dict[str, Callable[[Path, Path], None]] = {
     **{f"{field} 10^7": _set("model", **{field: 10**7}) for field in ("window", "memory", "compressed")},
@@ -299,25 +324,24 @@ _SWELLING: dict[str, dict[str, Callable[[Path, Path], None]]] = {
         **{f"chunk {n}": _set("train", chunk=n) for n in (10**6, 10**9)},
         "calls of 10^6": _set("train", window=10**6),
     },
+    "agent": {f"{field} 10^7": _set("model", **{field: 10**7}) for field in ("window", "memory", "compressed")},
 }
 
 
-def _commands(place: Path, *, text: bool) -> dict[str, Callable[[], Outcome]]:
-    more = [*(TEXT_SETTINGS if text else SETTINGS), "train.max_steps=5"]
-    if text:
-        main: Callable[[Sequence[str]], int] = recipes
-        arguments: dict[str, list[str | Path]] = {
-            "evaluate": ["evaluate", place / "run"],
-            "sample": ["sample", place / "run", "--tokens", "9"],
-            "train": ["train", "folder", place / "data", place / "run", "preset=smoke", *more],
-        }
+def _commands(place: Path, kind: str) -> dict[str, Callable[[], Outcome]]:
+    more = [*{"text": TEXT_SETTINGS, "agent": AGENT_SETTINGS}.get(kind, SETTINGS), "train.max_steps=5"]
+    main: Callable[[Sequence[str]], int] = recipes if kind in ("text", "agent") else waveform
+    arguments: dict[str, list[str | Path]] = {"evaluate": ["evaluate", place / "run"]}
+    if kind == "agent":
+        arguments["evaluate"] += ["--episodes", "2"]
+        arguments["play"] = ["play", place / "run", "--plot", place / "episode.png", "--steps", "2"]
+        arguments["train"] = ["train", "object_matching", place / "run", *more]
+    elif kind == "text":
+        arguments["sample"] = ["sample", place / "run", "--tokens", "9"]
+        arguments["train"] = ["train", "folder", place / "data", place / "run", "preset=smoke", *more]
     else:
-        main = waveform
-        arguments = {
-            "evaluate": ["evaluate", place / "run"],
-            "sample": ["sample", place / "run", "--out", place / "out", "--seconds", "0.002"],
-            "train": ["train", place / "data", place / "run", *more],
-        }
+        arguments["sample"] = ["sample", place / "run", "--out", place / "out", "--seconds", "0.002"]
+        arguments["train"] = ["train", place / "data", place / "run", *more]
     return {name: lambda command=command: call(main, command, seconds=60) for name, command in arguments.items()}
 
 
@@ -349,7 +373,7 @@ def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     _watch()
     flag, secret = folder / "RAN", folder / "secret"
     places = {}
-    for kind, make in (("speech", make_speech_run), ("text", make_text_run)):
+    for kind, make in (("speech", make_speech_run), ("text", make_text_run), ("agent", make_agent_run)):
         make(folder / kind)
         shutil.copytree(folder / kind, folder / f"{kind} whole")
         places[kind] = (folder / kind, folder / f"{kind} whole")
@@ -377,10 +401,10 @@ def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     for kind, (_, pristine) in places.items():
         paths = [*damageable(pristine / "run"), *damageable(pristine / "data")]
         files = [path.relative_to(pristine) for path in paths]
-        for name in _commands(pristine, text=kind == "text"):
+        for name in _commands(pristine, kind):
             todo += [
                 (kind, name, lambda place, change=change: change(place, secret), what)
-                for what, change in _ATTACKS.items()
+                for what, change in (_AGENT_ATTACKS if kind == "agent" else _ATTACKS).items()
             ]
             for path in files:
                 todo += [
@@ -404,7 +428,7 @@ def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         before = _content(secret)
         _opened.clear()
         began = time.perf_counter()
-        outcome = _commands(place, text=kind == "text")[name]()
+        outcome = _commands(place, kind)[name]()
         slowest = max(slowest, time.perf_counter() - began)
         outcomes[f"{name}: {_judge(outcome, f'{kind} {name}: {what}', secret, before, flag)}"] += 1
         assert peak_memory_mb() - memory_before < 2000, f"{peak_memory_mb()} MB: {kind} {name}: {what}"
@@ -435,12 +459,12 @@ def _small_machine() -> Iterator[None]:
 )
 def swell(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Try sizes that take more RAM than the machine has, before the commands that open a run."""
-    places = {"speech": make_speech_run, "text": make_text_run}
+    places = {"speech": make_speech_run, "text": make_text_run, "agent": make_agent_run}
     places["wavenet"] = partial(make_speech_run, settings=WAVENET_SETTINGS)
     todo = [
         (kind, name, change, what)
         for kind, attacks in _SWELLING.items()
-        for name in ("evaluate", "sample")
+        for name in ("evaluate", "play" if kind == "agent" else "sample")
         for what, change in attacks.items()
     ]
     rng.shuffle(todo)
@@ -455,7 +479,7 @@ def swell(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         change(place, folder)
         began, memory_before = time.perf_counter(), forget_peak_memory()
         with _small_machine():
-            outcome = _commands(place, text=kind == "text")[name]()
+            outcome = _commands(place, kind)[name]()
         slowest = max(slowest, time.perf_counter() - began)
         case = f"{kind} {name}: {what}"
         assert outcome.code == 0 or outcome.is_one_line_error, (

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from waveform.runs.folder import comparable, read_config
+from waveform.engine.checkpoint import Checkpoint, TrainingProgress
+from waveform.runs.folder import check_recorded, comparable, read_config
 from waveform.system.errors import UserError
 
 CONFIG = """\
@@ -63,3 +64,11 @@ def test_damage_is_one_line_that_names_the_field(old: str, new: str, message: st
         read_config(tmp_path)
     text = str(raised.value)
     assert message in text and text.startswith(f"{tmp_path / 'config.yaml'} is damaged: ") and "\n" not in text
+
+
+@pytest.mark.parametrize("recorded", [1, {"model": {"name": "lstm"}}, {"model": {"name": "lstm"}, "train": "often"}])
+def test_a_record_of_anything_but_settings_is_one_line(recorded: object, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    progress = TrainingProgress(step=1, num_ranks=1, seconds=0, tokens_seen=0, cursor={}, run=recorded)
+    with pytest.raises(UserError, match="everything; restore the file from a copy"):
+        check_recorded(tmp_path, read_config(tmp_path), Checkpoint(tmp_path, progress, {}))

@@ -172,7 +172,8 @@ def check_recorded(run_dir: Path, config: dict[str, Any], found: Checkpoint) -> 
     recorded = found.progress.run
     if recorded is None:  # of an older version
         return
-    known = isinstance(recorded, dict) and isinstance(recorded.get("model"), dict) and "name" in recorded["model"]
+    known = isinstance(recorded, dict) and all(isinstance(recorded.get(key), dict) for key in ("model", "train"))
+    known = known and "name" in recorded["model"]
     different = _different(recorded, config) if known else ["everything"]
     if different:
         raise UserError(

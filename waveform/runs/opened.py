@@ -1,8 +1,9 @@
 """A trained run, opened from its folder: the configuration, and the model with the weights of a checkpoint."""
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +24,7 @@ from waveform.system.errors import UserError
 
 _MOST_NAMES = 20  # of labels in a message
 _Used = TypeVar("_Used")
+_Model = TypeVar("_Model")
 
 
 @dataclass
@@ -98,7 +100,7 @@ def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: 
     device = choose_device(device)
 
     def load(saved: Saved) -> tuple[Saved, SequenceModel]:
-        return saved, _model_of(saved.checkpoint, saved.config, saved.folder, model_fields)
+        return saved, load_model(saved, partial(model_from, saved.config), lambda model: model, **model_fields)
 
     saved, model = use_saved(run_dir, load, **model_fields)
     assert isinstance(model, nn.Module)
@@ -142,19 +144,20 @@ def use_saved(run_dir: Path | str, use: Callable[[Saved], _Used], **model_fields
     return checkpoint.read_while_training(find_run(run_dir), lambda: use(find_saved(run_dir, **model_fields)))
 
 
-def _model_of(
-    found: checkpoint.Checkpoint, config: dict[str, Any], run_dir: Path, set_by_user: Mapping[str, int]
-) -> SequenceModel:
-    """The model that `config` describes, with the weights of a checkpoint.
+def load_model(
+    saved: Saved, make: Callable[[], _Model], trunk: Callable[[_Model], SequenceModel], **set_by_user: int
+) -> _Model:
+    """The model that `make` builds as a configuration describes it, with the weights of the checkpoint.
 
     An untrusted configuration may ask for any size, so RAM is only given to what the weights fill and to a state that
-    fits on this machine. set_by_user: fields of the model that are not the run's. Raises UserError if they do not fit.
+    fits on this machine. trunk: the part with the state; set_by_user: fields of the model that are not the run's.
+    Raises UserError if they do not fit.
     """
-    path = run_dir / CONFIG_FILE
+    path, found = saved.folder / CONFIG_FILE, saved.checkpoint
     weights = found.model_weights()
     try:
         with torch.device("meta"):
-            sketch = model_from(config)
+            sketch = make()
         assert isinstance(sketch, nn.Module)
         expected = {name: (tensor.shape, tensor.dtype) for name, tensor in sketch.state_dict().items()}
         if expected != {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}:
@@ -164,8 +167,8 @@ def _model_of(
                 if set_by_user
                 else f"the weights in {found.folder} do not fit the model that it describes; was it edited?"
             )
-        require_ram_for_state(sketch, 1)
-        model = model_from(config)
+        require_ram_for_state(trunk(sketch), 1)
+        model = make()
         assert isinstance(model, nn.Module)
         model.load_state_dict(weights)
     except UserError as error:

@@ -148,6 +148,15 @@ def test_speech_refuses_an_agent_in_words(verb: str, runs: Path, capsys: pytest.
     assert "is a run of an agent, not on audio; use python -m recipes" in line
 
 
+@pytest.mark.parametrize("room, rows", [(100, 1), (10_000, 20)])
+def test_memories_beyond_this_machine_are_refused_before_they_are_made(
+    room: int, rows: int, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("waveform.engine.state_ram.machine_bytes", lambda: room)
+    line = mistake(["evaluate", runs / "ct", "--episodes", 10], capsys)
+    assert f"the model's memories of {rows} rows would take" in line
+
+
 def test_gymnasium_missing_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
