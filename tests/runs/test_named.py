@@ -138,6 +138,16 @@ def test_an_archive_with_its_optimiser_resumes(place: Path, tmp_path: Path) -> N
     assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "copy" / name).read_bytes()
 
 
+def test_a_run_with_a_long_log_is_exported_so_that_it_can_be_read(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waveform.runs.archive._MAX_DEFLATED_BYTES", 8 * 4000)
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes() * 99)
+    assert main(["export", str(run), str(tmp_path / "run.zip")]) == 0
+    assert main(["sample", str(tmp_path / "run.zip"), "--out", str(tmp_path / "s"), "--seconds", "0.001"]) == 0
+
+
 def test_export_overwrites_nothing(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("mine")
     assert "exists; give a new file" in mistake(["export", place / "run", tmp_path / "file"], capsys)
@@ -197,18 +207,23 @@ def add(name: str, data: bytes = b"x") -> Callable[[Path], None]:
     return rewritten(lambda content: content.update({name: data}))
 
 
-def compress(file: Path) -> None:
-    with zipfile.ZipFile(file) as archive:
-        content = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in content.items():
-            archive.writestr(name, data)
+def compress(method: int) -> Callable[[Path], None]:
+    def attack(file: Path) -> None:
+        with zipfile.ZipFile(file) as archive:
+            content = {name: archive.read(name) for name in archive.namelist()}
+        with zipfile.ZipFile(file, "w", method) as archive:
+            for name, data in content.items():
+                archive.writestr(name, data)
+
+    return attack
 
 
 def bomb(file: Path) -> None:
-    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive, archive.open("data/tokenizer.json", "w") as entry:
-        for _ in range(70):
-            entry.write(bytes(1 << 20))
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("dataset", "tokenizer"):
+            with archive.open(f"data/{name}.json", "w") as entry:
+                for _ in range(33):
+                    entry.write(bytes(1 << 20))
 
 
 def twice(file: Path) -> None:
@@ -236,8 +251,10 @@ _ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a lock": (add(".train.lock"), "a run has no file '.train.lock'"),
     "line feed": (add("config.yaml\n"), "a run has no file 'config.yaml\\n'"),
     "no config": (rewritten(lambda content: content.pop("config.yaml")), "it has no config.yaml"),
-    "compressed weights": (compress, "is compressed"),
-    "bomb": (bomb, "'data/tokenizer.json' is too long"),
+    "bzip2": (compress(zipfile.ZIP_BZIP2), "is compressed in another way"),
+    "lzma": (compress(zipfile.ZIP_LZMA), "is compressed in another way"),
+    "bomb": (bomb, "it would grow by 69,"),
+    "two checkpoints": (add("checkpoints/step_00000002/progress.json"), "it has several checkpoints"),
     "two of one name": (twice, "two files of one name"),
     "overlapping": (overlap, "its files overlap"),
     "many": (rewritten(lambda c: c.update({f"{i}": b"" for i in range(5000)})), "it has 5005 files"),

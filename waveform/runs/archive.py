@@ -3,8 +3,8 @@
     config.yaml  metrics.jsonl  checkpoints/step_N/  data/ (the vocabulary of a text)
 
 It is opened as a run folder of the same content, which is checked as any other. Unpacking trusts nothing: only files
-of these names are made, no more of them and no larger than a run has, and what is large is stored, so that no archive
-grows when it is unpacked.
+of these names are made, of one checkpoint, and what is large is stored, so that an archive takes no more room than its
+own size and 64 MiB. All of that is checked before anything is written.
 """
 
 import os
@@ -25,14 +25,15 @@ from waveform.system.atomic import explain_write_errors, require_writable, sync
 from waveform.system.errors import UserError
 
 _MAX_FILES = 1 << 12  # of a run that 4,000 processes trained
-_MAX_TEXT_BYTES = 1 << 26  # of each file that may be compressed
-_STEP = r"checkpoints/step_[0-9]{1,17}/"
-_STORED = re.compile(rf"{_STEP}(model|optimiser|rank_[0-9]{{1,5}})\.safetensors")
-_TEXT = re.compile(rf"config\.yaml|metrics\.jsonl|{_STEP}(progress|complete)\.json|data/(dataset|tokenizer)\.json")
+_MAX_DEFLATED_BYTES = 1 << 26  # of all files that are compressed, together
+_FILE = re.compile(
+    r"config\.yaml|metrics\.jsonl|data/(dataset|tokenizer)\.json|checkpoints/(?P<step>step_[0-9]{1,17})/"
+    r"((progress|complete)\.json|(model|optimiser|rank_[0-9]{1,5})\.safetensors)"
+)
 # What Python's zipfile raises for damaged and for hostile files.
 _NOT_AN_ARCHIVE = (
     zipfile.BadZipFile,  # its directory, or a checksum
-    zlib.error,  # compressed text
+    zlib.error,  # what is compressed
     EOFError,  # cut short
     ValueError,  # what `_check` refuses, and names with a null byte
     NotImplementedError,  # a way of compressing, or a version, that zipfile does not know
@@ -100,7 +101,8 @@ def _zip(place: Path, file: Path) -> None:
             name = path.relative_to(place).as_posix()
             entry = zipfile.ZipInfo(name, _TIME)
             entry.external_attr = 0o644 << 16
-            entry.compress_type = zipfile.ZIP_STORED if _STORED.fullmatch(name) else zipfile.ZIP_DEFLATED
+            large = path.suffix == ".safetensors" or path.stat().st_size > _MAX_DEFLATED_BYTES // 8
+            entry.compress_type = zipfile.ZIP_STORED if large else zipfile.ZIP_DEFLATED
             with open(path, "rb") as source, archive.open(entry, "w", force_zip64=True) as target:
                 shutil.copyfileobj(source, target)
 
@@ -125,19 +127,21 @@ def _check(entries: list[zipfile.ZipInfo], *, num_bytes: int) -> None:
     names = [entry.filename for entry in entries]
     if len(set(names)) < len(names):
         raise ValueError("it has two files of one name")
-    stored = 0
+    sizes, steps = {zipfile.ZIP_STORED: 0, zipfile.ZIP_DEFLATED: 0}, set()
     for entry in entries:
-        shown = ascii(entry.filename[:100])
-        if _STORED.fullmatch(entry.filename):
-            if entry.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"{shown} is compressed")
-            stored += entry.file_size
-        elif not _TEXT.fullmatch(entry.filename):
+        shown, found = ascii(entry.filename[:100]), _FILE.fullmatch(entry.filename)
+        if found is None:
             raise ValueError(f"a run has no file {shown}")
-        elif entry.file_size > _MAX_TEXT_BYTES:
-            raise ValueError(f"{shown} is too long")
-    if stored > num_bytes:
+        if entry.compress_type not in sizes:
+            raise ValueError(f"{shown} is compressed in another way")
+        sizes[entry.compress_type] += entry.file_size
+        steps.add(found["step"])
+    if sizes[zipfile.ZIP_STORED] > num_bytes:
         raise ValueError("its files overlap")
+    if sizes[zipfile.ZIP_DEFLATED] > _MAX_DEFLATED_BYTES:
+        raise ValueError(f"it would grow by {sizes[zipfile.ZIP_DEFLATED]:,} bytes")
+    if len(steps - {None}) > 1:
+        raise ValueError("it has several checkpoints")
     if CONFIG_FILE not in names:
         raise ValueError(f"it has no {CONFIG_FILE}")
 
