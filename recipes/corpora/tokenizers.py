@@ -165,7 +165,7 @@ class SymbolTokenizer:
 
     @classmethod
     def from_content(cls, content: dict[str, Any]) -> "SymbolTokenizer":
-        return cls(bytes(content["symbols"]))
+        return cls(bytes(list(content["symbols"])))  # of a number, `bytes` would make so many
 
 
 class WordTokenizer:
@@ -238,9 +238,7 @@ class SubwordTokenizer:
     @classmethod
     def train(cls, documents: Iterable[Document], *, vocab_size: int) -> "SubwordTokenizer":
         """Learn merges from `documents`, streamed, up to `vocab_size` subwords; a small text has fewer."""
-        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        tokenizer = _without_merges()
         trainer = tokenizers.trainers.BpeTrainer(
             vocab_size=vocab_size,
             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
@@ -266,7 +264,16 @@ class SubwordTokenizer:
 
     @classmethod
     def from_content(cls, content: dict[str, Any]) -> "SubwordTokenizer":
-        return cls(tokenizers.Tokenizer.from_str(json.dumps(content["tokenizer"])))
+        # Other parts could pad a text to any length, or replace a letter by a million.
+        own = json.loads(_without_merges().to_str()) | {"model": content["tokenizer"]["model"]}
+        return cls(tokenizers.Tokenizer.from_str(json.dumps(own)))
+
+
+def _without_merges() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return tokenizer
 
 
 TOKENIZERS: dict[str, type[TextTokenizer]] = {

@@ -22,6 +22,7 @@ from recipes.corpora.tokenizers import (
     save_tokenizer,
 )
 from tests.recipes.corpus_files import sentences
+from waveform.system.checked_json import with_checksum
 from waveform.system.errors import UserError
 
 TEXTS = st.text(alphabet=st.sampled_from("ab ,\n\r\t é\xa0\u3000漢"), max_size=60)
@@ -137,16 +138,29 @@ def test_saved_and_loaded(subwords: SubwordTokenizer, tmp_path: Path) -> None:
         "",
         "{",
         "[]",
-        '{"kind": "runes"}',
-        '{"kind": "words"}',
-        '{"kind": "words", "words": ["a"]}',
-        '{"kind": "subwords", "tokenizer": {"model": 3}}',
+        {"kind": "runes"},
+        {"kind": "words"},
+        {"kind": "words", "words": ["a"]},
+        {"kind": "symbols", "symbols": 9},
+        {"kind": "subwords", "tokenizer": {"model": 3}},
     ],
 )
-def test_a_damaged_tokenizer_is_named(content: str, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(content)
+def test_a_damaged_tokenizer_is_named(content: str | dict[str, Any], tmp_path: Path) -> None:
+    text = content if isinstance(content, str) else json.dumps(with_checksum(content))
+    (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(UserError, match=r"tokenizer.json is damaged"):
         load_tokenizer(tmp_path)
+
+
+def test_only_the_merges_of_subwords_are_loaded(subwords: SubwordTokenizer) -> None:
+    """Other parts can make a text as long as they say."""
+    content = subwords.content()
+    padding = {"strategy": {"Fixed": 1000}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
+    content["tokenizer"]["padding"] = {**padding, "pad_type_id": 0, "pad_token": "a"}
+    longer = {"type": "Replace", "pattern": {"String": "k"}, "content": "k" * 1000}
+    content["tokenizer"]["normalizer"] = longer
+    loaded = SubwordTokenizer.from_content(content)
+    np.testing.assert_array_equal(loaded.encode_prompt("kaka"), subwords.encode_prompt("kaka"))
 
 
 def test_loading_runs_nothing(tmp_path: Path, subwords: SubwordTokenizer) -> None:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from recipes.cli import main as recipes
+from tests.faults.hostile_runs import edit_config
 from tests.faults.small_runs import make_speech_run
 from tests.recipes.calling import mistake as recipes_mistake
 from tests.test_cli import mistake
@@ -146,6 +147,18 @@ def test_a_run_with_a_long_log_is_exported_so_that_it_can_be_read(
     (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes() * 99)
     assert main(["export", str(run), str(tmp_path / "run.zip")]) == 0
     assert main(["sample", str(tmp_path / "run.zip"), "--out", str(tmp_path / "s"), "--seconds", "0.001"]) == 0
+
+
+def test_a_run_does_not_say_how_many_processes_prepare_other_audio(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    edit_config(run, lambda config: config["data"].update(num_workers=10**6))
+    opened = []
+    monkeypatch.setattr("waveform.verbs.evaluate.open_data", lambda *_, config, **options: opened.append(config))
+    with pytest.raises(AttributeError):  # of no data
+        main(["evaluate", str(run), "--data", str(place / "audio")])
+    assert [config.num_workers for config in opened] == [None]
 
 
 def test_export_overwrites_nothing(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

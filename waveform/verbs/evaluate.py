@@ -99,7 +99,8 @@ def open_split(run: Run, *, data: Path | str | None, split: str, show_progress: 
     if not data.exists():
         raise UserError(f"no such folder: --data {data}")
     config: DataConfig = typed(DataConfig, run.config["data"], section="data")
-    config = replace(config, **vars(run.audio_format), labels=None)  # a data set's own, of raw audio none
+    # Labels are a data set's own, of raw audio none; how many processes run is not for a run to say.
+    config = replace(config, **vars(run.audio_format), labels=None, num_workers=None)
     dataset = open_data(data, run_dir=run.given, config=config, world=World(), show_progress=show_progress)
     require_audio(dataset.modality, data)
     if different := differences(run.audio_format, format_of(dataset.modality)):
