@@ -117,7 +117,7 @@ def continue_documents(
     for index in chosen:
         read = tokens.read(index, start=0, stop=prefixes.prefix).astype(np.int64)
         made = _continue(run, read, num_tokens=num_tokens, sampling=sampling)
-        truth = tokens.read(index, start=prefixes.prefix, stop=prefixes.prefix + num_tokens)
+        truth = tokens.read(index, start=len(read), stop=len(read) + num_tokens)
         texts = (shown(ids) for ids in (read.tolist(), made, truth.tolist()))
         continuations.append(Continuation(tokens.names[index], len(read), *texts))
     return continuations

@@ -316,6 +316,8 @@ def test_samples_continue_held_out_documents(place: Path, tmp_path: Path, capsys
     made = part.split("step 4\n")[1].split("\n=== as")[0]
     assert made.split() == detokenize(continued).split()
     assert _evenly_spaced(tokens.cut(-(-tokens.num_tokens // 7)), 3)[1] == [0, 2, 4]
+    run("sample", place / "run", "--documents", 1, "--prefix", 10**6, "--tokens", 1, "--split", "valid")
+    assert capsys.readouterr().out.endswith("=== as it goes on\n\n\n")  # all of it is read, and nothing follows
     both = ["sample", place / "run", "--documents", 1, "--prompt", "kaka"]
     assert "--prompt and --documents both" in mistake(both, capsys)
     assert "--documents is 0" in mistake(["sample", place / "run", "--documents", 0], capsys)
