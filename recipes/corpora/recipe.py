@@ -13,6 +13,7 @@ from recipes.corpora.gutenberg import without_licence
 from recipes.corpora.replaced_words import without_words
 from recipes.corpora.sources import Source
 from waveform.system.errors import UserError
+from waveform.system.rules import check_rules, whole_number
 
 
 @dataclass
@@ -29,12 +30,12 @@ class CorpusConfig:
     replaced_words: str | None = None  # file of words, one a line, each of which becomes <DW>
 
     def __post_init__(self) -> None:
+        # The tokenizer makes a table of this size at once; no published vocabulary has a million words.
+        check_rules(self, {"vocab_size": whole_number(257, 2**20)}, section="corpus")
         if min(self.valid, self.test) <= 0 or self.valid + self.test >= 1:
             raise UserError(
                 f"corpus.valid={self.valid} and corpus.test={self.test} must be above 0 and leave something to train on"
             )
-        if self.vocab_size < 257:
-            raise UserError(f"corpus.vocab_size is {self.vocab_size}; it must be above 256, the number of bytes")
 
 
 # The metrics that each kind of token allows, any of which can be a recipe's headline (recipes.metrics computes them).

@@ -37,6 +37,8 @@ def draw_episode(
         raise UserError(f"--gif {gif_file} is not a .gif")
     if num_steps < 1:
         raise UserError(f"--steps is {num_steps}; it must be at least 1")
+    if not 0 <= episode < 1 << 40:
+        raise UserError(f"--episode is {episode}; it must be from 0 to {(1 << 40) - 1}")
     check_files(json_file=None, plot_file=plot_file)
     require_writable(gif_file, option="--gif")
     actors = open_agent(run_dir, env=env, device=device).actors(1, first_row=(1 << 41) + episode)

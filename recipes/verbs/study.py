@@ -18,6 +18,8 @@ from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 
+_MOST = 1 << 16  # runs, jobs or rows; far more than anybody waits for
+
 
 @dataclass(frozen=True)
 class StudyConfig:
@@ -33,8 +35,8 @@ class StudyConfig:
     def __post_init__(self) -> None:
         for name in ("seeds", "jobs", "rows"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name} is {value}; it must be at least 1")
+            if value is not None and not 1 <= value <= _MOST:
+                raise UserError(f"--{name} is {value}; it must be from 1 to {_MOST}")
 
 
 def study_paths(

@@ -29,6 +29,8 @@ class TopicsConfig:
     def __post_init__(self) -> None:
         if min(self.topics, self.words) < 1:
             raise UserError(f"--topics is {self.topics} and --words is {self.words}; both must be at least 1")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"--seed is {self.seed}; it must be from 0 to {2**32 - 1}")
 
 
 def topics(

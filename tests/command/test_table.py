@@ -1,5 +1,6 @@
 """A table of verbs becomes a command line; the tables of both commands fit the functions that they name."""
 
+import re
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = []
 class Size:
     width: int = 3
     height: int = 4
+    length: float = 1.0
 
 
 def draw(path: str, *, names: list[str] | None = None, size: Size, overrides: tuple[str, ...] = ()) -> str:
@@ -47,6 +49,7 @@ DRAW = Verb(
         argument("path"),
         argument("--name", dest="names", nargs="+"),
         argument("--width", type=int, into="size"),
+        argument("--length", type=float, into="size"),
         argument("--ink", setting="pen.ink"),
         argument("--explain", action="store_true", instead=f"{HERE}:explain"),
         argument("--red", action="store_true", rival="colour", setting="red"),
@@ -87,6 +90,16 @@ def test_what_argparse_refuses_ends_with_2(wrong: list[str], run: Any, capsys: p
     with pytest.raises(SystemExit) as ended:
         run("a", *wrong)
     assert ended.value.code == 2 and wrong[-1] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [["--length", "nan"], ["--length", "1e30"], ["--width", str(2**63)]])
+def test_a_number_that_no_machine_can_count_is_one_line(
+    wrong: list[str], run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(IndexError, match="pop"):  # the verb is not called
+        run("a", *wrong)
+    assert re.fullmatch(r"test draw: --\w+ is \S+; it must be a finite number below 2\^63\n", capsys.readouterr().err)
+    assert run("a", "--length", "inf")[1][1]["size"].length == float("inf")  # without an end, which a verb may allow
 
 
 def loaded(name: str) -> Any:

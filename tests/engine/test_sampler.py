@@ -135,6 +135,14 @@ def test_streams_depend_on_seed_and_index_alone(name: str) -> None:
     assert torch.equal(prompted[0], free[0, 19:])
 
 
+@pytest.mark.parametrize(("num_streams", "num_steps"), [(10**12, 1), (10**30, 1), (1, 10**12), (1, 10**30)])
+def test_more_than_the_machine_can_hold_is_refused(num_streams: int, num_steps: int) -> None:
+    model = build("wavenet", vocab_size=laws.VOCAB_SIZE, **laws.CONFIGS["wavenet"]["classic"])
+    sizes = {"vocab_size": laws.VOCAB_SIZE, "num_streams": num_streams, "num_steps": num_steps}
+    with pytest.raises(UserError, match=r"[0-9] (tokens|rows) would take"):
+        sample(model, **sizes, config=SamplingConfig())
+
+
 def test_blocks_arrive_in_order() -> None:
     model = build("wavenet", vocab_size=laws.VOCAB_SIZE, **laws.CONFIGS["wavenet"]["classic"])
     blocks: list[torch.Tensor] = []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.laws import VOCAB_SIZE
-from waveform.engine.streams import Chunk, TokenStream
+from waveform.engine.streams import Chunk, TokenStream, check_sizes
 from waveform.engine.token_set import TokenSet
 from waveform.system.errors import UserError
 
@@ -200,6 +200,13 @@ def test_sizes_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=says):
         stream(token_set(LENGTHS), **options)
+
+
+@pytest.mark.parametrize("size", [{"chunk": 2**40}, {"batch_size": 2**40}, {"update_period": 2**40}])
+def test_chunks_that_the_machine_cannot_hold_are_refused(size: dict[str, int]) -> None:
+    says = "the tokens of an update would take .* GB, .*; lower train.batch_size, train.chunk or train.update_period"
+    with pytest.raises(UserError, match=says):
+        check_sizes(**{"batch_size": 2, "window": 4, "chunk": 8, "mode": "chunk", "num_ranks": 1, **size})
 
 
 @pytest.mark.parametrize("mode", ["utterance", "carry"])

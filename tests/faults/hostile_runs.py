@@ -43,7 +43,6 @@ from tests.faults.small_runs import (
     make_text_run,
 )
 from waveform.cli import main as waveform
-from waveform.engine import state_ram
 from waveform.system import ram
 from waveform.system.checked_json import with_checksum
 
@@ -444,10 +443,7 @@ def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
 def _small_machine() -> Iterator[None]:
     """Pretend that the machine has _SMALL_MACHINE_MB more RAM than this process has been given."""
     present = (int(process_memory_mb("VmData")) + _SMALL_MACHINE_MB) << 20
-    with (
-        mock.patch.object(ram, "machine_bytes", lambda: present),
-        mock.patch.object(state_ram, "machine_bytes", lambda: present),
-    ):
+    with mock.patch.object(ram, "machine_bytes", lambda: present):
         yield
 
 

@@ -253,4 +253,6 @@ def test_seeds_are_averaged() -> None:
 
 def test_the_study_of_agents_is_among_those_to_choose_from(capsys: pytest.CaptureFixture[str]) -> None:
     assert "txl_table7, figure5" in mistake(["study", "nosuch", "out"], capsys)
-    assert "--jobs is 0; it must be at least 1" in mistake(["study", "table5", "data", "out", "--jobs", "0"], capsys)
+    for jobs in (0, 1 << 40):
+        line = mistake(["study", "table5", "data", "out", "--jobs", jobs], capsys)
+        assert f"--jobs is {jobs}; it must be from 1 to 65536" in line

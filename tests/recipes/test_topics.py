@@ -45,3 +45,4 @@ def test_topics_name_what_to_install(
         monkeypatch.setitem(sys.modules, name, None)
     assert 'pip install "waveform[topics]"' in mistake(["topics", write_texts(tmp_path / "texts")], capsys)
     assert "--topics is 0" in mistake(["topics", tmp_path, "--topics", 0], capsys)
+    assert "--seed is -1; it must be from 0 to" in mistake(["topics", tmp_path, "--seed", -1], capsys)

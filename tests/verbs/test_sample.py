@@ -80,6 +80,13 @@ def only_file(folder: Path) -> Path:
     return path
 
 
+def test_more_sounds_than_the_machine_can_hold_are_refused_before_they_are_listed(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = mistake(["sample", run_dir, "--out", tmp_path / "wavs", "--num", 10**12], capsys)
+    assert "memories of 1000000000000 rows would take" in line and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("options", [[], ["--prime"], ["--int8"]], ids=["plain", "prime", "int8"])
 def test_a_pipe_gets_the_samples_of_the_file_and_nothing_else(
     options: list[str],

@@ -5,6 +5,7 @@ is called with the arguments that were given, by name; its own defaults serve fo
 """
 
 import argparse
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from typing import Any
 from waveform.command.outcome import run_with_outcome
 from waveform.system.console import replace_closed
 from waveform.system.cpu import set_defaults
+from waveform.system.errors import UserError
+from waveform.system.rules import COUNTABLE
 
 OVERRIDES = "overrides"  # the parameter that gets the `key=value` settings
 
@@ -71,6 +74,7 @@ class Verb:
         for arg in self.arguments:
             if arg.name not in values:
                 continue
+            _require_countable(arg, values[arg.name])
             if arg.instead is not None:
                 instead = _load(arg.instead)
             elif arg.setting is not None:
@@ -83,6 +87,13 @@ class Verb:
             return 0
         result = _load(self.function)(**values)
         return 0 if self.report is None else _load(self.report)(result) or 0
+
+
+def _require_countable(arg: Argument, value: Any) -> None:
+    """Raises UserError for a number that no verb could mean; infinity is left to the verb."""
+    for number in value if isinstance(value, list) else [value]:
+        if not COUNTABLE.holds(number) and number != math.inf:
+            raise UserError(f"{arg.names[-1]} is {number}; {COUNTABLE.remedy}")
 
 
 def _load(name: str) -> Any:

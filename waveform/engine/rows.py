@@ -3,7 +3,7 @@
 import torch
 
 from waveform.engine.interface import SequenceModel
-from waveform.engine.state_ram import state_bytes
+from waveform.engine.state_ram import row_bytes
 from waveform.system.ram import machine_bytes
 
 # Tokens of one call that make it fast: with fewer the time goes into starting operations, with more what they hand to
@@ -16,5 +16,5 @@ def fast_rows(model: SequenceModel, *, window: int, device: torch.device) -> int
     """Rows for calls of `window` tokens, from sizes alone, so that a command gives the same figures each time."""
     is_cuda = device.type == "cuda"
     present = torch.cuda.get_device_properties(device).total_memory if is_cuda else machine_bytes()
-    fitting = present // (_STATE_SHARE * max(state_bytes(model, rows=1), 1))
+    fitting = present // (_STATE_SHARE * max(row_bytes(model), 1))
     return max(1, min(_TOKENS_PER_CALL["cuda" if is_cuda else "cpu"] // window, fitting))

@@ -3,6 +3,7 @@
 Shape letters: B streams, V classes, n steps.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,9 @@ from waveform.engine.interface import (
     take_rows,
 )
 from waveform.engine.labels import UNKNOWN
+from waveform.engine.state_ram import require_ram_for_state
 from waveform.system.errors import UserError
+from waveform.system.ram import require_ram
 
 BLOCK_STEPS = 1024  # most steps of one call of `SamplingLoop.draw`
 MAX_SEED = (1 << 43) - 1  # a stream's 64-bit seed is this times a million
@@ -74,8 +77,12 @@ def sample(
     receives [B, n] tokens as they are drawn, so that an interruption does not lose them; they are not kept as well, so
     that use of RAM does not grow with the length, and the result is [B, 0]. Stream i draws from a generator seeded by
     (config.seed, i) alone; with a decoder that computes rows alike (that of every registered model, in fp32 on a CPU),
-    it does not depend on the number of streams. Raises UserError for int8 with a model that has no int8 decoder.
+    it does not depend on the number of streams. Raises UserError for more than this machine's RAM can hold, and for
+    int8 with a model that has no int8 decoder.
     """
+    require_ram_for_state(model, num_streams)
+    made_shape = (num_streams, num_steps if on_block is None else 0)
+    require_ram(8 * math.prod(made_shape), what=f"{num_streams} x {num_steps} tokens", remedy="ask for fewer")
     state, tokens = read_prompt(
         model,
         torch.empty(0) if prompt is None else prompt,
@@ -84,7 +91,7 @@ def sample(
     )
     loop = sampling_loop(decoder(model, state, int8=config.int8), tokens, config)
     generators = [torch.Generator().manual_seed(config.seed * 1_000_003 + i) for i in range(num_streams)]
-    made = torch.empty(num_streams, num_steps if on_block is None else 0, dtype=torch.int64)
+    made = torch.empty(made_shape, dtype=torch.int64)
     for begin in range(0, num_steps, BLOCK_STEPS):
         length = min(BLOCK_STEPS, num_steps - begin)
         uniform = torch.stack([torch.rand(length, generator=g) for g in generators], dim=1).to(tokens.device)

@@ -17,8 +17,11 @@ from torch import Tensor
 from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.token_set import TokenSet
 from waveform.system.errors import UserError
+from waveform.system.ram import require_ram
 
 MODES = ("utterance", "chunk", "carry")
+# In RAM: an input, a target and whether it is scored; and the objects of a window (2.6 kB were measured).
+_TOKEN_BYTES, _WINDOW_BYTES = 17, 2600
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,20 @@ class Place(NamedTuple):
     stop: int  # one past the last
 
 
-def check_sizes(*, batch_size: int, window: int, chunk: int, mode: str, num_ranks: int) -> None:
-    """Raises UserError if no stream can have these sizes."""
+def check_sizes(*, batch_size: int, window: int, chunk: int, mode: str, num_ranks: int, update_period: int = 1) -> None:
+    """Raises UserError if no stream can have these sizes, or this machine not the RAM for the chunks of an update."""
     if mode not in MODES:
         raise UserError(f"train.state is {mode!r}; choose one of {', '.join(MODES)}")
     if chunk % window:
         raise UserError(f"train.chunk={chunk} is not a multiple of the window, {window} tokens")
     if batch_size % num_ranks:
         raise UserError(f"train.batch_size={batch_size} is not a multiple of the number of processes, {num_ranks}")
+    window_bytes = _WINDOW_BYTES + _TOKEN_BYTES * window * (batch_size // num_ranks)
+    require_ram(
+        update_period * (chunk // window) * window_bytes,
+        what="the tokens of an update",
+        remedy="lower train.batch_size, train.chunk or train.update_period",
+    )
 
 
 def fill_row(

@@ -1,6 +1,5 @@
 """The settings of `train`: what they are, what they may be, and what follows from them."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,15 +9,17 @@ import torch
 from waveform.engine.schedule import FLOOR_LR, learning_rate
 from waveform.ranks.distributed import TIMEOUT_S
 from waveform.system.errors import UserError
-from waveform.system.rules import Rule, check_rules, one_of, or_null
+from waveform.system.rules import Rule, check_rules, one_of, or_null, whole_number
 
 SHARDING = ("none", "fsdp")
 ON_NONFINITE = ("stop", "skip")
 
+_MAX_CHUNK = 2**24  # far above any that was ever trained on: a stop waits for the end of a step
+
 _AT_LEAST_1 = Rule(lambda value: value >= 1, "it must be at least 1")
-_ABOVE_0 = Rule(lambda value: 0 < value < math.inf, "it must be above 0")
+_ABOVE_0 = Rule(lambda value: value > 0, "it must be above 0")
 _NOT_NEGATIVE = Rule(lambda value: (value or 0) >= 0, "it must be 0 or more")
-_LIMIT = or_null(Rule(lambda value: value > 0, "it must be above 0"), "for no limit")
+_LIMIT = or_null(_ABOVE_0, "for no limit")
 
 
 @dataclass
@@ -67,7 +68,7 @@ class TrainConfig:
         "max_steps": _LIMIT,
         "max_seconds": _LIMIT,
         "batch_size": _AT_LEAST_1,
-        "chunk": _AT_LEAST_1,
+        "chunk": whole_number(1, _MAX_CHUNK),
         "unroll": _AT_LEAST_1,
         "loss_share": Rule(lambda value: 0 < value <= 1, "it must be above 0 and at most 1"),
         "lr": _ABOVE_0,
@@ -78,8 +79,10 @@ class TrainConfig:
         "lr_change_at": _NOT_NEGATIVE,
         "lr_after": _NOT_NEGATIVE,
         "clip_norm": _ABOVE_0,
+        "aux_weight": _NOT_NEGATIVE,
         "label_dropout": Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1"),
         "update_period": _AT_LEAST_1,
+        "update_period_from": _NOT_NEGATIVE,
         "checkpoint_every": _AT_LEAST_1,
         "keep_checkpoints": _AT_LEAST_1,
         "evaluate_every": _AT_LEAST_1,
@@ -91,7 +94,7 @@ class TrainConfig:
             lambda value: value in (None, "cpu", "cuda"), "choose cpu or cuda, or null for a GPU if there is one"
         ),
         "sharding": one_of(*SHARDING),
-        "timeout_s": _ABOVE_0,
+        "timeout_s": Rule(lambda value: 1 <= value <= 1e9, "it must be from 1 to 1e9"),
         "on_nonfinite": one_of(*ON_NONFINITE),
         "max_skipped": _AT_LEAST_1,
     }

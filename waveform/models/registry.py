@@ -7,6 +7,7 @@ from typing import Any
 
 from waveform.engine.interface import SequenceModel
 from waveform.system.errors import UserError
+from waveform.system.rules import check_rules
 
 _GROUP = "waveform.models"
 DECIDED_BY_DATA = ("vocab_size", "num_labels")  # fields of a Config that no user sets
@@ -43,4 +44,6 @@ def build(name: str, *, vocab_size: int, **fields: Any) -> SequenceModel:
             own = [field for field in known if field not in DECIDED_BY_DATA]
             hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(own)}"
             raise UserError(f"model {name!r} has no field {field!r}{hint}")
-    return cls(cls.Config(vocab_size=vocab_size, **fields))
+    config = cls.Config(vocab_size=vocab_size, **fields)
+    check_rules(config, {}, section="model")  # one of another package may have no rules of its own
+    return cls(config)

@@ -8,7 +8,7 @@ import torch
 from waveform.engine.interface import SequenceModel
 from waveform.models.registry import build, model_class
 from waveform.system.errors import UserError
-from waveform.system.ram import machine_bytes
+from waveform.system.ram import require_ram
 
 
 def model_from(config: dict[str, Any]) -> SequenceModel:
@@ -48,21 +48,13 @@ def sketch_model(config: dict[str, Any], *, num_copies: int) -> SequenceModel:
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond what torch can count
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the model cannot be made ({reason}); {_lower(config)}") from error
-    if num_bytes > machine_bytes():
-        raise _too_large(num_bytes, num_copies, _lower(config))
+    what = "weights" if num_copies == 1 else "weights, their gradients and Adam's two moments"
+    require_ram(num_bytes, what=f"the model's {what}", remedy=_lower(config))
     return sketch
 
 
 def _num_bytes(model: SequenceModel) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-
-
-def _too_large(num_bytes: int, num_copies: int, remedy: str) -> UserError:
-    what = "weights" if num_copies == 1 else "weights, their gradients and Adam's two moments"
-    return UserError(
-        f"the model's {what} would take {num_bytes / 1e9:,.1f} GB, more than the "
-        f"{machine_bytes() / 1e9:,.1f} GB that this machine (or its container) has; {remedy}"
-    )
 
 
 def _lower(config: dict[str, Any]) -> str:

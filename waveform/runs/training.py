@@ -55,6 +55,7 @@ def check_fits(config: dict[str, Any], train_config: TrainConfig, *, vocab_size:
         chunk=train_config.chunk,
         mode=train_config.state,
         num_ranks=world.size,
+        update_period=train_config.update_period,
     )
     if world.device.type == "cpu":
         require_ram_for_state(sketch, train_config.batch_size // world.size)

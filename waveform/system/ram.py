@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from waveform.system.container import memory_limit_bytes
+from waveform.system.errors import UserError
 
 
 def machine_bytes() -> int:
@@ -17,6 +18,16 @@ def machine_bytes() -> int:
         fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
         present = 1024 * (int(fields["MemTotal"]) + int(fields["SwapTotal"]))
     return min(present, memory_limit_bytes() or present)
+
+
+def require_ram(num_bytes: int, *, what: str, remedy: str) -> None:
+    """Raises UserError if `what` would take more than the RAM that there is; remedy: what makes it smaller."""
+    present = machine_bytes()
+    if num_bytes > present:
+        raise UserError(
+            f"{what} would take {num_bytes / 1e9:,.1f} GB, more than the {present / 1e9:,.1f} GB that this machine "
+            f"(or its container) has; {remedy}"
+        )
 
 
 @contextmanager

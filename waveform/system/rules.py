@@ -1,6 +1,7 @@
 """Rules for settings: what each field of a configuration must be, and what to tell the user if it is not."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -12,6 +13,12 @@ class Rule(NamedTuple):
 
     holds: Callable[[Any], bool]
     remedy: str  # follows "SECTION.FIELD is VALUE; "
+
+
+# What every number must be: comparisons with NaN are false, and torch counts in 64 bits.
+COUNTABLE = Rule(
+    lambda value: not isinstance(value, int | float) or abs(value) < 2**63, "it must be a finite number below 2^63"
+)
 
 
 def one_of(*choices: str) -> Rule:
@@ -35,9 +42,10 @@ def or_null(rule: Rule, meaning: str = "") -> Rule:
     return Rule(lambda value: value is None or rule.holds(value), remedy)
 
 
-def check_rules(config: object, rules: Mapping[str, Rule], *, section: str) -> None:
-    """Raises UserError for the first field of `config` whose rule does not hold."""
-    for name, rule in rules.items():
-        value = getattr(config, name)
-        if not rule.holds(value):
-            raise UserError(f"{section}.{name} is {value!r}; {rule.remedy}")
+def check_rules(config: Any, rules: Mapping[str, Rule], *, section: str) -> None:
+    """Raises UserError for the first field of `config`, a dataclass, that is not countable or breaks its own rule."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        for rule in (COUNTABLE, rules.get(field.name, COUNTABLE)):
+            if not rule.holds(value):
+                raise UserError(f"{section}.{field.name} is {value!r}; {rule.remedy}")

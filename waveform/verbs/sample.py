@@ -52,9 +52,10 @@ def sample(
     output.require_possible(num=num)
     sampling = sampling or SamplingConfig()
     run = load(run_dir, device=device)
-    labels = [label for label in _labels(run, sampling) for _ in range(num)]
-    output.require_possible(num=len(labels))
-    require_ram_for_state(run.model, len(labels))
+    known = _labels(run, sampling)
+    output.require_possible(num=num * len(known))
+    require_ram_for_state(run.model, num * len(known))  # before there is a list of them
+    labels = [label for label in known for _ in range(num)]
     rate = run.audio_format.sample_rate_hz
     output.require_playable(rate)
     cost = _int8_cost(run) if sampling.int8 else None
