@@ -189,7 +189,7 @@ def test_ljspeech(make: Make, whole: Callable[..., None]) -> None:
 def test_libritts(make: Make, whole: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     paths = [f"{part}/{i}/12/{i}_12_000001_000000.wav" for i in (1, 2) for part in
              ("train-clean-100", "train-other-500", "dev-clean", "test-other")]  # fmt: skip
-    folder = make(*paths, rate_hz=24_000)
+    folder = make(*paths, "train-clean-5/1/12/1_12_000001_000000.wav", rate_hz=24_000)  # the last is not LibriTTS's
     counts = dict.fromkeys(corpora()["libritts"].files, 2)
     whole("libritts", files={**counts, "train-other-500": 3})
     line = mistake(["prepare", str(folder), str(folder.parent / "data"), "--corpus", "libritts"], capsys)
@@ -247,6 +247,7 @@ def test_descriptions_are_sound(corpus: Corpus) -> None:
         ("vctk", "wav48_silence_trimmed/p225/p225_001_mic2.flac", None),
         ("libritts", "dev-other/8288/274162/8288_274162_000005_000001.wav", "8288"),
         ("libritts", "dev-other/8288/274162/8288_274162_000005_000001.normalized.txt", None),
+        ("libritts", "train-clean-5/1/12/1_12_000001_000000.wav", None),
         ("ljspeech", "wavs/LJ001-0001.wav", None),
         ("beethoven", "12.wav", None),
     ],
