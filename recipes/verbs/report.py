@@ -13,7 +13,7 @@ from waveform.analyses.analyse import DEFAULT_TOKENS, common_tokens
 from waveform.engine.sampler import SamplingConfig
 from waveform.report_page.charts import attention_chart, learning_chart, place_chart
 from waveform.report_page.measures import measure_attention, measure_places
-from waveform.report_page.page import Page, Table, Writing, write_page
+from waveform.report_page.page import Page, Table, Writing, require_page, write_page
 from waveform.report_page.settings import settings_tables
 from waveform.runs.learning_curves import read_learning_curve
 from waveform.runs.opened import TrainedRun
@@ -70,7 +70,7 @@ def report(
     Raises UserError as `compare` does.
     """
     config = config or ReportConfig()
-    require_writable(out, option="--out")
+    require_page(out)
     require_writable(json_file, option="--json")
     for run_dir in run_dirs:
         if [other.resolve() for other in run_dirs].count(run_dir.resolve()) > 1:

@@ -33,4 +33,7 @@ def test_a_page_of_two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert len(figures["comparison"]) == len(figures["by_place"]) == len(figures["attention"]) == 2
     assert figures["by_place"][0]["edges"][:3] == [0, 64, 128]
     assert "is named twice" in mistake(["report", tmp_path / "b", tmp_path / "b"], capsys)
+    config = tmp_path / "b" / "config.yaml"
+    assert f"{config} exists, and is not a page" in mistake(["report", tmp_path / "b", "--out", config], capsys)
+    run("report", tmp_path / "b", "--documents", 0, "--out", tmp_path / "page.html")  # its own is replaced
     assert "--tokens is 0" in mistake(["report", tmp_path / "b", "--tokens", 0], capsys)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from tests.report.conftest import page_of
@@ -12,9 +13,20 @@ from waveform.analyses.by_place import NllByPlace
 from waveform.audio.embedded import flac_bytes, mel_jpeg
 from waveform.audio.mulaw import decode, encode
 from waveform.report_page.charts import attention_chart, learning_chart, place_chart
-from waveform.report_page.page import Page, Player, PlayerRow, Table, Writing, data_uri, render, write_page
+from waveform.report_page.page import (
+    Page,
+    Player,
+    PlayerRow,
+    Table,
+    Writing,
+    data_uri,
+    render,
+    require_page,
+    write_page,
+)
 from waveform.report_page.settings import settings_tables
 from waveform.runs.learning_curves import LearningCurve
+from waveform.system.errors import UserError
 
 NAME = "<b>a</b>\"'&"
 
@@ -79,6 +91,17 @@ def test_names_that_are_not_utf_8_are_written(tmp_path: Path) -> None:
     path = tmp_path / "new" / "page.html"
     write_page(path, page_of(["\udcff"]))
     assert "\\udcff" in path.read_text(encoding="utf-8")
+
+
+def test_only_its_own_pages_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    require_page(path)
+    write_page(path, page_of(["a" * 10_000]))
+    require_page(path)
+    for content in (b"", b"notes on <html>"):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="is not a page that report wrote"):
+            require_page(path)
 
 
 def test_trainings_without_evaluations_have_no_chart() -> None:

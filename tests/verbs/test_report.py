@@ -139,6 +139,10 @@ def test_recordings_begin_with_speech() -> None:
         (["{ct}", "--temperatures", "1", "0.9", "1"], "--temperatures has 1 twice"),
         (["{ct}", "--tokens", "0"], "--tokens is 0"),
         (["{ct}", "--out", "{ct}"], "it is a folder"),
+        (
+            ["{ct}", "--out", "{ct}/config.yaml"],
+            "config.yaml exists, and is not a page that report wrote; give another",
+        ),
         (["{ct}/nosuch"], "no such run folder"),
     ],
 )

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from waveform.system.atomic import explain_write_errors, write_file
+from waveform.system.atomic import explain_write_errors, require_writable, write_file
+from waveform.system.errors import UserError
 
 _HERE = Path(__file__).parent
+_GENERATOR = b'<meta name="generator" content="waveform report">'  # in page.html
 _NUM_COLOURS = 10  # of runs, in style.css; the same as matplotlib's
 
 
@@ -77,6 +79,18 @@ class Page:
     by_label: Table | None = None  # NLL of the utterances of each label
     same_settings: Table = field(default_factory=lambda: Table((), ()))
     different_settings: Table = field(default_factory=lambda: Table((), ()))
+
+
+def require_page(path: Path) -> None:
+    """Raises UserError, before any work is done, if no page can be written there or it would replace another file."""
+    require_writable(path, option="--out")
+    if path.exists() and not (path.is_file() and _GENERATOR in _beginning(path)):
+        raise UserError(f"{path} exists, and is not a page that report wrote; give another --out, or move it away")
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(1024)
 
 
 def write_page(path: Path, page: Page) -> None:

@@ -18,7 +18,7 @@ from waveform.quality.measure import FEWEST_CLIPS, QualityConfig, measure_qualit
 from waveform.quality.report import quality_notes, quality_rows
 from waveform.report_page.charts import attention_chart, learning_chart, place_chart
 from waveform.report_page.measures import measure_attention, measure_places
-from waveform.report_page.page import Page, Player, PlayerRow, Table, data_uri, write_page
+from waveform.report_page.page import Page, Player, PlayerRow, Table, data_uri, require_page, write_page
 from waveform.report_page.settings import settings_tables
 from waveform.runs.race import ScoredRun
 from waveform.speech import Run, check_amount, load
@@ -105,7 +105,7 @@ def report(
     """
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
     config, out = config or ReportConfig(), Path(out)
-    require_writable(out, option="--out")
+    require_page(out)
     require_writable(json_file, option="--json")
     everyone = [Path(run_dir).resolve() for run_dir in (*run_dirs, *listen)]
     for run_dir in (*run_dirs, *listen):
