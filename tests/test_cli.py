@@ -359,6 +359,15 @@ def test_impossible_requests_are_refused_before_any_work(
     assert expected in mistake([verb, place / "wavenet", *more, *options], capsys)
 
 
+def test_audio_that_needs_settings_is_to_be_prepared_first(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tones(tmp_path / "few", num=4)
+    line = mistake(["evaluate", place / "wavenet", "--data", tmp_path / "few"], capsys)
+    assert "set data.split.valid=" in line
+    assert line.endswith(f"; give settings to `waveform prepare {tmp_path / 'few'} DATA_DIR`, and then --data DATA_DIR")
+
+
 def test_samples_stay_out_of_a_data_set(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "is a prepared data set" in mistake(["sample", place / "wavenet", "--out", place / "data"], capsys)
 

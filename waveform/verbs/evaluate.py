@@ -101,7 +101,14 @@ def open_split(run: Run, *, data: Path | str | None, split: str, show_progress: 
     config: DataConfig = typed(DataConfig, run.config["data"], section="data")
     # Labels are a data set's own, of raw audio none; how many processes run is not for a run to say.
     config = replace(config, **vars(run.audio_format), labels=None, num_workers=None)
-    dataset = open_data(data, run_dir=run.given, config=config, world=World(), show_progress=show_progress)
+    try:
+        dataset = open_data(data, run_dir=run.given, config=config, world=World(), show_progress=show_progress)
+    except UserError as error:
+        if "data." not in str(error):
+            raise
+        raise type(error)(
+            f"{error}; give settings to `waveform prepare {data} DATA_DIR`, and then --data DATA_DIR"
+        ) from error
     require_audio(dataset.modality, data)
     if different := differences(run.audio_format, format_of(dataset.modality)):
         raise UserError(f"--data {data} has different tokens from those that {run.given} was trained on: {different}")
