@@ -43,9 +43,9 @@ def or_null(rule: Rule, meaning: str = "") -> Rule:
 
 
 def check_rules(config: Any, rules: Mapping[str, Rule], *, section: str) -> None:
-    """Raises UserError for the first field of `config`, a dataclass, that is not countable or breaks its own rule."""
+    """Raises UserError for the first field of `config`, a dataclass, that breaks its own rule or is not countable."""
     for field in fields(config):
         value = getattr(config, field.name)
-        for rule in (COUNTABLE, rules.get(field.name, COUNTABLE)):
+        for rule in (rules.get(field.name, COUNTABLE), COUNTABLE):
             if not rule.holds(value):
                 raise UserError(f"{section}.{field.name} is {value!r}; {rule.remedy}")
