@@ -115,7 +115,7 @@ def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, value in found.items():
         scale = expected[name].double().norm() + 1e-6
-        assert (value - expected[name]).double().norm() < 2e-5 * scale, name
+        assert (value - expected[name]).double().norm() < 1e-4 * scale, name  # sums in fp32, in other orders
 
 
 @pytest.mark.parametrize("cut", _CUTS)
