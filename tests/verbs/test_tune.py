@@ -184,7 +184,7 @@ def test_a_trial_that_fails_is_named_and_the_search_goes_on(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By a loss that is not finite, and by sizes that a model refuses together, but each with the preset's."""
-    text = f"train.lr: [{GOOD}, 1e30]\nmodel.d_model: [64, 72]\nmodel.num_heads: [4, 16]"
+    text = f"train.lr: [{GOOD}, 9e18]\nmodel.d_model: [64, 72]\nmodel.num_heads: [4, 16]"
     settings = [setting for setting in SETTINGS if not setting.startswith(("model.d_model", "model.num_heads"))]
     command = ["tune", str(place / "data"), str(tmp_path / "s"), "--json", str(tmp_path / "s.json"), *settings]
     command += ["--config-dir", str(place / "configs")]

@@ -154,7 +154,11 @@ def test_speech_refuses_an_agent_in_words(verb: str, runs: Path, capsys: pytest.
 def test_memories_beyond_this_machine_are_refused_before_they_are_made(
     room: int, rows: int, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("waveform.engine.state_ram.machine_bytes", lambda: room)
+    def require(num_bytes: int, *, what: str, remedy: str) -> None:
+        if num_bytes > room:
+            raise UserError(f"{what} would take too much; {remedy}")
+
+    monkeypatch.setattr("waveform.engine.state_ram.require_ram", require)  # the machine's own limit is needed elsewhere
     line = mistake(["evaluate", runs / "ct", "--episodes", 10], capsys)
     assert f"the model's memories of {rows} rows would take" in line
 
