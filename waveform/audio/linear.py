@@ -3,24 +3,23 @@
 import torch
 from torch import Tensor
 
-from waveform.audio import floor_classes
+from waveform.engine.sound_classes import NUM_CLASSES, OFFSET, SCALE, floor_values
 
-NUM_CLASSES = 256
 SILENCE = 128  # the class of 0.0
 
 
 def encode(samples: Tensor, *, floor: bool = False) -> Tensor:
     """Quantise float samples [...], clipped to -1..1, to the nearest of 256 equal steps: classes [...] uint8.
 
-    floor: cut the range into 256 equal classes instead (waveform/audio/floor_classes).
+    floor: cut the range into 256 equal classes instead (engine/sound_classes.py).
     """
     unit = (samples.detach().to(torch.float32).clamp(-1, 1) + 1) / 2
-    steps = unit * floor_classes.SCALE + floor_classes.OFFSET if floor else unit * (NUM_CLASSES - 1) + 0.5
+    steps = unit * SCALE + OFFSET if floor else unit * (NUM_CLASSES - 1) + 0.5
     return torch.floor(steps).to(torch.uint8)
 
 
 def decode(tokens: Tensor, *, floor: bool = False) -> Tensor:
     """Turn classes [...] (any integer dtype, 0..255) into samples [...] float32 in -1..1."""
     if floor:
-        return torch.from_numpy(floor_classes.centres()).float().to(tokens.device)[tokens.long()]
+        return torch.from_numpy(floor_values()).float().to(tokens.device)[tokens.long()]
     return tokens.to(torch.float32) * (2 / (NUM_CLASSES - 1)) - 1
