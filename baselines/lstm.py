@@ -15,11 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from waveform.engine.interface import OptionalParts, Step, detach, map_state
-from waveform.models import heads
+from waveform.engine.sound_classes import SoundClasses
+from waveform.models import heads, linear_prediction
 from waveform.models.dropout import Dropout
 from waveform.models.embeddings import check_cutoffs, token_embedding
 from waveform.models.label_embedding import RowLabels, label_embedding
+from waveform.models.linear_prediction import PredictionState, with_prediction
+from waveform.models.read_inputs import read_inputs
 from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH, SHARE_DROPPED
+from waveform.system.errors import UserError
 from waveform.system.rules import Rule, check_rules, one_of, whole_number
 
 _EMBEDDING_STD = 1.0  # as torch's; of vectors that are not shared with a head
@@ -37,7 +41,9 @@ class LSTMConfig:
     cutoffs: list[int] = field(default_factory=list)  # first ids of the adaptive head's clusters after the first
     div_value: int = 4  # how many times narrower a cluster's vectors are than those of the cluster before
     tie_embeddings: bool = False  # the head uses the vectors (and projections) of the input embedding
+    prediction: str = "none"  # none | linear: the input and the head know what linear filters expect
     num_labels: int = 0  # of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
+    classes: SoundClasses | None = None  # what tokens mean as amplitudes, for prediction=linear. Decided by the data
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "vocab_size": whole_number(1),
@@ -46,11 +52,14 @@ class LSTMConfig:
         "dropout": SHARE_DROPPED,
         "head": one_of(*heads.KINDS),
         "div_value": whole_number(1, MAX_WIDTH),
+        "prediction": one_of(*linear_prediction.KINDS),
         "num_labels": whole_number(0),
     }
 
     def __post_init__(self) -> None:
         check_rules(self, self.RULES, section="model")
+        if self.prediction != "none" and (self.head != "softmax" or self.tie_embeddings):
+            raise UserError("model.prediction=linear is for model.head=softmax without model.tie_embeddings")
         check_cutoffs(self.cutoffs, head=self.head, vocab_size=self.vocab_size)
 
 
@@ -60,6 +69,7 @@ class LSTMState(NamedTuple):
     hidden: Tensor  # h [B, L, D]
     cell: Tensor  # c [B, L, D]
     labels: RowLabels = ()  # of the utterances that are read; empty without labels
+    predictors: tuple[PredictionState, ...] = ()  # one, or none without linear prediction
 
 
 class LSTM(nn.Module, OptionalParts):
@@ -82,6 +92,9 @@ class LSTM(nn.Module, OptionalParts):
         self.label_embedding = label_embedding(
             config.d_model, num_labels=config.num_labels, vocab_size=config.vocab_size
         )
+        self.linear_prediction = linear_prediction.linear_prediction(
+            config.d_model, config.prediction, config.classes, std=_EMBEDDING_STD
+        )
         self.dropout = Dropout(config.dropout)
         between = config.dropout if config.num_layers > 1 else 0.0  # torch warns of dropout between layers of one
         self.layers = nn.LSTM(config.d_model, config.d_model, config.num_layers, batch_first=True, dropout=between)
@@ -92,6 +105,7 @@ class LSTM(nn.Module, OptionalParts):
             div_value=config.div_value,
             project_first=False,
             tied_to=self.embedding if config.tie_embeddings else None,
+            classes=config.classes if self.linear_prediction is not None else None,
         )
         with torch.no_grad():  # forget gates start open (Gers et al. 2000), or what is old would halve at every step
             for layer in range(config.num_layers):
@@ -102,26 +116,35 @@ class LSTM(nn.Module, OptionalParts):
         shape = (batch_size, self.config.num_layers, self.config.d_model)
         hidden, cell = (torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
         labels = () if self.label_embedding is None else self.label_embedding.init_state(batch_size, device=device)
-        return LSTMState(hidden, cell, labels)
+        predictors = (
+            () if self.linear_prediction is None else self.linear_prediction.init_state(batch_size, device=device)
+        )
+        return LSTMState(hidden, cell, labels, predictors)
 
     def forward(self, tokens: Tensor, state: LSTMState) -> Step:
         """tokens [B, T] -> the last layer's h [B, T, D] and the state after them, detached unless `carry_gradient`."""
-        row_labels = state.labels
-        if self.label_embedding is None:
-            x_BTD = self.embedding(tokens)
-        else:
-            tokens, labels_BT, row_labels = self.label_embedding.read(tokens, row_labels)
-            x_BTD = self.embedding(tokens) + self.label_embedding(labels_BT)
-        x_BTD = self.dropout(x_BTD)
+        inputs = read_inputs(
+            tokens,
+            state.labels,
+            state.predictors,
+            label_embedding=self.label_embedding,
+            linear_prediction=self.linear_prediction,
+        )
+        x_BTD = self.embedding(inputs.tokens)
+        x_BTD = self.dropout(x_BTD if inputs.added is None else x_BTD + inputs.added)
         before = tuple(  # [L, B, D]
             part.transpose(0, 1).to(x_BTD.dtype).contiguous() for part in (state.hidden, state.cell)
         )
         with torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu") and _cpu_has_bf16_layers()):
             hidden_BTD, after = self.layers(x_BTD, before)
         hidden, cell = (part.transpose(0, 1).contiguous() for part in after)
-        after = LSTMState(hidden, cell, row_labels)
+        after = LSTMState(hidden, cell, **inputs.kept)
         after = map_state(lambda new, old: new.to(old.dtype), after, state)
-        return Step(self.dropout(hidden_BTD), after if self.carry_gradient else detach(after), {})
+        return Step(
+            with_prediction(self.dropout(hidden_BTD), inputs.prediction),
+            after if self.carry_gradient else detach(after),
+            {},
+        )
 
 
 def _cpu_has_bf16_layers() -> bool:

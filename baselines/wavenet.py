@@ -21,12 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from waveform.engine.interface import OptionalParts, Step
-from waveform.models.heads import SoftmaxHead
+from waveform.engine.sound_classes import SoundClasses
+from waveform.models import linear_prediction
+from waveform.models.heads import PredictionHead, SoftmaxHead
 from waveform.models.label_embedding import RowLabels, label_embedding
 from waveform.models.linear import Linear
+from waveform.models.linear_prediction import PredictionState, with_prediction
+from waveform.models.read_inputs import read_inputs
 from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH
 from waveform.system.errors import UserError
-from waveform.system.rules import Rule, check_rules, or_null, whole_number
+from waveform.system.rules import Rule, check_rules, one_of, or_null, whole_number
 
 _MAX_LAYERS_PER_STACK = 20  # a dilation of 2^19 steps is 22 s at 24 kHz; more is a typing mistake
 _WIDTH = whole_number(1, MAX_WIDTH)
@@ -44,7 +48,9 @@ class WaveNetConfig:
     gate_channels: int = 416  # G, width of tanh * sigmoid
     skip_channels: int = 256  # S, width of the sum of skips
     end_channels: int | None = None  # E, width of the head; None: as that of the skips
+    prediction: str = "none"  # none | linear: the input and the head know what linear filters expect
     num_labels: int = 0  # of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
+    classes: SoundClasses | None = None  # what tokens mean as amplitudes, for prediction=linear. Decided by the data
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "vocab_size": whole_number(1),
@@ -55,6 +61,7 @@ class WaveNetConfig:
         "gate_channels": _WIDTH,
         "skip_channels": _WIDTH,
         "end_channels": or_null(_WIDTH),
+        "prediction": one_of(*linear_prediction.KINDS),
         "num_labels": whole_number(0),
     }
 
@@ -88,6 +95,7 @@ class WaveNetState(NamedTuple):
 
     fifos: tuple[Tensor, ...]  # L of [B, H, C], oldest first; H differs from layer to layer
     labels: RowLabels = ()  # of the utterances that are read; empty without labels
+    predictors: tuple[PredictionState, ...] = ()  # one, or none without linear prediction
 
 
 def _linear(num_in: int, num_out: int, *, gain: float, bias: bool = True) -> nn.Linear:
@@ -102,13 +110,21 @@ def _linear(num_in: int, num_out: int, *, gain: float, bias: bool = True) -> nn.
 class WaveNetHead(nn.Module):
     """ReLU -> 1x1 -> ReLU -> 1x1 -> softmax (section 2.4)."""
 
-    def __init__(self, skip_channels: int, end_channels: int, *, vocab_size: int) -> None:
+    def __init__(
+        self, skip_channels: int, end_channels: int, *, vocab_size: int, classes: SoundClasses | None = None
+    ) -> None:
+        """classes: of sound, if it is told what linear prediction expects, after the sum of skips."""
         super().__init__()
         self.mix = _linear(skip_channels, end_channels, gain=math.sqrt(2))
-        self.softmax = SoftmaxHead(end_channels, vocab_size=vocab_size)
+        if classes is None:
+            self.softmax = SoftmaxHead(end_channels, vocab_size=vocab_size)
+        else:
+            self.softmax = PredictionHead(end_channels, classes=classes)
 
     def _features(self, hidden: Tensor) -> Tensor:
-        return self.mix(hidden.relu()).relu()
+        skips, expected = hidden.tensor_split([self.mix.in_features], dim=-1)
+        features = self.mix(skips.relu()).relu()
+        return torch.cat([features.to(hidden.dtype), expected], dim=-1) if expected.shape[-1] else features
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [B, T, S] -> logits [B, T, V]."""
@@ -137,6 +153,7 @@ class WaveNet(nn.Module, OptionalParts):
         # Global conditioning (section 2.5), added to the input of the first layer alone, from where the residual stream
         # carries it to all.
         self.label_embedding = label_embedding(c, num_labels=config.num_labels, vocab_size=config.vocab_size)
+        self.linear_prediction = linear_prediction.linear_prediction(c, config.prediction, config.classes, std=1.0)
         # Inputs: the taps side by side, oldest first. Outputs: tanh's half, then sigmoid's.
         self.convolutions = nn.ModuleList(_linear(taps * c, 2 * g, gain=1) for _ in range(num_layers))
         # The last layer has none: nothing reads its residual stream, so it would never train. Without biases, because
@@ -146,7 +163,12 @@ class WaveNet(nn.Module, OptionalParts):
         )
         # The sum over layers of 1x1 projections, as one product with the gates of all layers side by side.
         self.skip = _linear(num_layers * g, config.skip_channels, gain=3)
-        self.head = WaveNetHead(config.skip_channels, config.head_width, vocab_size=config.vocab_size)
+        self.head = WaveNetHead(
+            config.skip_channels,
+            config.head_width,
+            vocab_size=config.vocab_size,
+            classes=config.classes if self.linear_prediction is not None else None,
+        )
 
     @property
     def receptive_field(self) -> int:
@@ -159,16 +181,22 @@ class WaveNet(nn.Module, OptionalParts):
         return WaveNetState(
             tuple(torch.zeros(batch_size, steps, c, device=device, dtype=dtype) for steps in self.config.histories),
             () if self.label_embedding is None else self.label_embedding.init_state(batch_size, device=device),
+            () if self.linear_prediction is None else self.linear_prediction.init_state(batch_size, device=device),
         )
 
     def forward(self, tokens: Tensor, state: WaveNetState) -> Step:
         """tokens [B, T] -> sums of skips [B, T, S] and the state after them, detached unless `carry_gradient`."""
-        num_steps, row_labels = tokens.shape[1], state.labels
-        if self.label_embedding is None:
-            x_TBC = self.embedding(tokens.t())
-        else:
-            tokens, labels, row_labels = self.label_embedding.read(tokens, row_labels)
-            x_TBC = self.embedding(tokens.t()) + self.label_embedding(labels.t())
+        num_steps = tokens.shape[1]
+        inputs = read_inputs(
+            tokens,
+            state.labels,
+            state.predictors,
+            label_embedding=self.label_embedding,
+            linear_prediction=self.linear_prediction,
+        )
+        x_TBC = self.embedding(inputs.tokens.t())
+        if inputs.added is not None:
+            x_TBC = x_TBC + inputs.added.transpose(0, 1)
         gates, fifos = [], []
         for layer, dilation in enumerate(self.config.dilations):
             fifo_BHC = state.fifos[layer]
@@ -183,4 +211,5 @@ class WaveNet(nn.Module, OptionalParts):
             if layer < len(self.residuals):
                 x_TBC = x_TBC + self.residuals[layer](gates[-1])
         hidden_TBS = self.skip(torch.cat(gates, dim=-1))
-        return Step(hidden_TBS.transpose(0, 1), WaveNetState(tuple(fifos), row_labels), {})
+        hidden_BTS = with_prediction(hidden_TBS.transpose(0, 1), inputs.prediction)
+        return Step(hidden_BTS, WaveNetState(tuple(fifos), **inputs.kept), {})

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from baselines.wavenet import WaveNet, WaveNetState
+from waveform.decoding.stepped_prediction import stepped_prediction
 from waveform.engine.interface import Decoder
+from waveform.models.linear_prediction import with_prediction
 from waveform.system.errors import UserError
 
 
@@ -19,8 +21,8 @@ class WaveNetWithDecoders(WaveNet):
 
     has_int8_decoder = True
 
-    def decoder(self, state: WaveNetState, *, int8: bool = False) -> Decoder:
-        """A decoder that continues from `state` with the weights as they are now.
+    def decoder(self, state: WaveNetState, *, int8: bool = False) -> Decoder | None:
+        """A decoder that continues from `state` with the weights as they are now, if there is one.
 
         int8: weights in 8 bits, for fp32 models on a CPU. Raises UserError for others.
         """
@@ -31,6 +33,8 @@ class WaveNetWithDecoders(WaveNet):
             return CompiledWaveNetDecoder(self, state, int8=int8)
         if int8:
             raise UserError("int8 sampling is for fp32 models on a CPU; sample without it, or with device cpu")
+        if state.predictors and len(set(state.predictors[0].steps.tolist())) > 1:
+            return None  # rows whose filters are fitted at different steps
         return WaveNetDecoder(self, state)
 
 
@@ -44,6 +48,8 @@ class WaveNetDecoder:
     @torch.inference_mode()
     def __init__(self, model: WaveNet, state: WaveNetState) -> None:
         config, self._head = model.config, model.head
+        self._linear_prediction = model.linear_prediction
+        self._prediction = stepped_prediction(model.linear_prediction, state.predictors)
         c, g, older = config.residual_channels, config.gate_channels, config.kernel_size - 1
         num_layers, num_rows = len(config.dilations), state.fifos[0].shape[0]
         convolutions, residuals = cast(list[nn.Linear], model.convolutions), cast(list[nn.Linear], model.residuals)
@@ -67,7 +73,6 @@ class WaveNetDecoder:
         self._lags = torch.arange(older, device=self._rings.device)[:, None] * dilations  # [K - 1, L]
         self._slots = torch.empty_like(self._lags)
         self._step_number = torch.zeros(1, dtype=torch.int64, device=self._rings.device)
-        self.steps_to_host = sys.maxsize
 
         self._taps = self._rings.new_empty(older * num_layers, num_rows, c)
         self._inputs = self._rings.new_empty(num_layers, num_rows, c)
@@ -83,10 +88,20 @@ class WaveNetDecoder:
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """tokens [B] -> logits [B, V]."""
-        return self.device_step(tokens)
+        logits = self.device_step(tokens)
+        self.advance(1)
+        return logits
 
+    @property
+    def steps_to_host(self) -> int:
+        """Steps until linear prediction has work to do; without it, nothing is ever due."""
+        return sys.maxsize if self._prediction is None else self._prediction.steps_to_host
+
+    @torch.inference_mode()
     def advance(self, num_steps: int) -> None:
-        """Nothing is ever due."""
+        """Count steps, at most `steps_to_host`."""
+        if self._prediction is not None:
+            self._prediction.advance(num_steps)
 
     @torch.inference_mode()
     def device_step(self, tokens: Tensor) -> Tensor:
@@ -104,6 +119,10 @@ class WaveNetDecoder:
         else:
             tokens, of_labels = self._label_embedding.step(tokens, self._row_labels[0])
             x = torch.index_select(self._embedding, 0, tokens, out=self._input_of[0]).add_(of_labels)
+        prediction = None
+        if self._prediction is not None and self._linear_prediction is not None:
+            prediction = self._prediction.step(tokens)
+            x.add_(self._linear_prediction(prediction)[:, 0])
         for layer, (z, tanh_half, sigmoid_half) in enumerate(self._z_of):
             z.addmm_(x, self._newest_kernels[layer])
             gate = torch.mul(tanh_half.tanh_(), sigmoid_half.sigmoid_(), out=self._gate_of[layer])
@@ -111,4 +130,4 @@ class WaveNetDecoder:
                 x = torch.addmm(x, gate, self._residuals[layer], out=self._input_of[layer + 1])
         self._rings.index_copy_(0, self._oldest_slots, self._inputs)
         hidden = torch.addmm(self._skip_bias, self._gates, self._skip_weight)
-        return self._head.logits(hidden)
+        return self._head.logits(with_prediction(hidden[:, None], prediction))[:, 0]

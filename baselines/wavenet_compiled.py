@@ -36,6 +36,12 @@ from waveform.decoding.draw import DrawingSteps, Draws, draw_row, make_draw_scra
 from waveform.decoding.kernels import ADD, SET, DenseWeights, copy, dense, of_layer, pad_last, zeros
 from waveform.decoding.plan import make_plan, num_threads_for, share_vectors, shared_out
 from waveform.decoding.row_inputs import embed_rows, lay_out_labels
+from waveform.decoding.row_predictions import (
+    head_for_kernels,
+    lay_out_predictions,
+    num_head_outputs,
+    predict_logits,
+)
 
 _I64 = np.int64(0)
 
@@ -164,6 +170,9 @@ def _step(tokens, step, plan, kind):
             _relu(p.hidden, p.num_rows * p.num_skip)
         elif phase == _MIX:
             _relu(p.mixed, p.num_rows * p.num_end)
+    if p.predicts:
+        for b in range(p.num_rows):
+            predict_logits(b, p)
 
 
 @compiled(entry=True)
@@ -199,13 +208,16 @@ class CompiledWaveNetDecoder(DrawingSteps):
             num_gates=padded(config.gate_channels),
             num_skip=padded(config.skip_channels),
             num_end=padded(config.head_width),
-            num_logits=padded(config.vocab_size),
+            num_logits=num_head_outputs(model.head.softmax, config.vocab_size),
             num_classes=config.vocab_size,
         )
         self._scratch = _make_scratch(self._sizes)
         self._draw_scratch = make_draw_scratch(config.vocab_size)
         self._labels = lay_out_labels(model.label_embedding, state.labels, num_rows=num_rows, width=self._sizes.width)
-        work_on = (self._weights, self._labels, self._state, self._scratch, self._draw_scratch)
+        self._predictions = lay_out_predictions(
+            model.linear_prediction, state.predictors, num_rows=num_rows, width=self._sizes.width
+        )
+        work_on = (self._weights, self._labels, self._predictions, self._state, self._scratch, self._draw_scratch)
         self._plan = make_plan(*work_on, self._sizes)
         self._kind = np.int8(0) if int8 else np.float32(0)
         self._logits = torch.from_numpy(self._scratch.logits)[:, : config.vocab_size]
@@ -233,14 +245,16 @@ def _lay_out_weights(model: WaveNet, *, int8: bool) -> _Weights:
     # A WaveNet of one layer has no residual, but the kernel needs an address.
     residual = [layer.weight for layer in residuals] or [torch.zeros(c, g)]
     skip = pad_last(model.skip.weight.unflatten(1, (num_layers, g))).flatten(1)
-    mix, last = model.head.mix, model.head.softmax.projection
+    mix, softmax = model.head.mix, model.head.softmax
     return _Weights(
         embedding=pad_last(model.embedding.weight.detach()).clone().numpy(),
         convolution=DenseWeights(kernels, [alternate(conv.bias) for conv in convolutions], int8=int8),
         residual=DenseWeights(residual, int8=int8),
         skip=DenseWeights([skip], [model.skip.bias], int8=int8),
         mix=DenseWeights([mix.weight], [mix.bias], int8=int8),
-        head=DenseWeights([last.weight], [last.bias], int8=int8, padding=-np.inf),
+        head=DenseWeights(
+            *([each] for each in head_for_kernels(softmax.projection, softmax)), int8=int8, padding=-np.inf
+        ),
     )
 
 

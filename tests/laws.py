@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from waveform.engine import interface
 from waveform.engine.interface import State
+from waveform.engine.sound_classes import SoundClasses
 from waveform.models import registry
 from waveform.models.embeddings import AdaptiveEmbedding
 
@@ -28,6 +29,11 @@ _ATTENTION = {"num_layers": 2, "d_model": 16, "num_heads": 2, "d_feedforward": 2
 _COMPRESSIVE = {**_ATTENTION, "window": 4, "memory": 4, "compressed": 4, "compression_rate": 2}
 _ADAPTIVE = {"head": "adaptive", "cutoffs": [3, 7], "div_value": 2}
 _LABELLED = {"num_labels": 3}
+_VALUES = [i / 5 - 1 for i in range(VOCAB_SIZE)]
+_PREDICTING = {  # with a window of 8, rows pass the end of a block of their predictors
+    "prediction": "linear",
+    "classes": SoundClasses(tuple(_VALUES), tuple(value + 0.1 for value in _VALUES[:-1])),
+}
 _RAGGED = {**_ATTENTION, "window": 5, "memory": 7, "compressed": 3, "compression_rate": 3}
 
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
@@ -68,6 +74,8 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "clamped-post-zeros": {**_COMPRESSIVE, "norm": "post", "empty_memory": "zeros", "clamp_len": 6},
         "most-used-clamped": {**_COMPRESSIVE, "compression": "most_used", "clamp_len": 3},
         "labelled": {**_RAGGED, **_LABELLED},
+        "predicting": {**_RAGGED, **_PREDICTING, "window": 8},
+        "predicting-labelled-post": {**_COMPRESSIVE, **_PREDICTING, **_LABELLED, "window": 8, "norm": "post"},
         "labelled-adaptive-tied-post": {
             **_COMPRESSIVE,
             **_ADAPTIVE,
@@ -79,11 +87,13 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "lstm": {
         "labelled": {"num_layers": 2, "d_model": 24, **_LABELLED},
         "plain": {"num_layers": 2, "d_model": 24},
+        "predicting": {"num_layers": 1, "d_model": 12, **_PREDICTING},
         "adaptive-tied-one-layer": {**_ADAPTIVE, "num_layers": 1, "d_model": 8, "tie_embeddings": True},
     },
     "transformer_xl": {
         "pre": {**_ATTENTION, "window": 4, "memory": 6},
         "post-reference": {**_ATTENTION, "window": 5, "memory": 3, "norm": "post", "attention": "reference"},
+        "predicting": {**_ATTENTION, **_PREDICTING, "window": 8, "memory": 6},
         "zeros": {**_ATTENTION, "window": 4, "memory": 8, "empty_memory": "zeros"},
         "no-memory": {**_ATTENTION, "window": 5, "memory": 0},
         "labelled": {**_ATTENTION, **_LABELLED, "window": 4, "memory": 6},
@@ -145,6 +155,15 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "gate_channels": 10,
             "skip_channels": 8,
             **_LABELLED,
+        },
+        "predicting": {
+            "num_stacks": 1,
+            "layers_per_stack": 3,
+            "kernel_size": 2,
+            "residual_channels": 12,
+            "gate_channels": 10,
+            "skip_channels": 8,
+            **_PREDICTING,
         },
     },
 }
@@ -208,6 +227,7 @@ _QUICK = {
     "strong",
     "plain",
     "labelled",
+    "predicting",
 }
 
 

@@ -61,7 +61,7 @@ def open_agent_training(config: dict[str, Any], context: RunContext) -> Iterator
     environments = make_environments(config, rows=own_rows(train.batch_size, rank=world.rank, num_ranks=world.size))
     config["dataset"] = dataset_section(config, environments.num_actions)
     two_states = replace(train, batch_size=2 * train.batch_size)  # now, and at the start of the unroll
-    check_fits(config, two_states, vocab_size=environments.num_actions, world=world)
+    check_fits(config, two_states, dataset=config["dataset"], world=world)
     torch.manual_seed(config["seed"])
     agent = Agent(config["model"], environments.observation, num_actions=environments.num_actions)
     with claim(run_dir, config, world=world, timeout_s=train.timeout_s):

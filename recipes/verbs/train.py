@@ -43,7 +43,7 @@ def train(
         _refuse_other_vocabulary(Path(origin.run), data.folder)
     with job(device=train_config.device, timeout_s=train_config.timeout_s) as world:
         check_run_dir(run_dir)
-        check_settings(run_dir, config, train_config, vocab_size=data.vocab_size, world=world)
+        check_settings(run_dir, config, train_config, dataset=vars(data), world=world)
         return train_run(
             data,
             config,
@@ -76,7 +76,7 @@ def train_all(
     with job(device=first.device, timeout_s=first.timeout_s) as world:
         for run_dir, config in configs.items():
             check_run_dir(run_dir)
-            check_settings(run_dir, config, settings[run_dir], vocab_size=data.vocab_size, world=world)
+            check_settings(run_dir, config, settings[run_dir], dataset=vars(data), world=world)
         opened = [
             (config, settings[run_dir], RunContext(run_dir, world, show_progress=show_progress))
             for run_dir, config in configs.items()

@@ -39,7 +39,7 @@ def tune(
         train_config=TrainConfig,
         space=partial(search_space, file=config.space),
         open_data=lambda world: data,
-        vocab_size=data.vocab_size,
+        dataset=vars(data),
         load=load,
         unit="token",
         amount_of=amount_of,

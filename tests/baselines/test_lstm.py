@@ -116,7 +116,10 @@ def test_presets_match_the_compressive_transformer(
 ) -> None:
     def size(model: str) -> int:
         with torch.device("meta"):
-            config = {**compose([*overrides, f"model={model}"]), "dataset": {"vocab_size": vocab_size}}
+            config = {
+                **compose([*overrides, f"model={model}"]),
+                "dataset": {"vocab_size": vocab_size, "modality": {"kind": "audio"}},
+            }
             return num_parameters(model_from(config))
 
     assert size("lstm") == pytest.approx(size("compressive_transformer"), rel=share)

@@ -27,6 +27,7 @@ attention_cases = [case for case in laws.COMPILED if case.model != "wavenet"]
 # Logits of these models are about 5, and layer norms over 16 features magnify rounding. The cached decoder, which
 # computes the same in a different order, is up to 5e-5 away from `forward`; a wrong slot, weight or position 0.1.
 _TOLERANCE = 2e-4
+_OF_PREDICTING = 1e-3  # logits of classes many scales away from what is expected are large
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +38,10 @@ def no_gradient() -> Iterator[None]:
 
 def build_fp32(case: laws.Case) -> Any:
     return case.build().float()
+
+
+def tolerance_of(case: laws.Case) -> float:
+    return _OF_PREDICTING if "prediction" in case.fields else _TOLERANCE
 
 
 def starts(model: Any, window: int, batch_size: int = 3) -> list[Any]:
@@ -62,7 +67,7 @@ def test_steps_equal_teacher_forcing(case: laws.Case) -> None:
         expected = model.head.logits(model(tokens, laws.clone(start)).hidden)
         decoder = interface.decoder(model, laws.clone(start))
         assert is_compiled(decoder)
-        laws.assert_same(run(decoder, tokens), expected, atol=_TOLERANCE)
+        laws.assert_same(run(decoder, tokens), expected, atol=tolerance_of(case))
 
 
 @pytest.mark.parametrize("case", attention_cases, ids=str)
@@ -71,7 +76,7 @@ def test_steps_equal_the_cached_decoder(case: laws.Case) -> None:
     tokens = case.tokens(6 * case.window + 2, seed=3)
     for start in starts(model, case.window):
         expected = run(CachedDecoder(model, laws.clone(start)), tokens)
-        laws.assert_same(run(CompiledDecoder(model, start), tokens), expected, atol=_TOLERANCE)
+        laws.assert_same(run(CompiledDecoder(model, start), tokens), expected, atol=tolerance_of(case))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +183,10 @@ def test_int8_is_close(case: laws.Case) -> None:
     fp32 = run(interface.decoder(model, laws.clone(start)), tokens).log_softmax(-1)
     int8 = run(interface.decoder(model, laws.clone(start), int8=True), tokens).log_softmax(-1)
     assert not torch.equal(fp32, int8)
-    assert (fp32 - int8).abs().mean() < 0.06
+    difference, most = (fp32 - int8).abs(), 0.06
+    if "prediction" in case.fields:  # as probable as they are: classes far from what is expected differ by nats
+        difference, most = (fp32.exp() * difference).sum(-1), 0.12
+    assert difference.mean() < most
 
 
 @pytest.mark.parametrize("option", [{"activation": "relu"}, {"same_length": True}, {"clamp_len": 3}], ids=str)

@@ -15,7 +15,8 @@ from tests.faults.small_runs import SETTINGS, make_speech_run, write_audio
 from tests.recipes.calling import mistake as recipes_mistake
 from tests.test_cli import mistake
 from waveform.cli import main
-from waveform.runs.origin import compose_from
+from waveform.runs.origin import Origin, compose_from
+from waveform.speech import compose_config
 from waveform.system.errors import UserError
 
 _SCHEDULE = ["train.checkpoint_every=100", "train.max_steps=3", "train.warmup_steps=0", "train.lr=2e-3"]
@@ -55,6 +56,12 @@ def test_an_archive_does_not_say_in_which_folder_a_run_began(place: Path, tmp_pa
         config = archive.read("config.yaml").decode()
     assert str(place) not in config and yaml.safe_load(config)["origin"]["run"] == "run"
     assert main(["sample", str(tmp_path / "run.zip"), "--out", str(tmp_path / "s"), "--seconds", "0.01"]) == 0
+
+
+def test_a_setting_that_the_origin_did_not_have_is_as_it_was(tmp_path: Path) -> None:
+    """`preset=hour` has linear prediction; the bundled run is older."""
+    config = compose_config(["preset=hour"], origin=Origin("speech-en"), run_dir=tmp_path / "new")
+    assert (config["model"]["prediction"], config["model"]["d_model"]) == ("none", 96)
 
 
 @pytest.mark.parametrize("optimiser", [False, True])

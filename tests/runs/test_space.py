@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from waveform.models.registry import build
+from waveform.runs.configured_model import model_from
 from waveform.runs.space import Range, Space, space_of
 from waveform.speech import compose_config, search_space
 from waveform.system.errors import UserError
@@ -103,9 +103,9 @@ def test_the_spaces_that_models_come_with(model: str) -> None:
         settings = {key: value for choice in combination for key, value in choice.items()}
         assert settings.get("train.chunk", 1) % settings.get("model.window", 1) == 0
         sizes = {key[6:]: value for key, value in settings.items() if key.startswith("model.")}
-        _, *fields = {**demo["model"], **sizes}.items()  # the first is the name
+        dataset = {"vocab_size": 256, "modality": {"kind": "audio"}}
         with torch.device("meta"):
-            built: Any = build(model, vocab_size=256, **dict(fields))
+            built: Any = model_from({**demo, "model": {**demo["model"], **sizes}, "dataset": dataset})
         assert model == "wavenet" or built.config.has_kernels, settings
 
 

@@ -56,7 +56,7 @@ def test_figures_of_others_stand_beside(
     assert main(["compare", str(place / "on_whole"), "--published", "sc09", "--json", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line for line in lines if line.startswith("WaveNet (published)")]
-    assert row.split()[2:6] == [f"{1.925 * math.log(2):.3f}", "1.925", "-", "4.2"]
+    assert row.split()[2:7] == [f"{1.925 * math.log(2):.3f}", "1.925", "-", "-", "4.2"]
     assert [line.split()[0] for line in lines if "(published) " in line] == ["SampleRNN", "WaveNet", "SaShiMi", "Mamba"]
     assert lines[-1].startswith(
         "(published): measured by others, in bits; Goel et al. 2022, Table 6 (https://arxiv.org"

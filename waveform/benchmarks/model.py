@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from waveform.audio.audio_format import AudioFormat
 from waveform.benchmarks.sampling import measure_sampling
 from waveform.benchmarks.training import measure_training, updates_needed
 from waveform.engine.shards import Shard, ShardWriter
@@ -32,7 +33,7 @@ def measure_model(config: dict[str, Any], *, preset: str, scratch: Path) -> dict
     torch.manual_seed(config["seed"])
     window = window_of(config)
     tokens = _random_tokens(scratch, num_rows=train_config.batch_size, length=updates_needed() * train_config.chunk)
-    model = model_from({**config, "dataset": {"vocab_size": VOCAB_SIZE}})
+    model = model_from({**config, "dataset": {"vocab_size": VOCAB_SIZE, "modality": AudioFormat().modality()}})
     trainer = Trainer(
         model,
         train_config,

@@ -364,6 +364,30 @@ def gelu_slope(builder, a):
 
 
 @_of_each
+def log_logistic(builder, a):
+    """The log of the density of the standard logistic distribution, -|a| - 2 log(1 + e^-|a|), to 3e-7 (absolute).
+
+    The logarithm by a polynomial around 1 (`logf` of the Cephes library).
+    """
+    zero, one = _vector(0.0), _vector(1.0)
+    below = builder.select(builder.fcmp_ordered("<", a, zero), a, builder.fsub(zero, a))  # -|a|
+    x = builder.fadd(one, _exp(builder, below))  # in 1..2
+    is_large = builder.fcmp_ordered(">", x, _vector(math.sqrt(2)))
+    x = builder.fsub(builder.select(is_large, builder.fmul(x, _vector(0.5)), x), one)
+    y = _vector(7.0376836292e-2)
+    for coefficient in (
+        *(-1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1),
+        *(-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1),
+    ):
+        y = _fma(builder, y, x, _vector(coefficient))
+    square = builder.fmul(x, x)
+    y = builder.fmul(builder.fmul(y, x), square)
+    log = builder.fadd(x, _fma(builder, square, _vector(-0.5), y))
+    log = builder.fadd(log, builder.select(is_large, _vector(math.log(2)), zero))
+    return _fma(builder, log, _vector(-2.0), below)
+
+
+@_of_each
 def tanh(builder, a):
     """tanh a = 2 sigmoid(2 a) - 1, to 1e-7 (absolute)."""
     return _fma(builder, _vector(2.0), _sigmoid(builder, builder.fadd(a, a)), _vector(-1.0))

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from waveform.decoding.positions import angles, position_query
+from waveform.decoding.stepped_prediction import stepped_prediction
 from waveform.models.compressive_state import CompressiveState, fill_at, slot_times
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
+from waveform.models.linear_prediction import with_prediction
 
 
 class _FusedWeights(NamedTuple):
@@ -42,6 +44,7 @@ class CachedDecoder:
         self._first_window_slot = config.compressed + config.memory
         self._state = state._replace(window=tuple(window.clone() for window in state.window))
         self._row_labels = [labels.clone() for labels in state.labels]
+        self._prediction = stepped_prediction(model.linear_prediction, state.predictors)
         self._layers = list(model.layers)
         self._weights = [self._fuse(layer) for layer in self._layers]
         reference = next(model.parameters())
@@ -118,7 +121,8 @@ class CachedDecoder:
     @property
     def steps_to_host(self) -> int:
         """How many calls of `device_step` may follow each other before `advance` has work to do."""
-        return self._config.window - self._phase
+        left = self._config.window - self._phase
+        return left if self._prediction is None else min(left, self._prediction.steps_to_host)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
@@ -139,6 +143,8 @@ class CachedDecoder:
     @torch.inference_mode()
     def advance(self, num_steps: int) -> None:
         """Count steps, at most `steps_to_host`; evict, compress and shift if the window is full."""
+        if self._prediction is not None:
+            self._prediction.advance(num_steps)
         self._phase += num_steps
         assert self._phase <= self._config.window
         if self._phase == self._config.window:
@@ -158,6 +164,10 @@ class CachedDecoder:
         else:
             tokens, of_labels = model.label_embedding.step(tokens, self._row_labels[0])
             x = model.embedding(tokens) + of_labels
+        prediction = None
+        if self._prediction is not None and model.linear_prediction is not None:
+            prediction = self._prediction.step(tokens)
+            x = x + model.linear_prediction(prediction)[:, 0]
         for i, layer in enumerate(self._layers):
             self._state.window[i].index_copy_(1, phase, x[:, None].to(self._state.window[i].dtype))
             normed = layer.attention_norm(x) if layer.pre_norm else x
@@ -167,7 +177,7 @@ class CachedDecoder:
             x = x + layer.feedforward_out(layer.activation(layer.feedforward_in(normed)))
             x = layer.feedforward_norm(x) if not layer.pre_norm else x
         phase += 1
-        return model.head.logits(model.final_norm(x)[:, None])[:, 0]
+        return model.head.logits(with_prediction(model.final_norm(x)[:, None], prediction))[:, 0]
 
     def _attend(self, i: int, normed: Tensor, slot: Tensor, rotation: Tensor) -> Tensor:
         """Layer i's attention [B, D], before its output projection; keeps the key and value of `normed` [B, D]."""

@@ -18,6 +18,7 @@ from waveform.decoding.draw import NO_DRAWS, DrawingSteps, Draws, make_draw_scra
 from waveform.decoding.kernels import zeros
 from waveform.decoding.plan import make_plan
 from waveform.decoding.row_inputs import lay_out_labels
+from waveform.decoding.row_predictions import lay_out_predictions
 from waveform.decoding.slots import Windows, lay_out_memory
 from waveform.decoding.step import ADOPT, PROJECT, make_scratch, run, sizes_of
 from waveform.decoding.weights import lay_out_compressors, lay_out_weights
@@ -46,8 +47,11 @@ class CompiledDecoder(DrawingSteps):
         self._labels = lay_out_labels(
             model.label_embedding, state.labels, num_rows=self._sizes.num_rows, width=self._sizes.width
         )
-        work_on = (self._weights, self._compressors, self._labels, self._memory, self._scratch, self._draw_scratch)
-        self._plan = make_plan(*work_on, self._sizes)
+        self._predictions = lay_out_predictions(
+            model.linear_prediction, state.predictors, num_rows=self._sizes.num_rows, width=self._sizes.width
+        )
+        work_on = (self._weights, self._compressors, self._labels, self._predictions, self._memory)
+        self._plan = make_plan(*work_on, self._scratch, self._draw_scratch, self._sizes)
         self._kind = np.int8(0) if int8 else np.float32(0)
         self._logits = torch.from_numpy(self._scratch.logits)[:, : model.config.vocab_size]
 

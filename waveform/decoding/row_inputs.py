@@ -1,4 +1,4 @@
-"""The first work of a compiled step: each row's input vector, from its token's vector and its label's.
+"""The first work of a compiled step: each row's input vector, of its token, its label and its predictors.
 
 Shape letters: B rows, N labels with unknown (models/label_embedding.py), D' model width padded to whole vectors.
 """
@@ -12,6 +12,7 @@ import numpy as np
 
 from waveform.compiled.simd import F32, LANES, add, compiled, get, load, put, store
 from waveform.decoding.kernels import copy, pad_last
+from waveform.decoding.row_predictions import predict_row
 from waveform.models.label_embedding import LabelEmbedding, RowLabels
 
 _I64 = np.int64(0)
@@ -46,3 +47,5 @@ def embed_rows(tokens, p):
             of_label = p.label_embedding + get(p.row_labels, b, _I64) * p.width * 4
             for i in range(0, p.width, LANES):
                 store(x, i, add(load(x, i, F32), load(of_label, i, F32)))
+        if p.predicts:
+            predict_row(b, token, x, p)

@@ -21,6 +21,7 @@ from waveform.decoding.draw import draw_row
 from waveform.decoding.kernels import ADD, GELU, GROUP, SET, copy, dense, layer_norm, of_layer, zeros
 from waveform.decoding.plan import num_threads_for, share_vectors, shared_out
 from waveform.decoding.row_inputs import embed_rows
+from waveform.decoding.row_predictions import num_head_outputs, predict_logits
 from waveform.decoding.slots import SLOTS, Memory
 from waveform.decoding.weights import Weights, convolves
 from waveform.models.compressive_transformer import CompressiveTransformer
@@ -99,7 +100,7 @@ def sizes_of(model: CompressiveTransformer, weights: Weights, memory: Memory) ->
         num_features=config.num_position_features,
         num_projected=3 * width + padded(heads * config.num_position_features),
         num_inner=padded(config.d_feedforward),
-        num_logits=padded(config.vocab_size),
+        num_logits=num_head_outputs(model.head, config.vocab_size),
         num_classes=config.vocab_size,
         num_blocks=num_blocks,
         num_parts=-(-num_blocks // PART),
@@ -279,6 +280,9 @@ def _run_phases(tokens, first_phase, step_or_slot, plan, kind):
             layer, phase = 0, _HEAD
         _share_out(phase, layer, slot, plan, kind)
         _between(phase, layer, step, p, kind)
+    if p.predicts and first_phase != ADOPT:
+        for b in range(p.num_rows):
+            predict_logits(b, p)
 
 
 @compiled(entry=True)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from waveform.compiled.simd import padded
 from waveform.decoding.kernels import DenseWeights, pad_last
 from waveform.decoding.positions import position_query
+from waveform.decoding.row_predictions import head_for_kernels
 from waveform.models.compression import Convolution
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
 from waveform.models.heads import SoftmaxHead
@@ -61,7 +62,6 @@ def lay_out_weights(model: CompressiveTransformer, *, int8: bool) -> Weights:
     """The weights as they are now, scaled so that attention needs no 1 / sqrt(d)."""
     assert isinstance(model.head, SoftmaxHead) and isinstance(model.embedding, nn.Embedding)
     layers = list(model.layers)
-    head = model.head.projection
     final_norm = cast(nn.LayerNorm, model.final_norm) if model.config.norm == "pre" else layers[0].attention_norm
 
     def vectors(of_layer: Callable[[Layer], Tensor]) -> np.ndarray:
@@ -83,7 +83,9 @@ def lay_out_weights(model: CompressiveTransformer, *, int8: bool) -> Weights:
         output=dense(_output),
         feed_in=dense(lambda layer: layer.feedforward_in.weight, lambda layer: layer.feedforward_in.bias),
         feed_out=dense(lambda layer: layer.feedforward_out.weight, lambda layer: layer.feedforward_out.bias),
-        head=DenseWeights([head.weight], [head.bias], int8=int8, padding=-np.inf),
+        head=DenseWeights(
+            *([each] for each in head_for_kernels(model.head.projection, model.head)), int8=int8, padding=-np.inf
+        ),
     )
 
 

@@ -22,6 +22,7 @@ from waveform.engine.interface import to_device
 from waveform.models.attention import Slots, attention_bias, encode_times
 from waveform.models.compression import compression_function
 from waveform.models.label_embedding import RowLabels
+from waveform.models.linear_prediction import PredictionState
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
 
@@ -47,6 +48,7 @@ class CompressiveState(NamedTuple):
     usage: tuple[Tensor, ...]  # L x [B, c - 1 + M]
     times: tuple[Tensor, ...]  # L x [B, C]; empty if compressed slots have no times of their own
     labels: RowLabels = ()  # of the utterances that are read; empty without labels
+    predictors: tuple[PredictionState, ...] = ()  # one, or none without linear prediction
 
     @classmethod
     def of_layers(cls, steps: Tensor, layers: Iterable[LayerState]) -> "CompressiveState":

@@ -42,6 +42,8 @@ from waveform.models.dropout import Dropout
 from waveform.models.embeddings import token_embedding
 from waveform.models.label_embedding import label_embedding
 from waveform.models.linear import Linear, linear
+from waveform.models.linear_prediction import linear_prediction, with_prediction
+from waveform.models.read_inputs import read_inputs
 from waveform.models.transformer_config import ACTIVATIONS, CompressiveTransformerConfig
 from waveform.system.errors import UserError
 
@@ -348,6 +350,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         self.label_embedding = label_embedding(
             config.d_model, num_labels=config.num_labels, vocab_size=config.vocab_size
         )
+        self.linear_prediction = linear_prediction(config.d_model, config.prediction, config.classes, std=embedding_std)
         self.dropout = Dropout(config.dropout)
         self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(config) for _ in range(config.num_layers)))
         self.final_norm = nn.LayerNorm(config.d_model) if pre_norm else nn.Identity()
@@ -358,6 +361,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
             div_value=config.div_value,
             project_first=config.project_first,
             tied_to=self.embedding if config.tie_embeddings else None,
+            classes=config.classes if self.linear_prediction is not None else None,
         )
         if isinstance(self.embedding, nn.Embedding):
             nn.init.normal_(self.embedding.weight, std=embedding_std)
@@ -435,9 +439,11 @@ class CompressiveTransformer(nn.Module, OptionalParts):
     ) -> CompressiveState:
         """State of `batch_size` streams of which nothing has been read; slots are of `dtype`."""
         empty = compressive_state.empty_state(self.config, batch_size, device=device, dtype=dtype)
-        if self.label_embedding is None:
-            return empty
-        return empty._replace(labels=self.label_embedding.init_state(batch_size, device=device))
+        if self.label_embedding is not None:
+            empty = empty._replace(labels=self.label_embedding.init_state(batch_size, device=device))
+        if self.linear_prediction is not None:
+            empty = empty._replace(predictors=self.linear_prediction.init_state(batch_size, device=device))
+        return empty
 
     def forward(self, tokens_BT: Tensor, state: CompressiveState) -> Step:
         """Any T >= 1 -> hidden [B, T, D], the new state, and the compression loss of each row.
@@ -446,31 +452,37 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         computed only if gradients are enabled.
         """
         pieces, losses = [], []
-        start, labels_BT, row_labels = 0, None, state.labels
-        if self.label_embedding is not None:
-            tokens_BT, labels_BT, row_labels = self.label_embedding.read(tokens_BT, row_labels)
+        inputs = read_inputs(
+            tokens_BT,
+            state.labels,
+            state.predictors,
+            label_embedding=self.label_embedding,
+            linear_prediction=self.linear_prediction,
+        )
+        tokens_BT, added_BTD, start = inputs.tokens, inputs.added, 0
         while start < tokens_BT.shape[1]:
             # No row's window may end inside a piece.
             length = self.config.window - int((state.steps % self.config.window).max())
             part = slice(start, start + length)
             piece, state, loss = self._within_window(
-                tokens_BT[:, part], None if labels_BT is None else labels_BT[:, part], state
+                tokens_BT[:, part], None if added_BTD is None else added_BTD[:, part], state
             )
             pieces.append(piece)
             losses += [loss] if loss is not None else []
             start += length
         hidden_BTD = torch.cat(pieces, dim=1) if len(pieces) > 1 else pieces[0]
         aux_losses = {"compression": torch.stack(losses).sum(dim=0)} if losses else {}
-        return Step(self.final_norm(hidden_BTD), state._replace(labels=row_labels), aux_losses)
+        hidden_BTD = with_prediction(self.final_norm(hidden_BTD), inputs.prediction)
+        return Step(hidden_BTD, state._replace(**inputs.kept), aux_losses)
 
     def embed(self, tokens_BT: Tensor, steps_B: Tensor) -> Tensor:
         """What the first layer reads [B, T, D], before dropout; steps_B: what the rows have read before, on the CPU."""
         return self.embedding(tokens_BT)
 
     def _within_window(
-        self, tokens_BT: Tensor, labels_BT: Tensor | None, state: CompressiveState
+        self, tokens_BT: Tensor, added_BTD: Tensor | None, state: CompressiveState
     ) -> tuple[Tensor, CompressiveState, Tensor | None]:
-        """Hidden vectors, the state but for its labels, and the loss; see `forward`."""
+        """Hidden vectors, the state but for what `read_inputs` keeps, and the loss; see `forward`."""
         num_new = tokens_BT.shape[1]
         piece = compressive_state.next_piece(
             self.config,
@@ -481,8 +493,8 @@ class CompressiveTransformer(nn.Module, OptionalParts):
             through_time=self.carry_gradient and not self.compressor_parameters(),
         )
         h_BTD = self.embed(tokens_BT, state.steps)
-        if self.label_embedding is not None and labels_BT is not None:
-            h_BTD = h_BTD + self.label_embedding(labels_BT)
+        if added_BTD is not None:
+            h_BTD = h_BTD + added_BTD
         h_BTD = self.dropout(h_BTD)
         layer_states, total_loss = [], None
         checkpointed = self.checkpoint_activations and torch.is_grad_enabled()

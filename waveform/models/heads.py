@@ -8,12 +8,17 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from waveform.engine.sound_classes import SoundClasses
+from waveform.models.attention import VECTOR
 from waveform.models.embeddings import AdaptiveEmbedding, random_projection
 from waveform.models.linear import Linear, linear
+from waveform.models.linear_prediction import LOG_LEAST_SCALE, NUM_DENSITY_OUTPUTS, NUM_HEAD_INPUTS, NUM_PREDICTORS
 
 KINDS = ("softmax", "adaptive")
 _STD = 0.02
@@ -127,6 +132,50 @@ class AdaptiveSoftmaxHead(nn.Module):
         return nll_N.view(targets.shape)
 
 
+class PredictionHead(SoftmaxHead):
+    """A softmax over logits of the network's own plus w times the log of a logistic density around what is expected.
+
+    The network also gives the weights by which expectations and log scales of the predictors are averaged, a shift of
+    the centre in units of the scale, a factor of the scale, and w. In the beginning its own logits are zero: the model
+    is the predictors alone.
+    """
+
+    def __init__(self, d_model: int, *, classes: SoundClasses) -> None:
+        super().__init__(d_model, vocab_size=len(classes.values) + NUM_DENSITY_OUTPUTS)
+        self.num_classes = len(classes.values)
+        with torch.no_grad():
+            self.projection.weight[: self.num_classes] = 0
+            self.projection.bias[-3:] = torch.tensor([1.0, -0.8, 0.0])  # w, log scale, shift
+        widths = classes.widths
+        self.register_buffer("values", torch.tensor(classes.values), persistent=False)
+        self.register_buffer("log_widths", torch.from_numpy(np.log(widths)).float(), persistent=False)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [B, T, D + NUM_HEAD_INPUTS] -> logits [B, T, V], in at least fp32."""
+        k = NUM_PREDICTORS
+        expected, log_scale, log_width = hidden[..., -NUM_HEAD_INPUTS:].split([k, k, 1], dim=-1)
+        own = self.projection(hidden[..., :-NUM_HEAD_INPUTS]).to(hidden.dtype)
+        own, mix, weight, factor, shift = own.split([self.num_classes, k, 1, 1, 1], dim=-1)
+        mix = mix.softmax(dim=-1)
+        log_scale = (mix * log_scale).sum(dim=-1, keepdim=True) + factor
+        log_scale = torch.logaddexp(2 * log_scale, 2 * (log_width + LOG_LEAST_SCALE)) / 2
+        centre = (mix * expected).sum(dim=-1, keepdim=True) + shift * log_scale.exp()
+        z = (self.values - centre) * (-log_scale).exp()
+        return own + weight * (2 * F.logsigmoid(z) - z - log_scale + self.log_widths)
+
+    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """As `SoftmaxHead.nll`; by kernels in fp32 on a CPU."""
+        on_cpu = hidden.device.type == "cpu" and hidden.dtype == torch.float32 and not self.num_classes % VECTOR
+        if not on_cpu or is_in_torch_dispatch_mode():  # which would not see what they do
+            return super().nll(hidden, targets)
+        from waveform.models.compiled_density import PredictedNll  # here: others do without numba
+
+        y = self.projection(hidden[..., :-NUM_HEAD_INPUTS]).flatten(0, 1).float().contiguous()
+        expected = hidden[..., -NUM_HEAD_INPUTS:].detach().flatten(0, 1).contiguous()
+        nll: Tensor = PredictedNll.apply(y, expected, targets.flatten(), self.values, self.log_widths)
+        return nll.view(targets.shape)
+
+
 def _at_least_fp32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -139,8 +188,14 @@ def output_head(
     div_value: int,
     project_first: bool,
     tied_to: nn.Module | None,
+    classes: SoundClasses | None = None,
 ) -> "SoftmaxHead | AdaptiveSoftmaxHead":
-    """The head with these fields; `tied_to` is the model's embedding if the two share their tables."""
+    """The head with these fields; `tied_to` is the model's embedding if the two share their tables.
+
+    classes: of sound, for a head that knows what linear prediction expects (models/linear_prediction.py).
+    """
+    if classes is not None:
+        return PredictionHead(d_model, classes=classes)
     if not cutoffs and tied_to is None:
         return SoftmaxHead(d_model, vocab_size=vocab_size)
     assert tied_to is None or isinstance(tied_to, AdaptiveEmbedding)

@@ -10,7 +10,7 @@ from waveform.system.errors import UserError
 from waveform.system.rules import check_rules
 
 _GROUP = "waveform.models"
-DECIDED_BY_DATA = ("vocab_size", "num_labels")  # fields of a Config that no user sets
+DECIDED_BY_DATA = ("vocab_size", "num_labels", "classes")  # fields of a Config that no user sets
 
 
 def model_names() -> list[str]:
@@ -46,4 +46,6 @@ def build(name: str, *, vocab_size: int, **fields: Any) -> SequenceModel:
             raise UserError(f"model {name!r} has no field {field!r}{hint}")
     config = cls.Config(vocab_size=vocab_size, **fields)
     check_rules(config, {}, section="model")  # one of another package may have no rules of its own
+    if fields.get("prediction", "none") != "none" and fields.get("classes") is None:
+        raise UserError("model.prediction=linear predicts samples of sound, but tokens here are not; set it to none")
     return cls(config)

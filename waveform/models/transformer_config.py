@@ -7,7 +7,8 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from waveform.models import heads
+from waveform.engine.sound_classes import SoundClasses
+from waveform.models import heads, linear_prediction
 from waveform.models.attention import IMPLEMENTATIONS, VECTOR
 from waveform.models.compression import LOSSES, compression_function
 from waveform.models.embeddings import check_cutoffs
@@ -53,7 +54,10 @@ class TransformerConfig:
     attention_dropout: float = 0.0  # of attention weights
     project_first: bool = False  # an adaptive head's first cluster has a projection too, another one than the input's
 
+    # none: as published; linear: the input and the head know what linear filters expect (models/linear_prediction.py)
+    prediction: str = "none"
     num_labels: int = 0  # of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
+    classes: SoundClasses | None = None  # what tokens mean as amplitudes, for prediction=linear. Decided by the data
 
     RULES: ClassVar[Mapping[str, Rule]] = {
         "vocab_size": whole_number(1),
@@ -76,12 +80,15 @@ class TransformerConfig:
         "activation": one_of(*ACTIVATIONS),
         "clamp_len": whole_number(0, MAX_SLOTS),
         "attention_dropout": SHARE_DROPPED,
+        "prediction": one_of(*linear_prediction.KINDS),
         "num_labels": whole_number(0),
     }
 
     def __post_init__(self) -> None:
         check_rules(self, self.RULES, section="model")
         check_cutoffs(self.cutoffs, head=self.head, vocab_size=self.vocab_size)
+        if self.prediction != "none" and (self.head != "softmax" or self.tie_embeddings):
+            raise UserError("model.prediction=linear is for model.head=softmax without model.tie_embeddings")
         if self.d_model % self.num_heads:
             raise UserError(f"model.d_model {self.d_model} is not a multiple of model.num_heads {self.num_heads}")
         if self.project_first and self.head != "adaptive":

@@ -6,14 +6,17 @@ from typing import Any
 import torch
 
 from waveform.engine.interface import SequenceModel
+from waveform.engine.sound_classes import classes_of
 from waveform.models.registry import build, model_class
 from waveform.system.errors import UserError
 from waveform.system.ram import require_ram
 
 
 def model_from(config: dict[str, Any]) -> SequenceModel:
-    """A new model with the fields of `config["model"]`, and the vocabulary and labels of `config["dataset"]`."""
+    """A new model with the fields of `config["model"]`, and what `config["dataset"]` decides of it."""
     fields = {key: value for key, value in config["model"].items() if key != "name"}
+    if fields.get("prediction", "none") != "none":
+        fields["classes"] = classes_of(config["dataset"].get("modality", {}))
     names = labels_of(config)
     if names:
         fields["num_labels"] = 1 + len(names)

@@ -132,11 +132,10 @@ def refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
     )
 
 
-def comparable(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration without what may differ when a run is resumed.
+def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration in which fields of the model and of training that did not exist when the run began have defaults.
 
-    Fields of the model and of training that did not exist when the run began have their defaults, which leave it as it
-    was.
+    These leave it as it was.
     """
     known = {"model": model_class(config["model"]["name"]).Config, "train": TrainConfig}
     for section, kind in known.items():
@@ -144,6 +143,11 @@ def comparable(config: dict[str, Any]) -> dict[str, Any]:
         for name in DECIDED_BY_DATA:
             defaults.pop(name, None)
         config = {**config, section: {**defaults, **config[section]}}
+    return config
+
+
+def comparable(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration, `with_defaults`, without what may differ when a run is resumed."""
     return {
         section: {
             key: None if (section, key, value) == _NO_LABELS else value
@@ -152,7 +156,7 @@ def comparable(config: dict[str, Any]) -> dict[str, Any]:
         }
         if isinstance(content, dict)
         else content
-        for section, content in config.items()
+        for section, content in with_defaults(config).items()
     }
 
 

@@ -13,7 +13,7 @@ from waveform.engine import checkpoint
 from waveform.engine.trainer import Trainer
 from waveform.models.registry import model_class
 from waveform.runs.configured_model import labels_of
-from waveform.runs.folder import CONFIG_FILE, comparable, read_config
+from waveform.runs.folder import CONFIG_FILE, comparable, read_config, with_defaults
 from waveform.runs.named import full_name
 from waveform.runs.opened import find_saved, use_saved
 from waveform.runs.settings import differing_keys
@@ -62,6 +62,7 @@ def compose_from(
         return compose(overrides)
     before, record = found
     model_class(before["model"]["name"])  # refuses a path, at which Hydra would look for a file
+    before = with_defaults(before)
     given = {override.lstrip("+").partition("=")[0] for override in overrides}
     config = compose(overrides if "model" in given else [f"model={before['model']['name']}", *overrides])
     if config["model"]["name"] == before["model"]["name"]:

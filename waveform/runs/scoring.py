@@ -14,8 +14,10 @@ from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import Classes, EvaluateConfig, Evaluation
 from waveform.engine.evaluator import evaluate as evaluate_tokens
 from waveform.engine.metrics import unigram_nll
+from waveform.engine.sound_classes import classes_of
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
+from waveform.models.predictors_alone import PredictorsAlone
 from waveform.ranks.distributed import World
 from waveform.runs.folder import CONFIG_FILE, OWN_DATA_DIR
 from waveform.runs.opened import TrainedRun
@@ -23,6 +25,8 @@ from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
 _FEWEST_UTTERANCES = 5  # for an interval that means something
+_WINDOW_OF_PREDICTORS = 1024  # tokens
+_PREDICTED: dict[str, float] = {}  # by checksum: runs that are compared have the same tokens
 
 
 def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
@@ -211,6 +215,17 @@ def interval_over_utterances(
         chosen = rng.integers(len(counts), size=len(counts))
         means.append(nats[chosen].sum() / counts[chosen].sum())
     return [float(end) for end in np.quantile(means, [0.025, 0.975])]
+
+
+def linear_prediction_nats(run: TrainedRun, tokens: TokenSet) -> float | None:
+    """NLL per token of linear prediction alone, with no training, on sound; None for other tokens."""
+    classes = classes_of(run.config["dataset"]["modality"])
+    if classes is None:
+        return None
+    if tokens.checksum not in _PREDICTED:
+        scored = evaluate_tokens(PredictorsAlone(classes), tokens, EvaluateConfig(window=_WINDOW_OF_PREDICTORS))
+        _PREDICTED[tokens.checksum] = scored.nats_per_token
+    return _PREDICTED[tokens.checksum]
 
 
 def unigram_nats(run: TrainedRun, tokens: TokenSet) -> float | None:

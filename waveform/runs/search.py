@@ -97,7 +97,7 @@ class Task:
     train_config: type[TrainConfig]
     space: Callable[[str], Space]  # of a model
     open_data: Callable[[World], Dataset]
-    vocab_size: int
+    dataset: dict[str, Any]  # `vocab_size` and `modality` of the data
     load: Callable[..., TrainedRun]
     unit: str  # what a token is called
     amount_of: Callable[[Dataset], Callable[[TokenSet], str]]  # describes the size of a split of the data
@@ -197,7 +197,7 @@ def _checked(settings: Sequence[str], task: Task, world: World) -> tuple[dict[st
     """The configuration of some settings. Raises UserError if a run would refuse it."""
     config = task.compose(settings)
     train_config = typed(task.train_config, config["train"], section="train")
-    check_fits(config, train_config, vocab_size=task.vocab_size, world=world)
+    check_fits(config, train_config, dataset=task.dataset, world=world)
     return config, train_config
 
 

@@ -33,22 +33,25 @@ _ROWS_OF_A_LOOK = 16  # of each process: more would be faster, but each begins w
 
 
 def check_settings(
-    run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, vocab_size: int, world: World
+    run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, dataset: dict[str, Any], world: World
 ) -> None:
     """Refuse whatever can be refused before anything is prepared or written.
 
     Raises UserError for fields that the model refuses, for sizes that do not fit each other or this machine, and for
     a configuration that differs from the one in `run_dir`.
     """
-    check_fits(config, train_config, vocab_size=vocab_size, world=world)
+    check_fits(config, train_config, dataset=dataset, world=world)
     refuse_other_config(run_dir, config)
 
 
-def check_fits(config: dict[str, Any], train_config: TrainConfig, *, vocab_size: int, world: World) -> None:
-    """Raises UserError for fields that the model refuses, and sizes that do not fit each other or this machine."""
+def check_fits(config: dict[str, Any], train_config: TrainConfig, *, dataset: dict[str, Any], world: World) -> None:
+    """Raises UserError for fields that the model refuses, and sizes that do not fit each other or this machine.
+
+    dataset: `vocab_size` and `modality` of the data, which decide the rest of the model.
+    """
     # With a GPU, whose own allocator refuses, or with sharding, this machine's RAM only holds the weights themselves.
     alone = world.device.type == "cpu" and train_config.sharding == "none"
-    sketch = sketch_model({**config, "dataset": {"vocab_size": vocab_size}}, num_copies=4 if alone else 1)
+    sketch = sketch_model({**config, "dataset": dataset}, num_copies=4 if alone else 1)
     check_sizes(
         batch_size=train_config.batch_size,
         window=window_of(config),

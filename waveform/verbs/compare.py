@@ -23,7 +23,7 @@ from waveform.quality.report import describe as describe_quality
 from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.opened import TrainedRun
 from waveform.runs.race import ScoredRun
-from waveform.runs.scoring import bootstrap_interval, score, unigram_nats, with_labels
+from waveform.runs.scoring import bootstrap_interval, score, with_labels
 from waveform.runs.speeds import warnings_of
 from waveform.speech import Run, load
 from waveform.system.console import counted, printable, table
@@ -199,7 +199,7 @@ def figures_of(scored: ScoredRun, *, split: str) -> dict[str, Any]:
     """What a comparison's JSON has of one run on its own."""
     run, tokens = scored.run, scored.tokens
     return {
-        **describe(run, scored.result, split=split, tokens=tokens, unigram=unigram_nats(run, tokens)),
+        **describe(run, scored.result, split=split, tokens=tokens),
         "train_samples_per_second": training_speed(run.folder),
         "train_samples_per_second_by_slice": scored.speeds,
         "train_waited_share": scored.waited_share,
@@ -223,7 +223,7 @@ def labels_of(entries: Sequence[dict[str, Any]]) -> list[str]:
 
 def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """The comparison as a table's header and rows, best NLL first."""
-    header = ["model", "nats/sample", "bits/sample", "vs WaveNet, nats [95% interval]", "parameters",
+    header = ["model", "nats/sample", "bits/sample", "vs WaveNet, nats [95% interval]", "prediction", "parameters",
               "trained on", "training", "sampling"]  # fmt: skip
     rows = []
     for label, entry in sorted(
@@ -243,6 +243,7 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
                 f"{entry['nll_nats_per_sample']:.4f}",
                 f"{bits(entry['nll_nats_per_sample']):.4f}",
                 against,
+                entry["prediction"],
                 f"{entry['num_parameters'] / 1e6:.2f} M",
                 f"{entry['train_samples_seen'] / 1e6:.1f} M samples, {entry['train_seconds']:.0f} s",
                 "-" if rate is None else f"{rate:,.0f}/s ({rate / entry['sample_rate_hz']:.2f} x real time)",
@@ -250,13 +251,13 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
             ]
         )
     first = entries[0]
-    if first["unigram_nats_per_sample"] is not None:
-        unigram = first["unigram_nats_per_sample"]
-        rows.append(["(unigram)", f"{unigram:.4f}", f"{bits(unigram):.4f}", *["-"] * 5])
+    for name, key in (("(linear prediction)", "linear_prediction"), ("(unigram)", "unigram")):
+        if (nats := first[f"{key}_nats_per_sample"]) is not None:
+            rows.append([name, f"{nats:.4f}", f"{bits(nats):.4f}", *["-"] * 6])
     for other in first.get("published", []):
         size = "-" if other["parameters"] is None else f"{other['parameters'] / 1e6:.1f} M"
         label = f"{other['model']} (published)"
-        rows.append([label, f"{other['bits'] * math.log(2):.3f}", f"{other['bits']:.3f}", "-", size, *["-"] * 3])
+        rows.append([label, f"{other['bits'] * math.log(2):.3f}", f"{other['bits']:.3f}", "-", "-", size, *["-"] * 3])
     return header, rows
 
 

@@ -59,15 +59,17 @@ def evaluate(
             [(run.name, run)], quality, held_out=tokens, others=others, show_progress=show_progress
         )
     result = scoring.score(run, tokens, protocol=options.protocol, show_progress=show_progress)
-    figures = describe(run, result, split=split, tokens=tokens, unigram=scoring.unigram_nats(run, tokens))
+    figures = describe(run, result, split=split, tokens=tokens)
     if show_progress:
-        unigram = figures["unigram_nats_per_sample"]
+        beside = {"linear prediction alone": "linear_prediction", "unigram": "unigram"}
+        known = {name: figures[f"{key}_nats_per_sample"] for name, key in beside.items()}
         print(
             f"{run.name}, step {run.step}, {split} split, state by {result.protocol}"
             f"{LOOKS_AHEAD if figures['looks_ahead'] else ''}: "
             f"{result.nats_per_token:.4f} nats = {bits(result.nats_per_token):.4f} bits per sample "
             f"({figures['num_samples']:,} samples of {counted(figures['num_utterances'], 'utterance')}"
-            + (f"; unigram {unigram:.4f} nats)" if unigram is not None else ")")
+            + "".join(f"; {name} {nats:.4f} nats" for name, nats in known.items() if nats is not None)
+            + ")"
         )
         if "nll_by_label" in figures:
             print(format_by_label(figures["nll_by_label"]))
@@ -126,9 +128,7 @@ def require_clips(run: Run, protocol: str | None) -> None:
         )
 
 
-def describe(
-    run: TrainedRun, result: Evaluation, *, split: str, tokens: TokenSet, unigram: float | None
-) -> dict[str, Any]:
+def describe(run: TrainedRun, result: Evaluation, *, split: str, tokens: TokenSet) -> dict[str, Any]:
     """What `evaluate --json` writes of the result of a run on `tokens`."""
     by_label = scoring.nll_by_label(result, tokens, unit="sample")
     return {
@@ -141,7 +141,9 @@ def describe(
         "chunk": run.config["train"]["chunk"] if result.protocol == "chunk" else None,
         "nll_nats_per_sample": result.nats_per_token,
         "nll_bits_per_sample": result.bits_per_token,
-        "unigram_nats_per_sample": unigram,
+        "unigram_nats_per_sample": scoring.unigram_nats(run, tokens),
+        "linear_prediction_nats_per_sample": scoring.linear_prediction_nats(run, tokens),
+        "prediction": run.config["model"].get("prediction", "none"),
         "num_samples": int(result.counts.sum()),
         "num_utterances": len(result.names),
         "num_parameters": num_parameters(run.model),

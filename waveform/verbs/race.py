@@ -69,7 +69,8 @@ def race(
         first = figures["runs"][0]
         print("\n".join(race_table(figures, scored)))
         print(
-            f"{scope_of(first)}; unigram {first['unigram_nats_per_sample']:.4f} nats; {first['device']}, "
+            f"{scope_of(first)}; linear prediction alone {first['linear_prediction_nats_per_sample']:.4f} nats, "
+            f"unigram {first['unigram_nats_per_sample']:.4f} nats; {first['device']}, "
             f"{first['num_threads']} thread"
             f"{'s' * (first['num_threads'] > 1)}"
         )

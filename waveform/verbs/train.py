@@ -102,8 +102,9 @@ def check_run(
     require_source(source)
     check_run_dir(run_dir)
     data_config: DataConfig = typed(DataConfig, config["data"], section="data")
-    vocab_size = data_config.audio_format.num_classes
-    check_settings(run_dir, config, train_config, vocab_size=vocab_size, world=world)
+    audio_format = data_config.audio_format
+    dataset = {"vocab_size": audio_format.num_classes, "modality": audio_format.modality()}
+    check_settings(run_dir, config, train_config, dataset=dataset, world=world)
 
 
 def require_source(source: Path) -> None:

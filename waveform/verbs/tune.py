@@ -68,7 +68,7 @@ def tune(
         train_config=SpeechTrainConfig,
         space=partial(search_space, file=config.space),
         open_data=data,
-        vocab_size=AudioFormat().num_classes,
+        dataset={"vocab_size": AudioFormat().num_classes, "modality": AudioFormat().modality()},
         load=load,
         unit="sample",
         amount_of=amount_of,

@@ -1,0 +1,165 @@
+"""The predictors of linear_prediction.py as compiled functions, in fp64: for whole calls, and for decoders' steps.
+
+One row at a time, one sample at a time, in the order that the code states: what a row is told depends neither on other
+rows nor on how its stream is cut. The tests hold it against the operations of torch.
+
+Shape letters: K predictors, P order, V classes.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Compiled functions have the types of what they are called with.
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from waveform.compiled.simd import compiled
+from waveform.models import linear_prediction as lp
+from waveform.models.linear_prediction import LinearPrediction, Prediction, PredictionState
+
+_K, _P, _E = lp.NUM_PREDICTORS, lp.ORDER, lp.NUM_SPEEDS
+_BLOCK, _HISTORY, _CLIP, _SPEED = lp.BLOCK, lp.HISTORY, lp.CLIP, lp._SPEED
+_FORGETTING, _DECAYS = np.array(lp.FORGETTING), np.array(lp.ERROR_DECAYS)
+_WIDENING = lp.WIDENING ** np.arange(1, _P + 1)
+_NOISE, _MAX_REFLECTION = lp._NOISE, lp._MAX_REFLECTION
+SCRATCH_SHAPE = (_P + 6, _HISTORY)  # of a fit
+
+
+def read_rows(model: LinearPrediction, tokens: Tensor, state: PredictionState) -> tuple[Prediction, PredictionState]:
+    """As `LinearPrediction.read`, on a CPU."""
+    num_rows, num_steps = tokens.shape
+    x = np.concatenate([state.history.numpy(), model.values[tokens.numpy()]], axis=1)
+    kept = [tensor.numpy().copy() for tensor in (state.moments, state.coefficients, state.expected, state.energy)]
+    features = np.empty((num_rows, num_steps, lp.NUM_FEATURES))
+    centre = np.empty((num_rows, num_steps), dtype=np.int64)
+    for_head = np.empty((num_rows, num_steps, lp.NUM_HEAD_INPUTS))
+    _read(x, state.steps.numpy(), *kept, model.bounds, model.log_widths, features, centre, for_head)
+    after = [torch.from_numpy(array) for array in (x[:, num_steps:].copy(), *kept)]
+    made = Prediction(*(torch.from_numpy(array) for array in (features, centre, for_head)))
+    return made, PredictionState(state.steps + num_steps, *after)
+
+
+@compiled(entry=True)
+def _read(x, steps, moments, coefficients, expected, energy, bounds, log_widths, features, centre, for_head):
+    scratch = np.empty(SCRATCH_SHAPE)
+    for b in range(len(x)):
+        for t in range(features.shape[1]):
+            centre[b, t] = advance(
+                x[b], _HISTORY + t, steps[b] + t + 1, moments[b], coefficients[b], expected[b], energy[b], bounds,
+                log_widths, features[b, t], for_head[b, t], scratch,
+            )  # fmt: skip
+
+
+@compiled
+def advance(x, at, num_read, moments, coefficients, expected, energy, bounds, log_widths, features, for_head, scratch):
+    """Take in sample `at` of a row's x, the `num_read`-th since its reset, and describe what is expected of the next.
+
+    Returns the class of the mean expectation.
+    """
+    mean_scale = 0.0
+    for k in range(_K):
+        error = x[at] - expected[k]
+        for speed in range(_E):
+            energy[k, speed] = _DECAYS[speed] * energy[k, speed] + (1 - _DECAYS[speed]) * error * error
+            features[k * _E + speed] = (math.log(energy[k, speed]) / 2 + 5) / 2
+        for_head[_K + k] = math.log(energy[k, _SPEED]) / 2
+        scale = math.exp(for_head[_K + k])
+        mean_scale += scale / _K
+        features[_K * (_E + 1) + k] = min(max(error / scale, -_CLIP), _CLIP) / 2
+    past = x[at + 1 - _P : at + 1]
+    for k in range(_K):
+        a, b, c, d = 0.0, 0.0, 0.0, 0.0  # four sums, so that one need not wait for the other
+        for i in range(0, _P, 4):
+            a += coefficients[k, i] * past[i]
+            b += coefficients[k, i + 1] * past[i + 1]
+            c += coefficients[k, i + 2] * past[i + 2]
+            d += coefficients[k, i + 3] * past[i + 3]
+        expected[k] = min(max((a + b) + (c + d), -1.0), 1.0)
+        for_head[k] = expected[k]
+        log_width = log_widths[class_of(expected[k], bounds)]
+        features[_K * _E + k] = (for_head[_K + k] - log_width) / 2
+    mean = expected.mean()
+    for k in range(_K):
+        features[_K * (_E + 2) + k] = min(max((expected[k] - mean) / mean_scale, -_CLIP), _CLIP) / 2
+    centre = class_of(mean, bounds)
+    for_head[2 * _K] = log_widths[centre]
+    if num_read % _BLOCK == 0:
+        _fit(x[at + 1 - _HISTORY : at + 1], moments, coefficients, scratch)
+    return centre
+
+
+@compiled
+def class_of(value, bounds):
+    """The class in which an amplitude lies."""
+    low, high = 0, len(bounds)
+    while low < high:
+        middle = (low + high) >> 1
+        if bounds[middle] <= value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def _fit(x, moments, coefficients, scratch):
+    """Fit all filters of a row to the samples up to the last of x [HISTORY]."""
+    newest = scratch[-1]  # first; numba computes one element at a time where indices may be negative
+    for i in range(_HISTORY):
+        newest[i] = x[_HISTORY - 1 - i]
+    matrix, sums = scratch[: _P + 1, : _P + 1], scratch[_P + 1, : _P + 1]
+    for k in range(_K):
+        forgetting = _FORGETTING[k]
+        for i in range(_P + _BLOCK - 1, _P - 1, -1):
+            _add_products(newest[i:], forgetting, moments[k])
+        sums[:] = moments[k]
+        for i in range(_P, -1, -1):  # R(i, i + d) is the sum at lag d that ends i samples ago
+            for d in range(_P + 1 - i):
+                matrix[i, i + d] = sums[d]
+                matrix[i + d, i] = sums[d]
+            if i:
+                _add_products(newest[i - 1 :], forgetting, sums)
+        _lattice(matrix, coefficients[k], scratch[_P + 1 :, : _P + 1])
+
+
+@compiled
+def _add_products(newest, forgetting, sums):
+    """Take one more sample into sums [P + 1] of products; `newest` begins with it."""
+    last = newest[0]
+    for d in range(_P + 1):
+        sums[d] = sums[d] * forgetting + last * newest[d]
+
+
+@compiled
+def _lattice(matrix, coefficients, vectors):
+    """As `lattice` of linear_prediction.py."""
+    forward, backward, of_forward, of_backward = vectors[0], vectors[1], vectors[2], vectors[3]
+    forward[:] = 0
+    backward[:] = 0
+    forward[0] = backward[1] = 1
+    of_forward[:] = matrix[0]
+    for order in range(1, _P + 1):
+        of_backward[:] = 0
+        for j in range(order + 1):
+            row, factor = matrix[j], backward[j]
+            for i in range(_P + 1):
+                of_backward[i] += row[i] * factor
+        energy, product = 0.0, 0.0
+        for i in range(order + 1):
+            energy += forward[i] * of_forward[i] + backward[i] * of_backward[i]
+            product += forward[i] * of_backward[i]
+        reflection = min(max(2 * product / (energy + _NOISE), -_MAX_REFLECTION), _MAX_REFLECTION)
+        carried = 0.0
+        for i in range(order + 1):
+            f, b = forward[i], backward[i]
+            forward[i] = f - reflection * b
+            backward[i] = carried
+            carried = b - reflection * f
+        if order < _P:
+            backward[order + 1] = carried
+        for i in range(_P + 1):
+            of_forward[i] -= reflection * of_backward[i]
+    for i in range(_P):
+        coefficients[_P - 1 - i] = -forward[i + 1] * _WIDENING[i]
