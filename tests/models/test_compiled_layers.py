@@ -1,5 +1,6 @@
 """The compiled layers of small models against the same layers by torch: outputs, states, losses and every gradient."""
 
+import copy
 import dataclasses
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def run(model: CompressiveTransformer, lengths: list[int]) -> dict[str, Tensor]:
     """What a model computes of the same random tokens, call by call, and the gradient of it all."""
     torch.manual_seed(1)  # of dropout
     generator = torch.Generator().manual_seed(1)
-    state, found = model.init_state(_ROWS), {}
+    state, found = model.init_state(_ROWS, dtype=next(model.parameters()).dtype), {}
     loss = torch.zeros(())
     for i, length in enumerate(lengths):
         tokens = torch.randint(11, (_ROWS, length), generator=generator)
@@ -111,11 +112,14 @@ def by_torch(monkeypatch: pytest.MonkeyPatch, function: Callable[[], dict[str, T
         return function()
 
 
-def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], exact: dict[str, Tensor] | None = None) -> None:
+    """exact: in fp64; where sums cancel, torch's own rounding, which differs by processor, is the measure."""
     assert found.keys() == expected.keys()
     for name, value in found.items():
-        scale = expected[name].double().norm() + 1e-6
-        assert (value - expected[name]).double().norm() < 1e-4 * scale, name  # sums in fp32, in other orders
+        tolerance = 2e-5 * (expected[name].double().norm() + 1e-6)
+        if exact is not None:
+            tolerance = max(tolerance, 2 * (expected[name] - exact[name]).double().norm())
+        assert (value - expected[name]).double().norm() < tolerance, name
 
 
 @pytest.mark.parametrize("cut", _CUTS)
@@ -126,7 +130,10 @@ def test_equal_to_torch(variant: str, cut: str, counted: Counted, monkeypatch: p
     assert not counted.calls
     found = run(model, lengths)
     assert counted.calls == num_calls
-    assert_near(found, expected)
+    exact = None  # other random numbers are drawn for dropout in fp64
+    if not model.config.dropout:
+        exact = by_torch(monkeypatch, lambda: run(copy.deepcopy(model).double(), lengths))
+    assert_near(found, expected, exact)
 
 
 @pytest.mark.parametrize("variant", ["conv", "nothing compressed"])
