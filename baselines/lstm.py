@@ -123,13 +123,7 @@ class LSTM(nn.Module, OptionalParts):
 
     def forward(self, tokens: Tensor, state: LSTMState) -> Step:
         """tokens [B, T] -> the last layer's h [B, T, D] and the state after them, detached unless `carry_gradient`."""
-        inputs = read_inputs(
-            tokens,
-            state.labels,
-            state.predictors,
-            label_embedding=self.label_embedding,
-            linear_prediction=self.linear_prediction,
-        )
+        inputs = read_inputs(self, tokens, state.labels, state.predictors)
         x_BTD = self.embedding(inputs.tokens)
         x_BTD = self.dropout(x_BTD if inputs.added is None else x_BTD + inputs.added)
         before = tuple(  # [L, B, D]

@@ -187,13 +187,7 @@ class WaveNet(nn.Module, OptionalParts):
     def forward(self, tokens: Tensor, state: WaveNetState) -> Step:
         """tokens [B, T] -> sums of skips [B, T, S] and the state after them, detached unless `carry_gradient`."""
         num_steps = tokens.shape[1]
-        inputs = read_inputs(
-            tokens,
-            state.labels,
-            state.predictors,
-            label_embedding=self.label_embedding,
-            linear_prediction=self.linear_prediction,
-        )
+        inputs = read_inputs(self, tokens, state.labels, state.predictors)
         x_TBC = self.embedding(inputs.tokens.t())
         if inputs.added is not None:
             x_TBC = x_TBC + inputs.added.transpose(0, 1)

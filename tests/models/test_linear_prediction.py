@@ -14,6 +14,7 @@ from waveform.models import linear_prediction as lp
 from waveform.models.compiled_prediction import read_rows
 from waveform.models.heads import PredictionHead
 from waveform.models.linear_prediction import LinearPrediction, Prediction, PredictionState
+from waveform.models.predictors_alone import PredictorsAlone
 
 _CLASSES = classes_of({"kind": "audio", "quantiser": "mu-law"})
 assert _CLASSES is not None
@@ -168,3 +169,14 @@ def test_nll_by_the_kernel_is_that_by_torch() -> None:
         grads.append((nll, inputs.grad[..., :8], model.projection.weight.grad, model.projection.bias.grad))  # type: ignore[index]
     for actual, expected in zip(*grads, strict=True):
         torch.testing.assert_close(actual.double(), expected, rtol=2e-3, atol=2e-3)
+
+
+def test_the_predictors_alone_know_most_of_a_resonance() -> None:
+    """Scored as a model, without training: far below what the frequencies of the classes tell."""
+    assert _CLASSES is not None
+    model, tokens = PredictorsAlone(_CLASSES), _vowel(2401, batch_size=2)
+    state = model.init_state(2, device="cpu", dtype=torch.float32)
+    nll = model.head.nll(model(tokens[:, :-1], state).hidden, tokens[:, 1:])
+    _, counts = tokens[:, 1:].unique(return_counts=True)
+    unigram = -(counts / counts.sum()).log().mul(counts / counts.sum()).sum()
+    assert nll[:, 200:].mean() < unigram - 1

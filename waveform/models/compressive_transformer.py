@@ -452,13 +452,7 @@ class CompressiveTransformer(nn.Module, OptionalParts):
         computed only if gradients are enabled.
         """
         pieces, losses = [], []
-        inputs = read_inputs(
-            tokens_BT,
-            state.labels,
-            state.predictors,
-            label_embedding=self.label_embedding,
-            linear_prediction=self.linear_prediction,
-        )
+        inputs = read_inputs(self, tokens_BT, state.labels, state.predictors)
         tokens_BT, added_BTD, start = inputs.tokens, inputs.added, 0
         while start < tokens_BT.shape[1]:
             # No row's window may end inside a piece.

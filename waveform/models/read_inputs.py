@@ -3,7 +3,7 @@
 Shape letters: B rows, T steps, D model width.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
@@ -21,16 +21,17 @@ class Inputs(NamedTuple):
     kept: dict[str, Any]  # fields of the state: labels and predictors after the last input
 
 
-def read_inputs(
-    tokens: Tensor,
-    labels: RowLabels,
-    predictors: "tuple[PredictionState, ...]",
-    *,
-    label_embedding: LabelEmbedding | None,
-    linear_prediction: LinearPrediction | None,
-) -> Inputs:
+class Front(Protocol):
+    """What a model has before its first layer, each None if it has none."""
+
+    label_embedding: LabelEmbedding | None
+    linear_prediction: LinearPrediction | None
+
+
+def read_inputs(model: Front, tokens: Tensor, labels: RowLabels, predictors: tuple[PredictionState, ...]) -> Inputs:
     """tokens [B, T] in 0..V, or 0..V + N - 1 of a model with N labels; labels, predictors: of the state."""
     added = prediction = None
+    label_embedding, linear_prediction = model.label_embedding, model.linear_prediction
     if label_embedding is not None:
         tokens, labels_BT, labels = label_embedding.read(tokens, labels)
         added = label_embedding(labels_BT)
