@@ -34,6 +34,14 @@ _PREDICTING = {  # with a window of 8, rows pass the end of a block of their pre
     "prediction": "linear",
     "classes": SoundClasses(tuple(_VALUES), tuple(value + 0.1 for value in _VALUES[:-1])),
 }
+_SHORT_WAVENET = {
+    "num_stacks": 1,
+    "layers_per_stack": 3,
+    "kernel_size": 2,
+    "residual_channels": 12,
+    "gate_channels": 10,
+    "skip_channels": 8,
+}
 _RAGGED = {**_ATTENTION, "window": 5, "memory": 7, "compressed": 3, "compression_rate": 3}
 
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
@@ -138,33 +146,9 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "gate_channels": 12,
             "skip_channels": 8,
         },
-        "classic": {
-            "num_stacks": 1,
-            "layers_per_stack": 3,
-            "kernel_size": 2,
-            "residual_channels": 12,
-            "gate_channels": 10,
-            "skip_channels": 8,
-            "end_channels": 20,
-        },
-        "labelled": {
-            "num_stacks": 1,
-            "layers_per_stack": 3,
-            "kernel_size": 2,
-            "residual_channels": 12,
-            "gate_channels": 10,
-            "skip_channels": 8,
-            **_LABELLED,
-        },
-        "predicting": {
-            "num_stacks": 1,
-            "layers_per_stack": 3,
-            "kernel_size": 2,
-            "residual_channels": 12,
-            "gate_channels": 10,
-            "skip_channels": 8,
-            **_PREDICTING,
-        },
+        "classic": {**_SHORT_WAVENET, "end_channels": 20},
+        "labelled": {**_SHORT_WAVENET, **_LABELLED},
+        "predicting": {**_SHORT_WAVENET, **_PREDICTING},
     },
 }
 

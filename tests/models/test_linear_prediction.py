@@ -122,7 +122,7 @@ def test_a_resonance_is_predicted() -> None:
     """After a tenth of a second the best filter's error is a small part of the signal."""
     predictors, tokens = _predictors(), _vowel(2400, batch_size=1)
     prediction, state = _by_kernel(predictors, tokens)
-    x = torch.tensor(_CLASSES.values, dtype=torch.float64)[tokens[0, 1201:]]  # type: ignore[union-attr]
+    x = torch.tensor(_CLASSES.values, dtype=torch.float64)[tokens[0, 1201:]]
     errors = x[:, None] - prediction.for_head[0, 1200:-1, : lp.NUM_PREDICTORS]
     assert (errors**2).mean(0).min() < 0.02 * (x**2).mean()
     assert state.steps.tolist() == [2400]
@@ -166,7 +166,7 @@ def test_nll_by_the_kernel_is_that_by_torch() -> None:
         inputs = hidden.to(dtype).requires_grad_()
         nll = model.nll(inputs, targets)
         (nll * torch.linspace(0.5, 1.5, 200, dtype=dtype)).sum().backward()
-        grads.append((nll, inputs.grad[..., :8], model.projection.weight.grad, model.projection.bias.grad))  # type: ignore[index]
+        grads.append((nll, inputs.grad[..., :8], model.projection.weight.grad, model.projection.bias.grad))
     for actual, expected in zip(*grads, strict=True):
         torch.testing.assert_close(actual.double(), expected, rtol=2e-3, atol=2e-3)
 
