@@ -7,13 +7,16 @@ just before it runs, forward and backward, and dropped afterwards. Memories stay
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from waveform.ranks.distributed import World
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
 def shard(root: nn.Module, units: Sequence[nn.Module], *, world: World) -> "GradientWatch":
@@ -28,18 +31,19 @@ def shard(root: nn.Module, units: Sequence[nn.Module], *, world: World) -> "Grad
     mesh = DeviceMesh.from_group(world.group, world.device.type)
     for module in [*units, root]:
         fully_shard(module, mesh=mesh)
-    for module in _sharded(root):
-        assert isinstance(module, FSDPModule)
+    for unit in _sharded(root):
+        assert isinstance(unit, FSDPModule)
         # The loss is already divided by the tokens of all ranks, so gradients are summed, not averaged.
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
         # Rows are at different positions in their utterances: one rank may compress when another does not.
-        module.set_reduce_scatter_unused_params(True, recurse=False)
+        unit.set_reduce_scatter_unused_params(True, recurse=False)
     return GradientWatch(root, units)
 
 
-def _sharded(root: nn.Module) -> list[nn.Module]:
-    return [module for module in root.modules() if hasattr(module, "unshard")]
+def _sharded(root: nn.Module) -> "list[FSDPModule]":
+    """The sharded modules in `root`, which comes first if it is one."""
+    return [cast("FSDPModule", module) for module in root.modules() if hasattr(module, "unshard")]
 
 
 class GradientWatch:
@@ -76,18 +80,18 @@ def gathered(root: nn.Module) -> Iterator[None]:
     units = _sharded(root)
     if units:
         # FSDP takes whatever runs forward first for its root, and before the first step that would be a layer.
-        root._get_fsdp_state()._lazy_init()  # type: ignore[operator]  # as below
+        units[0]._get_fsdp_state()._lazy_init()  # torch has no public way to say which it is
     for unit in units:
-        unit.unshard()  # type: ignore[operator]  # nn.Module types every attribute as a tensor or module
+        unit.unshard()
         if unit is not root:  # the root's own forward is not called within
-            unit.set_reshard_after_forward(False, recurse=False)  # type: ignore[operator]  # as above
+            unit.set_reshard_after_forward(False, recurse=False)
     try:
         yield
     finally:
         for unit in units:
             if unit is not root:
-                unit.set_reshard_after_forward(True, recurse=False)  # type: ignore[operator]  # as above
-            unit.reshard()  # type: ignore[operator]  # as above
+                unit.set_reshard_after_forward(True, recurse=False)
+            unit.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:
