@@ -2,6 +2,9 @@
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -9,12 +12,16 @@ import torch
 from torch import Tensor
 
 from waveform.engine.interface import map_state, take_rows
+from waveform.engine.metrics import unigram_nll
+from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.sound_classes import SoundClasses, classes_of
+from waveform.engine.token_set import TokenSet
 from waveform.models import linear_prediction as lp
 from waveform.models.compiled_prediction import read_rows
 from waveform.models.heads import PredictionHead
 from waveform.models.linear_prediction import LinearPrediction, Prediction, PredictionState
-from waveform.models.predictors_alone import PredictorsAlone
+from waveform.runs.opened import TrainedRun
+from waveform.runs.scoring import linear_prediction_nats
 
 _CLASSES = classes_of({"kind": "audio", "quantiser": "mu-law"})
 assert _CLASSES is not None
@@ -171,12 +178,16 @@ def test_nll_by_the_kernel_is_that_by_torch() -> None:
         torch.testing.assert_close(actual.double(), expected, rtol=2e-3, atol=2e-3)
 
 
-def test_the_predictors_alone_know_most_of_a_resonance() -> None:
-    """Scored as a model, without training: far below what the frequencies of the classes tell."""
-    assert _CLASSES is not None
-    model, tokens = PredictorsAlone(_CLASSES), _vowel(2401, batch_size=2)
-    state = model.init_state(2, device="cpu", dtype=torch.float32)
-    nll = model.head.nll(model(tokens[:, :-1], state).hidden, tokens[:, 1:])
-    _, counts = tokens[:, 1:].unique(return_counts=True)
-    unigram = -(counts / counts.sum()).log().mul(counts / counts.sum()).sum()
-    assert nll[:, 200:].mean() < unigram - 1
+def test_the_predictors_alone_know_most_of_a_resonance(tmp_path: Path) -> None:
+    """Without training, far below what the frequencies of classes tell; and more where state is kept, as a run's is."""
+    with ShardWriter(tmp_path / "a.shard", vocab_size=_V) as writer:
+        writer.begin("vowel")
+        writer.append(_vowel(2401, batch_size=1)[0, 1:].numpy().astype(np.uint8))
+    tokens = TokenSet([Shard(tmp_path / "a.shard")], vocab_size=_V)
+    config = {"dataset": {"modality": {"kind": "audio"}}, "train": {"chunk": 200}}
+    run = cast(TrainedRun, SimpleNamespace(config=config, window=40))
+    by_protocol = {name: linear_prediction_nats(run, tokens, protocol=name) for name in ("utterance", "chunk")}
+    unigram = unigram_nll(tokens.counts, tokens.counts)
+    assert by_protocol["utterance"] < by_protocol["chunk"] - 0.2 < unigram - 1.2
+    text = {**config, "dataset": {"modality": {"kind": "text"}}}
+    assert linear_prediction_nats(cast(TrainedRun, SimpleNamespace(config=text)), tokens, protocol="chunk") is None

@@ -1,7 +1,7 @@
 """NLL of a trained run on a token set, of any modality, and what every report of it contains."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,7 @@ from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
 _FEWEST_UTTERANCES = 5  # for an interval that means something
-_WINDOW_OF_PREDICTORS = 1024  # tokens
-_PREDICTED: dict[str, float] = {}  # by checksum: runs that are compared have the same tokens
+_PREDICTED: dict[Hashable, float] = {}  # runs that are compared have the same tokens
 
 
 def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
@@ -217,15 +216,19 @@ def interval_over_utterances(
     return [float(end) for end in np.quantile(means, [0.025, 0.975])]
 
 
-def linear_prediction_nats(run: TrainedRun, tokens: TokenSet) -> float | None:
-    """NLL per token of linear prediction alone, with no training, on sound; None for other tokens."""
+def linear_prediction_nats(run: TrainedRun, tokens: TokenSet, *, protocol: str) -> float | None:
+    """NLL per token of linear prediction alone, with no training, on sound; None for other tokens.
+
+    protocol: when its state is reset, as the run's was.
+    """
     classes = classes_of(run.config["dataset"]["modality"])
     if classes is None:
         return None
-    if tokens.checksum not in _PREDICTED:
-        scored = evaluate_tokens(PredictorsAlone(classes), tokens, EvaluateConfig(window=_WINDOW_OF_PREDICTORS))
-        _PREDICTED[tokens.checksum] = scored.nats_per_token
-    return _PREDICTED[tokens.checksum]
+    config = EvaluateConfig(window=run.window, protocol=protocol, chunk=run.config["train"]["chunk"])
+    key = (classes, tokens.checksum, protocol, config.reset_every)
+    if key not in _PREDICTED:
+        _PREDICTED[key] = evaluate_tokens(PredictorsAlone(classes), tokens, config).nats_per_token
+    return _PREDICTED[key]
 
 
 def unigram_nats(run: TrainedRun, tokens: TokenSet) -> float | None:

@@ -142,7 +142,7 @@ def describe(run: TrainedRun, result: Evaluation, *, split: str, tokens: TokenSe
         "nll_nats_per_sample": result.nats_per_token,
         "nll_bits_per_sample": result.bits_per_token,
         "unigram_nats_per_sample": scoring.unigram_nats(run, tokens),
-        "linear_prediction_nats_per_sample": scoring.linear_prediction_nats(run, tokens),
+        "linear_prediction_nats_per_sample": scoring.linear_prediction_nats(run, tokens, protocol=result.protocol),
         "prediction": run.config["model"].get("prediction", "none"),
         "num_samples": int(result.counts.sum()),
         "num_utterances": len(result.names),
