@@ -178,6 +178,17 @@ def test_nll_by_the_kernel_is_that_by_torch() -> None:
         torch.testing.assert_close(actual.double(), expected, rtol=2e-3, atol=2e-3)
 
 
+def test_no_slope_is_subnormal() -> None:
+    """Far from what is expected a class has hardly any probability, and products with subnormal numbers are slow."""
+    assert _CLASSES is not None
+    head = PredictionHead(8, classes=_CLASSES)
+    head.projection.register_full_backward_pre_hook(lambda _module, slopes: seen.append(slopes[0]))
+    seen: list[Tensor] = []
+    expected = torch.tensor([0.02, 0.02, 0.02, -4.5, -4.5, -4.5, -6.0]).expand(3, 50, -1)
+    head.nll(torch.cat([torch.randn(3, 50, 8), expected], dim=-1), _vowel(50) % _V).mean().backward()
+    assert not ((seen[0] != 0) & (seen[0].abs() < torch.finfo(torch.float32).tiny)).any()
+
+
 def test_the_predictors_alone_know_most_of_a_resonance(tmp_path: Path) -> None:
     """Without training, far below what the frequencies of classes tell; and more where state is kept, as a run's is."""
     with ShardWriter(tmp_path / "a.shard", vocab_size=_V) as writer:

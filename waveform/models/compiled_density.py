@@ -1,6 +1,6 @@
 """The density of `PredictionHead` in kernels: the NLL of a batch and its gradient, and what decoders add to logits.
 
-One pass over the classes forward and one backward, instead of a dozen operations of torch on [N, V] tensors.
+Two passes over the classes for both, instead of a dozen operations of torch on [N, V] tensors.
 
 Shape letters: N tokens, V classes (whole vectors), K predictors; y: what the head's linear layer gives, V + K + 3.
 """
@@ -44,26 +44,27 @@ _K = NUM_PREDICTORS
 class PredictedNll(torch.autograd.Function):
     """y [N, V + K + 3], what is expected [N, NUM_HEAD_INPUTS], targets [N] -> NLL [N] in nats; all fp32, contiguous.
 
-    As the cross-entropy of `PredictionHead.logits`.
+    As the cross-entropy of `PredictionHead.logits`. The gradient is made on the way.
     """
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
         """tensors: y, what is expected, targets, and the values and log widths [V] of the classes."""
         y, *others = (tensor.detach() for tensor in tensors)
-        nll, log_whole = torch.empty(len(y)), torch.empty(len(y))
-        _nll(*(tensor.numpy() for tensor in (y, *others, nll, log_whole)))
-        ctx.save_for_backward(y, *others, log_whole)
+        nll, of_y = torch.empty(len(y)), torch.zeros(len(y), -(-y.shape[1] // LANES) * LANES)  # rows of whole vectors
+        trained = ctx.needs_input_grad[0]
+        _nll(*(tensor.numpy() for tensor in (y, *others, nll, of_y)), trained)
+        if trained:
+            ctx.save_for_backward(of_y)
+            ctx.width = y.shape[1]
         return nll
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of y; nothing else here is trained."""
-        saved = ctx.saved_tensors
-        of_y = torch.empty_like(saved[0])
-        _slope(*(tensor.numpy() for tensor in saved), grad.contiguous().numpy(), of_y.numpy())
-        return of_y, None, None, None, None
+        (of_y,) = ctx.saved_tensors
+        return (of_y * grad[:, None])[:, : ctx.width], None, None, None, None
 
 
 @compiled
@@ -105,62 +106,69 @@ def add_density(logits, y, expected, values, log_widths, num_classes, out):
 
 
 @compiled(entry=True)
-def _nll(y, expected, targets, values, log_widths, nll, log_whole):
-    num_classes = len(values)
-    logits = np.empty(num_classes, dtype=np.float32)
-    out, classes, widths = logits.ctypes.data, values.ctypes.data, log_widths.ctypes.data
-    for n in range(len(y)):
-        row = y.ctypes.data + n * y.shape[1] * 4
-        add_density(row, at(row, num_classes), expected[n], classes, widths, num_classes, out)
-        peaks = load(out, 0, F32)
-        for i in range(LANES, num_classes, LANES):
-            peaks = maximum(peaks, load(out, i, F32))
-        peak = largest(peaks)
-        sums = fill(np.float32(0))
-        for i in range(0, num_classes, LANES):
-            sums = add(sums, exp(add(load(out, i, F32), fill(-peak))))
-        log_whole[n] = peak + np.float32(math.log(np.float64(total(sums))))
-        nll[n] = log_whole[n] - logits[targets[n]]
-
-
-@compiled(entry=True)
-def _slope(y, expected, targets, values, log_widths, log_whole, grad, of_y):
+def _nll(y, expected, targets, values, log_widths, nll, of_y, trained):
     num_classes, nothing = len(values), fill(np.float32(0))
+    scratch = np.empty((2, num_classes), dtype=np.float32)
+    logits, densities = scratch.ctypes.data, scratch[1].ctypes.data
     classes, widths = values.ctypes.data, log_widths.ctypes.data
     for n in range(len(y)):
-        row, out = y.ctypes.data + n * y.shape[1] * 4, of_y.ctypes.data + n * y.shape[1] * 4
-        weight, centre, free, log_scale = mixed(at(row, num_classes), expected[n])
+        row, out = y.ctypes.data + n * y.shape[1] * 4, of_y.ctypes.data + n * of_y.shape[1] * 4
+        tail, target = at(row, num_classes), targets[n]
+        weight, centre, free, log_scale = mixed(tail, expected[n])
         scale = math.exp(log_scale)
         weights, per_scale = fill(np.float32(weight)), fill(np.float32(1 / scale))
         minus_centre, minus_log_scale = fill(np.float32(-centre)), fill(np.float32(-log_scale))
-        of_density, of_centre, of_scale = nothing, nothing, nothing
+        peaks = fill(np.float32(-np.inf))
         for i in range(0, num_classes, LANES):
             z = _standardised(classes, i, minus_centre, per_scale)
             log_density = _log_density(z, minus_log_scale, widths, i)
             logit = fma(log_density, weights, load(row, i, F32))
-            slope = multiply(exp(add(logit, fill(-log_whole[n]))), fill(grad[n]))
-            store(out, i, slope)
-            if i == targets[n] // LANES * LANES:
-                put(out, targets[n], get(out, targets[n], F32) - grad[n])
-                slope = load(out, i, F32)
-            of_density = fma(slope, log_density, of_density)
-            pull = multiply(slope, tanh(multiply(z, fill(np.float32(0.5)))))
-            of_centre, of_scale = add(of_centre, pull), fma(pull, z, of_scale)
-        to_centre = weight / scale * total(of_centre)
-        # The sum of slopes over all classes is zero, and with it what the log scale itself adds.
-        to_scale = weight * total(of_scale) + to_centre * get(at(row, num_classes), _K + 2, F32) * scale
-        to_free = to_scale * math.exp(2 * (free - log_scale))
-        of_mix, tail = at(out, num_classes), at(row, num_classes)
-        put(of_mix, _K, total(of_density))
-        put(of_mix, _K + 1, np.float32(to_free))
-        put(of_mix, _K + 2, np.float32(to_centre * scale))
-        peak = max(max(get(tail, 0, F32), get(tail, 1, F32)), get(tail, 2, F32))
-        whole, mean = 0.0, 0.0
-        for k in range(_K):
-            share = math.exp(np.float64(get(tail, k, F32) - peak))
-            whole += share
-            mean += share * (to_centre * expected[n, k] + to_free * expected[n, _K + k])
-        for k in range(_K):
-            share = math.exp(np.float64(get(tail, k, F32) - peak)) / whole
-            of_one = to_centre * expected[n, k] + to_free * expected[n, _K + k]
-            put(of_mix, k, np.float32(share * (of_one - mean / whole)))
+            store(densities, i, log_density)
+            store(logits, i, logit)
+            peaks = maximum(peaks, logit)
+        peak = largest(peaks)
+        sums, of_density, of_centre, of_scale = nothing, nothing, nothing, nothing
+        for i in range(0, num_classes, LANES):
+            share = exp(add(load(logits, i, F32), fill(-peak)))
+            sums = add(sums, share)
+            if trained:
+                store(out, i, share)
+                z = _standardised(classes, i, minus_centre, per_scale)
+                pull = multiply(share, tanh(multiply(z, fill(np.float32(0.5)))))
+                of_density = fma(share, load(densities, i, F32), of_density)
+                of_centre, of_scale = add(of_centre, pull), fma(pull, z, of_scale)
+        whole = np.float64(total(sums))
+        nll[n] = peak + np.float32(math.log(whole)) - scratch[0, target]
+        if trained:
+            for i in range(0, num_classes, LANES):
+                slope = multiply(load(out, i, F32), fill(np.float32(1 / whole)))
+                # Below 1e-19 it becomes zero: far from what is expected it would be subnormal, and products slow.
+                store(out, i, add(add(slope, fill(np.float32(1e-12))), fill(np.float32(-1e-12))))
+            put(out, target, get(out, target, F32) - np.float32(1))
+            z_of_target = (values[target] - centre) / scale
+            pull_of_target = math.tanh(z_of_target / 2)
+            to_centre = weight / scale * (total(of_centre) / whole - pull_of_target)
+            # The sum of slopes over all classes is zero, and with it what the log scale itself adds.
+            to_scale = weight * (total(of_scale) / whole - pull_of_target * z_of_target)
+            to_scale += to_centre * get(tail, _K + 2, F32) * scale
+            to_density = total(of_density) / whole - scratch[1, target]
+            _slope_of_mix(tail, expected[n], to_density, to_centre, to_scale, free, log_scale, at(out, num_classes))
+
+
+@compiled
+def _slope_of_mix(y, expected, to_density, to_centre, to_scale, free, log_scale, out):
+    """The slope of the K + 3 numbers that `mixed` makes a density of."""
+    to_free = to_scale * math.exp(2 * (free - log_scale))
+    put(out, _K, np.float32(to_density))
+    put(out, _K + 1, np.float32(to_free))
+    put(out, _K + 2, np.float32(to_centre * math.exp(log_scale)))
+    peak = max(max(get(y, 0, F32), get(y, 1, F32)), get(y, 2, F32))
+    whole, mean = 0.0, 0.0
+    for k in range(_K):
+        share = math.exp(np.float64(get(y, k, F32) - peak))
+        whole += share
+        mean += share * (to_centre * expected[k] + to_free * expected[_K + k])
+    for k in range(_K):
+        share = math.exp(np.float64(get(y, k, F32) - peak)) / whole
+        of_one = to_centre * expected[k] + to_free * expected[_K + k]
+        put(out, k, np.float32(share * (of_one - mean / whole)))
