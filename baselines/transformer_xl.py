@@ -22,9 +22,9 @@ from baselines.position_encodings import (
 )
 from waveform.decoding.compressive_transformer import CompressiveTransformerWithDecoders
 from waveform.engine.interface import Decoder
-from waveform.models.compressive_state import CompressiveState, LayerState, Piece
 from waveform.models.compressive_transformer import INIT_STD
 from waveform.models.dropout import Dropout
+from waveform.models.memory import CompressiveState
 from waveform.models.transformer_config import MAX_SLOTS, CompressiveTransformerConfig, TransformerConfig
 from waveform.system.errors import UserError
 from waveform.system.rules import Rule, one_of, whole_number
@@ -130,10 +130,10 @@ class TransformerXL(CompressiveTransformerWithDecoders):
         return super().decoder(state, int8=int8)
 
 
-def _add_positions(layer: Any, inputs: tuple[Tensor, LayerState, Piece]) -> tuple[Tensor, LayerState, Piece]:
+def _add_positions(layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """What a layer is called with, its vectors of the steps' places added: within its call, as FSDP needs it."""
-    h_BTD, state, piece = inputs
+    h_BTD, slots, window, usage, clock, *run = inputs
     assert isinstance(layer.attention, EncodedAttention)
-    added = layer.attention.encoding.added_to_input(piece.slots.query_times, like=h_BTD)
+    added = layer.attention.encoding.added_to_input(clock.slots.query_times, like=h_BTD)
     assert added is not None
-    return h_BTD + added, state, piece
+    return h_BTD + added, slots, window, usage, clock, *run

@@ -164,8 +164,7 @@ def test_a_row_that_is_not_a_number_stays_alone() -> None:
     """And no attention weight hides it."""
     model = make_model()
     state = model.init_state(_ROWS)
-    for memory in state.window:
-        memory[1, :4] = float("nan")
+    state.window[1, :, :4] = float("nan")
     state = state._replace(steps=torch.full((_ROWS,), 4))
     hidden = model(torch.zeros(_ROWS, 12, dtype=torch.int64), state).hidden
     assert hidden[1].isnan().all()

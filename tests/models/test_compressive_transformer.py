@@ -63,12 +63,13 @@ GEOMETRIES = {
     "all equal": {"window": 4, "memory": 4, "compressed": 4, "compression_rate": 2},
     "memory of several windows": {"window": 3, "memory": 9, "compressed": 2, "compression_rate": 3},
     "memory shorter than window": {"window": 6, "memory": 2, "compressed": 5, "compression_rate": 4},
-    "rate above window": {"window": 3, "memory": 4, "compressed": 3, "compression_rate": 5},
+    "rate of a whole window": {"window": 3, "memory": 4, "compressed": 3, "compression_rate": 3},
+    "leftovers": {"window": 5, "memory": 10, "compressed": 4, "compression_rate": 3},
     "window evicts more groups than fit": {"window": 6, "memory": 6, "compressed": 1, "compression_rate": 2},
     "no memory": {"memory": 0},
     "no compressed memory": {"compressed": 0},
     "window alone": {"memory": 0, "compressed": 0},
-    "window of one": {"window": 1, "memory": 3, "compressed": 2},
+    "window of one": {"window": 1, "memory": 3, "compressed": 2, "compression_rate": 1},
 }
 
 
@@ -77,28 +78,6 @@ GEOMETRIES = {
 def test_equals_reference_in_every_geometry(geometry: str, attention: str) -> None:
     config = small(**GEOMETRIES[geometry], attention=attention)
     assert_equals_reference(config, num_windows=max(7, 14 // config.window))
-
-
-@pytest.mark.parametrize("sizes", [{}, {"window": 6, "memory": 6, "compression_rate": 3}], ids=["leftovers", "whole"])
-def test_a_kept_slot_keeps_its_time(sizes: dict[str, int]) -> None:
-    """The time in the state is the step whose input the slot holds, in each row and layer."""
-    config = small(compression="most_used", compressed=6, **sizes)
-    model = build(config)
-    num_steps = 7 * config.window
-    tokens = laws.random_tokens(num_steps, batch_size=2)
-    expected = reference.run(model, config, tokens).rows
-    _, _, state = laws.run(model, tokens, laws.fresh_state(model, 2), laws.ragged_cuts(num_steps, longest=9))
-    for i, (times, slots) in enumerate(zip(state.times, state.compressed, strict=True)):
-        for row, memories in enumerate(expected):
-            kept = memories[i].compressed
-            assert (times[row] + num_steps).tolist() == [slot.time for slot in kept]
-            laws.assert_same(slots[row], torch.stack([slot.vector for slot in kept]))
-    assert len({tuple(times[row].tolist()) for times in state.times for row in range(2)}) == 4
-
-
-@pytest.mark.parametrize("fields", [{}, {"compression": "most_used", "compressed_position": "contiguous"}])
-def test_only_kept_slots_have_times_in_the_state(fields: dict[str, str]) -> None:
-    assert laws.fresh_state(build(small(**fields))).times == ()
 
 
 @pytest.mark.parametrize("attention", ["fused", "reference"])
@@ -136,7 +115,7 @@ def test_equals_reference_at_random(data: st.DataObject) -> None:
         memory=draw(st.integers(window if compression == "most_used" else 0, 9)),
         compressed=draw(st.integers(0, 5)),
         compression=compression,
-        compression_rate=draw(st.integers(1, 4)),
+        compression_rate=draw(st.integers(1, window)),
         compression_loss=draw(st.sampled_from(["attention", "autoencode", "none"])),
         norm=draw(st.sampled_from(["pre", "post"])),
         attention=draw(st.sampled_from(["fused", "reference"])),
@@ -176,7 +155,7 @@ def test_compression_loss_equals_reference(compression: str, loss: str, norm: st
 
 
 def test_loss_of_a_call_is_the_sum_over_its_boundaries() -> None:
-    config = small()
+    config = small(memory=5)
     model = build(config)
     tokens = laws.random_tokens(6 * config.window, batch_size=2)
     expected = reference.run(model, config, tokens).aux
@@ -268,13 +247,15 @@ def test_a_convolution_starts_as_mean_pooling_or_as_torch_has_it() -> None:
 def oldest_input(config: Any, position: int) -> int:
     """The oldest position whose token reaches the output at `position`.
 
-    A query sees from the start of its window, s, back over the memory and over the `compressed` newest whole groups:
-    to c * (floor((s - n_m) / c) - n_cm). The slot there reached as far back again, one layer below.
+    A query sees from the start of its window back over the memory and over `compressed` groups, of which each window
+    before gives floor(W / c). The slot there reached as far back again, one layer below.
     """
+    num_groups = config.window // config.compression_rate
     for _ in range(config.num_layers):
-        start = position // config.window * config.window
-        evicted = start - config.memory
-        position = (evicted // config.compression_rate - config.compressed) * config.compression_rate
+        memory_start = position // config.window * config.window - config.memory
+        starts = [memory_start - config.window * (i + 1) for i in range(config.compressed)]
+        groups = sorted(start + config.compression_rate * i for start in starts for i in range(num_groups))
+        position = groups[-config.compressed]
     return position
 
 
@@ -285,7 +266,7 @@ def oldest_input(config: Any, position: int) -> int:
         {"window": 4, "memory": 4, "compressed": 2, "compression_rate": 2},
         {"window": 5, "memory": 3, "compressed": 2, "compression_rate": 3},
         {"window": 3, "memory": 6, "compressed": 3, "compression_rate": 2},
-        {"window": 3, "memory": 0, "compressed": 1, "compression_rate": 4},
+        {"window": 4, "memory": 0, "compressed": 1, "compression_rate": 3},
     ],
     ids=str,
 )
@@ -293,15 +274,14 @@ def oldest_input(config: Any, position: int) -> int:
 def test_temporal_range(num_layers: int, sizes: dict[str, int], attention: str) -> None:
     config = small(num_layers=num_layers, attention=attention, **sizes)
     model = build(config)
-    # At most this far; the slots that wait for their group to fill make up to c - 1 of it.
-    span = config.window - 1 + config.memory + config.compression_rate * (config.compressed + 1) - 1
+    span = config.window - 1 + config.reach
     last = (num_layers * span // config.window + 2) * config.window - 1  # the last position of its window
     edge = oldest_input(config, last)
-    assert edge >= 1 and last - edge <= num_layers * span
-    if config.memory % config.window == 0 and config.window % config.compression_rate == 0:
-        reach = num_layers * (config.memory + config.compression_rate * config.compressed)
-        assert last - edge == reach + config.window - 1
-        assert config.temporal_range == reach
+    assert edge >= 1
+    if config.reach % config.window == 0:
+        assert last - edge == config.temporal_range + config.window - 1
+        if config.window % config.compression_rate == 0:
+            assert config.reach == config.memory + config.compression_rate * config.compressed
 
     def output(position: int, *, change: bool) -> Tensor:
         tokens = laws.random_tokens(last + 1, batch_size=1)
@@ -315,12 +295,12 @@ def test_temporal_range(num_layers: int, sizes: dict[str, int], attention: str) 
     assert torch.equal(output(edge - 1, change=True), original), "an input out of reach has an effect"
 
 
-@pytest.mark.parametrize("starts", [(0, 3, 11), (0, 5, 10)], ids=["phases", "leftovers"])
+@pytest.mark.parametrize("starts", [(0, 3, 11), (0, 5, 10)], ids=["phases", "whole windows"])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_rows_at_different_places_compress_apart(compression: str, starts: tuple[int, ...]) -> None:
     """Rows that compress in different calls, and different numbers of slots, equal the reference row by row.
 
-    Rows that start a multiple of the window apart share a phase and full memories, but not their leftovers.
+    Rows that start a multiple of the window apart share a phase, but not how full their memories are.
     """
     config = small(compression=compression, compression_rate=3)
     model = build(config)

@@ -31,9 +31,7 @@ class LayerMemory:
 
     memory: list[Slot]
     compressed: list[Slot]
-    leftovers: list[Slot]  # evicted, too few to compress yet, attended by nobody
     num_evicted: int  # positions before this one have left the memory
-    num_groups: int  # number (position // c) of the next group to compress
 
 
 @dataclass
@@ -85,16 +83,17 @@ def _run_row(
 
 def _initial_memory(model: Any, config: Any) -> LayerMemory:
     if config.empty_memory == "mask":
-        return LayerMemory([], [], [], num_evicted=0, num_groups=0)
-    # A stream of zero vectors that began long ago: negative times, and negative group numbers.
-    assert config.window % config.compression_rate == 0 and config.memory % config.compression_rate == 0
-    c, zero = config.compression_rate, torch.zeros_like(model.embedding.weight[0])
-    num_groups = -config.memory // c
-    compressed = [Slot(zero, group * c + (c - 1) / 2) for group in range(num_groups - config.compressed, num_groups)]
+        return LayerMemory([], [], num_evicted=0)
+    # A stream of zero vectors that began long ago: negative times.
+    c, num_groups = config.compression_rate, config.window // config.compression_rate
+    zero = torch.zeros_like(model.embedding.weight[0])
+    starts = range(-config.memory - config.window * config.compressed, -config.memory, config.window)
+    times = [float(start + c * group + (c - 1) / 2) for start in starts for group in range(num_groups)]
+    compressed = [Slot(zero, time) for time in times[-config.compressed :]]
     # The zeros before the first token attended to nothing.
     unused = {time: [zero[0]] * config.window * (-1 - time // config.window) for time in range(-config.memory, 0)}
     memory = [Slot(zero, float(time), received) for time, received in unused.items()]
-    return LayerMemory(memory, compressed, [], num_evicted=-config.memory, num_groups=num_groups)
+    return LayerMemory(memory, compressed, num_evicted=-config.memory)
 
 
 # The layer
@@ -176,24 +175,19 @@ def _end_window(layer: Any, config: Any, window: list[Slot], memory: LayerMemory
     if config.compressed == 0:
         return no_loss
 
-    waiting = memory.leftovers + leaving
-    num_groups = len(waiting) // config.compression_rate
-    num_consumed = num_groups * config.compression_rate
-    consumed, memory.leftovers = waiting[:num_consumed], waiting[num_consumed:]
-    if num_groups == 0:
-        return no_loss
+    if num_leaving < config.window:
+        return no_loss  # the first window to leave does so in part, and is dropped
+    num_groups = config.window // config.compression_rate
+    consumed = leaving[: num_groups * config.compression_rate]  # the rest fills no group, and is dropped
     # A compressor with a loss of its own learns from nothing else: other gradients neither reach nor pass it.
     apart = cut_gradient or config.compression_loss != "none"
     old = [slot.vector.detach() if apart else slot.vector for slot in consumed]
     new = _compress(layer, config, consumed, old)
     assert len(new) == num_groups
     c = config.compression_rate
-    times = [(memory.num_groups + i) * c + (c - 1) / 2 for i in range(num_groups)]
-    if config.compression == "most_used":
-        times = [consumed[i].time for i in _most_used(consumed, num_groups)]
+    times = [consumed[i * c].time + (c - 1) / 2 for i in range(num_groups)]
     for vector, time in zip(new, times, strict=True):
         memory.compressed.append(Slot(vector.detach() if apart else vector, time))
-    memory.num_groups += num_groups
     memory.compressed = memory.compressed[-config.compressed :]
     if config.compression not in ("conv", "dilated"):
         return no_loss  # a compressor without parameters has nothing to learn

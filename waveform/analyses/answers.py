@@ -102,10 +102,9 @@ def _holding(answers: _Answers, slots: Slots, config: CompressiveTransformerConf
     """Return the slot [A] whose time is nearest to that of each answer, and whether it covers it and is visible [A].
 
     A slot of the window or of memory covers its own step, a compressed slot the c steps around its time. Steps that
-    wait to be compressed are in no slot.
+    were dropped are in no slot.
     """
-    times_BK = slots.slot_times.cpu()
-    times_AK = times_BK[answers.rows_A if len(times_BK) > 1 else torch.zeros_like(answers.rows_A)]
+    times_AK = slots.slot_times.cpu().expand(len(answers.rows_A), -1)
     away_A, slot_A = (times_AK - answers.times_A[:, None]).abs().min(dim=1)
     is_compressed_A = times_AK.gather(1, slot_A[:, None])[:, 0] < -config.memory
     covers_A = away_A <= is_compressed_A * ((config.compression_rate - 1) / 2)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots
-from waveform.models.compressive_transformer import Layer
+from waveform.models.compressive_transformer import Layer, LayerOutput
 
 
 def attention_modules(model: Any) -> list[RelativeAttention]:
@@ -67,10 +67,14 @@ def observe_compression_loss(model: Any, see: Callable[[int, Tensor], None]) -> 
     """
 
     def observer(layer: int) -> Callable[..., None]:
-        return lambda module, inputs, output: see(layer, output.detach())
+        def hook(module: nn.Module, inputs: Sequence[Any], output: LayerOutput) -> None:
+            if output.loss is not None:
+                see(layer, output.loss.detach())
+
+        return hook
 
     layers = [module for module in model.modules() if isinstance(module, Layer)]
-    hooks = [layer.compression_loss.register_forward_hook(observer(i)) for i, layer in enumerate(layers)]
+    hooks = [layer.register_forward_hook(observer(i)) for i, layer in enumerate(layers)]
     try:
         yield
     finally:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from waveform.decoding.positions import angles, position_query
 from waveform.decoding.stepped_prediction import stepped_prediction
-from waveform.models.compressive_state import CompressiveState, fill_at, slot_times
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
 from waveform.models.linear_prediction import with_prediction
+from waveform.models.memory import CompressiveState, after_call, clock_of, occupancy, slot_times
 
 
 class _FusedWeights(NamedTuple):
@@ -42,7 +42,7 @@ class CachedDecoder:
         self._heads, self._d_head = config.num_heads, config.d_model // config.num_heads
         self._scale = self._d_head**-0.5
         self._first_window_slot = config.compressed + config.memory
-        self._state = state._replace(window=tuple(window.clone() for window in state.window))
+        self._state = state._replace(window=state.window.clone(), usage=state.usage.clone())
         self._row_labels = [labels.clone() for labels in state.labels]
         self._prediction = stepped_prediction(model.linear_prediction, state.predictors)
         self._layers = list(model.layers)
@@ -56,19 +56,13 @@ class CachedDecoder:
         self._keys: list[Tensor] = []  # [B H, K, d]
         self._values: list[Tensor] = []
         for i, layer in enumerate(self._layers):
-            slots = torch.cat([state.compressed[i], state.memory[i], state.window[i]], dim=1).to(reference.dtype)
+            slots = torch.cat([state.slots[:, i], state.window[:, i]], dim=1).to(reference.dtype)
             self._keys.append(self._project(layer, slots, layer.attention.key))
             self._values.append(self._project(layer, slots, layer.attention.value))
-        self._usage = [usage.clone() for usage in state.usage]
         num_slots = self._first_window_slot + config.window
         self._phase_on_device = torch.empty(1, dtype=torch.int64, device=device)
-        # [1 or B, P, K] and [1 or B, K]: one for all layers and rows, unless compressed slots have times of their own.
-        num_rows, num_kinds = (self._batch, len(state.times)) if state.times else (1, 1)
-        shape = (num_rows, config.num_position_features, num_slots)
-        self._position_keys = [torch.empty(shape, device=device, dtype=reference.dtype) for _ in range(num_kinds)]
-        self._slot_times = [
-            torch.empty(num_rows, num_slots, device=device, dtype=torch.float64) for _ in range(num_kinds)
-        ]
+        self._slot_times = slot_times(config).to(device)
+        self._position_keys = self._position_keys_at(self._slot_times).to(reference.dtype)  # [P, K]
         self._mask = torch.empty(num_slots, device=device, dtype=reference.dtype)  # 0 or, for unused slots, -inf
         self._begin_window()
 
@@ -97,26 +91,16 @@ class CachedDecoder:
         return layer.frozen_projection(slots, projection).flatten(0, 1).contiguous()
 
     def _begin_window(self) -> None:
-        """Set counters, mask and slot times for the window in which `_state.steps` lies."""
+        """Set counters and mask for the window in which `_state.steps` lies."""
         config = self._config
-        fill = fill_at(config, self._state.steps[:1])
-        self._phase = int(fill.phase)
+        now = occupancy(config, self._state.steps[:1])
+        self._phase = int(now.phase)
         self._phase_on_device.fill_(self._phase)
-        first_used = self._first_window_slot - int(fill.memory) - int(fill.compressed)
+        first_used = self._first_window_slot - int(now.memory) - int(now.compressed)
         if config.same_length:
             first_used = max(first_used, self._phase)
         self._mask.fill_(-torch.inf)
         self._mask[first_used : self._first_window_slot + self._phase] = 0
-        times = slot_times(
-            config, fill.pending, num_compressed=config.compressed, num_memory=config.memory, end=config.window
-        )
-        position_keys = self._position_keys_at(times)
-        for keys, kept in zip(self._position_keys, self._slot_times, strict=True):
-            keys.copy_(position_keys)
-            kept.copy_(times)
-        for i, own_times in enumerate(self._state.times):
-            self._position_keys[i][..., : config.compressed] = self._position_keys_at(own_times.double())
-            self._slot_times[i][:, : config.compressed] = own_times
 
     @property
     def steps_to_host(self) -> int:
@@ -169,7 +153,7 @@ class CachedDecoder:
             prediction = self._prediction.step(tokens)
             x = x + model.linear_prediction(prediction)[:, 0]
         for i, layer in enumerate(self._layers):
-            self._state.window[i].index_copy_(1, phase, x[:, None].to(self._state.window[i].dtype))
+            self._state.window[:, i].index_copy_(1, phase, x[:, None].to(self._state.window.dtype))
             normed = layer.attention_norm(x) if layer.pre_norm else x
             x = torch.addmm(x, self._attend(i, normed, slot, rotation), self._weights[i].output)
             x = layer.attention_norm(x) if not layer.pre_norm else x
@@ -189,30 +173,27 @@ class CachedDecoder:
         values.index_copy_(1, slot, projected[:, 2 * d_model : 3 * d_model].reshape(batch_heads, 1, self._d_head))
         pairs = projected[:, 3 * d_model :].reshape(batch_heads, -1, 2)
         rotated = torch.view_as_real(torch.view_as_complex(pairs) * rotation).flatten(1)
-        of_slots = i if self._state.times else 0
-        position_keys = self._position_keys[of_slots]
-        by_position = torch.baddbmm(self._mask, rotated.view(len(position_keys), -1, rotated.shape[1]), position_keys)
+        by_position = torch.addmm(self._mask, rotated.view(-1, rotated.shape[1]), self._position_keys)
         if config.clamp_len:
-            is_far = self._phase_on_device - self._slot_times[of_slots][:, None] > config.clamp_len
-            at_limit = self._mask + (pairs.flatten(1) @ self._limit).view(len(position_keys), -1, 1)
+            is_far = self._phase_on_device - self._slot_times > config.clamp_len
+            at_limit = self._mask + (pairs.flatten(1) @ self._limit)[:, None]
             by_position = torch.where(is_far, at_limit, by_position)
         logits = torch.baddbmm(
             by_position.view(batch_heads, 1, -1), query, keys.transpose(1, 2), beta=self._scale, alpha=self._scale
         )
         attention_weights = logits.softmax(dim=-1)
-        if self._usage[i].shape[1]:
+        if config.tracks_usage:
             received = attention_weights.view(self._batch, self._heads, -1).mean(dim=1)
-            self._usage[i][:, -config.memory :] += received[:, config.compressed : self._first_window_slot]
+            self._state.usage[:, i] += received[:, config.compressed : self._first_window_slot]
         return torch.bmm(attention_weights, values).view(self._batch, d_model)
 
     def _end_window(self) -> None:
-        config = self._config
-        before = self._state._replace(usage=tuple(self._usage))
-        state = self._model.close_window(before)
-        groups_before, groups_after = (int(fill_at(config, s.steps[:1]).groups) for s in (before, state))
-        num_new = min(groups_after - groups_before, config.compressed)
+        config, before = self._config, self._state
+        state = _close_window(self._model, before)
+        evicted_before, evicted_after = (int(occupancy(config, s.steps[:1]).evicted) for s in (before, state))
+        num_new = min(config.groups, config.compressed) if evicted_after > evicted_before else 0
         for i, layer in enumerate(self._layers):
-            new_slots = state.compressed[i][:, config.compressed - num_new :]
+            new_slots = state.slots[:, i, config.compressed - num_new : config.compressed]
             for cache, projection in (
                 (self._keys[i], layer.attention.key),
                 (self._values[i], layer.attention.value),
@@ -225,7 +206,20 @@ class CachedDecoder:
                         layer, new_slots, projection
                     )
                 cache[:, config.compressed : config.compressed + config.memory] = moved
-        for own, usage in zip(self._usage, state.usage, strict=True):
-            own.copy_(usage)
-        self._state = state
+        # Graphs write into these two.
+        self._state = state._replace(window=before.window, usage=before.usage.copy_(state.usage))
         self._begin_window()
+
+
+@torch.inference_mode()
+def _close_window(model: CompressiveTransformer, state: CompressiveState) -> CompressiveState:
+    """The state at the next window's start: `state.window` is full, and `state.steps` anywhere within that window."""
+    config = model.config
+    num_left = config.window - int(state.steps[0]) % config.window
+    clock = clock_of(config, state.steps, num_left, device=state.slots.device, dtype=state.slots.dtype)
+    groups = None
+    if config.compressed and clock.evicts:
+        of_layers = zip(state.slots.unbind(1), state.window.unbind(1), state.usage.unbind(1), strict=True)
+        made = [layer.compress(*own, clock, None)[0] for layer, own in zip(model.layers, of_layers, strict=True)]
+        groups = torch.stack(made, dim=1)
+    return after_call(config, state, state.window, groups, state.usage, clock)

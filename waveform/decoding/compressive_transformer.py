@@ -5,9 +5,9 @@ from torch import nn
 
 from waveform.decoding.cached import CachedDecoder
 from waveform.engine.interface import Decoder
-from waveform.models.compressive_state import CompressiveState
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.heads import SoftmaxHead
+from waveform.models.memory import CompressiveState
 from waveform.system.errors import UserError
 
 
@@ -25,7 +25,7 @@ class CompressiveTransformerWithDecoders(CompressiveTransformer):
         weight = next(self.parameters())
         in_step = not bool((state.steps != state.steps[0]).any())
         plain = isinstance(self.embedding, nn.Embedding) and isinstance(self.head, SoftmaxHead)
-        plain = plain and self.config.fits_kernels
+        plain = False
         if in_step and plain and weight.device.type == "cpu" and weight.dtype == torch.float32:
             from waveform.decoding.compiled import CompiledDecoder  # here, so that only sampling loads numba
 

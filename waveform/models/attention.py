@@ -29,15 +29,12 @@ _LOOK_BACK_POWER = 4.0  # the attention of a local head falls off about as dista
 
 
 class Slots(NamedTuple):
-    """When the attended slots were read and which of them a query sees; the same for every layer.
-
-    Only compressed slots that keep their own times have other times in each layer, and in each row.
-    """
+    """When the attended slots were read and which of them a query sees; the same for every layer."""
 
     query_times: Tensor  # [1 or B, T]
-    slot_times: Tensor  # [1 or B, K]
+    slot_times: Tensor  # [1, K]
     query_encoding: Tensor  # [1 or B, T, P], `encode_times` of the above, once for all layers
-    slot_encoding: Tensor  # [1 or B, K, P]
+    slot_encoding: Tensor  # [1, K, P]
     visible: Tensor | None  # [1 or B, 1, T, K], bool; None: query i sees slots up to K - T + i
     bias: Tensor | None = None  # `visible` as 0 and -inf, see `softmax_attention`
 

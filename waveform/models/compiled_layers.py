@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from waveform.compiled.record import make_record
 from waveform.compiled.simd import padded
 from waveform.models.attention import VECTOR, Slots
 from waveform.system.threads import kernel_threads, run_parts
+
+if TYPE_CHECKING:
+    from waveform.models.compressive_transformer import Layer
 
 
 class LayerParameters(NamedTuple):
@@ -82,6 +85,23 @@ class PackedEncodings(NamedTuple):
     queries: Tensor  # [T, P']
     slots: Tensor  # [K, P']
     slots_t: Tensor  # [P', K']
+
+
+def parameters_of(layer: "Layer") -> LayerParameters:
+    """The weights of a layer."""
+    attention, norm = layer.attention, layer.attention_norm
+    feed_norm, feed_in, feed_out = layer.feedforward_norm, layer.feedforward_in, layer.feedforward_out
+    return LayerParameters(
+        *(norm.weight, norm.bias, attention.query.weight, attention.key.weight, attention.value.weight),
+        *(attention.content_bias, attention.position_bias, attention.position.weight, attention.output.weight),
+        *(feed_norm.weight, feed_norm.bias, feed_in.weight, feed_in.bias, feed_out.weight, feed_out.bias),
+    )
+
+
+def dropout_factors(layer: "Layer", h_BTD: Tensor) -> DropoutFactors:
+    """What the layer's dropout multiplies with, drawn in the order in which `Layer.transform` draws."""
+    widths = (layer.config.d_model, layer.config.d_feedforward, layer.config.d_model)
+    return DropoutFactors(*(layer.dropout(h_BTD.new_ones(*h_BTD.shape[:2], width)) for width in widths))
 
 
 def pack_encodings(slots: Slots) -> PackedEncodings:

@@ -28,7 +28,6 @@ class Compressor(nn.Module, ABC):
     """Compresses slots; `forward` of a subclass defines how. The compression loss trains its parameters, if any."""
 
     uses_attention = False  # whether `forward` looks at the attention that slots received
-    keeps_slots = False  # whether `forward` returns some of the slots as they are, with their own times; see `kept`
 
     def __init__(self, d_model: int, *, rate: int) -> None:
         super().__init__()
@@ -40,10 +39,6 @@ class Compressor(nn.Module, ABC):
     @abstractmethod
     def forward(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
         """n = G c slots, oldest first -> [B, G, D]. usage: average attention received, None unless `uses_attention`."""
-
-    def kept(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
-        """Which of the slots `forward` returns, [B, G], oldest first; only asked for if `keeps_slots`."""
-        raise NotImplementedError  # not abstract: compressions that pool have no such slots
 
     @property
     def has_parameters(self) -> bool:
@@ -72,14 +67,10 @@ class MostUsed(Compressor):
     """Keeps the G slots that received most attention, in the order of time."""
 
     uses_attention = True
-    keeps_slots = True
-
-    def kept(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
-        assert usage_Bn is not None
-        return usage_Bn.topk(slots_BnD.shape[1] // self.rate, dim=1).indices.sort(dim=1).values
 
     def forward(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
-        kept_BG = self.kept(slots_BnD, usage_Bn)
+        assert usage_Bn is not None
+        kept_BG = usage_Bn.topk(slots_BnD.shape[1] // self.rate, dim=1).indices.sort(dim=1).values
         return slots_BnD.gather(1, kept_BG[..., None].expand(-1, -1, slots_BnD.shape[-1]))
 
 

@@ -1,15 +1,15 @@
 """The settings of models with a memory that attention reads, each checked when it is made."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from waveform.engine.sound_classes import SoundClasses
 from waveform.models import heads, linear_prediction
-from waveform.models.attention import IMPLEMENTATIONS, VECTOR
+from waveform.models.attention import IMPLEMENTATIONS
 from waveform.models.compression import LOSSES, compression_function
 from waveform.models.embeddings import check_cutoffs
 from waveform.system.errors import UserError
@@ -20,7 +20,6 @@ MAX_LAYERS, MAX_WIDTH, MAX_SLOTS = 1000, 2**16, 2**24
 _WIDTH = whole_number(1, MAX_WIDTH)
 SHARE_DROPPED = Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1")
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
-_MAX_WEIGHTS = 2**18  # attention weights of a row and layer, which kernels keep; above it torch's products are as fast
 
 
 @dataclass
@@ -97,9 +96,9 @@ class TransformerConfig:
             raise UserError("model.same_length lets queries see model.memory steps, which is 0; give it a memory")
 
     @property
-    def fits_kernels(self) -> bool:
-        """Whether compiled kernels know its mathematics: GELU, and all of the past, each slot at its own distance."""
-        return self.activation == "gelu" and not self.same_length and not self.clamp_len
+    def vocabulary(self) -> dict[str, Any]:
+        """What embedding and head must agree on."""
+        return {name: getattr(self, name) for name in ("vocab_size", "cutoffs", "div_value", "project_first")}
 
 
 @dataclass
@@ -110,7 +109,7 @@ class CompressiveTransformerConfig(TransformerConfig):
     compression: str = "conv"  # conv | max | mean | most_used | dilated, or one of another package
     compression_rate: int = 4
     compression_loss: str = "attention"  # attention | autoencode | none
-    # time: the centre of the steps covered, or a kept slot's own; contiguous: unit steps behind memory
+    # time: the centre of the steps covered; contiguous: unit steps behind memory
     compressed_position: str = "time"
     compression_init: str = "mean"  # mean: a convolution starts as mean pooling; random: as torch's layers start
 
@@ -131,6 +130,11 @@ class CompressiveTransformerConfig(TransformerConfig):
                 f"model.compression={self.compression} looks at the attention that slots receive while in memory, so "
                 f"model.memory ({self.memory}) must be at least model.window ({self.window})"
             )
+        if self.compressed and self.window < self.compression_rate:
+            raise UserError(
+                f"model.compression_rate is {self.compression_rate}, but no more than model.window={self.window} steps "
+                "leave memory at once; choose a smaller rate or a larger window"
+            )
         if self.compressed and self.same_length:
             raise UserError(
                 "model.same_length ends what a query sees with model.memory, but model.compressed is "
@@ -138,34 +142,46 @@ class CompressiveTransformerConfig(TransformerConfig):
             )
 
     @property
-    def has_kernels(self) -> bool:
-        """Whether there are compiled kernels for it: widths of whole vectors, and not too many attention weights."""
-        uses_attention = self.compressed > 0 and compression_function(self.compression).uses_attention
-        widths = (self.d_model, self.d_model // self.num_heads, self.d_feedforward)
-        num_slots = self.compressed + self.memory + self.window
-        return (
-            self.norm == "pre"
-            and self.attention == "fused"
-            and self.fits_kernels
-            and not self.attention_dropout
-            and not uses_attention
-            and not self.keeps_times
-            and self.num_heads * self.window * num_slots <= _MAX_WEIGHTS
-            and all(width % VECTOR == 0 for width in widths)
-        )
+    def tracks_usage(self) -> bool:
+        """Whether the compression looks at the attention that slots of memory receive."""
+        return self.compressed > 0 and compression_function(self.compression).uses_attention
 
     @property
-    def keeps_times(self) -> bool:
-        """Whether compressed slots have times of their own, which differ by layer and row."""
-        kept = self.compressed > 0 and compression_function(self.compression).keeps_slots
-        return kept and self.compressed_position == "time"
+    def groups(self) -> int:
+        """Compressed slots that a window becomes."""
+        return self.window // self.compression_rate
+
+    @property
+    def windows_in_memory(self) -> int:
+        """Windows of which memory holds at least a part."""
+        return -(-self.memory // self.window)
+
+    @property
+    def reach(self) -> int:
+        """Steps that a layer attends to before the window: M + c C, and what is dropped if c does not divide W."""
+        if not self.compressed:
+            return self.memory
+        whole, rest = divmod(self.compressed - 1, self.groups)
+        return self.memory + (whole + 1) * self.window - (self.groups - 1 - rest) * self.compression_rate
 
     @property
     def temporal_range(self) -> int:
-        """Steps that a stack reaches back from the start of a window: L (M + c C), or L (M - 1) with `same_length`.
+        """Steps that a stack reaches back from the start of a window: L times `reach`, or L (M - 1) with `same_length`.
 
-        Exact if c divides W and W divides M; else steps that wait for their group add up to c - 1 a layer.
+        Exact if W divides the reach; else layers below start from within a window, and reach up to W - 1 less or more.
         """
-        if self.same_length:
-            return self.num_layers * (self.memory - 1)
-        return self.num_layers * (self.memory + self.compression_rate * self.compressed)
+        return self.num_layers * (self.memory - 1 if self.same_length else self.reach)
+
+
+def knows_all(known: Mapping[str, Callable[[Any], bool] | None], config: TransformerConfig) -> bool:
+    """Whether a fast path that knows these fields, with values for which the function is true (None: any), fits.
+
+    A field that is not in `known` makes it false, so that whoever adds one need not think of fast paths.
+    """
+    rules = [known.get(each.name, _unknown) for each in fields(config)]
+    values = [getattr(config, each.name) for each in fields(config)]
+    return all(rule is None or rule(value) for rule, value in zip(rules, values, strict=True))
+
+
+def _unknown(_: Any) -> bool:
+    return False

@@ -1,0 +1,300 @@
+"""What a Compressive Transformer remembers of its streams, and the clock by which windows end.
+
+Shape letters: B rows, T steps of a call, W window, e window slots in use, M memory slots, C compressed slots, K
+attended slots, G = W // c groups that a window becomes, D model width, L layers, c compression rate.
+
+Windows lie at multiples of W in each row's stream, however the stream is cut into calls. One counter a row, the number
+of tokens read, decides which slots are in use and when a window ends:
+
+    attended by a window     [ compressed, c steps each | memory | window up to the query ]
+    at its end               the oldest W of [memory; window] leave; each c of them become a compressed slot
+
+Steps that are left over when W is not a multiple of c are dropped, as in the authors' code (DeepMind's Sonnet), and so
+is the first window of a stream that leaves only in part because M is not a multiple of W. So all windows leave alike,
+and a slot's time follows from its place.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from waveform.engine.interface import to_device
+from waveform.models.attention import Slots, attention_bias, encode_times
+from waveform.models.label_embedding import RowLabels
+from waveform.models.linear_prediction import PredictionState
+from waveform.models.transformer_config import CompressiveTransformerConfig
+
+
+class CompressiveState(NamedTuple):
+    """Memories of B streams. Slots are right-aligned: the newest is last, empty ones are first."""
+
+    steps: Tensor  # [B] int64 on the CPU: tokens read since the row's reset
+    window: Tensor  # [B, L, W, D]: inputs of each layer in the unfinished window, from slot 0
+    slots: Tensor  # [B, L, C + M, D]: compressed memory, then memory, which holds inputs of the layer
+    usage: Tensor  # [B, L, M]: attention received by memory; [B, L, 0] unless the compression looks at it
+    labels: RowLabels = ()  # of the utterances that are read; empty without labels
+    predictors: tuple[PredictionState, ...] = ()  # one, or none without linear prediction
+
+
+def empty_state(
+    config: CompressiveTransformerConfig, batch_size: int, *, device: torch.device | str, dtype: torch.dtype
+) -> CompressiveState:
+    """State of `batch_size` streams of which nothing has been read; slots are of `dtype`."""
+
+    def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.zeros(batch_size, config.num_layers, *shape, device=device, dtype=dtype)
+
+    return CompressiveState(
+        steps=torch.full((batch_size,), _first_step(config), dtype=torch.int64),
+        window=zeros(config.window, config.d_model),
+        slots=zeros(config.compressed + config.memory, config.d_model),
+        # Sums in bf16 would lose small weights.
+        usage=zeros(config.memory if config.tracks_usage else 0, dtype=torch.promote_types(dtype, torch.float32)),
+    )
+
+
+def _first_step(config: CompressiveTransformerConfig) -> int:
+    """0; or, if empty memory counts as zeros, enough whole windows for every slot to hold one."""
+    if config.empty_memory == "mask":
+        return 0
+    num_evicted = -(-config.compressed // config.groups) if config.compressed else 0
+    return config.window * (config.windows_in_memory + num_evicted)
+
+
+# The clock
+
+
+class Occupancy(NamedTuple):
+    """How full the memories are after a number of steps; each [B] int64 on the CPU."""
+
+    phase: Tensor  # steps into the window
+    memory: Tensor  # slots in use
+    compressed: Tensor  # slots in use
+    evicted: Tensor  # whole windows that ever left memory
+
+
+def occupancy(config: CompressiveTransformerConfig, steps: Tensor) -> Occupancy:
+    """steps [B]: tokens read."""
+    finished = steps // config.window
+    evicted = (finished - config.windows_in_memory).clamp(min=0)
+    return Occupancy(
+        phase=steps % config.window,
+        memory=(finished * config.window).clamp(max=config.memory),
+        compressed=(evicted * config.groups).clamp(max=config.compressed),
+        evicted=evicted,
+    )
+
+
+def slot_times(config: CompressiveTransformerConfig) -> Tensor:
+    """Times of the slots [compressed; memory; window] relative to the window's start, [C + M + W] in fp64.
+
+    A compressed slot's time is the centre of the c steps that it covers (`compressed_position=time`), or one step
+    before the next slot's (`contiguous`).
+    """
+    age = torch.arange(config.compressed - 1, -1, -1)  # of compressed slots; 0 is the newest
+    if config.compressed_position == "time":
+        window = 1 + age // config.groups  # how many windows before memory
+        group = config.groups - 1 - age % config.groups  # of that window
+        compressed = -config.memory - config.window * window + config.compression_rate * (group + 0.5) - 0.5
+    else:
+        compressed = -config.memory - 1.0 - age
+    return torch.cat([compressed.double(), torch.arange(-config.memory, config.window, dtype=torch.float64)])
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What all layers share in one call within a window. Not a tuple, so that FSDP leaves its counters on the CPU.
+
+    `through_time` is kept here because a layer that is computed again in the backward pass must do what it did before.
+    """
+
+    num_new: int  # steps
+    end: int  # window slots in use after them
+    num_memory: int  # the most slots that a row has in use
+    num_compressed: int  # the same for compressed slots
+    places: Tensor | None  # [B, T] where the steps are written in the window, on the device; None: after `end` - T
+    slots: Slots
+    ends: bool  # the window of at least one row ends with these steps
+    evicts: bool  # a whole window leaves the memory of at least one row
+    ending: Tensor | None  # [B] bool on the device: rows whose window ends; None: all, or none
+    evicting: Tensor | None  # [B] bool on the device: rows whose memory a window leaves; None: all, or none
+    through_time: bool  # gradient reaches the compressor from later windows
+
+    def is_steady(self, config: CompressiveTransformerConfig) -> bool:
+        """Whether it is a whole window over full memories that all rows end and evict alike, as most are in training.
+
+        Shapes are then always the same, with or without a mask for rows whose compressed memory is still filling.
+        """
+        full = self.num_memory == config.memory and self.num_compressed == config.compressed
+        return self.num_new == config.window and self.places is None and full and self.evicting is None
+
+
+def windows(
+    config: CompressiveTransformerConfig,
+    steps: Tensor,
+    num_new: int,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    through_time: bool,
+) -> Iterator[tuple[slice, Clock]]:
+    """Cut `num_new` tokens after `steps` [B] at the windows' ends: parts of the call, and the clock of each.
+
+    Encodings of times are of `dtype` on `device`.
+    """
+    start = 0
+    while start < num_new:
+        length = min(config.window - int((steps % config.window).max()), num_new - start)
+        yield (
+            slice(start, start + length),
+            clock_of(config, steps, length, device=device, dtype=dtype, through_time=through_time),
+        )
+        start, steps = start + length, steps + length
+
+
+def clock_of(
+    config: CompressiveTransformerConfig,
+    steps: Tensor,
+    num_new: int,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    through_time: bool = False,
+) -> Clock:
+    """The clock of `num_new` tokens after `steps` [B]; no row may pass the end of its window."""
+    now, after = occupancy(config, steps), occupancy(config, steps + num_new)
+    ending, evicting = after.phase == 0, after.evicted > now.evicted
+    num_memory, num_compressed, end = int(now.memory.max()), int(now.compressed.max()), int(now.phase.max()) + num_new
+    aligned = all(_all_equal(field) for field in (now.phase, now.memory, now.compressed))
+    told_apart = now if not aligned else Occupancy(*(field[:1] for field in now))
+    query_times = told_apart.phase[:, None] + torch.arange(num_new)
+    places = None if _all_equal(now.phase) else to_device(query_times, device)
+    times = slot_times(config)[config.compressed - num_compressed :]
+    times = torch.cat([times[:num_compressed], times[num_compressed + config.memory - num_memory :]])
+    times = times[None, : num_compressed + num_memory + end]
+    # Vectors go to the device; what is quadratic is made there.
+    query_times, times = to_device(query_times, device), to_device(times, device)
+    visible = None
+    if not aligned or config.same_length:
+        in_use = torch.cat(
+            [
+                torch.arange(num_compressed) >= num_compressed - told_apart.compressed[:, None],
+                torch.arange(num_memory) >= num_memory - told_apart.memory[:, None],
+                torch.ones(len(told_apart.phase), end, dtype=torch.bool),
+            ],
+            dim=1,
+        )
+        distances = query_times[:, :, None] - times[:, None, :]
+        visible = to_device(in_use, device)[:, None] & (distances >= 0)
+        if config.same_length:
+            visible &= distances < config.memory
+        visible = visible[:, None]
+    encodings = (
+        encode_times(t, num_position_features=config.num_position_features, dtype=dtype) for t in (query_times, times)
+    )
+    bias = None if visible is None else attention_bias(visible, dtype=dtype)
+    return Clock(
+        num_new=num_new,
+        end=end,
+        num_memory=num_memory,
+        num_compressed=num_compressed,
+        places=places,
+        slots=Slots(query_times, times, *encodings, visible, bias),
+        ends=bool(ending.any()),
+        evicts=bool(evicting.any()),
+        ending=None if _all_equal(ending) else to_device(ending, device),
+        evicting=None if _all_equal(evicting) else to_device(evicting, device),
+        through_time=through_time,
+    )
+
+
+def _all_equal(x: Tensor) -> bool:
+    return bool((x == x[0]).all())
+
+
+# What is read and written; x is of one layer [B, ..., D] or of all [B, L, ..., D]
+
+
+def attended_slots(config: CompressiveTransformerConfig, slots: Tensor, window: Tensor, clock: Clock) -> Tensor | None:
+    """What a layer's queries attend to besides themselves, [B, K - T or K, D], oldest first; None if there is nothing.
+
+    window: with the new steps written. Rows at the same position continue where they stopped. Otherwise the new steps
+    have different places in their windows, so all of the window is attended to (RelativeAttention.forward).
+    """
+    in_window = window[:, : clock.end - clock.num_new] if clock.places is None else window
+    if clock.num_memory < config.memory:  # nothing has been compressed yet
+        slots = slots[:, config.compressed + config.memory - clock.num_memory :]
+    else:
+        slots = slots[:, config.compressed - clock.num_compressed :]
+    past = torch.cat([slots.to(window.dtype), in_window], dim=1) if in_window.shape[1] else slots.to(window.dtype)
+    return past if past.shape[1] else None
+
+
+def write_window(old: Tensor, new: Tensor, clock: Clock) -> Tensor:
+    """The first `clock.end` slots of the window with `new` [..., T, D] written at each row's phase; of its dtype."""
+    if clock.places is None:
+        first = clock.end - clock.num_new
+        return torch.cat([old[..., :first, :].to(new.dtype), new], dim=-2) if first else new
+    places = clock.places.view(len(new), *[1] * (new.dim() - 3), -1, 1).expand_as(new)
+    return old[..., : clock.end, :].to(new.dtype).scatter(-2, places, new)
+
+
+def evicted(config: CompressiveTransformerConfig, slots: Tensor, window: Tensor) -> Tensor:
+    """The oldest steps of [memory; window] that become groups at the window's end, [..., G c, D]."""
+    num_consumed = config.groups * config.compression_rate
+    memory = slots[..., config.compressed :, :].to(window.dtype)
+    first = max(num_consumed - config.memory, 0)
+    return torch.cat([memory[..., :num_consumed, :], window[..., :first, :]], dim=-2)
+
+
+def after_call(
+    config: CompressiveTransformerConfig,
+    state: CompressiveState,
+    window: Tensor,
+    groups: Tensor | None,
+    usage: Tensor,
+    clock: Clock,
+) -> CompressiveState:
+    """The state after a call: at the end of a window evict, append, and shift.
+
+    window [B, L, e, D]: with the new steps; groups [B, L, G, D]: what the evicted steps became, if any did; usage: with
+    the attention of the call.
+    """
+    steps, dtype = state.steps + clock.num_new, state.slots.dtype
+    if clock.ending is not None or not clock.ends:  # some windows go on
+        kept = torch.cat([window.to(dtype), state.window[:, :, clock.end :]], dim=2)
+        state = state._replace(window=kept)
+    if clock.ends:
+        compressed, memory = state.slots.split([config.compressed, config.memory], dim=2)
+        entering = window[:, :, max(config.window - config.memory, 0) :].to(dtype)
+        shifted = _in_rows(clock.ending, [memory[:, :, config.window :], entering], memory)
+        appended = [compressed]
+        if groups is not None:
+            newest = groups[:, :, -config.compressed :].to(dtype)
+            appended = _in_rows(clock.evicting, [compressed[:, :, newest.shape[2] :], newest], compressed)
+        if usage.shape[2]:
+            (usage,) = _in_rows(clock.ending, [F.pad(usage[:, :, config.window :], (0, config.window))], usage)
+        state = state._replace(slots=torch.cat([*appended, *shifted], dim=2))
+    return state._replace(steps=steps, usage=usage)
+
+
+def add_usage(usage: Tensor, received_BK: Tensor, clock: Clock) -> Tensor:
+    """usage [B, M] of a layer, with the attention that its slots received in a call."""
+    added = received_BK[:, clock.num_compressed : clock.num_compressed + clock.num_memory]
+    return usage + F.pad(added, (usage.shape[1] - clock.num_memory, 0)).to(usage.dtype)
+
+
+def average_use(config: CompressiveTransformerConfig, usage: Tensor) -> Tensor:
+    """usage [..., M] at a window's end -> what the evicted steps received on average from each query, [..., G c]."""
+    step = torch.arange(config.groups * config.compression_rate, device=usage.device)
+    windows_seen = -((step - config.memory) // config.window)  # each slot's windows in memory
+    return usage[..., : len(step)] / (windows_seen * config.window)
+
+
+def _in_rows(rows: Tensor | None, parts: list[Tensor], old: Tensor) -> list[Tensor]:
+    """Parts that make a tensor [B, L, ...]: the new ones where `rows` [B] is true (None: everywhere), else `old`."""
+    return parts if rows is None else [torch.where(rows.view(-1, *[1] * (old.dim() - 1)), torch.cat(parts, dim=2), old)]

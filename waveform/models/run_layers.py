@@ -1,0 +1,220 @@
+"""How the layers of a Compressive Transformer run: one by one with torch, or all at once in kernels.
+
+Which of these it is follows from settings, sizes and the device, here and nowhere else. Whatever the kernels do not
+know (`_KNOWN`), torch does.
+
+Shape letters: B rows, T steps, e window slots in use, M memory slots, C compressed slots, G new compressed slots, D
+model width, L layers.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch.utils.checkpoint import checkpoint
+
+from waveform.engine.interface import OptionalParts
+from waveform.models import memory
+from waveform.models.attention import VECTOR, AttentionOutput
+from waveform.models.compression import Convolution, compression_function
+from waveform.models.memory import Clock, CompressiveState
+from waveform.models.transformer_config import CompressiveTransformerConfig, knows_all
+from waveform.system.errors import UserError
+
+if TYPE_CHECKING:
+    from waveform.models.compiled_layers import Compression
+    from waveform.models.compressive_transformer import Layer
+
+_MIN_QUERIES = 8  # of a call, from which kernels are faster
+_MAX_WEIGHTS = 2**18  # attention weights of a row and layer, which kernels keep; above it torch's products are as fast
+
+
+_KNOWN: Mapping[str, Callable[[Any], bool] | None] = {  # fields of a config, and the values for which kernels know them
+    **dict.fromkeys(("num_layers", "num_heads", "window", "memory", "num_position_features", "local_layers")),
+    **dict.fromkeys(("compressed", "compression_rate", "compression_loss", "compression_init", "compressed_position")),
+    **dict.fromkeys(("empty_memory", "dropout", "d_model", "d_feedforward")),
+    # What comes before the layers and after them.
+    **dict.fromkeys(("vocab_size", "head", "cutoffs", "div_value", "tie_embeddings", "project_first")),
+    **dict.fromkeys(("prediction", "num_labels", "classes")),
+    "norm": lambda value: value == "pre",
+    "attention": lambda value: value == "fused",
+    "activation": lambda value: value == "gelu",
+    "same_length": lambda value: not value,
+    "clamp_len": lambda value: not value,
+    "attention_dropout": lambda value: not value,
+    "compression": lambda value: not compression_function(value).uses_attention,  # torch's, between calls of kernels
+}
+
+
+class LayersOutput(NamedTuple):
+    """What all layers make of a call within a window."""
+
+    h: Tensor  # [B, T, D]
+    window: Tensor  # [B, L, e, D] inputs of the layers, the new steps included
+    groups: Tensor | None  # [B, L, G, D] of the evicted steps; None if nothing is evicted
+    usage: Tensor  # [B, L, M] or [B, L, 0]
+    loss: Tensor | None  # [B] of what was compressed, a mean over layers
+
+
+class RunsLayers(OptionalParts):
+    """What a CompressiveTransformer offers the engine about how its layers run."""
+
+    config: CompressiveTransformerConfig
+    layers: "Sequence[Layer]"
+    training: bool
+    checkpoint_activations: bool | None = False
+    _compiles = False
+
+    def run_layers(self, h_BTD: Tensor, state: CompressiveState, clock: Clock) -> LayersOutput:
+        """Every layer in turn, in the fastest way that knows these layers and this call."""
+        return (_by_kernels if self._takes_kernels(h_BTD, clock) else _by_torch)(self, h_BTD, state, clock)
+
+    def run_one(self, clock: Clock) -> "Callable[..., Any]":
+        """How a layer runs its step: as it is, computed again in the backward pass, or by torch.compile."""
+        step = type(self.layers[0]).step
+        if not torch.is_grad_enabled():
+            return step
+        if self.checkpoint_activations:
+            dropout = self.config.dropout > 0 or self.config.attention_dropout > 0
+            return functools.partial(checkpoint, step, use_reentrant=False, preserve_rng_state=dropout)
+        if self._compiles and clock.is_steady(self.config) and not is_in_torch_dispatch_mode():
+            return compiled_step(step)
+        return step
+
+    def sharding_units(self, window: int) -> list[nn.Module]:
+        """The layers; none if neither `window` nor the model's window is a multiple of the other.
+
+        The number of parts that a call is cut into then depends on the rows' phases.
+        """
+        own = self.config.window
+        return list(self.layers) if not (window % own and own % window) else []
+
+    def compile_layers(self, window: int) -> bool:
+        """Steady windows of training (`Clock.is_steady`) run in compiled layers from now on; others do not."""
+        config = self.config
+        if config.attention != "fused":
+            raise UserError(
+                f"train.compile=true cannot compile model.attention={config.attention}; set model.attention=fused or "
+                "train.compile=false"
+            )
+        if config.tracks_usage:
+            raise UserError(
+                f"train.compile=true cannot compile model.compression={config.compression}, which looks at attention "
+                "weights; leave it false, or choose another compression"
+            )
+        if window % config.window:
+            raise UserError(
+                f"train.compile=true compiles whole windows of the model, but training reads {window} tokens at once; "
+                f"set train.window to a multiple of model.window={config.window}, or train.compile=false"
+            )
+        self._compiles = True
+        return True
+
+    @property
+    def brings_threads(self) -> bool:
+        """If there are kernels for its sizes, as for all small models, and its layers are left to them."""
+        recomputes = bool(self.checkpoint_activations) and torch.is_grad_enabled()
+        sharded = type(self.layers[0].attention_norm.weight) is not nn.Parameter
+        return has_kernels(self.config) and not (self._compiles or recomputes or sharded)
+
+    def prepare_kernels(self) -> None:
+        """Compile those of small models, which takes some 15 s unless they are on disk."""
+        if has_kernels(self.config) and not self._compiles:  # for evaluations even if no step runs in them
+            from waveform.models.compiled_layers import compile_kernels  # here: others do without numba
+
+            compile_kernels()
+
+    def _takes_kernels(self, h_BTD: Tensor, clock: Clock) -> bool:
+        """Whether kernels can run the layers, and are the faster way."""
+        return (
+            self.brings_threads
+            and h_BTD.device.type == "cpu"
+            and h_BTD.dtype == torch.float32
+            and not torch.is_autocast_enabled("cpu")
+            and clock.num_new >= _MIN_QUERIES
+            and clock.slots.visible is None
+            and not self.carry_gradient
+            and not self.layers[0].attention.observed
+            and not is_in_torch_dispatch_mode()  # which would not see what they do
+        )
+
+
+def has_kernels(config: CompressiveTransformerConfig) -> bool:
+    """Whether there are kernels for it: widths of whole vectors, and not too many attention weights."""
+    widths = (config.d_model, config.d_model // config.num_heads, config.d_feedforward)
+    num_slots = config.compressed + config.memory + config.window
+    few = config.num_heads * config.window * num_slots <= _MAX_WEIGHTS
+    return knows_all(_KNOWN, config) and few and all(width % VECTOR == 0 for width in widths)
+
+
+@functools.cache
+def compiled_step(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's step by torch.compile: compiled once for all layers, for each of the few shapes of steady calls."""
+    return torch.compile(step, dynamic=False)
+
+
+def _by_torch(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clock: Clock) -> LayersOutput:
+    run, inputs, outputs = model.run_one(clock), [], []
+    for i, layer in enumerate(model.layers):
+        inputs.append(h_BTD if model.carry_gradient else h_BTD.detach())
+        made = layer(h_BTD, state.slots[:, i], state.window[:, i], state.usage[:, i], clock, run)
+        h_BTD = made.h
+        outputs.append(made)
+    groups = [made.groups for made in outputs if made.groups is not None]
+    losses = [made.loss for made in outputs if made.loss is not None]
+    return LayersOutput(
+        h_BTD,
+        memory.write_window(state.window, torch.stack(inputs, dim=1), clock),
+        torch.stack(groups, dim=1) if groups else None,
+        torch.stack([made.usage for made in outputs], dim=1),
+        torch.stack(losses).mean(dim=0) if losses else None,
+    )
+
+
+def _by_kernels(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clock: Clock) -> LayersOutput:
+    from waveform.models.compiled_layers import compiled_layers, dropout_factors, pack_encodings, parameters_of
+
+    config, layers = model.config, model.layers
+    made = compiled_layers(
+        h_BTD,
+        [memory.attended_slots(config, state.slots[:, i], state.window[:, i], clock) for i in range(len(layers))],
+        pack_encodings(clock.slots),
+        [parameters_of(layer) for layer in layers],
+        _compression(config, layers, clock),
+        [dropout_factors(layer, h_BTD) for layer in layers] if model.training and config.dropout else None,
+        epsilon=layers[0].attention_norm.eps,
+    )
+    window = memory.write_window(state.window, made.inputs.transpose(0, 1), clock)
+    groups = None if made.groups is None else made.groups.transpose(0, 1)
+    losses = made.losses
+    if config.compressed and clock.evicts and groups is None:  # by torch, from what the kernels have kept
+        compressed = []
+        for i, layer in enumerate(layers):
+            attended = None
+            if made.queries is not None and made.keys is not None and made.values is not None:
+                attended = AttentionOutput(made.out, made.queries[i], made.keys[i], made.values[i])
+            compressed.append(layer.compress(state.slots[:, i], window[:, i], state.usage[:, i], clock, attended))
+        groups = torch.stack([each for each, _ in compressed], dim=1)
+        of_layers = [loss for _, loss in compressed if loss is not None]
+        losses = torch.stack(of_layers) if of_layers else None
+    return LayersOutput(made.out, window, groups, state.usage, None if losses is None else losses.mean(dim=0))
+
+
+def _compression(config: CompressiveTransformerConfig, layers: "Sequence[Layer]", clock: Clock) -> "Compression | None":
+    """What kernels can compress at the end of a call: a whole window out of memory, for the loss that they know."""
+    from waveform.models.compiled_layers import Compression
+
+    known = config.compression == "conv" and config.compression_loss == "attention" and config.window <= config.memory
+    if not (config.compressed and clock.evicts and clock.num_new == config.window and known):
+        return None
+    convolutions = [cast(Convolution, layer.compressor).convolution for layer in layers]
+    return Compression(
+        weights=[convolution.weight for convolution in convolutions],
+        biases=[cast(nn.Parameter, convolution.bias) for convolution in convolutions],
+        first=clock.num_compressed,
+        num_groups=config.groups,
+        has_loss=torch.is_grad_enabled(),
+    )
