@@ -46,6 +46,7 @@ class LayerOutput(NamedTuple):
     """What one layer makes of a call within a window."""
 
     h: Tensor  # [B, T, D]
+    read: Tensor  # [B, T, D] input of the layer, what memory will hold
     groups: Tensor | None  # [B, G, D] of the evicted steps; None if nothing is evicted
     loss: Tensor | None  # [B] of what was compressed
     usage: Tensor  # [B, M] or [B, 0], with the attention of this call
@@ -100,12 +101,12 @@ class Layer(nn.Module):
         """
         window = memory.write_window(window, h_BTD, clock)
         past = memory.attended_slots(self.config, slots, window, clock)
-        h_BTD, attended = self.transform(h_BTD, past, clock.slots)
+        out_BTD, attended = self.transform(h_BTD, past, clock.slots)
         if usage.shape[1]:
             usage = memory.add_usage(usage, self.attention.received_attention(attended, clock.slots), clock)
         if not (self.config.compressed and clock.evicts):
-            return LayerOutput(h_BTD, None, None, usage)
-        return LayerOutput(h_BTD, *self.compress(slots, window, usage, clock, attended), usage)
+            return LayerOutput(out_BTD, h_BTD, None, None, usage)
+        return LayerOutput(out_BTD, h_BTD, *self.compress(slots, window, usage, clock, attended), usage)
 
     def forward(
         self,

@@ -157,12 +157,11 @@ def compiled_step(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_torch(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clock: Clock) -> LayersOutput:
-    run, inputs, outputs = model.run_one(clock), [], []
+    run, outputs = model.run_one(clock), []
     for i, layer in enumerate(model.layers):
-        inputs.append(h_BTD if model.carry_gradient else h_BTD.detach())
-        made = layer(h_BTD, state.slots[:, i], state.window[:, i], state.usage[:, i], clock, run)
-        h_BTD = made.h
-        outputs.append(made)
+        outputs.append(layer(h_BTD, state.slots[:, i], state.window[:, i], state.usage[:, i], clock, run))
+        h_BTD = outputs[-1].h
+    inputs = [made.read if model.carry_gradient else made.read.detach() for made in outputs]
     groups = [made.groups for made in outputs if made.groups is not None]
     losses = [made.loss for made in outputs if made.loss is not None]
     return LayersOutput(
