@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import forks, forkserver
-from waveform.ranks.distributed import job
-from waveform.system.errors import Trouble
+from tests.ranks.run_ranks import run_ranks
+from waveform.ranks.distributed import World
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,38 +38,27 @@ def test_torchrun_restarts_from_the_last_checkpoint(tmp_path: Path) -> None:
 _TIMEOUT_S = 2.0
 
 
-def _work_alone(rank: int, port: int, missing: int | None) -> None:
-    """One of three ranks: the first has work for longer than the others would wait for one that hangs."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    try:
-        with job(device="cpu", timeout_s=_TIMEOUT_S) as world:
-            for work_s in (0, 2 * _TIMEOUT_S):
-                if rank == missing and work_s:
-                    time.sleep(60)
-                began = time.monotonic()
-                with world.first_alone():
-                    if world.is_first:
-                        time.sleep(work_s)
-                assert time.monotonic() - began > work_s - 0.5
-        print("done", flush=True)
-    except Trouble as error:
-        print(error, flush=True)
-    os._exit(0)
+def _work_alone(world: World, folder: Path) -> None:
+    """The first rank has work for longer than the others would wait for one that hangs; the last may not come."""
+    for work_s in (0, 2 * _TIMEOUT_S):
+        if work_s and world.rank == 2 and (folder / "missing").exists():
+            time.sleep(3 * _TIMEOUT_S)
+            os._exit(0)
+        began = time.monotonic()
+        with world.first_alone():
+            if world.is_first:
+                time.sleep(work_s)
+        assert time.monotonic() - began > work_s - 0.5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("missing", [None, 2])
-def test_others_wait_while_the_first_rank_works(missing: int | None, tmp_path: Path) -> None:
-    """It may take longer than `timeout_s`; a rank that does not come is named, and only that."""
-    port, files = forks.free_port(), [tmp_path / str(rank) for rank in range(3)]
-    ranks = [forkserver.start(_work_alone, rank, port, missing, output=file) for rank, file in enumerate(files)]
-    for rank, process in enumerate(ranks):
-        process.join(60 if rank != missing else 0)
-        process.kill()
-    said = [file.read_text().strip().splitlines()[-1] for file in files if file.read_text()]
-    if missing is None:
-        assert said == ["done"] * 3
-    else:
-        hangs = f"rank 2 did not answer for {_TIMEOUT_S:g} s (in training: train.timeout_s) and may hang"
-        assert said[0] == f"rank 0 stops: {hangs}"
-        assert said[1].startswith("rank 1 stops: another rank ")  # it may give up at the same moment
+def test_others_wait_while_the_first_rank_works(tmp_path: Path) -> None:
+    run_ranks(_work_alone, 3, tmp_path, timeout_s=_TIMEOUT_S)
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
+    (tmp_path / "missing").touch()
+    hangs = rf"rank 0 stops: rank 2 did not answer for {_TIMEOUT_S:g} s \(in training: train.timeout_s\) and may hang"
+    with pytest.raises(AssertionError, match=hangs):
+        run_ranks(_work_alone, 3, tmp_path, timeout_s=_TIMEOUT_S)
