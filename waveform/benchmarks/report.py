@@ -13,26 +13,16 @@ def format_figures(content: dict[str, Any]) -> str:
     lines = [f"{hardware}; torch {machine['torch']}, waveform {machine['waveform']}"]
     measured = [figures for figures in content["models"] if "error" not in figures]
     prepared = [figures for figures in content["preparation"] if "error" not in figures]
-    tables = [
-        (
-            ["training", "", "", "samples/s (min to max)", "real time", "FLOP use", "peak memory"],
-            [_training_row(figures) for figures in measured],
-        ),
-        (
-            ["one update", "", "operations", "in them", "between them"],
-            [_profile_row(figures) for figures in measured],
-        ),
-        (
-            ["sampling", "", "", "samples/s (min to max)", "real time", "of bound", "bytes per step"],
-            [_sampling_row(figures, case) for figures in measured for case in figures["sampling"]],
-        ),
-        (
-            ["preparation", "", "real time (min to max)", "of limit", "decode", "resample", "peak memory"],
-            [_preparation_row(figures) for figures in prepared],
-        ),
-    ]
-    for header, rows in tables if prepared else tables[:-1]:
-        lines += ["", *table(header, rows)]
+    cases = [(figures, case) for figures in measured for case in figures["sampling"]]
+    lines += ["", *table(["training", "", "", "samples/s (min to max)", "real time", "FLOP use", "peak memory"],
+                         [_training_row(figures) for figures in measured])]  # fmt: skip
+    lines += ["", *table(["one update", "", "operations", "in them", "between them"],
+                         [_profile_row(figures) for figures in measured])]  # fmt: skip
+    lines += ["", *table(["sampling", "", "", "samples/s (min to max)", "real time", "of bound", "bytes per step"],
+                         [_sampling_row(figures, case) for figures, case in cases])]  # fmt: skip
+    if prepared:
+        lines += ["", *table(["preparation", "", "real time (min to max)", "of limit", "decode", "resample",
+                              "peak memory"], [_preparation_row(figures) for figures in prepared])]  # fmt: skip
     return "\n".join([*lines, "", *_legend(measured)])
 
 
