@@ -31,7 +31,7 @@ SCORING_TIMEOUT_S = 7200.0  # one rank scores a document, and the others may hav
 # hanging.
 _PATIENCE = timedelta(hours=2)
 _BEAT_S = 1.0
-# What gloo reports if a rank is gone (its connection closes at once) or does not come (the timeout passes).
+# What the backends report if a rank is gone (its connection closes at once) or does not come (the timeout passes).
 _ENDED = re.compile("closed by peer|reset by peer|broken pipe|pair closure", re.IGNORECASE)
 _LATE = re.compile("timed out|timeout|failed to pass monitoredBarrier", re.IGNORECASE)
 
@@ -149,11 +149,11 @@ class World:
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """Only the first rank has work in the block; the others wait at its end, so it must not communicate.
+        """Only the first rank has work in the block, which must not communicate; the others wait at its end.
 
-        No collective can tell work from a hang, and the work may take hours. So a thread of the first rank gives a sign
-        of life every second as soon as all have come, and the others wait as long as its process runs (up to two
-        hours). The first waits for the others, which do nothing alone, as long as in training.
+        The work may take hours, and no collective can tell work from a hang. So once all have come, a thread of the
+        first rank gives a sign of life every second, and the others wait as long as its process runs (up to two hours).
+        The first waits for the others, which have nothing to do, as long as in training.
         """
         if self.size == 1:
             yield
