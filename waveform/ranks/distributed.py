@@ -67,17 +67,6 @@ def explain_lost_ranks(world: "World", *, timeout_s: float, where: Callable[[], 
         raise RankLost(f"rank {world.rank} stops{at}: {other} {reason}") from error
 
 
-@contextmanager
-def job(*, device: str | None = None, timeout_s: float) -> Iterator["World"]:
-    """Join the job (see `join`) for a block, and leave it after. Raises RankLost if another rank ended or hangs."""
-    world = join(device=device, timeout_s=timeout_s)
-    try:
-        with explain_lost_ranks(world, timeout_s=timeout_s):
-            yield world
-    finally:
-        leave()
-
-
 @dataclass(frozen=True)
 class World:
     """This process among those of the job; a job of one process needs no torchrun."""
@@ -195,18 +184,21 @@ def choose_device(device: str | None) -> str:
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def join(*, device: str | None = None, timeout_s: float = TIMEOUT_S) -> World:
-    """Join the job that torchrun's environment describes, or be a job of one process.
+@contextmanager
+def job(*, device: str | None = None, timeout_s: float) -> Iterator[World]:
+    """Join the job that torchrun's environment describes, or be a job of one process; leave it after the block.
 
-    device: as for `choose_device`; timeout_s: how long a rank waits for the others in a reduction.
+    device: as for `choose_device`; timeout_s: how long a rank waits for the others in a reduction. Raises RankLost if
+    another rank ended or hangs.
     """
     cuda = choose_device(device) == "cuda"
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-    where = torch.device(f"cuda:{local_rank}") if cuda else torch.device("cpu")
+    world = World(rank, size, torch.device(f"cuda:{local_rank}" if cuda else "cpu"))
     if cuda:
-        torch.cuda.set_device(where)
-    if size > 1 and not dist.is_initialized():
+        torch.cuda.set_device(world.device)
+    joins = size > 1 and not dist.is_initialized()
+    if joins:
         end_with_launcher()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
@@ -215,12 +207,11 @@ def join(*, device: str | None = None, timeout_s: float = TIMEOUT_S) -> World:
             rank=rank,
             world_size=size,
         )
-    return World(rank, size, where)
-
-
-def leave() -> None:
-    """Leave the job, so that the other ranks do not see a lost connection."""
-    if dist.is_initialized():
-        gc.collect()  # or objects that refer to the group outlive it, and gloo's threads abort the process as it exits
-        dist.destroy_process_group()
-        gc.collect()
+    try:
+        with explain_lost_ranks(world, timeout_s=timeout_s):
+            yield world
+    finally:  # so that the other ranks do not see a lost connection
+        if joins:
+            gc.collect()  # or objects that refer to the group outlive it, and gloo's threads abort the process at exit
+            dist.destroy_process_group()
+            gc.collect()
