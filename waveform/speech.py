@@ -116,13 +116,13 @@ def open_data(source: Path, *, run_dir: Path, config: DataConfig, world: World, 
     if is_dataset(source):
         return as_asked(read_dataset(source), config, prepared=True)
     cache = cache_of(source, run_dir=run_dir)
-    if world.is_first:
-        if show_progress:
-            say(f"preparing {source} into {cache} (once; later runs reuse it)")
-        # Other runs may read the labels that it has.
-        prepared_as = replace(config, labels=None) if config.labels == NONE else config
-        prepare(source, cache, config=prepared_as, show_progress=show_progress)
-    world.barrier()
+    with world.first_alone():
+        if world.is_first:
+            if show_progress:
+                say(f"preparing {source} into {cache} (once; later runs reuse it)")
+            # Other runs may read the labels that it has.
+            prepared_as = replace(config, labels=None) if config.labels == NONE else config
+            prepare(source, cache, config=prepared_as, show_progress=show_progress)
     return as_asked(read_dataset(cache), config, prepared=False)
 
 

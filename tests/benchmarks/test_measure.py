@@ -13,15 +13,13 @@ from torch.profiler import record_function
 from tests.engine.training import small_trainer
 from tests.laws import VOCAB_SIZE as V
 from waveform.benchmarks.flops import counted_flops, forward_flops, model_flops, useful_flops
-from waveform.benchmarks.limits import Limits
-from waveform.benchmarks.profile import profile_update
+from waveform.benchmarks.limits import matrix_rate, memory_rate
+from waveform.benchmarks.model import random_tokens
 from waveform.benchmarks.reads import bytes_read_by_step
 from waveform.benchmarks.sampling import measure_sampling
 from waveform.benchmarks.timing import spread
-from waveform.benchmarks.training import fill_memories, measure_training, updates_needed
+from waveform.benchmarks.training import fill_memories, measure_training, profile_update, updates_needed
 from waveform.decoding.cached import CachedDecoder
-from waveform.engine.shards import Shard, ShardWriter
-from waveform.engine.token_set import TokenSet
 from waveform.models import attention
 from waveform.models.attention import softmax_attention
 from waveform.models.block_attention import Sight
@@ -138,14 +136,6 @@ def test_a_decoder_may_say_itself_what_it_reads() -> None:
     assert bytes_read_by_step(_Says(), torch.zeros(1)) == 12
 
 
-def random_tokens(folder: Path, *, num_rows: int, length: int) -> TokenSet:
-    with ShardWriter(folder / "a.shard", vocab_size=V) as writer:
-        for row in range(num_rows):
-            writer.begin(str(row))
-            writer.append(torch.randint(V, (length,), dtype=torch.uint8).numpy())
-    return TokenSet([Shard(folder / "a.shard")], vocab_size=V)
-
-
 class _Seen(NamedTuple):
     reset: bool
     steps: int
@@ -154,7 +144,7 @@ class _Seen(NamedTuple):
 def test_updates_are_timed_with_full_memories_and_no_reset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"num_layers": 1, "d_model": 8, "num_heads": 1, "d_feedforward": 8, "num_position_features": 4}
     fields |= {"window": 8, "memory": 16, "compressed": 8, "compression_rate": 4}
-    tokens = random_tokens(tmp_path, num_rows=2, length=updates_needed() * 8)
+    tokens = random_tokens(tmp_path, vocab_size=V, num_rows=2, length=updates_needed() * 8)
     trainer = small_trainer(
         "compressive_transformer", tokens, tmp_path, fields=fields, batch_size=2, chunk=8, state="utterance"
     )
@@ -210,9 +200,9 @@ def test_of_an_update_operations_that_no_other_one_calls_are_counted() -> None:
 
 
 def test_limits_are_plausible() -> None:
-    limits = Limits(torch.device("cpu"), dtype=torch.float32)
-    assert 1e8 < limits.matrix_rate() < 1e14
-    assert 1e8 < limits.memory_rate() < 1e13
+    cpu = torch.device("cpu")
+    assert 1e8 < matrix_rate(cpu, dtype=torch.float32)() < 1e14
+    assert 1e8 < memory_rate(cpu)() < 1e13
 
 
 def test_spread() -> None:

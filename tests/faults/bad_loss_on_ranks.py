@@ -28,8 +28,8 @@ from waveform.engine.nonfinite import Diverged
 from waveform.engine.shards import Shard
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
-from waveform.ranks import fsdp
-from waveform.ranks.distributed import World, join, leave
+from waveform.ranks import distributed, fsdp
+from waveform.ranks.distributed import World
 
 _ROWS, _STEPS = 4, 8
 _MODELS = [
@@ -160,11 +160,10 @@ def _rank(rank: int, ports: list[int], folder: Path, cases: list[dict[str, Any]]
     """One rank of a job that does all cases in turn: a rank that falls out of step spoils the next case."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     os.environ["MASTER_PORT"] = str(ports[0])
-    world = join(device="cpu", timeout_s=20)
-    for i, case in enumerate(cases):
-        does = _give_up if "limit" in case else _try
-        torch.save(does(case, folder / f"case_{i}", world), folder / f"case_{i}_{rank}.pt")
-    leave()
+    with distributed.job(device="cpu", timeout_s=20) as world:
+        for i, case in enumerate(cases):
+            does = _give_up if "limit" in case else _try
+            torch.save(does(case, folder / f"case_{i}", world), folder / f"case_{i}_{rank}.pt")
     os.environ["MASTER_PORT"] = str(ports[1])
     torch.save(_command(folder, rank=rank, bad_rank=bad_rank), folder / f"command_{rank}.pt")
     os._exit(0)

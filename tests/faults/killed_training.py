@@ -139,7 +139,7 @@ def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> No
     """Train as one rank, in a child."""
     from waveform.engine import trainer
     from waveform.engine.trainer import RunContext, Trainer
-    from waveform.ranks.distributed import join, leave
+    from waveform.ranks.distributed import job
     from waveform.runs.folder import check_run_dir
     from waveform.runs.settings import typed
     from waveform.runs.training import train_run
@@ -149,19 +149,18 @@ def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> No
     if keep_all:  # a checkpoint of each step, to compare with
         config["train"] |= {"keep_checkpoints": _STEPS, "checkpoint_every": 1}
     train_config = typed(SpeechTrainConfig, config["train"], section="train")
-    world = join(device="cpu", timeout_s=train_config.timeout_s)
-    points.install()
-    for owner, name in ((Trainer, "update"), (Trainer, "reduce_gradients"), (trainer, "evaluate")):
-        surround(owner, name, points)
-    check_run_dir(run_dir)
-    train_run(
-        place.data,
-        config,
-        train_config,
-        RunContext(run_dir, world, show_progress=False),
-        amount=lambda tokens: "little",
-    )
-    leave()
+    with job(device="cpu", timeout_s=train_config.timeout_s) as world:
+        points.install()
+        for owner, name in ((Trainer, "update"), (Trainer, "reduce_gradients"), (trainer, "evaluate")):
+            surround(owner, name, points)
+        check_run_dir(run_dir)
+        train_run(
+            place.data,
+            config,
+            train_config,
+            RunContext(run_dir, world, show_progress=False),
+            amount=lambda tokens: "little",
+        )
 
 
 def surround(owner: Any, name: str, points: Points) -> None:

@@ -97,7 +97,7 @@ def _arguments(command: str, place: Path, run: Path) -> list[str | Path]:
 def _rank(rank: int, port: int, command: str, place: Path, run: Path, plans: dict[int, _Plan], answer: Path) -> None:
     """One rank of a job."""
     if any(plan.is_first_alone for plan in plans.values()):
-        distributed._BARRIER_TIMEOUT = timedelta(seconds=_PATIENCE_S)
+        distributed._PATIENCE = timedelta(seconds=_PATIENCE_S)
     plan = plans.get(rank)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     os.environ["MASTER_PORT"] = str(port)

@@ -1,16 +1,13 @@
 """Agents in two processes against one: law 8 (ranks), and a run resumed on another number of processes."""
 
-import multiprocessing
-import os
-import socket
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.ranks.run_ranks import run_ranks
 from tests.recipes.reinforcement.small import small_trainer
-from waveform.ranks.distributed import World, join, leave
+from waveform.ranks.distributed import World
 
 pytestmark = pytest.mark.slow
 _UPDATES = 4  # within which episodes end, and unrolls are short
@@ -32,33 +29,17 @@ def _trained(folder: Path, name: str, world: World | None = None) -> tuple[list[
     return gradients, {name: value.clone() for name, value in trainer.agent.state_dict().items()}
 
 
-def _rank(rank: int, port: int, folder: Path) -> None:
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", **address})
-    torch.set_num_threads(1)
-    world = join(device="cpu", timeout_s=120)
+def _work(world: World, folder: Path) -> None:
     for name in ("compressive_transformer", "lstm"):
         figures = _trained(folder / f"{name}-run", name, world)
         if world.is_first:
             torch.save(figures, folder / f"{name}.pt")
-    leave()
-    sys.stdout.flush()
-    os._exit(0)  # everything is written; these tests do not care how gloo's threads end
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("agents")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_rank, args=(rank, port, folder)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(240)
-        assert process.exitcode == 0
+    run_ranks(_work, 2, folder)
     return folder
 
 

@@ -1,11 +1,7 @@
 """Several processes against one: law 8 (ranks), evaluation, sharding, resuming on other numbers of ranks."""
 
 import functools
-import multiprocessing
-import os
 import shutil
-import socket
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,12 +15,13 @@ from tests import laws
 from tests.benchmarks.communication import bytes_sent
 from tests.engine.conftest import write_tokens
 from tests.engine.training import small_trainer
+from tests.ranks.run_ranks import run_ranks
 from waveform.engine import checkpoint
 from waveform.engine.evaluator import EvaluateConfig, evaluate
 from waveform.engine.interface import optional_parts, state_tensors
 from waveform.engine.trainer import Trainer
 from waveform.ranks import fsdp
-from waveform.ranks.distributed import World, join, leave
+from waveform.ranks.distributed import World
 
 # Slow, and all in one worker of pytest-xdist: they share the jobs.
 pytestmark = pytest.mark.slow
@@ -156,12 +153,8 @@ def _count_sent(name: str, case: str, where: Path, world: World, *, kind: str) -
 RESUMED = ("compressive_transformer", "labelled")
 
 
-def _rank(rank: int, size: int, port: int, folder: Path) -> None:
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), **address})
-    torch.set_num_threads(1)
-    sys.stderr = open(folder / f"stderr_{rank}", "w", buffering=1)  # noqa: SIM115  # until the process ends
-    world = join(device="cpu", timeout_s=120)
+def _work(world: World, folder: Path) -> None:
+    size, rank = world.size, world.rank
     for kind, again in JOBS[size]:
         for name, case in _cases(size, kind, again):
             where = folder / f"{name}-{case}-{kind}-{again}-{rank}"
@@ -181,22 +174,6 @@ def _rank(rank: int, size: int, port: int, folder: Path) -> None:
             weights = {n: fsdp.whole(value.detach()) for n, value in resumed.module.state_dict().items()}
             torch.save(weights, folder / f"continued-{start.name}-{kind}-{rank}.pt")
         _trainer(*RESUMED, folder / f"end_{kind}", world, sharding=kind, max_steps=3).run()
-    leave()
-    os._exit(0)  # everything is written; these tests do not care how gloo's threads end
-
-
-def _spawn(size: int, folder: Path) -> None:
-    folder.mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_rank, args=(rank, size, port, folder)) for rank in range(size)]
-    for process in ranks:
-        process.start()
-    for rank, process in enumerate(ranks):
-        process.join(240)
-        assert process.exitcode == 0, (folder / f"stderr_{rank}").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -204,10 +181,11 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the results of a job of two ranks and one of three: each resumes runs of another number of ranks."""
     folder = tmp_path_factory.mktemp("jobs")
     _trainer(*RESUMED, folder / "start_1", max_steps=3).run()
-    _spawn(2, folder / "2")
-    for kind in ("none", "fsdp"):
-        shutil.copytree(folder / "2" / f"end_{kind}", folder / f"start_2_{kind}")
-    _spawn(3, folder / "3")
+    for size in (2, 3):
+        (folder / str(size)).mkdir()
+        run_ranks(_work, size, folder / str(size))
+        for kind in ("none", "fsdp"):
+            shutil.copytree(folder / str(size) / f"end_{kind}", folder / f"start_{size}_{kind}")
     return folder
 
 
@@ -256,7 +234,7 @@ def test_a_run_resumes_on_another_number_of_ranks(size: int, start: str, kind: s
         alone.update()
     continued = torch.load(jobs / str(size) / f"continued-{start}-{kind}-0.pt", weights_only=True)
     torch.testing.assert_close(continued, dict(alone.module.state_dict()), rtol=1e-4, atol=1e-6)
-    said = (jobs / str(size) / "stderr_0").read_text()
+    said = (jobs / str(size) / "said_0").read_text()
     before = 1 if start == "start_1" else 2
     assert f"note: saved by {before} processes, resumed by {size}: " in said and "rows are dealt anew" in said
 

@@ -11,38 +11,45 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from waveform.ranks.rendezvous import agree_on_prefix, rendezvous_store
+from waveform.ranks import rendezvous
+from waveform.ranks.rendezvous import meet, rendezvous_store
 from waveform.system.errors import Trouble
 
 
-def attempt(store: dist.Store, order: list[int]) -> set[str]:
-    """The prefixes that ranks agree on if they start in this order, a moment after each other."""
-    prefixes: set[str] = set()
+def attempt(number: int, store: dist.Store, order: list[int]) -> list[str]:
+    """What ranks that start in this order, a moment after each other, read of what the first one wrote."""
+    found: list[str] = []
 
-    def meet(rank: int) -> None:
-        prefixes.add(agree_on_prefix(store, rank, len(order), timeout=timedelta(seconds=20)))
+    def come(rank: int) -> None:
+        ours = meet(store, rank, len(order), timeout=timedelta(seconds=20))
+        if rank == 0:
+            ours.set("attempt", str(number))
+        found.append(ours.get("attempt").decode())
 
-    threads = [threading.Thread(target=meet, args=(rank,)) for rank in order]
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in order]
     for thread in threads:
         thread.start()
         thread.join(0.1)
     for thread in threads:
         thread.join()
-    return prefixes
+    return found
 
 
-def test_each_attempt_has_its_own_prefix() -> None:
+def test_ranks_of_an_attempt_meet_without_what_earlier_ones_left() -> None:
     store = dist.HashStore()
-    found = [attempt(store, order) for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2], [0, 2, 1])]
-    assert [len(prefixes) for prefixes in found] == [1] * 4
-    assert len(set.union(*found)) == 4
+    for number, order in enumerate(([0, 1, 2], [2, 1, 0], [1, 0, 2], [0, 2, 1])):
+        for rank in order[:number]:  # of attempts that ended before all had come
+            with pytest.raises(Trouble):
+                meet(store, rank, 3, timeout=timedelta(seconds=0.1))
+        assert attempt(number, store, order) == [str(number)] * 3
 
 
-def test_a_rank_that_does_not_come_is_reported() -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_does_not_come_is_reported(rank: int) -> None:
     store = dist.HashStore()
-    attempt(store, [0, 1])
-    with pytest.raises(dist.DistStoreError, match="the other 1 ranks of the job did not come"):
-        agree_on_prefix(store, 0, 2, timeout=timedelta(seconds=0.3))
+    attempt(0, store, [0, 1])
+    with pytest.raises(Trouble, match=rf"rank {rank}: the other 1 ranks of the job did not come within 0:00:00\.3"):
+        meet(store, rank, 2, timeout=timedelta(seconds=0.3))
 
 
 def test_torchrun_that_is_gone_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,10 +57,12 @@ def test_torchrun_that_is_gone_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}.items():
+    environment = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in {**environment, "TORCHELASTIC_USE_AGENT_STORE": True}.items():
         monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(rendezvous, "_CONNECT", timedelta(seconds=1))
     with pytest.raises(Trouble, match=rf"rank 1: torchrun does not answer at 127\.0\.0\.1:{port}"):
-        rendezvous_store(1, 2, timeout=timedelta(hours=2))
+        rendezvous_store(timeout=timedelta(hours=2))
 
 
 _LAUNCHER = """

@@ -13,48 +13,34 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from waveform.engine.interface import SequenceModel, State
 from waveform.models.attention import softmax_attention
 from waveform.models.block_attention import Sight
 
 BACKWARD_FACTOR = 3  # forward and backward together, in forwards
-_aten = torch.ops.aten
 
-
-def _attention_flops(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    return sdpa_flop_count(query, key, value)
-
-
-def _attention_backward_flops(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    return sdpa_backward_flop_count(grad, query, key, value)
-
-
-def _addmm_flops(out: Any, a: Any, b: Any, *args: Any, **kwargs: Any) -> int:
-    batch = a[0] if len(a) == 3 else 1
-    return 2 * batch * a[-2] * a[-1] * b[-1]
-
-
-# Products that torch's counter does not know; it counts all others, also inside custom autograd functions.
-_MORE_PRODUCTS: dict[Any, Callable[..., int]] = {
-    _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
-    _aten.addmm_: _addmm_flops,
-    _aten.baddbmm_: _addmm_flops,
-}
+# Products that torch's counter does not know by these names; it knows all others, also in custom autograd functions.
+for _name, _known in {
+    "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu_backward": "_scaled_dot_product_flash_attention_backward",
+    "addmm_": "addmm",
+    "baddbmm_": "baddbmm",
+}.items():
+    flop_registry.setdefault(getattr(torch.ops.aten, _name), flop_registry[getattr(torch.ops.aten, _known)])
 
 
 def counted_flops(function: Callable[[], Any]) -> int:
     """Return the FLOPs of the matrix products, convolutions and attention in a call, as they are carried out."""
-    with FlopCounterMode(display=False, custom_mapping=_MORE_PRODUCTS) as counter:
+    with FlopCounterMode(display=False) as counter:
         function()
     return int(counter.get_total_flops())
 
 
 def useful_flops(function: Callable[[], Any]) -> int:
     """Return the FLOPs of a forward pass of which attention counts its visible pairs alone."""
-    with FlopCounterMode(display=False, custom_mapping=_MORE_PRODUCTS) as counter, _Excess(counter) as excess:
+    with FlopCounterMode(display=False) as counter, _Excess(counter) as excess:
         function()
     return int(counter.get_total_flops()) - excess.flops
 

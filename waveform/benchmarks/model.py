@@ -27,12 +27,13 @@ def measure_model(config: dict[str, Any], *, preset: str, scratch: Path) -> dict
 
     Call it in a fresh process: peak memory counts everything that the process ever held.
     """
-    imports_bytes = resident_bytes()
     train_config: TrainConfig = typed(TrainConfig, config["train"], section="train")
     device = torch.device(train_config.device or "cpu")
+    imports_bytes = 0 if device.type == "cuda" else resident_bytes()
     torch.manual_seed(config["seed"])
     window = window_of(config)
-    tokens = _random_tokens(scratch, num_rows=train_config.batch_size, length=updates_needed() * train_config.chunk)
+    length = updates_needed() * train_config.chunk
+    tokens = random_tokens(scratch, vocab_size=VOCAB_SIZE, num_rows=train_config.batch_size, length=length)
     model = model_from({**config, "dataset": {"vocab_size": VOCAB_SIZE, "modality": AudioFormat().modality()}})
     trainer = Trainer(
         model,
@@ -64,20 +65,19 @@ def measure_model(config: dict[str, Any], *, preset: str, scratch: Path) -> dict
         "training_memory": {
             "kind": "allocated on the GPU" if device.type == "cuda" else "resident",
             "peak_bytes": peak_bytes,
-            "imports_bytes": 0 if device.type == "cuda" else imports_bytes,
-            "peak_without_imports_bytes": peak_bytes - (0 if device.type == "cuda" else imports_bytes),
+            "imports_bytes": imports_bytes,
+            "peak_without_imports_bytes": peak_bytes - imports_bytes,
         },
         "sampling": sampling,
         "model_config": dict(config["model"]),
     }
 
 
-def _random_tokens(folder: Path, *, num_rows: int, length: int) -> TokenSet:
+def random_tokens(folder: Path, *, vocab_size: int, num_rows: int, length: int) -> TokenSet:
     """Write one utterance per row, so that no row's state is reset while it is read."""
-    path = folder / "random.shard"
-    rng = np.random.default_rng(0)
-    with ShardWriter(path, vocab_size=VOCAB_SIZE) as writer:
+    path, rng = folder / "random.shard", np.random.default_rng(0)
+    with ShardWriter(path, vocab_size=vocab_size) as writer:
         for row in range(num_rows):
             writer.begin(str(row))
-            writer.append(rng.integers(VOCAB_SIZE, size=length, dtype=np.uint8))
-    return TokenSet([Shard(path)], vocab_size=VOCAB_SIZE)
+            writer.append(rng.integers(vocab_size, size=length, dtype=np.uint8))
+    return TokenSet([Shard(path)], vocab_size=vocab_size)

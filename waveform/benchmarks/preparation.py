@@ -1,7 +1,7 @@
 """Measures how fast `prepare` is on synthesised FLAC, compared with decoding alone and resampling alone."""
 
-import time
-from collections.abc import Callable
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,22 @@ from waveform.audio.audio_format import CD_RATE_HZ
 from waveform.audio.corpus.prepare import DataConfig, prepare
 from waveform.audio.flac import decode_flac, write_flac
 from waveform.audio.resample import resample_blocks
-from waveform.benchmarks.timing import spread
+from waveform.benchmarks.timing import seconds, spread
 from waveform.system.machine import peak_resident_bytes, resident_bytes
 from waveform.system.threads import torch_in_one_thread
 
 FILE_S = 15
 _REPEATS = 3
+_CPU = torch.device("cpu")
 
 
-def synthesise(seconds: int, *, seed: int, num_channels: int) -> np.ndarray:
+def synthesise(duration_s: int, *, seed: int, num_channels: int) -> np.ndarray:
     """Make audio about as hard to decode as speech: float32 [n, channels] at CD_RATE_HZ.
 
     Four syllables per second, of harmonics with a falling spectrum, with pauses, over noise at -60 dBFS.
     """
     rng = np.random.default_rng(seed)
-    time_s = np.arange(seconds * CD_RATE_HZ) / CD_RATE_HZ
+    time_s = np.arange(duration_s * CD_RATE_HZ) / CD_RATE_HZ
     pitch_hz = rng.uniform(90, 220) * (1 + 0.1 * np.sin(2 * np.pi * 0.7 * time_s))
     phase = 2 * np.pi * np.cumsum(pitch_hz) / CD_RATE_HZ
     voice = sum(np.sin(n * phase + rng.uniform(0, 6)) / n**1.5 for n in range(1, 12))
@@ -47,7 +48,7 @@ def measure_preparation(
     """
     num_files = max(3, round(minutes * 60 / FILE_S))  # at least one for each split
     audio_s = num_files * FILE_S
-    before = resident_bytes()
+    imports_bytes = resident_bytes()
     with torch_in_one_thread():
         folder = scratch / "audio"
         for i in range(num_files):
@@ -55,18 +56,23 @@ def measure_preparation(
             split_dir.mkdir(parents=True, exist_ok=True)
             sound = synthesise(FILE_S, seed=i, num_channels=num_channels)
             write_flac(split_dir / f"{i:05}.flac", sound, sample_rate_hz=CD_RATE_HZ)
-        mono = sound[:, 0].copy()
-        paths = sorted(folder.rglob("*.flac"))
+        mono, paths = sound[:, 0].copy(), sorted(folder.rglob("*.flac"))
         config = DataConfig(num_workers=1, **audio_format)
         rate = config.sample_rate_hz
-        _resample(mono, to_hz=rate)  # loads torchaudio and makes the kernel
+
+        def resample() -> None:
+            _exhaust(resample_blocks([mono], from_hz=CD_RATE_HZ, to_hz=rate))
+
+        resample()  # loads torchaudio and makes the kernel
         config.audio_format.decode(torch.zeros(1, dtype=torch.uint8))  # makes the table
-        total, decode, resample = [], [], []
+        prepare_s, decode_s, resample_s = [], [], []
         for i in range(_REPEATS):
-            total.append(_times_real(audio_s, _preparation(folder, scratch / f"data{i}", config)))
-            decode.append(_times_real(audio_s, lambda: _decode(paths)))
-            resample.append(_times_real(FILE_S, lambda: _resample(mono, to_hz=rate)))
-    speed, decoding, resampling = spread(total), spread(decode), spread(resample)
+            preparation = partial(prepare, folder, scratch / f"data{i}", config=config, show_progress=False)
+            prepare_s.append(seconds(preparation, device=_CPU))
+            decode_s.append(seconds(lambda: _exhaust(map(decode_flac, paths)), device=_CPU))
+            resample_s.append(seconds(resample, device=_CPU))
+    speed, decoding = (spread([audio_s / s for s in each]) for each in (prepare_s, decode_s))
+    resampling = spread([FILE_S / s for s in resample_s])
     limit = 1 / (1 / decoding["median"] + 1 / resampling["median"])
     return {
         "sample_rate_hz": CD_RATE_HZ,
@@ -81,28 +87,10 @@ def measure_preparation(
         "share_of_limit": speed["median"] / limit,
         "samples_per_second": speed["median"] * rate,
         "peak_bytes": peak_resident_bytes(),
-        "imports_bytes": before,
+        "imports_bytes": imports_bytes,
     }
 
 
-def _times_real(audio_s: float, function: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    function()
-    return audio_s / (time.perf_counter() - began)
-
-
-def _preparation(folder: Path, data_dir: Path, config: DataConfig) -> Callable[[], None]:
-    def run() -> None:
-        prepare(folder, data_dir, config=config, show_progress=False)
-
-    return run
-
-
-def _decode(paths: list[Path]) -> None:
-    for path in paths:
-        decode_flac(path)
-
-
-def _resample(mono: np.ndarray, *, to_hz: int) -> None:
-    for _ in resample_blocks([mono], from_hz=CD_RATE_HZ, to_hz=to_hz):
+def _exhaust(items: Iterable[Any]) -> None:
+    for _ in items:
         pass

@@ -9,41 +9,38 @@ from torch.utils._pytree import tree_leaves
 
 from waveform.engine.interface import Decoder, MeteredDecoder
 
-_aten = torch.ops.aten
+_PRODUCTS = {
+    getattr(torch.ops.aten, name)
+    for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "linear", "mv", "addmv",
+                 "scaled_dot_product_attention")
+}  # fmt: skip
 
 
 class _ReadCounter(TorchDispatchMode):
     """Counts the bytes that a step's matrix products read of tensors that the step did not make itself."""
 
-    _PRODUCTS = frozenset(
-        {_aten.mm, _aten.addmm, _aten.addmm_, _aten.bmm, _aten.baddbmm, _aten.baddbmm_, _aten.linear, _aten.mv,
-         _aten.addmv, _aten.scaled_dot_product_attention}
-    )  # fmt: skip
-
     def __init__(self) -> None:
         super().__init__()
+        self.num_bytes: dict[tuple[Any, ...], int] = {}  # of each place that was read
         self._made: set[int] = set()  # storages
-        self._read: dict[tuple[Any, ...], int] = {}
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(self._read.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        storages = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-        if func.overloadpacket in self._PRODUCTS:
-            for tensor in inputs:
-                if tensor.untyped_storage().data_ptr() not in self._made:
-                    place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
-                    self._read[place] = tensor.numel() * tensor.element_size()
-        result = func(*args, **kwargs)
-        for leaf in tree_leaves(result):
-            # A result that is a view, or was written into, existed before.
-            if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in storages:
-                self._made.add(leaf.untyped_storage().data_ptr())
+        inputs = _tensors((args, kwargs))
+        if func.overloadpacket in _PRODUCTS:
+            old = [tensor for tensor in inputs if _storage(tensor) not in self._made]
+            self.num_bytes |= {(t.data_ptr(), tuple(t.shape), t.stride()): t.nbytes for t in old}
+        result = func(*args, **(kwargs or {}))
+        # A result that is a view, or was written into, existed before.
+        self._made |= set(map(_storage, _tensors(result))) - set(map(_storage, inputs))
         return result
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def bytes_read_by_step(stepper: Decoder, tokens: Tensor) -> int | None:
@@ -55,4 +52,4 @@ def bytes_read_by_step(stepper: Decoder, tokens: Tensor) -> int | None:
         return stepper.bytes_per_step
     with _ReadCounter() as counter:
         stepper.step(tokens)
-    return counter.num_bytes or None
+    return sum(counter.num_bytes.values()) or None

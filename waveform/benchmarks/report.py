@@ -1,10 +1,9 @@
 """The figures of `waveform bench` as tables for a terminal."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from waveform.audio.audio_format import CD_RATE_HZ
-from waveform.system.console import table
+from waveform.system.console import counted, table
 
 
 def format_figures(content: dict[str, Any]) -> str:
@@ -13,31 +12,29 @@ def format_figures(content: dict[str, Any]) -> str:
     hardware = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
     lines = [f"{hardware}; torch {machine['torch']}, waveform {machine['waveform']}"]
     measured = [figures for figures in content["models"] if "error" not in figures]
-    lines += ["", *table(["training", "", "", "samples/s (min to max)", "real time", "FLOP use", "peak memory"],
-                          [_training_row(figures) for figures in measured])]  # fmt: skip
-    lines += ["", *table(["one update", "", "operations", "in them", "between them"],
-                          [_profile_row(figures) for figures in measured])]  # fmt: skip
-    lines += ["", *table(["sampling", "", "", "samples/s (min to max)", "real time", "of bound", "bytes per step"],
-                          list(_sampling_rows(measured)))]  # fmt: skip
     prepared = [figures for figures in content["preparation"] if "error" not in figures]
+    cases = [(figures, case) for figures in measured for case in figures["sampling"]]
+    lines += ["", *table(["training", "", "", "samples/s (min to max)", "real time", "FLOP use", "peak memory"],
+                         [_training_row(figures) for figures in measured])]  # fmt: skip
+    lines += ["", *table(["one update", "", "operations", "in them", "between them"],
+                         [_profile_row(figures) for figures in measured])]  # fmt: skip
+    lines += ["", *table(["sampling", "", "", "samples/s (min to max)", "real time", "of bound", "bytes per step"],
+                         [_sampling_row(figures, case) for figures, case in cases])]  # fmt: skip
     if prepared:
-        header = ["preparation", "", "real time (min to max)", "of limit", "decode", "resample", "peak memory"]
-        lines += ["", *table(header, [_preparation_row(figures) for figures in prepared])]
-    lines += ["", *_legend(measured)]
-    return "\n".join(lines)
+        lines += ["", *table(["preparation", "", "real time (min to max)", "of limit", "decode", "resample",
+                              "peak memory"], [_preparation_row(figures) for figures in prepared])]  # fmt: skip
+    return "\n".join([*lines, "", *_legend(measured)])
 
 
 def _training_row(figures: dict[str, Any]) -> list[str]:
-    training, memory = figures["training"], figures["training_memory"]
-    speed = training["tokens_per_second"]
+    training, rate = figures["training"], figures["training"]["matrix_flops_per_second"]["median"]
     return [
         figures["preset"],
         figures["model"],
         f"{figures['num_parameters'] / 1e6:.1f} M x {figures['batch_size']}",
-        _with_range(speed),
-        f"{speed['median'] / figures['sample_rate_hz']:.3g} x",
-        f"{training['model_flop_utilisation']:.0%} of {training['matrix_flops_per_second']['median'] / 1e9:,.0f} G/s",
-        f"{memory['peak_bytes'] / 1e6:,.0f} MB",
+        *_speed(training["tokens_per_second"], figures),
+        f"{training['model_flop_utilisation']:.0%} of {rate / 1e9:,.0f} G/s",
+        f"{figures['training_memory']['peak_bytes'] / 1e6:,.0f} MB",
     ]
 
 
@@ -53,22 +50,18 @@ def _profile_row(figures: dict[str, Any]) -> list[str]:
     ]
 
 
-def _sampling_rows(measured: list[dict[str, Any]]) -> Iterator[list[str]]:
-    for figures in measured:
-        for case in figures["sampling"]:
-            speed, share = case["samples_per_second"], case["share_of_bound"]
-            rate = case["memory_bytes_per_second"]["median"]
-            several = len({other["decoder"] for other in figures["sampling"]}) > 1
-            streams = f"{case['num_streams']} stream" + "s" * (case["num_streams"] > 1)
-            yield [
-                figures["preset"],
-                figures["model"],
-                f"{streams}, {case['decoder']}" if several else streams,
-                _with_range(speed),
-                f"{speed['median'] / figures['sample_rate_hz']:.3g} x",
-                "-" if share is None else f"{share:.0%} of {rate / 1e9:,.0f} GB/s",
-                "-" if case["bytes_per_step"] is None else f"{case['bytes_per_step'] / 1e6:,.1f} MB",
-            ]
+def _sampling_row(figures: dict[str, Any], case: dict[str, Any]) -> list[str]:
+    share, rate = case["share_of_bound"], case["memory_bytes_per_second"]["median"]
+    several = len({other["decoder"] for other in figures["sampling"]}) > 1
+    streams = counted(case["num_streams"], "stream")
+    return [
+        figures["preset"],
+        figures["model"],
+        f"{streams}, {case['decoder']}" if several else streams,
+        *_speed(case["samples_per_second"], figures),
+        "-" if share is None else f"{share:.0%} of {rate / 1e9:,.0f} GB/s",
+        "-" if case["bytes_per_step"] is None else f"{case['bytes_per_step'] / 1e6:,.1f} MB",
+    ]
 
 
 def _preparation_row(figures: dict[str, Any]) -> list[str]:
@@ -96,6 +89,11 @@ def _legend(measured: list[dict[str, Any]]) -> list[str]:
         return [*lines, "peak memory: allocated on the GPU in training."]
     imports = {f"{figures['training_memory']['imports_bytes'] / 1e6:,.0f}" for figures in measured[:1]}
     return [*lines, *(f"peak memory: resident in training, some {size} MB of it the imports." for size in imports)]
+
+
+def _speed(samples_per_second: dict[str, float], figures: dict[str, Any]) -> list[str]:
+    real_time = samples_per_second["median"] / figures["sample_rate_hz"]
+    return [_with_range(samples_per_second), f"{real_time:.3g} x"]
 
 
 def _with_range(values: dict[str, float]) -> str:

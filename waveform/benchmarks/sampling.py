@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from waveform.benchmarks.limits import Limits
+from waveform.benchmarks.limits import memory_rate
 from waveform.benchmarks.reads import bytes_read_by_step
 from waveform.benchmarks.timing import MAX_REPEATS, seconds, spread
 from waveform.engine.cuda_graph import GRAPH_STEPS, STEPS_TO_CAPTURE
@@ -20,7 +20,7 @@ from waveform.engine.interface import (
     optional_parts,
     take_rows,
 )
-from waveform.engine.sampler import BLOCK_STEPS, SamplingConfig, SamplingLoop, sampling_loop
+from waveform.engine.sampler import BLOCK_STEPS, SamplingConfig, sampling_loop
 
 _STEPS_S = 0.3  # of sampling in one repeat
 _WARM_STEPS = {"cpu": 3, "cuda": STEPS_TO_CAPTURE}  # of a decoder, before it is timed
@@ -51,14 +51,14 @@ def measure_sampling(
     midway = model.forward(inputs[:, : window // 2], state).state if window > 1 else state
     near_end = model.forward(inputs[:, : window - 2], state).state if window > 2 else state
     cases = [_Sampler(model, name, make, midway, n) for n in stream_counts for name, make in decoders(model).items()]
-    limits = Limits(model_device, dtype=torch.float32)
+    measure_rate = memory_rate(model_device)
     warm_steps = _WARM_STEPS[model_device.type]
     room = (window // 2 - warm_steps - 3) // MAX_REPEATS  # so that no repeat reaches the end of the window
     for case in cases:
         case.warm(warm_steps, window=window, max_steps=max(room, 1))
     memory_rates: list[float] = []
     for _ in range(MAX_REPEATS):  # interleaved, so that a busy moment affects all
-        memory_rates.append(limits.memory_rate())
+        memory_rates.append(measure_rate())
         for case in cases:
             case.repeat()
     rate = spread(memory_rates)
@@ -74,40 +74,35 @@ class _Sampler:
         self._name, self._make, self._num_streams = name, make, num_streams
         self._device = next(iter(model.parameters())).device
         self._tokens = torch.zeros(num_streams, dtype=torch.int64, device=self._device)
-        self._stepper = make(self._rows(state))
+        self._stepper = self._decoder(state)
         self._loop = sampling_loop(self._stepper, self._tokens, SamplingConfig())
         self._step_s: list[float] = []
-        self._num_steps, self._whole_windows = 1, False
-        self._bytes: int | None = None
 
-    def _rows(self, state: State) -> State:
-        return map_state(torch.clone, take_rows(state, [0] * self._num_streams))
+    def _decoder(self, state: State) -> Decoder:
+        return self._make(map_state(torch.clone, take_rows(state, [0] * self._num_streams)))
 
-    def _draw(self, loop: SamplingLoop, num_steps: int) -> None:
-        loop.draw(torch.full((num_steps, self._num_streams), 0.5, device=self._device))
+    def _draw(self, num_steps: int) -> float:
+        """Draw, and return how many seconds that took."""
+        chances = torch.full((num_steps, self._num_streams), 0.5, device=self._device)
+        return seconds(lambda: self._loop.draw(chances), device=self._device)
 
     def warm(self, num_steps: int, *, window: int, max_steps: int) -> None:
         """Run steps without timing them, and choose how many a repeat runs: whole windows, or at most `max_steps`."""
-        self._draw(self._loop, num_steps)
-        step_s = seconds(lambda: self._draw(self._loop, 1), device=self._device)
+        self._draw(num_steps)
+        quick = int(min(_STEPS_S / self._draw(1), BLOCK_STEPS))  # how many steps are quick enough
         self._bytes = bytes_read_by_step(self._stepper, self._tokens)
-        num_windows = int(min(_STEPS_S / step_s, BLOCK_STEPS)) // window
-        self._whole_windows = num_windows > 0
-        if self._whole_windows:
-            self._num_steps = num_windows * window
-            return
-        self._num_steps = max(1, min(max_steps, BLOCK_STEPS, round(_STEPS_S / step_s)))
-        if self._num_steps > GRAPH_STEPS:  # complete graphs, if steps are captured
+        self._whole_windows = quick >= window
+        self._num_steps = quick // window * window if self._whole_windows else max(1, min(max_steps, quick))
+        if not self._whole_windows and self._num_steps > GRAPH_STEPS:  # complete graphs, if steps are captured
             self._num_steps -= self._num_steps % GRAPH_STEPS
 
     def repeat(self) -> None:
         """Time `num_steps` steps."""
-        duration_s = seconds(lambda: self._draw(self._loop, self._num_steps), device=self._device)
-        self._step_s.append(duration_s / self._num_steps)
+        self._step_s.append(self._draw(self._num_steps) / self._num_steps)
 
     def result(self, near_end: State, *, window: int, memory_rate: dict[str, float]) -> dict[str, Any]:
         """Return the figures; near_end: the state two steps before the end of a window."""
-        stepper = self._make(self._rows(near_end))
+        stepper = self._decoder(near_end)
         stepper.step(self._tokens)
         if isinstance(stepper, DeviceDecoder):
             stepper.device_step(self._tokens)

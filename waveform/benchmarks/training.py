@@ -1,19 +1,23 @@
 """Measures training with full memories: speed, FLOPs as a share of the matrix rate, operations, peak memory."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
 
 from waveform.benchmarks.flops import counted_flops, model_flops
-from waveform.benchmarks.limits import Limits
-from waveform.benchmarks.profile import profile_update
+from waveform.benchmarks.limits import matrix_rate
 from waveform.benchmarks.timing import MAX_REPEATS, enough, seconds, spread
 from waveform.engine.interface import SequenceModel, State, state_tensors
 from waveform.engine.trainer import Trainer
 from waveform.system.machine import peak_resident_bytes
 
 _MAX_WINDOWS = 64  # read until memories are full
+# Torch's and oneDNN's operations, calls of our kernels (waveform/models/compiled_*.py), and of torch.compile's graphs.
+_OPERATIONS = ("aten::", "mkldnn::", "waveform::", "## Call CompiledFxGraph")
 
 
 @torch.no_grad()
@@ -29,12 +33,9 @@ def fill_memories(model: SequenceModel, state: State, *, window: int, vocab_size
     costs: list[int] = []
     while len(costs) < _MAX_WINDOWS and (len(costs) < 2 or costs[-1] != costs[-2]):
         tokens = torch.randint(vocab_size, (batch_size, window), generator=generator).to(parameter.device)
-
-        def read(tokens: Tensor = tokens) -> None:
-            nonlocal state
+        with FlopCounterMode(display=False) as counter:
             state = model.forward(tokens, state).state
-
-        costs.append(counted_flops(read))
+        costs.append(counter.get_total_flops())
     return state, len(costs)
 
 
@@ -57,20 +58,18 @@ def measure_training(trainer: Trainer, *, window: int, vocab_size: int) -> dict[
     executed = counted_flops(trainer.update)
     update_s = [seconds(trainer.update, device=device)]
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident_bytes()
-    limits = Limits(device, dtype=autocast or torch.float32)
-    matrix_rates = [limits.matrix_rate()]
+    measure_rate = matrix_rate(device, dtype=autocast or torch.float32)
+    matrix_rates = [measure_rate()]
     while not enough(update_s):
         update_s.append(seconds(trainer.update, device=device))
-        matrix_rates.append(limits.matrix_rate())
-    profiled = profile_update(trainer.update)
+        matrix_rates.append(measure_rate())
     tokens_per_update = tokens.shape[0] * config.chunk
     flops_per_token = useful / tokens.numel()
-    speed = spread([tokens_per_update / s for s in update_s])
-    rate = spread(matrix_rates)
+    speed, rate = spread([tokens_per_update / s for s in update_s]), spread(matrix_rates)
     return {
         "tokens_per_second": speed,
         "seconds_per_update": spread(update_s),
-        "profile": profiled,
+        "profile": profile_update(trainer.update),
         "tokens_per_update": tokens_per_update,
         "model_flops_per_token": flops_per_token,
         "executed_flops_per_token": executed / tokens_per_update,
@@ -84,3 +83,33 @@ def measure_training(trainer: Trainer, *, window: int, vocab_size: int) -> dict[
 def updates_needed() -> int:
     """Return the most chunks of each row that `measure_training` reads."""
     return MAX_REPEATS + 3
+
+
+def profile_update(update: Callable[[], Any]) -> dict[str, float]:
+    """Call `update` once under torch's profiler; return its operations, the time in them and the time between them.
+
+    Operations that another operation calls do not count. On a GPU the time in them is what the host needs to launch
+    them. The time between is Python's, autograd's and the profiler's own, about a microsecond an operation.
+    """
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        whole_s = seconds(update, device=torch.device("cpu"))  # without waiting for a GPU
+    operations = [
+        event for event in recorded.events() if _is_operation(event) and not any(map(_is_operation, _callers(event)))
+    ]
+    inside_s = 1e-6 * sum(event.time_range.elapsed_us() for event in operations)
+    return {
+        "num_operations": len(operations),
+        "seconds_in_operations": inside_s,
+        "seconds_between_operations": max(0.0, whole_s - inside_s),
+    }
+
+
+def _is_operation(event: FunctionEvent) -> bool:
+    return event.name.startswith(_OPERATIONS)
+
+
+def _callers(event: FunctionEvent) -> Iterator[FunctionEvent]:
+    caller = event.cpu_parent
+    while caller is not None:
+        yield caller
+        caller = caller.cpu_parent

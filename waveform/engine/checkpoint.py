@@ -160,35 +160,35 @@ def save(
     parent = run_dir / CHECKPOINTS_DIR
     final, partial = parent / f"step_{progress.step:08d}", parent / f".step_{progress.step:08d}.partial"
     with explain_write_errors(partial), _removed_on_error(partial, world):
-        if world.is_first:
-            parent.mkdir(parents=True, exist_ok=True)
-            _clear_leftovers(parent)
-            partial.mkdir()
-        world.barrier()
+        with world.first_alone():
+            if world.is_first:
+                parent.mkdir(parents=True, exist_ok=True)
+                _clear_leftovers(parent)
+                partial.mkdir()
         rank_tensors = {f"state/{i:05d}": tensor for i, tensor in enumerate(state_tensors(state))}
         rank_tensors |= {f"random/{name}": tensor for name, tensor in random_state(world.device).items()}
         _write_tensors(partial / f"rank_{world.rank}.safetensors", rank_tensors)
         weights = _gathered(model.state_dict(), keep=world.is_first)
         optimiser_tensors = _gathered(_optimiser_tensors(optimiser), keep=world.is_first)
-        if world.is_first:
-            _write_tensors(partial / _MODEL, weights)
-            _write_tensors(partial / _OPTIMISER, optimiser_tensors)
-            content = {"format": FORMAT, **msgspec.to_builtins(progress), **conditions}
-            write_file(partial / _PROGRESS, json.dumps(content).encode())
-        world.barrier()
-        if world.is_first:
-            digests = {path.name: _digest(path) for path in sorted(partial.iterdir())}
-            write_file(partial / _COMPLETE, json.dumps(digests).encode())
-            sync(partial)
-            # A checkpoint of this or a later step must be damaged, or this run would have resumed from it.
-            for stale in parent.glob("step_*"):
-                if _step(stale) is not None and (_step(stale) or 0) >= progress.step:
-                    _remove(stale)
-            os.replace(partial, final)
-            sync(parent)
-            for old in _folders(run_dir)[keep:]:
-                _remove(old)
-    world.barrier()
+        with world.first_alone():
+            if world.is_first:
+                _write_tensors(partial / _MODEL, weights)
+                _write_tensors(partial / _OPTIMISER, optimiser_tensors)
+                content = {"format": FORMAT, **msgspec.to_builtins(progress), **conditions}
+                write_file(partial / _PROGRESS, json.dumps(content).encode())
+        with world.first_alone():
+            if world.is_first:
+                digests = {path.name: _digest(path) for path in sorted(partial.iterdir())}
+                write_file(partial / _COMPLETE, json.dumps(digests).encode())
+                sync(partial)
+                # A checkpoint of this or a later step must be damaged, or this run would have resumed from it.
+                for stale in parent.glob("step_*"):
+                    if _step(stale) is not None and (_step(stale) or 0) >= progress.step:
+                        _remove(stale)
+                os.replace(partial, final)
+                sync(parent)
+                for old in _folders(run_dir)[keep:]:
+                    _remove(old)
 
 
 @contextmanager

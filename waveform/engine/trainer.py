@@ -516,10 +516,10 @@ class Trainer:
                 stop=stop,
             )
             self._evaluation_due = False
-            if self._log.metrics is not None:
-                self._require_run_folder()
-                self._report(result, self._log.metrics, progress, stop)
-            self.world.barrier()
+            with self.world.first_alone():
+                if self._log.metrics is not None:
+                    self._require_run_folder()
+                    self._report(result, self._log.metrics, progress, stop)
 
     def _report(self, result: Evaluation, log: MetricsLog, progress: Progress, stop: StopRequest) -> None:
         nats = result.nats_per_token

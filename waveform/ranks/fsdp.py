@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from waveform.ranks.distributed import World
@@ -66,9 +64,8 @@ class GradientWatch:
 
     def drop_missing(self, *, world: World) -> None:
         """Remove the gradient of each parameter that got none on any rank since the last call."""
-        received = torch.tensor([name in self._received for name in self._parameters], device=world.device).int()
-        dist.all_reduce(received, op=dist.ReduceOp.MAX, group=world.group)
-        for parameter, has in zip(self._parameters.values(), received.tolist(), strict=True):
+        received = world.largest(*(name in self._received for name in self._parameters))
+        for parameter, has in zip(self._parameters.values(), received, strict=True):
             if not has:
                 parameter.grad = None
         self._received.clear()

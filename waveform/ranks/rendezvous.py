@@ -2,71 +2,59 @@
 
 torchrun keeps one store for all restarts (seen in torch 2.14: the server is made in the first rendezvous and its keys
 have no prefix), so a restarted rank may read the address of a dead process and wait for it forever. torchrun's count of
-restarts does not help: each node has its own. So the ranks agree on a fresh prefix:
-
-    every rank   says hello with a new random number
-    rank 0       answers with a prefix and all the numbers, again whenever a hello changes
-    every rank   that finds its number there acknowledges the prefix
-    rank 0       closes the rendezvous once all have acknowledged the prefix
+restarts does not help: each node has its own. But it ends all processes of an attempt before it starts the next, so
+whatever answers a random number that was just made belongs to this attempt.
 """
 
-import json
 import os
-import socket
 import time
 import uuid
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch has them only if it was built with distributed support
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]  # torch has them only if it was built with distributed support
 
 from waveform.system.errors import Trouble
 
 _POLL_S = 0.02
-_CONNECT_S = 60.0
+_CONNECT = timedelta(minutes=1)
 
 
-def rendezvous_store(rank: int, size: int, *, timeout: timedelta) -> tuple[Store, str]:
-    """A store for this attempt's ranks alone, and the prefix of its keys; rank 0 keeps it if torchrun does not.
+def rendezvous_store(*, timeout: timedelta) -> Store:
+    """A store for this attempt's ranks alone, which rank 0 keeps if torchrun does not.
 
-    Raises dist.DistStoreError if the others do not come within `timeout`, Trouble if torchrun is gone.
+    Raises Trouble if torchrun is gone, or if the others do not come within `timeout`.
     """
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return TCPStore(host, port, size, is_master=rank == 0, timeout=timeout), "job"
-    try:  # torchrun's store is older than this process; TCPStore would try for hours to reach a dead one
-        socket.create_connection((host, port), timeout=_CONNECT_S).close()
-    except OSError as error:
+    of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:  # torchrun's store is older than this process, so one that does not answer for a minute is gone
+        store, rank, size = next(rendezvous("env://", timeout=_CONNECT if of_torchrun else timeout))
+    except dist.DistError as error:
+        who = "torchrun" if of_torchrun else "the job"
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise Trouble(
-            f"rank {rank}: torchrun does not answer at {host}:{port}; it ended or cannot be reached"
+            f"rank {os.environ['RANK']}: {who} does not answer at {address}; it ended or cannot be reached"
         ) from error
-    store = TCPStore(host, port, size, is_master=False, timeout=timeout)
-    prefix = agree_on_prefix(store, rank, size, timeout=timeout)
-    return PrefixStore(prefix, store), prefix
+    return meet(store, rank, size, timeout=timeout) if of_torchrun else store
 
 
-def agree_on_prefix(store: Store, rank: int, size: int, *, timeout: timedelta) -> str:
-    """A prefix that all current ranks share, whatever earlier attempts left in `store`."""
-    number, acknowledged, offered, hellos = uuid.uuid4().hex, "", "", [""] * size
-    store.set(f"rendezvous/hello/{rank}", number)
+def meet(store: Store, rank: int, size: int, *, timeout: timedelta) -> Store:
+    """The part of `store` that only the current ranks know, once all of them are there.
+
+    Every other rank leaves a random number, which rank 0 answers with a prefix. Raises Trouble if a rank does not come.
+    """
+    number, ranks = uuid.uuid4().hex, [str(each) for each in range(size)]
     end = time.monotonic() + timeout.total_seconds()
-    while time.monotonic() < end:
-        if rank == 0:
-            now = [_read(store, f"rendezvous/hello/{other}") for other in range(size)]
-            if now != hellos:
-                hellos, offered = now, uuid.uuid4().hex
-                store.set("rendezvous/offer", json.dumps({"prefix": offered, "numbers": hellos}))
-            if all(_read(store, f"rendezvous/acknowledged/{other}") == offered for other in range(size)):
-                store.set("rendezvous/closed", offered)
-        offer = json.loads(_read(store, "rendezvous/offer") or "{}")
-        if number in offer.get("numbers", ()) and offer["prefix"] != acknowledged:
-            acknowledged = offer["prefix"]
-            store.set(f"rendezvous/acknowledged/{rank}", acknowledged)
-        if acknowledged and _read(store, "rendezvous/closed") == acknowledged:
-            return acknowledged
-        time.sleep(_POLL_S)
-    raise dist.DistStoreError(f"rank {rank}: the other {size - 1} ranks of the job did not come within {timeout}")
-
-
-def _read(store: Store, key: str) -> str:
-    return store.get(key).decode() if store.check([key]) else ""
+    store.set_timeout(timeout)
+    try:
+        store.set(f"number/{rank}", number)
+        ours = PrefixStore(store.get(number).decode() if rank else number, store)
+        ours.set(str(rank), "here")
+        while rank == 0 and not ours.check(ranks) and time.monotonic() < end:
+            for each in ranks[1:]:
+                if store.check([f"number/{each}"]):  # an earlier attempt's, perhaps, for which nobody waits any more
+                    store.set(store.get(f"number/{each}").decode(), number)
+            time.sleep(_POLL_S)
+        ours.wait(ranks, timeout if rank else timedelta(seconds=_POLL_S))
+    except dist.DistStoreError as error:
+        raise Trouble(f"rank {rank}: the other {size - 1} ranks of the job did not come within {timeout}") from error
+    return ours

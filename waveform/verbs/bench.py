@@ -16,7 +16,8 @@ import torch
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.benchmarks.child import Job, run_in_child
 from waveform.benchmarks.flops import BACKWARD_FACTOR
-from waveform.benchmarks.model import VOCAB_SIZE
+from waveform.benchmarks.model import VOCAB_SIZE, measure_model
+from waveform.benchmarks.preparation import measure_preparation
 from waveform.benchmarks.report import format_figures
 from waveform.models.registry import model_class, model_names
 from waveform.ranks.distributed import choose_device
@@ -126,7 +127,7 @@ def _model_job(model: str, preset: str, device: str, overrides: Sequence[str], c
     return Job(
         f"{model} at {preset}",
         {"preset": preset, "model": model},
-        "waveform.benchmarks.model:measure_model",
+        measure_model,
         {"config": config, "preset": preset},
     )
 
@@ -135,6 +136,6 @@ def _preparation_job(minutes: float, num_channels: int, audio_format: dict[str, 
     return Job(
         f"preparation with {num_channels} channel" + "s" * (num_channels > 1),
         {"kind": "preparation", "minutes": minutes, "channels": num_channels},
-        "waveform.benchmarks.preparation:measure_preparation",
+        measure_preparation,
         {"minutes": minutes, "num_channels": num_channels, "audio_format": audio_format},
     )

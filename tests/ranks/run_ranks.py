@@ -1,0 +1,35 @@
+"""Runs a function as every rank of a job on this machine, each in a separate process."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.faults import forks, forkserver
+from waveform.ranks.distributed import job
+
+
+def run_ranks(work: Callable[..., Any], size: int, folder: Path, *, timeout_s: float = 120) -> None:
+    """Call `work(world, folder)` on every rank; what rank r prints goes to `said_r` in the folder.
+
+    Raises AssertionError, with what a rank said, if it fails.
+    """
+    port, files = forks.free_port(), [folder / f"said_{rank}" for rank in range(size)]
+    ranks = [
+        forkserver.start(_rank, work, (rank, size, port), folder, timeout_s, output=file)
+        for rank, file in enumerate(files)
+    ]
+    for process, file in zip(ranks, files, strict=True):
+        process.join(240)
+        assert process.exitcode == 0, file.read_text()
+
+
+def _rank(work: Callable[..., Any], place: tuple[int, int, int], folder: Path, timeout_s: float) -> None:
+    names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", **dict(zip(names, map(str, place), strict=True))}
+    with job(device="cpu", timeout_s=timeout_s) as world:
+        work(world, folder)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # everything is written; the tests do not care how gloo's threads end
