@@ -91,7 +91,7 @@ class Trainer:
         self._saved_step, self._saved_s = learner.step, learner.seconds
         self._due.resume(learner.step, learner.seconds, evaluation=found.progress.evaluation_due)
         if self.shows_progress:
-            for note in notes(found, conditions(learner.model, self.config, world)):
+            for note in notes(found, conditions(learner)):
                 print(f"note: {note}", file=sys.stderr)
         return found
 
@@ -140,9 +140,7 @@ class Trainer:
         minute to stop. A signal comes before an evaluation, which remains due.
         """
         learner, due = self.learner, self._due
-        finished, stopped_by, evaluates = self.world.largest(
-            int(self.share >= 1), self._stop.number, int(due.evaluation)
-        )
+        finished, stopped_by, evaluates = self.world.largest(self.share >= 1, self._stop.number, due.evaluation)
         if finished or stopped_by:
             self._end(stopped_by)
         elif evaluates:
@@ -169,16 +167,16 @@ class Trainer:
 
     def _end(self, stopped_by: int) -> None:
         """Save, and evaluate if training was not stopped; then `result` is there."""
-        learner = self.learner
+        learner, say = self.learner, self.progress.write
         if stopped_by and self._saved_step != learner.step:
-            self.progress.write(f"asked to stop: saving step {learner.step}")
+            say(f"asked to stop: saving step {learner.step}")
         if learner.step:
             self.save()
         if not stopped_by:
             self._evaluate()
             (stopped_by,) = self.world.largest(self._stop.number if self._due.evaluation else 0)
         if learner.skipped:
-            self.progress.write(f"{learner.skipped} of {learner.step} steps were skipped: their loss was not finite")
+            say(f"{learner.skipped} of {learner.step} steps were skipped: their loss was not finite")
         self.result = TrainResult(learner.step, learner.seconds, learner.tokens_seen, stopped_by, self._stop.number)
 
     def save(self) -> None:
@@ -189,15 +187,15 @@ class Trainer:
             return
         if self._log is not None:
             self._log.folder.require_same(step=learner.step)
+        kept = {"evaluation_due": self._due.evaluation, "run": self._context.record}
+        progress = msgspec.structs.replace(learner.progress(), **kept)
         checkpoint.save(
             self._context.run_dir,
             model=learner.module,
             optimiser=learner.optimiser,
             state=learner.state,
-            progress=msgspec.structs.replace(
-                learner.progress(), evaluation_due=self._due.evaluation, run=self._context.record
-            ),
-            conditions=conditions(learner.model, self.config, self.world),
+            progress=progress,
+            conditions=conditions(learner),
             world=self.world,
             keep=self.config.keep_checkpoints,
         )
