@@ -39,20 +39,20 @@ class AgentLearner(Learner):
         agent: Agent,
         environments: Environments,
         config: TrainConfig,
-        learner: LearnerConfig,
+        settings: LearnerConfig,
         *,
         seed: int,
         world: World,
     ) -> None:
         """environments: this process's share of the train.batch_size rows."""
-        self.agent, self.learner = agent, learner
+        self.agent, self.settings = agent, settings
         agent.to(world.device)
         world.broadcast_([*agent.parameters(), *agent.buffers()])
         self.actors = Actors(
             environments,
             agent,
             unroll=config.chunk,
-            clipping=learner.reward_clipping,
+            clipping=settings.reward_clipping,
             seed=seed,
             rows=own_rows(config.batch_size, rank=world.rank, num_ranks=world.size),
         )
@@ -99,11 +99,11 @@ class AgentLearner(Learner):
     def accumulate_gradients(self, unrolls: Unrolls) -> dict[str, float]:
         """Backward of the mean over all ranks' steps; returns this rank's share of the losses."""
         self.agent.train()
-        made = losses(self.agent, unrolls, self.learner, unroll_windows=self.config.unroll)
+        made = losses(self.agent, unrolls, self.settings, unroll_windows=self.config.unroll)
         counts = torch.tensor([int(unrolls.length.sum()), made.num_windows], dtype=torch.float64)
         num_steps, num_windows = self.world.sum_(counts.to(self.world.device)).tolist()
-        learner = self.learner
-        loss = (made.policy + learner.baseline_cost * made.value - learner.entropy_cost * made.entropy) / num_steps
+        settings = self.settings
+        loss = (made.policy + settings.baseline_cost * made.value - settings.entropy_cost * made.entropy) / num_steps
         compression = made.compression / max(num_windows, 1)
         (loss + self.config.aux_weight * compression).backward()
         shares = {"policy_loss": made.policy, "value_loss": made.value, "entropy": made.entropy}

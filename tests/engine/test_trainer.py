@@ -18,7 +18,6 @@ from tests import laws
 from tests.engine.training import small_learner, small_trainer
 from waveform.engine import checkpoint, token_learner
 from waveform.engine import learner as learner_module
-from waveform.engine.evaluator import evaluate
 from waveform.engine.interface import state_tensors
 from waveform.engine.metrics import read_metrics
 from waveform.engine.nonfinite import Diverged
@@ -26,6 +25,7 @@ from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
 from waveform.models import compiled_layers
 from waveform.system.errors import UserError
+from waveform.system.signals import StopRequest
 from waveform.system.threads import kernel_threads
 
 LENGTHS = [60, 45, 33, 80, 21, 52, 70]
@@ -121,8 +121,8 @@ def test_layers_that_run_by_torch_have_its_threads(
     learner = small_learner("compressive_transformer", token_set(LENGTHS), **options)
     learner.update()
     assert not threads
-    learner.module.eval()
-    evaluate(learner.model, token_set(LENGTHS), learner.evaluation)
+    with learner.evaluated(token_set(LENGTHS), StopRequest()):
+        pass
     assert 1 in threads
 
 

@@ -181,23 +181,19 @@ class TokenLearner(Learner):
         self.finite.skipped, self.finite.consecutive_skips = progress.skipped
         self.stream.seek(progress.cursor)
 
-    @property
-    def evaluation(self) -> EvaluateConfig:
-        """How the validation split is scored during training."""
-        return EvaluateConfig(
+    @contextmanager
+    def evaluated(self, tokens: TokenSet, stop: StopRequest) -> Iterator[Evaluation]:
+        """Score `tokens` of the validation split; within, all weights are gathered, for what the first rank does alone.
+
+        Raises Stopped, on every rank, if a stop is asked for.
+        """
+        config = EvaluateConfig(
             window=self.window,
             protocol="chunk" if self.config.state == "chunk" else "utterance",
             chunk=self.config.chunk,
             autocast=self.config.autocast(self.world.device),
             max_tokens=self.config.evaluate_tokens,
         )
-
-    @contextmanager
-    def evaluated(self, tokens: TokenSet, stop: StopRequest) -> Iterator[Evaluation]:
-        """Score `tokens`; within, all weights are gathered on every rank, for what the first one does alone.
-
-        Raises Stopped, on every rank, if a stop is asked for.
-        """
         self.module.eval()
         with fsdp.gathered(self._scored):
-            yield evaluate(self.model, tokens, self.evaluation, world=self.world, stop=stop)
+            yield evaluate(self.model, tokens, config, world=self.world, stop=stop)

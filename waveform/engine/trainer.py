@@ -1,7 +1,6 @@
-"""The training loop, of every learner: records, checkpoints and evaluations as they are due, until the budget is used.
+"""The training loop, of every learner: `Trainer.step`. Several trainers take turns in engine/turns.py.
 
-`Trainer.step` is what it does; engine/learner.py learns, engine/due.py says what is due, engine/metrics.py keeps the
-log, engine/checkpoint.py the rest. Several trainers take turns in engine/turns.py.
+engine/learner.py learns, engine/due.py says what is due, engine/metrics.py has the log, engine/checkpoint.py the rest.
 """
 
 import sys
@@ -66,13 +65,13 @@ class Trainer:
 
     def __init__(self, learner: Learner, context: RunContext, *, validate: Validate | None = None) -> None:
         self.learner, self.config, self.world = learner, learner.config, learner.world
-        self._context = context
+        self._context, self.shows_progress = context, context.show_progress and self.world.is_first
         self._validate = validate if self.config.evaluate_tokens != 0 else None
         self._due = Due(self.config, has_clock=self.world.is_first)
         self._log: MetricsLog | None = None  # of the first rank, while training is open
         self._stop, self.progress = StopRequest(), Progress("train", total=None, unit="", enabled=False)
-        self._saved_step: int | None = None  # None: nothing was saved yet
-        self._saved_s = 0.0
+        self.saved_step: int | None = None  # None: nothing was saved yet
+        self.saved_s = 0.0  # of training, at the last checkpoint
         self.result: TrainResult | None = None  # None: training has not ended
         self.resumed_from = self._resume()
         self._random_numbers = random_state(self.world.device)  # with which it goes on
@@ -88,7 +87,7 @@ class Trainer:
             found, model=learner.module, optimiser=learner.optimiser, fresh=learner.fresh, world=world
         )
         learner.restore(found.progress, state)
-        self._saved_step, self._saved_s = learner.step, learner.seconds
+        self.saved_step, self.saved_s = learner.step, learner.seconds
         self._due.resume(learner.step, learner.seconds, evaluation=found.progress.evaluation_due)
         if self.shows_progress:
             for note in notes(found, conditions(learner)):
@@ -130,14 +129,14 @@ class Trainer:
         self._random_numbers = random_state(self.world.device)
 
     def _where(self) -> str:
-        saved = "nothing was saved yet" if self._saved_step is None else f"step {self._saved_step} is saved"
+        saved = "nothing was saved yet" if self.saved_step is None else f"step {self.saved_step} is saved"
         return f"step {self.learner.step} ({saved}; the same command continues from there)"
 
     def step(self) -> bool:
-        """Make an update, with the record and the checkpoint that are due after it, or an evaluation that is due.
+        """Make an update, with what is due right after it, or a due evaluation; returns whether training goes on.
 
-        Returns whether training goes on. Ranks agree on all of it, and at every step: a scheduler gives them half a
-        minute to stop. A signal comes before an evaluation, which remains due.
+        Ranks agree on it, and at every step: a scheduler gives them half a minute to stop. A signal comes first: the
+        evaluation remains due.
         """
         learner, due = self.learner, self._due
         finished, stopped_by, evaluates = self.world.largest(self.share >= 1, self._stop.number, due.evaluation)
@@ -168,7 +167,7 @@ class Trainer:
     def _end(self, stopped_by: int) -> None:
         """Save, and evaluate if training was not stopped; then `result` is there."""
         learner, say = self.learner, self.progress.write
-        if stopped_by and self._saved_step != learner.step:
+        if stopped_by and self.saved_step != learner.step:
             say(f"asked to stop: saving step {learner.step}")
         if learner.step:
             self.save()
@@ -183,7 +182,7 @@ class Trainer:
         """Write a checkpoint of this moment, unless there is one. Raises Diverged for a loss that is not finite."""
         learner = self.learner
         learner.require_finite()
-        if self._saved_step == learner.step:
+        if self.saved_step == learner.step:
             return
         if self._log is not None:
             self._log.folder.require_same(step=learner.step)
@@ -199,12 +198,7 @@ class Trainer:
             world=self.world,
             keep=self.config.keep_checkpoints,
         )
-        self._saved_step, self._saved_s = learner.step, learner.seconds
-
-    @property
-    def unsaved_s(self) -> float:
-        """Seconds of training that a kill would cost."""
-        return self.learner.seconds - self._saved_s
+        self.saved_step, self.saved_s = learner.step, learner.seconds
 
     def _record(self) -> str:
         """Record the steps since the last record; returns them as a note for the progress line."""
@@ -242,11 +236,6 @@ class Trainer:
             with suppress(Stopped):
                 self._context.on_evaluate(learner.model, learner.step, log, self._stop)
             torch.set_rng_state(random_numbers)
-
-    @property
-    def shows_progress(self) -> bool:
-        """Whether this process shows how far training is."""
-        return self._context.show_progress and self.world.is_first
 
 
 def progress_of(trainers: Sequence[Trainer]) -> Progress:

@@ -30,7 +30,7 @@ def train_in_turn(trainers: Mapping[str, Trainer], *, slice_s: float = SLICE_S) 
             with _saved_if_it_fails([*training.values()]), trainer.turn():
                 if _train_for(slice_s, trainer):
                     training[progress.about] = trainer
-                    if trainer.world.any(trainer.unsaved_s >= SAVE_EVERY_S):
+                    if trainer.world.any(trainer.learner.seconds - trainer.saved_s >= SAVE_EVERY_S):
                         trainer.save()
     return [trainer.result for trainer in trainers.values() if trainer.result is not None]
 
