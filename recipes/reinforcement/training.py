@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from recipes.reinforcement.agent import Agent
+from recipes.reinforcement.agent_learner import AgentLearner, own_rows
 from recipes.reinforcement.catalogue import make_environments
 from recipes.reinforcement.settings import compose_config, learner_config, train_config
-from recipes.reinforcement.trainer import AgentTrainer, own_rows
 from waveform.engine.streams import check_sizes
-from waveform.engine.trainer import RunContext, TrainResult
+from waveform.engine.trainer import RunContext, Trainer, TrainResult
 from waveform.ranks.distributed import job
 from waveform.runs.configured_model import window_of
 from waveform.runs.folder import CONFIG_FILE, check_recorded, check_run_dir, comparable
@@ -47,7 +47,7 @@ def train_agent(
 
 
 @contextmanager
-def open_agent_training(config: dict[str, Any], context: RunContext) -> Iterator[AgentTrainer]:
+def open_agent_training(config: dict[str, Any], context: RunContext) -> Iterator[Trainer]:
     """Claim the run folder of `context` for a trainer, new or resumed; `config` gains the section `dataset`."""
     run_dir, world = context.run_dir, context.world
     train, learner = train_config(config), learner_config(config)
@@ -65,8 +65,8 @@ def open_agent_training(config: dict[str, Any], context: RunContext) -> Iterator
     torch.manual_seed(config["seed"])
     agent = Agent(config["model"], environments.observation, num_actions=environments.num_actions)
     with claim(run_dir, config, world=world, timeout_s=train.timeout_s):
-        context = replace(context, record=comparable(config))
-        trainer = AgentTrainer(agent, environments, train, learner, seed=config["seed"], context=context)
+        one = AgentLearner(agent, environments, train, learner, seed=config["seed"], world=world)
+        trainer = Trainer(one, replace(context, record=comparable(config)))
         if trainer.resumed_from is not None:
             check_recorded(run_dir, config, trainer.resumed_from)
         if world.is_first:  # now that every setting has been accepted

@@ -16,6 +16,7 @@ from recipes.text import compose_config
 from waveform.engine.checkpoint import TrainingProgress, save
 from waveform.engine.dataset import Dataset, read_dataset, write_dataset
 from waveform.engine.interface import SequenceModel
+from waveform.engine.token_learner import TokenLearner
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, Trainer
 from waveform.ranks.distributed import World
@@ -156,16 +157,10 @@ def _write_run(run_dir: Path, config: dict[str, Any], data: Dataset, model: Sequ
     }
     train: TrainConfig = typed(TrainConfig, config["train"], section="train")
     if splits:
-        context = RunContext(run_dir, World(), record=comparable(config), show_progress=False)
-        Trainer(
-            model,
-            train,
-            train=splits["train"],
-            valid=splits["valid"],
-            window=window_of(config),
-            seed=config["seed"],
-            context=context,
-        ).save()
+        learner = TokenLearner(
+            model, train, tokens=splits["train"], window=window_of(config), seed=config["seed"], world=World()
+        )
+        Trainer(learner, RunContext(run_dir, record=comparable(config), show_progress=False)).save()
     else:
         assert isinstance(model, nn.Module)
         save(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from tests.engine.training import small_trainer
+from tests.engine.training import small_learner
 from tests.laws import VOCAB_SIZE as V
 from waveform.benchmarks.flops import counted_flops, forward_flops, model_flops, useful_flops
 from waveform.benchmarks.limits import matrix_rate, memory_rate
@@ -145,18 +145,16 @@ def test_updates_are_timed_with_full_memories_and_no_reset(tmp_path: Path, monke
     fields = {"num_layers": 1, "d_model": 8, "num_heads": 1, "d_feedforward": 8, "num_position_features": 4}
     fields |= {"window": 8, "memory": 16, "compressed": 8, "compression_rate": 4}
     tokens = random_tokens(tmp_path, vocab_size=V, num_rows=2, length=updates_needed() * 8)
-    trainer = small_trainer(
-        "compressive_transformer", tokens, tmp_path, fields=fields, batch_size=2, chunk=8, state="utterance"
-    )
+    learner = small_learner("compressive_transformer", tokens, fields=fields, batch_size=2, chunk=8, state="utterance")
     seen = []
-    forward = trainer._forward
+    forward = learner._forward
 
     def spy(window: Any) -> Any:
-        seen.append(_Seen(bool(window.reset.any()), int(trainer.state.steps.min())))
+        seen.append(_Seen(bool(window.reset.any()), int(learner.state.steps.min())))
         return forward(window)
 
-    monkeypatch.setattr(trainer, "_forward", spy)
-    figures = measure_training(trainer, window=8, vocab_size=V)
+    monkeypatch.setattr(learner, "_forward", spy)
+    figures = measure_training(learner, window=8, vocab_size=V)
     assert len(seen) == updates_needed() - 1 == figures["tokens_per_second"]["repeats"] + 2
     assert not any(window.reset for window in seen)
     assert all(window.steps >= 16 + 4 * 8 for window in seen)

@@ -84,7 +84,7 @@ def test_leftover_of_a_killed_save_is_cleared(trainer: Trainer, tmp_path: Path) 
     leftover = tmp_path / "checkpoints" / ".step_00000008.partial"
     leftover.mkdir()
     (leftover / "model.safetensors").write_bytes(b"half")
-    trainer.step = 8
+    trainer.learner.step = 8
     trainer.save()
     found = checkpoint.newest(tmp_path)
     assert found is not None and found.step == 8 and not leftover.exists()
@@ -95,7 +95,7 @@ def test_failed_save_keeps_the_others(trainer: Trainer, tmp_path: Path, monkeypa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    trainer.step = 8
+    trainer.learner.step = 8
     with pytest.raises(UserError, match="disk is full"):
         trainer.save()
     found = checkpoint.newest(tmp_path)
@@ -106,17 +106,17 @@ def test_state_of_another_version_is_not_resumed(token_set: Callable[..., TokenS
     """Once it had more tensors: memories of each layer apart, and steps that waited for their group."""
     tokens, fields = token_set([60, 45]), CONFIGS["compressive_transformer"]["most-used"]
     trainer = small_trainer("compressive_transformer", tokens, tmp_path, fields=fields, max_steps=2, checkpoint_every=2)
-    assert trainer.state is not None
-    trainer.state = trainer.state._replace(labels=(torch.zeros(4, dtype=torch.int64),))
+    assert trainer.learner.state is not None
+    trainer.learner.state = trainer.learner.state._replace(labels=(torch.zeros(4, dtype=torch.int64),))
     trainer.save()
     found = checkpoint.newest(tmp_path)
     assert found is not None
     with pytest.raises(UserError, match=r"holds 5 tensors of state and .* 4, .* train in another run folder$"):
         checkpoint.restore(
             found,
-            model=trainer.module,
-            optimiser=trainer.optimiser,
-            fresh=trainer.model.init_state(4, device="cpu", dtype=torch.float32),
+            model=trainer.learner.module,
+            optimiser=trainer.learner.optimiser,
+            fresh=trainer.learner.model.init_state(4, device="cpu", dtype=torch.float32),
             world=trainer.world,
         )
 
@@ -141,8 +141,8 @@ def test_pickle_is_never_run(trainer: Trainer, tmp_path: Path, name: str) -> Non
             raise UserError("passed over")
         checkpoint.restore(
             found,
-            model=trainer.module,
-            optimiser=trainer.optimiser,
-            fresh=trainer.model.init_state(4, device="cpu", dtype=torch.float32),
+            model=trainer.learner.module,
+            optimiser=trainer.learner.optimiser,
+            fresh=trainer.learner.model.init_state(4, device="cpu", dtype=torch.float32),
             world=trainer.world,
         )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.engine.training import small_trainer
+from tests.engine.training import small_learner, small_trainer
 from tests.laws import CONFIGS
 from waveform.engine import compiler
 from waveform.engine.token_set import TokenSet
@@ -35,11 +35,11 @@ def start_afresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def trained(tokens: TokenSet, run_dir: Path, fields: dict[str, Any], **train: Any) -> tuple[Tensor, dict[str, Tensor]]:
+def trained(tokens: TokenSet, fields: dict[str, Any], **train: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """Sums of each update, and the weights after the last."""
-    trainer = small_trainer("compressive_transformer", tokens, run_dir, fields=fields, max_steps=100, **train)
-    sums = torch.stack([trainer.update()[0] for _ in range(NUM_UPDATES)])
-    return sums, trainer.module.state_dict()
+    learner = small_learner("compressive_transformer", tokens, fields=fields, max_steps=100, **train)
+    sums = torch.stack([learner.update()[0] for _ in range(NUM_UPDATES)])
+    return sums, learner.module.state_dict()
 
 
 # Torch hides this warning of its own, but not where warnings are errors.
@@ -65,9 +65,9 @@ def test_figures_are_those_of_torchs_operations(
         monkeypatch.setattr(compressive_transformer, "compiled_step", lambda: only_traced)
     fields, train = CASES[case]
     tokens = token_set(LENGTHS)
-    expected, weights = trained(tokens, tmp_path / "eager", fields, **train)
+    expected, weights = trained(tokens, fields, **train)
     torch._dynamo.utils.counters.clear()
-    sums, compiled_weights = trained(tokens, tmp_path / "compiled", fields, compile=True, **train)
+    sums, compiled_weights = trained(tokens, fields, compile=True, **train)
     torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-4)
     assert compiled_weights.keys() == weights.keys()
     for name, weight in weights.items():
@@ -89,16 +89,16 @@ def test_a_run_that_was_saved_continues_as_if_it_had_not_stopped(token_set: Toke
 
     whole, first = trainer("whole"), trainer("parts")
     for _ in range(NUM_UPDATES):
-        whole.update()
+        whole.learner.update()
     for _ in range(NUM_UPDATES // 2):
-        first.update()
+        first.learner.update()
     first.save()
     second = trainer("parts")
     for _ in range(NUM_UPDATES - NUM_UPDATES // 2):
-        second.update()
-    for name, weight in whole.module.state_dict().items():
-        assert torch.equal(weight, second.module.state_dict()[name]), name
-    assert trainer("parts", compile=False).step == NUM_UPDATES // 2
+        second.learner.update()
+    for name, weight in whole.learner.module.state_dict().items():
+        assert torch.equal(weight, second.learner.module.state_dict()[name]), name
+    assert trainer("parts", compile=False).learner.step == NUM_UPDATES // 2
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_without_a_compiler_it_is_refused(token_set: Tokens, tmp_path: Path, mon
         with pytest.raises(
             UserError, match=r"^train\.compile=true, but .*no-such-compiler.*; install a C\+\+ compiler"
         ):
-            small_trainer("compressive_transformer", token_set(LENGTHS), tmp_path, fields=FIELDS, compile=True)
+            small_learner("compressive_transformer", token_set(LENGTHS), fields=FIELDS, compile=True)
     finally:
         compiler._refusal.cache_clear()
         torch._dynamo.reset()
@@ -140,7 +140,7 @@ def test_what_it_cannot_do_is_refused(
 ) -> None:
     fields = None if fields is None else {**next(iter(CONFIGS[model].values())), **fields}
     with pytest.raises(UserError, match=expected):
-        small_trainer(model, token_set(LENGTHS), tmp_path, fields=fields, compile=True, **train)
+        small_learner(model, token_set(LENGTHS), fields=fields, compile=True, **train)
 
 
 def test_no_preset_compiles() -> None:

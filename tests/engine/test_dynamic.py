@@ -176,12 +176,12 @@ def test_continued_is_the_next_step_of_training(tmp_path: Path) -> None:
     found = checkpoint.newest(tmp_path / "run")
     assert found is not None
     optimiser = DynamicConfig("continued", lr=0.25, checkpoint=found, beta2=trainer.config.beta2).build(
-        [parameter for group in trainer.groups.values() for parameter in group]
+        [parameter for group in trainer.learner.groups.values() for parameter in group]
     )
-    (group,), (trained,) = optimiser.param_groups, trainer.optimiser.param_groups
+    (group,), (trained,) = optimiser.param_groups, trainer.learner.optimiser.param_groups
     assert (group["lr"], group["betas"], group["eps"]) == (0.25, trained["betas"], trained["eps"])
     for parameter in group["params"]:
-        own, expected = optimiser.state[parameter], trainer.optimiser.state[parameter]
+        own, expected = optimiser.state[parameter], trainer.learner.optimiser.state[parameter]
         assert own.keys() == expected.keys()
         assert all(torch.equal(own[name], expected[name]) for name in own) and (not own or own["step"] == 5)
 

@@ -138,10 +138,12 @@ def test_resume_is_bitwise_exact_with_labels(
     whole.run()
     small_trainer(name, tokens, tmp_path / "parts", **options, max_steps=3).run()
     second = small_trainer(name, tokens, tmp_path / "parts", **options)
-    assert second.step == 3 and second.state.labels[0].any()
+    assert second.learner.step == 3 and second.learner.state.labels[0].any()
     second.run()
     assert_bitwise_equal(everything(second), everything(whole))
-    assert all(row.any() for row in whole.module.get_parameter("label_embedding.table"))  # each label is learned
+    assert all(
+        row.any() for row in whole.learner.module.get_parameter("label_embedding.table")
+    )  # each label is learned
 
 
 @pytest.mark.parametrize("name", model_names())

@@ -37,7 +37,7 @@ def notes_of(trainer: Trainer, run_dir: Path, **changes: Any) -> list[str]:
     found = checkpoint.newest(run_dir)
     assert found is not None
     said = {name: value for name, value in {**found.conditions, **changes}.items() if value is not None}
-    now = conditions(trainer.model, trainer.config, trainer.world)
+    now = conditions(trainer.learner)
     return notes(Checkpoint(found.folder, found.progress, said), now)
 
 

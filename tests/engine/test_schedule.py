@@ -49,7 +49,7 @@ def test_the_trainer_follows_it(token_set: Callable[..., TokenSet], tmp_path: Pa
     """The rate of the last of 8 steps, 5/6 through the cosine: 1e-6 + 0.009999 (1 + cos 150 degrees) / 2."""
     trainer = small_trainer("transformer_xl", token_set([60] * 4), tmp_path, max_steps=8, lr=1e-2, warmup_steps=2)
     trainer.run()
-    assert [group["lr"] for group in trainer.optimiser.param_groups] == pytest.approx([6.70805994e-4], rel=1e-6)
+    assert [group["lr"] for group in trainer.learner.optimiser.param_groups] == pytest.approx([6.70805994e-4], rel=1e-6)
 
 
 def test_updates_become_rare() -> None:

@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from tests import laws
-from tests.engine.training import small_trainer
-from waveform.engine import checkpoint
-from waveform.engine import trainer as trainer_module
-from waveform.engine.evaluator import evaluate
+from tests.engine.training import small_learner, small_trainer
+from waveform.engine import checkpoint, token_learner
+from waveform.engine import learner as learner_module
 from waveform.engine.interface import state_tensors
 from waveform.engine.metrics import read_metrics
 from waveform.engine.nonfinite import Diverged
@@ -26,6 +25,7 @@ from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
 from waveform.models import compiled_layers
 from waveform.system.errors import UserError
+from waveform.system.signals import StopRequest
 from waveform.system.threads import kernel_threads
 
 LENGTHS = [60, 45, 33, 80, 21, 52, 70]
@@ -37,13 +37,14 @@ IN_KERNELS = {
 
 def everything(trainer: Trainer) -> dict[str, Any]:
     """Everything that decides how training continues."""
+    learner = trainer.learner
     return {
-        "weights": {name: value.clone() for name, value in trainer.module.state_dict().items()},
-        "optimiser": trainer.optimiser.state_dict()["state"],
-        "state": [tensor.clone() for tensor in state_tensors(trainer.state)],
-        "cursor": trainer.stream.cursor(),
+        "weights": {name: value.clone() for name, value in learner.module.state_dict().items()},
+        "optimiser": learner.optimiser.state_dict()["state"],
+        "state": [tensor.clone() for tensor in state_tensors(learner.state)],
+        "cursor": learner.stream.cursor(),
         "random": torch.get_rng_state(),
-        "step": (trainer.step, trainer.tokens_seen),
+        "step": (learner.step, learner.tokens_seen),
     }
 
 
@@ -76,7 +77,7 @@ def test_law_7_exact_resume(name: str, mode: str, token_set: Callable[..., Token
     first.run()
     torch.manual_seed(99)
     second = small_trainer(name, tokens, tmp_path / "parts", **options)
-    assert second.step == 3
+    assert second.learner.step == 3
     second.run()
     assert_bitwise_equal(everything(second), expected)
 
@@ -101,7 +102,7 @@ def test_law_7_exact_resume_in_compiled_kernels(
         whole.run()
         small_trainer("compressive_transformer", tokens, tmp_path / "parts", **options, max_steps=3).run()
         second = small_trainer("compressive_transformer", tokens, tmp_path / "parts", **options)
-        assert second.step == 3
+        assert second.learner.step == 3
         second.run()
     finally:
         torch.set_num_threads(before)
@@ -117,11 +118,11 @@ def test_layers_that_run_by_torch_have_its_threads(
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     options = {"fields": IN_KERNELS, "chunk": 16, **option}
-    trainer = small_trainer("compressive_transformer", token_set(LENGTHS), tmp_path, **options)
-    trainer.update()
+    learner = small_learner("compressive_transformer", token_set(LENGTHS), **options)
+    learner.update()
     assert not threads
-    trainer.module.eval()
-    evaluate(trainer.model, token_set(LENGTHS), trainer.evaluation)
+    with learner.evaluated(token_set(LENGTHS), StopRequest()):
+        pass
     assert 1 in threads
 
 
@@ -132,11 +133,11 @@ def test_law_7_exact_resume_with_a_limit_on_seconds(token_set: Callable[..., Tok
     whole.run()
     first = small_trainer("wavenet", tokens, tmp_path / "parts", max_seconds=1000.0)
     for _ in range(3):
-        first.update()
-    first.seconds = 900.0
+        first.learner.update()
+    first.learner.seconds = 900.0
     first.save()
     second = small_trainer("wavenet", tokens, tmp_path / "parts", max_seconds=1000.0)
-    assert (second.step, second.seconds) == (3, 900.0)
+    assert (second.learner.step, second.learner.seconds) == (3, 900.0)
     second.run()
     assert_bitwise_equal(everything(second), everything(whole))
 
@@ -158,14 +159,14 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
     token_set: Callable[..., TokenSet], tmp_path: Path
 ) -> None:
     trainer = small_trainer("compressive_transformer", token_set(LENGTHS), tmp_path, max_steps=20, checkpoint_every=2)
-    step = trainer.update
+    step = trainer.learner.update
 
     def poisoned() -> Any:
-        if trainer.step == 5:
-            next(iter(trainer.module.parameters())).data.fill_(math.nan)
+        if trainer.learner.step == 5:
+            next(iter(trainer.learner.module.parameters())).data.fill_(math.nan)
         return step()
 
-    trainer.update = poisoned
+    trainer.learner.update = poisoned
     with pytest.raises(Diverged, match=r"not finite at step 5.*step 4"):
         trainer.run()
     found = checkpoint.newest(tmp_path)
@@ -176,12 +177,13 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
 def test_bad_weights_are_not_evaluated(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
     """On a GPU a loss is looked at late, which is still before anything comes of it."""
     trainer = small_trainer("transformer_xl", token_set(LENGTHS), tmp_path, log_every=10, evaluate_every=4)
-    trainer.finite.looks_at_once = lambda: False
-    nll = trainer.model.head.nll
-    trainer.model.head.nll = lambda h, t: nll(h, t) * (math.inf if trainer.step == 2 and trainer.module.training else 1)
+    trainer.learner.finite.looks_at_once = lambda: False
+    nll = trainer.learner.model.head.nll
+    bad = lambda: trainer.learner.step == 2 and trainer.learner.module.training  # noqa: E731
+    trainer.learner.model.head.nll = lambda h, t: nll(h, t) * (math.inf if bad() else 1)
     with pytest.raises(Diverged, match="not finite at step 2"):
         trainer.run()
-    assert trainer.step == 4 and read_metrics(tmp_path) == []
+    assert trainer.learner.step == 4 and read_metrics(tmp_path) == []
 
 
 def test_signal_saves_and_resumes(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
@@ -189,7 +191,7 @@ def test_signal_saves_and_resumes(token_set: Callable[..., TokenSet], tmp_path: 
     trainer = small_trainer("wavenet", tokens, tmp_path, max_steps=100_000)
 
     def interrupt() -> None:
-        while trainer.step < 5:
+        while trainer.learner.step < 5:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -198,32 +200,32 @@ def test_signal_saves_and_resumes(token_set: Callable[..., TokenSet], tmp_path: 
     result = trainer.run()
     thread.join()
     assert result.interrupted and result.stopped_by == signal.SIGTERM and result.step >= 5
-    assert small_trainer("wavenet", tokens, tmp_path).step == result.step
+    assert small_trainer("wavenet", tokens, tmp_path).learner.step == result.step
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_trunk_and_compressor_are_clipped_separately(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
-    trainer = small_trainer("compressive_transformer", token_set(LENGTHS), tmp_path, clip_norm=1e-3)
+    learner = small_learner("compressive_transformer", token_set(LENGTHS), clip_norm=1e-3)
     seen: list[dict[str, float]] = []
 
     def look(*_: Any) -> None:
         seen.append(
             {
                 n: float(torch.stack([p.grad.norm() for p in ps if p.grad is not None]).norm())
-                for n, ps in trainer.groups.items()
+                for n, ps in learner.groups.items()
             }
         )
 
-    trainer.optimiser.register_step_pre_hook(look)
+    learner.optimiser.register_step_pre_hook(look)
     for _ in range(4):
-        trainer.update()
+        learner.update()
     assert seen[-1] == pytest.approx({"trunk": 1e-3, "compressor": 1e-3}, rel=1e-3)
 
 
 def test_update_period_accumulates_the_mean_over_tokens(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
     tokens = token_set(LENGTHS)
-    slow = small_trainer("wavenet", tokens, tmp_path / "a", update_period=3, update_period_from=0, dtype=torch.float64)
-    alone = small_trainer("wavenet", tokens, tmp_path / "b", dtype=torch.float64)
+    slow = small_learner("wavenet", tokens, update_period=3, update_period_from=0, dtype=torch.float64)
+    alone = small_learner("wavenet", tokens, dtype=torch.float64)
     chunks = [alone.stream.next_chunk() for _ in range(3)]
     total = sum(chunk.num_scored for chunk in chunks)
     expected: dict[str, torch.Tensor] = {}
@@ -251,15 +253,15 @@ def test_padding_takes_part_in_no_loss(
     """Whatever stands in it, NLL, auxiliary loss and all gradients are the same to the last bit."""
     tokens, found = token_set(LENGTHS), []
     for junk in (False, True):
-        trainer = small_trainer("compressive_transformer", tokens, tmp_path, state=mode, window=window, chunk=32)
-        chunks = [trainer.stream.next_chunk() for _ in range(4)]
+        learner = small_learner("compressive_transformer", tokens, state=mode, window=window, chunk=32)
+        chunks = [learner.stream.next_chunk() for _ in range(4)]
         padded = [part for chunk in chunks for part in chunk.windows if not part.scored.all()]
         assert bool(padded) == (mode != "carry")  # which is an endless text
         for part in padded if junk else ():
             part.inputs[~part.scored], part.targets[~part.scored] = 3, 5
-        sums = trainer.accumulate_gradients(chunks)
+        sums = learner.accumulate_gradients(chunks)
         assert sums[2] > 0
-        found.append([sums, *(parameter.grad for parameter in trainer.module.parameters())])
+        found.append([sums, *(parameter.grad for parameter in learner.module.parameters())])
     assert_bitwise_equal(*found)
 
 
@@ -267,12 +269,12 @@ def test_bptt_reaches_the_window_before(token_set: Callable[..., TokenSet], tmp_
     tokens = token_set(LENGTHS)
     fields = laws.CONFIGS["compressive_transformer"]["conv-no-loss"]
     with pytest.raises(UserError, match=r"train\.unroll"):
-        small_trainer("compressive_transformer", tokens, tmp_path / "a", fields=fields)
-    trainer = small_trainer("compressive_transformer", tokens, tmp_path / "b", fields=fields, unroll=4, chunk=16)
+        small_learner("compressive_transformer", tokens, fields=fields)
+    learner = small_learner("compressive_transformer", tokens, fields=fields, unroll=4, chunk=16)
     for _ in range(3):
-        trainer.accumulate_gradients([trainer.stream.next_chunk()])
-    assert all(p.grad is not None for p in trainer.module.layers[0].compressor.parameters())
-    assert not any(t.requires_grad for t in state_tensors(trainer.state))
+        learner.accumulate_gradients([learner.stream.next_chunk()])
+    assert all(p.grad is not None for p in learner.module.layers[0].compressor.parameters())
+    assert not any(t.requires_grad for t in state_tensors(learner.state))
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
@@ -281,10 +283,10 @@ def test_bf16_products_train_too(name: str, token_set: Callable[..., TokenSet], 
     tokens = token_set(LENGTHS)
     sums = {}
     for precision in ("fp32", "bf16"):
-        trainer = small_trainer(name, tokens, tmp_path / precision, precision=precision)
-        sums[precision] = [trainer.update()[0][0].item() for _ in range(6)]
-        assert all(p.dtype == torch.float32 for p in trainer.module.parameters())
-        assert all(t.dtype in (torch.float32, torch.int64) for t in state_tensors(trainer.state))
+        learner = small_learner(name, tokens, precision=precision)
+        sums[precision] = [learner.update()[0][0].item() for _ in range(6)]
+        assert all(p.dtype == torch.float32 for p in learner.module.parameters())
+        assert all(t.dtype in (torch.float32, torch.int64) for t in state_tensors(learner.state))
     assert sums["bf16"] == pytest.approx(sums["fp32"], rel=0.05) and sums["bf16"] != sums["fp32"]
 
 
@@ -303,11 +305,11 @@ def test_metrics_are_json_lines(token_set: Callable[..., TokenSet], tmp_path: Pa
 
 
 def test_a_learning_rate_of_zero_in_mid_training_stops_it(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
-    trainer = small_trainer("transformer_xl", token_set([60] * 4), tmp_path, lr_change_at=2, lr_after=0.0)
+    learner = small_learner("transformer_xl", token_set([60] * 4), lr_change_at=2, lr_after=0.0)
     weights = []
     for _ in range(4):
-        trainer.update()
-        weights.append(torch.cat([parameter.detach().flatten() for parameter in trainer.module.parameters()]))
+        learner.update()
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in learner.module.parameters()]))
     assert not torch.equal(weights[0], weights[1])
     assert torch.equal(weights[1], weights[2]) and torch.equal(weights[2], weights[3])
 
@@ -316,16 +318,16 @@ def test_half_loss_learns_from_the_last_half_of_each_window(token_set: Callable[
     """The gradient of the mean over those tokens; the others are read all the same (Dai et al. 2019, Table 6)."""
     fields = {**next(iter(laws.CONFIGS["transformer_xl"].values())), "window": 6}
     options = {"fields": fields, "dtype": torch.float64, "chunk": 6}
-    trainer = small_trainer("transformer_xl", token_set([60]), tmp_path, loss_share=0.5, state="carry", **options)
-    chunk = trainer.stream.next_chunk()
+    learner = small_learner("transformer_xl", token_set([60]), loss_share=0.5, state="carry", **options)
+    chunk = learner.stream.next_chunk()
     (window,) = chunk.windows
     assert chunk.num_scored == 4 * 3
-    trainer.accumulate_gradients([chunk])
-    gradients = {name: p.grad.clone() for name, p in trainer.module.named_parameters() if p.grad is not None}
-    trainer.optimiser.zero_grad()
-    hidden = trainer.model.forward(window.inputs, trainer.model.init_state(4, device="cpu", dtype=torch.float64)).hidden
-    trainer.model.head.nll(hidden, window.targets)[:, 3:].mean().backward()
-    for name, parameter in trainer.module.named_parameters():
+    learner.accumulate_gradients([chunk])
+    gradients = {name: p.grad.clone() for name, p in learner.module.named_parameters() if p.grad is not None}
+    learner.optimiser.zero_grad()
+    hidden = learner.model.forward(window.inputs, learner.model.init_state(4, device="cpu", dtype=torch.float64)).hidden
+    learner.model.head.nll(hidden, window.targets)[:, 3:].mean().backward()
+    for name, parameter in learner.module.named_parameters():
         if parameter.grad is not None:
             torch.testing.assert_close(gradients[name], parameter.grad)
 
@@ -335,10 +337,10 @@ def test_what_a_step_waited_is_logged_after_a_stop(
 ) -> None:
     """Half a second each; records come every two steps."""
     waited = itertools.count()
-    monkeypatch.setattr(trainer_module, "waited_s", lambda: next(waited) / 2)
+    monkeypatch.setattr(learner_module, "waited_s", lambda: next(waited) / 2)
     stopped = small_trainer("wavenet", token_set(LENGTHS), tmp_path)
     for _ in range(3):
-        stopped.update()
+        stopped.learner.update()
     stopped.save()
     small_trainer("wavenet", token_set(LENGTHS), tmp_path).run()
     assert sum(record["waited_s"] for record in read_metrics(tmp_path) if record["kind"] == "train") == 4.0
@@ -347,14 +349,14 @@ def test_what_a_step_waited_is_logged_after_a_stop(
 def by_the_clock(tokens: TokenSet, run_dir: Path, **train: Any) -> Trainer:
     """A trainer that evaluates every 2.5 seconds of training; a step takes a second here."""
     trainer = small_trainer("transformer_xl", tokens, run_dir, evaluate_every_seconds=2.5, **train)
-    update = trainer.update
+    update = trainer.learner.update
 
     def in_a_second() -> Any:
         result = update()
-        trainer.seconds = float(trainer.step)
+        trainer.learner.seconds = float(trainer.learner.step)
         return result
 
-    trainer.update = in_a_second
+    trainer.learner.update = in_a_second
     return trainer
 
 
@@ -380,16 +382,16 @@ def test_an_evaluation_by_the_clock_that_a_stop_interrupts_is_not_lost(
     """Whether the signal comes in it or in the step before, and whether that step is saved already."""
     tokens = token_set(LENGTHS)
     stopped = by_the_clock(tokens, tmp_path, checkpoint_every=checkpoint_every)
-    work, due = getattr(trainer_module, during), {"evaluate": [5], "score_window": [4]}[during]
+    work, due = getattr(token_learner, during), {"evaluate": [5], "score_window": [4]}[during]
 
     def interrupting(*args: Any, **options: Any) -> Any:
-        if due == [stopped.step]:
+        if due == [stopped.learner.step]:
             due.clear()  # a second signal would end the process
             os.kill(os.getpid(), signal.SIGTERM)
         return work(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer_module, during, interrupting)
+        patch.setattr(token_learner, during, interrupting)
         assert stopped.run().step == 5
     assert evaluated_steps(tmp_path) == [3]
     by_the_clock(tokens, tmp_path).run()

@@ -12,7 +12,8 @@ import pytest
 
 from tests import laws
 from tests.engine.training import small_trainer
-from waveform.engine import checkpoint, trainer, turns
+from waveform.engine import checkpoint, learner, turns
+from waveform.engine.learner import Learner
 from waveform.engine.metrics import read_metrics
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.token_set import TokenSet
@@ -51,15 +52,15 @@ def saved(folder: Path) -> dict[str, bytes]:
 def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Gives every update the same duration; returns a list that gets the model of each."""
     clock = itertools.count()
-    monkeypatch.setattr(trainer.time, "perf_counter", lambda: next(clock) * STEP_S)
+    monkeypatch.setattr(learner.time, "perf_counter", lambda: next(clock) * STEP_S)
     made: list[str] = []
-    update = Trainer.update
+    update = Learner.update
 
-    def noting(self: Trainer) -> Any:
+    def noting(self: Learner) -> Any:
         made.append(type(self.model).__name__)
         return update(self)
 
-    monkeypatch.setattr(Trainer, "update", noting)
+    monkeypatch.setattr(Learner, "update", noting)
     return made
 
 
@@ -92,7 +93,7 @@ def test_one_that_is_behind_catches_up_first(
     trainers = open_trainers(tmp_path, token_set(LENGTHS), **limits)
     for name in ("compressive_transformer", "transformer_xl"):
         for _ in range(8):
-            trainers[name].update()
+            trainers[name].learner.update()
     order.clear()
     train_in_turn(trainers, slice_s=4 * STEP_S)
     assert len(set(order[:8])) == 1 and len(set(order[-12:])) == 3
@@ -103,7 +104,7 @@ def test_waiting_for_a_core_need_not_count(
 ) -> None:
     """Each update waits for half of its time: without that, twice as many fit into the budget."""
     waited = itertools.count()
-    monkeypatch.setattr(trainer, "waited_s", lambda: next(waited) * STEP_S / 2)
+    monkeypatch.setattr(learner, "waited_s", lambda: next(waited) * STEP_S / 2)
     limits = {"max_steps": None, "max_seconds": 0.5}
     for counts, num_updates in ((True, 8), (False, 16)):
         order.clear()
@@ -122,13 +123,13 @@ def test_waiting_never_takes_back_time(
         now_s[0] = next(clock) * STEP_S
         return now_s[0]
 
-    monkeypatch.setattr(trainer.time, "perf_counter", wait)
-    monkeypatch.setattr(trainer, "waited_s", lambda: now_s[0])
+    monkeypatch.setattr(learner.time, "perf_counter", wait)
+    monkeypatch.setattr(learner, "waited_s", lambda: now_s[0])
     one = small_trainer("wavenet", token_set(LENGTHS), tmp_path / "run", count_waiting=False)
     for _ in range(4):
-        before_s = one.seconds
-        one.update()
-        assert one.seconds >= before_s
+        before_s = one.learner.seconds
+        one.learner.update()
+        assert one.learner.seconds >= before_s
 
 
 def test_one_signal_saves_all_and_the_same_call_continues(
@@ -138,19 +139,20 @@ def test_one_signal_saves_all_and_the_same_call_continues(
     for name in MODELS:
         open_trainers(tmp_path / "alone", tokens)[name].run()
     order.clear()
-    step = Trainer._train_step
+    update = Learner.update
 
-    def interrupting(self: Trainer, *args: Any) -> None:
-        step(self, *args)
+    def interrupting(self: Learner) -> Any:
+        made = update(self)
         if len(order) == 10:
             os.kill(os.getpid(), signal.SIGINT)
+        return made
 
-    monkeypatch.setattr(Trainer, "_train_step", interrupting)
+    monkeypatch.setattr(Learner, "update", interrupting)
     first = train_in_turn(open_trainers(tmp_path / "in turn", tokens), slice_s=0.0)
     assert [result.stopped_by for result in first] == [signal.SIGINT] * 3 and len(order) == 10
     again = open_trainers(tmp_path / "in turn", tokens)
-    assert [one.step for one in again.values()] == [result.step for result in first]
-    assert sum(one.step for one in again.values()) == 10
+    assert [one.learner.step for one in again.values()] == [result.step for result in first]
+    assert sum(one.learner.step for one in again.values()) == 10
     train_in_turn(again, slice_s=0.0)
     assert saved(tmp_path / "in turn") == saved(tmp_path / "alone")
 
@@ -159,18 +161,18 @@ def test_the_others_are_saved_if_one_diverges(token_set: Callable[..., TokenSet]
     """And continue bit for bit: with the random numbers of their own pause, not of the one that diverged."""
     tokens = token_set(LENGTHS)
     trainers = open_trainers(tmp_path, tokens)
-    step = trainers["transformer_xl"].update
+    step = trainers["transformer_xl"].learner.update
 
     def poisoned() -> Any:
-        if trainers["transformer_xl"].step == 3:
-            next(iter(trainers["transformer_xl"].module.parameters())).data.fill_(math.nan)
+        if trainers["transformer_xl"].learner.step == 3:
+            next(iter(trainers["transformer_xl"].learner.module.parameters())).data.fill_(math.nan)
         return step()
 
-    trainers["transformer_xl"].update = poisoned
+    trainers["transformer_xl"].learner.update = poisoned
     with pytest.raises(Diverged, match="not finite at step 3"):
         train_in_turn(trainers, slice_s=0.0)
     steps = {name: found.step for name in MODELS if (found := checkpoint.newest(tmp_path / name)) is not None}
-    assert steps == {name: trainers[name].step for name in ("compressive_transformer", "wavenet")}
+    assert steps == {name: trainers[name].learner.step for name in ("compressive_transformer", "wavenet")}
     assert set(steps.values()) <= {3, 4}
     name = "compressive_transformer"
     for folder in (tmp_path, tmp_path / "alone"):
@@ -188,7 +190,7 @@ def test_a_kill_costs_no_more_than_what_was_trained_since_the_last_save(
     save = Trainer.save
 
     def noting(self: Trainer) -> None:
-        steps.append(self.step)
+        steps.append(self.learner.step)
         save(self)
 
     monkeypatch.setattr(Trainer, "save", noting)

@@ -1,11 +1,13 @@
-"""Builds the small trainers of the engine's tests."""
+"""Builds the small learners and trainers of the engine's tests."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tests.laws import CONFIGS, VOCAB_SIZE
+from waveform.engine.token_learner import TokenLearner
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, Trainer
@@ -13,17 +15,16 @@ from waveform.models.registry import build
 from waveform.ranks.distributed import World
 
 
-def small_trainer(
+def small_learner(
     name: str,
     tokens: TokenSet,
-    run_dir: Path,
     *,
     world: World | None = None,
     fields: dict[str, Any] | None = None,
     dtype: torch.dtype = torch.float32,
     **train: Any,
-) -> Trainer:
-    """A trainer of the first (or the given) configuration of `name` in `laws.CONFIGS`, of four rows."""
+) -> TokenLearner:
+    """A learner of the first (or the given) configuration of `name` in `laws.CONFIGS`, of four rows."""
     fields = next(iter(CONFIGS[name].values())) if fields is None else fields
     torch.manual_seed(1)
     model = build(name, vocab_size=VOCAB_SIZE, **fields).to(dtype)
@@ -42,12 +43,11 @@ def small_trainer(
             **train,
         }
     )
-    return Trainer(
-        model,
-        config,
-        train=tokens,
-        valid=tokens,
-        window=window,
-        seed=2,
-        context=RunContext(run_dir, world or World(), show_progress=False),
-    )
+    return TokenLearner(model, config, tokens=tokens, window=window, seed=2, world=world)
+
+
+def small_trainer(name: str, tokens: TokenSet, run_dir: Path, *, world: World | None = None, **options: Any) -> Trainer:
+    """Its trainer in `run_dir`, which validates with the same tokens."""
+    learner = small_learner(name, tokens, world=world, **options)
+    context = RunContext(run_dir, world or World(), show_progress=False)
+    return Trainer(learner, context, validate=partial(learner.evaluated, tokens))

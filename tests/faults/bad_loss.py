@@ -19,6 +19,7 @@ from waveform.engine import checkpoint
 from waveform.engine.interface import reset_rows
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.shards import Shard, ShardWriter
+from waveform.engine.token_learner import TokenLearner
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
 
@@ -55,9 +56,9 @@ def poisoned_tokens(path: Path, source: random.Random) -> tuple[TokenSet, str, i
     return TokenSet([Shard(path)], vocab_size=VOCAB_SIZE), f"utterance_{bad:03d}", position
 
 
-def plant(trainer: Trainer, kind: str) -> None:
+def plant(learner: TokenLearner, kind: str) -> None:
     """Make the poison have the effect `kind`, by changing parts of the model."""
-    nll = trainer.model.head.nll
+    nll = learner.model.head.nll
 
     def bad_nll(hidden: Tensor, targets: Tensor) -> Tensor:
         value, poisoned = nll(hidden, targets), targets == POISON
@@ -65,51 +66,52 @@ def plant(trainer: Trainer, kind: str) -> None:
             return torch.where(poisoned, math.inf, value)
         return _BadGradient.apply(value) if kind == "gradient" and poisoned.any() else value
 
-    trainer.model.head.nll = bad_nll
+    learner.model.head.nll = bad_nll
     if kind == "state":
 
         def bad_embedding(module: Any, arguments: tuple[Tensor], output: Tensor) -> Tensor:
             return torch.where((arguments[0] == POISON)[..., None], math.nan, output)
 
-        embeddings = [m for m in trainer.module.modules() if isinstance(m, torch.nn.Embedding)]
+        embeddings = [m for m in learner.module.modules() if isinstance(m, torch.nn.Embedding)]
         embeddings[0].register_forward_hook(bad_embedding)
 
 
-def bad_steps(trainer: Trainer, name: str, position: int, kind: str, *, steps: int) -> dict[int, list[int]]:
+def bad_steps(learner: TokenLearner, name: str, position: int, kind: str, *, steps: int) -> dict[int, list[int]]:
     """Return the steps in which the poison is a target (for `state`, an input), each with the rows that read it."""
     found: dict[int, list[int]] = {}
-    cursor = trainer.stream.cursor()
+    cursor = learner.stream.cursor()
     # With state=chunk, each chunk begins with begin-of-utterance, whatever token is before it.
-    unread = kind == "state" and trainer.config.state == "chunk" and (position + 1) % trainer.config.chunk == 0
+    unread = kind == "state" and learner.config.state == "chunk" and (position + 1) % learner.config.chunk == 0
     for step in range(0 if unread else steps):
-        at = trainer.stream.cursor()
-        for part in trainer.stream.places(at, num_chunks=1):
+        at = learner.stream.cursor()
+        for part in learner.stream.places(at, num_chunks=1):
             # An input is the token before a target; an utterance's last token is never an input.
             if part.utterance == name and part.start <= position + (kind == "state") < part.stop:
                 found.setdefault(step, []).append(part.row)
-        trainer.stream.next_chunk()
-    trainer.stream.seek(cursor)
+        learner.stream.next_chunk()
+    learner.stream.seek(cursor)
     return found
 
 
 def _reference(trainer: Trainer, bad: dict[int, list[int]], kind: str) -> dict[str, Any]:
     """Return what training must end with: without poison, bad steps only read, their bad rows reset afterwards."""
-    while trainer.step < _STEPS:
-        if trainer.step not in bad:
-            trainer.update()
+    learner = trainer.learner
+    while learner.step < _STEPS:
+        if learner.step not in bad:
+            learner.update()
             continue
-        trainer.tokens_seen += _read_only(trainer)
+        learner.tokens_seen += _read_only(learner)
         rows = torch.zeros(4, dtype=torch.bool)
-        rows[bad[trainer.step] if kind != "gradient" else []] = True
-        trainer.state = reset_rows(trainer.state, trainer._fresh, rows)
-        trainer.step += 1
+        rows[bad[learner.step] if kind != "gradient" else []] = True
+        learner.state = reset_rows(learner.state, learner.fresh, rows)
+        learner.step += 1
     return everything(trainer)
 
 
-def _read_only(trainer: Trainer) -> int:
-    chunk = trainer.stream.next_chunk()
-    trainer.accumulate_gradients([chunk])
-    trainer.optimiser.zero_grad(set_to_none=True)
+def _read_only(learner: TokenLearner) -> int:
+    chunk = learner.stream.next_chunk()
+    learner.accumulate_gradients([chunk])
+    learner.optimiser.zero_grad(set_to_none=True)
     return chunk.num_scored
 
 
@@ -127,11 +129,11 @@ def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: st
     def trainer(run: str, **more: Any) -> Trainer:
         made = small_trainer(name, tokens, folder / run, fields=CONFIGS[name][_FIELDS[name]], **options, **more)
         if run != "reference":
-            plant(made, kind)
+            plant(made.learner, kind)
         return made
 
     reference = trainer("reference")
-    bad = bad_steps(reference, utterance, position, kind, steps=_STEPS)
+    bad = bad_steps(reference.learner, utterance, position, kind, steps=_STEPS)
     if not bad:
         return 0
     expected, first = _reference(reference, bad, kind), min(bad)
@@ -152,17 +154,17 @@ def _case(folder: Path, source: random.Random, *, name: str, kind: str, mode: st
     skipping = trainer("skip", on_nonfinite="skip")
     printed = say(skipping.run)
     assert_bitwise_equal(everything(skipping), expected)
-    assert printed.count("is skipped") == skipping.finite.skipped == len(bad), printed
+    assert printed.count("is skipped") == skipping.learner.finite.skipped == len(bad), printed
     assert f"step {first} is skipped" in printed and (kind == "gradient" or utterance in printed), printed
     cut = {**options, "max_steps": first + 1}
     parts = small_trainer(
         name, tokens, folder / "parts", fields=CONFIGS[name][_FIELDS[name]], **cut, on_nonfinite="skip"
     )
-    plant(parts, kind)
+    plant(parts.learner, kind)
     say(parts.run)
     torch.manual_seed(99)
     rest = trainer("parts", on_nonfinite="skip")
-    assert rest.step == first + 1 and rest.finite.skipped == 1
+    assert rest.learner.step == first + 1 and rest.learner.finite.skipped == 1
     say(rest.run)
     assert_bitwise_equal(everything(rest), expected)
     return len(bad)
@@ -204,21 +206,21 @@ def _bad_for_good(folder: Path, cases: int, source: random.Random) -> dict[str, 
         at, limit, weights = source.randrange(1, 5), source.randrange(1, 5), case % 2 == 0
         options = {"max_steps": 50, "checkpoint_every": 1, "on_nonfinite": "skip", "max_skipped": limit}
         trainer = small_trainer("compressive_transformer", tokens, folder / f"run_{case}", **options)
-        update, nll = trainer.update, trainer.model.head.nll
+        update, nll = trainer.learner.update, trainer.learner.model.head.nll
 
         def poisoned(trainer: Trainer = trainer, update: Any = update, at: int = at, weights: bool = weights) -> Any:
-            if weights and trainer.step == at:
-                next(iter(trainer.module.parameters())).data.fill_(math.nan)
+            if weights and trainer.learner.step == at:
+                next(iter(trainer.learner.module.parameters())).data.fill_(math.nan)
             return update()
 
         def bad_nll(
             hidden: Tensor, targets: Tensor, trainer: Trainer = trainer, nll: Any = nll, at: int = at
         ) -> Tensor:
-            return nll(hidden, targets) * (math.inf if trainer.step >= at else 1)
+            return nll(hidden, targets) * (math.inf if trainer.learner.step >= at else 1)
 
-        trainer.update = poisoned
+        trainer.learner.update = poisoned
         if not weights:
-            trainer.model.head.nll = bad_nll
+            trainer.learner.model.head.nll = bad_nll
         printed: list[str] = []
 
         def run(trainer: Trainer = trainer, printed: list[str] = printed) -> None:

@@ -21,11 +21,11 @@ from tests.faults.fault import fault
 from tests.faults.full_disk import SETTINGS, SPLIT, write_audio
 from tests.laws import CONFIGS, VOCAB_SIZE
 from waveform.cli import main
-from waveform.engine import checkpoint, nonfinite
-from waveform.engine import trainer as trainer_module
+from waveform.engine import checkpoint, nonfinite, token_learner
 from waveform.engine.interface import state_tensors
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.shards import Shard
+from waveform.engine.token_learner import TokenLearner
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
 from waveform.ranks import distributed, fsdp
@@ -53,19 +53,19 @@ def _trainer(case: dict[str, Any], run: Path, world: World | None = None, **more
         dtype=torch.float64,
         **{**case["options"], **more},
     )
-    plant(made, case["kind"])
+    plant(made.learner, case["kind"])
     return made
 
 
-def _outcome(trainer: Trainer) -> dict[str, Any]:
-    """Return the result of a trainer: gathered from all ranks, except the state, which is that of this rank's rows."""
-    optimiser = trainer.optimiser.state_dict()["state"]
+def _outcome(learner: TokenLearner) -> dict[str, Any]:
+    """Return the result of a learner: gathered from all ranks, except the state, which is that of this rank's rows."""
+    optimiser = learner.optimiser.state_dict()["state"]
     return {
-        "weights": {n: fsdp.whole(value.detach()).clone() for n, value in trainer.module.state_dict().items()},
+        "weights": {n: fsdp.whole(value.detach()).clone() for n, value in learner.module.state_dict().items()},
         "optimiser": {f"{i}/{n}": fsdp.whole(v).clone() for i, of in optimiser.items() for n, v in of.items()},
-        "state": [tensor.clone() for tensor in state_tensors(trainer.state)],
-        "cursor": trainer.stream.cursor(),
-        "figures": (trainer.step, trainer.tokens_seen, trainer.finite.skipped, trainer.finite.skipped_in_row),
+        "state": [tensor.clone() for tensor in state_tensors(learner.state)],
+        "cursor": learner.stream.cursor(),
+        "figures": (learner.step, learner.tokens_seen, learner.finite.skipped, learner.finite.consecutive_skips),
     }
 
 
@@ -87,7 +87,7 @@ def _try(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]:
     """Do all that a case asks for, on one of two ranks or, for comparison, on one process."""
     stopping = _trainer(case, folder / "stop", world)
     if case["late"]:  # as on a GPU, which looks only when figures are logged or a checkpoint is due
-        stopping.finite.looks_at_once = lambda: False
+        stopping.learner.finite.looks_at_once = lambda: False
     _, stopped = _run(stopping)
 
     reset: list[list[int]] = []
@@ -109,10 +109,10 @@ def _try(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]:
     _run(_trainer(case, folder / "parts", world, on_nonfinite="skip", max_steps=case["cut"]))
     torch.manual_seed(99)
     rest = _trainer(case, folder / "parts", world, on_nonfinite="skip")
-    assert (rest.step, rest.finite.skipped > 0) == (case["cut"], True), rest.step
+    assert (rest.learner.step, rest.learner.finite.skipped > 0) == (case["cut"], True), rest.learner.step
     _run(rest)
     assert_bitwise_equal(_local(everything(rest)), _local(whole))
-    return {"stopped": stopped, "steps": steps, "reset": reset, "printed": printed, **_outcome(skipping)}
+    return {"stopped": stopped, "steps": steps, "reset": reset, "printed": printed, **_outcome(skipping.learner)}
 
 
 def _local(content: Any) -> Any:
@@ -125,32 +125,33 @@ def _local(content: Any) -> Any:
 def _give_up(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]:
     """Train with losses, or weights, that are bad for good on one rank."""
     trainer = _trainer(case, folder / "give_up", world, on_nonfinite="skip", max_skipped=case["limit"])
-    update, nll = trainer.update, trainer.model.head.nll
+    learner = trainer.learner
+    update, nll = learner.update, learner.model.head.nll
     bad_rank, at = case["rank"] == world.rank, case["at"]
 
     def update_with_bad_weights() -> Any:
-        if bad_rank and trainer.step == at:
-            parameter = next(iter(trainer.module.parameters())).data
+        if bad_rank and learner.step == at:
+            parameter = next(iter(learner.module.parameters())).data
             getattr(parameter, "_local_tensor", parameter).fill_(torch.nan)
         return update()
 
     if case["kind"] == "weights":
-        trainer.update = update_with_bad_weights
+        learner.update = update_with_bad_weights
     else:
-        trainer.model.head.nll = lambda h, t: nll(h, t) * (torch.inf if bad_rank and trainer.step >= at else 1)
+        learner.model.head.nll = lambda h, t: nll(h, t) * (torch.inf if bad_rank and learner.step >= at else 1)
     printed, error = _run(trainer)
-    return {"error": error, "num_skipped": trainer.finite.skipped, "step": trainer.step, "printed": printed}
+    return {"error": error, "num_skipped": learner.finite.skipped, "step": learner.step, "printed": printed}
 
 
 def _command(folder: Path, *, rank: int, bad_rank: int) -> tuple[int | None, str]:
     """Run `waveform train`, with a loss that is not finite in one rank's second step; return exit code and stderr."""
-    usual, steps = trainer_module.score_window, itertools.count()
+    usual, steps = token_learner.score_window, itertools.count()
 
     def scored(*arguments: Any, **options: Any) -> Any:
         scores = usual(*arguments, **options)
         return scores._replace(nll=scores.nll * torch.inf) if next(steps) == 1 and rank == bad_rank else scores
 
-    trainer_module.score_window = scored
+    token_learner.score_window = scored
     arguments = ["train", folder / "audio", folder / "run", *SETTINGS, *SPLIT, "train.checkpoint_every=1"]
     outcome = call(main, arguments)
     return outcome.code, outcome.err
@@ -200,7 +201,7 @@ def _plan(folder: Path, num: int, source: random.Random) -> list[dict[str, Any]]
         }
         if kind in KINDS:
             one = _trainer(case, folder / "planning")
-            case["bad"] = bad_steps(one, utterance, position, kind, steps=_STEPS)
+            case["bad"] = bad_steps(one.learner, utterance, position, kind, steps=_STEPS)
             if not case["bad"]:
                 continue
             case["cut"] = _next_update(case["options"], min(_updates(case)))  # right after the first bad update
@@ -276,9 +277,9 @@ def _check(case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, A
             shutil.rmtree(later)
     with contextlib.redirect_stderr(io.StringIO()):  # rows are dealt anew
         resumed = _trainer(case, one, on_nonfinite="skip")
-    assert resumed.step == case["cut"] and resumed.finite.skipped > 0, name
+    assert resumed.learner.step == case["cut"] and resumed.learner.finite.skipped > 0, name
     _run(resumed)
-    torch.testing.assert_close(_outcome(resumed)["weights"], alone["weights"], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(_outcome(resumed.learner)["weights"], alone["weights"], rtol=1e-4, atol=1e-6)
     return len(bad)
 
 

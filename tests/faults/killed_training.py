@@ -137,8 +137,9 @@ class Place:
 
 def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> None:
     """Train as one rank, in a child."""
-    from waveform.engine import trainer
-    from waveform.engine.trainer import RunContext, Trainer
+    from waveform.engine import token_learner
+    from waveform.engine.token_learner import TokenLearner
+    from waveform.engine.trainer import RunContext
     from waveform.ranks.distributed import job
     from waveform.runs.folder import check_run_dir
     from waveform.runs.settings import typed
@@ -151,7 +152,7 @@ def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> No
     train_config = typed(SpeechTrainConfig, config["train"], section="train")
     with job(device="cpu", timeout_s=train_config.timeout_s) as world:
         points.install()
-        for owner, name in ((Trainer, "update"), (Trainer, "reduce_gradients"), (trainer, "evaluate")):
+        for owner, name in ((TokenLearner, "update"), (TokenLearner, "reduce_gradients"), (token_learner, "evaluate")):
             surround(owner, name, points)
         check_run_dir(run_dir)
         train_run(

@@ -20,6 +20,7 @@ from tests.faults.fault import fault
 from tests.faults.full_disk import SETTINGS, SPLIT, TEXT_SETTINGS, weights, write_audio, write_text
 from waveform.cli import main
 from waveform.engine import checkpoint, evaluator
+from waveform.engine.token_learner import TokenLearner
 from waveform.engine.trainer import Trainer
 from waveform.ranks import distributed
 from waveform.ranks.distributed import World
@@ -75,7 +76,7 @@ def _plant(plan: _Plan, action: Callable[[], None]) -> None:
 
     count = plan.count
     where: dict[str, tuple[Any, str, int]] = {
-        "step": (Trainer, "reduce_gradients", count),
+        "step": (TokenLearner, "reduce_gradients", count),
         "checkpoint": (checkpoint, "_write_tensors", 1),
         "evaluation": (evaluator.Tally, "result", 1 if plan.command == _EVALUATE else 1 + count % 2),
         "drawing": (Trainer, "_report", 1 + count % 2),

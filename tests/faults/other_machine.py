@@ -63,7 +63,7 @@ def _elsewhere(folder: Path, cases: int, source: random.Random) -> dict[str, Any
         assert "also has from_the_future, which this version ignores" in printed.getvalue()
         resumed.shows_progress = False
         resumed.run()
-        assert resumed.step == 8
+        assert resumed.learner.step == 8
         kept = checkpoint.newest(run)
         assert kept is not None
         _edit(kept.folder, format=source.choice([0, 2, "3", None]))

@@ -30,11 +30,11 @@ def command(
     def work() -> int:
         from recipes.cli import main as recipes
         from waveform.cli import main
-        from waveform.engine import single_pass, trainer
-        from waveform.engine.trainer import Trainer
+        from waveform.engine import single_pass, token_learner
+        from waveform.engine.learner import Learner
 
         points.install()
-        for owner, name in ((Trainer, "update"), (trainer, "evaluate"), (single_pass, "score_window")):
+        for owner, name in ((Learner, "update"), (token_learner, "evaluate"), (single_pass, "score_window")):
             killed_training.surround(owner, name, points)
         also(points)
         code = recipes(arguments[1:]) if arguments[0] == "recipes" else main(arguments)

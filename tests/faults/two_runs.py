@@ -80,7 +80,7 @@ def _two(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         run_dir, data_dir, text_dir, samples = (folder / f"{name}_{case}" for name in ("run", "data", "text", "out"))
         train = ["train", str(place.data.folder), str(run_dir), *killed_training.SETTINGS]
         _refused(
-            _main(train, slow=("waveform.engine.trainer", "evaluate")),
+            _main(train, slow=("waveform.engine.token_learner", "evaluate")),
             run_dir,
             f"another process is training in {run_dir}; wait for it, or give another RUN_DIR",
             ready=(run_dir / "metrics.jsonl").exists,

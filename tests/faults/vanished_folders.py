@@ -15,18 +15,18 @@ from tests.faults.fault import fault
 from tests.faults.full_disk import SETTINGS, _check_checkpoints, _make, digests, weights
 from waveform.cli import main
 from waveform.engine import evaluator
-from waveform.engine.trainer import Trainer
+from waveform.engine.learner import Learner
 
 
 def _at_step(step: int, action: Callable[[], None]) -> None:
     """Make `action` happen once, when training is at `step`, or at that window of an evaluation."""
-    update, score_once, done = Trainer.update, evaluator.score_once, []
+    update, score_once, done = Learner.update, evaluator.score_once, []
 
-    def acting(trainer: Trainer) -> Any:
-        if trainer.step == step and not done:
+    def acting(learner: Learner) -> Any:
+        if learner.step == step and not done:
             done.append(True)
             action()
-        return update(trainer)
+        return update(learner)
 
     def scoring(*arguments: Any, **options: Any) -> Any:
         for i, window in enumerate(score_once(*arguments, **options)):
@@ -35,7 +35,7 @@ def _at_step(step: int, action: Callable[[], None]) -> None:
                 action()
             yield window
 
-    Trainer.update = acting
+    Learner.update = acting
     evaluator.score_once = scoring
 
 

@@ -25,18 +25,18 @@ def main(folder: Path) -> int:
         train = {"max_steps": 8, "checkpoint_every": 2, "timeout_s": TIMEOUT_S}
         trainer = small_trainer("compressive_transformer", tokens, folder / "run", world=world, **train)
         if world.is_first:
-            (folder / f"attempt_{attempt}").write_text(str(trainer.step))
-        update = trainer.update
+            (folder / f"attempt_{attempt}").write_text(str(trainer.learner.step))
+        update = trainer.learner.update
 
         def fail() -> Any:
-            if world.rank == 1 and (attempt, trainer.step) == (0, 3):
+            if world.rank == 1 and (attempt, trainer.learner.step) == (0, 3):
                 os.kill(os.getpid(), signal.SIGKILL)
-            if world.rank == 1 and (attempt, trainer.step) == (1, 5):
+            if world.rank == 1 and (attempt, trainer.learner.step) == (1, 5):
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)  # so that torchrun can end it without its 30 s of grace
                 time.sleep(600)
             return update()
 
-        trainer.update = fail
+        trainer.learner.update = fail
         try:
             trainer.run()
         except UserError as error:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.ranks.run_ranks import run_ranks
-from tests.recipes.reinforcement.small import small_trainer
+from tests.recipes.reinforcement.small import small_learner, small_trainer
 from waveform.ranks.distributed import World
 
 pytestmark = pytest.mark.slow
@@ -16,17 +16,17 @@ Weights = dict[str, torch.Tensor]
 
 def _trained(folder: Path, name: str, world: World | None = None) -> tuple[list[Weights], Weights]:
     """The gradients of some updates, in fp64, and the weights after them, which are saved."""
-    trainer = small_trainer(folder, name=name, world=world, dtype=torch.float64, max_steps=_UPDATES + 2)
+    trainer, learner = small_trainer(folder, name=name, world=world, dtype=torch.float64, max_steps=_UPDATES + 2)
     gradients: list[Weights] = []
 
     def note(*_: object) -> None:
-        gradients.append({n: p.grad.clone() for n, p in trainer.agent.named_parameters() if p.grad is not None})
+        gradients.append({n: p.grad.clone() for n, p in learner.agent.named_parameters() if p.grad is not None})
 
-    trainer.optimiser.register_step_pre_hook(note)
+    learner.optimiser.register_step_pre_hook(note)
     for _ in range(_UPDATES):
-        trainer.update()
+        learner.update()
     trainer.save()
-    return gradients, {name: value.clone() for name, value in trainer.agent.state_dict().items()}
+    return gradients, {name: value.clone() for name, value in learner.agent.state_dict().items()}
 
 
 def _work(world: World, folder: Path) -> None:
@@ -60,10 +60,10 @@ def test_one_process_continues_the_run_of_two(
 ) -> None:
     """All rows come along, so it continues as one process does that trained from the beginning."""
     name = "compressive_transformer"
-    whole = small_trainer(tmp_path / "whole", name=name, dtype=torch.float64, max_steps=_UPDATES + 2)
+    whole = small_learner(name=name, dtype=torch.float64, max_steps=_UPDATES + 2)
     for _ in range(_UPDATES + 2):
         whole.update()
-    resumed = small_trainer(two_ranks / f"{name}-run", name=name, dtype=torch.float64, max_steps=_UPDATES + 2)
+    _, resumed = small_trainer(two_ranks / f"{name}-run", name=name, dtype=torch.float64, max_steps=_UPDATES + 2)
     assert resumed.step == _UPDATES and "saved by 2 processes" in capsys.readouterr().err
     for _ in range(2):
         resumed.update()

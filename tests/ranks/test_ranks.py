@@ -19,6 +19,7 @@ from tests.ranks.run_ranks import run_ranks
 from waveform.engine import checkpoint
 from waveform.engine.evaluator import EvaluateConfig, evaluate
 from waveform.engine.interface import optional_parts, state_tensors
+from waveform.engine.token_learner import TokenLearner
 from waveform.engine.trainer import Trainer
 from waveform.ranks import fsdp
 from waveform.ranks.distributed import World
@@ -71,42 +72,42 @@ def _trainer(name: str, case: str, folder: Path, world: World | None = None, **t
     )
 
 
-def _figures(trainer: Trainer) -> dict[str, Any]:
+def _figures(learner: TokenLearner) -> dict[str, Any]:
     """Losses and gradients of three steps, the weights after an update, and an evaluation, all unsharded."""
     losses, gradients = [], []
     for _ in range(3):
-        losses.append(trainer.world.sum_(trainer.accumulate_gradients([trainer.stream.next_chunk()])))
-        trainer.reduce_gradients()
-        found = {n: p.grad for n, p in trainer.module.named_parameters() if p.grad is not None}
+        losses.append(learner.world.sum_(learner.accumulate_gradients([learner.stream.next_chunk()])))
+        learner.reduce_gradients()
+        found = {n: p.grad for n, p in learner.module.named_parameters() if p.grad is not None}
         gradients.append({n: fsdp.whole(grad).clone() for n, grad in found.items()})
-        trainer.optimiser.zero_grad()
-    norms = dict(trainer.update()[1])
-    weights = {n: fsdp.whole(value.detach()).clone() for n, value in trainer.module.state_dict().items()}
-    evaluation = _evaluation(trainer)
+        learner.optimiser.zero_grad()
+    norms = dict(learner.update()[1])
+    weights = {n: fsdp.whole(value.detach()).clone() for n, value in learner.module.state_dict().items()}
+    evaluation = _evaluation(learner)
     return {"losses": losses, "gradients": gradients, "norms": norms, "weights": weights, "evaluation": evaluation}
 
 
 _CLASSES = torch.arange(laws.VOCAB_SIZE) % 3
 
 
-def _evaluation(trainer: Trainer) -> dict[str, torch.Tensor]:
-    trainer.module.eval()
-    with fsdp.gathered(trainer._scored):
-        config = EvaluateConfig(window=trainer._window)
-        result = evaluate(trainer.model, trainer._valid, config, world=trainer.world, classes=_CLASSES)
+def _evaluation(learner: TokenLearner) -> dict[str, torch.Tensor]:
+    learner.module.eval()
+    with fsdp.gathered(learner._scored):
+        config = EvaluateConfig(window=learner.window)
+        result = evaluate(learner.model, learner.stream._tokens, config, world=learner.world, classes=_CLASSES)
     sums = {"nats": result.nats, "counts": result.counts, "class": result.class_nats, "of": result.class_counts}
     return {key: torch.from_numpy(value).clone() for key, value in sums.items() if value is not None}
 
 
-def _saved(trainer: Trainer) -> dict[str, Any]:
+def _saved(learner: TokenLearner) -> dict[str, Any]:
     """What a resumed trainer restored, unsharded, and an evaluation of it; of the state only this rank's rows."""
-    optimiser = trainer.optimiser.state_dict()["state"]
+    optimiser = learner.optimiser.state_dict()["state"]
     return {
-        "weights": {n: fsdp.whole(value.detach()).clone() for n, value in trainer.module.state_dict().items()},
+        "weights": {n: fsdp.whole(value.detach()).clone() for n, value in learner.module.state_dict().items()},
         "optimiser": {f"{i}/{n}": fsdp.whole(v).clone() for i, of in optimiser.items() for n, v in of.items()},
-        "state": [tensor.clone() for tensor in state_tensors(trainer.state)],
-        "step": trainer.step,
-        "evaluation": _evaluation(trainer),  # before any step, as of one that a stop interrupted
+        "state": [tensor.clone() for tensor in state_tensors(learner.state)],
+        "step": learner.step,
+        "evaluation": _evaluation(learner),  # before any step, as of one that a stop interrupted
     }
 
 
@@ -132,21 +133,21 @@ class _Sent(TorchDispatchMode):
 
 def _count_sent(name: str, case: str, where: Path, world: World, *, kind: str) -> dict[str, float]:
     """Bytes sent in one late update, in which every parameter has a gradient, as seen and as computed before."""
-    trainer = _trainer(name, case, where, world, sharding=kind, max_steps=20)
+    learner = _trainer(name, case, where, world, sharding=kind, max_steps=20).learner
     for _ in range(3):
-        trainer.update()
-    config = trainer.config
-    model = _trainer(name, case, where / "whole").module  # weights not sharded
+        learner.update()
+    config = learner.config
+    model = _trainer(name, case, where / "whole").learner.module  # weights not sharded
     computed = bytes_sent(
         model,
         num_ranks=world.size,
         sharding=kind,
-        units=optional_parts(model).sharding_units(trainer._window),
-        num_windows=config.chunk // trainer._window,
+        units=optional_parts(model).sharding_units(learner.window),
+        num_windows=config.chunk // learner.window,
         unroll=config.unroll,
     )
     with _Sent(world.size) as sent:
-        trainer.update()
+        learner.update()
     return {"seen": sent.num_bytes, "computed": computed}
 
 
@@ -159,7 +160,7 @@ def _work(world: World, folder: Path) -> None:
         for name, case in _cases(size, kind, again):
             where = folder / f"{name}-{case}-{kind}-{again}-{rank}"
             train = {"sharding": kind, "checkpoint_activations": again}
-            figures = _figures(_trainer(name, case, where, world, **train))
+            figures = _figures(_trainer(name, case, where, world, **train).learner)
             if world.is_first:
                 torch.save(figures, where / "figures.pt")
     for kind in ("none", "fsdp"):
@@ -168,10 +169,10 @@ def _work(world: World, folder: Path) -> None:
             torch.save(counts, folder / f"sent-{name}-{case}-{kind}-{rank}.pt")
         for start in sorted(folder.parent.glob("start_*")):  # runs of other numbers of ranks
             resumed = _trainer(*RESUMED, start, world, sharding=kind, max_steps=5)
-            torch.save(_saved(resumed), folder / f"resumed-{start.name}-{kind}-{rank}.pt")
+            torch.save(_saved(resumed.learner), folder / f"resumed-{start.name}-{kind}-{rank}.pt")
             for _ in range(2):
-                resumed.update()
-            weights = {n: fsdp.whole(value.detach()) for n, value in resumed.module.state_dict().items()}
+                resumed.learner.update()
+            weights = {n: fsdp.whole(value.detach()) for n, value in resumed.learner.module.state_dict().items()}
             torch.save(weights, folder / f"continued-{start.name}-{kind}-{rank}.pt")
         _trainer(*RESUMED, folder / f"end_{kind}", world, sharding=kind, max_steps=3).run()
 
@@ -191,7 +192,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @functools.cache
 def _alone(name: str, case: str, folder: Path) -> dict[str, Any]:
-    return _figures(_trainer(name, case, folder / f"{name}-{case}-alone"))
+    return _figures(_trainer(name, case, folder / f"{name}-{case}-alone").learner)
 
 
 @pytest.mark.parametrize(("size", "kind", "again"), SETTINGS)
@@ -222,7 +223,7 @@ def test_what_is_sent_is_what_was_counted(size: int, kind: str, jobs: Path) -> N
 def test_a_run_resumes_on_another_number_of_ranks(size: int, start: str, kind: str, jobs: Path) -> None:
     """Weights and optimiser bit by bit; each rank has its rows' memories; two more steps go the same way."""
     alone = _trainer(*RESUMED, jobs / start, max_steps=5)
-    expected, each = _saved(alone), 6 // size
+    expected, each = _saved(alone.learner), 6 // size
     for rank in range(size):
         found = torch.load(jobs / str(size) / f"resumed-{start}-{kind}-{rank}.pt", weights_only=True)
         for what in ("weights", "optimiser", "step"):
@@ -247,7 +248,7 @@ def test_one_process_opens_a_checkpoint_of_two(kind: str, jobs: Path, capsys: py
     reference = _trainer(*RESUMED, jobs / "start_1", max_steps=5)
     assert capsys.readouterr().err == ""
     weights = found.model_weights()
-    assert weights.keys() == reference.module.state_dict().keys()
-    torch.testing.assert_close(weights, dict(reference.module.state_dict()), rtol=1e-4, atol=1e-6)
+    assert weights.keys() == reference.learner.module.state_dict().keys()
+    torch.testing.assert_close(weights, dict(reference.learner.module.state_dict()), rtol=1e-4, atol=1e-6)
     _trainer(*RESUMED, jobs / f"start_2_{kind}", max_steps=5)
     assert "saved by 2 processes, resumed by 1" in capsys.readouterr().err

@@ -13,9 +13,9 @@ import torch
 
 from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu
 from waveform.engine.shards import Shard, ShardWriter
+from waveform.engine.token_learner import TokenLearner
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
-from waveform.engine.trainer import RunContext, Trainer
 from waveform.ranks.distributed import World
 from waveform.runs.configured_model import model_from, window_of
 from waveform.runs.settings import typed
@@ -46,15 +46,15 @@ def operations(num_layers: int, *, gpu: SimulatedGpu, folder: Path) -> Operation
         writer.append(np.zeros((_UPDATES_BEFORE + 2) * train.chunk, dtype=np.uint8))
     tokens = TokenSet([Shard(path)], vocab_size=_VOCAB_SIZE)
     model = model_from({**config, "dataset": {"vocab_size": _VOCAB_SIZE}})
-    context = RunContext(folder / str(num_layers), World(device=torch.device("cuda:0")), show_progress=False)
-    trainer = Trainer(model, train, train=tokens, valid=tokens, window=window_of(config), seed=0, context=context)
+    world = World(device=torch.device("cuda:0"))
+    learner = TokenLearner(model, train, tokens=tokens, window=window_of(config), seed=0, world=world)
     for _ in range(_UPDATES_BEFORE):
-        trainer.update()
+        learner.update()
     gpu.forget()
-    trainer.update()
+    learner.update()
     whole = gpu.operations.total()
     gpu.forget()
-    trainer.accumulate_gradients([trainer.stream.next_chunk()])
+    learner.accumulate_gradients([learner.stream.next_chunk()])
     assert not gpu.waits
     gradients, backward = gpu.operations.total(), gpu.num_in_backward
     return Operations(gradients - backward, backward, whole - gradients)

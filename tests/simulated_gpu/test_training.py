@@ -9,10 +9,10 @@ import torch
 
 from tests import laws
 from tests.engine.conftest import write_tokens
-from tests.engine.training import small_trainer
+from tests.engine.training import small_learner
 from tests.laws import CONFIGS, Case
 from tests.simulated_gpu.device import NEEDS_CUDNN, SimulatedGpu, simulated_gpu, without_gpu
-from waveform.engine.trainer import Trainer
+from waveform.engine.token_learner import TokenLearner
 from waveform.ranks.distributed import World
 
 pytestmark = without_gpu
@@ -26,23 +26,22 @@ def open_gpu() -> Iterator[SimulatedGpu]:
         yield gpu
 
 
-Make = Callable[..., Trainer]
+Make = Callable[..., TokenLearner]
 
 
 @pytest.fixture(name="steady")
 def make_steady(gpu: SimulatedGpu, tmp_path: Path) -> Make:
-    """steady(model, fields, **train): a Trainer before its first update that is like all later ones."""
+    """steady(model, fields, **train): a TokenLearner before its first update that is like all later ones."""
     tokens = write_tokens(tmp_path / "tokens.shard", _LENGTHS)
 
-    def make(model: str, fields: dict[str, Any], **train: Any) -> Trainer:
+    def make(model: str, fields: dict[str, Any], **train: Any) -> TokenLearner:
         world = World(device=torch.device("cuda:0"))
         options = {"device": "cuda", "chunk": 2 * fields.get("window", 4), **train}
-        run_dir = tmp_path / str(len(list(tmp_path.iterdir())))
-        trainer = small_trainer(model, tokens, run_dir, world=world, fields=fields, **options)
+        learner = small_learner(model, tokens, world=world, fields=fields, **options)
         for _ in range(_STEADY_AFTER):
-            trainer.update()
+            learner.update()
         gpu.forget()
-        return trainer
+        return learner
 
     return make
 
@@ -60,8 +59,8 @@ def allowed_waits(case: Case) -> set[str]:
 @pytest.mark.parametrize("case", laws.params(case for case in laws.CASES if case.model not in NEEDS_CUDNN))
 def test_a_step_never_waits(case: Case, gpu: SimulatedGpu, steady: Make) -> None:
     unroll = 2 if case.fields.get("compression_loss") == "none" else 1
-    trainer = steady(case.model, case.fields, unroll=unroll)
-    sums, norms = trainer.update()
+    learner = steady(case.model, case.fields, unroll=unroll)
+    sums, norms = learner.update()
     assert set(gpu.waits) == allowed_waits(case), gpu.waits
     assert gpu.operations and all(figure.is_cuda for figure in (sums, *norms.values()))
 
@@ -83,27 +82,27 @@ def test_a_step_never_waits_in_other_ways_of_training(
         train = {name: value for name, value in train.items() if name not in ("checkpoint_activations", "compile")}
     else:
         fields = {**fields, "dropout": 0.1}
-    trainer = steady(model, fields, **train)
-    trainer.update()
+    learner = steady(model, fields, **train)
+    learner.update()
     assert not gpu.waits
 
 
-def rows_apart(trainer: Trainer) -> bool:
+def rows_apart(learner: TokenLearner) -> bool:
     """Whether rows stand at different places of their windows."""
-    return len((trainer.state.steps % trainer.model.config.window).unique()) > 1
+    return len((learner.state.steps % learner.model.config.window).unique()) > 1
 
 
 def test_what_is_copied_does_not_grow_with_the_layers(gpu: SimulatedGpu, steady: Make) -> None:
     copies = []
     for num_layers in (1, 2):
         fields = {**_RAGGED, "num_layers": num_layers}
-        trainer = steady("compressive_transformer", fields, window=3, chunk=6)
+        learner = steady("compressive_transformer", fields, window=3, chunk=6)
         resets = 0
         for _ in range(2):  # in these, rows are reset, and windows of some rows end while those of others do not
-            assert rows_apart(trainer)
-            before = trainer.state.steps
-            trainer.update()
-            resets += int((trainer.state.steps < before).sum())
+            assert rows_apart(learner)
+            before = learner.state.steps
+            learner.update()
+            resets += int((learner.state.steps < before).sum())
         assert resets
         copies.append(sorted(gpu.copies))
     assert copies[0] == copies[1]
@@ -119,27 +118,26 @@ def test_a_layer_launches_few_operations(gpu: SimulatedGpu, tmp_path: Path) -> N
     }  # fmt: skip
     counts = []
     for num_layers in (2, 3):
-        trainer = small_trainer(
+        learner = small_learner(
             "compressive_transformer",
             tokens,
-            tmp_path / str(num_layers),
             world=World(device=torch.device("cuda:0")),
             fields={**fields, "num_layers": num_layers},
             **{"device": "cuda", "chunk": num_windows * 8, "batch_size": 1},
         )
         for _ in range(2):  # memories are full after four windows
-            trainer.update()
+            learner.update()
         gpu.forget()
-        trainer.update()
+        learner.update()
         assert {(call.kernel, call.mask) for call in gpu.attention} == {("flash", None)}
         counts.append(gpu.operations.total())
     assert 100 < (counts[1] - counts[0]) / num_windows <= 200
 
 
 def test_layers_share_the_mask_of_rows_at_different_places(gpu: SimulatedGpu, steady: Make) -> None:
-    trainer = steady("compressive_transformer", _RAGGED, window=3, chunk=3)
-    assert rows_apart(trainer)
-    trainer.update()
+    learner = steady("compressive_transformer", _RAGGED, window=3, chunk=3)
+    assert rows_apart(learner)
+    learner.update()
     masks = [call.mask for call in gpu.attention if call.mask is not None]
     num_pieces = len(masks) // _RAGGED["num_layers"]
     assert num_pieces

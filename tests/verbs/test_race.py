@@ -11,7 +11,8 @@ import pytest
 import waveform
 from tests.test_cli import mistake, write_tones
 from waveform.cli import main
-from waveform.engine.trainer import Trainer
+from waveform.engine.learner import Learner
+from waveform.engine.token_learner import TokenLearner
 from waveform.runs.race import Entrants
 from waveform.runs.speeds import read_speeds, read_waited_share, warnings_of
 
@@ -79,16 +80,16 @@ def test_a_stopped_race_continues(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["race", str(data), str(tmp_path / "runs"), "--models", "wavenet", "transformer_xl", *STEPS]
-    update, num_updates = Trainer.update, 0
+    update, num_updates = Learner.update, 0
 
-    def interrupting(self: Trainer) -> Any:
+    def interrupting(self: Learner) -> Any:
         nonlocal num_updates
         num_updates += 1
         if num_updates == 2:
             os.kill(os.getpid(), signal.SIGINT)
         return update(self)
 
-    monkeypatch.setattr(Trainer, "update", interrupting)
+    monkeypatch.setattr(Learner, "update", interrupting)
     monkeypatch.setattr("waveform.runs.opened.choose_device", {"cpu": "cpu"}.__getitem__)  # as trained
     assert main(command) == 130
     assert "stopped by SIGINT; all runs are saved; the same command continues" in capsys.readouterr().err
@@ -101,9 +102,9 @@ def test_a_machine_that_was_not_idle_is_warned_of(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An update takes a second, and WaveNet's, for half of its time, three."""
-    update = Trainer._update
+    update = TokenLearner._update
 
-    def hindered(self: Trainer) -> Any:
+    def hindered(self: TokenLearner) -> Any:
         sums, began_s = update(self), self.seconds
         self.seconds += 3.0 if "WaveNet" in type(self.model).__name__ and 12 <= began_s < 36 else 1.0
         return sums
@@ -111,8 +112,8 @@ def test_a_machine_that_was_not_idle_is_warned_of(
     runs, file = tmp_path / "runs", tmp_path / "race.json"
     arguments = ["--models", "wavenet", "transformer_xl", "--json", str(file), *SHORT, "train.max_seconds=48"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("waveform.engine.trainer.time.perf_counter", lambda: 0.0)
-        patch.setattr(Trainer, "_update", hindered)
+        patch.setattr("waveform.engine.learner.time.perf_counter", lambda: 0.0)
+        patch.setattr(TokenLearner, "_update", hindered)
         assert main(["race", str(data), str(runs), *arguments, "train.evaluate_tokens=0"]) == 0
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
     assert printed == json.loads(file.read_text())["warnings"]

@@ -10,9 +10,9 @@ from waveform.audio.audio_format import AudioFormat
 from waveform.benchmarks.sampling import measure_sampling
 from waveform.benchmarks.training import measure_training, updates_needed
 from waveform.engine.shards import Shard, ShardWriter
+from waveform.engine.token_learner import TokenLearner
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
-from waveform.engine.trainer import RunContext, Trainer
 from waveform.ranks.distributed import World
 from waveform.runs.configured_model import model_from, num_parameters, window_of
 from waveform.runs.settings import typed
@@ -35,20 +35,14 @@ def measure_model(config: dict[str, Any], *, preset: str, scratch: Path) -> dict
     length = updates_needed() * train_config.chunk
     tokens = random_tokens(scratch, vocab_size=VOCAB_SIZE, num_rows=train_config.batch_size, length=length)
     model = model_from({**config, "dataset": {"vocab_size": VOCAB_SIZE, "modality": AudioFormat().modality()}})
-    trainer = Trainer(
-        model,
-        train_config,
-        train=tokens,
-        valid=tokens,
-        window=window,
-        seed=config["seed"],
-        context=RunContext(scratch, World(device=device), show_progress=False),
+    learner = TokenLearner(
+        model, train_config, tokens=tokens, window=window, seed=config["seed"], world=World(device=device)
     )
-    training = measure_training(trainer, window=window, vocab_size=VOCAB_SIZE)
+    training = measure_training(learner, window=window, vocab_size=VOCAB_SIZE)
     peak_bytes = training.pop("peak_bytes")
-    trainer.module.eval().requires_grad_(False)
+    learner.module.eval().requires_grad_(False)
     sampling = measure_sampling(
-        model, trainer.state, window=window, vocab_size=VOCAB_SIZE, stream_counts=_STREAMS[device.type]
+        model, learner.state, window=window, vocab_size=VOCAB_SIZE, stream_counts=_STREAMS[device.type]
     )
     autocast = train_config.autocast(device)
     return {

@@ -12,7 +12,7 @@ from waveform.benchmarks.flops import counted_flops, model_flops
 from waveform.benchmarks.limits import matrix_rate
 from waveform.benchmarks.timing import MAX_REPEATS, enough, seconds, spread
 from waveform.engine.interface import SequenceModel, State, state_tensors
-from waveform.engine.trainer import Trainer
+from waveform.engine.token_learner import TokenLearner
 from waveform.system.machine import peak_resident_bytes
 
 _MAX_WINDOWS = 64  # read until memories are full
@@ -39,29 +39,29 @@ def fill_memories(model: SequenceModel, state: State, *, window: int, vocab_size
     return state, len(costs)
 
 
-def measure_training(trainer: Trainer, *, window: int, vocab_size: int) -> dict[str, Any]:
-    """Time `trainer.update` with full memories; leave `trainer.state` at the start of a window, with full memories.
+def measure_training(learner: TokenLearner, *, window: int, vocab_size: int) -> dict[str, Any]:
+    """Time `learner.update` with full memories; leave `learner.state` at the start of a window, with full memories.
 
-    Every row of the trainer's stream must stay in its first utterance for `updates_needed()` chunks. Peak memory is
+    Every row of the learner's stream must stay in its first utterance for `updates_needed()` chunks. Peak memory is
     that of two updates (during the second, the optimiser's moments exist as well as the activations).
     """
-    device, config = trainer.world.device, trainer.config
+    device, config = learner.world.device, learner.config
     autocast = config.autocast(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    trainer.stream.next_chunk()  # the first one, which resets all rows
-    trainer.module.train()
+    learner.stream.next_chunk()  # the first one, which resets all rows
+    learner.module.train()
     with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-        trainer.state, num_windows = fill_memories(trainer.model, trainer.state, window=window, vocab_size=vocab_size)
-        tokens = torch.zeros(config.batch_size // trainer.world.size, window, dtype=torch.int64, device=device)
-        useful = model_flops(trainer.model, tokens, trainer.state)
-    executed = counted_flops(trainer.update)
-    update_s = [seconds(trainer.update, device=device)]
+        learner.state, num_windows = fill_memories(learner.model, learner.state, window=window, vocab_size=vocab_size)
+        tokens = torch.zeros(config.batch_size // learner.world.size, window, dtype=torch.int64, device=device)
+        useful = model_flops(learner.model, tokens, learner.state)
+    executed = counted_flops(learner.update)
+    update_s = [seconds(learner.update, device=device)]
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident_bytes()
     measure_rate = matrix_rate(device, dtype=autocast or torch.float32)
     matrix_rates = [measure_rate()]
     while not enough(update_s):
-        update_s.append(seconds(trainer.update, device=device))
+        update_s.append(seconds(learner.update, device=device))
         matrix_rates.append(measure_rate())
     tokens_per_update = tokens.shape[0] * config.chunk
     flops_per_token = useful / tokens.numel()
@@ -69,7 +69,7 @@ def measure_training(trainer: Trainer, *, window: int, vocab_size: int) -> dict[
     return {
         "tokens_per_second": speed,
         "seconds_per_update": spread(update_s),
-        "profile": profile_update(trainer.update),
+        "profile": profile_update(learner.update),
         "tokens_per_update": tokens_per_update,
         "model_flops_per_token": flops_per_token,
         "executed_flops_per_token": executed / tokens_per_update,

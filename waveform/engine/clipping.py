@@ -7,11 +7,14 @@ from torch import Tensor, nn
 from waveform.engine.interface import SequenceModel, optional_parts
 
 
-def parameter_groups(model: SequenceModel) -> dict[str, list[nn.Parameter]]:
-    """The parameters that are clipped together: `trunk`, and `compressor` if one learns from its own loss."""
+def parameter_groups(module: nn.Module, model: SequenceModel) -> dict[str, list[nn.Parameter]]:
+    """The parameters of `module` that are clipped together: `trunk`, and `compressor` if one learns from its own loss.
+
+    model: it, or the part of it that may have a compressor.
+    """
     compressor = optional_parts(model).compressor_parameters()
     apart = {id(parameter) for parameter in compressor}
-    trunk = [parameter for parameter in model.parameters() if id(parameter) not in apart]
+    trunk = [parameter for parameter in module.parameters() if id(parameter) not in apart]
     return {"trunk": trunk, **({"compressor": compressor} if compressor else {})}
 
 

@@ -82,7 +82,7 @@ def evaluate_dynamically(
     learner = copy.deepcopy(model)
     assert isinstance(learner, nn.Module)
     learner.requires_grad_(True).eval()  # no dropout: one pass gives the score and the gradient
-    groups = parameter_groups(learner)
+    groups = parameter_groups(learner, learner)
     optimiser = dynamic.build([parameter for group in groups.values() for parameter in group])
     tally = Tally(tokens, classes=classes, device=world.device)
     order, rows = range(len(tokens)), None if config.protocol == "carry" else dynamic.rows

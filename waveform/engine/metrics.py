@@ -11,6 +11,7 @@ import numpy as np
 from waveform.engine.tensorboard import EventFile
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.errors import UserError
+from waveform.system.folder_identity import FolderIdentity
 
 METRICS_FILE = "metrics.jsonl"
 _KINDS = ("train", "evaluate")
@@ -31,7 +32,10 @@ def unigram_nll(train_counts: np.ndarray, test_counts: np.ndarray) -> float:
 
 
 class MetricsLog:
-    """Appends one JSON object per line to metrics.jsonl, and the same scalars to TensorBoard."""
+    """Appends one JSON object per line to metrics.jsonl, and the same scalars to TensorBoard.
+
+    It writes into the folder that it began in only.
+    """
 
     def __init__(self, run_dir: Path, *, resume_step: int | None = None) -> None:
         """resume_step: drop lines of later steps, which a resumed run writes again."""
@@ -42,9 +46,14 @@ class MetricsLog:
             write_file(self._path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         purge_step = None if resume_step is None else resume_step + 1
         self.tensorboard = EventFile(run_dir / "tensorboard", purge_step=purge_step)
+        self.folder = FolderIdentity(run_dir)
 
     def write(self, kind: str, *, step: int, **values: Any) -> None:
-        """Write one record: `kind` is train or evaluate; values are JSON scalars."""
+        """Write one record: `kind` is train or evaluate; values are JSON scalars.
+
+        Raises UserError if the run folder was moved or replaced.
+        """
+        self.folder.require_same(step=step)
         with explain_write_errors(self._path), open(self._path, "a") as file:
             file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         if kind == "evaluate":

@@ -8,21 +8,30 @@ Shape letters: B rows of this rank.
 
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from waveform.engine import checkpoint
+from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.interface import State, reset_rows, state_tensors
 from waveform.engine.streams import TokenStream
+from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 
 
 class Diverged(UserError):
-    """The loss is no longer a finite number."""
+    """The loss is no longer a finite number; `remedy` is for the user."""
+
+    def __init__(self, what: str, *, remedy: str = "") -> None:
+        super().__init__(what)
+        self.remedy = remedy
+
+    def with_checkpoint(self, kept: Checkpoint | None) -> "Diverged":
+        """The same, and where training was still good."""
+        where = f"step {kept.step} in {kept.folder}" if kept else "none was saved yet"
+        return Diverged(f"{self}. Last good checkpoint: {where}. {self.remedy}")
 
 
 class Update(NamedTuple):
@@ -38,14 +47,11 @@ class Update(NamedTuple):
 class FiniteWatch:
     """Looks at the updates of one training; every rank makes the same calls at the same time."""
 
-    def __init__(
-        self, *, world: World, stream: TokenStream, run_dir: Path, on_nonfinite: str, max_skipped: int
-    ) -> None:
-        """The last two are the settings of `TrainConfig`."""
-        self._world, self._stream, self._run_dir = world, stream, run_dir
-        self._skips, self._max_skipped = on_nonfinite == "skip", max_skipped
+    def __init__(self, config: TrainConfig, *, world: World, stream: TokenStream) -> None:
+        self._world, self._stream = world, stream
+        self._skips, self._max_skipped = config.on_nonfinite == "skip", config.max_skipped
         self._unchecked: list[Update] = []
-        self.skipped = self.skipped_in_row = 0  # steps
+        self.skipped = self.consecutive_skips = 0  # steps
 
     def looks_at_once(self) -> bool:
         """Whether an update must be looked at before the optimiser applies it."""
@@ -79,17 +85,17 @@ class FiniteWatch:
             raise self._diverged(bad, "training stopped")
         if self._world.any(not all(bool(torch.isfinite(parameter).all()) for parameter in parameters)):
             raise self._diverged(bad, "the weights are not finite either, so skipping would not help: training stopped")
-        if self.skipped_in_row >= self._max_skipped:
+        if self.consecutive_skips >= self._max_skipped:
             raise self._diverged(
                 bad,
-                f"the {self.skipped_in_row} steps before it were skipped for the same reason, and train.max_skipped is "
-                f"{self._max_skipped}: training stopped",
+                f"the {self.consecutive_skips} steps before it were skipped for the same reason, and train.max_skipped "
+                f"is {self._max_skipped}: training stopped",
             )
         rows = ~torch.isfinite(bad.row_nats).all(dim=0).cpu()
         for tensor in state_tensors(state):
             if tensor.is_floating_point():
                 rows |= ~torch.isfinite(tensor).flatten(1).all(dim=1).cpu()
-        self.skipped, self.skipped_in_row = self.skipped + bad.num_chunks, self.skipped_in_row + bad.num_chunks
+        self.skipped, self.consecutive_skips = self.skipped + bad.num_chunks, self.consecutive_skips + bad.num_chunks
         if self._world.is_first or rows.any():
             where = self._where_in_data(bad)
             warning = f"warning: step {bad.step} is skipped: its loss or a gradient is not finite, {where}"
@@ -98,13 +104,10 @@ class FiniteWatch:
 
     def _diverged(self, bad: Update, what: str) -> Diverged:
         self._unchecked = [bad]  # nothing may be saved from now on
-        kept = checkpoint.newest(self._run_dir)
+        skip = "" if self._skips else "; or skip such steps with train.on_nonfinite=skip"
         return Diverged(
-            f"the loss or a gradient is not finite at step {bad.step}, {self._where_in_data(bad)}; {what}. "
-            + "Last good checkpoint: "
-            + (f"step {kept.step} in {kept.folder}" if kept else "none was saved yet")
-            + ". Lower train.lr or train.clip_norm, or raise train.warmup_steps, in a new run"
-            + ("" if self._skips else "; or skip such steps with train.on_nonfinite=skip")
+            f"the loss or a gradient is not finite at step {bad.step}, {self._where_in_data(bad)}; {what}",
+            remedy=f"Lower train.lr or train.clip_norm, or raise train.warmup_steps, in a new run{skip}",
         )
 
     def _where_in_data(self, bad: Update) -> str:

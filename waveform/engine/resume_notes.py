@@ -3,19 +3,18 @@
 import torch
 
 from waveform.engine.checkpoint import Checkpoint
-from waveform.engine.interface import SequenceModel
+from waveform.engine.learner import Learner
 from waveform.engine.scored_window import shares_out_itself
-from waveform.engine.train_config import TrainConfig
-from waveform.ranks.distributed import World
 from waveform.system.machine import cpu_name
 
 _BEFORE = {"layers": "torch"}  # what holds for checkpoints of versions that did not note it
 
 
-def conditions(model: SequenceModel, config: TrainConfig, world: World) -> dict[str, str | int]:
+def conditions(learner: Learner) -> dict[str, str | int]:
     """What must be the same for law 7 (exact resume) to hold, besides the number of ranks."""
-    device, autocast = world.device, config.autocast(world.device)
-    in_kernels = shares_out_itself(model, device=device, autocast=autocast)
+    config, world, device = learner.config, learner.world, learner.world.device
+    autocast = config.autocast(device)
+    in_kernels = shares_out_itself(learner.model, device=device, autocast=autocast)
     return {
         "torch": torch.__version__,
         "num_threads": torch.get_num_threads(),

@@ -61,7 +61,7 @@ class TrainConfig:
     checkpoint_activations: bool = False  # backward computes each layer again instead of keeping its activations
     compile: bool = False  # torch.compile for the layers' forward and backward; the first steps wait for it
     timeout_s: float = TIMEOUT_S  # seconds that a rank waits for the others in training before it gives the job up
-    on_nonfinite: str = "stop"  # stop | skip: what to do at a step whose loss or gradient is not finite; see `Trainer`
+    on_nonfinite: str = "stop"  # stop | skip: at a step whose loss or gradient is not finite; see `TokenLearner`
     max_skipped: int = 10  # consecutive steps that may be skipped before training stops after all
 
     RULES: ClassVar[Mapping[str, Rule]] = {

@@ -1,18 +1,16 @@
 """Trains several models in turn, in slices of a few seconds, so that other work on the machine falls on all alike."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 from waveform.engine.nonfinite import Diverged
-from waveform.engine.trainer import Trainer, TrainResult
+from waveform.engine.trainer import Trainer, TrainResult, progress_of
 from waveform.system.errors import UserError
-from waveform.system.progress import Progress
 from waveform.system.signals import signals_ask
 
 SLICE_S = 2.0
 SAVE_EVERY_S = 30.0  # of a run's training: what a kill costs at most; saving 40M parameters takes a second or two
 _SHARE_STEPS = 1 << 20  # ranks compare whole numbers
-_ENDED = object()
 
 
 def train_in_turn(trainers: Mapping[str, Trainer], *, slice_s: float = SLICE_S) -> list[TrainResult]:
@@ -22,24 +20,28 @@ def train_in_turn(trainers: Mapping[str, Trainer], *, slice_s: float = SLICE_S) 
     up first. What does not depend on the clock is bit for bit what `run` gives. Raises what a trainer raises, after the
     others are saved.
     """
-    for trainer in trainers.values():
-        trainer.prepare_kernels()
-    with signals_ask() as stop, _shared_progress(trainers) as progress, ExitStack() as open_slices:
-        slices = {
-            name: open_slices.enter_context(closing(trainer.slices(stop, progress, seconds=slice_s)))
-            for name, trainer in trainers.items()
-        }
-        saved_s = {name: trainer.seconds for name, trainer in trainers.items()}
-        while slices:
-            name = _furthest_behind({name: trainers[name] for name in slices})
-            trainer, progress.about = trainers[name], name
-            with _others_saved([(trainers[other], slices[other]) for other in slices if other != name]):
-                if next(slices[name], _ENDED) is _ENDED:
-                    del slices[name]
-                elif trainer.world.any(trainer.seconds - saved_s[name] >= SAVE_EVERY_S):
-                    trainer.save()
-                    saved_s[name] = trainer.seconds
+    training = dict(trainers)
+    with signals_ask() as stop, progress_of([*trainers.values()]) as progress, ExitStack() as opened:
+        for trainer in trainers.values():
+            opened.enter_context(trainer.opened(stop, progress))
+        while training:
+            progress.about = _furthest_behind(training)
+            trainer = training.pop(progress.about)
+            with _saved_if_it_fails([*training.values()]), trainer.turn():
+                if _train_for(slice_s, trainer):
+                    training[progress.about] = trainer
+                    if trainer.world.any(trainer.learner.seconds - trainer.saved_s >= SAVE_EVERY_S):
+                        trainer.save()
     return [trainer.result for trainer in trainers.values() if trainer.result is not None]
+
+
+def _train_for(seconds: float, trainer: Trainer) -> bool:
+    """Train for so many `seconds` and what is due after them. Returns whether there is more to do."""
+    end_s = trainer.learner.seconds + seconds
+    while trainer.step():
+        if trainer.world.any(trainer.learner.seconds >= end_s and trainer.share < 1):
+            return True
+    return False
 
 
 def _furthest_behind(trainers: Mapping[str, Trainer]) -> str:
@@ -50,29 +52,13 @@ def _furthest_behind(trainers: Mapping[str, Trainer]) -> str:
 
 
 @contextmanager
-def _others_saved(others: Sequence[tuple[Trainer, Generator[None]]]) -> Iterator[None]:
+def _saved_if_it_fails(others: Sequence[Trainer]) -> Iterator[None]:
     """Save `others` if what is done within fails; on several ranks only if all of them fail together."""
     try:
         yield
     except Exception as error:
-        for other, slices in others:
-            if other.step and (other.world.size == 1 or isinstance(error, Diverged)):
-                with suppress(UserError):
-                    slices.close()
+        for other in others:
+            if other.learner.step and (other.world.size == 1 or isinstance(error, Diverged)):
+                with suppress(UserError), other.turn():
                     other.save()
         raise
-
-
-@contextmanager
-def _shared_progress(trainers: Mapping[str, Trainer]) -> Iterator[Progress]:
-    """One display of all: what they have used of their budgets together."""
-    each = list(trainers.values())
-    budgets = [trainer.budget for trainer in each]
-    with Progress(
-        "train",
-        total=sum(total for total, _ in budgets),
-        unit=budgets[0][1],
-        initial=sum(trainer.done for trainer in each),
-        enabled=each[0].shows_progress,
-    ) as progress:
-        yield progress

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from waveform.engine import checkpoint
-from waveform.engine.trainer import Trainer
+from waveform.engine.learner import Learner
 from waveform.models.registry import model_class
 from waveform.runs.configured_model import labels_of
 from waveform.runs.folder import CONFIG_FILE, comparable, read_config, with_defaults
@@ -75,15 +75,15 @@ def compose_from(
     return {**config, "origin": record}
 
 
-def load_origin(config: dict[str, Any], trainer: Trainer) -> None:
-    """Give a new trainer the weights, and the optimiser if asked for, of the run that `config` says it begins from.
+def load_origin(config: dict[str, Any], learner: Learner) -> None:
+    """Give a new learner the weights, and the optimiser if asked for, of the run that `config` says it begins from.
 
     Raises UserError as `find_origin` does.
     """
     found = find_origin(config)
-    checkpoint.restore_weights(found, trainer.module)
+    checkpoint.restore_weights(found, learner.module)
     if config["origin"]["optimiser"]:
-        checkpoint.restore_optimiser(found, trainer.optimiser)
+        checkpoint.restore_optimiser(found, learner.optimiser)
 
 
 def find_origin(config: dict[str, Any]) -> checkpoint.Checkpoint:

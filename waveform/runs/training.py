@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from waveform.engine.interface import optional_parts
 from waveform.engine.labels import label_names, labels_checksum
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.engine.streams import check_sizes
+from waveform.engine.token_learner import TokenLearner
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, Trainer, TrainResult
@@ -79,7 +81,7 @@ def train_run(
     """
     with open_training(data, config, train_config, context, amount=amount, cut_valid=cut_valid) as trainer:
         if context.show_progress:
-            say_threads(context.world, in_kernels=trainer.runs_in_kernels)
+            say_threads(context.world, in_kernels=trainer.learner.runs_in_kernels)
         return trainer.run()
 
 
@@ -102,7 +104,7 @@ def train_runs(
             for config, train_config, context in runs
         }
         if runs[0][2].show_progress:
-            say_threads(runs[0][2].world, in_kernels=all(trainer.runs_in_kernels for trainer in trainers.values()))
+            say_threads(runs[0][2].world, in_kernels=all(each.learner.runs_in_kernels for each in trainers.values()))
         return train_in_turn(trainers)
 
 
@@ -158,19 +160,21 @@ def open_training(
         find_origin(config)  # before anything is written
     with claim(run_dir, config, world=world, timeout_s=train_config.timeout_s):
         model = model_from(config)
-        trainer = Trainer(
+        learner = TokenLearner(
             model,
             train_config,
-            train=splits["train"],
-            valid=cut_for_a_look(splits["valid"], train_config, world=world) if cut_valid else splits["valid"],
+            tokens=splits["train"],
             window=window_of(config),
             seed=config["seed"],
-            context=replace(context, record=comparable(config)),
+            world=world,
         )
+        valid = cut_for_a_look(splits["valid"], train_config, world=world) if cut_valid else splits["valid"]
+        context = replace(context, record=comparable(config))
+        trainer = Trainer(learner, context, validate=partial(learner.evaluated, valid))
         if trainer.resumed_from is not None:
             check_recorded(run_dir, config, trainer.resumed_from)
         elif "origin" in config:
-            load_origin(config, trainer)
+            load_origin(config, learner)
         if world.is_first:  # now that every setting has been accepted
             write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())
         if context.show_progress and world.is_first:

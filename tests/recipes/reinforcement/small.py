@@ -7,11 +7,11 @@ import torch
 
 from recipes.reinforcement.actors import Actors, Unrolls
 from recipes.reinforcement.agent import Agent
+from recipes.reinforcement.agent_learner import AgentLearner, own_rows
 from recipes.reinforcement.learner import LearnerConfig
 from recipes.reinforcement.object_matching import ObjectMatching, ObjectMatchingConfig
-from recipes.reinforcement.trainer import AgentTrainer, own_rows
 from waveform.engine.train_config import TrainConfig
-from waveform.engine.trainer import RunContext
+from waveform.engine.trainer import RunContext, Trainer
 from waveform.ranks.distributed import World
 
 _MODEL = {"num_layers": 1, "d_model": 16, "num_heads": 2, "d_feedforward": 16, "window": 4, "memory": 4}
@@ -45,26 +45,25 @@ def collected(agent: Agent, num_steps: int = 30) -> Unrolls:
     return Unrolls.joined(small_actors(agent).collect(num_steps)[0])
 
 
-def small_trainer(
-    run_dir: Path,
+def small_learner(
     *,
     name: str = "compressive_transformer",
     world: World | None = None,
     dtype: torch.dtype = torch.float32,
     **train: Any,
-) -> AgentTrainer:
+) -> AgentLearner:
     world = world or World()
     config = TrainConfig(
         **{"max_steps": 6, "batch_size": 4, "chunk": UNROLL, "lr": 1e-2, "warmup_steps": 2, "log_every": 2,
            "checkpoint_every": 1000, "clip_norm": 1.0, "update_period": 1, "device": "cpu", **train}
     )  # fmt: skip
-    run_dir.mkdir(parents=True, exist_ok=True)
     rows = own_rows(config.batch_size, rank=world.rank, num_ranks=world.size)
-    return AgentTrainer(
-        small_agent(name, dtype=dtype),
-        ObjectMatching(TASK, seed=4, rows=rows),
-        config,
-        LearnerConfig(),
-        seed=4,
-        context=RunContext(run_dir, world, show_progress=False),
-    )
+    environments = ObjectMatching(TASK, seed=4, rows=rows)
+    return AgentLearner(small_agent(name, dtype=dtype), environments, config, LearnerConfig(), seed=4, world=world)
+
+
+def small_trainer(run_dir: Path, *, world: World | None = None, **options: Any) -> tuple[Trainer, AgentLearner]:
+    """A trainer in `run_dir`, and its learner."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    learner = small_learner(world=world, **options)
+    return Trainer(learner, RunContext(run_dir, world or World(), show_progress=False)), learner

@@ -1,7 +1,5 @@
 """Encoders: what an agent makes of an observation, and what training counts for it."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ from torch.nn import functional as F
 
 from recipes.reinforcement.encoders import Encoder, GridEncoder
 from recipes.reinforcement.environment import Observation
-from tests.recipes.reinforcement.small import small_trainer
+from tests.recipes.reinforcement.small import small_learner
 
 _CELLS, _VALUES = 3, 4
 _GRID = Observation("grid", (_CELLS,), _VALUES)
@@ -53,16 +51,16 @@ def test_values_beyond_those_announced_count_as_the_largest() -> None:
 
 
 @pytest.mark.parametrize("num_updates", [1, 3])
-def test_training_counts_each_step_once(num_updates: int, tmp_path: Path) -> None:
+def test_training_counts_each_step_once(num_updates: int) -> None:
     """Steps of unrolls that have ended; those of unrolls that go on are counted when they end."""
-    trainer = small_trainer(tmp_path / "run")
+    learner = small_learner()
     for _ in range(num_updates):
-        trainer.update()
-    encoder = trainer.agent.encoder.observation
+        learner.update()
+    encoder = learner.agent.encoder.observation
     assert isinstance(encoder, GridEncoder)
     by_cell = encoder.seen.unflatten(0, (-1, encoder.num_values)).sum(dim=1)
-    waiting = int(trainer.actors.state.length.sum())
-    assert set(by_cell.tolist()) == {trainer.steps_seen - waiting}
+    waiting = int(learner.actors.state.length.sum())
+    assert set(by_cell.tolist()) == {learner.tokens_seen - waiting}
 
 
 def test_images_are_seen_by_impalas_network() -> None:

@@ -1,0 +1,130 @@
+"""What a trainer (engine/trainer.py) trains: weights, their optimiser and a state, which every update changes.
+
+It knows no files. `TokenLearner` learns from streams of tokens, an agent (recipes/reinforcement) from what it does.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from waveform.engine.checkpoint import TrainingProgress
+from waveform.engine.clipping import parameter_groups
+from waveform.engine.interface import SequenceModel, State, optional_parts
+from waveform.engine.scored_window import shares_out_itself
+from waveform.engine.train_config import TrainConfig
+from waveform.ranks.distributed import World
+from waveform.system.threads import torch_in_one_thread
+from waveform.system.waiting import waited_s
+
+
+class Learner(ABC):
+    """Every rank has one, and all make the same calls at the same time."""
+
+    unit = "token"  # what is counted by `tokens_seen`
+    state: State  # of this rank's rows
+
+    def __init__(
+        self, module: nn.Module, model: SequenceModel, config: TrainConfig, *, fresh: State, world: World
+    ) -> None:
+        """module: all weights, on the device; model: the one in it; fresh: the state of rows that have read nothing."""
+        self.module, self.model, self.parts, self.config = module, model, optional_parts(model), config
+        self.fresh, self.world = fresh, world
+        self.groups = parameter_groups(module, model)
+        parameters = [parameter for group in self.groups.values() for parameter in group]
+        self.optimiser = torch.optim.Adam(parameters, lr=config.lr, betas=(0.9, config.beta2), fused=True)
+        self.step, self.seconds, self.tokens_seen = 0, 0.0, 0
+        # Since the last record: what `figures` is made of, of this rank; how long it waited for a core.
+        self.sums, self.waited_s = torch.zeros(4, dtype=torch.float64, device=world.device), 0.0
+        self._recorded = (self.seconds, self.tokens_seen)  # at the last record, or when it was restored
+
+    @property
+    def runs_in_kernels(self) -> bool:
+        """Whether updates run in the model's own kernels, to which torch leaves all threads but one.
+
+        Not with `train.unroll` above 1, where they take the last window only.
+        """
+        device, config = self.world.device, self.config
+        return config.unroll == 1 and shares_out_itself(self.model, device=device, autocast=config.autocast(device))
+
+    def prepare_kernels(self) -> None:
+        """Compile the model's own kernels, if it has any, so that no step waits for them."""
+        if self.world.device.type == "cpu" and self.config.autocast(self.world.device) is None:
+            self.parts.prepare_kernels()
+
+    def update(self) -> Any:
+        """Make one update, and count its steps, tokens and time. Raises Diverged."""
+        began, waited_before_s = time.perf_counter(), waited_s()  # in this order: no more waiting than time
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.config.learning_rate(self.step, self.seconds)
+        with torch_in_one_thread() if self.runs_in_kernels else nullcontext():
+            made = self._update()
+        waited = waited_s() - waited_before_s
+        self.waited_s += waited
+        self.seconds += time.perf_counter() - began - (0 if self.config.count_waiting else waited)
+        return made
+
+    @abstractmethod
+    def _update(self) -> Any: ...
+
+    def wait_for_device(self) -> None:
+        """Count the work that is still queued on a GPU as time of training."""
+        if self.world.device.type == "cuda":
+            began = time.perf_counter()
+            torch.cuda.synchronize(self.world.device)
+            self.seconds += time.perf_counter() - began
+
+    @property
+    def skipped(self) -> int:
+        """Steps whose update was left out."""
+        return 0
+
+    def require_finite(self) -> None:
+        """Raises Diverged if an update that nobody has looked at was not finite."""
+        return None
+
+    def record(self) -> tuple[dict[str, Any], str]:
+        """A record of the steps since the last one, over all ranks, and the most important of it in words."""
+        self.require_finite()
+        self.wait_for_device()
+        figures, words = self._figures(*self.world.sum_(self.sums).tolist())
+        seconds, tokens_seen = self._recorded
+        rate = (self.tokens_seen - tokens_seen) / max(self.seconds - seconds, 1e-9)
+        record = {
+            "seconds": round(self.seconds, 3),
+            f"{self.unit}s_seen": self.tokens_seen,
+            f"{self.unit}s_per_second": rate,
+            "lr": self.optimiser.param_groups[0]["lr"],
+            **figures,
+        }
+        self.sums.zero_()
+        self.waited_s, self._recorded = 0.0, (self.seconds, self.tokens_seen)
+        return record, f"{words}{rate:,.0f} {self.unit}s/s"
+
+    @abstractmethod
+    def _figures(self, *sums: float) -> tuple[dict[str, Any], str]:
+        """What `sums`, over all ranks, and the last update say, and the most important of it in words."""
+
+    def progress(self) -> TrainingProgress:
+        """What a checkpoint keeps besides weights, optimiser, state and random numbers."""
+        first, second, third, fourth = self.world.sum_(self.sums.clone()).tolist()
+        return TrainingProgress(
+            step=self.step,
+            num_ranks=self.world.size,
+            seconds=self.seconds,
+            tokens_seen=self.tokens_seen,
+            cursor={},
+            since_log=(first, second, third, fourth),
+            waited_s=self.waited_s,
+        )
+
+    def restore(self, progress: TrainingProgress, state: State) -> None:
+        """Go on from what a checkpoint kept; weights and optimiser are restored already."""
+        self.state, self.step, self.seconds = state, progress.step, progress.seconds
+        self.tokens_seen, self.waited_s = progress.tokens_seen, progress.waited_s
+        self._recorded = (self.seconds, self.tokens_seen)
+        if self.world.is_first:
+            self.sums += torch.tensor(progress.since_log, dtype=torch.float64, device=self.sums.device)
