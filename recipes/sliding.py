@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import torch
 
 from waveform.engine.evaluator import Evaluation, Tally
-from waveform.engine.rows import fast_rows
 from waveform.engine.scored_window import ScoredForward, score_window
 from waveform.engine.single_pass import DealtWindow
+from waveform.engine.state_ram import fast_rows
 from waveform.engine.streams import read_window, span_of
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
