@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -35,15 +35,13 @@ from waveform.system.errors import Trouble, UserError
 _MAGIC = b"WFSHARD1"
 _HEADER = struct.Struct("<8sQQ32s8s")
 _RESERVED = bytes(8)
-_DTYPES = {"uint8": np.uint8, "uint16": np.uint16, "int32": np.int32}
+DType = Literal["uint8", "uint16", "int32"]
 _VERIFY_BLOCK = 1 << 22  # tokens
 
 
-def dtype_for(vocab_size: int) -> str:
+def dtype_for(vocab_size: int) -> DType:
     """The smallest dtype of a shard that can hold tokens 0..vocab_size - 1."""
-    return next(
-        name for name, dtype in _DTYPES.items() if vocab_size <= 1 << np.dtype(dtype).itemsize * 8 - (name == "int32")
-    )
+    return next(name for name in get_args(DType) if vocab_size - 1 <= np.iinfo(name).max)
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Utterance:
 class _Index(msgspec.Struct):
     """The JSON at the end of a shard."""
 
-    dtype: Literal["uint8", "uint16", "int32"]
+    dtype: DType
     vocab_size: Annotated[int, msgspec.Meta(ge=0)]
     counts: list[int]  # of each token
     utterances: list[tuple[str, Annotated[int, msgspec.Meta(ge=0)], str]]  # name, length, digest
@@ -72,11 +70,11 @@ class ShardWriter:
     turns out bad. Raises UserError if the disk refuses.
     """
 
-    def __init__(self, path: Path, *, vocab_size: int, dtype: str = "uint8") -> None:
+    def __init__(self, path: Path, *, vocab_size: int, dtype: DType = "uint8") -> None:
         self.path = path
         self._partial = path.with_name(f".{path.name}.partial")
-        self._vocab_size, self._dtype_name, self._dtype = vocab_size, dtype, np.dtype(_DTYPES[dtype])
-        self._utterances: list[Utterance] = []
+        self._vocab_size, self._dtype_name, self._dtype = vocab_size, dtype, np.dtype(dtype)
+        self._utterances: list[tuple[str, int, str]] = []
         self._counts = np.zeros(vocab_size, dtype=np.int64)
         self._start = self._length = 0
         self._open_name: str | None = None
@@ -115,20 +113,14 @@ class ShardWriter:
 
     def _finish_utterance(self) -> None:
         if self._open_name is not None:
-            self._utterances.append(Utterance(self._open_name, self._start, self._length, self._hash.hexdigest()))
+            self._utterances.append((self._open_name, self._length, self._hash.hexdigest()))
             self._counts += self._utterance_counts
             self._start += self._length
             self._open_name = None
 
     def _finish_file(self) -> None:
-        index = json.dumps(
-            {
-                "dtype": self._dtype_name,
-                "vocab_size": self._vocab_size,
-                "counts": self._counts.tolist(),
-                "utterances": [[u.name, u.length, u.digest] for u in self._utterances],
-            }
-        ).encode()
+        content = _Index(self._dtype_name, self._vocab_size, self._counts.tolist(), self._utterances)
+        index = json.dumps(msgspec.to_builtins(content)).encode()
         self._file.write(index)
         self._file.seek(0)
         payload_bytes = self._start * self._dtype.itemsize
@@ -196,7 +188,7 @@ class Shard:
         """Take over an index, which a checksum shows to be complete but not to come from `ShardWriter`."""
         self.vocab_size = index.vocab_size
         self.counts = np.asarray(index.counts, dtype=np.int64)
-        self._dtype = np.dtype(_DTYPES[index.dtype])
+        self._dtype = np.dtype(index.dtype)
         starts = list(accumulate((length for _, length, _ in index.utterances), initial=0))
         num_tokens = starts[-1]
         sizes = (num_tokens * self._dtype.itemsize, self.counts.sum(), len(self.counts))
