@@ -78,6 +78,5 @@ def _random_tokens(folder: Path, *, num_rows: int, length: int) -> TokenSet:
     rng = np.random.default_rng(0)
     with ShardWriter(path, vocab_size=VOCAB_SIZE) as writer:
         for row in range(num_rows):
-            writer.begin(str(row))
-            writer.append(rng.integers(VOCAB_SIZE, size=length, dtype=np.uint8))
+            writer.write(str(row), [rng.integers(VOCAB_SIZE, size=length, dtype=np.uint8)])
     return TokenSet([Shard(path)], vocab_size=VOCAB_SIZE)

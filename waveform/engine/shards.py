@@ -19,6 +19,7 @@ import os
 import struct
 import weakref
 from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
@@ -66,18 +67,14 @@ class _Index(msgspec.Struct):
 class ShardWriter:
     """Writes one shard. Use as a context manager: an exception leaves no file behind.
 
-    `begin(name)` opens an utterance and `append(tokens)`, as often as needed, fills it; `discard()` takes back one that
-    turns out bad. Raises UserError if the disk refuses.
+    Raises UserError if the disk refuses.
     """
 
     def __init__(self, path: Path, *, vocab_size: int, dtype: DType = "uint8") -> None:
         self.path = path
         self._partial = path.with_name(f".{path.name}.partial")
-        self._vocab_size, self._dtype_name, self._dtype = vocab_size, dtype, np.dtype(dtype)
-        self._utterances: list[tuple[str, int, str]] = []
+        self._index = _Index(dtype, vocab_size, [], [])
         self._counts = np.zeros(vocab_size, dtype=np.int64)
-        self._start = self._length = 0
-        self._open_name: str | None = None
 
     def __enter__(self) -> "ShardWriter":
         with explain_write_errors(self.path):
@@ -85,45 +82,38 @@ class ShardWriter:
             self._file.write(bytes(_HEADER.size))
         return self
 
-    def begin(self, name: str) -> None:
-        """Start the next utterance."""
-        self._finish_utterance()
-        self._open_name, self._length = name, 0
-        self._hash = hashlib.blake2b(digest_size=16)
-        self._utterance_counts = np.zeros(self._vocab_size, dtype=np.int64)
+    def write(self, name: str, blocks: Iterable[np.ndarray | Sequence[int]]) -> int:
+        """Write an utterance, whose blocks are tokens [n], each in 0..vocab_size - 1; returns how many it has.
 
-    def append(self, tokens: np.ndarray) -> None:
-        """Add tokens [n], each in 0..vocab_size - 1, to the open utterance."""
-        assert self._open_name is not None and tokens.ndim == 1
-        tokens = np.ascontiguousarray(tokens, dtype=self._dtype)
-        counts = _counts(tokens, vocab_size=self._vocab_size)
-        assert len(counts) == self._vocab_size, "a token is outside the vocabulary"
-        self._utterance_counts += counts
-        self._hash.update(tokens.data)
-        self._length += len(tokens)
-        with explain_write_errors(self.path):
-            self._file.write(tokens.data)
+        If `blocks` raise an exception, nothing is left of the utterance.
+        """
+        start, length, digest = self._file.tell(), 0, hashlib.blake2b(digest_size=16)
+        counts = np.zeros_like(self._counts)
+        try:
+            for block in blocks:
+                tokens = np.ascontiguousarray(block, dtype=self._index.dtype)
+                counts_of_block = _counts(tokens, vocab_size=len(counts))
+                assert len(counts_of_block) == len(counts), "a token is outside the vocabulary"
+                counts += counts_of_block
+                digest.update(tokens.data)
+                length += len(tokens)
+                with explain_write_errors(self.path):
+                    self._file.write(tokens.data)
+        except BaseException:
+            with explain_write_errors(self.path):
+                self._file.seek(start)
+                self._file.truncate()
+            raise
+        self._counts += counts
+        self._index.utterances.append((name, length, digest.hexdigest()))
+        return length
 
-    def discard(self) -> None:
-        """Forget the open utterance and what was written of it."""
-        self._open_name = None
-        with explain_write_errors(self.path):
-            self._file.seek(_HEADER.size + self._start * self._dtype.itemsize)
-            self._file.truncate()
-
-    def _finish_utterance(self) -> None:
-        if self._open_name is not None:
-            self._utterances.append((self._open_name, self._length, self._hash.hexdigest()))
-            self._counts += self._utterance_counts
-            self._start += self._length
-            self._open_name = None
-
-    def _finish_file(self) -> None:
-        content = _Index(self._dtype_name, self._vocab_size, self._counts.tolist(), self._utterances)
-        index = json.dumps(msgspec.to_builtins(content)).encode()
+    def _finish(self) -> None:
+        self._index.counts = self._counts.tolist()
+        index = json.dumps(msgspec.to_builtins(self._index)).encode()
+        payload_bytes = self._file.tell() - _HEADER.size
         self._file.write(index)
         self._file.seek(0)
-        payload_bytes = self._start * self._dtype.itemsize
         self._file.write(_HEADER.pack(_MAGIC, payload_bytes, len(index), _index_digest(index), _RESERVED))
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -132,8 +122,7 @@ class ShardWriter:
         try:
             with explain_write_errors(self.path), self._file:
                 if kind is None:
-                    self._finish_utterance()
-                    self._finish_file()
+                    self._finish()
                     os.replace(self._partial, self.path)
                     sync(self.path.parent)
         finally:
