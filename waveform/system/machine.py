@@ -7,7 +7,7 @@ import resource
 import subprocess
 import sys
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda if cuda else None,
         "system": platform.platform(),
         "python": platform.python_version(),
-        **{package: _version(package) for package in _PACKAGES},
+        **{package: version(package) for package in _PACKAGES},
         **_commit(),
     }
 
@@ -69,13 +69,6 @@ def _said(file: str, field: str) -> str | None:
         found = re.search(rf"^{field}\s*: *(.*)$", Path(file).read_text(), re.MULTILINE)
         return found and found[1].strip()
     return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _commit() -> dict[str, Any]:
