@@ -112,23 +112,6 @@ def _optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {f"{index}/{name}": value for index, values in state.items() for name, value in values.items()}
 
 
-def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    content = optimiser.state_dict() | {"state": defaultdict(dict)}
-    for key, value in tensors.items():
-        index, name = key.split("/")
-        parameter = parameters[int(index)]
-        if name != "step" and value.shape != parameter.shape:
-            raise ValueError(f"{key} has shape {tuple(value.shape)}")
-        content["state"][int(index)][name] = value if name == "step" else like_parameter(value, parameter)
-    optimiser.load_state_dict(content)
-
-
-def _restore_model(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    like = model.state_dict()
-    model.load_state_dict({name: like_parameter(value, like[name]) for name, value in weights.items()})
-
-
 def _gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
     """Unsharded tensors on the CPU, gathered one by one; every rank takes part, and one that keeps none gets {}."""
     gathered = {}
@@ -334,18 +317,17 @@ def restore(
     start from the seed. Raises UserError, naming the checkpoint, if its tensors do not fit this model, or if its state
     is that of another version.
     """
-    moments, weights = _moments(checkpoint), checkpoint.model_weights()
+    restore_weights(checkpoint, model)
+    restore_optimiser(checkpoint, optimiser)
     with _unless(f"{checkpoint.folder} does not hold what this run needs", then="; restore it"):
-        _restore_model(model, weights)
-        _restore_optimiser(optimiser, moments)
         return _restore_rows(checkpoint, fresh=fresh, world=world)
 
 
 def restore_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
     """Load the model's weights in place. Raises UserError, naming the checkpoint, if they do not fit."""
-    weights = checkpoint.model_weights()
     with _unless(f"the weights in {checkpoint.folder} do not fit this model"):
-        _restore_model(model, weights)
+        like, weights = model.state_dict(), checkpoint.model_weights()
+        model.load_state_dict({name: like_parameter(value, like[name]) for name, value in weights.items()})
 
 
 def restore_optimiser(checkpoint: Checkpoint, optimiser: torch.optim.Optimizer) -> None:
@@ -354,19 +336,21 @@ def restore_optimiser(checkpoint: Checkpoint, optimiser: torch.optim.Optimizer) 
     The optimiser has the parameters of training in their order. Raises UserError if the checkpoint does not fit them,
     or was exported without it.
     """
-    moments = _moments(checkpoint)
-    with _unless(f"{checkpoint.folder} does not hold what this run needs", then="; restore it"):
-        _restore_optimiser(optimiser, moments)
-
-
-def _moments(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """What the optimiser remembers. Raises UserError if the checkpoint was exported without it."""
     if checkpoint.progress.weights_only:
         raise UserError(
             f"{checkpoint.folder} was exported without its optimiser, so training cannot continue from it exactly; "
             "begin another run with its weights: train ... --from"
         )
-    return _read_tensors(checkpoint.folder / _OPTIMISER)
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    content = optimiser.state_dict() | {"state": defaultdict(dict)}
+    with _unless(f"{checkpoint.folder} does not hold what this run needs", then="; restore it"):
+        for key, value in _read_tensors(checkpoint.folder / _OPTIMISER).items():
+            index, name = key.split("/")
+            parameter = parameters[int(index)]
+            if name != "step" and value.shape != parameter.shape:
+                raise ValueError(f"{key} has shape {tuple(value.shape)}")
+            content["state"][int(index)][name] = value if name == "step" else like_parameter(value, parameter)
+        optimiser.load_state_dict(content)
 
 
 @contextmanager
