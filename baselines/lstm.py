@@ -7,9 +7,8 @@ It has no window of its own: gradients flow through one `train.window` (or chunk
 Shape letters: B rows, T steps, L layers, D width of embeddings, h and c.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +21,9 @@ from waveform.models.embeddings import check_cutoffs, token_embedding
 from waveform.models.label_embedding import RowLabels, label_embedding
 from waveform.models.linear_prediction import PredictionState, with_prediction
 from waveform.models.read_inputs import read_inputs
-from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH, SHARE_DROPPED
+from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH
 from waveform.system.errors import UserError
-from waveform.system.rules import Rule, check_rules, one_of, whole_number
+from waveform.system.rules import BELOW_1, check_rules, one_of, whole_number
 
 _EMBEDDING_STD = 1.0  # as torch's; of vectors that are not shared with a head
 
@@ -33,31 +32,25 @@ _EMBEDDING_STD = 1.0  # as torch's; of vectors that are not shared with a head
 class LSTMConfig:
     """Fields of `model=lstm`; the defaults have 40.0M parameters at 256 classes, as the other speech models."""
 
-    vocab_size: int  # V; the input has one more id, begin-of-utterance
-    num_layers: int = 3
-    d_model: int = 1280  # D
-    dropout: float = 0.0  # of what goes into and comes out of a layer, not of its recurrence (Zaremba et al. 2014)
-    head: str = "softmax"  # softmax | adaptive: for large vocabularies sorted by frequency; inputs are adaptive too
+    vocab_size: Annotated[int, whole_number(1)]  # V; the input has one more id, begin-of-utterance
+    num_layers: Annotated[int, whole_number(1, MAX_LAYERS)] = 3
+    d_model: Annotated[int, whole_number(1, MAX_WIDTH)] = 1280  # D
+    # Of what goes into and comes out of a layer, not of its recurrence (Zaremba et al. 2014)
+    dropout: Annotated[float, BELOW_1] = 0.0
+    # softmax | adaptive: for large vocabularies sorted by frequency; inputs are adaptive too
+    head: Annotated[str, one_of(*heads.KINDS)] = "softmax"
     cutoffs: list[int] = field(default_factory=list)  # first ids of the adaptive head's clusters after the first
-    div_value: int = 4  # how many times narrower a cluster's vectors are than those of the cluster before
+    # How many times narrower a cluster's vectors are than those of the cluster before
+    div_value: Annotated[int, whole_number(1, MAX_WIDTH)] = 4
     tie_embeddings: bool = False  # the head uses the vectors (and projections) of the input embedding
-    prediction: str = "none"  # none | linear: the input and the head know what linear filters expect
-    num_labels: int = 0  # of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
+    # none | linear: the input and the head know what linear filters expect
+    prediction: Annotated[str, one_of(*linear_prediction.KINDS)] = "none"
+    # Of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
+    num_labels: Annotated[int, whole_number(0)] = 0
     classes: SoundClasses | None = None  # what tokens mean as amplitudes, for prediction=linear. Decided by the data
 
-    RULES: ClassVar[Mapping[str, Rule]] = {
-        "vocab_size": whole_number(1),
-        "num_layers": whole_number(1, MAX_LAYERS),
-        "d_model": whole_number(1, MAX_WIDTH),
-        "dropout": SHARE_DROPPED,
-        "head": one_of(*heads.KINDS),
-        "div_value": whole_number(1, MAX_WIDTH),
-        "prediction": one_of(*linear_prediction.KINDS),
-        "num_labels": whole_number(0),
-    }
-
     def __post_init__(self) -> None:
-        check_rules(self, self.RULES, section="model")
+        check_rules(self, section="model")
         if self.prediction != "none" and (self.head != "softmax" or self.tie_embeddings):
             raise UserError("model.prediction=linear is for model.head=softmax without model.tie_embeddings")
         check_cutoffs(self.cutoffs, head=self.head, vocab_size=self.vocab_size)

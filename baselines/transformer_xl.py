@@ -5,9 +5,8 @@ ablations are fields: `position`, and `memory=0` for no recurrence. With both it
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from waveform.models.dropout import Dropout
 from waveform.models.memory import CompressiveState
 from waveform.models.transformer_config import MAX_SLOTS, CompressiveTransformerConfig, TransformerConfig
 from waveform.system.errors import UserError
-from waveform.system.rules import Rule, one_of, whole_number
+from waveform.system.rules import one_of, whole_number
 
 
 @dataclass
@@ -36,16 +35,13 @@ class TransformerXLConfig(TransformerConfig):
 
     d_feedforward: int = 1792
     memory: int = 1536  # slots, one step each
-    position: str = "relative"  # relative; shaw | absolute | learned: for ablations (attention=reference only)
-    max_distance: int = 512  # of position=shaw: steps back from which all share a vector
-    dropout_mask: str = "step"  # step: drawn anew for each step; window: one for all steps of a window (variational)
+    # relative; shaw | absolute | learned: for ablations (attention=reference only)
+    position: Annotated[str, one_of(*ENCODINGS)] = "relative"
+    # Of position=shaw: steps back from which all share a vector
+    max_distance: Annotated[int, whole_number(1, MAX_SLOTS)] = 512
+    # step: drawn anew for each step; window: one for all steps of a window (variational)
+    dropout_mask: Annotated[str, one_of("step", "window")] = "step"
 
-    RULES: ClassVar[Mapping[str, Rule]] = {
-        **TransformerConfig.RULES,
-        "position": one_of(*ENCODINGS),
-        "max_distance": whole_number(1, MAX_SLOTS),
-        "dropout_mask": one_of("step", "window"),
-    }
     OWN: ClassVar[tuple[str, ...]] = ("position", "max_distance", "dropout_mask")  # not the Compressive Transformer's
 
     def __post_init__(self) -> None:

@@ -13,9 +13,8 @@ by side. Training on two CPU cores at 32 to 416 channels takes 0.75 to 1.03 of t
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,43 +29,33 @@ from waveform.models.linear_prediction import PredictionState, with_prediction
 from waveform.models.read_inputs import read_inputs
 from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH
 from waveform.system.errors import UserError
-from waveform.system.rules import Rule, check_rules, one_of, or_null, whole_number
+from waveform.system.rules import check_rules, one_of, whole_number
 
 _MAX_LAYERS_PER_STACK = 20  # a dilation of 2^19 steps is 22 s at 24 kHz; more is a typing mistake
-_WIDTH = whole_number(1, MAX_WIDTH)
+_Width = Annotated[int, whole_number(1, MAX_WIDTH)]
 
 
 @dataclass(frozen=True)
 class WaveNetConfig:
     """Sizes of a WaveNet; the defaults are the strong baseline (39.6M parameters at 256 classes)."""
 
-    vocab_size: int  # V; the input has one more id, begin-of-utterance
-    num_stacks: int = 3  # how often the sequence of dilations is repeated
-    layers_per_stack: int = 10  # dilations 1, 2, 4, ... 2^(layers_per_stack - 1)
-    kernel_size: int = 3  # taps of a dilated convolution; 2 in the paper
-    residual_channels: int = 416  # C, width of the stream from layer to layer
-    gate_channels: int = 416  # G, width of tanh * sigmoid
-    skip_channels: int = 256  # S, width of the sum of skips
-    end_channels: int | None = None  # E, width of the head; None: as that of the skips
-    prediction: str = "none"  # none | linear: the input and the head know what linear filters expect
-    num_labels: int = 0  # of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
+    vocab_size: Annotated[int, whole_number(1)]  # V; the input has one more id, begin-of-utterance
+    num_stacks: Annotated[int, whole_number(1, MAX_LAYERS)] = 3  # how often the sequence of dilations is repeated
+    # Dilations 1, 2, 4, ... 2^(layers_per_stack - 1)
+    layers_per_stack: Annotated[int, whole_number(1, _MAX_LAYERS_PER_STACK)] = 10
+    kernel_size: Annotated[int, whole_number(2, MAX_WIDTH)] = 3  # taps of a dilated convolution; 2 in the paper
+    residual_channels: _Width = 416  # C, width of the stream from layer to layer
+    gate_channels: _Width = 416  # G, width of tanh * sigmoid
+    skip_channels: _Width = 256  # S, width of the sum of skips
+    end_channels: _Width | None = None  # E, width of the head; None: as that of the skips
+    # none | linear: the input and the head know what linear filters expect
+    prediction: Annotated[str, one_of(*linear_prediction.KINDS)] = "none"
+    # Of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
+    num_labels: Annotated[int, whole_number(0)] = 0
     classes: SoundClasses | None = None  # what tokens mean as amplitudes, for prediction=linear. Decided by the data
 
-    RULES: ClassVar[Mapping[str, Rule]] = {
-        "vocab_size": whole_number(1),
-        "num_stacks": whole_number(1, MAX_LAYERS),
-        "layers_per_stack": whole_number(1, _MAX_LAYERS_PER_STACK),
-        "kernel_size": whole_number(2, MAX_WIDTH),
-        "residual_channels": _WIDTH,
-        "gate_channels": _WIDTH,
-        "skip_channels": _WIDTH,
-        "end_channels": or_null(_WIDTH),
-        "prediction": one_of(*linear_prediction.KINDS),
-        "num_labels": whole_number(0),
-    }
-
     def __post_init__(self) -> None:
-        check_rules(self, self.RULES, section="model")
+        check_rules(self, section="model")
         num_layers = self.num_stacks * self.layers_per_stack
         if num_layers > MAX_LAYERS:
             raise UserError(

@@ -7,14 +7,13 @@ first tokens of a window have no context; moved by `stride` tokens at a time, ea
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 
 from waveform.engine.evaluator import Evaluation, Tally
-from waveform.engine.rows import fast_rows
 from waveform.engine.scored_window import ScoredForward, score_window
 from waveform.engine.single_pass import DealtWindow
-from waveform.engine.streams import Window, fill_row
+from waveform.engine.state_ram import fast_rows
+from waveform.engine.streams import read_window, span_of
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
 from waveform.runs.opened import TrainedRun
@@ -75,12 +74,7 @@ def _deal(
     """The windows at `places`, `rows` side by side, each from a fresh state."""
     for first in range(0, len(places), rows):
         batch = places[first : first + rows]
-        inputs = np.zeros((len(batch), window), dtype=np.int64)
-        targets = np.zeros((len(batch), window), dtype=np.int64)
-        scored = np.zeros((len(batch), window), dtype=bool)
-        for row, (utterance, start) in enumerate(batch):
-            into = {"inputs": inputs[row], "targets": targets[row]}
-            length = fill_row(tokens, utterance, start=start, window=window, bos=start == 0, **into)
-            scored[row, (window - stride if start else 0) : length] = True
-        arrays = (inputs, targets, scored, np.ones(len(batch), dtype=bool))
-        yield DealtWindow(Window(*(torch.from_numpy(a) for a in arrays)), [u for u, _ in batch], 0, None)
+        spans = [[span_of(tokens, utterance, start, window=window, bos=start == 0)] for utterance, start in batch]
+        first_scored = [window - stride if start else 0 for _, start in batch]
+        read = read_window(tokens, spans, window=window, reset=[True] * len(batch), first_scored=first_scored)
+        yield DealtWindow(read, [utterance for utterance, _ in batch], 0, None)

@@ -10,12 +10,12 @@ import hashlib
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -42,21 +42,15 @@ from waveform.system.errors import UserError
 from waveform.system.rules import Rule
 
 _PLUGINS = "waveform.configs"  # entry-point group of the packages that hold configs
-_MAX_SAMPLE_SECONDS = 600.0  # limit on sample_seconds, because training waits for the sample
+_SAMPLE_SECONDS = Rule(lambda value: 0 <= value <= 600, "it must be from 0 to 600")  # training waits for the sample
 
 
 @dataclass
 class SpeechTrainConfig(TrainConfig):
     """Fields of `train` for speech: those of every run, plus the length of audio samples."""
 
-    sample_seconds: float = 1.0  # length of the TensorBoard sample at each evaluation; 0: none
-
-    RULES: ClassVar[Mapping[str, Rule]] = {
-        **TrainConfig.RULES,
-        "sample_seconds": Rule(
-            lambda value: 0 <= value <= _MAX_SAMPLE_SECONDS, f"it must be from 0 to {_MAX_SAMPLE_SECONDS:g}"
-        ),
-    }
+    # Length of the TensorBoard sample at each evaluation; 0: none
+    sample_seconds: Annotated[float, _SAMPLE_SECONDS] = 1.0
 
 
 _SPEECH = ConfigFamily(

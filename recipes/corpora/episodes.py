@@ -89,8 +89,7 @@ def write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> str
                     episodes = make_episodes(min(block, num_episodes - first), config, rng)
                     for i, rows in enumerate(zip(*episodes, strict=True), start=first):
                         for writer, ids in zip(writers, rows, strict=True):
-                            writer.begin(f"{split}-{i:08d}")
-                            writer.append(ids)
+                            writer.write(f"{split}-{i:08d}", [ids])
                         progress.update()
     save_tokenizer(tokenizer, folder)
     for into, vocab_size in vocab_sizes.items():

@@ -12,9 +12,8 @@ This file is the task's settings; recipes.corpora.episodes draws episodes and wr
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
 from waveform.system.errors import UserError
 from waveform.system.rules import Rule, check_rules, whole_number
@@ -22,34 +21,25 @@ from waveform.system.rules import Rule, check_rules, whole_number
 NAME = "recall"
 _MAX_TOKENS = 1 << 30
 _MAX_FACTS = 1 << 16
+_FILLERS = Rule(lambda value: 0 <= value < 1, "it must be a share of an episode, at least 0 and below 1")
+_Episodes = Annotated[int, whole_number(1)]
 
 
 @dataclass
 class RecallConfig:
     """Settings of `prepare recall`."""
 
-    keys: int = 16
-    values: int = 8
-    episode: int = 640  # tokens
-    fillers: float = 0.6  # share of an episode's tokens that are neither keys nor facts
-    train: int = 4096  # episodes
-    valid: int = 128
-    test: int = 2048  # many, because answers from far away are few
-    seed: int = 0
-
-    RULES: ClassVar[Mapping[str, Rule]] = {
-        "keys": whole_number(1, 1000),
-        "values": whole_number(2, 1000),
-        "episode": whole_number(8, 1 << 20),
-        "fillers": Rule(lambda value: 0 <= value < 1, "it must be a share of an episode, at least 0 and below 1"),
-        "train": whole_number(1),
-        "valid": whole_number(1),
-        "test": whole_number(1),
-        "seed": whole_number(0, 2**31 - 1),
-    }
+    keys: Annotated[int, whole_number(1, 1000)] = 16
+    values: Annotated[int, whole_number(2, 1000)] = 8
+    episode: Annotated[int, whole_number(8, 1 << 20)] = 640  # tokens
+    fillers: Annotated[float, _FILLERS] = 0.6  # share of an episode's tokens that are neither keys nor facts
+    train: _Episodes = 4096  # episodes
+    valid: _Episodes = 128
+    test: _Episodes = 2048  # many, because answers from far away are few
+    seed: Annotated[int, whole_number(0, 2**31 - 1)] = 0
 
     def __post_init__(self) -> None:
-        check_rules(self, self.RULES, section="corpus")
+        check_rules(self, section="corpus")
         if self.mentions < 2:
             raise UserError(
                 f"corpus.fillers={self.fillers} leaves no room for an answer in {self.episode} tokens; "

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from recipes.corpora.documents import SPLITS, Documents
 from recipes.corpora.gutenberg import without_licence
@@ -22,7 +22,9 @@ class CorpusConfig:
 
     check: bool = True  # refuse whatever differs from the published corpus; false: accept it, for example a slice
     tokens: str | None = None  # one of the recipe's other tokens, as subwords for `folder`; null: the recipe's own
-    vocab_size: int = 32_000  # subwords, if the text yields that many
+    # Subwords, if the text yields that many. The tokenizer makes a table of this size at once; no published vocabulary
+    # has a million words.
+    vocab_size: Annotated[int, whole_number(257, 2**20)] = 32_000
     vocabulary: str | None = None  # file with the words or symbols of a published model
     valid: float = 0.05  # share of a corpus that has no splits
     test: float = 0.05
@@ -30,8 +32,7 @@ class CorpusConfig:
     replaced_words: str | None = None  # file of words, one a line, each of which becomes <DW>
 
     def __post_init__(self) -> None:
-        # The tokenizer makes a table of this size at once; no published vocabulary has a million words.
-        check_rules(self, {"vocab_size": whole_number(257, 2**20)}, section="corpus")
+        check_rules(self, section="corpus")
         if min(self.valid, self.test) <= 0 or self.valid + self.test >= 1:
             raise UserError(
                 f"corpus.valid={self.valid} and corpus.test={self.test} must be above 0 and leave something to train on"

@@ -8,9 +8,8 @@ pad a short unroll take no part in it, and windows that padding ended none in th
 Shape letters: U unrolls, T steps, A actions.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,33 +19,24 @@ from recipes.reinforcement.actors import REWARD_CLIPPING, Unrolls
 from recipes.reinforcement.agent import Agent, Inputs
 from recipes.reinforcement.vtrace import vtrace
 from waveform.engine.interface import State, map_state, take_rows
-from waveform.system.rules import Rule, check_rules, one_of
+from waveform.system.rules import NOT_NEGATIVE, Rule, check_rules, one_of
 
-_NOT_NEGATIVE = Rule(lambda value: value >= 0, "it must be 0 or more")
+_NotNegative = Annotated[float, NOT_NEGATIVE]
 
 
 @dataclass
 class LearnerConfig:
     """Fields of `learner`; the defaults are IMPALA's, with the entropy cost of Rae et al. 2019, section 5.7."""
 
-    discount: float = 0.99
-    baseline_cost: float = 0.5
-    entropy_cost: float = 2e-3
-    reward_clipping: str = "abs_one"  # abs_one | soft_asymmetric | none
-    clip_rho: float = 1.0  # of V-trace's targets and of the policy's gradient
-    clip_c: float = 1.0
-
-    RULES: ClassVar[Mapping[str, Rule]] = {
-        "discount": Rule(lambda value: 0 <= value <= 1, "it must be from 0 to 1"),
-        "baseline_cost": _NOT_NEGATIVE,
-        "entropy_cost": _NOT_NEGATIVE,
-        "reward_clipping": one_of(*REWARD_CLIPPING),
-        "clip_rho": _NOT_NEGATIVE,
-        "clip_c": _NOT_NEGATIVE,
-    }
+    discount: Annotated[float, Rule(lambda value: 0 <= value <= 1, "it must be from 0 to 1")] = 0.99
+    baseline_cost: _NotNegative = 0.5
+    entropy_cost: _NotNegative = 2e-3
+    reward_clipping: Annotated[str, one_of(*REWARD_CLIPPING)] = "abs_one"  # abs_one | soft_asymmetric | none
+    clip_rho: _NotNegative = 1.0  # of V-trace's targets and of the policy's gradient
+    clip_c: _NotNegative = 1.0
 
     def __post_init__(self) -> None:
-        check_rules(self, self.RULES, section="learner")
+        check_rules(self, section="learner")
 
 
 class Losses(NamedTuple):

@@ -12,16 +12,16 @@ ways differ in length, and what an agent learns on short ones helps it on long o
 """
 
 import colorsys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
 import numpy as np
 
 from recipes.reinforcement.environment import Observation, Outcome
 from recipes.reinforcement.random_rows import RandomRows
 from waveform.system.errors import UserError
-from waveform.system.rules import Rule, check_rules, or_null, whole_number
+from waveform.system.rules import Rule, check_rules, whole_number
 
 PAD_REWARD, CHOICE_REWARD = 1.0, 10.0
 # What a cell can show; objects follow.
@@ -32,28 +32,22 @@ FIRST_ROOM, WAY, SECOND_ROOM = range(3)
 _STREAM, _DELAY_STREAM = 1, 3
 _DRAWS_PER_TRIAL = 5
 _CELL_PIXELS = 24
+_Delay = Annotated[int, whole_number(0, 1 << 20)]
+_ROOM = Rule(lambda value: value in range(3, 32, 2), "it must be odd, from 3 to 31")
 
 
 @dataclass
 class ObjectMatchingConfig:
     """Fields of `task` of the recipe object_matching."""
 
-    objects: int = 8  # kinds of objects
-    delay: int = 8  # steps of the way between the rooms, in which nothing is seen
-    shortest_delay: int | None = None  # each trial draws its delay from here to `delay`; null: always `delay`
-    room: int = 3  # cells on each side of a room; odd, because the agent begins in the middle
-    episode: int = 180  # steps; 12 s of the original
-
-    RULES: ClassVar[Mapping[str, Rule]] = {
-        "objects": whole_number(2, _MOST_OBJECTS),
-        "delay": whole_number(0, 1 << 20),
-        "shortest_delay": or_null(whole_number(0, 1 << 20)),
-        "room": Rule(lambda value: value in range(3, 32, 2), "it must be odd, from 3 to 31"),
-        "episode": whole_number(1, 1 << 24),
-    }
+    objects: Annotated[int, whole_number(2, _MOST_OBJECTS)] = 8  # kinds of objects
+    delay: _Delay = 8  # steps of the way between the rooms, in which nothing is seen
+    shortest_delay: _Delay | None = None  # each trial draws its delay from here to `delay`; null: always `delay`
+    room: Annotated[int, _ROOM] = 3  # cells on each side of a room; odd, because the agent begins in the middle
+    episode: Annotated[int, whole_number(1, 1 << 24)] = 180  # steps; 12 s of the original
 
     def __post_init__(self) -> None:
-        check_rules(self, self.RULES, section="task")
+        check_rules(self, section="task")
         if self.shortest_delay is not None and self.shortest_delay > self.delay:
             raise UserError(
                 f"task.shortest_delay is {self.shortest_delay}; it must be at most task.delay, {self.delay}"

@@ -162,10 +162,8 @@ def _write(
             path = folder / f"{split}.shard"
             with ShardWriter(path, vocab_size=tokenizer.vocab_size, dtype=dtype_for(tokenizer.vocab_size)) as writer:
                 for document in documents[split]:
-                    writer.begin(document.name)
-                    for ids in tokenizer.encode(_Counted(**vars(document), amount=amount, progress=progress)):
-                        writer.append(ids)
-                        amount.tokens += len(ids)
+                    counted = _Counted(**vars(document), amount=amount, progress=progress)
+                    amount.tokens += writer.write(document.name, tokenizer.encode(counted))
             expected = recipe.num_tokens.get(split)
             if config.check and expected is not None and amount.tokens != expected:
                 raise recipe.refuse(source, f"its {split} split has {amount.tokens:,} tokens, not {expected:,}")

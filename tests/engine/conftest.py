@@ -17,10 +17,9 @@ def write_tokens(path: Path, lengths: list[int], *, seed: int = 0) -> TokenSet:
     random = np.random.default_rng(seed)
     with ShardWriter(path, vocab_size=VOCAB_SIZE) as writer:
         for i, length in enumerate(lengths):
-            writer.begin(f"utterance_{i:03d}")
             pattern = (np.arange(length) * (1 + i % 3)) % VOCAB_SIZE
             noise = random.integers(0, VOCAB_SIZE, length)
-            writer.append(np.where(random.random(length) < 0.9, pattern, noise).astype(np.uint8))
+            writer.write(f"utterance_{i:03d}", [np.where(random.random(length) < 0.9, pattern, noise)])
     return TokenSet([Shard(path)], vocab_size=VOCAB_SIZE)
 
 

@@ -36,8 +36,7 @@ def small_model(name: str) -> tuple[Any, int]:
 def written(path: Path, utterances: list[np.ndarray]) -> TokenSet:
     with ShardWriter(path, vocab_size=laws.VOCAB_SIZE) as writer:
         for i, utterance in enumerate(utterances):
-            writer.begin(f"utterance_{i:03d}")
-            writer.append(utterance.astype(np.uint8))
+            writer.write(f"utterance_{i:03d}", [utterance])
     return TokenSet([Shard(path)], vocab_size=laws.VOCAB_SIZE)
 
 

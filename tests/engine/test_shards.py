@@ -3,6 +3,7 @@
 import hashlib
 import json
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,7 @@ from waveform.system.errors import UserError
 def write(path: Path, utterances: dict[str, list[int]], *, dtype: str = "uint8") -> Path:
     with ShardWriter(path, vocab_size=300 if dtype != "uint8" else 256, dtype=dtype) as writer:
         for name, tokens in utterances.items():
-            writer.begin(name)
-            for part in np.array_split(np.array(tokens), 2):
-                writer.append(part)
+            writer.write(name, np.array_split(np.array(tokens), 2))
     return path
 
 
@@ -49,9 +48,7 @@ def test_any_utterances_come_back(
     path = tmp_path / "a.shard"
     with ShardWriter(path, vocab_size=256, dtype=dtype) as writer:
         for name, parts in utterances.items():
-            writer.begin(name)
-            for part in parts:
-                writer.append(np.array(part, dtype=np.int64))
+            assert writer.write(name, parts) == sum(map(len, parts))
     shard = Shard(path)
     shard.verify()
     tokens = TokenSet([shard], vocab_size=256)
@@ -73,13 +70,17 @@ def test_checksum_depends_on_content_not_on_shards(tmp_path: Path) -> None:
     assert one.checksum == two.checksum != other.checksum
 
 
-def test_discard_takes_an_utterance_back(tmp_path: Path) -> None:
+def test_nothing_is_left_of_an_utterance_whose_source_fails(tmp_path: Path) -> None:
+    def blocks(fails: bool) -> Iterator[np.ndarray]:
+        yield np.full(5, 7)
+        if fails:
+            raise EOFError
+
     with ShardWriter(tmp_path / "a", vocab_size=256) as writer:
-        for name, keep in (("a", True), ("bad", False), ("c", True)):
-            writer.begin(name)
-            writer.append(np.full(5, 7))
-            if not keep:
-                writer.discard()
+        writer.write("a", blocks(fails=False))
+        with pytest.raises(EOFError):
+            writer.write("bad", blocks(fails=True))
+        writer.write("c", blocks(fails=False))
     shard = Shard(tmp_path / "a")
     shard.verify()
     assert [u.name for u in shard.utterances] == ["a", "c"] and shard.counts[7] == 10
@@ -87,7 +88,7 @@ def test_discard_takes_an_utterance_back(tmp_path: Path) -> None:
 
 def test_exception_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), ShardWriter(tmp_path / "a", vocab_size=256) as writer:
-        writer.begin("a")
+        writer.write("a", [[1, 2]])
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
 

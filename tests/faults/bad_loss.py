@@ -48,11 +48,10 @@ def poisoned_tokens(path: Path, source: random.Random) -> tuple[TokenSet, str, i
     numbers = np.random.default_rng(source.randrange(1 << 30))
     with ShardWriter(path, vocab_size=VOCAB_SIZE) as writer:
         for i, length in enumerate(lengths):
-            writer.begin(f"utterance_{i:03d}")
             values = numbers.integers(0, POISON, length)
             if i == bad:
                 values[position] = POISON
-            writer.append(values)
+            writer.write(f"utterance_{i:03d}", [values])
     return TokenSet([Shard(path)], vocab_size=VOCAB_SIZE), f"utterance_{bad:03d}", position
 
 

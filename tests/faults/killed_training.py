@@ -55,8 +55,7 @@ class Place:
             for split, lengths in (("train", [150, 90, 210, 60, 170]), ("valid", [60, 50]), ("test", [20])):
                 with ShardWriter(data / f"{split}.shard", vocab_size=256) as writer:
                     for i, length in enumerate(lengths):
-                        writer.begin(f"utterance_{i}")
-                        writer.append(random_numbers.integers(0, 256, length).astype(np.uint8))
+                        writer.write(f"utterance_{i}", [random_numbers.integers(0, 256, length)])
             splits = {split: [f"{split}.shard"] for split in ("train", "valid", "test")}
             write_dataset(Dataset(data, 256, {"kind": "audio", "sample_rate_hz": 24_000}, splits, {}))
         self.data = read_dataset(data)

@@ -55,9 +55,8 @@ def _long(folder: Path, name: str, way: str, num_tokens: int) -> None:
 def _evaluate(folder: Path, model: Any, way: str, num_tokens: int, count: Callable[[int], None]) -> None:
     path, rng = folder / "long.shard", np.random.default_rng(0)
     with ShardWriter(path, vocab_size=256) as writer:
-        writer.begin("long")
-        for start in range(0, num_tokens, 1 << 16):
-            writer.append(rng.integers(0, 256, min(1 << 16, num_tokens - start), dtype=np.uint8))
+        sizes = (min(1 << 16, num_tokens - start) for start in range(0, num_tokens, 1 << 16))
+        writer.write("long", (rng.integers(0, 256, size, dtype=np.uint8) for size in sizes))
     tokens, progress = TokenSet([Shard(path)], vocab_size=256), SimpleNamespace(update=count)
     config = EvaluateConfig(window=512, protocol=way, chunk=1024)
     evaluate(model, tokens, config, progress=progress)

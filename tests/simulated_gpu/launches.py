@@ -42,8 +42,7 @@ def operations(num_layers: int, *, gpu: SimulatedGpu, folder: Path) -> Operation
     train: TrainConfig = typed(TrainConfig, {**config["train"], "device": "cuda"}, section="train")
     path = folder / f"{num_layers}.shard"
     with ShardWriter(path, vocab_size=_VOCAB_SIZE) as writer:
-        writer.begin("one")
-        writer.append(np.zeros((_UPDATES_BEFORE + 2) * train.chunk, dtype=np.uint8))
+        writer.write("one", [np.zeros((_UPDATES_BEFORE + 2) * train.chunk, dtype=np.uint8)])
     tokens = TokenSet([Shard(path)], vocab_size=_VOCAB_SIZE)
     model = model_from({**config, "dataset": {"vocab_size": _VOCAB_SIZE}})
     world = World(device=torch.device("cuda:0"))

@@ -10,35 +10,26 @@ GIB = 1 << 30
 V1_UNLIMITED = 0x7FFFFFFFFFFFF000
 
 
-def tree(root: Path, *, cgroup: str, mountinfo: str, files: dict[str, str]) -> Path:
+def tree(root: Path, *, cgroup: str, files: dict[str, str]) -> Path:
     """A folder with what /proc/self says, and `files` of groups, by their path below sys/fs/cgroup."""
-    written = {"proc/self/cgroup": cgroup, "proc/self/mountinfo": mountinfo}
-    written |= {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    written = {"proc/self/cgroup": cgroup} | {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
     for name, text in written.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text + "\n")
     return root
 
 
-def v2(root: Path, path: str, files: dict[str, str], *, top: str = "/") -> Path:
-    """A machine with version 2 only, whose process is in the group `path`; the group `top` is what is mounted."""
-    mountinfo = f"29 24 0:26 {top} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
-    return tree(root, cgroup=f"0::{path}", mountinfo=mountinfo, files=files)
+def v2(root: Path, path: str, files: dict[str, str]) -> Path:
+    """A machine with version 2 only, whose process is in the group `path`."""
+    return tree(root, cgroup=f"0::{path}", files=files)
 
 
-def v1(root: Path, path: str, files: dict[str, str], *, top: str = "/") -> Path:
+def v1(root: Path, path: str, files: dict[str, str]) -> Path:
     """A machine with version 1, and an empty tree of version 2 beside it."""
-    mountinfo = "\n".join(
-        [
-            "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755",
-            f"32 31 0:29 {top} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct",
-            f"33 31 0:30 {top} /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory",
-            "34 31 0:31 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",
-        ]
-    )
-    return tree(
-        root, cgroup=f"5:memory:{path}\n4:cpu,cpuacct:{path}\n1:name=systemd:/\n0::/", mountinfo=mountinfo, files=files
-    )
+    cgroup = f"5:memory:{path}\n4:cpu,cpuacct:{path}\n1:name=systemd:/\n0::/"
+    (root / "sys/fs/cgroup").mkdir(parents=True)
+    (root / "sys/fs/cgroup/cpu").symlink_to("cpu,cpuacct")  # as systemd and container engines make it
+    return tree(root, cgroup=cgroup, files=files)
 
 
 def test_without_control_groups_there_is_no_limit(tmp_path: Path) -> None:
@@ -97,17 +88,22 @@ def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "top"),
+    "path",
     [
-        ("/docker/abc", "/docker/abc"),  # the container's own group is what is mounted
-        ("/docker/abc", "/other"),  # the path is one of the host's, of which nothing is mounted
-        ("/../../abc", "/"),  # the process came from outside of the namespace
+        "/docker/abc",  # one of the host's, of which the container sees nothing but its own group, as the root
+        "/../../abc",  # the process came from outside of the namespace
     ],
 )
-def test_a_container_that_sees_the_path_of_the_host(tmp_path: Path, path: str, top: str) -> None:
+def test_a_container_that_sees_the_path_of_the_host(tmp_path: Path, path: str) -> None:
     files = {"memory/memory.limit_in_bytes": str(GIB), "memory.max": str(GIB)}
-    assert container.memory_limit_bytes(v1(tmp_path / "v1", path, files, top=top)) == GIB
-    assert container.memory_limit_bytes(v2(tmp_path / "v2", path, files, top=top)) == GIB
+    assert container.memory_limit_bytes(v1(tmp_path / "v1", path, files)) == GIB
+    assert container.memory_limit_bytes(v2(tmp_path / "v2", path, files)) == GIB
+
+
+def test_a_group_of_another_controller_does_not_count(tmp_path: Path) -> None:
+    files = {"memory/memory.limit_in_bytes": str(4 * GIB), "memory/other/memory.limit_in_bytes": str(GIB)}
+    root = tree(tmp_path, cgroup="5:memory:/\n1:name=systemd:/other\n3:pids:/other", files=files)
+    assert container.memory_limit_bytes(root) == 4 * GIB
 
 
 def test_files_of_another_form_are_no_limit(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import MISSING, fields
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -38,10 +38,10 @@ def refuses(make: Any, name: str, value: float) -> None:
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_every_number_is_one_that_a_machine_can_count(config: Any) -> None:
     needed = {field.name: 11 for field in fields(config) if field.default is field.default_factory is MISSING}
-    for field in fields(config):
-        for kind in {int, float} & {field.type, *get_args(field.type)}:
+    for name, hint in get_type_hints(config).items():
+        for kind in {int, float} & {hint, *get_args(hint)}:
             for value in BAD[kind]:
-                refuses(lambda **given: config(**needed | given), field.name, value)
+                refuses(lambda **given: config(**needed | given), name, value)
 
 
 def test_a_model_of_another_package_needs_no_rules_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from waveform.analyses.plots import save_analysis
 from waveform.analyses.report import describe
 from waveform.analyses.state_reuse import state_reuse_speed
 from waveform.engine.interface import optional_parts
-from waveform.engine.rows import fast_rows
+from waveform.engine.state_ram import fast_rows
 from waveform.engine.token_set import TokenSet
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.opened import TrainedRun

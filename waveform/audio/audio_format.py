@@ -6,20 +6,19 @@ This module alone knows rates in hertz. Everything else gets a data set's format
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from torch import Tensor
 
 from waveform.audio import linear, mulaw
 from waveform.system.errors import UserError
-from waveform.system.rules import Rule, check_rules, one_of, or_null, whole_number
+from waveform.system.rules import Rule, check_rules, one_of, whole_number
 
 CD_RATE_HZ = 44_100  # of the audio files that `bench` synthesises
 WIDEBAND_HZ = 16_000  # of the speech that networks which predict opinions were trained on
 LOOKS_AHEAD = " (each clip scaled by its own range, which looks ahead)"
-_MOST_HZ = 192_000
-_LEAST_HZ = 1_000
+_RATE = Rule(lambda value: 1_000 <= value <= 192_000, "it must be from 1,000 to 192,000")
 _QUANTISERS: dict[str, tuple[ModuleType, dict[str, bool]]] = {  # and options of their functions
     "mu_law": (mulaw, {}),
     "linear": (linear, {}),
@@ -27,15 +26,7 @@ _QUANTISERS: dict[str, tuple[ModuleType, dict[str, bool]]] = {  # and options of
     "linear_floor": (linear, {"floor": True}),
 }
 _STORED_AS = {name: name.replace("mu_law", "mu-law").replace("_", "-") for name in _QUANTISERS}  # in dataset.json
-_LEAST_PIECE = 100  # samples; a shorter one is a duration by mistake
-_RULES = {
-    "sample_rate_hz": Rule(
-        lambda value: _LEAST_HZ <= value <= _MOST_HZ, f"it must be from {_LEAST_HZ:,} to {_MOST_HZ:,}"
-    ),
-    "quantiser": one_of(*_QUANTISERS),
-    "normalise": one_of("none", "clip"),
-    "piece_samples": or_null(whole_number(_LEAST_PIECE)),
-}
+_PIECE = whole_number(100)  # samples; fewer are a duration by mistake
 
 
 @dataclass(frozen=True)
@@ -46,15 +37,17 @@ class AudioFormat:
     range, for a quantiser or a scale that does not exist, and for `drop_rest` without pieces.
     """
 
-    sample_rate_hz: int = 24_000
+    sample_rate_hz: Annotated[int, _RATE] = 24_000
     # mu_law | linear, to the nearest of 256 values; mu_law_floor | linear_floor: rounded down, as for published figures
-    quantiser: str = "mu_law"
-    normalise: str = "none"  # none; clip: each utterance is scaled by its own range to -1..1, which looks ahead
-    piece_samples: int | None = None  # recordings are cut into utterances of so many samples; None: not cut
+    quantiser: Annotated[str, one_of(*_QUANTISERS)] = "mu_law"
+    # None; clip: each utterance is scaled by its own range to -1..1, which looks ahead
+    normalise: Annotated[str, one_of("none", "clip")] = "none"
+    # Recordings are cut into utterances of so many samples; None: not cut
+    piece_samples: Annotated[int, _PIECE] | None = None
     drop_rest: bool = False  # leave out what remains of a recording after its last whole piece
 
     def __post_init__(self) -> None:
-        check_rules(self, _RULES, section="data")
+        check_rules(self, section="data")
         if self.drop_rest and self.piece_samples is None:
             raise UserError(
                 "data.drop_rest is True, but data.piece_samples is None: recordings are not cut, and nothing remains; "

@@ -72,6 +72,5 @@ def random_tokens(folder: Path, *, vocab_size: int, num_rows: int, length: int) 
     path, rng = folder / "random.shard", np.random.default_rng(0)
     with ShardWriter(path, vocab_size=vocab_size) as writer:
         for row in range(num_rows):
-            writer.begin(str(row))
-            writer.append(rng.integers(vocab_size, size=length, dtype=np.uint8))
+            writer.write(str(row), [rng.integers(vocab_size, size=length, dtype=np.uint8)])
     return TokenSet([Shard(path)], vocab_size=vocab_size)

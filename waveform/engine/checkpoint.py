@@ -15,8 +15,9 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -101,33 +102,14 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:  # has the operating system's reason only in words
-        number = re.search(r"os error (\d+)", str(error))
-        with explain_write_errors(path):
-            raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error)) from error
+        found = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) if found else OSError(str(error)) from error
     sync(path)
 
 
 def _optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     state = optimiser.state_dict()["state"]
     return {f"{index}/{name}": value for index, values in state.items() for name, value in values.items()}
-
-
-def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    content = optimiser.state_dict()
-    content["state"] = {}
-    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    for key, value in tensors.items():
-        index, name = key.split("/")
-        if name != "step" and value.shape != parameters[int(index)].shape:
-            raise ValueError(f"{key} has shape {tuple(value.shape)}")
-        own = value if name == "step" else like_parameter(value, parameters[int(index)])
-        content["state"].setdefault(int(index), {})[name] = own
-    optimiser.load_state_dict(content)
-
-
-def _restore_model(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    like = model.state_dict()
-    model.load_state_dict({name: like_parameter(value, like[name]) for name, value in weights.items()})
 
 
 def _gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
@@ -159,12 +141,13 @@ def save(
     """
     parent = run_dir / CHECKPOINTS_DIR
     final, partial = parent / f"step_{progress.step:08d}", parent / f".step_{progress.step:08d}.partial"
-    with explain_write_errors(partial), _removed_on_error(partial, world):
+    with explain_write_errors(partial), ExitStack() as cleanup:
         with world.first_alone():
             if world.is_first:
                 parent.mkdir(parents=True, exist_ok=True)
                 _clear_leftovers(parent)
                 partial.mkdir()
+                cleanup.callback(shutil.rmtree, partial, ignore_errors=True)  # if it does not get its name
         rank_tensors = {f"state/{i:05d}": tensor for i, tensor in enumerate(state_tensors(state))}
         rank_tensors |= {f"random/{name}": tensor for name, tensor in random_state(world.device).items()}
         _write_tensors(partial / f"rank_{world.rank}.safetensors", rank_tensors)
@@ -182,23 +165,10 @@ def save(
                 write_file(partial / _COMPLETE, json.dumps(digests).encode())
                 sync(partial)
                 # A checkpoint of this or a later step must be damaged, or this run would have resumed from it.
-                for stale in parent.glob("step_*"):
-                    if _step(stale) is not None and (_step(stale) or 0) >= progress.step:
-                        _remove(stale)
+                _remove(folder for step, folder in _folders(run_dir).items() if step >= progress.step)
                 os.replace(partial, final)
                 sync(parent)
-                for old in _folders(run_dir)[keep:]:
-                    _remove(old)
-
-
-@contextmanager
-def _removed_on_error(partial: Path, world: World) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        if world.is_first:
-            shutil.rmtree(partial, ignore_errors=True)
-        raise
+                _remove(list(_folders(run_dir).values())[keep:])
 
 
 def tidy(run_dir: Path, *, found: Checkpoint | None, keep: int) -> None:
@@ -210,9 +180,8 @@ def tidy(run_dir: Path, *, found: Checkpoint | None, keep: int) -> None:
     with explain_write_errors(run_dir / CHECKPOINTS_DIR):
         _clear_leftovers(run_dir / CHECKPOINTS_DIR)
         if found is not None:
-            older = [folder for folder in _folders(run_dir) if (_step(folder) or 0) < found.step]
-            for old in older[keep - 1 :]:
-                _remove(old)
+            older = [folder for step, folder in _folders(run_dir).items() if step < found.step]
+            _remove(older[keep - 1 :])
 
 
 def _clear_leftovers(parent: Path) -> None:
@@ -220,71 +189,65 @@ def _clear_leftovers(parent: Path) -> None:
         shutil.rmtree(leftover)
 
 
-def _remove(folder: Path) -> None:
-    """Remove a checkpoint; a process killed meanwhile leaves one that does not count and is cleared later."""
-    hidden = folder.with_name(f".{folder.name}.removed")
-    os.replace(folder, hidden)
-    shutil.rmtree(hidden)
+def _remove(folders: Iterable[Path]) -> None:
+    """Remove checkpoints; a process killed meanwhile leaves one that does not count and is cleared later."""
+    for folder in folders:
+        hidden = folder.with_name(f".{folder.name}.removed")
+        os.replace(folder, hidden)
+        shutil.rmtree(hidden)
 
 
-def _step(folder: Path) -> int | None:
-    """The step in a checkpoint folder's name, or None for another folder."""
-    digits = folder.name.removeprefix("step_")
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 18 else None
+def _folders(run_dir: Path) -> dict[int, Path]:
+    """Checkpoint folders by their step, newest first."""
+    named = ((path, path.name.removeprefix("step_")) for path in (run_dir / CHECKPOINTS_DIR).glob("step_*"))
+    found = {int(digits): path for path, digits in named if re.fullmatch("[0-9]{1,17}", digits)}
+    return dict(sorted(found.items(), reverse=True))
 
 
-def _folders(run_dir: Path) -> list[Path]:
-    """Checkpoint folders, newest first."""
-    found = [path for path in (run_dir / CHECKPOINTS_DIR).glob("step_*") if _step(path) is not None]
-    return sorted(found, key=lambda path: _step(path) or 0, reverse=True)
-
-
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path) -> dict[str, Any]:
     if not stat.S_ISREG(path.lstat().st_mode):
         raise UserError(f"{path} is not a regular file")
     try:
-        return json.loads(path.read_bytes())
+        return msgspec.convert(json.loads(path.read_bytes()), dict[str, Any])
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error})") from error
 
 
 def _open(folder: Path) -> Checkpoint:
+    """A checkpoint with all its files, and with whatever its progress says that `TrainingProgress` does not know."""
     try:
         digests = _read_json(folder / _COMPLETE)
-        if not isinstance(digests, dict) or any(Path(name).name != name or name == ".." for name in digests):
-            raise UserError(f"{folder / _COMPLETE} is damaged")
-        for name, digest in digests.items():
-            if _digest(folder / name) != digest:
-                raise UserError(f"{folder / name} is damaged or cut short, or {folder / _COMPLETE} is")
-        progress, conditions = _read_progress(folder)
-        of_training = [_OPTIMISER, *(f"rank_{rank}.safetensors" for rank in range(progress.num_ranks))]
-        for name in (_MODEL, _PROGRESS, *(() if progress.weights_only else of_training)):
-            if name not in digests:
-                raise UserError(f"{folder / _COMPLETE} is damaged (it lacks {name})")
-        return Checkpoint(folder, progress, conditions)
+        _verify(folder, [_PROGRESS], digests)  # first, because it says which other files there are
+        content = _read_json(folder / _PROGRESS)
+        if content.get("format", 1) != FORMAT:
+            raise OtherFormat(
+                f"{folder} has format {content['format']!r}, and this waveform reads format {FORMAT}; use the version "
+                "of waveform that wrote it, or another run folder"
+            )
+        progress = msgspec.convert(content, TrainingProgress)
+        if progress.step != int(folder.name.removeprefix("step_")):
+            raise ValueError(f"it is of step {progress.step}")
+        _verify(folder, _files(progress.num_ranks, weights_only=progress.weights_only), digests)
+    except ValueError as error:
+        raise UserError(f"{folder / _PROGRESS} is not the progress of this checkpoint ({error})") from error
     except FileNotFoundError as error:
-        doubt = "" if error.filename == str(folder / _COMPLETE) else f", or {folder / _COMPLETE} is damaged"
-        raise UserError(f"{error.filename} is missing{doubt}") from error
+        raise UserError(f"{error.filename} is missing") from error
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
+    known = {"format", *TrainingProgress.__struct_fields__}
+    return Checkpoint(folder, progress, {key: value for key, value in content.items() if key not in known})
 
 
-def _read_progress(folder: Path) -> tuple[TrainingProgress, dict[str, Any]]:
-    """The progress, and the rest of the file. Raises UserError for content that `save` did not write."""
-    content = _read_json(folder / _PROGRESS)
-    if isinstance(content, dict) and content.get("format", 1) != FORMAT:
-        raise OtherFormat(
-            f"{folder} has format {content['format']!r}, and this waveform reads format {FORMAT}; use the version of "
-            "waveform that wrote it, or another run folder"
-        )
-    try:
-        progress = msgspec.convert(content, TrainingProgress)
-        if progress.step != _step(folder):
-            raise ValueError(f"it is of step {progress.step}")
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{folder / _PROGRESS} is not the progress of this checkpoint ({error})") from error
-    fields = {"format", *TrainingProgress.__struct_fields__}
-    return progress, {key: value for key, value in content.items() if key not in fields}
+def _files(num_ranks: int, *, weights_only: bool) -> list[str]:
+    """What a checkpoint must hold, besides the digests of these files."""
+    of_training = [_OPTIMISER, *(f"rank_{rank}.safetensors" for rank in range(num_ranks))]
+    return [_MODEL, _PROGRESS, *([] if weights_only else of_training)]
+
+
+def _verify(folder: Path, names: list[str], digests: dict[str, Any]) -> None:
+    for name in names:
+        if _digest(folder / name) != digests.get(name):
+            raise UserError(f"{folder / name} is damaged or cut short, or {folder / _COMPLETE} is")
 
 
 def newest(run_dir: Path) -> Checkpoint | None:
@@ -293,13 +256,13 @@ def newest(run_dir: Path) -> Checkpoint | None:
     Damaged ones are passed over with a warning. Raises UserError if all of them are damaged.
     """
     problems = []
-    for folder in _folders(run_dir):
+    for folder in _folders(run_dir).values():
         try:
             found = _open(folder)
         except OtherFormat:
             raise
         except UserError as error:
-            if folder not in _folders(run_dir):  # training has just removed it, for a newer one
+            if folder not in _folders(run_dir).values():  # training has just removed it, for a newer one
                 return newest(run_dir)
             problems.append(str(error))
             continue
@@ -313,7 +276,7 @@ def newest(run_dir: Path) -> Checkpoint | None:
 
 def newest_complete(run_dir: Path, *, at_most: int) -> list[Checkpoint]:
     """The newest complete checkpoints, newest first. Raises UserError if one of them is damaged."""
-    return [_open(folder) for folder in _folders(run_dir)[:at_most]]
+    return [_open(folder) for folder in list(_folders(run_dir).values())[:at_most]]
 
 
 def read_while_training(run_dir: Path, read: Callable[[], _Read]) -> _Read:
@@ -326,7 +289,7 @@ def read_while_training(run_dir: Path, read: Callable[[], _Read]) -> _Read:
         try:
             return read()
         except (UserError, OSError):
-            if set(before) <= set(_folders(run_dir)):
+            if before.keys() <= _folders(run_dir).keys():
                 raise
 
 
@@ -335,22 +298,13 @@ def copy(checkpoint: Checkpoint, run_dir: Path, *, weights_only: bool) -> None:
     weights_only = weights_only or checkpoint.progress.weights_only
     folder = run_dir / CHECKPOINTS_DIR / checkpoint.folder.name
     folder.mkdir(parents=True)
-    names = [_MODEL, _PROGRESS] if weights_only else _read_json(checkpoint.folder / _COMPLETE)
+    names = _files(checkpoint.progress.num_ranks, weights_only=weights_only)
     for name in names:
         shutil.copyfile(checkpoint.folder / name, folder / name)
     if weights_only:
         content = _read_json(folder / _PROGRESS) | {"weights_only": True, "cursor": {}}
         (folder / _PROGRESS).write_text(json.dumps(content))
     (folder / _COMPLETE).write_text(json.dumps({name: _digest(folder / name) for name in sorted(names)}))
-
-
-def _require_training(checkpoint: Checkpoint) -> None:
-    """Raises UserError if a checkpoint has weights but nothing to continue training with."""
-    if checkpoint.progress.weights_only:
-        raise UserError(
-            f"{checkpoint.folder} was exported without its optimiser, so training cannot continue from it exactly; "
-            "begin another run with its weights: train ... --from"
-        )
 
 
 def restore(
@@ -363,24 +317,17 @@ def restore(
     start from the seed. Raises UserError, naming the checkpoint, if its tensors do not fit this model, or if its state
     is that of another version.
     """
-    _require_training(checkpoint)
-    weights, moments = checkpoint.model_weights(), _read_tensors(checkpoint.folder / _OPTIMISER)
-    try:  # ranks do not communicate here, so any error comes from the content
-        _restore_model(model, weights)
-        _restore_optimiser(optimiser, moments)
+    restore_weights(checkpoint, model)
+    restore_optimiser(checkpoint, optimiser)
+    with _unless(f"{checkpoint.folder} does not hold what this run needs", then="; restore it"):
         return _restore_rows(checkpoint, fresh=fresh, world=world)
-    except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:
-        what = " ".join(str(error).split())[:200]
-        raise UserError(f"{checkpoint.folder} does not hold what this run needs ({what}); restore it") from error
 
 
 def restore_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
     """Load the model's weights in place. Raises UserError, naming the checkpoint, if they do not fit."""
-    try:
-        _restore_model(model, checkpoint.model_weights())
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        what = " ".join(str(error).split())[:200]
-        raise UserError(f"the weights in {checkpoint.folder} do not fit this model ({what})") from error
+    with _unless(f"the weights in {checkpoint.folder} do not fit this model"):
+        like, weights = model.state_dict(), checkpoint.model_weights()
+        model.load_state_dict({name: like_parameter(value, like[name]) for name, value in weights.items()})
 
 
 def restore_optimiser(checkpoint: Checkpoint, optimiser: torch.optim.Optimizer) -> None:
@@ -389,32 +336,49 @@ def restore_optimiser(checkpoint: Checkpoint, optimiser: torch.optim.Optimizer) 
     The optimiser has the parameters of training in their order. Raises UserError if the checkpoint does not fit them,
     or was exported without it.
     """
-    _require_training(checkpoint)
+    if checkpoint.progress.weights_only:
+        raise UserError(
+            f"{checkpoint.folder} was exported without its optimiser, so training cannot continue from it exactly; "
+            "begin another run with its weights: train ... --from"
+        )
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    content = optimiser.state_dict() | {"state": defaultdict(dict)}
+    with _unless(f"{checkpoint.folder} does not hold what this run needs", then="; restore it"):
+        for key, value in _read_tensors(checkpoint.folder / _OPTIMISER).items():
+            index, name = key.split("/")
+            parameter = parameters[int(index)]
+            if name != "step" and value.shape != parameter.shape:
+                raise ValueError(f"{key} has shape {tuple(value.shape)}")
+            content["state"][int(index)][name] = value if name == "step" else like_parameter(value, parameter)
+        optimiser.load_state_dict(content)
+
+
+@contextmanager
+def _unless(problem: str, *, then: str = "") -> Iterator[None]:
+    """Say what is wrong with a checkpoint if loading fails; ranks do not communicate within, so its content is."""
     try:
-        _restore_optimiser(optimiser, _read_tensors(checkpoint.folder / _OPTIMISER))
+        yield
     except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:
-        what = " ".join(str(error).split())[:200]
-        raise UserError(f"{checkpoint.folder} does not hold what this run needs ({what}); restore it") from error
+        raise UserError(f"{problem} ({' '.join(str(error).split())[:200]}){then}") from error
 
 
 def _restore_rows(checkpoint: Checkpoint, *, fresh: State, world: World) -> State:
     """The state of this rank's rows; restores its random numbers."""
     num_ranks = checkpoint.progress.num_ranks
     same = num_ranks == world.size
-    ranks = [world.rank] if same else list(range(num_ranks))
+    ranks = [world.rank] if same else range(num_ranks)
     parts = [_read_tensors(checkpoint.folder / f"rank_{rank}.safetensors") for rank in ranks]
     names = sorted(name for name in parts[0] if name.startswith("state/"))
-    joined = [torch.cat([part[name] for part in parts]) for name in names]
-    if len(joined) != len(state_tensors(fresh)):
+    if len(names) != len(state_tensors(fresh)):
         raise UserError(
-            f"{checkpoint.folder} holds {len(joined)} tensors of state and this version's model has "
+            f"{checkpoint.folder} holds {len(names)} tensors of state and this version's model has "
             f"{len(state_tensors(fresh))}, so another version of waveform wrote it; it can be evaluated and sampled, "
             "but training cannot continue from it: train in another run folder"
         )
-    remaining = iter(joined)
+    saved = (torch.cat([part[name] for part in parts]) for name in names)
 
     def own_rows(like: Tensor) -> Tensor:
-        rows = next(remaining)
+        rows = next(saved)
         if not same:
             rows = rows[world.rank * len(like) :][: len(like)]
         if rows.shape != like.shape:
@@ -423,9 +387,8 @@ def _restore_rows(checkpoint: Checkpoint, *, fresh: State, world: World) -> Stat
 
     state = map_state(own_rows, fresh)
     if same:
-        prefix = "random/"
-        kept = {name.removeprefix(prefix): value for name, value in parts[0].items() if name.startswith(prefix)}
-        set_random_state(kept, world.device)
+        generators = {name.removeprefix("random/"): value for name, value in parts[0].items() if name not in names}
+        set_random_state(generators, world.device)
     elif world.is_first:
         print(
             f"note: saved by {num_ranks} processes, resumed by {world.size}: weights and optimiser continue exactly, "

@@ -56,16 +56,10 @@ def write_dataset(dataset: Dataset) -> Dataset:
     """
     names = [name for names in dataset.splits.values() for name in names]
     dataset = replace(dataset, digests={name: Shard(dataset.folder / name).digest for name in names})
-    content = {
-        "format": _FORMAT,
-        "vocab_size": dataset.vocab_size,
-        "modality": dataset.modality,
-        "splits": dataset.splits,
-        "digests": dataset.digests,
-        "sources": dataset.sources,
-    }
-    if dataset.labels:
-        content["labels"] = dataset.labels
+    content = {"format": _FORMAT, **vars(dataset)}
+    del content["folder"]
+    if not dataset.labels:
+        del content["labels"]
     write_file(dataset.folder / DATASET_FILE, json.dumps(with_checksum(content), indent=1, ensure_ascii=True).encode())
     return dataset
 
@@ -82,19 +76,11 @@ def read_dataset(folder: Path) -> Dataset:
             raise UserError(f"{path} has format {content['format']!r}, not {_FORMAT}; {again}")
         verify_checksum(content)
         dataset = msgspec.convert({**content, "folder": folder}, Dataset)
-        for name in [name for names in dataset.splits.values() for name in names]:
-            if not _lies_within(name):
-                raise ValueError(f"it names the file {name!r}, which is not in its folder")
+        for path_within in [PurePosixPath(name) for names in dataset.splits.values() for name in names]:
+            if path_within.is_absolute() or ".." in path_within.parts:
+                raise ValueError(f"it names the file {str(path_within)!r}, which is not in its folder")
         return dataset
     except FileNotFoundError:
         raise UserError(f"{folder} is not a prepared data set (it has no {DATASET_FILE})") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise UserError(f"{path} is damaged ({error}); {again}") from error
-
-
-def _lies_within(name: Any) -> bool:
-    """Whether `name` is a relative path that stays within its folder, links aside."""
-    if not isinstance(name, str) or not name or "\0" in name:
-        return False
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from waveform.engine.interface import SequenceModel, to_device
 from waveform.engine.metrics import bits
-from waveform.engine.rows import fast_rows
 from waveform.engine.scored_window import ScoredWindow
 from waveform.engine.single_pass import DealtWindow, score_once
+from waveform.engine.state_ram import fast_rows
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
 from waveform.system.errors import UserError

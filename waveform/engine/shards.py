@@ -19,10 +19,12 @@ import os
 import struct
 import weakref
 from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -34,15 +36,13 @@ from waveform.system.errors import Trouble, UserError
 _MAGIC = b"WFSHARD1"
 _HEADER = struct.Struct("<8sQQ32s8s")
 _RESERVED = bytes(8)
-_DTYPES = {"uint8": np.uint8, "uint16": np.uint16, "int32": np.int32}
+DType = Literal["uint8", "uint16", "int32"]
 _VERIFY_BLOCK = 1 << 22  # tokens
 
 
-def dtype_for(vocab_size: int) -> str:
+def dtype_for(vocab_size: int) -> DType:
     """The smallest dtype of a shard that can hold tokens 0..vocab_size - 1."""
-    return next(
-        name for name, dtype in _DTYPES.items() if vocab_size <= 1 << np.dtype(dtype).itemsize * 8 - (name == "int32")
-    )
+    return next(name for name in get_args(DType) if vocab_size - 1 <= np.iinfo(name).max)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Utterance:
 class _Index(msgspec.Struct):
     """The JSON at the end of a shard."""
 
-    dtype: Literal["uint8", "uint16", "int32"]
+    dtype: DType
     vocab_size: Annotated[int, msgspec.Meta(ge=0)]
     counts: list[int]  # of each token
     utterances: list[tuple[str, Annotated[int, msgspec.Meta(ge=0)], str]]  # name, length, digest
@@ -67,18 +67,14 @@ class _Index(msgspec.Struct):
 class ShardWriter:
     """Writes one shard. Use as a context manager: an exception leaves no file behind.
 
-    `begin(name)` opens an utterance and `append(tokens)`, as often as needed, fills it; `discard()` takes back one that
-    turns out bad. Raises UserError if the disk refuses.
+    Raises UserError if the disk refuses.
     """
 
-    def __init__(self, path: Path, *, vocab_size: int, dtype: str = "uint8") -> None:
+    def __init__(self, path: Path, *, vocab_size: int, dtype: DType = "uint8") -> None:
         self.path = path
         self._partial = path.with_name(f".{path.name}.partial")
-        self._vocab_size, self._dtype_name, self._dtype = vocab_size, dtype, np.dtype(_DTYPES[dtype])
-        self._utterances: list[Utterance] = []
+        self._index = _Index(dtype, vocab_size, [], [])
         self._counts = np.zeros(vocab_size, dtype=np.int64)
-        self._start = self._length = 0
-        self._open_name: str | None = None
 
     def __enter__(self) -> "ShardWriter":
         with explain_write_errors(self.path):
@@ -86,66 +82,47 @@ class ShardWriter:
             self._file.write(bytes(_HEADER.size))
         return self
 
-    def begin(self, name: str) -> None:
-        """Start the next utterance."""
-        self._finish_utterance()
-        self._open_name, self._length = name, 0
-        self._hash = hashlib.blake2b(digest_size=16)
-        self._utterance_counts = np.zeros(self._vocab_size, dtype=np.int64)
+    def write(self, name: str, blocks: Iterable[np.ndarray | Sequence[int]]) -> int:
+        """Write an utterance, whose blocks are tokens [n], each in 0..vocab_size - 1; returns how many it has.
 
-    def append(self, tokens: np.ndarray) -> None:
-        """Add tokens [n], each in 0..vocab_size - 1, to the open utterance."""
-        assert self._open_name is not None and tokens.ndim == 1
-        tokens = np.ascontiguousarray(tokens, dtype=self._dtype)
-        counts = _counts(tokens, vocab_size=self._vocab_size)
-        assert len(counts) == self._vocab_size, "a token is outside the vocabulary"
-        self._utterance_counts += counts
-        self._hash.update(tokens.data)
-        self._length += len(tokens)
-        with explain_write_errors(self.path):
-            self._file.write(tokens.data)
+        If `blocks` raise an exception, nothing is left of the utterance.
+        """
+        start, length, digest = self._file.tell(), 0, hashlib.blake2b(digest_size=16)
+        counts = np.zeros_like(self._counts)
+        try:
+            for block in blocks:
+                tokens = np.ascontiguousarray(block, dtype=self._index.dtype)
+                counts_of_block = _counts(tokens, vocab_size=len(counts))
+                assert len(counts_of_block) == len(counts), "a token is outside the vocabulary"
+                counts += counts_of_block
+                digest.update(tokens.data)
+                length += len(tokens)
+                with explain_write_errors(self.path):
+                    self._file.write(tokens.data)
+        except BaseException:
+            with explain_write_errors(self.path):
+                self._file.seek(start)
+                self._file.truncate()
+            raise
+        self._counts += counts
+        self._index.utterances.append((name, length, digest.hexdigest()))
+        return length
 
-    def discard(self) -> None:
-        """Forget the open utterance and what was written of it."""
-        self._open_name = None
-        with explain_write_errors(self.path):
-            self._file.seek(_HEADER.size + self._start * self._dtype.itemsize)
-            self._file.truncate()
-
-    def _finish_utterance(self) -> None:
-        if self._open_name is not None:
-            self._utterances.append(Utterance(self._open_name, self._start, self._length, self._hash.hexdigest()))
-            self._counts += self._utterance_counts
-            self._start += self._length
-            self._open_name = None
-
-    def _finish_file(self) -> None:
-        index = json.dumps(
-            {
-                "dtype": self._dtype_name,
-                "vocab_size": self._vocab_size,
-                "counts": self._counts.tolist(),
-                "utterances": [[u.name, u.length, u.digest] for u in self._utterances],
-            }
-        ).encode()
+    def _finish(self) -> None:
+        self._index.counts = self._counts.tolist()
+        index = json.dumps(msgspec.to_builtins(self._index)).encode()
+        payload_bytes = self._file.tell() - _HEADER.size
         self._file.write(index)
         self._file.seek(0)
-        payload_bytes = self._start * self._dtype.itemsize
-        digest = hashlib.blake2b(index, digest_size=32).digest()
-        self._file.write(_HEADER.pack(_MAGIC, payload_bytes, len(index), digest, _RESERVED))
+        self._file.write(_HEADER.pack(_MAGIC, payload_bytes, len(index), _index_digest(index), _RESERVED))
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            with explain_write_errors(self.path):
+            with explain_write_errors(self.path), self._file:
                 if kind is None:
-                    self._finish_utterance()
-                    self._finish_file()
-                self._file.close()
-                if kind is None:
+                    self._finish()
                     os.replace(self._partial, self.path)
                     sync(self.path.parent)
         finally:
@@ -160,6 +137,10 @@ def _counts(tokens: np.ndarray, *, vocab_size: int) -> np.ndarray:
     return np.bincount(tokens, minlength=vocab_size)
 
 
+def _index_digest(index: bytes) -> bytes:
+    return hashlib.blake2b(index, digest_size=32).digest()
+
+
 class Shard:
     """One shard, opened for reading. Raises UserError, naming the file, if it is missing, cut or damaged.
 
@@ -171,47 +152,40 @@ class Shard:
         self.path = path
         try:
             if not path.is_file():  # opening a pipe would block
-                what = "not a regular file" if path.exists() else "missing"
-                raise UserError(f"{path} is {what}; prepare the data again")
-            with open(path, "rb") as file:
-                header = file.read(_HEADER.size)
-                if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-                    raise UserError(f"{path} is not a token shard; prepare the data again")
-                _, payload_bytes, index_bytes, digest, reserved = _HEADER.unpack(header)
-                if os.fstat(file.fileno()).st_size != _HEADER.size + payload_bytes + index_bytes:
-                    raise UserError(f"{path} is cut short or has grown; prepare the data again")
-                file.seek(_HEADER.size + payload_bytes)
-                raw_index = file.read(index_bytes)
-                self._file = os.dup(file.fileno())
-                weakref.finalize(self, os.close, self._file)
-                self._known = _size_and_time(self._file)
+                raise self._refusal("is not a regular file" if path.exists() else "is missing")
+            self._file = os.open(path, os.O_RDONLY)
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}; prepare the data again") from error
-        if reserved != _RESERVED or hashlib.blake2b(raw_index, digest_size=32).digest() != digest:
-            raise UserError(f"{path} is damaged (the index's checksum differs); prepare the data again")
+        weakref.finalize(self, os.close, self._file)
+        self._known = self._size_and_time()
+        header = self._read_bytes(0, _HEADER.size)
+        if len(header) < _HEADER.size or not header.startswith(_MAGIC):
+            raise self._refusal("is not a token shard")
+        _, payload_bytes, index_bytes, digest, reserved = _HEADER.unpack(header)
+        if self._known[0] != _HEADER.size + payload_bytes + index_bytes:
+            raise self._refusal("is cut short or has grown")
+        raw_index = self._read_bytes(_HEADER.size + payload_bytes, index_bytes)
+        if reserved != _RESERVED or _index_digest(raw_index) != digest:
+            raise self._refusal("is damaged (the index's checksum differs)")
         self.digest = digest.hex()  # of the index, and so of everything that it holds digests of
         try:
-            self._read_index(msgspec.convert(json.loads(raw_index), _Index), payload_bytes)
+            self._adopt(msgspec.convert(json.loads(raw_index), _Index), payload_bytes)
         except (ValueError, RecursionError, OverflowError) as error:
-            raise UserError(f"{path} has an index that is not a shard's ({error}); prepare the data again") from error
+            raise self._refusal(f"has an index that is not a shard's ({error})") from error
 
-    def _read_index(self, index: _Index, payload_bytes: int) -> None:
-        """Adopt an index, which a checksum shows to be complete but not to come from `ShardWriter`."""
+    def _adopt(self, index: _Index, payload_bytes: int) -> None:
+        """Take over an index, which a checksum shows to be complete but not to come from `ShardWriter`."""
         self.vocab_size = index.vocab_size
-        dtype = np.dtype(_DTYPES[index.dtype])
         self.counts = np.asarray(index.counts, dtype=np.int64)
-        if len(self.counts) != self.vocab_size:
-            raise ValueError(f"a vocabulary of {self.vocab_size}, but counts of {len(self.counts)} tokens")
-        self.utterances: list[Utterance] = []
-        start = 0
-        for name, length, digest in index.utterances:
-            self.utterances.append(Utterance(name, start, length, digest))
-            start += length
-        if start * dtype.itemsize != payload_bytes or self.counts.sum() != start:
-            raise ValueError(f"{start} tokens of {dtype} in {payload_bytes} bytes")
-        self._dtype = dtype
-        self._starts = [utterance.start for utterance in self.utterances]
-        self._verified = [False] * len(self.utterances)
+        self._dtype = np.dtype(index.dtype)
+        starts = list(accumulate((length for _, length, _ in index.utterances), initial=0))
+        num_tokens = starts[-1]
+        sizes = (num_tokens * self._dtype.itemsize, self.counts.sum(), len(self.counts))
+        if sizes != (payload_bytes, num_tokens, self.vocab_size):
+            raise ValueError(f"{num_tokens} tokens of {self.vocab_size} kinds in {payload_bytes} bytes")
+        entries = zip(index.utterances, starts[:-1], strict=True)
+        self.utterances = [Utterance(name, start, length, digest) for (name, length, digest), start in entries]
+        self._verified: set[int] = set()  # utterances
 
     def verify(self) -> None:
         """Read every token and verify each utterance's digest. Raises UserError naming the file and the utterance."""
@@ -224,31 +198,26 @@ class Shard:
         The utterance's digest is verified when it is first read, and again if the file has changed. Raises UserError
         naming the file and the utterance.
         """
-        while True:
-            index = bisect_right(self._starts, start) - 1
-            if not self._verified[index]:
-                self._verify(index)
-            tokens = self._read(start, stop)
-            now = _size_and_time(self._file)  # after reading, so that what was read is what is verified
-            if now == self._known:
-                return tokens
-            self._known, self._verified = now, [False] * len(self.utterances)
+        index = bisect_right(self.utterances, start, key=attrgetter("start")) - 1
+        if index not in self._verified:
+            self._verify(index)
+        tokens = self._read(start, stop)
+        now = self._size_and_time()  # after reading, so that what was read is what is verified
+        if now == self._known:
+            return tokens
+        self._known, self._verified = now, set()
+        return self.read(start=start, stop=stop)
 
     def _read(self, start: int, stop: int) -> np.ndarray:
         size = self._dtype.itemsize
-        try:
-            raw = os.pread(self._file, (stop - start) * size, _HEADER.size + start * size)
-        except OSError as error:
-            raise Trouble(f"cannot read {self.path}: {error.strerror}; check that its disk works") from error
+        raw = self._read_bytes(_HEADER.size + start * size, (stop - start) * size)
         if len(raw) != (stop - start) * size:
-            raise UserError(f"{self.path} was cut short while it was in use; prepare the data again")
+            raise self._refusal("was cut short while it was in use")
         return np.frombuffer(raw, dtype=self._dtype)
 
     def _verify(self, index: int) -> None:
-        utterance = self.utterances[index]
-        digest = hashlib.blake2b(digest_size=16)
-        stop = utterance.start + utterance.length
-        in_range = True
+        utterance, in_range = self.utterances[index], True
+        digest, stop = hashlib.blake2b(digest_size=16), utterance.start + utterance.length
         for begin in range(utterance.start, stop, _VERIFY_BLOCK):
             block = self._read(begin, min(begin + _VERIFY_BLOCK, stop))
             digest.update(block.data)
@@ -256,12 +225,19 @@ class Shard:
                 in_range = in_range and block.min() >= 0 and block.max() < self.vocab_size
         if digest.hexdigest() != utterance.digest or not in_range:
             what = "checksum" if in_range else "vocabulary"
-            raise UserError(
-                f"{self.path} is damaged (the {what} of {utterance.name!r} differs); prepare the data again"
-            )
-        self._verified[index] = True
+            raise self._refusal(f"is damaged (the {what} of {utterance.name!r} differs)")
+        self._verified.add(index)
 
+    def _read_bytes(self, start: int, num_bytes: int) -> bytes:
+        """Fewer if the file ends before."""
+        try:
+            return os.pread(self._file, num_bytes, start)
+        except OSError as error:
+            raise Trouble(f"cannot read {self.path}: {error.strerror}; check that its disk works") from error
 
-def _size_and_time(file: int) -> tuple[int, int]:
-    status = os.fstat(file)
-    return status.st_size, status.st_mtime_ns
+    def _size_and_time(self) -> tuple[int, int]:
+        status = os.fstat(self._file)
+        return status.st_size, status.st_mtime_ns
+
+    def _refusal(self, what: str) -> UserError:
+        return UserError(f"{self.path} {what}; prepare the data again")

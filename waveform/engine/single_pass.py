@@ -11,13 +11,12 @@ enabled.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from waveform.engine.interface import SequenceModel, State, take_rows
 from waveform.engine.scored_window import ScoredForward, ScoredWindow, score_window, threads_for
 from waveform.engine.state_ram import require_ram_for_state
-from waveform.engine.streams import Window, fill_row
+from waveform.engine.streams import Window, read_window, span_of
 from waveform.engine.token_set import TokenSet
 
 
@@ -73,15 +72,8 @@ def _deal_as_one(tokens: TokenSet, order: Sequence[int], *, window: int) -> Iter
 
 def _read(tokens: TokenSet, utterances: list[int], *, start: int, window: int, bos: bool, reset: bool) -> Window:
     """The window from `start` on of each of `utterances`; bos, reset: whether they, and the state, begin there."""
-    inputs = np.zeros((len(utterances), window), dtype=np.int64)
-    targets = np.zeros((len(utterances), window), dtype=np.int64)
-    lengths = np.zeros(len(utterances), dtype=np.int64)
-    for row, index in enumerate(utterances):
-        into = {"inputs": inputs[row], "targets": targets[row]}
-        lengths[row] = fill_row(tokens, index, start=start, window=window, bos=bos, **into)
-    scored = np.arange(window) < lengths[:, None]
-    arrays = (inputs, targets, scored, np.full(len(utterances), reset))
-    return Window(*(torch.from_numpy(array) for array in arrays))
+    spans = [[span_of(tokens, index, start, window=window, bos=bos)] for index in utterances]
+    return read_window(tokens, spans, window=window, reset=[reset] * len(utterances))
 
 
 def score_once(

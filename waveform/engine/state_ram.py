@@ -1,10 +1,15 @@
-"""How large the state of a model is, and whether it fits this machine's RAM."""
+"""How large the state of a model is: whether it fits this machine's RAM, and how many rows are fast side by side."""
 
 import torch
 
 from waveform.engine.interface import SequenceModel, state_tensors
 from waveform.system.errors import UserError
-from waveform.system.ram import require_ram
+from waveform.system.ram import machine_bytes, require_ram
+
+# Tokens of one call that make it fast: with fewer the time goes into starting operations, with more what they hand to
+# each other no longer fits a CPU's cache.
+_TOKENS_PER_CALL = {"cpu": 4096, "cuda": 32768}
+_STATE_SHARE = 8  # one part in so many of the memory is for the state; a call holds the old one, the new one, and more
 
 
 def row_bytes(model: SequenceModel) -> int:
@@ -23,3 +28,11 @@ def require_ram_for_state(model: SequenceModel, rows: int) -> None:
         what=f"the model's memories of {rows} rows",
         remedy="lower the batch size, model.window, model.memory or model.compressed",
     )
+
+
+def fast_rows(model: SequenceModel, *, window: int, device: torch.device) -> int:
+    """Rows for calls of `window` tokens, from sizes alone, so that a command gives the same figures each time."""
+    is_cuda = device.type == "cuda"
+    present = torch.cuda.get_device_properties(device).total_memory if is_cuda else machine_bytes()
+    fitting = present // (_STATE_SHARE * max(row_bytes(model), 1))
+    return max(1, min(_TOKENS_PER_CALL["cuda" if is_cuda else "cpu"] // window, fitting))

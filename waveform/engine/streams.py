@@ -6,10 +6,13 @@ and a run may resume on a different number of ranks.
 """
 
 import copy
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -48,6 +51,15 @@ class Chunk:
     num_whole: int  # rows without padding, over all windows and ranks
 
 
+class Span(NamedTuple):
+    """Tokens start..stop - 1 of one utterance, which a row reads at once."""
+
+    utterance: int  # its index
+    start: int
+    stop: int
+    begin: int | None  # the input before the first of them; None: the token before it
+
+
 class Place(NamedTuple):
     """Tokens that one row read at once."""
 
@@ -55,6 +67,16 @@ class Place(NamedTuple):
     utterance: str  # its name
     start: int  # first token in the utterance
     stop: int  # one past the last
+
+
+class _Cursor(msgspec.Struct):
+    """The position of a stream."""
+
+    mode: str
+    epoch: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+    taken: Annotated[int, msgspec.Meta(ge=0)]  # items dealt in this epoch: utterances or chunks
+    item: list[Annotated[int, msgspec.Meta(ge=-1)]]  # utterance that each row reads; -1: none
+    start: list[Annotated[int, msgspec.Meta(ge=0)]]  # where in it, or in the row's part, the next window begins
 
 
 def check_sizes(*, batch_size: int, window: int, chunk: int, mode: str, num_ranks: int, update_period: int = 1) -> None:
@@ -73,22 +95,40 @@ def check_sizes(*, batch_size: int, window: int, chunk: int, mode: str, num_rank
     )
 
 
-def fill_row(
-    tokens: TokenSet, index: int, *, start: int, window: int, bos: bool, inputs: np.ndarray, targets: np.ndarray
-) -> int:
-    """Write one window of utterance `index` from `start` on into a row of zeros; returns how many tokens it has.
+def span_of(tokens: TokenSet, index: int, start: int, *, window: int, bos: bool) -> Span:
+    """At most `window` tokens of an utterance from `start` on; bos: they follow begin-of-utterance with its label."""
+    begin = begin_of_utterance(tokens.vocab_size, tokens.label_numbers[index]) if bos else None
+    return Span(index, start, min(start + window, tokens.lengths[index]), begin)
 
-    The input before the first target is the utterance's previous token, or begin-of-utterance with its label if `bos`.
+
+def read_window(
+    tokens: TokenSet,
+    rows: Sequence[Sequence[Span]],
+    *,
+    window: int,
+    reset: Sequence[bool],
+    first_scored: int | Sequence[int] = 0,
+) -> Window:
+    """The window in which each row reads its spans one after another, and the rest is padding.
+
+    first_scored: the place in the window from which targets are scored, of each row or of all.
     """
-    part = tokens.read(index, start=start, stop=start + window)
-    n = len(part)
-    targets[:n] = part
-    inputs[1:n] = part[:-1]
-    if bos:
-        inputs[0] = begin_of_utterance(tokens.vocab_size, tokens.label_numbers[index])
-    else:
-        inputs[0] = tokens.read(index, start=start - 1, stop=start)[0]
-    return n
+    inputs, targets = np.zeros((2, len(rows), window), dtype=np.int64)
+    lengths = np.zeros((len(rows), 1), dtype=np.int64)
+    for row, spans in enumerate(rows):
+        end = 0
+        for index, start, stop, begin in spans:
+            at, end = end, end + stop - start
+            read = tokens.read(index, start=start - (begin is None), stop=stop)
+            targets[row, at:end] = read[start - stop :]
+            if begin is not None:
+                inputs[row, at] = begin
+                at += 1
+            inputs[row, at:end] = read[:-1]
+        lengths[row] = end
+    places = np.arange(window)
+    scored = (places >= np.asarray(first_scored)[..., None]) & (places < lengths)
+    return Window(*map(torch.from_numpy, (inputs, targets, scored, np.array(reset, dtype=bool))))
 
 
 class TokenStream:
@@ -121,185 +161,132 @@ class TokenStream:
         self._tokens, self._batch_size, self._window, self._chunk = tokens, batch_size, window, chunk
         self._mode, self._seed = mode, seed
         rows_each = batch_size // num_ranks
-        self._own_rows = range(rank * rows_each, (rank + 1) * rows_each)
+        self._own_rows = slice(rank * rows_each, (rank + 1) * rows_each)
         self.first_scored = 0  # place in each window from which targets are scored
         self.label_dropout = 0.0  # share of the labels that are read as unknown
-        self._epoch = 0
-        self._taken = 0  # items dealt in this epoch
-        self._item = [-1] * batch_size  # utterance that each row reads; -1: none
-        self._start = [0] * batch_size  # where in it the next window begins
-        self._read: list[Place] | None = None  # what was read, if `places` asks for it
-        if mode == "utterance":
-            self._num_items = len(tokens)
-        elif mode == "chunk":
-            self._first_chunk = np.concatenate([[0], np.cumsum([-(-n // chunk) for n in tokens.lengths])])
-            self._num_items = int(self._first_chunk[-1])
-        else:
-            self._first_token = np.concatenate([[0], np.cumsum(tokens.lengths)])
-            self._part = [row * tokens.num_tokens // batch_size for row in range(batch_size + 1)]
-            self._part_length = [b - a for a, b in pairwise(self._part)]
+        self._at = _Cursor(mode, 0, 0, [-1] * batch_size, [0] * batch_size)
+        # What is dealt of each utterance: the whole of it, its chunks, or its tokens.
+        dealt = {"utterance": [1] * len(tokens), "chunk": [-(-n // chunk) for n in tokens.lengths]}
+        self._first = np.concatenate([[0], np.cumsum(dealt.get(mode, tokens.lengths))])
+        self._part = [row * tokens.num_tokens // batch_size for row in range(batch_size + 1)]  # where it begins
+        self._part_length = [stop - start for start, stop in pairwise(self._part)]
         self._order = self._shuffle()
 
-    def _shuffle(self) -> np.ndarray | None:
-        if self._mode == "carry":
-            return None
-        return np.random.default_rng([self._seed, self._epoch]).permutation(self._num_items)
+    def _shuffle(self) -> np.ndarray:
+        num_items = 0 if self._mode == "carry" else int(self._first[-1])
+        return np.random.default_rng([self._seed, self._at.epoch]).permutation(num_items)
 
     def cursor(self) -> dict[str, Any]:
         """The stream's position as plain JSON values, the same on every rank."""
-        return {
-            "mode": self._mode,
-            "epoch": self._epoch,
-            "taken": self._taken,
-            "item": list(self._item),
-            "start": list(self._start),
-        }
+        return dict(msgspec.to_builtins(self._at))
 
     def seek(self, cursor: dict[str, Any]) -> None:
         """Continue exactly where `cursor()` was called. Raises UserError for a cursor that this stream cannot have."""
-        if not self._fits(cursor):
+        try:
+            at = msgspec.convert(cursor, _Cursor)
+        except msgspec.ValidationError:
+            at = None
+        if at is None or not self._has(at):
             raise UserError(f"the checkpoint's position ({str(cursor)[:200]}) does not exist in this run's data")
-        self._epoch, self._taken = cursor["epoch"], cursor["taken"]
-        self._item, self._start = list(cursor["item"]), list(cursor["start"])
+        self._at = at
         self._order = self._shuffle()
+
+    def _has(self, at: _Cursor) -> bool:
+        """Whether every number of a cursor is within this stream's data."""
+        lengths = self._tokens.lengths
+        if at.mode != self._mode or not len(at.item) == len(at.start) == self._batch_size:
+            return False
+        if at.taken > len(self._order) or max(at.item) >= len(lengths):
+            return False
+        ends: Sequence[float] = self._part_length
+        if self._mode != "carry":
+            ends = [lengths[item] + self._chunk if item >= 0 else math.inf for item in at.item]
+        return all(start < end for start, end in zip(at.start, ends, strict=True))
+
+    @property
+    def epoch(self) -> int:
+        """Which pass over the data this is, from 0."""
+        return self._at.epoch
+
+    def next_chunk(self) -> Chunk:
+        """The next `chunk` tokens of every row."""
+        played = self._play()
+        lengths = [sum(span.stop - span.start for span in spans) for rows in played for spans in rows]
+        num_scored = sum(max(0, length - self.first_scored) for length in lengths)
+        return Chunk([self._read(rows[self._own_rows]) for rows in played], num_scored, lengths.count(self._window))
+
+    def _read(self, rows: list[list[Span]]) -> Window:
+        reset = [self._mode != "carry" and any(span.begin is not None for span in spans) for spans in rows]
+        return read_window(self._tokens, rows, window=self._window, reset=reset, first_scored=self.first_scored)
 
     def places(self, cursor: dict[str, Any], *, num_chunks: int) -> list[Place]:
         """What this rank's rows read in the `num_chunks` chunks that follow `cursor`; the stream does not move."""
         again = copy.copy(self)
         again.seek(cursor)
-        again._read = []
-        for _ in range(num_chunks):
-            again.next_chunk()
-        return again._read
+        names, own_rows = self._tokens.names, range(self._batch_size)[self._own_rows]
+        windows = [rows for _ in range(num_chunks) for rows in again._play()]
+        read = [(row, span) for rows in windows for row in own_rows for span in rows[row]]
+        return [Place(row, names[span.utterance], span.start, span.stop) for row, span in read]
 
-    def _fits(self, cursor: dict[str, Any]) -> bool:
-        """Whether every number of a cursor is one that `cursor()` could return."""
-        epoch, taken, item, start = (cursor.get(key) for key in ("epoch", "taken", "item", "start"))
-        if cursor.get("mode") != self._mode or not isinstance(item, list) or not isinstance(start, list):
-            return False
-        if len(item) != self._batch_size or len(start) != self._batch_size:
-            return False
-        if any(type(number) is not int for number in (epoch, taken, *item, *start)):
-            return False
-        assert isinstance(epoch, int) and isinstance(taken, int)
-        lengths = self._tokens.lengths
+    def _play(self) -> list[list[list[Span]]]:
+        """Advance by a chunk: the spans that every row of all ranks reads in each window."""
+        num_windows = self._chunk // self._window
         if self._mode == "carry":
-            in_range = taken == 0 and all(0 <= place < max(self._part_length) for place in start)
-        else:
-            in_range = 0 <= taken <= self._num_items and all(
-                index == -1 or (0 <= index < len(lengths) and 0 <= place < lengths[index] + self._chunk)
-                for index, place in zip(item, start, strict=True)
-            )
-        return in_range and 0 <= epoch < 1 << 31
-
-    @property
-    def epoch(self) -> int:
-        """Which pass over the data this is, from 0."""
-        return self._epoch
-
-    def _take(self) -> int:
-        assert self._order is not None
-        if self._taken == self._num_items:
-            self._epoch, self._taken = self._epoch + 1, 0
-            self._order = self._shuffle()
-            assert self._order is not None
-        self._taken += 1
-        return int(self._order[self._taken - 1])
-
-    def next_chunk(self) -> Chunk:
-        """The next `chunk` tokens of every row."""
+            return [self._play_parts() for _ in range(num_windows)]
         if self._mode == "chunk":
-            self._item = [-1] * self._batch_size
-        windows, num_scored, num_whole = [], 0, 0
-        for _ in range(self._chunk // self._window):
-            window, lengths = self._next_window()
-            windows.append(window)
-            num_scored += sum(max(0, length - self.first_scored) for length in lengths)
-            num_whole += lengths.count(self._window)
-        return Chunk(windows, num_scored, num_whole)
+            self._at.item = [-1] * self._batch_size
+        return [[self._play_item(row) for row in range(self._batch_size)] for _ in range(num_windows)]
 
-    def _next_window(self) -> tuple[Window, list[int]]:
-        """The next window of this rank's rows, and how many tokens each row of all ranks has in it."""
-        rows = len(self._own_rows)
-        inputs = np.zeros((rows, self._window), dtype=np.int64)
-        targets = np.zeros((rows, self._window), dtype=np.int64)
-        reset = np.zeros(rows, dtype=bool)
-        lengths = []
-        advance = self._play_part if self._mode == "carry" else self._play_item
-        for row in range(self._batch_size):
-            own = row - self._own_rows.start if row in self._own_rows else None
-            into = None if own is None else (inputs[own], targets[own])
-            length, fresh = advance(row, into)
-            lengths.append(length)
-            if own is not None:
-                reset[own] = fresh
-        if self._mode == "carry":
-            self._advance_parts()
-        places, own_lengths = np.arange(self._window), np.array([lengths[row] for row in self._own_rows])
-        scored = (places >= self.first_scored) & (places < own_lengths[:, None])
-        return Window(*(torch.from_numpy(a) for a in (inputs, targets, scored, reset))), lengths
-
-    def _play_item(self, row: int, into: tuple[np.ndarray, np.ndarray] | None) -> tuple[int, bool]:
-        """One window of a row in the modes `utterance` and `chunk`: its length, and whether state resets."""
-        tokens = self._tokens
-        # A chunk that ends with its utterance leaves the row idle until the next chunk.
-        fresh = self._item[row] < 0
+    def _play_item(self, row: int) -> list[Span]:
+        """One window of a row in the modes `utterance` and `chunk`."""
+        at, lengths = self._at, self._tokens.lengths
+        fresh = at.item[row] < 0
         if fresh:
-            item = self._take()
-            if self._mode == "chunk":
-                index = int(np.searchsorted(self._first_chunk, item, side="right")) - 1
-                self._item[row], self._start[row] = index, (item - int(self._first_chunk[index])) * self._chunk
-            else:
-                self._item[row], self._start[row] = item, 0
-        index, start = self._item[row], self._start[row]
-        length = min(self._window, tokens.lengths[index] - start)
-        if length <= 0:
-            return 0, False
-        if into is not None:
-            fill_row(tokens, index, start=start, window=self._window, bos=fresh, inputs=into[0], targets=into[1])
-            if fresh:
-                self._drop_label(into[0], index, start)
-            self._note(row, index, start, start + length)
-        self._start[row] += self._window
-        if self._mode == "utterance" and self._start[row] >= tokens.lengths[index]:
-            self._item[row] = -1
-        return length, fresh
+            at.item[row], at.start[row] = self._take()
+        index, start = at.item[row], at.start[row]
+        if start >= lengths[index]:  # a chunk that ended with its utterance: the row is idle until the next one
+            return []
+        at.start[row] += self._window
+        if self._mode == "utterance" and at.start[row] >= lengths[index]:
+            at.item[row] = -1
+        stop = min(start + self._window, lengths[index])
+        return [Span(index, start, stop, self._begin(index, start) if fresh else None)]
 
-    def _play_part(self, row: int, into: tuple[np.ndarray, np.ndarray] | None) -> tuple[int, bool]:
-        """One window of a row in the mode `carry`, whose part begins anew wherever it ends."""
-        done = 0
-        while into is not None and done < self._window:
-            place = (self._start[row] + done) % self._part_length[row]
-            index = int(np.searchsorted(self._first_token, self._part[row] + place, side="right")) - 1
-            start = self._part[row] + place - int(self._first_token[index])
-            num_read = fill_row(
-                self._tokens,
-                index,
-                start=start,
-                window=min(self._window - done, self._part_length[row] - place),
-                bos=start == 0,
-                inputs=into[0][done:],
-                targets=into[1][done:],
-            )
-            if start == 0:
-                self._drop_label(into[0][done:], index, start)
-            self._note(row, index, start, start + num_read)
-            done += num_read
-        return self._window, False
+    def _take(self) -> tuple[int, int]:
+        """The next utterance or chunk: the index of its utterance, and where it starts in that."""
+        at = self._at
+        if at.taken == len(self._order):
+            at.epoch, at.taken = at.epoch + 1, 0
+            self._order = self._shuffle()
+        at.taken += 1
+        index, number = self._find(int(self._order[at.taken - 1]))
+        return index, number * self._chunk
 
-    def _drop_label(self, inputs: np.ndarray, index: int, start: int) -> None:
-        """Make the label with which these inputs begin unknown, in a share of the cases that the seed decides."""
-        if not self.label_dropout or not self._tokens.label_numbers[index]:
-            return
-        if np.random.default_rng([self._seed, self._epoch, index, start]).random() < self.label_dropout:
-            inputs[0] = begin_of_utterance(self._tokens.vocab_size)
+    def _find(self, number: int) -> tuple[int, int]:
+        """The utterance in which the item or token `number` is, and which of the utterance's it is."""
+        index = int(np.searchsorted(self._first, number, side="right")) - 1
+        return index, number - int(self._first[index])
 
-    def _note(self, row: int, index: int, start: int, stop: int) -> None:
-        if self._read is not None:
-            self._read.append(Place(row, self._tokens.names[index], start, stop))
+    def _play_parts(self) -> list[list[Span]]:
+        """One window of all rows in the mode `carry`; a row's part begins anew wherever it ends."""
+        at, rows = self._at, []
+        num_ended = (at.start[0] + self._window) // self._part_length[0]  # passes, by the first row
+        for row, part_length in enumerate(self._part_length):
+            spans, left = [], self._window
+            while left:
+                index, start = self._find(self._part[row] + at.start[row])
+                length = min(left, self._tokens.lengths[index] - start, part_length - at.start[row])
+                spans.append(Span(index, start, start + length, self._begin(index, start) if start == 0 else None))
+                at.start[row] = (at.start[row] + length) % part_length
+                left -= length
+            rows.append(spans)
+        at.epoch += num_ended
+        return rows
 
-    def _advance_parts(self) -> None:
-        self._epoch += (self._start[0] + self._window) // self._part_length[0]
-        self._start = [
-            (start + self._window) % length for start, length in zip(self._start, self._part_length, strict=True)
-        ]
+    def _begin(self, index: int, start: int) -> int:
+        """The input with which an utterance or chunk begins; the seed decides whose label is read as unknown."""
+        label = self._tokens.label_numbers[index]
+        if label and self.label_dropout:
+            random = np.random.default_rng([self._seed, self._at.epoch, index, start])
+            label *= random.random() >= self.label_dropout
+        return begin_of_utterance(self._tokens.vocab_size, label)

@@ -53,19 +53,15 @@ class TokenSet:
 
     def cut(self, length: int) -> "TokenSet":
         """The same tokens, with utterances longer than `length` cut into pieces that are utterances themselves."""
-        pieces = TokenSet([], vocab_size=self.vocab_size)
-        pieces.counts = self.counts
-        for index, (utterance, shard) in enumerate(self._entries):
-            for i, start in enumerate(range(0, utterance.length, length)):
-                piece = Utterance(
-                    utterance.name if utterance.length <= length else piece_name(utterance.name, i),
-                    utterance.start + start,
-                    min(length, utterance.length - start),
-                    f"{utterance.digest}+{start}",
-                )
-                pieces._entries.append((piece, shard))
-                pieces.labels.append(self.labels[index])
-                pieces.label_numbers.append(self.label_numbers[index])
+        pieces = copy.copy(self)
+        pieces._entries, pieces.labels, pieces.label_numbers = [], [], []
+        for (whole, shard), label, number in zip(self._entries, self.labels, self.label_numbers, strict=True):
+            for i, start in enumerate(range(0, whole.length, length)):
+                name = whole.name if whole.length <= length else piece_name(whole.name, i)
+                size, digest = min(length, whole.length - start), f"{whole.digest}+{start}"
+                pieces._entries.append((Utterance(name, whole.start + start, size, digest), shard))
+                pieces.labels.append(label)
+                pieces.label_numbers.append(number)
         pieces.names = [piece.name for piece, _ in pieces._entries]
         pieces.lengths = [piece.length for piece, _ in pieces._entries]
         return pieces

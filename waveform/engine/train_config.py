@@ -1,25 +1,33 @@
 """The settings of `train`: what they are, what they may be, and what follows from them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
 import torch
 
 from waveform.engine.schedule import FLOOR_LR, learning_rate
 from waveform.ranks.distributed import TIMEOUT_S
 from waveform.system.errors import UserError
-from waveform.system.rules import Rule, check_rules, one_of, or_null, whole_number
+from waveform.system.rules import BELOW_1, NOT_NEGATIVE, Rule, check_rules, one_of, whole_number
 
 SHARDING = ("none", "fsdp")
 ON_NONFINITE = ("stop", "skip")
 
 _MAX_CHUNK = 2**24  # far above any that was ever trained on: a stop waits for the end of a step
 
-_AT_LEAST_1 = Rule(lambda value: value >= 1, "it must be at least 1")
-_ABOVE_0 = Rule(lambda value: value > 0, "it must be above 0")
-_NOT_NEGATIVE = Rule(lambda value: (value or 0) >= 0, "it must be 0 or more")
-_LIMIT = or_null(_ABOVE_0, "for no limit")
+_LIMIT = Rule(lambda value: value is None or value > 0, "it must be above 0, or null for no limit")
+_DEVICE = Rule(lambda value: value in (None, "cpu", "cuda"), "choose cpu or cuda, or null for a GPU if there is one")
+_Count = Annotated[int, Rule(lambda value: value >= 1, "it must be at least 1")]
+_Steps = Annotated[int, NOT_NEGATIVE]
+_Limit = Annotated[float | None, _LIMIT]
+_Positive = Annotated[float, Rule(lambda value: value > 0, "it must be above 0")]
+_FromZero = Annotated[float, NOT_NEGATIVE]
+_Share = Annotated[float, BELOW_1]
+_Part = Annotated[float, Rule(lambda value: 0 < value <= 1, "it must be above 0 and at most 1")]
+_Timeout = Annotated[float, Rule(lambda value: 1 <= value <= 1e9, "it must be from 1 to 1e9")]
+_Dtype = Annotated[str, one_of("auto", "fp32", "bf16")]
+_Sharding = Annotated[str, one_of(*SHARDING)]
+_Action = Annotated[str, one_of(*ON_NONFINITE)]
 
 
 @dataclass
@@ -28,79 +36,46 @@ class TrainConfig:
 
     # Stop after so many steps, and let the learning rate follow them. null: no limit; it follows the clock, so a
     # resumed run is not bit-identical to an uninterrupted one.
-    max_steps: int | None = 100_000
-    max_seconds: float | None = None  # stop after so much time spent on training itself; null: no limit
+    max_steps: Annotated[int | None, _LIMIT] = 100_000
+    max_seconds: _Limit = None  # stop after so much time spent on training itself; null: no limit
     count_waiting: bool = True  # whether time in which training waits for a core that other programs use counts
-    batch_size: int = 32  # rows (streams) over all processes
-    chunk: int = 3840  # tokens of each row in one step
+    batch_size: _Count = 32  # rows (streams) over all processes
+    chunk: Annotated[int, whole_number(1, _MAX_CHUNK)] = 3840  # tokens of each row in one step
     window: int | None = None  # tokens of one forward and backward; null: the model's window, or the chunk
-    unroll: int = 1  # windows through which gradients flow (BPTT)
+    unroll: _Count = 1  # windows through which gradients flow (BPTT)
     state: str = "utterance"  # carry | utterance | chunk: when a row's state starts afresh
-    loss_share: float = 1.0  # of a window, its last part, whose loss is learned from (half: Dai et al. 2019, Table 6)
-    lr: float = 3e-4  # peak learning rate of Adam
-    lr_floor: float = FLOOR_LR  # at which warm-up begins and the cosine ends
-    beta2: float = 0.999  # decay of Adam's second moment
-    warmup_steps: int = 4000
-    decay_steps: int | None = None  # cosine length; null: what max_steps leaves; if that is null too, max_seconds
-    lr_change_at: int | None = None  # step from which the learning rate is lr_after (Figure 3's study); null: never
-    lr_after: float = 0.0
-    clip_norm: float = 0.1  # limit on the trunk's gradient norm, and separately on the compressor's
-    aux_weight: float = 1.0  # factor of auxiliary losses; Adam makes the compressor's own nearly indifferent to it
-    label_dropout: float = 0.1  # share of the labels that training reads as unknown, so that sampling needs none
-    update_period: int = 4  # chunks per update late in training
-    update_period_from: int = 60_000  # step at which that begins
-    checkpoint_every: int = 1000  # steps
-    keep_checkpoints: int = 2
-    evaluate_every: int = 1000  # steps
-    evaluate_every_seconds: float | None = None  # of training itself, besides evaluate_every; null: by steps alone
-    evaluate_tokens: int | None = 2_000_000  # about how much of the validation split; null: all; 0: no evaluation
-    log_every: int = 20  # steps
-    precision: str = "auto"  # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
-    device: str | None = None  # cpu | cuda; null: a GPU if there is one
-    sharding: str = "none"  # none: each process has all weights; fsdp: weights, gradients and Adam's state are spread
+    loss_share: _Part = 1.0  # of a window, its last part, whose loss is learned from (half: Dai et al. 2019, Table 6)
+    lr: _Positive = 3e-4  # peak learning rate of Adam
+    lr_floor: _FromZero = FLOOR_LR  # at which warm-up begins and the cosine ends
+    beta2: _Share = 0.999  # decay of Adam's second moment
+    warmup_steps: _Steps = 4000
+    decay_steps: _Steps | None = None  # cosine length; null: what max_steps leaves; if that is null too, max_seconds
+    lr_change_at: _Steps | None = None  # step from which the learning rate is lr_after (Figure 3's study); null: never
+    lr_after: _FromZero = 0.0
+    clip_norm: _Positive = 0.1  # limit on the trunk's gradient norm, and separately on the compressor's
+    aux_weight: _FromZero = 1.0  # factor of auxiliary losses; Adam makes the compressor's own nearly indifferent to it
+    label_dropout: _Share = 0.1  # share of the labels that training reads as unknown, so that sampling needs none
+    update_period: _Count = 4  # chunks per update late in training
+    update_period_from: _Steps = 60_000  # step at which that begins
+    checkpoint_every: _Count = 1000  # steps
+    keep_checkpoints: _Count = 2
+    evaluate_every: _Count = 1000  # steps
+    evaluate_every_seconds: _Limit = None  # of training itself, besides evaluate_every; null: by steps alone
+    evaluate_tokens: _Steps | None = 2_000_000  # about how much of the validation split; null: all; 0: no evaluation
+    log_every: _Count = 20  # steps
+    precision: _Dtype = "auto"  # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
+    device: Annotated[str | None, _DEVICE] = None  # cpu | cuda; null: a GPU if there is one
+    # none: each process has all weights; fsdp: weights, gradients and Adam's state are spread
+    sharding: _Sharding = "none"
     checkpoint_activations: bool = False  # backward computes each layer again instead of keeping its activations
     compile: bool = False  # torch.compile for the layers' forward and backward; the first steps wait for it
-    timeout_s: float = TIMEOUT_S  # seconds that a rank waits for the others in training before it gives the job up
-    on_nonfinite: str = "stop"  # stop | skip: at a step whose loss or gradient is not finite; see `TokenLearner`
-    max_skipped: int = 10  # consecutive steps that may be skipped before training stops after all
-
-    RULES: ClassVar[Mapping[str, Rule]] = {
-        "max_steps": _LIMIT,
-        "max_seconds": _LIMIT,
-        "batch_size": _AT_LEAST_1,
-        "chunk": whole_number(1, _MAX_CHUNK),
-        "unroll": _AT_LEAST_1,
-        "loss_share": Rule(lambda value: 0 < value <= 1, "it must be above 0 and at most 1"),
-        "lr": _ABOVE_0,
-        "lr_floor": _NOT_NEGATIVE,
-        "beta2": Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1"),
-        "warmup_steps": _NOT_NEGATIVE,
-        "decay_steps": _NOT_NEGATIVE,
-        "lr_change_at": _NOT_NEGATIVE,
-        "lr_after": _NOT_NEGATIVE,
-        "clip_norm": _ABOVE_0,
-        "aux_weight": _NOT_NEGATIVE,
-        "label_dropout": Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1"),
-        "update_period": _AT_LEAST_1,
-        "update_period_from": _NOT_NEGATIVE,
-        "checkpoint_every": _AT_LEAST_1,
-        "keep_checkpoints": _AT_LEAST_1,
-        "evaluate_every": _AT_LEAST_1,
-        "evaluate_every_seconds": _LIMIT,
-        "evaluate_tokens": _NOT_NEGATIVE,
-        "log_every": _AT_LEAST_1,
-        "precision": one_of("auto", "fp32", "bf16"),
-        "device": Rule(
-            lambda value: value in (None, "cpu", "cuda"), "choose cpu or cuda, or null for a GPU if there is one"
-        ),
-        "sharding": one_of(*SHARDING),
-        "timeout_s": Rule(lambda value: 1 <= value <= 1e9, "it must be from 1 to 1e9"),
-        "on_nonfinite": one_of(*ON_NONFINITE),
-        "max_skipped": _AT_LEAST_1,
-    }
+    timeout_s: _Timeout = TIMEOUT_S  # seconds that a rank waits for the others in training before it gives the job up
+    # stop | skip: what to do at a step whose loss or gradient is not finite; see `TokenLearner`
+    on_nonfinite: _Action = "stop"
+    max_skipped: _Count = 10  # consecutive steps that may be skipped before training stops after all
 
     def __post_init__(self) -> None:
-        check_rules(self, self.RULES, section="train")
+        check_rules(self, section="train")
         if self.max_steps is None and self.max_seconds is None:
             raise UserError("train.max_steps and train.max_seconds are both null; set one, or training never ends")
         if self.window is not None and (self.window < 1 or self.chunk % self.window):

@@ -45,7 +45,7 @@ def build(name: str, *, vocab_size: int, **fields: Any) -> SequenceModel:
             hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(own)}"
             raise UserError(f"model {name!r} has no field {field!r}{hint}")
     config = cls.Config(vocab_size=vocab_size, **fields)
-    check_rules(config, {}, section="model")  # one of another package may have no rules of its own
+    check_rules(config, section="model")  # one of another package may have no rules of its own
     if fields.get("prediction", "none") != "none" and fields.get("classes") is None:
         raise UserError("model.prediction=linear predicts samples of sound, but tokens here are not; set it to none")
     return cls(config)

@@ -5,7 +5,7 @@ from typing import Any
 from waveform.analyses.analyse import DEFAULT_TOKENS
 from waveform.analyses.by_place import NllByPlace, nll_by_place
 from waveform.analyses.layers import attention_by_position, observe_layers
-from waveform.engine.rows import fast_rows
+from waveform.engine.state_ram import fast_rows
 from waveform.engine.token_set import TokenSet
 from waveform.runs.opened import TrainedRun
 from waveform.system.progress import Progress

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory, gettempdir
 from waveform.runs.archive import unpack
 from waveform.runs.folder import CONFIG_FILE
 from waveform.system.atomic import explain_write_errors
-from waveform.system.errors import UserError, call_in_messages
+from waveform.system.errors import UserError, alias_in_messages
 
 BUNDLED = Path(str(resources.files("waveform.bundled")))
 _unpacked: dict[tuple[Path, int, int], Path] = {}  # archive, as it was -> the folder with its content
@@ -63,5 +63,5 @@ def _unpack_once(archive: Path) -> Path:
             unpack(archive, Path(place) / archive.stem)
             _until_exit.enter_context(on_error.pop_all())
         _unpacked[key] = Path(place) / archive.stem
-        call_in_messages(_unpacked[key], archive)
+        alias_in_messages(_unpacked[key], archive)
     return _unpacked[key]

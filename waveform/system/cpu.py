@@ -5,6 +5,7 @@ import math
 import os
 import sys
 
+from waveform.system.console import counted
 from waveform.system.container import cpu_limit
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
@@ -50,16 +51,12 @@ def why_threads(num_threads: int) -> str:
     """Where torch's number of threads comes from, for a user who wonders why it is not another."""
     visible, limit = _num_visible_cores(), cpu_limit()
     if limit is not None and num_threads == num_cores() < visible:
-        return f"the container has the CPU time of {limit:g} of {_cores(visible)}"
+        return f"the container has the CPU time of {limit:g} of {counted(visible, 'core')}"
     if os.environ.get("OMP_NUM_THREADS") == str(num_threads):
         return f"OMP_NUM_THREADS={num_threads}"
     if num_threads == visible:
-        return f"this process may use {_cores(visible)}"
-    return f"torch's own choice for {_cores(visible)}"
-
-
-def _cores(number: int) -> str:
-    return f"{number} core" + "s" * (number > 1)
+        return f"this process may use {counted(visible, 'core')}"
+    return f"torch's own choice for {counted(visible, 'core')}"
 
 
 def _num_visible_cores() -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 _given: dict[str, str] = {}  # folder -> what it was made from
 
 
-def call_in_messages(folder: Path, given: Path) -> None:
+def alias_in_messages(folder: Path, given: Path) -> None:
     """Have messages say `given`, which the user knows, for a temporary `folder` with its content."""
     _given[str(folder)] = str(given)
 

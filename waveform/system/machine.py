@@ -2,10 +2,12 @@
 
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from waveform.system.cpu import num_cores
 
 _PACKAGES = ("waveform", "torch", "numba", "numpy")
+_NVIDIA_SMI = ("nvidia-smi", "--format=csv,noheader")
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
@@ -28,20 +31,18 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if cuda else None,
         "gpu_memory_bytes": torch.cuda.get_device_properties(device).total_memory if cuda else None,
-        "gpu_driver": _first_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
-        if cuda
-        else None,
+        "gpu_driver": _first_line([*_NVIDIA_SMI, "--query-gpu=driver_version"]) if cuda else None,
         "cuda": torch.version.cuda if cuda else None,
         "system": platform.platform(),
         "python": platform.python_version(),
-        **{package: _version(package) for package in _PACKAGES},
+        **{package: version(package) for package in _PACKAGES},
         **_commit(),
     }
 
 
 def resident_bytes() -> int:
     """How much RAM this process holds now."""
-    return _status("VmRSS") or peak_resident_bytes()
+    return _kilobytes("VmRSS") or peak_resident_bytes()
 
 
 def peak_resident_bytes() -> int:
@@ -50,35 +51,24 @@ def peak_resident_bytes() -> int:
     From /proc if there is one: `ru_maxrss` starts at the size of the process that started this one.
     """
     unit = 1 if sys.platform == "darwin" else 1024
-    return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return _kilobytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _status(field: str) -> int | None:
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{field}:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
+def _kilobytes(field: str) -> int:
+    return 1024 * int((_said("/proc/self/status", field) or "0 kB").split()[0])
 
 
 def cpu_name() -> str:
     """The processor's model name."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    return _said("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+def _said(file: str, field: str) -> str | None:
+    """What a file of /proc says of `field`, the first time; None if it does not, or there is none."""
+    with suppress(OSError):
+        found = re.search(rf"^{field}\s*: *(.*)$", Path(file).read_text(), re.MULTILINE)
+        return found and found[1].strip()
+    return None
 
 
 def _commit() -> dict[str, Any]:

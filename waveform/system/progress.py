@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 from tqdm import tqdm
 
@@ -32,17 +31,17 @@ class Progress:
         enabled: bool = True,
     ) -> None:
         """initial: what an earlier process did, part of the total but not of the rate."""
-        self._label, self._total, self._unit, self._unit_s, self._enabled = label, total, unit, unit_s, enabled
+        self._label, self._total, self._unit, self._unit_s = label, total, unit, unit_s
         self._start_s = self._last_line_s = time.monotonic()
         self._initial = self._done = float(initial)
         self._note = self.about = ""
         self._printed: float | None = None  # what was done when the last plain line was printed; None: there is none
-        self._bar: tqdm | None = None
-        if enabled and sys.stderr.isatty():
-            with self._if_possible():
-                self._bar = tqdm(
-                    total=total, initial=initial, desc=label, unit=unit, unit_scale=True, dynamic_ncols=True
-                )
+        self._enabled = enabled
+        self._bar: tqdm | None = None  # on a terminal
+        with self._if_possible():
+            if enabled and sys.stderr.isatty():
+                options = {"unit_scale": True, "dynamic_ncols": True}
+                self._bar = tqdm(total=total, initial=initial, desc=label, unit=unit, **options)
 
     @contextmanager
     def _if_possible(self) -> Iterator[None]:
@@ -59,50 +58,46 @@ class Progress:
         self._done += amount
         self._note = self._named(note) if note else self._note
         if self._unit_s is not None:
-            elapsed_s = max(time.monotonic() - self._start_s, 1e-9)
-            self._note = f"{self._done * self._unit_s / elapsed_s:.2f} x real time"
+            self._note = f"{self._done * self._unit_s / self._elapsed_s:.2f} x real time"
         with self._if_possible():
             if self._bar is not None:
-                if self._note:
-                    self._bar.set_postfix_str(self._note, refresh=False)
+                self._bar.set_postfix_str(self._note, refresh=False)
                 self._bar.update(amount)
             elif self._enabled and time.monotonic() - self._last_line_s >= _PLAIN_INTERVAL_S:
                 self._last_line_s = time.monotonic()
                 self._print_line()
+
+    @property
+    def _elapsed_s(self) -> float:
+        return max(time.monotonic() - self._start_s, 1e-9)
 
     def _named(self, text: str) -> str:
         return f"{self.about}: {text}" if self.about else text
 
     def write(self, line: str) -> None:
         """Print a line without breaking the bar."""
-        line = self._named(line)
         with self._if_possible():
             if self._bar is not None:
-                self._bar.write(line, file=sys.stderr)
+                self._bar.write(self._named(line), file=sys.stderr)
             elif self._enabled:
-                print(line, file=sys.stderr, flush=True)
+                print(self._named(line), file=sys.stderr, flush=True)
 
     def _print_line(self) -> None:
         self._printed = self._done
-        elapsed_s = max(time.monotonic() - self._start_s, 1e-9)
-        rate = (self._done - self._initial) / elapsed_s
-        parts = [f"{self._label}: {_amount(self._done)}"]
-        if self._total:
-            parts[0] += f"/{_amount(self._total)} {self._unit} ({100 * self._done / self._total:.0f}%)"
-            if rate > 0:
-                parts.append(f"ETA {max(self._total - self._done, 0) / rate:.0f} s")
-        else:
-            parts[0] += f" {self._unit}"
+        rate = (self._done - self._initial) / self._elapsed_s
+        of_total = f"/{_amount(self._total)}" if self._total else ""
+        share = f" ({100 * self._done / self._total:.0f}%)" if self._total else ""
+        parts = [f"{self._label}: {_amount(self._done)}{of_total} {self._unit}{share}"]
         if self._unit != "s":
-            parts.insert(1, f"{_amount(rate)} {self._unit}/s")
-        print(", ".join([*parts, *([self._note] if self._note else [])]), file=sys.stderr, flush=True)
+            parts.append(f"{_amount(rate)} {self._unit}/s")
+        if self._total and rate > 0:
+            parts.append(f"ETA {max(self._total - self._done, 0) / rate:.0f} s")
+        print(", ".join(filter(None, [*parts, self._note])), file=sys.stderr, flush=True)
 
     def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._if_possible():
             if self._bar is not None:
                 self._bar.close()

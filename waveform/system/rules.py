@@ -1,9 +1,13 @@
-"""Rules for settings: what each field of a configuration must be, and what to tell the user if it is not."""
+"""Rules for settings: what each field of a configuration must be, and what to tell the user if it is not.
+
+A rule stands beside the type of its field: `memory: Annotated[int, whole_number(0)] = 768`. One of a field that may be
+null stands within: `piece_samples: Annotated[int, whole_number(100)] | None`.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from waveform.system.errors import UserError
 
@@ -19,6 +23,9 @@ class Rule(NamedTuple):
 COUNTABLE = Rule(
     lambda value: not isinstance(value, int | float) or abs(value) < 2**63, "it must be a finite number below 2^63"
 )
+NOT_NEGATIVE = Rule(lambda value: value >= 0, "it must be 0 or more")
+BELOW_1 = Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1")
+NO_RULES: Mapping[str, Rule] = {}
 
 
 def one_of(*choices: str) -> Rule:
@@ -36,16 +43,24 @@ def whole_number(low: int, high: int | None = None) -> Rule:
     return Rule(holds, f"it must be a whole number {f'of at least {low}' if high is None else f'from {low} to {high}'}")
 
 
-def or_null(rule: Rule, meaning: str = "") -> Rule:
-    """The rule for a setting that may be left open; meaning: what null is, for example "for no limit"."""
-    remedy = f"{rule.remedy}, or null {meaning}".rstrip()
-    return Rule(lambda value: value is None or rule.holds(value), remedy)
+def rules_of(kind: Any) -> list[Rule]:
+    """The rules beside a type; in `Annotated[int, rule] | None` the rule is that of a value which is not null."""
+    within = [rule for member in get_args(kind) for rule in getattr(member, "__metadata__", ())]
+    return [*getattr(kind, "__metadata__", ()), *map(_or_null, within)]
 
 
-def check_rules(config: Any, rules: Mapping[str, Rule], *, section: str) -> None:
-    """Raises UserError for the first field of `config`, a dataclass, that breaks its own rule or is not countable."""
+def _or_null(rule: Rule) -> Rule:
+    return Rule(lambda value: value is None or rule.holds(value), f"{rule.remedy}, or null")
+
+
+def check_rules(config: Any, rules: Mapping[str, Rule] = NO_RULES, *, section: str) -> None:
+    """Raises UserError for the first field of `config`, a dataclass, that breaks its own rule or is not countable.
+
+    rules: of fields that have none beside their type.
+    """
+    types = get_type_hints(type(config), include_extras=True)
     for field in fields(config):
         value = getattr(config, field.name)
-        for rule in (rules.get(field.name, COUNTABLE), COUNTABLE):
+        for rule in (*rules_of(types[field.name]), rules.get(field.name, COUNTABLE), COUNTABLE):
             if not rule.holds(value):
                 raise UserError(f"{section}.{field.name} is {value!r}; {rule.remedy}")

@@ -51,11 +51,6 @@ class StopRequest:
             raise Stopped
 
 
-def _left_ignored(number: int) -> bool:
-    """Whether `nohup` made this process ignore SIGHUP. torchrun exits on SIGHUP anyway, with its workers."""
-    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN and not _under_torchrun()
-
-
 def _under_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
@@ -74,7 +69,10 @@ def _handling(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]
                 drop(stream)
         handle(number, frame)
 
-    usual = {number: signal.signal(number, silence_and_handle) for number in SIGNALS if not _left_ignored(number)}
+    # `nohup` makes a process ignore SIGHUP; torchrun exits on it anyway, with its workers.
+    is_left = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN and not _under_torchrun()
+    handled = [number for number in SIGNALS if number != signal.SIGHUP or not is_left]
+    usual = {number: signal.signal(number, silence_and_handle) for number in handled}
     try:
         yield
     finally:

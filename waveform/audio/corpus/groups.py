@@ -97,13 +97,11 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> GroupResu
         for file in group.files:
             record: dict[str, Any] = {"size": file.size, "mtime_ns": file.mtime_ns, "split": group.split}
             for last_try in (False, True):
-                writer.begin(file.path)
                 try:
-                    about, names = _append_file(writer, file.path, audio_dir, group.audio_format)
+                    about, names = _write_file(writer, file.path, audio_dir, group.audio_format)
                     record |= about
                     file_of |= dict.fromkeys(names, file.path)
                 except RefusedFile as refusal:
-                    writer.discard()
                     if isinstance(refusal, DecodingProcessDied) and not last_try:
                         continue  # the file may not have been the reason
                     record["refused"] = refusal.reason
@@ -133,38 +131,33 @@ def finished_result(group: Group, data_dir: Path) -> GroupResult | None:
         return None
 
 
-def _append_file(
+def _write_file(
     writer: ShardWriter, name: str, audio_dir: Path, audio_format: AudioFormat
 ) -> tuple[dict[str, Any], list[str]]:
-    """Append one file's tokens to the utterance that was begun, or as pieces in its place. Raises RefusedFile.
+    """Write one file's tokens as an utterance, or as pieces. Raises RefusedFile, after which nothing is left of them.
 
     Returns what the report needs to know about the file, and the names of its utterances.
     """
     counts = _Counts(audio_format.sample_rate_hz)
-    pieces: list[np.ndarray] = []  # held until the whole file is known to be sound: 8 bits a sample
     with AudioFile(audio_dir / name) as file:
-        for block in _scaled(counts.of_all(file.blocks(sample_rate_hz=audio_format.sample_rate_hz)), audio_format):
-            tokens = audio_format.encode(torch.from_numpy(block)).numpy()
-            if audio_format.piece_samples is None:
-                writer.append(tokens)
-            else:
-                pieces.append(tokens)
-            counts.add(block)
+        blocks = _scaled(counts.of_all(file.blocks(sample_rate_hz=audio_format.sample_rate_hz)), audio_format)
+        tokens = (audio_format.encode(torch.from_numpy(block)).numpy() for block in counts.of_used(blocks))
+        if audio_format.piece_samples is None:
+            names = [name]
+            writer.write(name, tokens)
+        else:
+            pieces = list(tokens)  # held until the whole file is known to be sound: 8 bits a sample
+            if not pieces:
+                raise RefusedFile(name, f"it is shorter than a piece of {audio_format.piece_samples:,} samples")
+            names = [name] if len(pieces) == 1 else [piece_name(name, i) for i in range(len(pieces))]
+            for utterance, piece in zip(names, pieces, strict=True):
+                writer.write(utterance, [piece])
         about = counts.about() | {
             "sample_rate_hz": file.sample_rate_hz,
             "channels": file.num_channels,
             "samples": file.num_frames * file.num_channels,
             "clipped": file.num_clipped,
         }
-    if audio_format.piece_samples is None:
-        return about, [name]
-    if not pieces:
-        raise RefusedFile(name, f"it is shorter than a piece of {audio_format.piece_samples:,} samples")
-    names = [name] if len(pieces) == 1 else [piece_name(name, i) for i in range(len(pieces))]
-    writer.discard()
-    for utterance, tokens in zip(names, pieces, strict=True):
-        writer.begin(utterance)
-        writer.append(tokens)
     return about, names
 
 
@@ -181,14 +174,16 @@ class _Counts:
             self._num_read += len(block)
             yield block
 
-    def add(self, block: np.ndarray) -> None:
+    def of_used(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Count what is used."""
         frame = self._rate // SILENCE_FRAMES_PER_S
-        frames = block[: len(block) // frame * frame].reshape(-1, frame)
-        power = np.einsum("ij,ij->i", frames, frames) / frame
-        self._num_samples += len(block)
-        self._num_frames += len(frames)
-        self._num_silent += int(np.count_nonzero(power < SILENCE_RMS**2))
+        for block in blocks:
+            frames = block[: len(block) // frame * frame].reshape(-1, frame)
+            power = np.einsum("ij,ij->i", frames, frames) / frame
+            self._num_samples += len(block)
+            self._num_frames += len(frames)
+            self._num_silent += int(np.count_nonzero(power < SILENCE_RMS**2))
+            yield block
 
     def about(self) -> dict[str, Any]:
         """The counts, as dataset.json has them."""

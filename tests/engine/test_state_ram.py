@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests import laws
-from waveform.engine import rows
+from waveform.engine import state_ram
 from waveform.engine.interface import state_tensors
-from waveform.engine.rows import fast_rows
+from waveform.engine.state_ram import fast_rows
 from waveform.models.registry import build
 
 CPU = torch.device("cpu")
@@ -18,9 +18,9 @@ def test_rows_fill_a_call_and_fit(monkeypatch: pytest.MonkeyPatch, name: str) ->
     row_bytes = sum(
         t.numel() * t.element_size() for t in state_tensors(model.init_state(1, device=CPU, dtype=torch.float32))
     )
-    monkeypatch.setattr(rows, "machine_bytes", lambda: 64 << 30)
+    monkeypatch.setattr(state_ram, "machine_bytes", lambda: 64 << 30)
     assert [fast_rows(model, window=window, device=CPU) for window in (64, 100, 4096, 10_000)] == [64, 40, 1, 1]
-    monkeypatch.setattr(rows, "machine_bytes", lambda: 8 * 5 * row_bytes)
+    monkeypatch.setattr(state_ram, "machine_bytes", lambda: 8 * 5 * row_bytes)
     assert [fast_rows(model, window=window, device=CPU) for window in (64, 4096)] == [5, 1]
-    monkeypatch.setattr(rows, "machine_bytes", lambda: 1)
+    monkeypatch.setattr(state_ram, "machine_bytes", lambda: 1)
     assert fast_rows(model, window=64, device=CPU) == 1
