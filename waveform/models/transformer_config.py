@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,12 +13,14 @@ from waveform.models.attention import IMPLEMENTATIONS
 from waveform.models.compression import LOSSES, compression_function
 from waveform.models.embeddings import check_cutoffs
 from waveform.system.errors import UserError
-from waveform.system.rules import Rule, check_rules, one_of, whole_number
+from waveform.system.rules import BELOW_1, Rule, check_rules, one_of, whole_number
 
 # Far above any model that was ever trained, and low enough for whatever is asked of a machine to be counted in time.
 MAX_LAYERS, MAX_WIDTH, MAX_SLOTS = 1000, 2**16, 2**24
-_WIDTH = whole_number(1, MAX_WIDTH)
-SHARE_DROPPED = Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1")
+_Width = Annotated[int, whole_number(1, MAX_WIDTH)]
+_Slots = Annotated[int, whole_number(0, MAX_SLOTS)]
+_EVEN = Rule(lambda value: value in range(2, MAX_WIDTH + 1, 2), f"it must be even, from 2 to {MAX_WIDTH}")
+_SHARE_OF_LAYERS = Rule(lambda value: 0 <= value <= 1, "it must be a share of the layers, from 0 to 1")
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 
 
@@ -26,65 +28,43 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu":
 class TransformerConfig:
     """Fields of the trunk: attention over memory and window, regardless of what happens to evicted slots."""
 
-    vocab_size: int
-    num_layers: int = 20
-    d_model: int = 384
-    num_heads: int = 6
-    d_feedforward: int = 1024
-    window: int = 768  # steps that attend to each other directly
-    memory: int = 768  # slots, one step each
-    norm: str = "pre"  # pre: more stable when deep; post: as published
-    attention: str = "fused"  # fused | reference
-    num_position_features: int = 64  # P, width of the sinusoidal encoding
+    vocab_size: Annotated[int, whole_number(1)]
+    num_layers: Annotated[int, whole_number(1, MAX_LAYERS)] = 20
+    d_model: _Width = 384
+    num_heads: _Width = 6
+    d_feedforward: _Width = 1024
+    window: Annotated[int, whole_number(1, MAX_SLOTS)] = 768  # steps that attend to each other directly
+    memory: _Slots = 768  # slots, one step each
+    norm: Annotated[str, one_of("pre", "post")] = "pre"  # pre: more stable when deep; post: as published
+    attention: Annotated[str, one_of(*IMPLEMENTATIONS)] = "fused"  # fused | reference
+    num_position_features: Annotated[int, _EVEN] = 64  # P, width of the sinusoidal encoding
     # Share of the layers, from the input, whose heads start with a preference for near steps (0, 1, 2, 4, ... back), so
     # that those above find what is in memory. 0: as published.
-    local_layers: float = 0.5
-    empty_memory: str = "mask"  # mask: empty slots are not attended to; zeros: they are zero vectors (Algorithm 1)
-    dropout: float = 0.0
-    head: str = "softmax"  # softmax | adaptive: for large vocabularies sorted by frequency; inputs are adaptive too
+    local_layers: Annotated[float, _SHARE_OF_LAYERS] = 0.5
+    # mask: empty slots are not attended to; zeros: they are zero vectors (Algorithm 1)
+    empty_memory: Annotated[str, one_of("mask", "zeros")] = "mask"
+    dropout: Annotated[float, BELOW_1] = 0.0
+    # softmax | adaptive: for large vocabularies sorted by frequency; inputs are adaptive too
+    head: Annotated[str, one_of(*heads.KINDS)] = "softmax"
     cutoffs: list[int] = field(default_factory=list)  # first ids of the adaptive head's clusters after the first
-    div_value: int = 4  # how many times narrower a cluster's vectors are than those of the cluster before
+    div_value: _Width = 4  # how many times narrower a cluster's vectors are than those of the cluster before
     tie_embeddings: bool = False  # the head uses the vectors (and projections) of the input embedding
 
     # How published Transformer-XLs differ from this model: what their weights need (`python -m recipes import`).
-    activation: str = "gelu"  # gelu | relu: of the feed-forward network
+    activation: Annotated[str, one_of(*ACTIVATIONS)] = "gelu"  # gelu | relu: of the feed-forward network
     same_length: bool = False  # every query sees `memory` steps, itself included, instead of its window and all memory
-    clamp_len: int = 0  # steps, the largest distance that positions tell apart; 0: no limit
-    attention_dropout: float = 0.0  # of attention weights
+    clamp_len: _Slots = 0  # steps, the largest distance that positions tell apart; 0: no limit
+    attention_dropout: Annotated[float, BELOW_1] = 0.0  # of attention weights
     project_first: bool = False  # an adaptive head's first cluster has a projection too, another one than the input's
 
     # none: as published; linear: the input and the head know what linear filters expect (models/linear_prediction.py)
-    prediction: str = "none"
-    num_labels: int = 0  # of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
+    prediction: Annotated[str, one_of(*linear_prediction.KINDS)] = "none"
+    # Of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
+    num_labels: Annotated[int, whole_number(0)] = 0
     classes: SoundClasses | None = None  # what tokens mean as amplitudes, for prediction=linear. Decided by the data
 
-    RULES: ClassVar[Mapping[str, Rule]] = {
-        "vocab_size": whole_number(1),
-        "num_layers": whole_number(1, MAX_LAYERS),
-        "d_model": _WIDTH,
-        "num_heads": _WIDTH,
-        "d_feedforward": _WIDTH,
-        "window": whole_number(1, MAX_SLOTS),
-        "memory": whole_number(0, MAX_SLOTS),
-        "norm": one_of("pre", "post"),
-        "attention": one_of(*IMPLEMENTATIONS),
-        "num_position_features": Rule(
-            lambda value: value in range(2, MAX_WIDTH + 1, 2), f"it must be even, from 2 to {MAX_WIDTH}"
-        ),
-        "local_layers": Rule(lambda value: 0 <= value <= 1, "it must be a share of the layers, from 0 to 1"),
-        "empty_memory": one_of("mask", "zeros"),
-        "dropout": SHARE_DROPPED,
-        "head": one_of(*heads.KINDS),
-        "div_value": _WIDTH,
-        "activation": one_of(*ACTIVATIONS),
-        "clamp_len": whole_number(0, MAX_SLOTS),
-        "attention_dropout": SHARE_DROPPED,
-        "prediction": one_of(*linear_prediction.KINDS),
-        "num_labels": whole_number(0),
-    }
-
     def __post_init__(self) -> None:
-        check_rules(self, self.RULES, section="model")
+        check_rules(self, section="model")
         check_cutoffs(self.cutoffs, head=self.head, vocab_size=self.vocab_size)
         if self.prediction != "none" and (self.head != "softmax" or self.tie_embeddings):
             raise UserError("model.prediction=linear is for model.head=softmax without model.tie_embeddings")
@@ -105,22 +85,14 @@ class TransformerConfig:
 class CompressiveTransformerConfig(TransformerConfig):
     """Fields of `model=compressive_transformer`; the defaults are the 40M-parameter speech model."""
 
-    compressed: int = 768  # slots, compression_rate steps each; 0 makes this a Transformer-XL
+    compressed: _Slots = 768  # slots, compression_rate steps each; 0 makes this a Transformer-XL
     compression: str = "conv"  # conv | max | mean | most_used | dilated, or one of another package
-    compression_rate: int = 4
-    compression_loss: str = "attention"  # attention | autoencode | none
+    compression_rate: Annotated[int, whole_number(1, MAX_SLOTS)] = 4
+    compression_loss: Annotated[str, one_of(*LOSSES)] = "attention"  # attention | autoencode | none
     # time: the centre of the steps covered; contiguous: unit steps behind memory
-    compressed_position: str = "time"
-    compression_init: str = "mean"  # mean: a convolution starts as mean pooling; random: as torch's layers start
-
-    RULES: ClassVar[Mapping[str, Rule]] = {
-        **TransformerConfig.RULES,
-        "compressed": whole_number(0, MAX_SLOTS),
-        "compression_rate": whole_number(1, MAX_SLOTS),
-        "compression_loss": one_of(*LOSSES),
-        "compressed_position": one_of("time", "contiguous"),
-        "compression_init": one_of("mean", "random"),
-    }
+    compressed_position: Annotated[str, one_of("time", "contiguous")] = "time"
+    # mean: a convolution starts as mean pooling; random: as torch's layers start
+    compression_init: Annotated[str, one_of("mean", "random")] = "mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()

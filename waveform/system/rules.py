@@ -4,7 +4,7 @@ A rule stands beside the type of its field: `memory: Annotated[int, whole_number
 null stands within: `piece_samples: Annotated[int, whole_number(100)] | None`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from numbers import Integral
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -25,7 +25,6 @@ COUNTABLE = Rule(
 )
 NOT_NEGATIVE = Rule(lambda value: value >= 0, "it must be 0 or more")
 BELOW_1 = Rule(lambda value: 0 <= value < 1, "it must be at least 0 and below 1")
-NO_RULES: Mapping[str, Rule] = {}
 
 
 def one_of(*choices: str) -> Rule:
@@ -53,14 +52,11 @@ def _or_null(rule: Rule) -> Rule:
     return Rule(lambda value: value is None or rule.holds(value), f"{rule.remedy}, or null")
 
 
-def check_rules(config: Any, rules: Mapping[str, Rule] = NO_RULES, *, section: str) -> None:
-    """Raises UserError for the first field of `config`, a dataclass, that breaks its own rule or is not countable.
-
-    rules: of fields that have none beside their type.
-    """
+def check_rules(config: Any, *, section: str) -> None:
+    """Raises UserError for the first field of `config`, a dataclass, that breaks its own rule or is not countable."""
     types = get_type_hints(type(config), include_extras=True)
     for field in fields(config):
         value = getattr(config, field.name)
-        for rule in (*rules_of(types[field.name]), rules.get(field.name, COUNTABLE), COUNTABLE):
+        for rule in (*rules_of(types[field.name]), COUNTABLE):
             if not rule.holds(value):
                 raise UserError(f"{section}.{field.name} is {value!r}; {rule.remedy}")
