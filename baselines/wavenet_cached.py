@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from baselines.wavenet import WaveNet, WaveNetState
 from waveform.decoding.stepped_prediction import stepped_prediction
+from waveform.engine.cuda_graph import DeviceDecoder
 from waveform.engine.interface import Decoder
 from waveform.models.linear_prediction import with_prediction
 from waveform.system.errors import UserError
@@ -38,7 +39,7 @@ class WaveNetWithDecoders(WaveNet):
         return WaveNetDecoder(self, state)
 
 
-class WaveNetDecoder:
+class WaveNetDecoder(DeviceDecoder):
     """Steps a WaveNet on ring buffers, with few operations, because their number decides the speed.
 
     What the older taps add is known before a step begins (Paine et al. 2016, "Fast WaveNet"), so one gather and one
@@ -85,13 +86,6 @@ class WaveNetDecoder:
         self._z_of = [(z, z[:, :g], z[:, g:]) for z in self._z]
         self._gate_of = self._gates.split(g, dim=1)
 
-    @torch.inference_mode()
-    def step(self, tokens: Tensor) -> Tensor:
-        """tokens [B] -> logits [B, V]."""
-        logits = self.device_step(tokens)
-        self.advance(1)
-        return logits
-
     @property
     def steps_to_host(self) -> int:
         """Steps until linear prediction has work to do; without it, nothing is ever due."""
@@ -99,13 +93,13 @@ class WaveNetDecoder:
 
     @torch.inference_mode()
     def advance(self, num_steps: int) -> None:
-        """Count steps, at most `steps_to_host`."""
+        """As `DeviceDecoder.advance`."""
         if self._prediction is not None:
             self._prediction.advance(num_steps)
 
     @torch.inference_mode()
     def device_step(self, tokens: Tensor) -> Tensor:
-        """Like `step`, and a graph can capture it: the number of the step is on the device."""
+        """As `DeviceDecoder.device_step`: the number of the step is on the device."""
         torch.add(self._lags, self._step_number, out=self._slots)
         self._slots.remainder_(self._lengths).add_(self._starts)
         self._step_number += 1

@@ -9,7 +9,6 @@ channels, S skip channels, E end channels; C', G', ... padded to whole vectors.
 # mypy: disable-error-code="no-untyped-def"
 # Compiled functions have the types of what they are called with.
 
-import sys
 from typing import NamedTuple, cast
 
 import numba
@@ -32,7 +31,7 @@ from waveform.compiled.simd import (
     store,
     tanh,
 )
-from waveform.decoding.draw import DrawingSteps, Draws, draw_row, make_draw_scratch
+from waveform.decoding.draw import Draws, KernelDecoder, draw_row, make_draw_scratch
 from waveform.decoding.kernels import ADD, SET, DenseWeights, copy, dense, of_layer, pad_last, zeros
 from waveform.decoding.plan import make_plan, num_threads_for, share_vectors, shared_out
 from waveform.decoding.row_inputs import embed_rows, lay_out_labels
@@ -187,7 +186,7 @@ def _run(tokens, step, draws, plan, kind):
             draw_row(t, tokens, draws, plan[0])
 
 
-class CompiledWaveNetDecoder(DrawingSteps):
+class CompiledWaveNetDecoder(KernelDecoder):
     """Steps an fp32 WaveNet on the CPU. int8: weights are kept in 8 bits, with a scale for each output."""
 
     @torch.inference_mode()
@@ -222,7 +221,6 @@ class CompiledWaveNetDecoder(DrawingSteps):
         self._kind = np.int8(0) if int8 else np.float32(0)
         self._logits = torch.from_numpy(self._scratch.logits)[:, : config.vocab_size]
         self._num_steps = 0
-        self.steps_to_host = sys.maxsize
 
     def _take(self, tokens: np.ndarray, draws: Draws) -> None:
         if self._sizes.num_threads > 1:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from waveform.compiled.simd import F32, add, address, compiled, fill, load, total
-from waveform.engine.interface import Decoder, MeteredDecoder, SequenceModel, State, decoder, map_state
+from waveform.engine.interface import Decoder, SequenceModel, State, decoder, map_state
 from waveform.models.registry import build
 from waveform.system.cpu import set_defaults
 
@@ -128,8 +128,7 @@ def measure_steps(
     for kind, stepper in steppers.items():
         step = statistics.median(durations[kind])
         result[kind] = {"samples_per_second": round(batch_size / step, 1), "step_seconds": step}
-        if isinstance(stepper, MeteredDecoder):
-            num_bytes = stepper.bytes_per_step
+        if (num_bytes := stepper.bytes_per_step) is not None:
             result[kind] |= {"megabytes_per_step": num_bytes / 1e6, "gigabytes_per_second": num_bytes / step / 1e9}
             if with_bound:
                 shares = [num_bytes / d / b for d, b in zip(durations[kind], bandwidths, strict=True)]

@@ -20,6 +20,7 @@ from waveform.benchmarks.sampling import measure_sampling
 from waveform.benchmarks.timing import spread
 from waveform.benchmarks.training import fill_memories, measure_training, updates_needed
 from waveform.decoding.cached import CachedDecoder
+from waveform.engine.interface import Decoder
 from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.token_set import TokenSet
 from waveform.models import attention
@@ -127,7 +128,7 @@ def test_a_step_reads_its_weights_and_cache_once() -> None:
     assert counted == 4 * (weights + biases + L * 2 * B * slots * d + P * slots + slots)
 
 
-class _Says:
+class _Says(Decoder):
     bytes_per_step = 12
 
     def step(self, tokens: Tensor) -> Tensor:

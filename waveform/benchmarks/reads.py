@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from waveform.engine.interface import Decoder, MeteredDecoder
+from waveform.engine.interface import Decoder
 
 _aten = torch.ops.aten
 
@@ -49,9 +49,9 @@ class _ReadCounter(TorchDispatchMode):
 def bytes_read_by_step(stepper: Decoder, tokens: Tensor) -> int | None:
     """Return the bytes of weights and cache that one step reads, by running one; None if unknown.
 
-    A `MeteredDecoder`, whose products are not torch's, reports its own count.
+    A decoder whose products are not torch's reports its own count.
     """
-    if isinstance(stepper, MeteredDecoder):
+    if stepper.bytes_per_step is not None:
         return stepper.bytes_per_step
     with _ReadCounter() as counter:
         stepper.step(tokens)

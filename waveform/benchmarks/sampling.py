@@ -9,20 +9,12 @@ import torch
 from waveform.benchmarks.limits import Limits
 from waveform.benchmarks.reads import bytes_read_by_step
 from waveform.benchmarks.timing import MAX_REPEATS, seconds, spread
-from waveform.engine.cuda_graph import GRAPH_STEPS, STEPS_TO_CAPTURE
-from waveform.engine.interface import (
-    Decoder,
-    DeviceDecoder,
-    SequenceModel,
-    State,
-    decoder,
-    map_state,
-    optional_parts,
-    take_rows,
-)
-from waveform.engine.sampler import BLOCK_STEPS, SamplingConfig, SamplingLoop, sampling_loop
+from waveform.engine.cuda_graph import GRAPH_STEPS, STEPS_TO_CAPTURE, DeviceDecoder
+from waveform.engine.drawing import DrawConfig
+from waveform.engine.interface import Decoder, SequenceModel, State, decoder, map_state, optional_parts, take_rows
 
 _STEPS_S = 0.3  # of sampling in one repeat
+_MAX_STEPS = 1024  # in one repeat
 _WARM_STEPS = {"cpu": 3, "cuda": STEPS_TO_CAPTURE}  # of a decoder, before it is timed
 
 
@@ -75,7 +67,6 @@ class _Sampler:
         self._device = next(iter(model.parameters())).device
         self._tokens = torch.zeros(num_streams, dtype=torch.int64, device=self._device)
         self._stepper = make(self._rows(state))
-        self._loop = sampling_loop(self._stepper, self._tokens, SamplingConfig())
         self._step_s: list[float] = []
         self._num_steps, self._whole_windows = 1, False
         self._bytes: int | None = None
@@ -83,26 +74,27 @@ class _Sampler:
     def _rows(self, state: State) -> State:
         return map_state(torch.clone, take_rows(state, [0] * self._num_streams))
 
-    def _draw(self, loop: SamplingLoop, num_steps: int) -> None:
-        loop.draw(torch.full((num_steps, self._num_streams), 0.5, device=self._device))
+    def _draw(self, num_steps: int) -> None:
+        uniform = torch.full((num_steps, self._num_streams), 0.5, device=self._device)
+        self._stepper.draw(self._tokens, uniform, DrawConfig())
 
     def warm(self, num_steps: int, *, window: int, max_steps: int) -> None:
         """Run steps without timing them, and choose how many a repeat runs: whole windows, or at most `max_steps`."""
-        self._draw(self._loop, num_steps)
-        step_s = seconds(lambda: self._draw(self._loop, 1), device=self._device)
+        self._draw(num_steps)
+        step_s = seconds(lambda: self._draw(1), device=self._device)
         self._bytes = bytes_read_by_step(self._stepper, self._tokens)
-        num_windows = int(min(_STEPS_S / step_s, BLOCK_STEPS)) // window
+        num_windows = int(min(_STEPS_S / step_s, _MAX_STEPS)) // window
         self._whole_windows = num_windows > 0
         if self._whole_windows:
             self._num_steps = num_windows * window
             return
-        self._num_steps = max(1, min(max_steps, BLOCK_STEPS, round(_STEPS_S / step_s)))
+        self._num_steps = max(1, min(max_steps, _MAX_STEPS, round(_STEPS_S / step_s)))
         if self._num_steps > GRAPH_STEPS:  # complete graphs, if steps are captured
             self._num_steps -= self._num_steps % GRAPH_STEPS
 
     def repeat(self) -> None:
         """Time `num_steps` steps."""
-        duration_s = seconds(lambda: self._draw(self._loop, self._num_steps), device=self._device)
+        duration_s = seconds(lambda: self._draw(self._num_steps), device=self._device)
         self._step_s.append(duration_s / self._num_steps)
 
     def result(self, near_end: State, *, window: int, memory_rate: dict[str, float]) -> dict[str, Any]:

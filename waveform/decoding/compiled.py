@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from waveform.compiled.simd import address
-from waveform.decoding.draw import NO_DRAWS, DrawingSteps, Draws, make_draw_scratch
+from waveform.decoding.draw import NO_DRAWS, Draws, KernelDecoder, make_draw_scratch
 from waveform.decoding.kernels import zeros
 from waveform.decoding.plan import make_plan
 from waveform.decoding.row_inputs import lay_out_labels
@@ -26,7 +26,7 @@ from waveform.models.compressive_state import CompressiveState
 from waveform.models.compressive_transformer import CompressiveTransformer
 
 
-class CompiledDecoder(DrawingSteps):
+class CompiledDecoder(KernelDecoder):
     """Steps an fp32 CompressiveTransformer on the CPU; all rows are at the same step.
 
     int8: weights and cached keys and values are kept in 8 bits, with a scale for each output, or slot and head.
@@ -54,13 +54,9 @@ class CompiledDecoder(DrawingSteps):
         self._plan = make_plan(*work_on, self._scratch, self._draw_scratch, self._sizes)
         self._kind = np.int8(0) if int8 else np.float32(0)
         self._logits = torch.from_numpy(self._scratch.logits)[:, : model.config.vocab_size]
-
-    @property
-    def bytes_per_step(self) -> int:
-        """Bytes that a step reads when every slot is in use: all weights, keys and values."""
         m = self._memory
-        cache = (m.keys, m.values, *((m.key_scales, m.value_scales) if self._sizes.quantised else ()))
-        return sum(array.nbytes for array in (*self._weights[1:], *cache))
+        cache = (m.keys, m.values, *((m.key_scales, m.value_scales) if int8 else ()))
+        self.bytes_per_step = sum(array.nbytes for array in (*self._weights[1:], *cache))
 
     @property
     def steps_to_host(self) -> int:
