@@ -13,30 +13,33 @@ from baselines.wavenet import WaveNet, WaveNetState
 from waveform.decoding.stepped_prediction import stepped_prediction
 from waveform.engine.cuda_graph import DeviceDecoder
 from waveform.engine.interface import Decoder
+from waveform.engine.known_settings import KnownSettings
 from waveform.models.linear_prediction import with_prediction
-from waveform.system.errors import UserError
+
+_SIZES = ("vocab_size", "num_stacks", "layers_per_stack", "kernel_size", "num_labels", "classes")
+_WIDTHS = ("residual_channels", "gate_channels", "skip_channels", "end_channels")
+KNOWN = KnownSettings(any_value=(*_SIZES, *_WIDTHS), values={"prediction": ("none", "linear")})  # to both decoders
 
 
 class WaveNetWithDecoders(WaveNet):
-    """A WaveNet that brings the fastest decoder for its device and weights."""
+    """A WaveNet that brings the fastest decoder for its settings, device and weights."""
 
-    has_int8_decoder = True
+    @property
+    def why_no_int8(self) -> str | None:
+        """As `OptionalParts.why_no_int8`; compiled steps take the model if it is None."""
+        weight, unknown = self.embedding.weight, KNOWN.unknown(self.config)
+        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+            return "int8 sampling is for fp32 models on a CPU"
+        return None if unknown is None else f"int8 sampling does not know {unknown}"
 
     def decoder(self, state: WaveNetState, *, int8: bool = False) -> Decoder | None:
-        """A decoder that continues from `state` with the weights as they are now, if there is one.
-
-        int8: weights in 8 bits, for fp32 models on a CPU. Raises UserError for others.
-        """
-        weight = self.embedding.weight
-        if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        """A decoder that continues from `state` with the weights as they are now; None if settings are not known."""
+        if self.why_no_int8 is None:
             from baselines.wavenet_compiled import CompiledWaveNetDecoder  # here, so that only sampling loads numba
 
             return CompiledWaveNetDecoder(self, state, int8=int8)
-        if int8:
-            raise UserError("int8 sampling is for fp32 models on a CPU; sample without it, or with device cpu")
-        if state.predictors and len(set(state.predictors[0].steps.tolist())) > 1:
-            return None  # rows whose filters are fitted at different steps
-        return WaveNetDecoder(self, state)
+        fitted_together = not state.predictors or len(set(state.predictors[0].steps.tolist())) == 1
+        return WaveNetDecoder(self, state) if KNOWN.supports(self.config) and fitted_together else None
 
 
 class WaveNetDecoder(DeviceDecoder):

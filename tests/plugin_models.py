@@ -61,7 +61,7 @@ class FullLSTM(LSTM, OptionalParts):
     used: ClassVar[set[str]] = set()
     carry_gradient = False
     checkpoint_activations = False
-    has_int8_decoder = True
+    why_no_int8 = None
 
     def __init__(self, config: LSTMConfig) -> None:
         super().__init__(config)

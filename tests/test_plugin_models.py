@@ -82,7 +82,7 @@ def test_every_verb_works(model: str, place: Path, capsys: pytest.CaptureFixture
         # All that OptionalParts declares, except what only several processes, a short unroll, train.compile or a model
         # with kernels of its own need.
         parts = {name for name in vars(OptionalParts) if not name.startswith("_")}
-        rest = {"compile_layers", "has_int8_decoder", "prepare_kernels", "sharding_units", "trains_through_time"}
+        rest = {"compile_layers", "prepare_kernels", "sharding_units", "trains_through_time", "why_no_int8"}
         assert FullLSTM.used == parts - rest | {"int8 decoder"}
 
 

@@ -1,7 +1,7 @@
 """Draws within compiled steps: the tokens that the definition in torch draws, whatever the rule and the logits."""
 
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests import laws
 from waveform.compiled.simd import compiled, padded
-from waveform.decoding.draw import Draws, KernelDecoder, draw_row, make_draw_scratch, make_draws
+from waveform.decoding.draw import Draws, KernelDecoder, draw_row, draw_scratch, make_draws
 from waveform.decoding.plan import make_plan
 from waveform.engine import interface
 from waveform.engine.drawing import DrawConfig, choose
@@ -26,13 +26,6 @@ RULES = [
 ]
 
 
-class _Logits(NamedTuple):
-    logits: np.ndarray
-    num_rows: int
-    num_logits: int
-    num_classes: int
-
-
 @compiled(entry=True)
 def _draw(tokens, draws, plan):
     draw_row(0, tokens, draws, plan[0])
@@ -43,11 +36,11 @@ def drawn_by_kernel(logits: Tensor, uniform: Tensor, config: DrawConfig) -> Tens
     num_rows, num_classes = logits.shape
     whole_vectors = np.full((num_rows, padded(num_classes)), -np.inf, dtype=np.float32)
     whole_vectors[:, :num_classes] = logits
-    sizes = _Logits(whole_vectors, num_rows, padded(num_classes), num_classes)
-    scratch = make_draw_scratch(num_classes)
+    sizes = {"num_rows": num_rows, "num_logits": padded(num_classes), "num_classes": num_classes}
+    fields = {"logits": whole_vectors, **sizes, **draw_scratch(num_classes)}
     draws = make_draws(uniform[None], config)
     tokens = np.zeros(num_rows, dtype=np.int64)
-    _draw(tokens, draws, make_plan(sizes, scratch))
+    _draw(tokens, draws, make_plan(fields))
     assert (tokens == draws.drawn[0]).all()
     return torch.from_numpy(tokens)
 

@@ -21,7 +21,7 @@ _WARM_STEPS = {"cpu": 3, "cuda": STEPS_TO_CAPTURE}  # of a decoder, before it is
 def decoders(model: SequenceModel) -> Mapping[str, Callable[[State], Decoder]]:
     """Return every way in which `model` samples, by its name in the figures; add further decoders here."""
     ways: dict[str, Callable[[State], Decoder]] = {"exact": lambda state: decoder(model, state)}
-    if optional_parts(model).has_int8_decoder and next(iter(model.parameters())).device.type == "cpu":
+    if optional_parts(model).why_no_int8 is None:
         ways["int8"] = lambda state: decoder(model, state, int8=True)
     return ways
 

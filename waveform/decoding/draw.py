@@ -11,14 +11,16 @@ Shape letters: V classes, V' padded to whole vectors.
 import math
 import sys
 from abc import abstractmethod
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
 
 from waveform.compiled.simd import F32, LANES, compiled, float_of_bits, get, largest, load, maximum, padded, put
-from waveform.decoding.plan import make_plan
+from waveform.decoding.plan import make_plan, num_threads_for
 from waveform.engine.drawing import LARGEST_WEIGHT, DrawConfig
 from waveform.engine.interface import Decoder
 
@@ -57,17 +59,10 @@ def make_draws(uniform: Tensor, config: DrawConfig) -> Draws:
 NO_DRAWS = make_draws(torch.empty(0, 1), DrawConfig())
 
 
-class DrawScratch(NamedTuple):
-    """Intermediate values of a draw."""
-
-    class_weights: np.ndarray  # [V'] int64
-    ones: np.ndarray  # [V'] int64
-
-
-def make_draw_scratch(num_classes: int) -> DrawScratch:
-    """Arrays for the intermediate values of a draw."""
+def draw_scratch(num_classes: int) -> dict[str, np.ndarray]:
+    """Arrays for the intermediate values of a draw, [V'] int64."""
     size = padded(num_classes)
-    return DrawScratch(np.zeros(size, dtype=np.int64), np.ones(size, dtype=np.int64))
+    return {"class_weights": np.zeros(size, dtype=np.int64), "ones": np.ones(size, dtype=np.int64)}
 
 
 @compiled
@@ -173,7 +168,18 @@ def draw_row(t, tokens, draws, p):
 class KernelDecoder(Decoder):
     """A decoder whose step is compiled, and draws too, many tokens a call."""
 
-    _logits: Tensor  # [B, V], written by every step
+    def __init__(self, fields: Mapping[str, Any], *, read: Sequence[Any], num_phases: int, int8: bool) -> None:
+        """fields: what kernels work on, `logits`, `num_rows` and `num_classes` among it; read: what a step reads once.
+
+        num_phases: of a step; int8: whether weights are in 8 bits.
+        """
+        self.bytes_per_step = sum(each.nbytes for each in read)
+        self._num_steps = 0
+        self._num_threads = num_threads_for(fields["num_rows"] * sum(each.size for each in read), num_phases=num_phases)
+        self._fields = {**fields, **draw_scratch(fields["num_classes"]), "num_threads": self._num_threads}
+        self._plan = make_plan(self._fields)
+        self._kind = np.int8(0) if int8 else np.float32(0)  # its type is that of the weights
+        self._logits = torch.from_numpy(fields["logits"])[:, : fields["num_classes"]]
 
     @property
     def steps_to_host(self) -> int:
@@ -197,18 +203,16 @@ class KernelDecoder(Decoder):
             drawn.append(draws.drawn)
         return torch.from_numpy(np.concatenate(drawn))
 
-    @abstractmethod
     def _take(self, tokens: np.ndarray, draws: Draws) -> None:
         """Take a step with inputs tokens [B]; or, if `draws` asks for any, one for each, which overwrite tokens."""
+        if self._num_threads > 1:
+            numba.set_num_threads(self._num_threads)
+        self._run(tokens, draws)
+        self._num_steps += max(1, len(draws.drawn))
 
-
-class _OfLogits(NamedTuple):
-    """What `draw_row` reads of a plan."""
-
-    logits: np.ndarray  # [B, V']
-    num_rows: int
-    num_logits: int  # V'
-    num_classes: int  # V
+    @abstractmethod
+    def _run(self, tokens: np.ndarray, draws: Draws) -> None:
+        """The compiled part of `_take`."""
 
 
 @compiled(entry=True)
@@ -221,14 +225,16 @@ def draw_from(stepper: Decoder, tokens: Tensor, uniform: Tensor, config: DrawCon
 
     For top-k and top-p, torch sorts the classes; the kernel does not: with 32,000 classes it takes a tenth of the time.
     """
-    draws, inputs, plan = make_draws(uniform, config), tokens.numpy().copy(), None
+    draws, inputs = make_draws(uniform, config), tokens.numpy().copy()
+    fields: dict[str, Any] = {}
     for t in range(len(uniform)):
         logits = stepper.step(torch.from_numpy(inputs))
-        if plan is None:
+        if not fields:
             num_rows, num_classes = logits.shape
             rows = np.full((num_rows, padded(num_classes)), -np.inf, dtype=np.float32)
-            scratch = make_draw_scratch(num_classes)
-            plan = make_plan(_OfLogits(rows, num_rows, padded(num_classes), num_classes), scratch)
+            sizes = {"num_rows": num_rows, "num_logits": padded(num_classes), "num_classes": num_classes}
+            fields = {"logits": rows, **sizes, **draw_scratch(num_classes)}
+            plan = make_plan(fields)
         rows[:, :num_classes] = logits.float().numpy()
         _draw_row(t, inputs, draws, plan)
     return torch.from_numpy(draws.drawn)

@@ -1,9 +1,8 @@
 """What a compiled decoder remembers: keys and values in blocks of slots, and the inputs that compression will need.
 
 Slots of memory and window form one ring, those of compressed memory another: a new window replaces what it evicts,
-nothing moves, and only the slots' times are renewed at a window's end (for all layers and rows at once, unless
-compressed slots have times of their own). Keys and values lie in blocks of 64 slots, in the order in which a head reads
-them:
+nothing moves, and only the slots' times are renewed at a window's end, for all layers and rows at once. Keys and
+values lie in blocks of 64 slots, in the order in which a head reads them:
 
     keys    [L, B, H, block, d, 64]    logits of 64 slots grow together, one feature of the query after another
     values  [L, B, H, block, 64, d']   outputs of d' features (d padded to whole vectors), one slot after another
@@ -37,9 +36,7 @@ class Memory(NamedTuple):
     key_scales: np.ndarray  # [L, B, H, blocks * 64]; 64 ones if keys and values are not quantised
     value_scales: np.ndarray
     history: np.ndarray  # [L, B, c - 1 + M + W, D'] inputs of each layer, for compression; ring by step
-    usage: np.ndarray  # [L, B, c - 1 + M + W] attention received by memory slots; ring by step; most_used only
-    slot_encoding: np.ndarray  # [1 or L, 1 or B, blocks, P, 64]: cosines, then sines
-    own_steps: np.ndarray  # [L, B, C] fp64, from the stream's start, ring by group: of slots with their own times only
+    slot_encoding: np.ndarray  # [blocks, P, 64]: cosines, then sines
     mask: np.ndarray  # [blocks * 64]: 0 or UNUSED
     num_used: np.ndarray  # [blocks] slots in use
     rotations: np.ndarray  # [W, P]: cosines, then sines, of the times in a window
@@ -63,12 +60,7 @@ class Windows:
                 config, fill.pending, num_compressed=config.compressed, num_memory=config.memory, end=config.window
             )
             self._encodings[pending] = _encode(times[0], config)
-        encoding = memory.slot_encoding.swapaxes(3, 4)  # [1 or L, 1 or B, blocks, 64, P]
-        encoding[:, :, slots // SLOTS, slots % SLOTS] = self._encodings[pending]
-        if memory.own_steps.size:
-            in_ring = np.arange(config.compressed)
-            own_times = torch.from_numpy(memory.own_steps - (num_steps - int(fill.phase)))
-            encoding[:, :, in_ring // SLOTS, in_ring % SLOTS] = _encode(own_times, config)
+        memory.slot_encoding.swapaxes(1, 2)[slots // SLOTS, slots % SLOTS] = self._encodings[pending]
         memory.mask[:] = UNUSED
         memory.mask[used] = 0
         memory.num_used[:] = np.bincount(used // SLOTS, minlength=len(memory.num_used))
@@ -98,7 +90,6 @@ def lay_out_memory(model: CompressiveTransformer, state: CompressiveState, *, in
     heads, d_head = config.num_heads, config.d_model // config.num_heads
     num_blocks = -(-(config.compressed + config.memory + config.window) // SLOTS)
     history_ring = config.compression_rate - 1 + config.memory + config.window if config.compressed else 0
-    tracks_usage = state.usage[0].shape[1] > 0
     caches, kind = (config.num_layers, batch_size, heads), np.int8 if int8 else np.float32
     scales = (*caches, num_blocks * SLOTS) if int8 else (SLOTS,)
     memory = Memory(
@@ -107,19 +98,12 @@ def lay_out_memory(model: CompressiveTransformer, state: CompressiveState, *, in
         key_scales=np.ones(scales, dtype=np.float32),
         value_scales=np.ones(scales, dtype=np.float32),
         history=zeros(config.num_layers, batch_size, history_ring, padded(config.d_model)),
-        usage=zeros(config.num_layers, batch_size, history_ring if tracks_usage else 0),
-        slot_encoding=zeros(
-            *((config.num_layers, batch_size) if config.keeps_times else (1, 1)),
-            *(num_blocks, config.num_position_features, SLOTS),
-        ),
-        own_steps=np.zeros((config.num_layers, batch_size, config.compressed if config.keeps_times else 0)),
+        slot_encoding=zeros(num_blocks, config.num_position_features, SLOTS),
         mask=zeros(num_blocks * SLOTS),
         num_used=np.zeros(num_blocks, dtype=np.int64),
         rotations=_encode(torch.arange(config.window, dtype=torch.float64), config),
     )
     _write_keys_and_values(memory, model, state)
-    if config.keeps_times:
-        _write_own_steps(memory, config, state)
     if config.compressed:
         _write_history(memory, config, state)
     return memory
@@ -153,13 +137,6 @@ def _blocks(x: Tensor, slots: np.ndarray, cache: np.ndarray) -> tuple[Tensor, Te
     return spread.unflatten(1, (-1, SLOTS)), scales
 
 
-def _write_own_steps(memory: Memory, config: CompressiveTransformerConfig, state: CompressiveState) -> None:
-    fill, num_steps = fill_at(config, state.steps[:1]), int(state.steps[0])
-    slots, _ = _ring_slots(config, fill, num_steps)
-    times = torch.stack(state.times).double().numpy()
-    memory.own_steps[:, :, slots[: config.compressed]] = times + (num_steps - int(fill.phase))
-
-
 def _write_history(memory: Memory, config: CompressiveTransformerConfig, state: CompressiveState) -> None:
     start = int(state.steps[0]) // config.window * config.window
     steps = np.arange(start - config.memory - config.compression_rate + 1, start + config.window)
@@ -167,5 +144,3 @@ def _write_history(memory: Memory, config: CompressiveTransformerConfig, state: 
     for i, past in enumerate(state.layers()):
         inputs = torch.cat([past.pending, past.memory, past.window], dim=1).float()
         memory.history[i][:, steps % ring, : config.d_model] = inputs.numpy()
-        if memory.usage.shape[2]:
-            memory.usage[i][:, steps[: -config.window] % ring] = past.usage.float().numpy()

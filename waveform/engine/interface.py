@@ -116,8 +116,11 @@ class OptionalParts:
     # Set to True by train.checkpoint_activations: backward computes each layer again instead of keeping its
     # activations. None: the model cannot do that.
     checkpoint_activations: bool | None = None
-    # Whether `decoder(..., int8=True)` exists (it may still refuse a device).
-    has_int8_decoder: bool = False
+
+    @property
+    def why_no_int8(self) -> str | None:
+        """Why this model, as it is, has no `decoder(..., int8=True)`, to tell the user; None: it has one."""
+        return f"{type(self).__name__} has no int8 decoder"
 
     @property
     def brings_threads(self) -> bool:
@@ -161,8 +164,7 @@ class OptionalParts:
     def decoder(self, state: State, *, int8: bool = False) -> Decoder | None:
         """A faster way to step this model than `forward`, continuing from `state`, which it may consume.
 
-        int8: compute with weights in 8 bits. None: there is none. Raises UserError if it has no int8 decoder for this
-        device or these weights.
+        int8: compute with weights in 8 bits; only asked for if `why_no_int8` is None. None: there is none.
         """
         return None
 
@@ -178,9 +180,12 @@ def decoder(model: SequenceModel, state: State, *, int8: bool = False) -> Decode
     Raises UserError if int8 is asked of a model that has no such decoder.
     """
     parts = optional_parts(model)
-    if int8 and not parts.has_int8_decoder:
-        raise UserError(f"{type(model).__name__} has no int8 decoder; sample without int8")
-    return parts.decoder(state, int8=int8) or ForwardDecoder(model, state)
+    if int8 and parts.why_no_int8 is not None:
+        why = parts.why_no_int8 if parts is model else f"{type(model).__name__} has no int8 decoder"
+        raise UserError(f"{why}; sample without int8")
+    made = parts.decoder(state, int8=int8)
+    assert made is not None or not int8
+    return made or ForwardDecoder(model, state)
 
 
 def map_state(function: Callable[..., Tensor], state: S, *others: S) -> S:
