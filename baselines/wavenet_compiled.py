@@ -141,7 +141,7 @@ class CompiledWaveNetDecoder(KernelDecoder):
         fifos = torch.cat([fifo.transpose(0, 1) for fifo in state.fifos]).float()
         fields = {
             **weights,
-            **lay_out_inputs(model, state, width=width),
+            **lay_out_inputs(model, state, num_rows=num_rows, width=width),
             "num_rows": num_rows,  # B
             "num_layers": num_layers,  # L
             "num_taps": config.kernel_size,  # K

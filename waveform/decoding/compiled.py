@@ -33,7 +33,7 @@ class CompiledDecoder(KernelDecoder):
         config = self._config = model.config
         weights, memory = lay_out_weights(model, int8=int8), lay_out_memory(model, state, int8=int8)
         step = lay_out_step(config, weights, memory, epsilon=model.layers[0].attention_norm.eps)
-        inputs = lay_out_inputs(model, state, width=step["width"])
+        inputs = lay_out_inputs(model, state, num_rows=step["num_rows"], width=step["width"])
         fields = {**weights, "convolution": lay_out_compressors(model), **inputs, **memory._asdict(), **step}
         scales = (memory.key_scales, memory.value_scales) if int8 else ()
         super().__init__(

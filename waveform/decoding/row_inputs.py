@@ -18,14 +18,15 @@ from waveform.decoding.row_predictions import lay_out_predictions, predict_row
 _I64 = np.int64(0)
 
 
-def lay_out_inputs(model: Any, state: Any, *, width: int) -> dict[str, Any]:
+def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> dict[str, Any]:
     """What makes the inputs of the rows of `state`, of a model with an embedding, labels and linear prediction.
 
-    width: D'.
+    num_rows: B; width: D'.
     """
     embedding, labels = model.embedding.weight.detach(), model.label_embedding
     table = torch.zeros(0, width) if labels is None else labels.table.detach()
-    row_labels = torch.zeros(0, dtype=torch.int64) if labels is None else state.labels[0]
+    # Kernels write to it even if nothing reads it.
+    row_labels = torch.zeros(num_rows, dtype=torch.int64) if labels is None else state.labels[0]
     return {
         "embedding": pad_last(embedding).clone().numpy(),  # [V + 1, D']
         "label_embedding": pad_last(table).clone().numpy(),  # [N, D']
