@@ -27,10 +27,7 @@ class WaveNetWithDecoders(WaveNet):
     @property
     def why_no_int8(self) -> str | None:
         """As `OptionalParts.why_no_int8`; compiled steps take the model if it is None."""
-        weight, unknown = self.embedding.weight, KNOWN.unknown(self.config)
-        if weight.device.type != "cpu" or weight.dtype != torch.float32:
-            return "int8 sampling is for fp32 models on a CPU"
-        return None if unknown is None else f"int8 sampling does not know {unknown}"
+        return KNOWN.why_not_compiled(self.config, self.embedding.weight)
 
     def decoder(self, state: WaveNetState, *, int8: bool = False) -> Decoder | None:
         """A decoder that continues from `state` with the weights as they are now; None if settings are not known."""
@@ -88,6 +85,8 @@ class WaveNetDecoder(DeviceDecoder):
         self._input_of = self._inputs.unbind()
         self._z_of = [(z, z[:, :g], z[:, g:]) for z in self._z]
         self._gate_of = self._gates.split(g, dim=1)
+        weights = (*self._older_kernels, *self._newest_kernels, *self._residuals, self._biases, self._skip_weight)
+        self.bytes_per_step = sum(tensor.nbytes for tensor in (*weights, *self._head.parameters(), self._taps))
 
     @property
     def steps_to_host(self) -> int:

@@ -92,8 +92,9 @@ class _CountingUp(KernelDecoder):
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
+        self._num_threads, self._num_steps = 1, 0
 
-    def _take(self, tokens: np.ndarray, draws: Draws) -> None:
+    def _run(self, tokens: np.ndarray, draws: Draws) -> None:
         self.lengths.append(len(draws.drawn))
         self.steps_to_host = self.steps_to_host - len(draws.drawn) or 3
         draws.drawn[:] = (tokens + np.arange(1, len(draws.drawn) + 1)[:, None]) % 5

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from waveform.benchmarks.limits import Limits
-from waveform.benchmarks.reads import bytes_read_by_step
 from waveform.benchmarks.timing import MAX_REPEATS, seconds, spread
 from waveform.engine.cuda_graph import GRAPH_STEPS, STEPS_TO_CAPTURE, DeviceDecoder
 from waveform.engine.drawing import DrawConfig
@@ -69,7 +68,6 @@ class _Sampler:
         self._stepper = make(self._rows(state))
         self._step_s: list[float] = []
         self._num_steps, self._whole_windows = 1, False
-        self._bytes: int | None = None
 
     def _rows(self, state: State) -> State:
         return map_state(torch.clone, take_rows(state, [0] * self._num_streams))
@@ -82,7 +80,6 @@ class _Sampler:
         """Run steps without timing them, and choose how many a repeat runs: whole windows, or at most `max_steps`."""
         self._draw(num_steps)
         step_s = seconds(lambda: self._draw(1), device=self._device)
-        self._bytes = bytes_read_by_step(self._stepper, self._tokens)
         num_windows = int(min(_STEPS_S / step_s, _MAX_STEPS)) // window
         self._whole_windows = num_windows > 0
         if self._whole_windows:
@@ -109,14 +106,15 @@ class _Sampler:
             usual_s = statistics.median(self._step_s)
         extra_s = 0.0 if self._whole_windows else max(0.0, end_s - usual_s) / window
         per_second = spread([self._num_streams / (step_s + extra_s) for step_s in self._step_s])
-        bound_s = None if self._bytes is None else self._bytes / memory_rate["median"]
+        num_bytes = stepper.bytes_per_step
+        bound_s = None if num_bytes is None else num_bytes / memory_rate["median"]
         return {
             "decoder": self._name,
             "num_streams": self._num_streams,
             "samples_per_second": per_second,
             "steps_per_repeat": self._num_steps,
             "window_end_seconds": end_s,
-            "bytes_per_step": self._bytes,
+            "bytes_per_step": num_bytes,
             "memory_bytes_per_second": memory_rate,
             "share_of_bound": None if bound_s is None else bound_s * per_second["median"] / self._num_streams,
         }

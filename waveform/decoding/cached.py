@@ -72,6 +72,11 @@ class CachedDecoder(DeviceDecoder):
             torch.empty(num_rows, num_slots, device=device, dtype=torch.float64) for _ in range(num_kinds)
         ]
         self._mask = torch.empty(num_slots, device=device, dtype=reference.dtype)  # 0 or, for unused slots, -inf
+        weights = [weight for fused in self._weights for weight in fused] + list(model.head.parameters())
+        for layer in self._layers:
+            weights += (*layer.feedforward_in.parameters(), *layer.feedforward_out.parameters())
+        read = (*weights, *self._keys, *self._values, *self._position_keys, self._mask)
+        self.bytes_per_step = sum(tensor.nbytes for tensor in read)
         self._begin_window()
 
     def _unit_circle(self, times: Tensor) -> Tensor:

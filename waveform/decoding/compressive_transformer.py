@@ -1,7 +1,5 @@
 """The Compressive Transformer as it is registered: the model of waveform/models, with the decoders of this package."""
 
-import torch
-
 from waveform.decoding.cached import CachedDecoder
 from waveform.engine.interface import Decoder
 from waveform.engine.known_settings import KnownSettings
@@ -45,10 +43,7 @@ class CompressiveTransformerWithDecoders(CompressiveTransformer):
     @property
     def why_no_int8(self) -> str | None:
         """As `OptionalParts.why_no_int8`; compiled steps take the model if it is None."""
-        weight, unknown = next(self.parameters()), COMPILED.unknown(self.config)
-        if weight.device.type != "cpu" or weight.dtype != torch.float32:
-            return "int8 sampling is for fp32 models on a CPU"
-        return None if unknown is None else f"int8 sampling does not know {unknown}"
+        return COMPILED.why_not_compiled(self.config, next(self.parameters()))
 
     def decoder(self, state: CompressiveState, *, int8: bool = False) -> Decoder | None:
         """A decoder with cached keys and values; None if rows are at different steps, or settings are not known."""

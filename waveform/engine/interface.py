@@ -74,8 +74,8 @@ class Decoder(ABC):
     A subclass defines `step`, and `draw` too if it can draw without a return to Python between two tokens.
     """
 
-    # Bytes of weights, keys and values that a step reads when every slot is in use, which bound its speed on a CPU.
-    # None: the matrix products are torch's, and can be counted (benchmarks/reads.py).
+    # Of weights, keys and values that a step reads, each once, when every slot is in use: they bound its speed. None:
+    # unknown.
     bytes_per_step: int | None = None
 
     @abstractmethod
@@ -120,7 +120,7 @@ class OptionalParts:
     @property
     def why_no_int8(self) -> str | None:
         """Why this model, as it is, has no `decoder(..., int8=True)`, to tell the user; None: it has one."""
-        return f"{type(self).__name__} has no int8 decoder"
+        return "this model has no int8 decoder"
 
     @property
     def brings_threads(self) -> bool:
@@ -181,8 +181,7 @@ def decoder(model: SequenceModel, state: State, *, int8: bool = False) -> Decode
     """
     parts = optional_parts(model)
     if int8 and parts.why_no_int8 is not None:
-        why = parts.why_no_int8 if parts is model else f"{type(model).__name__} has no int8 decoder"
-        raise UserError(f"{why}; sample without int8")
+        raise UserError(f"{parts.why_no_int8}; sample without int8")
     made = parts.decoder(state, int8=int8)
     assert made is not None or not int8
     return made or ForwardDecoder(model, state)

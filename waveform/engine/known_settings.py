@@ -8,6 +8,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 
 class KnownSettings(NamedTuple):
     """The fields of a config with which a fast path computes the same as `forward`."""
@@ -26,3 +29,10 @@ class KnownSettings(NamedTuple):
     def supports(self, config: Any) -> bool:
         """Whether every setting of `config` is known."""
         return self.unknown(config) is None
+
+    def why_not_compiled(self, config: Any, weight: Tensor) -> str | None:
+        """Why compiled steps, which know these settings, are not for a model with such weights; None: they are."""
+        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+            return "int8 sampling is for fp32 models on a CPU"
+        unknown = self.unknown(config)
+        return None if unknown is None else f"int8 sampling does not know {unknown}"
