@@ -114,16 +114,16 @@ class TransformerXL(CompressiveTransformerWithDecoders):
         added = self._input_encoding.added_to_input(places_BT, like=h_BTD)
         return h_BTD if added is None else h_BTD + added
 
-    def decoder(self, state: CompressiveState, *, int8: bool = False) -> Decoder | None:
-        """As the Compressive Transformer's; None with other encodings of positions, which no decoder knows.
-
-        Raises UserError for int8 with them.
-        """
+    @property
+    def why_no_int8(self) -> str | None:
+        """As the Compressive Transformer's; no decoder knows other encodings of positions."""
         if isinstance(self.layers[0].attention, EncodedAttention):
-            if int8:
-                raise UserError("int8 sampling knows model.position=relative only; sample without it")
-            return None
-        return super().decoder(state, int8=int8)
+            return "int8 sampling knows model.position=relative only"
+        return super().why_no_int8
+
+    def decoder(self, state: CompressiveState, *, int8: bool = False) -> Decoder | None:
+        """As the Compressive Transformer's; None with other encodings of positions."""
+        return None if isinstance(self.layers[0].attention, EncodedAttention) else super().decoder(state, int8=int8)
 
 
 def _add_positions(layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

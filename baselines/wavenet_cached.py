@@ -11,34 +11,35 @@ from torch import Tensor, nn
 
 from baselines.wavenet import WaveNet, WaveNetState
 from waveform.decoding.stepped_prediction import stepped_prediction
+from waveform.engine.cuda_graph import DeviceDecoder
 from waveform.engine.interface import Decoder
+from waveform.engine.known_settings import KnownSettings
 from waveform.models.linear_prediction import with_prediction
-from waveform.system.errors import UserError
+
+_SIZES = ("vocab_size", "num_stacks", "layers_per_stack", "kernel_size", "num_labels", "classes")
+_WIDTHS = ("residual_channels", "gate_channels", "skip_channels", "end_channels")
+KNOWN = KnownSettings(any_value=(*_SIZES, *_WIDTHS), values={"prediction": ("none", "linear")})  # to both decoders
 
 
 class WaveNetWithDecoders(WaveNet):
-    """A WaveNet that brings the fastest decoder for its device and weights."""
+    """A WaveNet that brings the fastest decoder for its settings, device and weights."""
 
-    has_int8_decoder = True
+    @property
+    def why_no_int8(self) -> str | None:
+        """As `OptionalParts.why_no_int8`; compiled steps take the model if it is None."""
+        return KNOWN.why_not_compiled(self.config, self.embedding.weight)
 
     def decoder(self, state: WaveNetState, *, int8: bool = False) -> Decoder | None:
-        """A decoder that continues from `state` with the weights as they are now, if there is one.
-
-        int8: weights in 8 bits, for fp32 models on a CPU. Raises UserError for others.
-        """
-        weight = self.embedding.weight
-        if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        """A decoder that continues from `state` with the weights as they are now; None if settings are not known."""
+        if self.why_no_int8 is None:
             from baselines.wavenet_compiled import CompiledWaveNetDecoder  # here, so that only sampling loads numba
 
             return CompiledWaveNetDecoder(self, state, int8=int8)
-        if int8:
-            raise UserError("int8 sampling is for fp32 models on a CPU; sample without it, or with device cpu")
-        if state.predictors and len(set(state.predictors[0].steps.tolist())) > 1:
-            return None  # rows whose filters are fitted at different steps
-        return WaveNetDecoder(self, state)
+        fitted_together = not state.predictors or len(set(state.predictors[0].steps.tolist())) == 1
+        return WaveNetDecoder(self, state) if KNOWN.supports(self.config) and fitted_together else None
 
 
-class WaveNetDecoder:
+class WaveNetDecoder(DeviceDecoder):
     """Steps a WaveNet on ring buffers, with few operations, because their number decides the speed.
 
     What the older taps add is known before a step begins (Paine et al. 2016, "Fast WaveNet"), so one gather and one
@@ -84,13 +85,8 @@ class WaveNetDecoder:
         self._input_of = self._inputs.unbind()
         self._z_of = [(z, z[:, :g], z[:, g:]) for z in self._z]
         self._gate_of = self._gates.split(g, dim=1)
-
-    @torch.inference_mode()
-    def step(self, tokens: Tensor) -> Tensor:
-        """tokens [B] -> logits [B, V]."""
-        logits = self.device_step(tokens)
-        self.advance(1)
-        return logits
+        weights = (*self._older_kernels, *self._newest_kernels, *self._residuals, self._biases, self._skip_weight)
+        self.bytes_per_step = sum(tensor.nbytes for tensor in (*weights, *self._head.parameters(), self._taps))
 
     @property
     def steps_to_host(self) -> int:
@@ -99,13 +95,13 @@ class WaveNetDecoder:
 
     @torch.inference_mode()
     def advance(self, num_steps: int) -> None:
-        """Count steps, at most `steps_to_host`."""
+        """As `DeviceDecoder.advance`."""
         if self._prediction is not None:
             self._prediction.advance(num_steps)
 
     @torch.inference_mode()
     def device_step(self, tokens: Tensor) -> Tensor:
-        """Like `step`, and a graph can capture it: the number of the step is on the device."""
+        """As `DeviceDecoder.device_step`: the number of the step is on the device."""
         torch.add(self._lags, self._step_number, out=self._slots)
         self._slots.remainder_(self._lengths).add_(self._starts)
         self._step_number += 1

@@ -9,15 +9,13 @@ channels, S skip channels, E end channels; C', G', ... padded to whole vectors.
 # mypy: disable-error-code="no-untyped-def"
 # Compiled functions have the types of what they are called with.
 
-import sys
-from typing import NamedTuple, cast
+from typing import cast
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from baselines.wavenet import WaveNet, WaveNetConfig, WaveNetState
+from baselines.wavenet import WaveNet, WaveNetState
 from waveform.compiled.simd import (
     F32,
     LANES,
@@ -32,65 +30,15 @@ from waveform.compiled.simd import (
     store,
     tanh,
 )
-from waveform.decoding.draw import DrawingSteps, Draws, draw_row, make_draw_scratch
-from waveform.decoding.kernels import ADD, SET, DenseWeights, copy, dense, of_layer, pad_last, zeros
-from waveform.decoding.plan import make_plan, num_threads_for, share_vectors, shared_out
-from waveform.decoding.row_inputs import embed_rows, lay_out_labels
-from waveform.decoding.row_predictions import (
-    head_for_kernels,
-    lay_out_predictions,
-    num_head_outputs,
-    predict_logits,
-)
+from waveform.decoding.draw import Draws, KernelDecoder, draw_row
+from waveform.decoding.kernels import ADD, SET, DenseWeights, copy, dense, pad_last, zeros
+from waveform.decoding.plan import share_vectors, shared_out
+from waveform.decoding.row_inputs import embed_rows, lay_out_inputs
+from waveform.decoding.row_predictions import lay_out_head, predict_logits
 
 _I64 = np.int64(0)
 
 _CONVOLVE, _RESIDUAL, _SKIP, _MIX, _HEAD = range(5)
-
-
-class _Weights(NamedTuple):
-    embedding: np.ndarray  # [V + 1, C']
-    convolution: DenseWeights  # [L, 2 G', K C']: vectors of tanh's and of sigmoid's half alternate; taps oldest first
-    residual: DenseWeights  # [L - 1, C', G']
-    skip: DenseWeights  # [S', L G']
-    mix: DenseWeights  # [E', S']
-    head: DenseWeights  # [V', E']
-
-    @property
-    def matrices(self) -> tuple[DenseWeights, ...]:
-        return self.convolution, self.residual, self.skip, self.mix, self.head
-
-
-class _State(NamedTuple):
-    rings: np.ndarray  # [sum of H, B, C']: step n of a layer at its start + n mod H
-    starts: np.ndarray  # [L] int64
-    dilations: np.ndarray  # [L] int64
-
-
-class _Scratch(NamedTuple):
-    """Intermediate values of a step."""
-
-    x: np.ndarray  # [B, C'] residual stream
-    taps: np.ndarray  # [B, K C'] input of a convolution
-    z: np.ndarray  # [B, 2 G']
-    gate: np.ndarray  # [B, G']
-    gates: np.ndarray  # [B, L G']
-    hidden: np.ndarray  # [B, S']
-    mixed: np.ndarray  # [B, E']
-    logits: np.ndarray  # [B, V']
-
-
-class _Sizes(NamedTuple):
-    num_threads: int
-    num_rows: int
-    num_layers: int
-    num_taps: int
-    width: int  # C'
-    num_gates: int  # G'
-    num_skip: int  # S'
-    num_end: int  # E'
-    num_logits: int  # V'
-    num_classes: int  # V
 
 
 @compiled
@@ -108,23 +56,17 @@ def _gate(rows_of_vectors, layer, p):
 def _work(phase, part, num_parts, layer, step, p, kind):
     """A thread's share of one phase of a layer."""
     if phase == _CONVOLVE:
-        x, out, num_inputs, num_outputs, mode = p.taps, p.z, p.num_taps * p.width, 2 * p.num_gates, SET
-        matrix = (p.convolution, p.convolution_scales, p.convolution_biases)
+        weights, x, out, shape, mode = p.convolution, p.taps, p.z, (p.num_taps * p.width, 2 * p.num_gates), SET
     elif phase == _RESIDUAL:
-        x, out, num_inputs, num_outputs, mode = p.gate, p.x, p.num_gates, p.width, ADD
-        matrix = (p.residual, p.residual_scales, p.residual_biases)
+        weights, x, out, shape, mode = p.residual, p.gate, p.x, (p.num_gates, p.width), ADD
     elif phase == _SKIP:
-        x, out, num_inputs, num_outputs, mode = p.gates, p.hidden, p.num_layers * p.num_gates, p.num_skip, SET
-        matrix = (p.skip, p.skip_scales, p.skip_biases)
+        weights, x, out, shape, mode = p.skip, p.gates, p.hidden, (p.num_layers * p.num_gates, p.num_skip), SET
     elif phase == _MIX:
-        x, out, num_inputs, num_outputs, mode = p.hidden, p.mixed, p.num_skip, p.num_end, SET
-        matrix = (p.mix, p.mix_scales, p.mix_biases)
+        weights, x, out, shape, mode = p.mix, p.hidden, p.mixed, (p.num_skip, p.num_end), SET
     else:
-        x, out, num_inputs, num_outputs, mode = p.mixed, p.logits, p.num_end, p.num_logits, SET
-        matrix = (p.head, p.head_scales, p.head_biases)
-    matrix = of_layer(matrix, layer, num_inputs, num_outputs, kind)
-    first, last = share_vectors(num_outputs, part, num_parts)
-    dense(matrix, x, out, num_inputs, num_outputs, (np.int64(0), p.num_rows), (first, last), mode, kind)
+        weights, x, out, shape, mode = p.head, p.mixed, p.logits, (p.num_end, p.num_logits), SET
+    first, last = share_vectors(shape[1], part, num_parts)
+    dense(weights, layer, x, out, shape, (np.int64(0), p.num_rows), (first, last), mode, kind)
     if phase == _CONVOLVE:  # a group has both halves of its gates
         _gate((first // 2, last // 2), layer, p)
 
@@ -187,51 +129,48 @@ def _run(tokens, step, draws, plan, kind):
             draw_row(t, tokens, draws, plan[0])
 
 
-class CompiledWaveNetDecoder(DrawingSteps):
+class CompiledWaveNetDecoder(KernelDecoder):
     """Steps an fp32 WaveNet on the CPU. int8: weights are kept in 8 bits, with a scale for each output."""
 
     @torch.inference_mode()
     def __init__(self, model: WaveNet, state: WaveNetState, *, int8: bool = False) -> None:
-        config = model.config
-        num_layers, num_rows = len(config.dilations), state.fifos[0].shape[0]
-        self._weights = _lay_out_weights(model, int8=int8)
-        self._state = _lay_out_state(state, config)
-        matrices = self._weights.matrices
-        self.bytes_per_step = sum(matrix.nbytes for matrix in matrices)
-        work = num_rows * sum(matrix.weights.size for matrix in matrices)
-        self._sizes = _Sizes(
-            num_threads=num_threads_for(work, num_phases=2 * num_layers + 2),
-            num_rows=num_rows,
-            num_layers=num_layers,
-            num_taps=config.kernel_size,
-            width=padded(config.residual_channels),
-            num_gates=padded(config.gate_channels),
-            num_skip=padded(config.skip_channels),
-            num_end=padded(config.head_width),
-            num_logits=num_head_outputs(model.head.softmax, config.vocab_size),
-            num_classes=config.vocab_size,
-        )
-        self._scratch = _make_scratch(self._sizes)
-        self._draw_scratch = make_draw_scratch(config.vocab_size)
-        self._labels = lay_out_labels(model.label_embedding, state.labels, num_rows=num_rows, width=self._sizes.width)
-        self._predictions = lay_out_predictions(
-            model.linear_prediction, state.predictors, num_rows=num_rows, width=self._sizes.width
-        )
-        work_on = (self._weights, self._labels, self._predictions, self._state, self._scratch, self._draw_scratch)
-        self._plan = make_plan(*work_on, self._sizes)
-        self._kind = np.int8(0) if int8 else np.float32(0)
-        self._logits = torch.from_numpy(self._scratch.logits)[:, : config.vocab_size]
-        self._num_steps = 0
-        self.steps_to_host = sys.maxsize
+        config, weights = model.config, _lay_out_weights(model, int8=int8)
+        num_rows, num_layers, num_logits = len(state.fifos[0]), len(config.dilations), weights["head"].num_outputs
+        width, num_gates = padded(config.residual_channels), padded(config.gate_channels)
+        num_skip, num_end = padded(config.skip_channels), padded(config.head_width)
+        fifos = torch.cat([fifo.transpose(0, 1) for fifo in state.fifos]).float()
+        fields = {
+            **weights,
+            **lay_out_inputs(model, state, num_rows=num_rows, width=width),
+            "num_rows": num_rows,  # B
+            "num_layers": num_layers,  # L
+            "num_taps": config.kernel_size,  # K
+            "width": width,  # C'
+            "num_gates": num_gates,  # G'
+            "num_skip": num_skip,  # S'
+            "num_end": num_end,  # E'
+            "num_logits": num_logits,  # V', and those of linear prediction
+            "num_classes": config.vocab_size,  # V
+            # [sum of H, B, C']: step n of a layer at its start + n mod H
+            "rings": pad_last(fifos).contiguous().numpy(),
+            "starts": np.cumsum([0, *config.histories[:-1]]).astype(np.int64),
+            "dilations": np.array(config.dilations, dtype=np.int64),
+            "x": zeros(num_rows, width),  # residual stream
+            "taps": zeros(num_rows, config.kernel_size * width),  # input of a convolution
+            "z": zeros(num_rows, 2 * num_gates),
+            "gate": zeros(num_rows, num_gates),  # of one layer
+            "gates": zeros(num_rows, num_layers * num_gates),
+            "hidden": zeros(num_rows, num_skip),
+            "mixed": zeros(num_rows, num_end),
+            "logits": zeros(num_rows, num_logits),
+        }
+        super().__init__(fields, read=tuple(weights.values()), num_phases=2 * num_layers + 2, int8=int8)
 
-    def _take(self, tokens: np.ndarray, draws: Draws) -> None:
-        if self._sizes.num_threads > 1:
-            numba.set_num_threads(self._sizes.num_threads)
+    def _run(self, tokens: np.ndarray, draws: Draws) -> None:
         _run(tokens, self._num_steps, draws, self._plan, self._kind)
-        self._num_steps += max(1, len(draws.drawn))
 
 
-def _lay_out_weights(model: WaveNet, *, int8: bool) -> _Weights:
+def _lay_out_weights(model: WaveNet, *, int8: bool) -> dict[str, DenseWeights]:
     config = model.config
     c, g, taps, num_layers = config.residual_channels, config.gate_channels, config.kernel_size, len(config.dilations)
     convolutions, residuals = cast(list[nn.Linear], model.convolutions), cast(list[nn.Linear], model.residuals)
@@ -246,35 +185,11 @@ def _lay_out_weights(model: WaveNet, *, int8: bool) -> _Weights:
     residual = [layer.weight for layer in residuals] or [torch.zeros(c, g)]
     skip = pad_last(model.skip.weight.unflatten(1, (num_layers, g))).flatten(1)
     mix, softmax = model.head.mix, model.head.softmax
-    return _Weights(
-        embedding=pad_last(model.embedding.weight.detach()).clone().numpy(),
-        convolution=DenseWeights(kernels, [alternate(conv.bias) for conv in convolutions], int8=int8),
-        residual=DenseWeights(residual, int8=int8),
-        skip=DenseWeights([skip], [model.skip.bias], int8=int8),
-        mix=DenseWeights([mix.weight], [mix.bias], int8=int8),
-        head=DenseWeights(
-            *([each] for each in head_for_kernels(softmax.projection, softmax)), int8=int8, padding=-np.inf
-        ),
-    )
-
-
-def _lay_out_state(state: WaveNetState, config: WaveNetConfig) -> _State:
-    fifos = torch.cat([fifo.transpose(0, 1) for fifo in state.fifos]).float()
-    return _State(
-        rings=pad_last(fifos).contiguous().numpy(),
-        starts=np.cumsum([0, *config.histories[:-1]]).astype(np.int64),
-        dilations=np.array(config.dilations, dtype=np.int64),
-    )
-
-
-def _make_scratch(z: _Sizes) -> _Scratch:
-    return _Scratch(
-        x=zeros(z.num_rows, z.width),
-        taps=zeros(z.num_rows, z.num_taps * z.width),
-        z=zeros(z.num_rows, 2 * z.num_gates),
-        gate=zeros(z.num_rows, z.num_gates),
-        gates=zeros(z.num_rows, z.num_layers * z.num_gates),
-        hidden=zeros(z.num_rows, z.num_skip),
-        mixed=zeros(z.num_rows, z.num_end),
-        logits=zeros(z.num_rows, z.num_logits),
-    )
+    return {
+        # [L, 2 G', K C']: vectors of tanh's and of sigmoid's half alternate; taps oldest first
+        "convolution": DenseWeights(kernels, [alternate(conv.bias) for conv in convolutions], int8=int8),
+        "residual": DenseWeights(residual, int8=int8),  # [L - 1, C', G']
+        "skip": DenseWeights([skip], [model.skip.bias], int8=int8),  # [S', L G']
+        "mix": DenseWeights([mix.weight], [mix.bias], int8=int8),  # [E', S']
+        "head": lay_out_head(softmax.projection, softmax, int8=int8),  # [V', E']
+    }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from waveform.engine.interface import OptionalParts, Step
+from waveform.engine.interface import Decoder, OptionalParts, Step
 from waveform.models.heads import SoftmaxHead
 
 
@@ -61,7 +61,7 @@ class FullLSTM(LSTM, OptionalParts):
     used: ClassVar[set[str]] = set()
     carry_gradient = False
     checkpoint_activations = False
-    has_int8_decoder = True
+    why_no_int8 = None
 
     def __init__(self, config: LSTMConfig) -> None:
         super().__init__(config)
@@ -109,7 +109,7 @@ class FullLSTM(LSTM, OptionalParts):
         return LSTMDecoder(self, state, int8=int8)
 
 
-class LSTMDecoder:
+class LSTMDecoder(Decoder):
     """Steps a FullLSTM; with int8 its cell's weights are rounded to 8 bits, with a scale a row."""
 
     def __init__(self, model: FullLSTM, state: LSTMState, *, int8: bool) -> None:

@@ -76,13 +76,13 @@ def test_every_verb_works(model: str, place: Path, capsys: pytest.CaptureFixture
         2 if model == "plain_lstm" else 0
     )
     if model == "plain_lstm":
-        assert "LSTM has no int8 decoder" in capsys.readouterr().err
+        assert "this model has no int8 decoder; sample without int8" in capsys.readouterr().err
         assert not FullLSTM.used
     else:
         # All that OptionalParts declares, except what only several processes, a short unroll, train.compile or a model
         # with kernels of its own need.
         parts = {name for name in vars(OptionalParts) if not name.startswith("_")}
-        rest = {"compile_layers", "has_int8_decoder", "prepare_kernels", "sharding_units", "trains_through_time"}
+        rest = {"compile_layers", "prepare_kernels", "sharding_units", "trains_through_time", "why_no_int8"}
         assert FullLSTM.used == parts - rest | {"int8 decoder"}
 
 

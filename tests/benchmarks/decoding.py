@@ -1,10 +1,9 @@
-"""How fast streams are sampled on this CPU, and what bounds it: how fast RAM can be read.
+"""How fast streams are sampled on this CPU by each kind of decoder (`waveform bench` has the bound beside it).
 
 python -m tests.benchmarks.decoding [--json FILE]
 """
 
 import argparse
-import functools
 import json
 import platform
 import statistics
@@ -13,12 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numba
-import numpy as np
 import torch
 
-from waveform.compiled.simd import F32, add, address, compiled, fill, load, total
-from waveform.engine.interface import Decoder, MeteredDecoder, SequenceModel, State, decoder, map_state
+from waveform.engine.interface import Decoder, SequenceModel, State, decoder, map_state
 from waveform.models.registry import build
 from waveform.system.cpu import set_defaults
 
@@ -101,14 +97,8 @@ def measure(*, repeats: int = 5, **fields: int) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def measure_steps(
-    name: str, *, batch_size: int, num_steps: int, rounds: int = 5, with_bound: bool = False, **fields: int
-) -> dict[str, Any]:
-    """Samples per second (of all streams together) of each decoder, measured in turn, with the ends of windows.
-
-    with_bound: also which share of the speed of RAM is reached. That is measured in the same turns, because it changes
-    from minute to minute on a shared machine.
-    """
+def measure_steps(name: str, *, batch_size: int, num_steps: int, rounds: int = 5, **fields: int) -> dict[str, Any]:
+    """Samples per second (of all streams together) of each decoder, measured in turn, with the ends of windows."""
     torch.manual_seed(0)
     model = build(name, vocab_size=256, **fields)
     tokens = torch.randint(256, (batch_size,))
@@ -116,9 +106,7 @@ def measure_steps(
     durations: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     for stepper in steppers.values():
         stepper.step(tokens)
-    bandwidths = []
     for _ in range(rounds):
-        bandwidths += [read_bandwidth(repeats=5)] if with_bound else []
         for kind, stepper in steppers.items():
             began = time.perf_counter()
             for _ in range(num_steps):
@@ -128,40 +116,9 @@ def measure_steps(
     for kind, stepper in steppers.items():
         step = statistics.median(durations[kind])
         result[kind] = {"samples_per_second": round(batch_size / step, 1), "step_seconds": step}
-        if isinstance(stepper, MeteredDecoder):
-            num_bytes = stepper.bytes_per_step
+        if (num_bytes := stepper.bytes_per_step) is not None:
             result[kind] |= {"megabytes_per_step": num_bytes / 1e6, "gigabytes_per_second": num_bytes / step / 1e9}
-            if with_bound:
-                shares = [num_bytes / d / b for d, b in zip(durations[kind], bandwidths, strict=True)]
-                result[kind]["share_of_bound"] = statistics.median(shares)
-    if with_bound:
-        result["bytes_readable_per_second"] = statistics.median(bandwidths)
     return result
-
-
-@compiled
-def _sum(x, first, last):
-    a = b = c = d = fill(F32)
-    for i in range(first, last, 64):
-        a, b = add(a, load(x, i, F32)), add(b, load(x, i + 16, F32))
-        c, d = add(c, load(x, i + 32, F32)), add(d, load(x, i + 48, F32))
-    return total(add(add(a, b), add(c, d)))
-
-
-@compiled(entry=True, parallel=True)
-def _sum_shares(x, size, num_threads, sums):
-    for part in numba.prange(num_threads):
-        sums[part] = _sum(x, size // num_threads * part, size // num_threads * (part + 1))
-
-
-def read_bandwidth(*, megabytes: int = 256, repeats: int) -> float:
-    """Bytes per second that this machine's threads can read from RAM: the fastest sum of a large array."""
-    x = np.ones(megabytes * 2**18, dtype=np.float32)
-    num_threads = torch.get_num_threads()
-    sums = np.zeros(num_threads, dtype=np.float32)
-    call = functools.partial(_sum_shares, address(x), x.size, num_threads, sums)
-    call()
-    return megabytes * 2**20 / min(seconds(call, repeats=1) for _ in range(repeats))
 
 
 def main() -> None:
@@ -170,11 +127,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     set_defaults()
-    large = [
-        measure_steps("compressive_transformer", batch_size=b, num_steps=n, with_bound=True)
-        for b, n in ((1, 24), (4, 8))
-    ]
-    large.append(measure_steps("wavenet", batch_size=1, num_steps=24, with_bound=True))
+    large = [measure_steps("compressive_transformer", batch_size=b, num_steps=n) for b, n in ((1, 24), (4, 8))]
+    large.append(measure_steps("wavenet", batch_size=1, num_steps=24))
     demo = [measure_steps(name, batch_size=b, num_steps=640 // b, **_DEMO[name]) for name in _DEMO for b in (1, 4, 16)]
     result = {
         **measure(),

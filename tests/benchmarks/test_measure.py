@@ -15,7 +15,6 @@ from tests.laws import VOCAB_SIZE as V
 from waveform.benchmarks.flops import counted_flops, forward_flops, model_flops, useful_flops
 from waveform.benchmarks.limits import matrix_rate, memory_rate
 from waveform.benchmarks.model import random_tokens
-from waveform.benchmarks.reads import bytes_read_by_step
 from waveform.benchmarks.sampling import measure_sampling
 from waveform.benchmarks.timing import spread
 from waveform.benchmarks.training import fill_memories, measure_training, profile_update, updates_needed
@@ -118,22 +117,11 @@ def test_a_step_reads_its_weights_and_cache_once() -> None:
         num_position_features=P, window=W, memory=M, compressed=C, compression_rate=4,
     )  # fmt: skip
     state = full_state(model, window=W, batch_size=B)
-    counted = bytes_read_by_step(CachedDecoder(model, state), torch.zeros(B, dtype=torch.int64))
+    counted = CachedDecoder(model, state).bytes_per_step
     slots = M + C + W  # with those that are masked
     weights = L * (d * (3 * d + H * P) + d * d + 2 * d * F) + d * V
     biases = L * (3 * d + H * P + F + d) + V
     assert counted == 4 * (weights + biases + L * 2 * B * slots * d + P * slots + slots)
-
-
-class _Says:
-    bytes_per_step = 12
-
-    def step(self, tokens: Tensor) -> Tensor:
-        raise AssertionError("not needed")
-
-
-def test_a_decoder_may_say_itself_what_it_reads() -> None:
-    assert bytes_read_by_step(_Says(), torch.zeros(1)) == 12
 
 
 class _Seen(NamedTuple):

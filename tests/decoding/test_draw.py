@@ -1,7 +1,7 @@
 """Draws within compiled steps: the tokens that the definition in torch draws, whatever the rule and the logits."""
 
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,27 +10,20 @@ from torch import Tensor
 
 from tests import laws
 from waveform.compiled.simd import compiled, padded
-from waveform.decoding.draw import draw_row, make_draw_scratch, make_draws
+from waveform.decoding.draw import Draws, KernelDecoder, draw_row, draw_scratch, make_draws
 from waveform.decoding.plan import make_plan
 from waveform.engine import interface
-from waveform.engine.interface import DrawingDecoder
-from waveform.engine.sampler import BLOCK_STEPS, DrawingLoop, SamplingConfig, StepwiseLoop, choose, sampling_loop
+from waveform.engine.drawing import DrawConfig, choose
+from waveform.engine.interface import Decoder
 from waveform.models.registry import build
 
 B = 300
 RULES = [
-    SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
+    DrawConfig(temperature=temperature, top_k=top_k, top_p=top_p)
     for temperature, top_k, top_p in itertools.product(
         (0, 1e-300, 0.01, 0.9, 1.0, 3.0, 1e30), (None, 1, 7, 200), (None, 1e-9, 0.5, 0.95, 1 - 2**-53, 1.0)
     )
 ]
-
-
-class _Logits(NamedTuple):
-    logits: np.ndarray
-    num_rows: int
-    num_logits: int
-    num_classes: int
 
 
 @compiled(entry=True)
@@ -38,16 +31,16 @@ def _draw(tokens, draws, plan):
     draw_row(0, tokens, draws, plan[0])
 
 
-def drawn_by_kernel(logits: Tensor, uniform: Tensor, config: SamplingConfig) -> Tensor:
+def drawn_by_kernel(logits: Tensor, uniform: Tensor, config: DrawConfig) -> Tensor:
     """As `choose`."""
     num_rows, num_classes = logits.shape
     whole_vectors = np.full((num_rows, padded(num_classes)), -np.inf, dtype=np.float32)
     whole_vectors[:, :num_classes] = logits
-    sizes = _Logits(whole_vectors, num_rows, padded(num_classes), num_classes)
-    scratch = make_draw_scratch(num_classes)
-    draws = make_draws(uniform[None], temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
+    sizes = {"num_rows": num_rows, "num_logits": padded(num_classes), "num_classes": num_classes}
+    fields = {"logits": whole_vectors, **sizes, **draw_scratch(num_classes)}
+    draws = make_draws(uniform[None], config)
     tokens = np.zeros(num_rows, dtype=np.int64)
-    _draw(tokens, draws, make_plan(sizes, scratch))
+    _draw(tokens, draws, make_plan(fields))
     assert (tokens == draws.drawn[0]).all()
     return torch.from_numpy(tokens)
 
@@ -88,43 +81,64 @@ def test_many_classes() -> None:
     logits = torch.randn(40, 32000, generator=torch.Generator().manual_seed(0)) * 3
     uniform = torch.rand(40, generator=torch.Generator().manual_seed(1))
     for rule in ({}, {"temperature": 0}, {"top_k": 5000}, {"top_p": 0.99}, {"top_k": 1}):
-        config = SamplingConfig(**rule)
+        config = DrawConfig(**rule)
         assert torch.equal(drawn_by_kernel(logits, uniform, config), choose(logits, uniform, config=config))
 
 
-def loops(case: laws.Case, config: SamplingConfig, *, int8: bool = False, num_streams: int = 2) -> list[Any]:
-    """A loop whose decoder draws, and one that calls its twin once per token."""
-    model = case.build().float()
-    state = model.init_state(num_streams, device="cpu", dtype=torch.float32)
-    tokens = torch.full((num_streams,), laws.VOCAB_SIZE)
-    steppers = [interface.decoder(model, laws.clone(state), int8=int8) for _ in range(2)]
-    assert all(isinstance(stepper, DrawingDecoder) for stepper in steppers)
-    made = [sampling_loop(steppers[0], tokens, config), StepwiseLoop(steppers[1], tokens, config)]
-    assert isinstance(made[0], DrawingLoop)
-    return made
+class _CountingUp(KernelDecoder):
+    """Draws what follows its inputs, up to three tokens before the host has work."""
+
+    steps_to_host = 3
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+        self._num_threads, self._num_steps = 1, 0
+
+    def _run(self, tokens: np.ndarray, draws: Draws) -> None:
+        self.lengths.append(len(draws.drawn))
+        self.steps_to_host = self.steps_to_host - len(draws.drawn) or 3
+        draws.drawn[:] = (tokens + np.arange(1, len(draws.drawn) + 1)[:, None]) % 5
+        tokens[:] = draws.drawn[-1]
+
+
+def test_a_decoder_that_draws_is_called_once_for_many_tokens() -> None:
+    stepper, tokens, config = _CountingUp(), torch.tensor([0, 3]), DrawConfig()
+    assert torch.equal(stepper.draw(tokens, torch.rand(5, 2), config), (tokens + torch.arange(1, 6)[:, None]) % 5)
+    assert stepper.draw(tokens, torch.rand(2, 2), config).tolist() == [[1, 4], [2, 0]]
+    assert stepper.lengths == [3, 2, 1, 1]
+    assert tokens.tolist() == [0, 3]
+
+
+def assert_draws_equal_single_steps(
+    model: Any, tokens: Tensor, lengths: list[int], config: DrawConfig, *, int8: bool = False
+) -> Tensor:
+    """Of a decoder that draws, and of its twin that `Decoder.draw` calls once per token; returns the last tokens."""
+    state = model.init_state(len(tokens), device="cpu", dtype=torch.float32)
+    drawing, stepwise = (interface.decoder(model, laws.clone(state), int8=int8) for _ in range(2))
+    assert type(drawing).draw is not Decoder.draw
+    generator = torch.Generator().manual_seed(0)
+    for length in lengths:
+        uniform = torch.rand(length, len(tokens), generator=generator)
+        drawn = drawing.draw(tokens, uniform, config)
+        assert torch.equal(drawn, Decoder.draw(stepwise, tokens, uniform, config))
+        tokens = drawn[-1]
+    return drawn
 
 
 @pytest.mark.parametrize("variant", ["adaptive-tied", "tied"])
 def test_decoders_that_step_with_torch_draw_with_the_kernel(variant: str) -> None:
-    case = laws.Case("compressive_transformer", variant)
-    with torch.inference_mode():
-        for config in (SamplingConfig(), SamplingConfig(temperature=0.8, top_k=8, top_p=0.9)):
-            drawing, stepwise = loops(case, config)
-            uniform = torch.rand(70, 2, generator=torch.Generator().manual_seed(0))
-            assert torch.equal(drawing.draw(uniform), stepwise.draw(uniform))
+    model = laws.Case("compressive_transformer", variant).build().float()
+    for config in (DrawConfig(), DrawConfig(temperature=0.8, top_k=8, top_p=0.9)):
+        assert_draws_equal_single_steps(model, torch.full((2,), laws.VOCAB_SIZE), [70], config)
 
 
 @pytest.mark.parametrize("case", laws.params(laws.COMPILED))
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
 def test_decoders_that_draw_equal_single_steps(case: laws.Case, int8: bool) -> None:
     """Across windows, and wherever a block begins."""
-    for config in (SamplingConfig(), SamplingConfig(temperature=0.8, top_k=8, top_p=0.9)):
-        with torch.inference_mode():
-            drawing, stepwise = loops(case, config, int8=int8)
-            generator = torch.Generator().manual_seed(0)
-            for length in (7 * case.window + 3, 1, 130, 64):
-                uniform = torch.rand(length, 2, generator=generator)
-                assert torch.equal(drawing.draw(uniform), stepwise.draw(uniform))
+    model, tokens = case.build().float(), torch.full((2,), laws.VOCAB_SIZE)
+    for config in (DrawConfig(), DrawConfig(temperature=0.8, top_k=8, top_p=0.9)):
+        assert_draws_equal_single_steps(model, tokens, [7 * case.window + 3, 1, 130, 64], config, int8=int8)
 
 
 @pytest.mark.parametrize("name", ["compressive_transformer", "wavenet"])
@@ -133,16 +147,6 @@ def test_a_long_stream_equals_single_steps(name: str) -> None:
     torch.manual_seed(0)
     fields = next(iter(laws.CONFIGS[name].values()))
     model = laws.randomise(build(name, vocab_size=256, **fields), std=0.3).float()
-    state = model.init_state(2, device="cpu", dtype=torch.float32)
-    generator = torch.Generator().manual_seed(0)
-    with torch.inference_mode():
-        for config in (SamplingConfig(), SamplingConfig(temperature=0.9, top_k=100, top_p=0.95)):
-            drawing, stepwise = (
-                loop(interface.decoder(model, laws.clone(state)), torch.tensor([256, 256]), config)
-                for loop in (DrawingLoop, StepwiseLoop)
-            )
-            for _ in range(4):
-                uniform = torch.rand(BLOCK_STEPS, 2, generator=generator)
-                drawn = drawing.draw(uniform)
-                assert torch.equal(drawn, stepwise.draw(uniform))
-            assert len(drawn.unique()) > 50
+    for config in (DrawConfig(), DrawConfig(temperature=0.9, top_k=100, top_p=0.95)):
+        drawn = assert_draws_equal_single_steps(model, torch.tensor([256, 256]), 4 * [1024], config)
+        assert len(drawn.unique()) > 50

@@ -1,7 +1,6 @@
 """The sampling loop by replay: equal to single steps, with nothing that a replay would freeze or wait for."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,12 +11,12 @@ from torch.utils._pytree import tree_leaves
 
 from tests import laws
 from waveform.engine import cuda_graph, interface
-from waveform.engine.cuda_graph import Capture, CudaGraphLoop
-from waveform.engine.interface import DeviceDecoder
-from waveform.engine.sampler import BLOCK_STEPS, SamplingConfig, StepwiseLoop, choose, sampling_loop
+from waveform.engine.cuda_graph import Capture, CudaGraphLoop, DeviceDecoder
+from waveform.engine.drawing import DrawConfig
+from waveform.engine.interface import Decoder
 
 every_case = pytest.mark.parametrize("case", laws.params(laws.WITH_DECODER))
-TRUNCATED = SamplingConfig(temperature=0.9, top_k=20, top_p=0.95)
+TRUNCATED = DrawConfig(temperature=0.9, top_k=20, top_p=0.95)
 B = 2
 
 
@@ -58,9 +57,9 @@ def capture_operations(work: Callable[[], None]) -> Callable[[], None]:
     return replay
 
 
-def graph_loop(stepper: DeviceDecoder, tokens: Tensor, config: SamplingConfig, *, capture: Capture) -> CudaGraphLoop:
-    """As `sampling_loop` makes it for a GPU, with `capture` in place of CUDA's."""
-    return CudaGraphLoop(stepper, tokens, partial(choose, config=config), max_steps=BLOCK_STEPS, capture=capture)
+def graph_loop(stepper: DeviceDecoder, tokens: Tensor, config: DrawConfig, *, capture: Capture) -> CudaGraphLoop:
+    """As `DeviceDecoder.draw` makes it for a GPU, with `capture` in place of CUDA's."""
+    return CudaGraphLoop(stepper, config, num_rows=len(tokens), device=tokens.device, capture=capture)
 
 
 def steppers(case: laws.Case, model: Any, tokens_before: int) -> list[DeviceDecoder]:
@@ -77,12 +76,11 @@ def steppers(case: laws.Case, model: Any, tokens_before: int) -> list[DeviceDeco
 def test_replays_equal_single_steps(case: laws.Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph, "GRAPH_STEPS", 2)  # windows are of a few steps
     model = case.build().eval().requires_grad_(False)
-    config = TRUNCATED if case is laws.CASES[0] else SamplingConfig()
+    config = TRUNCATED if case is laws.CASES[0] else DrawConfig()
     with torch.inference_mode():
         for tokens_before in (0, 4 * case.window + 1):
             first, second = steppers(case, model, tokens_before)
             tokens = torch.full((B,), laws.VOCAB_SIZE)
-            stepwise = StepwiseLoop(first, tokens, config)
             captured = graph_loop(second, tokens, config, capture=capture_operations)
             generator = torch.Generator().manual_seed(0)
             for length in (
@@ -91,7 +89,9 @@ def test_replays_equal_single_steps(case: laws.Case, monkeypatch: pytest.MonkeyP
                 2 * cuda_graph.GRAPH_STEPS,
             ):  # blocks begin anywhere in a window
                 uniform = torch.rand(length, B, generator=generator)
-                assert torch.equal(captured.draw(uniform), stepwise.draw(uniform))
+                drawn = captured.draw(tokens, uniform)
+                assert torch.equal(drawn, Decoder.draw(first, tokens, uniform, config))
+                tokens = drawn[-1]
 
 
 def test_graphs_have_several_steps_within_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +113,8 @@ def test_graphs_have_several_steps_within_a_window(monkeypatch: pytest.MonkeyPat
 
     tokens = torch.full((B,), laws.VOCAB_SIZE)
     uniform = torch.rand(200, B)
-    drawn = graph_loop(second, tokens, SamplingConfig(), capture=counting).draw(uniform)
-    assert torch.equal(drawn, StepwiseLoop(first, tokens, SamplingConfig()).draw(uniform))
+    drawn = graph_loop(second, tokens, DrawConfig(), capture=counting).draw(tokens, uniform)
+    assert torch.equal(drawn, Decoder.draw(first, tokens, uniform, DrawConfig()))
     per_window = case.window // 2
     assert len(sizes) == 2 and max(sizes) >= (200 // case.window - 1) * per_window
 
@@ -128,7 +128,7 @@ def test_a_graph_has_nothing_to_wait_for(case: laws.Case) -> None:
         stepper = interface.decoder(model, model.init_state(B, device=device, dtype=torch.float64))
         assert isinstance(stepper, DeviceDecoder)
         tokens = torch.zeros(B, dtype=torch.int64, device=device)
-        for config in (SamplingConfig(), TRUNCATED, SamplingConfig(temperature=0)):
+        for config in (DrawConfig(), TRUNCATED, DrawConfig(temperature=0)):
             graph_loop(stepper, tokens, config, capture=capture_operations).device_steps(2)
 
 
@@ -140,8 +140,8 @@ def test_if_capture_fails_single_steps_go_on_with_a_warning(capsys: pytest.Captu
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     tokens, uniform = torch.full((B,), laws.VOCAB_SIZE), torch.rand(40, B)
-    drawn = graph_loop(second, tokens, SamplingConfig(), capture=refuse).draw(uniform)
-    assert torch.equal(drawn, StepwiseLoop(first, tokens, SamplingConfig()).draw(uniform))
+    drawn = graph_loop(second, tokens, DrawConfig(), capture=refuse).draw(tokens, uniform)
+    assert torch.equal(drawn, Decoder.draw(first, tokens, uniform, DrawConfig()))
     assert "no CUDA graph could be captured (operation not permitted when stream is" in capsys.readouterr().err
 
 
@@ -154,7 +154,7 @@ def test_cuda_graphs_equal_stepwise(case: laws.Case) -> None:
         state = model.init_state(B, device="cuda", dtype=torch.float64)
         tokens = torch.full((B,), laws.VOCAB_SIZE, device="cuda")
         uniform = torch.rand(6 * case.window + 40, B, device="cuda")
-        stepwise = StepwiseLoop(interface.decoder(model, laws.clone(state)), tokens, SamplingConfig())
-        loop = sampling_loop(interface.decoder(model, laws.clone(state)), tokens, SamplingConfig())
-        assert isinstance(loop, CudaGraphLoop)
-        assert torch.equal(loop.draw(uniform), stepwise.draw(uniform))
+        captured, stepwise = (interface.decoder(model, laws.clone(state)) for _ in range(2))
+        drawn = captured.draw(tokens, uniform, DrawConfig())
+        assert isinstance(captured, DeviceDecoder) and captured._loop is not None
+        assert torch.equal(drawn, Decoder.draw(stepwise, tokens, uniform, DrawConfig()))

@@ -13,7 +13,7 @@ from tests.engine.training import small_trainer
 from waveform.analyses.context import ContextGrid, losses_by_context
 from waveform.engine.interface import ForwardDecoder
 from waveform.engine.labels import MAX_LABELS, label_names, labels_checksum, why_no_label
-from waveform.engine.sampler import SamplingConfig, StepwiseLoop, read_prompt, sample
+from waveform.engine.sampler import SamplingConfig, read_prompt, sample
 from waveform.engine.single_pass import deal
 from waveform.engine.streams import TokenStream
 from waveform.engine.token_set import TokenSet
@@ -159,7 +159,7 @@ def test_streams_are_samples_of_their_labels(name: str, prompted: bool) -> None:
     with torch.inference_mode():
         state, inputs = read_prompt(model, torch.empty(0) if prompt is None else prompt, labels=labels, vocab_size=V)
         assert state.labels[0].tolist() == (labels if prompted else [0] * 4)
-        expected = StepwiseLoop(ForwardDecoder(model, state), inputs, options["config"]).draw(uniform).t()
+        expected = ForwardDecoder(model, state).draw(inputs, uniform, options["config"]).t()
     assert torch.equal(made, expected)
     other = sample(model, num_streams=4, prompt=prompt, labels=[1, 0, 1, 2], **options)
     assert not torch.equal(other[0], made[0]) and torch.equal(other[1:], made[1:])

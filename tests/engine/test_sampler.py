@@ -4,16 +4,8 @@ import pytest
 import torch
 
 from tests import laws
-from waveform.engine.sampler import (
-    DrawingLoop,
-    SamplingConfig,
-    StepwiseLoop,
-    choose,
-    draw,
-    sample,
-    sampling_loop,
-    weights,
-)
+from waveform.engine.drawing import choose, draw, weights
+from waveform.engine.sampler import SamplingConfig, sample
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 
@@ -63,37 +55,6 @@ def test_classes_as_probable_as_the_last_one_kept_are_kept() -> None:
 def test_extreme_temperatures_stay_finite() -> None:
     assert probabilities(SamplingConfig(temperature=1e-300)).tolist() == [[0, 1, 0, 0, 0]]
     assert torch.allclose(probabilities(SamplingConfig(temperature=1e300)), torch.full((1, 5), 0.2).double())
-
-
-class _Stepper:
-    """Counts up from the inputs."""
-
-    def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.one_hot((tokens + 1) % 5, 5) * 50.0
-
-
-class _DrawingStepper(_Stepper):
-    """Draws by itself, up to three tokens before the host has work."""
-
-    def __init__(self) -> None:
-        self.steps_to_host = 3
-        self.lengths: list[int] = []
-
-    def draw(self, tokens: torch.Tensor, uniform: torch.Tensor, **rule: object) -> torch.Tensor:
-        self.lengths.append(len(uniform))
-        self.steps_to_host = self.steps_to_host - len(uniform) or 3
-        return (tokens + torch.arange(1, len(uniform) + 1)[:, None]) % 5
-
-
-def test_a_decoder_that_draws_is_called_once_for_many_tokens() -> None:
-    tokens = torch.tensor([0, 3])
-    stepper = _DrawingStepper()
-    drawing, stepwise = (sampling_loop(s, tokens, SamplingConfig()) for s in (stepper, _Stepper()))
-    assert isinstance(drawing, DrawingLoop) and isinstance(stepwise, StepwiseLoop)
-    for length in (5, 2):
-        uniform = torch.rand(length, 2)
-        assert torch.equal(drawing.draw(uniform), stepwise.draw(uniform))
-    assert stepper.lengths == [3, 2, 1, 1]
 
 
 @pytest.mark.parametrize(

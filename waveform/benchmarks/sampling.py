@@ -7,29 +7,20 @@ from typing import Any
 import torch
 
 from waveform.benchmarks.limits import memory_rate
-from waveform.benchmarks.reads import bytes_read_by_step
 from waveform.benchmarks.timing import MAX_REPEATS, seconds, spread
-from waveform.engine.cuda_graph import GRAPH_STEPS, STEPS_TO_CAPTURE
-from waveform.engine.interface import (
-    Decoder,
-    DeviceDecoder,
-    SequenceModel,
-    State,
-    decoder,
-    map_state,
-    optional_parts,
-    take_rows,
-)
-from waveform.engine.sampler import BLOCK_STEPS, SamplingConfig, sampling_loop
+from waveform.engine.cuda_graph import GRAPH_STEPS, STEPS_TO_CAPTURE, DeviceDecoder
+from waveform.engine.drawing import DrawConfig
+from waveform.engine.interface import Decoder, SequenceModel, State, decoder, map_state, optional_parts, take_rows
 
 _STEPS_S = 0.3  # of sampling in one repeat
+_MAX_STEPS = 1024  # in one repeat
 _WARM_STEPS = {"cpu": 3, "cuda": STEPS_TO_CAPTURE}  # of a decoder, before it is timed
 
 
 def decoders(model: SequenceModel) -> Mapping[str, Callable[[State], Decoder]]:
     """Return every way in which `model` samples, by its name in the figures; add further decoders here."""
     ways: dict[str, Callable[[State], Decoder]] = {"exact": lambda state: decoder(model, state)}
-    if optional_parts(model).has_int8_decoder and next(iter(model.parameters())).device.type == "cpu":
+    if optional_parts(model).why_no_int8 is None:
         ways["int8"] = lambda state: decoder(model, state, int8=True)
     return ways
 
@@ -75,22 +66,21 @@ class _Sampler:
         self._device = next(iter(model.parameters())).device
         self._tokens = torch.zeros(num_streams, dtype=torch.int64, device=self._device)
         self._stepper = self._decoder(state)
-        self._loop = sampling_loop(self._stepper, self._tokens, SamplingConfig())
         self._step_s: list[float] = []
+        self._num_steps, self._whole_windows = 1, False
 
     def _decoder(self, state: State) -> Decoder:
         return self._make(map_state(torch.clone, take_rows(state, [0] * self._num_streams)))
 
     def _draw(self, num_steps: int) -> float:
         """Draw, and return how many seconds that took."""
-        chances = torch.full((num_steps, self._num_streams), 0.5, device=self._device)
-        return seconds(lambda: self._loop.draw(chances), device=self._device)
+        uniform = torch.full((num_steps, self._num_streams), 0.5, device=self._device)
+        return seconds(lambda: self._stepper.draw(self._tokens, uniform, DrawConfig()), device=self._device)
 
     def warm(self, num_steps: int, *, window: int, max_steps: int) -> None:
         """Run steps without timing them, and choose how many a repeat runs: whole windows, or at most `max_steps`."""
         self._draw(num_steps)
-        quick = int(min(_STEPS_S / self._draw(1), BLOCK_STEPS))  # how many steps are quick enough
-        self._bytes = bytes_read_by_step(self._stepper, self._tokens)
+        quick = int(min(_STEPS_S / self._draw(1), _MAX_STEPS))  # how many steps are quick enough
         self._whole_windows = quick >= window
         self._num_steps = quick // window * window if self._whole_windows else max(1, min(max_steps, quick))
         if not self._whole_windows and self._num_steps > GRAPH_STEPS:  # complete graphs, if steps are captured
@@ -112,14 +102,15 @@ class _Sampler:
             usual_s = statistics.median(self._step_s)
         extra_s = 0.0 if self._whole_windows else max(0.0, end_s - usual_s) / window
         per_second = spread([self._num_streams / (step_s + extra_s) for step_s in self._step_s])
-        bound_s = None if self._bytes is None else self._bytes / memory_rate["median"]
+        num_bytes = stepper.bytes_per_step
+        bound_s = None if num_bytes is None else num_bytes / memory_rate["median"]
         return {
             "decoder": self._name,
             "num_streams": self._num_streams,
             "samples_per_second": per_second,
             "steps_per_repeat": self._num_steps,
             "window_end_seconds": end_s,
-            "bytes_per_step": self._bytes,
+            "bytes_per_step": num_bytes,
             "memory_bytes_per_second": memory_rate,
             "share_of_bound": None if bound_s is None else bound_s * per_second["median"] / self._num_streams,
         }

@@ -74,7 +74,7 @@ def attend(layer, b, head, part, slot, p, kind):
         p1 = load(p.mask, block * SLOTS + 16, F32)
         p2 = load(p.mask, block * SLOTS + 32, F32)
         p3 = load(p.mask, block * SLOTS + 48, F32)
-        at = ((layer * p.num_rows + b) * p.num_blocks * p.own_encodings + block) * p.num_features * SLOTS
+        at = block * p.num_features * SLOTS
         for i in range(p.num_features):
             a = fill(get(p.rotated, row_head * p.num_features + i, F32))
             p0 = fma(a, load(p.slot_encoding, at, F32), p0)
@@ -160,8 +160,8 @@ def _add_weighted(weight, scale, at, sums, p, kind):
 
 
 @compiled
-def combine(layer, window_start, p, kind):
-    """Combine the parts of each head, and count the attention that memory slots received."""
+def combine(p):
+    """Combine the parts of each head."""
     for row_head in range(p.num_rows * p.num_heads):
         first = row_head * p.num_parts
         peak = get(p.peaks, first, F32)
@@ -179,20 +179,10 @@ def combine(layer, window_start, p, kind):
             for part in range(first, first + p.num_parts):
                 mixed = fma(fill(get(p.peaks, part, F32)), load(p.parts, part * p.d_padded + i, F32), mixed)
             store(p.mixed, row_head * p.d_padded + i, mixed)
-    if p.tracks_usage:
-        for b in range(p.num_rows):
-            for step in range(max(0, window_start - p.memory), window_start):
-                slot = p.compressed + step % (p.memory + p.window)
-                received = np.float32(0)
-                for row_head in range(b * p.num_heads, (b + 1) * p.num_heads):
-                    factor = get(p.peaks, row_head * p.num_parts + slot // (SLOTS * PART), F32)
-                    received += get(p.weights, row_head * p.num_blocks * SLOTS + slot, F32) * factor
-                at = (layer * p.num_rows + b) * p.history_ring + step % p.history_ring
-                put(p.usage, at, get(p.usage, at, F32) + received / np.float32(p.num_heads))
 
 
 @compiled
-def rotate(phase, p, kind):
+def rotate(phase, p):
     """Turn each position query to its time: (a_c - i a_s) e^{i w t}, real parts first."""
     half = p.num_features // 2
     rotation = p.rotations + phase * p.num_features * 4

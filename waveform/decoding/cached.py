@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from waveform.decoding.positions import angles, position_query
 from waveform.decoding.stepped_prediction import stepped_prediction
+from waveform.engine.cuda_graph import DeviceDecoder
+from waveform.engine.drawing import DrawConfig
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
 from waveform.models.linear_prediction import with_prediction
 from waveform.models.memory import CompressiveState, after_call, clock_of, occupancy, slot_times
@@ -27,7 +29,7 @@ class _FusedWeights(NamedTuple):
     output: Tensor  # [D, D]
 
 
-class CachedDecoder:
+class CachedDecoder(DeviceDecoder):
     """Steps a CompressiveTransformer, keeping the keys and values of every slot.
 
     Equal to `forward` (law 2, chunks). Within a window keys are appended; at its end they shift, and only compressed
@@ -64,6 +66,11 @@ class CachedDecoder:
         self._slot_times = slot_times(config).to(device)
         self._position_keys = self._position_keys_at(self._slot_times).to(reference.dtype)  # [P, K]
         self._mask = torch.empty(num_slots, device=device, dtype=reference.dtype)  # 0 or, for unused slots, -inf
+        weights = [weight for fused in self._weights for weight in fused] + list(model.head.parameters())
+        for layer in self._layers:
+            weights += (*layer.feedforward_in.parameters(), *layer.feedforward_out.parameters())
+        read = (*weights, *self._keys, *self._values, self._position_keys, self._mask)
+        self.bytes_per_step = sum(tensor.nbytes for tensor in read)
         self._begin_window()
 
     def _unit_circle(self, times: Tensor) -> Tensor:
@@ -104,29 +111,22 @@ class CachedDecoder:
 
     @property
     def steps_to_host(self) -> int:
-        """How many calls of `device_step` may follow each other before `advance` has work to do."""
+        """Steps to the end of the window, or of a block of linear prediction."""
         left = self._config.window - self._phase
         return left if self._prediction is None else min(left, self._prediction.steps_to_host)
 
     @torch.inference_mode()
-    def step(self, tokens: Tensor) -> Tensor:
-        """tokens [B] -> logits [B, V] of the token that follows."""
-        logits = self.device_step(tokens)
-        self.advance(1)
-        return logits
+    def draw(self, tokens: Tensor, uniform: Tensor, config: DrawConfig) -> Tensor:
+        """As `Decoder.draw`."""
+        if tokens.device.type != "cpu":
+            return super().draw(tokens, uniform, config)
+        from waveform.decoding.draw import draw_from  # here, so that only sampling on a CPU loads numba
 
-    @torch.inference_mode()
-    def draw(
-        self, tokens: Tensor, uniform: Tensor, *, temperature: float, top_k: int | None, top_p: float | None
-    ) -> Tensor:
-        """As `DrawingDecoder.draw`, on a CPU."""
-        from waveform.decoding.draw import draw_from, make_draws  # here, so that only sampling on a CPU loads numba
-
-        return draw_from(self, tokens, make_draws(uniform, temperature=temperature, top_k=top_k, top_p=top_p))
+        return draw_from(self, tokens, uniform, config)
 
     @torch.inference_mode()
     def advance(self, num_steps: int) -> None:
-        """Count steps, at most `steps_to_host`; evict, compress and shift if the window is full."""
+        """As `DeviceDecoder.advance`; evicts, compresses and shifts if the window is full."""
         if self._prediction is not None:
             self._prediction.advance(num_steps)
         self._phase += num_steps
@@ -136,7 +136,7 @@ class CachedDecoder:
 
     @torch.inference_mode()
     def device_step(self, tokens: Tensor) -> Tensor:
-        """Like `step`, but in operations that a graph can capture, and not yet counted by `advance`."""
+        """As `DeviceDecoder.device_step`."""
         model, phase = self._model, self._phase_on_device
         slot = phase + self._first_window_slot
         self._mask.index_fill_(0, slot, 0)

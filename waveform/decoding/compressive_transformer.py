@@ -1,38 +1,56 @@
 """The Compressive Transformer as it is registered: the model of waveform/models, with the decoders of this package."""
 
-import torch
-from torch import nn
-
 from waveform.decoding.cached import CachedDecoder
 from waveform.engine.interface import Decoder
+from waveform.engine.known_settings import KnownSettings
 from waveform.models.compressive_transformer import CompressiveTransformer
-from waveform.models.heads import SoftmaxHead
 from waveform.models.memory import CompressiveState
-from waveform.system.errors import UserError
+
+_SIZES = ("vocab_size", "num_layers", "d_model", "num_heads", "d_feedforward", "num_position_features", "num_labels")
+_SLOTS = ("window", "memory", "compressed", "compression_rate")
+_TRAINING = ("local_layers", "dropout", "attention_dropout", "compression_loss", "compression_init")
+_HEADS = ("cutoffs", "div_value", "classes")  # details of `head` and `prediction`
+_OF_MODEL = ("activation", "head", "tie_embeddings", "project_first", "compression")  # whose own modules are called
+_OF_BOTH = {
+    "attention": ("fused", "reference"),
+    "empty_memory": ("mask", "zeros"),
+    "compressed_position": ("time", "contiguous"),
+    "prediction": ("none", "linear"),
+}
+CACHED = KnownSettings(
+    any_value=(*_SIZES, *_SLOTS, *_TRAINING, *_HEADS, *_OF_MODEL, "clamp_len"),
+    values={**_OF_BOTH, "norm": ("pre", "post"), "same_length": (False, True)},
+)
+COMPILED = KnownSettings(
+    any_value=(*_SIZES, *_SLOTS, *_TRAINING, *_HEADS),
+    values={
+        **_OF_BOTH,
+        "norm": ("pre",),
+        "compression": ("conv", "mean"),
+        "activation": ("gelu",),
+        "same_length": (False,),
+        "clamp_len": (0,),
+        "head": ("softmax",),
+        "tie_embeddings": (False,),
+        "project_first": (False,),
+    },
+)
 
 
 class CompressiveTransformerWithDecoders(CompressiveTransformer):
-    """A CompressiveTransformer that brings the fastest decoder for its device and weights."""
+    """A CompressiveTransformer that brings the fastest decoder for its settings, device and weights."""
 
-    has_int8_decoder = True
+    @property
+    def why_no_int8(self) -> str | None:
+        """As `OptionalParts.why_no_int8`; compiled steps take the model if it is None."""
+        return COMPILED.why_not_compiled(self.config, next(self.parameters()))
 
     def decoder(self, state: CompressiveState, *, int8: bool = False) -> Decoder | None:
-        """A decoder with cached keys and values; None if rows are at different steps.
-
-        int8: weights and cache in 8 bits, for fp32 models on a CPU with a plain softmax, which compiled kernels know.
-        Raises UserError for others.
-        """
-        weight = next(self.parameters())
-        in_step = not bool((state.steps != state.steps[0]).any())
-        plain = isinstance(self.embedding, nn.Embedding) and isinstance(self.head, SoftmaxHead)
-        plain = False
-        if in_step and plain and weight.device.type == "cpu" and weight.dtype == torch.float32:
+        """A decoder with cached keys and values; None if rows are at different steps, or settings are not known."""
+        if bool((state.steps != state.steps[0]).any()):
+            return None
+        if self.why_no_int8 is None:
             from waveform.decoding.compiled import CompiledDecoder  # here, so that only sampling loads numba
 
             return CompiledDecoder(self, state, int8=int8)
-        if int8:
-            raise UserError(
-                "int8 sampling is for fp32 models on a CPU without adaptive or tied embeddings, model.activation=relu, "
-                "model.same_length or model.clamp_len; sample without it"
-            )
-        return CachedDecoder(self, state) if in_step else None
+        return CachedDecoder(self, state) if CACHED.supports(self.config) else None

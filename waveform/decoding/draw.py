@@ -1,4 +1,4 @@
-"""Draws a token from logits within a compiled step: what `choose` of engine/sampler.py defines, in kernels.
+"""Draws a token from logits within a compiled step: what `choose` of engine/drawing.py defines, in kernels.
 
 Both do the same operations in fp64, but for the exponential, and sum whole numbers; so they draw the same tokens.
 
@@ -10,17 +10,19 @@ Shape letters: V classes, V' padded to whole vectors.
 
 import math
 import sys
-from abc import ABC, abstractmethod
-from typing import NamedTuple
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
 
 from waveform.compiled.simd import F32, LANES, compiled, float_of_bits, get, largest, load, maximum, padded, put
-from waveform.decoding.plan import make_plan
+from waveform.decoding.plan import make_plan, num_threads_for
+from waveform.engine.drawing import LARGEST_WEIGHT, DrawConfig
 from waveform.engine.interface import Decoder
-from waveform.engine.sampler import LARGEST_WEIGHT
 
 _I64 = np.int64(0)
 _LOG2_E = math.log2(math.e)
@@ -30,6 +32,7 @@ _FRACTION_BITS = 53  # of a double between 1/2 and 1
 _WEIGHT_BITS = LARGEST_WEIGHT.bit_length() - 1
 _WEIGHTLESS = -(_WEIGHT_BITS + 1) * math.log(2)  # e to this power weighs nothing
 _INFINITY = 0x7F800000  # its bits
+_CALL_STEPS = 64  # of one call: Ctrl-C waits for its end
 
 
 class Draws(NamedTuple):
@@ -42,33 +45,24 @@ class Draws(NamedTuple):
     top_p: float
 
 
-def make_draws(
-    uniform: Tensor, *, temperature: float = 1, top_k: int | None = None, top_p: float | None = None
-) -> Draws:
-    """Ask for a token for each number of `uniform` [n, B]; the rest are fields of `SamplingConfig`."""
+def make_draws(uniform: Tensor, config: DrawConfig) -> Draws:
+    """Ask for a token for each number of `uniform` [n, B]."""
     return Draws(
         uniform.float().contiguous().numpy(),
         np.empty(uniform.shape, dtype=np.int64),
-        float(temperature),
-        sys.maxsize if top_k is None else top_k,
-        1.0 if top_p is None else float(top_p),
+        float(config.temperature),
+        sys.maxsize if config.top_k is None else config.top_k,
+        1.0 if config.top_p is None else float(config.top_p),
     )
 
 
-NO_DRAWS = make_draws(torch.empty(0, 1))
+NO_DRAWS = make_draws(torch.empty(0, 1), DrawConfig())
 
 
-class DrawScratch(NamedTuple):
-    """Intermediate values of a draw."""
-
-    class_weights: np.ndarray  # [V'] int64
-    ones: np.ndarray  # [V'] int64
-
-
-def make_draw_scratch(num_classes: int) -> DrawScratch:
-    """Arrays for the intermediate values of a draw."""
+def draw_scratch(num_classes: int) -> dict[str, np.ndarray]:
+    """Arrays for the intermediate values of a draw, [V'] int64."""
     size = padded(num_classes)
-    return DrawScratch(np.zeros(size, dtype=np.int64), np.ones(size, dtype=np.int64))
+    return {"class_weights": np.zeros(size, dtype=np.int64), "ones": np.ones(size, dtype=np.int64)}
 
 
 @compiled
@@ -171,38 +165,54 @@ def draw_row(t, tokens, draws, p):
         tokens[b] = draws.drawn[t, b] = token
 
 
-class DrawingSteps(ABC):
-    """The steps and draws of a decoder whose step is compiled."""
+class KernelDecoder(Decoder):
+    """A decoder whose step is compiled, and draws too, many tokens a call."""
 
-    _logits: Tensor  # [B, V], written by every step
+    def __init__(self, fields: Mapping[str, Any], *, read: Sequence[Any], num_phases: int, int8: bool) -> None:
+        """fields: what kernels work on, `logits`, `num_rows` and `num_classes` among it; read: what a step reads once.
+
+        num_phases: of a step; int8: whether weights are in 8 bits.
+        """
+        self.bytes_per_step = sum(each.nbytes for each in read)
+        self._num_steps = 0
+        self._num_threads = num_threads_for(fields["num_rows"] * sum(each.size for each in read), num_phases=num_phases)
+        self._fields = {**fields, **draw_scratch(fields["num_classes"]), "num_threads": self._num_threads}
+        self._plan = make_plan(self._fields)
+        self._kind = np.int8(0) if int8 else np.float32(0)  # its type is that of the weights
+        self._logits = torch.from_numpy(fields["logits"])[:, : fields["num_classes"]]
+
+    @property
+    def steps_to_host(self) -> int:
+        """How many steps one call may take at most, because work in Python is due after them."""
+        return sys.maxsize
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """tokens [B] -> logits [B, V] of the token that follows; overwritten by the next step."""
+        """As `Decoder.step`; the logits are overwritten by the next step."""
         self._take(tokens.contiguous().numpy(), NO_DRAWS)
         return self._logits
 
     @torch.inference_mode()
-    def draw(
-        self, tokens: Tensor, uniform: Tensor, *, temperature: float, top_k: int | None, top_p: float | None
-    ) -> Tensor:
-        """As `DrawingDecoder.draw`."""
-        draws = make_draws(uniform, temperature=temperature, top_k=top_k, top_p=top_p)
-        self._take(tokens.numpy().copy(), draws)
-        return torch.from_numpy(draws.drawn)
+    def draw(self, tokens: Tensor, uniform: Tensor, config: DrawConfig) -> Tensor:
+        """As `Decoder.draw`."""
+        inputs, drawn = tokens.numpy().copy(), []
+        while len(uniform):
+            now, uniform = uniform.tensor_split([min(self.steps_to_host, _CALL_STEPS)])
+            draws = make_draws(now, config)
+            self._take(inputs, draws)
+            drawn.append(draws.drawn)
+        return torch.from_numpy(np.concatenate(drawn))
 
-    @abstractmethod
     def _take(self, tokens: np.ndarray, draws: Draws) -> None:
         """Take a step with inputs tokens [B]; or, if `draws` asks for any, one for each, which overwrite tokens."""
+        if self._num_threads > 1:
+            numba.set_num_threads(self._num_threads)
+        self._run(tokens, draws)
+        self._num_steps += max(1, len(draws.drawn))
 
-
-class _OfLogits(NamedTuple):
-    """What `draw_row` reads of a plan."""
-
-    logits: np.ndarray  # [B, V']
-    num_rows: int
-    num_logits: int  # V'
-    num_classes: int  # V
+    @abstractmethod
+    def _run(self, tokens: np.ndarray, draws: Draws) -> None:
+        """The compiled part of `_take`."""
 
 
 @compiled(entry=True)
@@ -210,19 +220,21 @@ def _draw_row(t, tokens, draws, plan):
     draw_row(t, tokens, draws, plan[0])
 
 
-def draw_from(stepper: Decoder, tokens: Tensor, draws: Draws) -> Tensor:
-    """Draw what `draws` asks for from a decoder whose steps are not compiled, on a CPU; tokens [B]: its inputs.
+def draw_from(stepper: Decoder, tokens: Tensor, uniform: Tensor, config: DrawConfig) -> Tensor:
+    """As `Decoder.draw`, for a decoder that steps with torch on a CPU.
 
-    For top-k and top-p, torch sorts the classes; the kernel does not.
+    For top-k and top-p, torch sorts the classes; the kernel does not: with 32,000 classes it takes a tenth of the time.
     """
-    inputs, plan = tokens.numpy().copy(), None
-    for t in range(len(draws.drawn)):
+    draws, inputs = make_draws(uniform, config), tokens.numpy().copy()
+    fields: dict[str, Any] = {}
+    for t in range(len(uniform)):
         logits = stepper.step(torch.from_numpy(inputs))
-        if plan is None:
+        if not fields:
             num_rows, num_classes = logits.shape
             rows = np.full((num_rows, padded(num_classes)), -np.inf, dtype=np.float32)
-            scratch = make_draw_scratch(num_classes)
-            plan = make_plan(_OfLogits(rows, num_rows, padded(num_classes), num_classes), scratch)
+            sizes = {"num_rows": num_rows, "num_logits": padded(num_classes), "num_classes": num_classes}
+            fields = {"logits": rows, **sizes, **draw_scratch(num_classes)}
+            plan = make_plan(fields)
         rows[:, :num_classes] = logits.float().numpy()
         _draw_row(t, inputs, draws, plan)
     return torch.from_numpy(draws.drawn)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from waveform.engine.drawing import DrawConfig, choose
 from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import SequenceModel, decoder, map_state
-from waveform.engine.sampler import SamplingConfig, choose
 from waveform.engine.token_set import TokenSet
 
 _STREAMS = 4
@@ -68,7 +68,7 @@ def int8_cost(model: SequenceModel, split: TokenSet | None, *, vocab_size: int, 
         if tokens is not None:
             inputs = tokens[:, position]
         else:
-            inputs = choose(both[0], torch.rand(_STREAMS, generator=generator), config=SamplingConfig())
+            inputs = choose(both[0], torch.rand(_STREAMS, generator=generator), config=DrawConfig())
         sums -= both.log_softmax(dim=-1).gather(2, inputs.expand(2, -1)[..., None]).sum(dim=(1, 2)).double().cpu()
         count += len(inputs)
         if time.perf_counter() - began > _SCORE_SECONDS:

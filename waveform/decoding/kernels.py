@@ -42,8 +42,8 @@ SET, ADD, GELU = 0, 1, 2  # what `dense` does with its result: store, add to wha
 class DenseWeights:
     """Weights of L layers of one shape, laid out for `dense`: float32, or int8 with a scale for each output.
 
-    Weights lie in the order in which they are read: of each layer first [N / 64, K, 4, 16], groups of four vectors of
-    outputs, then [..., K, 16], the vectors that are left over. scales, biases [L, N] float32.
+    `data` [L, bytes]: a layer's weights in the order in which they are read, first [N / 64, K, 4, 16], groups of four
+    vectors of outputs, then [..., K, 16], the vectors that are left over; then its scales and biases [N] float32.
     """
 
     def __init__(
@@ -65,25 +65,19 @@ class DenseWeights:
         num_grouped = self.num_outputs // (GROUP * LANES) * GROUP * LANES
         groups = stacked[:, :num_grouped].unflatten(1, (-1, GROUP, LANES)).permute(0, 1, 4, 2, 3)
         others = stacked[:, num_grouped:].unflatten(1, (-1, LANES)).transpose(2, 3)
-        self.weights = torch.cat([groups.flatten(1), others.flatten(1)], dim=1).numpy()
-        self.scales = scales.numpy()
-        self.biases = np.zeros(self.scales.shape, dtype=np.float32)
-        self.biases[:, num_outputs:] = padding
-        if biases is not None:
-            self.biases[:, :num_outputs] = torch.stack([bias.detach().float() for bias in biases]).numpy()
-
-    @property
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self.weights, self.scales, self.biases
+        all_biases = torch.full_like(scales, padding)
+        all_biases[:, :num_outputs] = 0 if biases is None else torch.stack([bias.detach().float() for bias in biases])
+        parts = (torch.cat([groups.flatten(1), others.flatten(1)], dim=1), scales, all_biases)
+        self.data = torch.cat([part.view(torch.uint8) for part in parts], dim=1).numpy()
 
     @property
     def size(self) -> int:
-        """Numbers that a step reads."""
-        return sum(array.size for array in self.arrays)
+        """Numbers that a step multiplies with."""
+        return len(self.data) * self.num_outputs * self.num_inputs
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
+        return self.data.nbytes
 
 
 def pad_last(x: Tensor) -> Tensor:
@@ -104,23 +98,16 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @compiled
-def of_layer(matrix, layer, num_inputs, num_outputs, kind):
-    """The addresses of one layer of `DenseWeights`, from those of the first."""
-    outputs = layer * num_outputs
-    return (
-        matrix[0] + outputs * num_inputs * bytes_of(kind),
-        matrix[1] + outputs * 4,
-        matrix[2] + outputs * 4,
-    )
-
-
-@compiled
-def dense(matrix, x, out, num_inputs, num_outputs, rows, vectors, mode, kind):
+def dense(weights, layer, x, out, shape, rows, vectors, mode, kind):
     """out [R, N] = or += x [R, K] @ W^T + b, or its GELU, for ranges of rows and of vectors of outputs.
 
-    matrix: addresses of weights [N, K] (of the type of `kind`), scales and biases [N]; x, out: addresses. vectors:
-    whole groups, see `GROUP`. The order in which an output is summed depends on its group alone.
+    weights: address of `DenseWeights`, of the type of `kind`; shape: (K, N); x, out: addresses. vectors: whole groups,
+    see `GROUP`. The order in which an output is summed depends on its group alone.
     """
+    num_inputs, num_outputs = shape
+    num_bytes = num_outputs * num_inputs * bytes_of(kind)
+    weights += layer * (num_bytes + 2 * num_outputs * 4)
+    matrix = (weights, weights + num_bytes, weights + num_bytes + num_outputs * 4)  # weights, scales, biases
     vector = vectors[0]
     while vector < vectors[1]:
         grouped = vector + GROUP <= num_outputs // LANES

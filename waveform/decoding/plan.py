@@ -7,6 +7,7 @@ phases they wait for each other.
 # mypy: disable-error-code="no-untyped-def"
 # Compiled functions have the types of what they are called with.
 
+from collections.abc import Mapping
 from typing import Any
 
 import numba
@@ -22,20 +23,18 @@ from waveform.decoding.kernels import GROUP, DenseWeights
 _WORTH_SHARING = 100_000
 
 
-def make_plan(*parts: Any) -> np.ndarray:
-    """The fields of NamedTuples as one record [1] for kernels: numbers, and addresses of arrays.
+def make_plan(fields: Mapping[str, Any]) -> np.ndarray:
+    """Fields as one record [1] for kernels: numbers, and addresses of arrays and of `DenseWeights`.
 
-    `DenseWeights` become three fields: `name`, `name_scales` and `name_biases`. (Seventy arguments handed from function
-    to function took numba a minute to compile.) The caller must keep the arrays alive.
+    (Seventy arguments handed from function to function took numba a minute to compile.) The caller must keep the arrays
+    alive.
     """
-    fields: dict[str, int | float] = {}
-    for name, value in (item for part in parts for item in part._asdict().items()):
-        if isinstance(value, DenseWeights):
-            for suffix, array in zip(("", "_scales", "_biases"), value.arrays, strict=True):
-                fields[name + suffix] = address(array)
-        else:
-            fields[name] = address(value) if isinstance(value, np.ndarray) else value
-    return make_record(fields)
+    return make_record({name: _number(value) for name, value in fields.items()})
+
+
+def _number(value: Any) -> int | float:
+    array = value.data if isinstance(value, DenseWeights) else value
+    return address(array) if isinstance(array, np.ndarray) else array
 
 
 def num_threads_for(work: int, *, num_phases: int) -> int:

@@ -6,32 +6,34 @@ Shape letters: B rows, N labels with unknown (models/label_embedding.py), D' mod
 # mypy: disable-error-code="no-untyped-def"
 # Compiled functions have the types of what they are called with.
 
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+import torch
 
 from waveform.compiled.simd import F32, LANES, add, compiled, get, load, put, store
 from waveform.decoding.kernels import copy, pad_last
-from waveform.decoding.row_predictions import predict_row
-from waveform.models.label_embedding import LabelEmbedding, RowLabels
+from waveform.decoding.row_predictions import lay_out_predictions, predict_row
 
 _I64 = np.int64(0)
 
 
-class LabelsOfRows(NamedTuple):
-    """What a step adds to rows whose utterances have labels."""
+def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> dict[str, Any]:
+    """What makes the inputs of the rows of `state`, of a model with an embedding, labels and linear prediction.
 
-    label_embedding: np.ndarray  # [N, D']
-    row_labels: np.ndarray  # [B] int64
-    num_labels: int  # N; 0: nothing is added
-
-
-def lay_out_labels(embedding: LabelEmbedding | None, labels: RowLabels, *, num_rows: int, width: int) -> LabelsOfRows:
-    """The labels of a decoder's rows, as the state of its model has them; `width` is D'."""
-    if embedding is None:
-        return LabelsOfRows(np.zeros((1, width), dtype=np.float32), np.zeros(num_rows, dtype=np.int64), 0)
-    table = pad_last(embedding.table.detach()).clone().numpy()
-    return LabelsOfRows(table, labels[0].clone().numpy(), len(table))
+    num_rows: B; width: D'.
+    """
+    embedding, labels = model.embedding.weight.detach(), model.label_embedding
+    table = torch.zeros(0, width) if labels is None else labels.table.detach()
+    # Kernels write to it even if nothing reads it.
+    row_labels = torch.zeros(num_rows, dtype=torch.int64) if labels is None else state.labels[0]
+    return {
+        "embedding": pad_last(embedding).clone().numpy(),  # [V + 1, D']
+        "label_embedding": pad_last(table).clone().numpy(),  # [N, D']
+        "row_labels": row_labels.clone().numpy(),  # [B] int64
+        "num_labels": len(table),  # 0: nothing is added
+        **lay_out_predictions(model.linear_prediction, state.predictors, width=width)._asdict(),
+    }
 
 
 @compiled

@@ -6,6 +6,7 @@ Shape letters: B rows, V classes, V' padded to whole vectors, D' model width pad
 # mypy: disable-error-code="no-untyped-def,attr-defined"
 # Compiled functions have the types of what they are called with.
 
+import math
 from typing import NamedTuple
 
 import numba
@@ -17,7 +18,7 @@ from numba.extending import intrinsic
 from torch import Tensor, nn
 
 from waveform.compiled.simd import F32, LANES, add, at, compiled, fill, fma, get, load, padded, put, store
-from waveform.decoding.kernels import pad_last
+from waveform.decoding.kernels import DenseWeights, pad_last
 from waveform.models.compiled_density import add_density
 from waveform.models.compiled_prediction import SCRATCH_SHAPE, advance
 from waveform.models.heads import PredictionHead
@@ -61,12 +62,13 @@ class PredictionOfRows(NamedTuple):
 
 
 def lay_out_predictions(
-    model: LinearPrediction | None, states: "tuple[PredictionState, ...]", *, num_rows: int, width: int
+    model: LinearPrediction | None, states: tuple[PredictionState, ...], *, width: int
 ) -> PredictionOfRows:
     """The predictors as a decoder's state has them; `width` is D'."""
     if model is None:
         return PredictionOfRows._make([False, *[np.zeros(1)] * (len(PredictionOfRows._fields) - 1)])
     (state,) = states
+    num_rows = len(state.steps)
 
     def vectors(x: Tensor) -> np.ndarray:
         return pad_last(x.detach().float()).contiguous().clone().numpy()
@@ -93,20 +95,15 @@ def lay_out_predictions(
     )
 
 
-def head_for_kernels(projection: nn.Linear, head: nn.Module) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a head's last layer: logits, padded to whole vectors, then what a density is made with."""
+def lay_out_head(projection: nn.Linear, head: nn.Module, *, int8: bool) -> DenseWeights:
+    """A head's last layer: to logits, in whole vectors with -inf as padding; then to what makes a density, if any."""
     weight, bias = projection.weight.detach(), projection.bias.detach()
-    if not isinstance(head, PredictionHead):
-        return weight, bias
-    num_padding = padded(head.num_classes) - head.num_classes
-    weights, biases = weight.split(head.num_classes), bias.split(head.num_classes)
-    weight = torch.cat([weights[0], weight.new_zeros(num_padding, weight.shape[1]), *weights[1:]])
-    return weight, torch.cat([biases[0], bias.new_full((num_padding,), -torch.inf), *biases[1:]])
-
-
-def num_head_outputs(head: nn.Module, vocab_size: int) -> int:
-    """Numbers that a step computes for a row with `head_for_kernels`, in whole vectors."""
-    return padded(vocab_size) + (LANES if isinstance(head, PredictionHead) else 0)
+    if isinstance(head, PredictionHead):
+        num_padding = padded(head.num_classes) - head.num_classes
+        weights, biases = weight.split(head.num_classes), bias.split(head.num_classes)
+        weight = torch.cat([weights[0], weight.new_zeros(num_padding, weight.shape[1]), *weights[1:]])
+        bias = torch.cat([biases[0], bias.new_full((num_padding,), -torch.inf), *biases[1:]])
+    return DenseWeights([weight], [bias], int8=int8, padding=-math.inf)
 
 
 @intrinsic

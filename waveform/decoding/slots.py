@@ -1,9 +1,8 @@
 """What a compiled decoder remembers: keys and values in blocks of slots, and the inputs that compression will need.
 
 Slots of memory and window form one ring, those of compressed memory another: a new window replaces what it evicts,
-nothing moves, and only the slots' times are renewed at a window's end (for all layers and rows at once, unless
-compressed slots have times of their own). Keys and values lie in blocks of 64 slots, in the order in which a head reads
-them:
+nothing moves, and only the slots' times are renewed at a window's end, for all layers and rows at once. Keys and
+values lie in blocks of 64 slots, in the order in which a head reads them:
 
     keys    [L, B, H, block, d, 64]    logits of 64 slots grow together, one feature of the query after another
     values  [L, B, H, block, 64, d']   outputs of d' features (d padded to whole vectors), one slot after another
@@ -21,8 +20,8 @@ from torch import Tensor
 from waveform.compiled.simd import padded
 from waveform.decoding.kernels import pad_last, quantise, zeros
 from waveform.decoding.positions import angles
-from waveform.models.compressive_state import CompressiveState, Fill, fill_at, slot_times
 from waveform.models.compressive_transformer import CompressiveTransformer
+from waveform.models.memory import CompressiveState, Occupancy, occupancy, slot_times
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
 SLOTS = 64  # of a block
@@ -36,10 +35,8 @@ class Memory(NamedTuple):
     values: np.ndarray
     key_scales: np.ndarray  # [L, B, H, blocks * 64]; 64 ones if keys and values are not quantised
     value_scales: np.ndarray
-    history: np.ndarray  # [L, B, c - 1 + M + W, D'] inputs of each layer, for compression; ring by step
-    usage: np.ndarray  # [L, B, c - 1 + M + W] attention received by memory slots; ring by step; most_used only
-    slot_encoding: np.ndarray  # [1 or L, 1 or B, blocks, P, 64]: cosines, then sines
-    own_steps: np.ndarray  # [L, B, C] fp64, from the stream's start, ring by group: of slots with their own times only
+    history: np.ndarray  # [L, B, M + W, D'] inputs of each layer, for compression; ring by step
+    slot_encoding: np.ndarray  # [blocks, P, 64]: cosines, then sines
     mask: np.ndarray  # [blocks * 64]: 0 or UNUSED
     num_used: np.ndarray  # [blocks] slots in use
     rotations: np.ndarray  # [W, P]: cosines, then sines, of the times in a window
@@ -50,39 +47,27 @@ class Windows:
 
     def __init__(self, config: CompressiveTransformerConfig, memory: Memory) -> None:
         self._config, self._memory = config, memory
-        self._encodings: dict[int, np.ndarray] = {}  # by how many steps wait for compression; times depend on that only
+        self._encoding = _encode(slot_times(config), config)  # in the order of time
 
     def begin(self, num_steps: int) -> None:
         """Begin, or continue, the window in which step `num_steps` lies."""
         config, memory = self._config, self._memory
-        fill = fill_at(config, torch.tensor([num_steps]))
-        slots, used = _ring_slots(config, fill, num_steps)
-        pending = int(fill.pending)
-        if pending not in self._encodings:
-            times = slot_times(
-                config, fill.pending, num_compressed=config.compressed, num_memory=config.memory, end=config.window
-            )
-            self._encodings[pending] = _encode(times[0], config)
-        encoding = memory.slot_encoding.swapaxes(3, 4)  # [1 or L, 1 or B, blocks, 64, P]
-        encoding[:, :, slots // SLOTS, slots % SLOTS] = self._encodings[pending]
-        if memory.own_steps.size:
-            in_ring = np.arange(config.compressed)
-            own_times = torch.from_numpy(memory.own_steps - (num_steps - int(fill.phase)))
-            encoding[:, :, in_ring // SLOTS, in_ring % SLOTS] = _encode(own_times, config)
+        slots, used = _ring_slots(config, occupancy(config, torch.tensor([num_steps])), num_steps)
+        memory.slot_encoding.swapaxes(1, 2)[slots // SLOTS, slots % SLOTS] = self._encoding
         memory.mask[:] = UNUSED
         memory.mask[used] = 0
         memory.num_used[:] = np.bincount(used // SLOTS, minlength=len(memory.num_used))
 
 
-def _ring_slots(config: CompressiveTransformerConfig, fill: Fill, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+def _ring_slots(config: CompressiveTransformerConfig, now: Occupancy, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Where [compressed; memory; window] lie in the rings: all of their slots, and those that hold something."""
-    start, num_groups = num_steps - int(fill.phase), int(fill.groups)
+    start, num_groups = num_steps - int(now.phase), int(now.evicted) * config.groups
     groups = np.arange(num_groups - config.compressed, num_groups) % max(config.compressed, 1)
     steps = np.arange(start - config.memory, start + config.window)
     slots = np.concatenate([groups, config.compressed + steps % (config.memory + config.window)])
     first_in_window = config.compressed + config.memory
-    used_groups = slots[config.compressed - int(fill.compressed) : config.compressed]
-    used_steps = slots[first_in_window - int(fill.memory) : first_in_window + int(fill.phase)]
+    used_groups = slots[config.compressed - int(now.compressed) : config.compressed]
+    used_steps = slots[first_in_window - int(now.memory) : first_in_window + int(now.phase)]
     return slots, np.concatenate([used_groups, used_steps])
 
 
@@ -97,8 +82,7 @@ def lay_out_memory(model: CompressiveTransformer, state: CompressiveState, *, in
     config, batch_size = model.config, len(state.steps)
     heads, d_head = config.num_heads, config.d_model // config.num_heads
     num_blocks = -(-(config.compressed + config.memory + config.window) // SLOTS)
-    history_ring = config.compression_rate - 1 + config.memory + config.window if config.compressed else 0
-    tracks_usage = state.usage[0].shape[1] > 0
+    history_ring = config.memory + config.window if config.compressed else 0
     caches, kind = (config.num_layers, batch_size, heads), np.int8 if int8 else np.float32
     scales = (*caches, num_blocks * SLOTS) if int8 else (SLOTS,)
     memory = Memory(
@@ -107,19 +91,12 @@ def lay_out_memory(model: CompressiveTransformer, state: CompressiveState, *, in
         key_scales=np.ones(scales, dtype=np.float32),
         value_scales=np.ones(scales, dtype=np.float32),
         history=zeros(config.num_layers, batch_size, history_ring, padded(config.d_model)),
-        usage=zeros(config.num_layers, batch_size, history_ring if tracks_usage else 0),
-        slot_encoding=zeros(
-            *((config.num_layers, batch_size) if config.keeps_times else (1, 1)),
-            *(num_blocks, config.num_position_features, SLOTS),
-        ),
-        own_steps=np.zeros((config.num_layers, batch_size, config.compressed if config.keeps_times else 0)),
+        slot_encoding=zeros(num_blocks, config.num_position_features, SLOTS),
         mask=zeros(num_blocks * SLOTS),
         num_used=np.zeros(num_blocks, dtype=np.int64),
         rotations=_encode(torch.arange(config.window, dtype=torch.float64), config),
     )
     _write_keys_and_values(memory, model, state)
-    if config.keeps_times:
-        _write_own_steps(memory, config, state)
     if config.compressed:
         _write_history(memory, config, state)
     return memory
@@ -127,13 +104,15 @@ def lay_out_memory(model: CompressiveTransformer, state: CompressiveState, *, in
 
 def _write_keys_and_values(memory: Memory, model: CompressiveTransformer, state: CompressiveState) -> None:
     config = model.config
-    fill = fill_at(config, state.steps[:1])
-    first_group, first_step = config.compressed - int(fill.compressed), config.memory - int(fill.memory)
-    _, used = _ring_slots(config, fill, int(state.steps[0]))
+    now = occupancy(config, state.steps[:1])
+    first_group, first_step = config.compressed - int(now.compressed), config.memory - int(now.memory)
+    _, used = _ring_slots(config, now, int(state.steps[0]))
     if not len(used):
         return
-    for i, (layer, past) in enumerate(zip(model.layers, state.layers(), strict=True)):
-        held = [past.compressed[:, first_group:], past.memory[:, first_step:], past.window[:, : int(fill.phase)]]
+    compressed, of_memory = state.slots.split([config.compressed, config.memory], dim=2)
+    for i, layer in enumerate(model.layers):
+        in_window = state.window[:, i, : int(now.phase)]
+        held = [compressed[:, i, first_group:], of_memory[:, i, first_step:], in_window]
         for b, row in enumerate(torch.cat(held, dim=1).float().split(1)):  # products of other sizes may round otherwise
             keys, key_scales = _blocks(layer.frozen_projection(row, layer.attention.key)[0], used, memory.keys)
             memory.keys[i, b] = keys.transpose(2, 3).numpy()
@@ -153,19 +132,8 @@ def _blocks(x: Tensor, slots: np.ndarray, cache: np.ndarray) -> tuple[Tensor, Te
     return spread.unflatten(1, (-1, SLOTS)), scales
 
 
-def _write_own_steps(memory: Memory, config: CompressiveTransformerConfig, state: CompressiveState) -> None:
-    fill, num_steps = fill_at(config, state.steps[:1]), int(state.steps[0])
-    slots, _ = _ring_slots(config, fill, num_steps)
-    times = torch.stack(state.times).double().numpy()
-    memory.own_steps[:, :, slots[: config.compressed]] = times + (num_steps - int(fill.phase))
-
-
 def _write_history(memory: Memory, config: CompressiveTransformerConfig, state: CompressiveState) -> None:
     start = int(state.steps[0]) // config.window * config.window
-    steps = np.arange(start - config.memory - config.compression_rate + 1, start + config.window)
-    ring = memory.history.shape[2]
-    for i, past in enumerate(state.layers()):
-        inputs = torch.cat([past.pending, past.memory, past.window], dim=1).float()
-        memory.history[i][:, steps % ring, : config.d_model] = inputs.numpy()
-        if memory.usage.shape[2]:
-            memory.usage[i][:, steps[: -config.window] % ring] = past.usage.float().numpy()
+    steps = np.arange(start - config.memory, start + config.window)
+    inputs = torch.cat([state.slots[:, :, config.compressed :], state.window], dim=2).float()
+    memory.history[:, :, steps % len(steps), : config.d_model] = inputs.transpose(0, 1).numpy()

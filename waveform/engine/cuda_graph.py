@@ -1,19 +1,22 @@
-"""The sampling loop as a CUDA graph of several steps, so that neither Python nor a transfer comes between two tokens.
+"""Sampling as a CUDA graph of several steps, so that neither Python nor a transfer comes between two tokens.
 
 Shape letters: B streams, V classes, n steps.
 """
 
 import sys
+from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from waveform.engine.interface import DeviceDecoder
+from waveform.engine.drawing import DrawConfig, choose
+from waveform.engine.interface import Decoder
 
 GRAPH_STEPS = 16  # steps of a captured graph; divides the usual windows, so that single steps are rare
 _WARM_STEPS = 3  # taken before a capture, because libraries may not initialise during one
 STEPS_TO_CAPTURE = _WARM_STEPS + GRAPH_STEPS + 1  # a first call of this many steps captures all that later ones need
+_MAX_STEPS = 1024  # of one call of the loop
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
@@ -26,34 +29,72 @@ def capture_cuda_graph(work: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
+class DeviceDecoder(Decoder):
+    """A decoder that takes several steps without the host, so that a GPU replays them, and the draws, as one graph.
+
+    `steps_to_host`: how many calls of `device_step` may follow each other before `advance` has work to do.
+    """
+
+    _loop: "CudaGraphLoop | None" = None
+
+    @property
+    def steps_to_host(self) -> int:
+        return sys.maxsize
+
+    @abstractmethod
+    def device_step(self, tokens: Tensor) -> Tensor:
+        """Like `step`, with operations on the device only, on tensors that never move in memory."""
+
+    def advance(self, num_steps: int) -> None:
+        """Count steps, at most `steps_to_host`, and do the host's work that is due after them."""
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """As `Decoder.step`."""
+        logits = self.device_step(tokens)
+        self.advance(1)
+        return logits
+
+    @torch.inference_mode()
+    def draw(self, tokens: Tensor, uniform: Tensor, config: DrawConfig) -> Tensor:
+        """As `Decoder.draw`."""
+        if tokens.device.type != "cuda":
+            return super().draw(tokens, uniform, config)
+        if self._loop is None or self._loop.config != config:
+            self._loop = CudaGraphLoop(self, config, num_rows=len(tokens), device=tokens.device)
+        return self._loop.draw(tokens, uniform)
+
+
 class CudaGraphLoop:
-    """A sampling loop on buffers that never move: captured once, then replayed, several tokens per call."""
+    """The loop of `Decoder.draw` on buffers that never move: captured once, then replayed, several tokens per call."""
 
     @torch.inference_mode()
     def __init__(
         self,
         stepper: DeviceDecoder,
-        tokens: Tensor,
-        choose: Callable[[Tensor, Tensor], Tensor],
+        config: DrawConfig,
         *,
-        max_steps: int,
+        num_rows: int,
+        device: torch.device,
         capture: Capture = capture_cuda_graph,
     ) -> None:
-        """tokens [B]: inputs of the first step. choose: logits [B, V], uniform [B] -> tokens [B]; max_steps: of a call.
-
-        capture: turns work on the device into something to replay.
-        """
-        self._stepper, self._choose, self._capture = stepper, choose, capture
-        self._tokens = tokens.clone()
-        self._uniform = torch.empty(max_steps, len(tokens), device=tokens.device)
-        self._drawn = torch.empty(max_steps, len(tokens), dtype=torch.int64, device=tokens.device)
-        self._next_row = torch.zeros(1, dtype=torch.int64, device=tokens.device)  # of both
+        """capture: turns work on the device into something to replay."""
+        self.config = config
+        self._stepper, self._capture = stepper, capture
+        self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self._uniform = torch.empty(_MAX_STEPS, num_rows, device=device)
+        self._drawn = torch.empty(_MAX_STEPS, num_rows, dtype=torch.int64, device=device)
+        self._next_row = torch.zeros(1, dtype=torch.int64, device=device)  # of both
         self._warm_steps_left = _WARM_STEPS
         self._replays: dict[int, Callable[[], None]] = {}  # by number of steps
 
     @torch.inference_mode()
-    def draw(self, uniform: Tensor) -> Tensor:
-        """uniform [n, B] in [0, 1), n up to `max_steps` -> tokens [n, B]."""
+    def draw(self, tokens: Tensor, uniform: Tensor) -> Tensor:
+        """As `Decoder.draw`."""
+        self._tokens.copy_(tokens)
+        return torch.cat([self._draw(part) for part in uniform.split(_MAX_STEPS)])
+
+    def _draw(self, uniform: Tensor) -> Tensor:
         self._uniform[: len(uniform)] = uniform
         self._next_row.zero_()
         left = len(uniform)
@@ -73,7 +114,7 @@ class CudaGraphLoop:
         """What is captured: draw `num_steps` tokens and feed each back."""
         for _ in range(num_steps):
             logits = self._stepper.device_step(self._tokens)
-            drawn = self._choose(logits, self._uniform.index_select(0, self._next_row)[0])
+            drawn = choose(logits, self._uniform.index_select(0, self._next_row)[0], config=self.config)
             self._tokens.copy_(drawn)
             self._drawn.index_copy_(0, self._next_row, drawn[None])
             self._next_row += 1

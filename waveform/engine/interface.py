@@ -3,13 +3,15 @@
 Shape letters: B rows (independent streams), T steps, D model width, V classes.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from waveform.engine.drawing import DrawConfig, choose
 from waveform.system.errors import UserError
 
 # A (possibly nested) NamedTuple or tuple of tensors, every one batch first. Counters live on the CPU, so that
@@ -66,65 +68,33 @@ class SequenceModel(Protocol):
         ...
 
 
-class Decoder(Protocol):
-    """One token in, the next token's logits out; keeps its state in buffers, and serves one sampling loop."""
+class Decoder(ABC):
+    """One token in, the next token's logits out; keeps its state in buffers, and serves one run of streams.
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """tokens [B], the inputs of this step -> logits [B, V], valid until the next step."""
-        ...
-
-
-@runtime_checkable
-class DeviceDecoder(Decoder, Protocol):
-    """A decoder that can take several steps without the host, so that a GPU replays them as one graph.
-
-    `step(tokens)` is `device_step(tokens)`, then `advance(1)`.
+    A subclass defines `step`, and `draw` too if it can draw without a return to Python between two tokens.
     """
 
-    @property
-    def steps_to_host(self) -> int:
-        """How many calls of `device_step` may follow each other before `advance` has work to do."""
-        ...
+    # Of weights, keys and values that a step reads, each once, when every slot is in use: they bound its speed. None:
+    # unknown.
+    bytes_per_step: int | None = None
 
-    def device_step(self, tokens: Tensor) -> Tensor:
-        """Like `step`, with operations on the device only, on tensors that never move in memory."""
-        ...
+    @abstractmethod
+    def step(self, tokens: Tensor) -> Tensor:
+        """tokens [B], the inputs of this step -> logits [B, V], valid until the next step."""
 
-    def advance(self, num_steps: int) -> None:
-        """Count steps, at most `steps_to_host`, and do the host's work that is due after them."""
-        ...
-
-
-@runtime_checkable
-class DrawingDecoder(Decoder, Protocol):
-    """A decoder that draws by itself, so that Python does not come between two tokens."""
-
-    @property
-    def steps_to_host(self) -> int:
-        """How many tokens one call of `draw` may draw at most, because work in Python is due after them."""
-        ...
-
-    def draw(
-        self, tokens: Tensor, uniform: Tensor, *, temperature: float, top_k: int | None, top_p: float | None
-    ) -> Tensor:
+    @torch.inference_mode()
+    def draw(self, tokens: Tensor, uniform: Tensor, config: DrawConfig) -> Tensor:
         """tokens [B], the inputs of the first step, and uniform [n, B] fp32 in [0, 1) -> the tokens drawn [n, B].
 
-        Like n calls of `step`, each with what `choose` of engine/sampler.py draws from the logits of the one before.
+        n steps, each with the inputs that `choose` draws from the logits of the one before.
         """
-        ...
+        drawn = torch.empty(uniform.shape, dtype=torch.int64, device=uniform.device)
+        for t in range(len(uniform)):
+            tokens = drawn[t] = choose(self.step(tokens), uniform[t], config=config)
+        return drawn
 
 
-@runtime_checkable
-class MeteredDecoder(Decoder, Protocol):
-    """A decoder that knows how much a step reads from RAM, which bounds its speed on a CPU."""
-
-    @property
-    def bytes_per_step(self) -> int:
-        """Bytes of weights, keys and values, when every slot is in use."""
-        ...
-
-
-class ForwardDecoder:
+class ForwardDecoder(Decoder):
     """The decoder of a model that brings none: one `forward` per token."""
 
     def __init__(self, model: SequenceModel, state: State) -> None:
@@ -146,8 +116,11 @@ class OptionalParts:
     # Set to True by train.checkpoint_activations: backward computes each layer again instead of keeping its
     # activations. None: the model cannot do that.
     checkpoint_activations: bool | None = None
-    # Whether `decoder(..., int8=True)` exists (it may still refuse a device).
-    has_int8_decoder: bool = False
+
+    @property
+    def why_no_int8(self) -> str | None:
+        """Why this model, as it is, has no `decoder(..., int8=True)`, to tell the user; None: it has one."""
+        return "this model has no int8 decoder"
 
     @property
     def brings_threads(self) -> bool:
@@ -191,8 +164,7 @@ class OptionalParts:
     def decoder(self, state: State, *, int8: bool = False) -> Decoder | None:
         """A faster way to step this model than `forward`, continuing from `state`, which it may consume.
 
-        int8: compute with weights in 8 bits. None: there is none. Raises UserError if it has no int8 decoder for this
-        device or these weights.
+        int8: compute with weights in 8 bits; only asked for if `why_no_int8` is None. None: there is none.
         """
         return None
 
@@ -208,9 +180,11 @@ def decoder(model: SequenceModel, state: State, *, int8: bool = False) -> Decode
     Raises UserError if int8 is asked of a model that has no such decoder.
     """
     parts = optional_parts(model)
-    if int8 and not parts.has_int8_decoder:
-        raise UserError(f"{type(model).__name__} has no int8 decoder; sample without int8")
-    return parts.decoder(state, int8=int8) or ForwardDecoder(model, state)
+    if int8 and parts.why_no_int8 is not None:
+        raise UserError(f"{parts.why_no_int8}; sample without int8")
+    made = parts.decoder(state, int8=int8)
+    assert made is not None or not int8
+    return made or ForwardDecoder(model, state)
 
 
 def map_state(function: Callable[..., Tensor], state: S, *others: S) -> S:

@@ -1,14 +1,14 @@
 """How the layers of a Compressive Transformer run: one by one with torch, or all at once in kernels.
 
 Which of these it is follows from settings, sizes and the device, here and nowhere else. Whatever the kernels do not
-know (`_KNOWN`), torch does.
+know (`KERNELS`), torch does.
 
 Shape letters: B rows, T steps, e window slots in use, M memory slots, C compressed slots, G new compressed slots, D
 model width, L layers.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -17,11 +17,12 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 from waveform.engine.interface import OptionalParts
+from waveform.engine.known_settings import KnownSettings
 from waveform.models import memory
 from waveform.models.attention import VECTOR, AttentionOutput
-from waveform.models.compression import Convolution, compression_function
+from waveform.models.compression import Convolution
 from waveform.models.memory import Clock, CompressiveState
-from waveform.models.transformer_config import CompressiveTransformerConfig, knows_all
+from waveform.models.transformer_config import CompressiveTransformerConfig
 from waveform.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,21 +33,24 @@ _MIN_QUERIES = 8  # of a call, from which kernels are faster
 _MAX_WEIGHTS = 2**18  # attention weights of a row and layer, which kernels keep; above it torch's products are as fast
 
 
-_KNOWN: Mapping[str, Callable[[Any], bool] | None] = {  # fields of a config, and the values for which kernels know them
-    **dict.fromkeys(("num_layers", "num_heads", "window", "memory", "num_position_features", "local_layers")),
-    **dict.fromkeys(("compressed", "compression_rate", "compression_loss", "compression_init", "compressed_position")),
-    **dict.fromkeys(("empty_memory", "dropout", "d_model", "d_feedforward")),
-    # What comes before the layers and after them.
-    **dict.fromkeys(("vocab_size", "head", "cutoffs", "div_value", "tie_embeddings", "project_first")),
-    **dict.fromkeys(("prediction", "num_labels", "classes")),
-    "norm": lambda value: value == "pre",
-    "attention": lambda value: value == "fused",
-    "activation": lambda value: value == "gelu",
-    "same_length": lambda value: not value,
-    "clamp_len": lambda value: not value,
-    "attention_dropout": lambda value: not value,
-    "compression": lambda value: not compression_function(value).uses_attention,  # torch's, between calls of kernels
-}
+# Kernels of whole layers; what comes before the layers and after them is torch's.
+KERNELS = KnownSettings(
+    any_value=(
+        *("num_layers", "d_model", "num_heads", "d_feedforward", "num_position_features", "local_layers", "dropout"),
+        *("window", "memory", "compressed", "compression_rate", "compression_loss", "compression_init"),
+        *("compression", "compressed_position", "empty_memory"),
+        *("vocab_size", "head", "cutoffs", "div_value", "tie_embeddings", "project_first"),
+        *("prediction", "num_labels", "classes"),
+    ),
+    values={
+        "norm": ("pre",),
+        "attention": ("fused",),
+        "activation": ("gelu",),
+        "same_length": (False,),
+        "clamp_len": (0,),
+        "attention_dropout": (0,),
+    },
+)
 
 
 class LayersOutput(NamedTuple):
@@ -147,7 +151,7 @@ def has_kernels(config: CompressiveTransformerConfig) -> bool:
     widths = (config.d_model, config.d_model // config.num_heads, config.d_feedforward)
     num_slots = config.compressed + config.memory + config.window
     few = config.num_heads * config.window * num_slots <= _MAX_WEIGHTS
-    return knows_all(_KNOWN, config) and few and all(width % VECTOR == 0 for width in widths)
+    return KERNELS.supports(config) and not config.tracks_usage and few and all(width % VECTOR == 0 for width in widths)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """The settings of models with a memory that attention reads, each checked when it is made."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from torch import Tensor
@@ -143,17 +143,3 @@ class CompressiveTransformerConfig(TransformerConfig):
         Exact if W divides the reach; else layers below start from within a window, and reach up to W - 1 less or more.
         """
         return self.num_layers * (self.memory - 1 if self.same_length else self.reach)
-
-
-def knows_all(known: Mapping[str, Callable[[Any], bool] | None], config: TransformerConfig) -> bool:
-    """Whether a fast path that knows these fields, with values for which the function is true (None: any), fits.
-
-    A field that is not in `known` makes it false, so that whoever adds one need not think of fast paths.
-    """
-    rules = [known.get(each.name, _unknown) for each in fields(config)]
-    values = [getattr(config, each.name) for each in fields(config)]
-    return all(rule is None or rule(value) for rule, value in zip(rules, values, strict=True))
-
-
-def _unknown(_: Any) -> bool:
-    return False

@@ -13,10 +13,10 @@ import torch
 from waveform.audio.audio_format import LOOKS_AHEAD, differences
 from waveform.audio.corpus.published import find_published
 from waveform.engine.dataset import is_dataset, read_dataset
+from waveform.engine.drawing import DrawConfig
 from waveform.engine.inputs import begin_of_utterance
 from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits, read_metrics
-from waveform.engine.sampler import SamplingConfig, sampling_loop
 from waveform.engine.token_set import TokenSet
 from waveform.quality.measure import QualityConfig, measure_quality
 from waveform.quality.report import describe as describe_quality
@@ -41,12 +41,13 @@ def sampling_speed(run: TrainedRun) -> float:
     vocab_size = int(run.config["dataset"]["vocab_size"])
     tokens = torch.tensor([begin_of_utterance(vocab_size)], device=run.device)
     state = run.model.init_state(1, device=run.device, dtype=torch.float32)
-    loop = sampling_loop(decoder(run.model, state), tokens, SamplingConfig())
+    stepper = decoder(run.model, state)
     uniform = torch.full((32, 1), 0.5, device=run.device)
-    loop.draw(uniform)  # may wait for a compiler, or a capture
+    stepper.draw(tokens, uniform, DrawConfig())  # may wait for a compiler, or a capture
     steps, began = 0, time.perf_counter()
     while time.perf_counter() - began < _SPEED_SECONDS:
-        loop.draw(uniform).cpu()  # wait for the device
+        tokens = stepper.draw(tokens, uniform, DrawConfig())[-1]
+        tokens.cpu()  # wait for the device
         steps += len(uniform)
     return steps / (time.perf_counter() - began)
 

@@ -1,0 +1,99 @@
+"""A setting that decoders have never heard of: they leave the model alone, and `forward` samples it."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from baselines.wavenet import WaveNetConfig
+from baselines.wavenet_cached import WaveNetWithDecoders
+from tests import laws
+from waveform.decoding.compressive_transformer import CompressiveTransformerWithDecoders
+from waveform.engine import interface
+from waveform.engine.drawing import DrawConfig
+from waveform.engine.interface import Decoder, ForwardDecoder
+from waveform.engine.known_settings import KnownSettings
+from waveform.models.transformer_config import CompressiveTransformerConfig
+from waveform.system.errors import UserError
+
+
+@dataclass
+class _SquashingConfig(CompressiveTransformerConfig):
+    squash: bool = False  # what a layer reads
+
+
+class _SquashingTransformer(CompressiveTransformerWithDecoders):
+    """The mathematics of a layer changed by someone who knows nothing of decoders."""
+
+    def __init__(self, config: _SquashingConfig) -> None:
+        super().__init__(config)
+        for layer in self.layers:
+            layer.register_forward_pre_hook(lambda layer, inputs: (_squashed(inputs[0], config.squash), *inputs[1:]))
+
+
+@dataclass(frozen=True)
+class _SquashingWaveNetConfig(WaveNetConfig):
+    squash: bool = False  # the sum of skips
+
+
+class _SquashingWaveNet(WaveNetWithDecoders):
+    def __init__(self, config: _SquashingWaveNetConfig) -> None:
+        super().__init__(config)
+        self.skip.register_forward_hook(lambda skip, inputs, output: _squashed(output, config.squash))
+
+
+def _squashed(x: Tensor, squash: bool) -> Tensor:
+    return x.tanh() if squash else x
+
+
+CONV = laws.CONFIGS["compressive_transformer"]["conv-ragged"]
+WAVENET = laws.CONFIGS["wavenet"]["classic"]
+MODELS = {
+    "compressive_transformer": lambda squash: _SquashingTransformer(
+        _SquashingConfig(vocab_size=laws.VOCAB_SIZE, **CONV, squash=squash)
+    ),
+    "wavenet": lambda squash: _SquashingWaveNet(
+        _SquashingWaveNetConfig(vocab_size=laws.VOCAB_SIZE, **WAVENET, squash=squash)
+    ),
+}
+
+
+def steps(decoder: Decoder, tokens: Tensor) -> Tensor:
+    return torch.stack([decoder.step(tokens[:, t]).clone() for t in range(tokens.shape[1])], dim=1)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@torch.no_grad()
+def test_an_unknown_field_is_left_to_forward(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model: Any = laws.randomise(MODELS[name](True)).to(dtype)
+    state, tokens = model.init_state(2, device="cpu", dtype=dtype), laws.random_tokens(30, batch_size=2)
+    expected = model.head.logits(model(tokens, state).hidden)
+    plain: Any = MODELS[name](False).to(dtype)
+    plain.load_state_dict(model.state_dict())
+    assert not torch.allclose(plain.head.logits(plain(tokens, state).hidden), expected, atol=1e-2)
+    decoder = interface.decoder(model, laws.clone(state))
+    assert type(decoder) is ForwardDecoder
+    laws.assert_same(steps(decoder, tokens), expected, atol=1e-4 if dtype == torch.float32 else 1e-10)
+    uniform = torch.rand(20, 2)
+    drawn = interface.decoder(model, laws.clone(state)).draw(tokens[:, 0], uniform, DrawConfig(temperature=0))
+    inputs = torch.cat([tokens[:, :1], drawn.t()], dim=1)
+    assert torch.equal(model.head.logits(model(inputs, state).hidden).argmax(-1)[:, :-1], drawn.t())
+    why = r"does not know model\.squash=True" if dtype == torch.float32 else "is for fp32 models on a CPU"
+    with pytest.raises(UserError, match=rf"^int8 sampling {why}; sample without int8$"):
+        interface.decoder(model, state, int8=True)
+
+
+def test_settings_are_known_by_name_and_value() -> None:
+    known = KnownSettings(
+        any_value=[name for name in CompressiveTransformerConfig.__dataclass_fields__ if name != "norm"],
+        values={"norm": ("pre",)},
+    )
+    config = CompressiveTransformerConfig(vocab_size=5)
+    assert known.supports(config) and known.unknown(config) is None
+    assert known.unknown(replace(config, norm="post")) == "model.norm=post"
+    assert known.unknown(_SquashingConfig(vocab_size=5)) == "model.squash=False"
+    assert not known.supports(_SquashingConfig(vocab_size=5))
