@@ -21,7 +21,7 @@ from waveform.models.embeddings import check_cutoffs, token_embedding
 from waveform.models.label_embedding import RowLabels, label_embedding
 from waveform.models.linear_prediction import PredictionState, with_prediction
 from waveform.models.read_inputs import read_inputs
-from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH
+from waveform.models.transformer_config import MAX_LAYERS, Width
 from waveform.system.errors import UserError
 from waveform.system.rules import BELOW_1, check_rules, one_of, whole_number
 
@@ -34,14 +34,13 @@ class LSTMConfig:
 
     vocab_size: Annotated[int, whole_number(1)]  # V; the input has one more id, begin-of-utterance
     num_layers: Annotated[int, whole_number(1, MAX_LAYERS)] = 3
-    d_model: Annotated[int, whole_number(1, MAX_WIDTH)] = 1280  # D
+    d_model: Width = 1280  # D
     # Of what goes into and comes out of a layer, not of its recurrence (Zaremba et al. 2014)
     dropout: Annotated[float, BELOW_1] = 0.0
     # softmax | adaptive: for large vocabularies sorted by frequency; inputs are adaptive too
     head: Annotated[str, one_of(*heads.KINDS)] = "softmax"
     cutoffs: list[int] = field(default_factory=list)  # first ids of the adaptive head's clusters after the first
-    # How many times narrower a cluster's vectors are than those of the cluster before
-    div_value: Annotated[int, whole_number(1, MAX_WIDTH)] = 4
+    div_value: Width = 4  # how many times narrower a cluster's vectors are than those of the cluster before
     tie_embeddings: bool = False  # the head uses the vectors (and projections) of the input embedding
     # none | linear: the input and the head know what linear filters expect
     prediction: Annotated[str, one_of(*linear_prediction.KINDS)] = "none"

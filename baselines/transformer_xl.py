@@ -24,7 +24,7 @@ from waveform.engine.interface import Decoder
 from waveform.models.compressive_transformer import INIT_STD
 from waveform.models.dropout import Dropout
 from waveform.models.memory import CompressiveState
-from waveform.models.transformer_config import MAX_SLOTS, MAX_WIDTH, CompressiveTransformerConfig, TransformerConfig
+from waveform.models.transformer_config import MAX_SLOTS, CompressiveTransformerConfig, TransformerConfig, Width
 from waveform.system.errors import UserError
 from waveform.system.rules import one_of, whole_number
 
@@ -33,7 +33,7 @@ from waveform.system.rules import one_of, whole_number
 class TransformerXLConfig(TransformerConfig):
     """Fields of `model=transformer_xl`; the defaults are the 40M-parameter speech model."""
 
-    d_feedforward: Annotated[int, whole_number(1, MAX_WIDTH)] = 1792
+    d_feedforward: Width = 1792
     memory: Annotated[int, whole_number(0, MAX_SLOTS)] = 1536  # slots, one step each
     # relative; shaw | absolute | learned: for ablations (attention=reference only)
     position: Annotated[str, one_of(*ENCODINGS)] = "relative"

@@ -27,12 +27,11 @@ from waveform.models.label_embedding import RowLabels, label_embedding
 from waveform.models.linear import Linear
 from waveform.models.linear_prediction import PredictionState, with_prediction
 from waveform.models.read_inputs import read_inputs
-from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH
+from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH, Width
 from waveform.system.errors import UserError
 from waveform.system.rules import check_rules, one_of, whole_number
 
 _MAX_LAYERS_PER_STACK = 20  # a dilation of 2^19 steps is 22 s at 24 kHz; more is a typing mistake
-_Width = Annotated[int, whole_number(1, MAX_WIDTH)]
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,10 @@ class WaveNetConfig:
     # Dilations 1, 2, 4, ... 2^(layers_per_stack - 1)
     layers_per_stack: Annotated[int, whole_number(1, _MAX_LAYERS_PER_STACK)] = 10
     kernel_size: Annotated[int, whole_number(2, MAX_WIDTH)] = 3  # taps of a dilated convolution; 2 in the paper
-    residual_channels: _Width = 416  # C, width of the stream from layer to layer
-    gate_channels: _Width = 416  # G, width of tanh * sigmoid
-    skip_channels: _Width = 256  # S, width of the sum of skips
-    end_channels: _Width | None = None  # E, width of the head; None: as that of the skips
+    residual_channels: Width = 416  # C, width of the stream from layer to layer
+    gate_channels: Width = 416  # G, width of tanh * sigmoid
+    skip_channels: Width = 256  # S, width of the sum of skips
+    end_channels: Width | None = None  # E, width of the head; None: as that of the skips
     # none | linear: the input and the head know what linear filters expect
     prediction: Annotated[str, one_of(*linear_prediction.KINDS)] = "none"
     # Of utterances, unknown included; 0: none. Decided by the data, as vocab_size is

@@ -14,6 +14,7 @@ from waveform.audio.audio_format import AudioFormat
 from waveform.models import registry
 from waveform.speech import SpeechTrainConfig
 from waveform.system.errors import UserError
+from waveform.system.rules import rules_of
 
 CONFIGS = {
     config.__name__: config
@@ -42,6 +43,14 @@ def test_every_number_is_one_that_a_machine_can_count(config: Any) -> None:
         for kind in {int, float} & {hint, *get_args(hint)}:
             for value in BAD[kind]:
                 refuses(lambda **given: config(**needed | given), name, value)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_another_default_keeps_the_rules(config: Any) -> None:
+    """A subclass that gives a field another default names its type again."""
+    own, *bases = [get_type_hints(cls, include_extras=True) for cls in config.__mro__[:-1]]
+    for base in bases:
+        assert all(len(rules_of(own[name])) == len(rules_of(kind)) for name, kind in base.items())
 
 
 def test_a_model_of_another_package_needs_no_rules_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

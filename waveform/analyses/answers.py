@@ -48,10 +48,8 @@ def attention_on_answers(
     if not isinstance(model, CompressiveTransformer):
         return {"absent": "the model has no attention"}
     config = model.config
-    if config.compressed and config.compressed_position != "time":
+    if config.compressed and (config.compressed_position != "time" or config.tracks_usage):
         return {"absent": "the model's compressed slots do not stand at the time of what they hold"}
-    if config.keeps_times:
-        return {"absent": "each layer keeps other slots, so a slot that holds an answer in one does not in another"}
     width = -(-(distances.vocab_size - 1) // NUM_BUCKETS)
     held_N, answers_N = torch.zeros(NUM_BUCKETS), torch.zeros(NUM_BUCKETS)
     weight_LHN = torch.zeros(config.num_layers, config.num_heads, NUM_BUCKETS)

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -24,9 +24,6 @@ from waveform.compiled.record import make_record
 from waveform.compiled.simd import padded
 from waveform.models.attention import VECTOR, Slots
 from waveform.system.threads import kernel_threads, run_parts
-
-if TYPE_CHECKING:
-    from waveform.models.compressive_transformer import Layer
 
 
 class LayerParameters(NamedTuple):
@@ -87,7 +84,7 @@ class PackedEncodings(NamedTuple):
     slots_t: Tensor  # [P', K']
 
 
-def parameters_of(layer: "Layer") -> LayerParameters:
+def parameters_of(layer: Any) -> LayerParameters:
     """The weights of a layer."""
     attention, norm = layer.attention, layer.attention_norm
     feed_norm, feed_in, feed_out = layer.feedforward_norm, layer.feedforward_in, layer.feedforward_out
@@ -98,7 +95,7 @@ def parameters_of(layer: "Layer") -> LayerParameters:
     )
 
 
-def dropout_factors(layer: "Layer", h_BTD: Tensor) -> DropoutFactors:
+def dropout_factors(layer: Any, h_BTD: Tensor) -> DropoutFactors:
     """What the layer's dropout multiplies with, drawn in the order in which `Layer.transform` draws."""
     widths = (layer.config.d_model, layer.config.d_feedforward, layer.config.d_model)
     return DropoutFactors(*(layer.dropout(h_BTD.new_ones(*h_BTD.shape[:2], width)) for width in widths))

@@ -193,7 +193,7 @@ def clock_of(
         if config.same_length:
             visible &= distances < config.memory
         visible = visible[:, None]
-    encodings = (
+    of_queries, of_slots = (
         encode_times(t, num_position_features=config.num_position_features, dtype=dtype) for t in (query_times, times)
     )
     bias = None if visible is None else attention_bias(visible, dtype=dtype)
@@ -203,7 +203,7 @@ def clock_of(
         num_memory=num_memory,
         num_compressed=num_compressed,
         places=places,
-        slots=Slots(query_times, times, *encodings, visible, bias),
+        slots=Slots(query_times, times, of_queries, of_slots, visible, bias),
         ends=bool(ending.any()),
         evicts=bool(evicting.any()),
         ending=None if _all_equal(ending) else to_device(ending, device),

@@ -27,7 +27,6 @@ from waveform.system.errors import UserError
 
 if TYPE_CHECKING:
     from waveform.models.compiled_layers import Compression
-    from waveform.models.compressive_transformer import Layer
 
 _MIN_QUERIES = 8  # of a call, from which kernels are faster
 _MAX_WEIGHTS = 2**18  # attention weights of a row and layer, which kernels keep; above it torch's products are as fast
@@ -67,7 +66,7 @@ class RunsLayers(OptionalParts):
     """What a CompressiveTransformer offers the engine about how its layers run."""
 
     config: CompressiveTransformerConfig
-    layers: "Sequence[Layer]"
+    layers: Sequence[Any]  # `Layer` of models/compressive_transformer.py
     training: bool
     checkpoint_activations: bool | None = False
     _compiles = False
@@ -206,7 +205,7 @@ def _by_kernels(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clock
     return LayersOutput(made.out, window, groups, state.usage, None if losses is None else losses.mean(dim=0))
 
 
-def _compression(config: CompressiveTransformerConfig, layers: "Sequence[Layer]", clock: Clock) -> "Compression | None":
+def _compression(config: CompressiveTransformerConfig, layers: Sequence[Any], clock: Clock) -> "Compression | None":
     """What kernels can compress at the end of a call: a whole window out of memory, for the loss that they know."""
     from waveform.models.compiled_layers import Compression
 

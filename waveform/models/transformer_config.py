@@ -17,7 +17,7 @@ from waveform.system.rules import BELOW_1, Rule, check_rules, one_of, whole_numb
 
 # Far above any model that was ever trained, and low enough for whatever is asked of a machine to be counted in time.
 MAX_LAYERS, MAX_WIDTH, MAX_SLOTS = 1000, 2**16, 2**24
-_Width = Annotated[int, whole_number(1, MAX_WIDTH)]
+Width = Annotated[int, whole_number(1, MAX_WIDTH)]
 _Slots = Annotated[int, whole_number(0, MAX_SLOTS)]
 _EVEN = Rule(lambda value: value in range(2, MAX_WIDTH + 1, 2), f"it must be even, from 2 to {MAX_WIDTH}")
 _SHARE_OF_LAYERS = Rule(lambda value: 0 <= value <= 1, "it must be a share of the layers, from 0 to 1")
@@ -30,9 +30,9 @@ class TransformerConfig:
 
     vocab_size: Annotated[int, whole_number(1)]
     num_layers: Annotated[int, whole_number(1, MAX_LAYERS)] = 20
-    d_model: _Width = 384
-    num_heads: _Width = 6
-    d_feedforward: _Width = 1024
+    d_model: Width = 384
+    num_heads: Width = 6
+    d_feedforward: Width = 1024
     window: Annotated[int, whole_number(1, MAX_SLOTS)] = 768  # steps that attend to each other directly
     memory: _Slots = 768  # slots, one step each
     norm: Annotated[str, one_of("pre", "post")] = "pre"  # pre: more stable when deep; post: as published
@@ -47,7 +47,7 @@ class TransformerConfig:
     # softmax | adaptive: for large vocabularies sorted by frequency; inputs are adaptive too
     head: Annotated[str, one_of(*heads.KINDS)] = "softmax"
     cutoffs: list[int] = field(default_factory=list)  # first ids of the adaptive head's clusters after the first
-    div_value: _Width = 4  # how many times narrower a cluster's vectors are than those of the cluster before
+    div_value: Width = 4  # how many times narrower a cluster's vectors are than those of the cluster before
     tie_embeddings: bool = False  # the head uses the vectors (and projections) of the input embedding
 
     # How published Transformer-XLs differ from this model: what their weights need (`python -m recipes import`).
