@@ -13,7 +13,7 @@ from tests.engine.conftest import write_tokens
 from tests.references import compressive_transformer as naive
 from waveform.analyses import heads
 from waveform.analyses.heads import attention_by_head
-from waveform.analyses.layers import full_after, in_buckets, whole_pieces
+from waveform.analyses.layers import in_buckets, whole_pieces
 from waveform.engine.token_set import TokenSet
 
 CPU = torch.device("cpu")
@@ -57,7 +57,7 @@ def test_equals_written_out_softmaxes(
     monkeypatch.setattr(heads, "_MOST_WEIGHTS", most_weights)
     monkeypatch.setattr(heads, "MOST_BUCKETS", 7)
     figures = attention_by_head(model, tokens, max_tokens=90, device=CPU)
-    lead = full_after(config)
+    lead = config.steps_to_full
     pieces, order = whole_pieces(tokens, lead + window, at_most=90 // (lead + window))
     assert figures["num_windows"] == len(order) >= 2
 

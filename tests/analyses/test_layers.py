@@ -14,7 +14,6 @@ from waveform.analyses.layers import (
     LayerObservations,
     attention_by_position,
     compression_loss_by_layer,
-    full_after,
     in_buckets,
     observe_layers,
 )
@@ -160,7 +159,7 @@ def test_what_is_not_there_is_said(token_set: Callable[..., TokenSet]) -> None:
         assert "no compressor" in compression_loss_by_layer(observed, kind="none")["absent"]
     assert "compressed" not in attention_by_position(observe(CASES[-1], tokens)[1])["regions"]
     model = CASES[0].build().requires_grad_(False)
-    short = token_set([full_after(model.config) + 1] * 9)
+    short = token_set([model.config.steps_to_full + 1] * 9)
     said = observe_layers(model, short, max_tokens=300, rows=2, device=CPU)
     assert isinstance(said, str) and "no utterance is long enough" in said
     with pytest.raises(UserError, match="filling the memories takes 12; give at least 16"):

@@ -1,5 +1,6 @@
 """A setting that decoders have never heard of: they leave the model alone, and `forward` samples it."""
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,6 +86,24 @@ def test_an_unknown_field_is_left_to_forward(name: str, dtype: torch.dtype) -> N
     why = r"does not know model\.squash=True" if dtype == torch.float32 else "is for fp32 models on a CPU"
     with pytest.raises(UserError, match=rf"^int8 sampling {why}; sample without int8$"):
         interface.decoder(model, state, int8=True)
+
+
+def test_training_leaves_an_unknown_field_to_torch() -> None:
+    """At widths of kernels: the output and the gradient are those of fp64, which has none."""
+    sizes = {"num_layers": 2, "d_model": 32, "num_heads": 2, "d_feedforward": 32, "num_position_features": 8}
+    memories = {"window": 8, "memory": 8, "compressed": 4, "compression_rate": 2}
+    torch.manual_seed(0)
+    model: Any = _SquashingTransformer(_SquashingConfig(vocab_size=laws.VOCAB_SIZE, **sizes, **memories, squash=True))
+    assert CompressiveTransformerWithDecoders(
+        CompressiveTransformerConfig(vocab_size=laws.VOCAB_SIZE, **sizes, **memories)
+    ).brings_threads
+    exact, tokens = copy.deepcopy(model).double(), laws.random_tokens(40, batch_size=2)
+    for each, dtype in ((model, torch.float32), (exact, torch.float64)):
+        step = each(tokens, each.init_state(2, device="cpu", dtype=dtype))
+        (step.hidden.square().sum() + step.aux_losses["compression"].sum()).backward()
+    for (name, parameter), other in zip(model.named_parameters(), exact.parameters(), strict=True):
+        if parameter.grad is not None:
+            torch.testing.assert_close(parameter.grad.double(), other.grad, atol=1e-3, rtol=1e-3, msg=name)
 
 
 def test_settings_are_known_by_name_and_value() -> None:

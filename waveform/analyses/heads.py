@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from waveform.analyses.hooks import observe_calls
-from waveform.analyses.layers import REGIONS, full_after, in_buckets, whole_pieces
+from waveform.analyses.layers import REGIONS, in_buckets, whole_pieces
 from waveform.engine.single_pass import score_once
 from waveform.engine.token_set import TokenSet
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots, softmax_of_visible
@@ -92,7 +92,7 @@ def attention_by_head(
     if not isinstance(model, CompressiveTransformer):
         return {"absent": "the model has no attention"}
     config = model.config
-    lead = full_after(config)
+    lead = config.steps_to_full
     pieces, order = whole_pieces(
         tokens, lead + config.window, at_most=min(max_tokens // (lead + config.window), _MOST_WINDOWS)
     )

@@ -19,7 +19,6 @@ from waveform.engine.single_pass import score_once
 from waveform.engine.token_set import TokenSet
 from waveform.models.attention import Slots
 from waveform.models.compressive_transformer import CompressiveTransformer
-from waveform.models.transformer_config import CompressiveTransformerConfig
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
@@ -40,12 +39,6 @@ class LayerObservations:
     reach: int  # steps that a query sees, itself included
 
 
-def full_after(config: CompressiveTransformerConfig) -> int:
-    """Return after how many tokens of a fresh stream both memories are full, rounded up to windows."""
-    span = config.memory + config.compression_rate * config.compressed if config.compressed else config.memory
-    return -(-span // config.window) * config.window
-
-
 def observe_layers(
     model: Any,
     tokens: TokenSet,
@@ -63,7 +56,7 @@ def observe_layers(
     if not isinstance(model, CompressiveTransformer):
         return "the model has no attention"
     config = model.config
-    lead = full_after(config)
+    lead = config.steps_to_full
     num_windows = max(_MIN_WINDOWS, lead // config.window)
     longest = max(tokens.lengths, default=0)
     num_windows = min(num_windows, (min(max_tokens, longest) - lead) // config.window)

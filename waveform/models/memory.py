@@ -48,21 +48,15 @@ def empty_state(
     def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.zeros(batch_size, config.num_layers, *shape, device=device, dtype=dtype)
 
+    # Empty memory that counts as zeros is full of them.
+    first_step = config.steps_to_full if config.empty_memory == "zeros" else 0
     return CompressiveState(
-        steps=torch.full((batch_size,), _first_step(config), dtype=torch.int64),
+        steps=torch.full((batch_size,), first_step, dtype=torch.int64),
         window=zeros(config.window, config.d_model),
         slots=zeros(config.compressed + config.memory, config.d_model),
         # Sums in bf16 would lose small weights.
         usage=zeros(config.memory if config.tracks_usage else 0, dtype=torch.promote_types(dtype, torch.float32)),
     )
-
-
-def _first_step(config: CompressiveTransformerConfig) -> int:
-    """0; or, if empty memory counts as zeros, enough whole windows for every slot to hold one."""
-    if config.empty_memory == "mask":
-        return 0
-    num_evicted = -(-config.compressed // config.groups) if config.compressed else 0
-    return config.window * (config.windows_in_memory + num_evicted)
 
 
 # The clock

@@ -129,6 +129,12 @@ class CompressiveTransformerConfig(TransformerConfig):
         return -(-self.memory // self.window)
 
     @property
+    def steps_to_full(self) -> int:
+        """Steps of a fresh stream, in whole windows, after which every slot holds something."""
+        num_evicted = -(-self.compressed // self.groups) if self.compressed else 0
+        return self.window * (self.windows_in_memory + num_evicted)
+
+    @property
     def reach(self) -> int:
         """Steps that a layer attends to before the window: M + c C, and what is dropped if c does not divide W."""
         if not self.compressed:
