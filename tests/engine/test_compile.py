@@ -12,7 +12,7 @@ from tests.engine.training import small_learner, small_trainer
 from tests.laws import CONFIGS
 from waveform.engine import compiler
 from waveform.engine.token_set import TokenSet
-from waveform.models import compressive_transformer
+from waveform.models import run_layers
 from waveform.models.compressive_transformer import Layer
 from waveform.system.errors import UserError
 
@@ -62,7 +62,7 @@ def test_figures_are_those_of_torchs_operations(
 ) -> None:
     if case != "compiled to C++":  # the same graphs, forward and backward, run by torch: ten times as fast to make
         only_traced = torch.compile(Layer.step, dynamic=False, backend="aot_eager")
-        monkeypatch.setattr(compressive_transformer, "compiled_step", lambda: only_traced)
+        monkeypatch.setattr(run_layers, "compiled_step", lambda step: only_traced)
     fields, train = CASES[case]
     tokens = token_set(LENGTHS)
     expected, weights = trained(tokens, fields, **train)

@@ -192,8 +192,7 @@ def test_no_slope_is_subnormal() -> None:
 def test_the_predictors_alone_know_most_of_a_resonance(tmp_path: Path) -> None:
     """Without training, far below what the frequencies of classes tell; and more where state is kept, as a run's is."""
     with ShardWriter(tmp_path / "a.shard", vocab_size=_V) as writer:
-        writer.begin("vowel")
-        writer.append(_vowel(2401, batch_size=1)[0, 1:].numpy().astype(np.uint8))
+        writer.write("vowel", [_vowel(2401, batch_size=1)[0, 1:].numpy().astype(np.uint8)])
     tokens = TokenSet([Shard(tmp_path / "a.shard")], vocab_size=_V)
     config = {"dataset": {"modality": {"kind": "audio"}}, "train": {"chunk": 200}}
     run = cast(TrainedRun, SimpleNamespace(config=config, window=40))

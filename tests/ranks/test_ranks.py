@@ -232,9 +232,9 @@ def test_a_run_resumes_on_another_number_of_ranks(size: int, start: str, kind: s
         for whole, part in zip(expected["state"], found["state"], strict=True):
             assert torch.equal(whole[each * rank : each * rank + each], part)
     for _ in range(2):
-        alone.update()
+        alone.learner.update()
     continued = torch.load(jobs / str(size) / f"continued-{start}-{kind}-0.pt", weights_only=True)
-    torch.testing.assert_close(continued, dict(alone.module.state_dict()), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(continued, dict(alone.learner.module.state_dict()), rtol=1e-4, atol=1e-6)
     said = (jobs / str(size) / "said_0").read_text()
     before = 1 if start == "start_1" else 2
     assert f"note: saved by {before} processes, resumed by {size}: " in said and "rows are dealt anew" in said

@@ -19,8 +19,7 @@ from waveform.runs.training import cut_for_a_look
 def test_a_look_has_several_rows(evaluate_tokens: int | None, num_ranks: int, longest: int, tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "a.shard", vocab_size=3) as writer:
         for name, length in (("long", 1000), ("short", 30)):
-            writer.begin(name)
-            writer.append(np.ones(length, dtype=np.uint8))
+            writer.write(name, [np.ones(length, dtype=np.uint8)])
     valid = TokenSet([Shard(tmp_path / "a.shard")], vocab_size=3)
     config = TrainConfig(evaluate_tokens=evaluate_tokens)
     pieces = cut_for_a_look(valid, config, world=World(size=num_ranks))

@@ -59,8 +59,9 @@ class TokenLearner(Learner):
         model.to(world.device)
         world.broadcast_([*model.parameters(), *model.buffers()])
         self._scored = ScoredForward(model)
-        units = optional_parts(model).sharding_units(window)
-        self._watch = fsdp.shard(self._scored, units, world=world) if sharded else None
+        self._watch: fsdp.GradientWatch | None = None
+        if sharded:
+            self._watch = fsdp.shard(self._scored, optional_parts(model).sharding_units(window), world=world)
         dtype = next(iter(model.parameters())).dtype
         fresh = model.init_state(config.batch_size // world.size, device=world.device, dtype=dtype)
         super().__init__(model, model, config, fresh=fresh, world=world)

@@ -80,11 +80,11 @@ class RunsLayers(OptionalParts):
         step = type(self.layers[0]).step
         if not torch.is_grad_enabled():
             return step
+        if self._compiles and clock.is_steady(self.config) and not is_in_torch_dispatch_mode():
+            step = compiled_step(step)
         if self.checkpoint_activations:
             dropout = self.config.dropout > 0 or self.config.attention_dropout > 0
             return functools.partial(checkpoint, step, use_reentrant=False, preserve_rng_state=dropout)
-        if self._compiles and clock.is_steady(self.config) and not is_in_torch_dispatch_mode():
-            return compiled_step(step)
         return step
 
     def sharding_units(self, window: int) -> list[nn.Module]:
