@@ -179,8 +179,12 @@ def test_bad_weights_are_not_evaluated(token_set: Callable[..., TokenSet], tmp_p
     trainer = small_trainer("transformer_xl", token_set(LENGTHS), tmp_path, log_every=10, evaluate_every=4)
     trainer.learner.finite.looks_at_once = lambda: False
     nll = trainer.learner.model.head.nll
-    bad = lambda: trainer.learner.step == 2 and trainer.learner.module.training  # noqa: E731
-    trainer.learner.model.head.nll = lambda h, t: nll(h, t) * (math.inf if bad() else 1)
+
+    def bad_at_step_2(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        is_bad = trainer.learner.step == 2 and trainer.learner.module.training
+        return nll(hidden, targets) * (math.inf if is_bad else 1)
+
+    trainer.learner.model.head.nll = bad_at_step_2
     with pytest.raises(Diverged, match="not finite at step 2"):
         trainer.run()
     assert trainer.learner.step == 4 and read_metrics(tmp_path) == []

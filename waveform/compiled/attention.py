@@ -28,14 +28,14 @@ def _row_of(p, base, of_rows, of_heads, n):
 
 
 @compiled
-def _weights(p, q, keys_t, encoding_t, first, num_queries, scores):
+def _weights(p, q, keys_t, first, num_queries, scores):
     """Attention weights [num_queries, K] of the queries from `first` on; returns how many slots the last one sees."""
     T, K, d, P = p.num_queries, p.num_slots, p.d_head, p.num_features
     end = K - T + first + num_queries if p.causal else K
     end_ = (end + 15) // 16 * 16
     product(at(q, first * (d + P)), d + P, 1, keys_t, K, scores, K, num_queries, end_, d, False)
     if P:
-        product(at(q, first * (d + P) + d), d + P, 1, encoding_t, K, scores, K, num_queries, end_, P, True)
+        product(at(q, first * (d + P) + d), d + P, 1, p.encoding_t, K, scores, K, num_queries, end_, P, True)
     for i in range(num_queries):
         softmax_row(at(scores, i * K), K - T + first + i + 1 if p.causal else K, end_, p.scale)
     return end
@@ -46,12 +46,11 @@ def _forward(p, n, scratch):
     T, K, d, P = p.num_queries, p.num_slots, p.d_head, p.num_features
     q = at(p.q, n * T * (d + P))
     k, v = _row_of(p, p.k, p.k_row, p.k_head, n), _row_of(p, p.v, p.v_row, p.v_head, n)
-    encoding_t = at(p.encoding_t, n // p.num_heads * p.encoding_row)
     keys_t, scores = scratch, at(scratch, K * d)
     transpose(k, p.k_slot, keys_t, K, K, d)
     for first in range(0, T, _QUERIES):
         m = min(_QUERIES, T - first)
-        end = _weights(p, q, keys_t, encoding_t, first, m, scores)
+        end = _weights(p, q, keys_t, first, m, scores)
         product(scores, K, 1, v, p.v_slot, at(p.out, (n * T + first) * d), d, m, d, end, False)
 
 
@@ -60,8 +59,6 @@ def _backward(p, n, scratch):
     T, K, d, P = p.num_queries, p.num_slots, p.d_head, p.num_features
     q, grad_q = at(p.q, n * T * (d + P)), at(p.grad_q, n * T * (d + P))
     k, v = _row_of(p, p.k, p.k_row, p.k_head, n), _row_of(p, p.v, p.v_row, p.v_head, n)
-    encoding = at(p.encoding, n // p.num_heads * p.encoding_row)
-    encoding_t = at(p.encoding_t, n // p.num_heads * p.encoding_row)
     grad_k, grad_v = at(p.grad_k, n * K * d), at(p.grad_v, n * K * d)
     keys_t, values_t = scratch, at(scratch, K * d)
     weights, grads = at(scratch, 2 * K * d), at(scratch, 2 * K * d + _QUERIES * K)
@@ -71,7 +68,7 @@ def _backward(p, n, scratch):
     zero_rows(grad_v, K * d, 1, K * d)
     for first in range(0, T, _QUERIES):
         m = min(_QUERIES, T - first)
-        end = _weights(p, q, keys_t, encoding_t, first, m, weights)
+        end = _weights(p, q, keys_t, first, m, weights)
         end_ = (end + 15) // 16 * 16
         grad_out = at(p.grad_out, (n * T + first) * d)
         product(weights, 1, K, grad_out, d, grad_v, d, end, d, m, True)
@@ -82,7 +79,7 @@ def _backward(p, n, scratch):
         product(grads, 1, K, at(q, first * (d + P)), d + P, grad_k, d, end, d, m, True)
         product(grads, K, 1, k, p.k_slot, at(grad_q, first * (d + P)), d + P, m, d, end, False)
         if P:
-            product(grads, K, 1, encoding, P, at(grad_q, first * (d + P) + d), d + P, m, P, end, False)
+            product(grads, K, 1, p.encoding, P, at(grad_q, first * (d + P) + d), d + P, m, P, end, False)
 
 
 @compiled(entry=True)

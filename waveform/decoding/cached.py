@@ -19,6 +19,7 @@ from waveform.engine.drawing import DrawConfig
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
 from waveform.models.linear_prediction import with_prediction
 from waveform.models.memory import CompressiveState, after_call, clock_of, occupancy, slot_times
+from waveform.models.run_layers import compress_layers
 
 
 class _FusedWeights(NamedTuple):
@@ -219,7 +220,5 @@ def _close_window(model: CompressiveTransformer, state: CompressiveState) -> Com
     clock = clock_of(config, state.steps, num_left, device=state.slots.device, dtype=state.slots.dtype)
     groups = None
     if config.compressed and clock.evicts:
-        of_layers = zip(state.slots.unbind(1), state.window.unbind(1), state.usage.unbind(1), strict=True)
-        made = [layer.compress(*own, clock, None)[0] for layer, own in zip(model.layers, of_layers, strict=True)]
-        groups = torch.stack(made, dim=1)
+        groups, _ = compress_layers(model.layers, state, state.window, clock, None)
     return after_call(config, state, state.window, groups, state.usage, clock)

@@ -35,7 +35,7 @@ def block_attention(
 ) -> Tensor:
     """softmax(scale q [k; encoding]^T) v, of which the weights never exist all at once: -> [B, H, T, d].
 
-    encoding [1 or B, K, P]: constant, further columns of every head's keys (None if E = d). fp32, fp64 or bf16 (then
+    encoding [1, K, P]: constant, further columns of every head's keys (None if E = d). fp32, fp64 or bf16 (then
     scores and weights are rounded to bf16 too). Gradients reach q, k and v.
     """
     out: Tensor = _BlockAttention.apply(q_BHTE, k_BHKd, v_BHKd, sight, scale, encoding)
@@ -115,7 +115,7 @@ class _Scores:
 
 
 def _long_keys(k_BHKd: Tensor, encoding: Tensor | None) -> Tensor:
-    """Keys and encoding [1 or B, K, P] side by side: [N, K, E], contiguous."""
+    """Keys and encoding [1, K, P] side by side: [N, K, E], contiguous."""
     if encoding is None:
         return k_BHKd.flatten(0, 1)
     encoding_BHKP = encoding.to(k_BHKd.dtype)[:, None].expand(*k_BHKd.shape[:3], -1)

@@ -90,7 +90,6 @@ def _call(
         "v": v.data_ptr(),
         "encoding": encoding.data_ptr(),
         "encoding_t": encoding_t.data_ptr(),
-        "encoding_row": encoding[0].numel() if len(encoding) > 1 else 0,
         "scratch": scratch.data_ptr(),
         "scratch_size": scratch.shape[1],
         **{name: others[name].data_ptr() if name in others else 0 for name in names},

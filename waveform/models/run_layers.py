@@ -191,18 +191,33 @@ def _by_kernels(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clock
     )
     window = memory.write_window(state.window, made.inputs.transpose(0, 1), clock)
     groups = None if made.groups is None else made.groups.transpose(0, 1)
-    losses = made.losses
+    loss = None if made.losses is None else made.losses.mean(dim=0)
     if config.compressed and clock.evicts and groups is None:  # by torch, from what the kernels have kept
-        compressed = []
-        for i, layer in enumerate(layers):
-            attended = None
-            if made.queries is not None and made.keys is not None and made.values is not None:
-                attended = AttentionOutput(made.out, made.queries[i], made.keys[i], made.values[i])
-            compressed.append(layer.compress(state.slots[:, i], window[:, i], state.usage[:, i], clock, attended))
-        groups = torch.stack([each for each, _ in compressed], dim=1)
-        of_layers = [loss for _, loss in compressed if loss is not None]
-        losses = torch.stack(of_layers) if of_layers else None
-    return LayersOutput(made.out, window, groups, state.usage, None if losses is None else losses.mean(dim=0))
+        attended: list[AttentionOutput] | None = None
+        if made.queries is not None and made.keys is not None and made.values is not None:
+            kept = zip(made.queries, made.keys, made.values, strict=True)
+            attended = [AttentionOutput(made.out, *of_layer) for of_layer in kept]
+        groups, loss = compress_layers(layers, state, window, clock, attended)
+    return LayersOutput(made.out, window, groups, state.usage, loss)
+
+
+def compress_layers(
+    layers: Sequence[Any],
+    state: CompressiveState,
+    window: Tensor,
+    clock: Clock,
+    attended: Sequence[AttentionOutput] | None,
+) -> tuple[Tensor, Tensor | None]:
+    """What evicted steps become in all layers, [B, L, G, D], and the mean over layers of the loss [B] of it.
+
+    window [B, L, W, D]: the finished window. attended: of each layer, for the loss; None: there will be none.
+    """
+    made = [
+        layer.compress(state.slots[:, i], window[:, i], state.usage[:, i], clock, attended[i] if attended else None)
+        for i, layer in enumerate(layers)
+    ]
+    losses = [loss for _, loss in made if loss is not None]
+    return torch.stack([groups for groups, _ in made], dim=1), torch.stack(losses).mean(dim=0) if losses else None
 
 
 def _compression(config: CompressiveTransformerConfig, layers: Sequence[Any], clock: Clock) -> "Compression | None":

@@ -134,7 +134,7 @@ class World:
         """Wait for every rank as long as in training. Raises RuntimeError as a reduction does if one does not come."""
         if self.size > 1:
             # Gloo's, which names the missing rank; dist.monitored_barrier of older versions refuses a group with NCCL.
-            self.group.monitored_barrier()  # type: ignore[attr-defined]
+            self.group.monitored_barrier()  # type: ignore[attr-defined]  # torch has it without naming it in its types
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
