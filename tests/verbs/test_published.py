@@ -18,6 +18,7 @@ from waveform.audio.corpus.published import find_published
 from waveform.cli import main
 from waveform.engine.dataset import read_dataset
 from waveform.engine.inputs import shift_right
+from waveform.verbs.compare import note_of
 
 SMALL = ["preset=demo", "model=wavenet", "train.device=cpu", "train.max_seconds=null", "train.max_steps=2"]
 NAMES = [f"{word}/ab_nohash_{i}.wav" for word in ("one", "two") for i in range(3)]
@@ -64,6 +65,9 @@ def test_figures_of_others_stand_beside(
     assert any("state by clip" in line for line in lines)
     (entry,) = json.loads(file.read_text())
     assert entry["protocol"] == "clip" and entry["num_samples"] == 1500 + 1400
+    assert "not better" not in note_of([entry])
+    worse = {**entry, "nll_nats_per_sample": entry["linear_prediction_nats_per_sample"]}
+    assert note_of([worse]).endswith("; not better than linear prediction, which needs no training: wavenet")
     assert entry["published"][3] == {
         "model": "Mamba",
         "parameters": 6.1e6,

@@ -270,17 +270,21 @@ def scope_of(first: dict[str, Any]) -> str:
     )
 
 
-def note_of(first: dict[str, Any]) -> str:
-    """What the figures of a comparison are of, from any of its entries."""
+def note_of(entries: Sequence[dict[str, Any]]) -> str:
+    """What the figures of a comparison are of, and which models know less than linear prediction alone."""
+    first = entries[0]
+    known = first["linear_prediction_nats_per_sample"]
+    nats = {label: entry["nll_nats_per_sample"] for label, entry in zip(labels_of(entries), entries, strict=True)}
+    worse = [label for label, value in nats.items() if known is not None and value >= known]
     return (
         f"{scope_of(first)}; lower NLL is better; speeds on {first['device']} with "
         f"{counted(first['num_threads'], 'thread')}; sampling: one stream, from empty memories"
-    )
+    ) + (f"; not better than linear prediction, which needs no training: {', '.join(worse)}" if worse else "")
 
 
 def format_table(entries: Sequence[dict[str, Any]]) -> str:
     """The comparison as text, best NLL first."""
-    lines = [*table(*rows_of(entries)), note_of(entries[0])]
+    lines = [*table(*rows_of(entries)), note_of(entries)]
     if others := entries[0].get("published"):
         sources = dict.fromkeys(other["source"] for other in others)
         lines.append(f"(published): measured by others, in bits; {'; '.join(sources)}")

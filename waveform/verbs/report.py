@@ -159,7 +159,7 @@ def report(
             labels=list(heard),
             made_of=f"NLL and recordings are of the {config.split} split ({tokens.num_tokens / rate:.0f} s, "
             f"{counted(len(tokens), 'utterance')}), sounds of seed {config.seed}.",
-            comparison=Table(*rows_of(entries), note=f"{note_of(entries[0])}."),
+            comparison=Table(*rows_of(entries), note=f"{note_of(entries)}."),
             players=players,
             by_label=_by_label(names, entries),
             charts=[chart for chart in charts if chart is not None],
