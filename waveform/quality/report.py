@@ -14,7 +14,7 @@ def quality_rows(quality: Quality) -> tuple[list[str], list[list[str]]]:
     header = ["quality [95% interval]", *(f"{one.name} ({one.num_clips})" for one in quality.sets)]
     first = quality.sets[0].figures
     return header, [
-        [f"{figure.name}, {figure.unit}", *(_shown(one.figures[i]) for one in quality.sets)]
+        [f"{figure.name}, {figure.unit}", *(shown(one.figures[i]) for one in quality.sets)]
         for i, figure in enumerate(first)
     ]
 
@@ -24,12 +24,13 @@ def quality_notes(quality: Quality) -> list[str]:
     return [
         f"clips of {quality.seconds:g} s, samples at temperature {quality.temperature:g} from seed {quality.seed}; "
         f"distances are to {quality.num_reference} other real clips",
-        f"so many real clips, drawn at random, have a Frechet distance of {_shown(quality.by_chance)} to the rest: its "
+        f"so many real clips, drawn at random, have a Frechet distance of {shown(quality.by_chance)} to the rest: its "
         "bias",
     ]
 
 
-def _shown(figure: Figure) -> str:
+def shown(figure: Figure) -> str:
+    """A figure with its interval, or a dash."""
     if figure.value is None:
         return "-"
     digits = 3 if figure.unit == "share" else 2 if abs(figure.value) < 10 else 1
