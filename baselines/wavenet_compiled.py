@@ -1,6 +1,6 @@
 """Steps a WaveNet on a CPU with compiled kernels: a step reads every weight once, for all rows.
 
-Rows are computed alike whatever their number (waveform/decoding/kernels.py).
+Rows are computed alike whatever their number (waveform/kernels/dense.py).
 
 Shape letters: B rows, L layers, K taps, H = (K - 1) * D steps of a layer's history, C residual channels, G gate
 channels, S skip channels, E end channels; C', G', ... padded to whole vectors.
@@ -16,7 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from baselines.wavenet import WaveNet, WaveNetState
-from waveform.compiled.simd import (
+from waveform.kernels.dense import ADD, SET, DenseWeights, copy, dense, pad_last, zeros
+from waveform.kernels.draw import Draws, KernelDecoder, draw_row
+from waveform.kernels.plan import share_vectors, shared_out
+from waveform.kernels.row_inputs import embed_rows, lay_out_inputs
+from waveform.kernels.row_predictions import lay_out_head, predict_logits
+from waveform.kernels.vectors import (
     F32,
     LANES,
     compiled,
@@ -30,11 +35,6 @@ from waveform.compiled.simd import (
     store,
     tanh,
 )
-from waveform.decoding.draw import Draws, KernelDecoder, draw_row
-from waveform.decoding.kernels import ADD, SET, DenseWeights, copy, dense, pad_last, zeros
-from waveform.decoding.plan import share_vectors, shared_out
-from waveform.decoding.row_inputs import embed_rows, lay_out_inputs
-from waveform.decoding.row_predictions import lay_out_head, predict_logits
 
 _I64 = np.int64(0)
 

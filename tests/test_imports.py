@@ -11,15 +11,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 AUDIO_LIBRARIES = {"soundfile", "torchaudio", "librosa", "sounddevice"}
-_TRAINING = ("system", "ranks", "engine", "compiled", "models")
+_TRAINING = ("system", "ranks", "engine", "models", "kernels")
 _RUNS = (*_TRAINING, "decoding", "runs")
 # What each package may import of `waveform`, besides itself. Modules at the top of `waveform` count as packages.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "waveform.system": (),
     "waveform.ranks": ("system",),
     "waveform.engine": ("system", "ranks"),
-    "waveform.compiled": (),
-    "waveform.models": ("system", "engine", "compiled"),
+    "waveform.models": ("system", "engine", "kernels"),
+    "waveform.kernels": ("system", "engine", "models"),
     "waveform.decoding": _TRAINING,
     "waveform.runs": (*_TRAINING, "decoding"),
     "waveform.analyses": _RUNS,

@@ -23,7 +23,7 @@ from waveform.engine.metrics import read_metrics
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
-from waveform.models import compiled_layers
+from waveform.kernels import layers_op
 from waveform.system.errors import UserError
 from waveform.system.signals import StopRequest
 from waveform.system.threads import kernel_threads
@@ -87,13 +87,13 @@ def test_law_7_exact_resume_in_compiled_kernels(
     dropout: float, token_set: Callable[..., TokenSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small model, whose layers run in kernels, with two threads."""
-    threads, compiled = [], compiled_layers.compiled_layers
+    threads, compiled = [], layers_op.layers_op
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         threads.append(kernel_threads())
         return compiled(*args, **kwargs)
 
-    monkeypatch.setattr(compiled_layers, "compiled_layers", counting)
+    monkeypatch.setattr(layers_op, "layers_op", counting)
     tokens, options = token_set(LENGTHS), {"fields": {**IN_KERNELS, "dropout": dropout}, "chunk": 16}
     before = torch.get_num_threads()
     torch.set_num_threads(2)

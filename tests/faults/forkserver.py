@@ -15,7 +15,7 @@ _PRELOAD = [
     "soundfile",
     "torch.utils.tensorboard",
     "recipes.verbs.train",
-    "waveform.decoding.compiled",
+    "waveform.kernels.decoder",
     "waveform.verbs.compare",
     "waveform.verbs.demo",
 ]

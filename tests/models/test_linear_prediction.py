@@ -16,8 +16,8 @@ from waveform.engine.metrics import unigram_nll
 from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.sound_classes import SoundClasses, classes_of
 from waveform.engine.token_set import TokenSet
+from waveform.kernels.prediction import read_rows
 from waveform.models import linear_prediction as lp
-from waveform.models.compiled_prediction import read_rows
 from waveform.models.heads import PredictionHead
 from waveform.models.linear_prediction import LinearPrediction, Prediction, PredictionState
 from waveform.runs.opened import TrainedRun

@@ -16,7 +16,7 @@ from waveform.engine.token_learner import TokenLearner
 from waveform.system.machine import peak_resident_bytes
 
 _MAX_WINDOWS = 64  # read until memories are full
-# Torch's and oneDNN's operations, calls of our kernels (waveform/models/compiled_*.py), and of torch.compile's graphs.
+# Torch's and oneDNN's operations, calls of our kernels (waveform/kernels/*_op.py), and of torch.compile's graphs.
 _OPERATIONS = ("aten::", "mkldnn::", "waveform::", "## Call CompiledFxGraph")
 
 

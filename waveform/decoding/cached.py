@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from waveform.decoding.positions import angles, position_query
 from waveform.decoding.stepped_prediction import stepped_prediction
 from waveform.engine.cuda_graph import DeviceDecoder
 from waveform.engine.drawing import DrawConfig
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
 from waveform.models.linear_prediction import with_prediction
 from waveform.models.memory import CompressiveState, after_call, clock_of, occupancy, slot_times
+from waveform.models.position_query import angles, position_query
 from waveform.models.run_layers import compress_layers
 
 
@@ -121,7 +121,7 @@ class CachedDecoder(DeviceDecoder):
         """As `Decoder.draw`."""
         if tokens.device.type != "cpu":
             return super().draw(tokens, uniform, config)
-        from waveform.decoding.draw import draw_from  # here, so that only sampling on a CPU loads numba
+        from waveform.kernels.draw import draw_from  # here, so that only sampling on a CPU loads numba
 
         return draw_from(self, tokens, uniform, config)
 

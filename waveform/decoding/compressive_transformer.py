@@ -50,7 +50,7 @@ class CompressiveTransformerWithDecoders(CompressiveTransformer):
         if bool((state.steps != state.steps[0]).any()):
             return None
         if self.why_no_int8 is None:
-            from waveform.decoding.compiled import CompiledDecoder  # here, so that only sampling loads numba
+            from waveform.kernels.decoder import CompiledDecoder  # here, so that only sampling loads numba
 
             return CompiledDecoder(self, state, int8=int8)
         return CachedDecoder(self, state) if CACHED.supports(self.config) else None

@@ -264,7 +264,7 @@ def softmax_attention(
             softmax_attention, (q_BHTE,), q_BHTE, k_BHKd, v_BHKd, scale=scale, sight=sight, encoding=encoding
         )
     if sight.visible is None and _takes_kernels(q_BHTE, k_BHKd):
-        from waveform.models.compiled_attention import compiled_attention  # here: others do without numba
+        from waveform.kernels.attention_op import compiled_attention  # here: others do without numba
 
         return compiled_attention(q_BHTE, k_BHKd, v_BHKd, scale=scale, causal=sight.causal, encoding=encoding)
     if _takes_blocks(q_BHTE):

@@ -168,7 +168,7 @@ class PredictionHead(SoftmaxHead):
         on_cpu = hidden.device.type == "cpu" and hidden.dtype == torch.float32 and not self.num_classes % VECTOR
         if not on_cpu or is_in_torch_dispatch_mode():  # which would not see what they do
             return super().nll(hidden, targets)
-        from waveform.models.compiled_density import PredictedNll  # here: others do without numba
+        from waveform.kernels.density import PredictedNll  # here: others do without numba
 
         y = self.projection(hidden[..., :-NUM_HEAD_INPUTS]).flatten(0, 1).float().contiguous()
         expected = hidden[..., -NUM_HEAD_INPUTS:].detach().flatten(0, 1).contiguous()

@@ -45,7 +45,7 @@ def read_inputs(model: Front, tokens: Tensor, labels: RowLabels, predictors: tup
 def _read(predictors: LinearPrediction, tokens: Tensor, state: PredictionState) -> tuple[Prediction, PredictionState]:
     """By compiled kernels on a CPU, by operations of torch elsewhere."""
     if tokens.device.type == "cpu" and not is_in_torch_dispatch_mode():  # which would not see what they do
-        from waveform.models.compiled_prediction import read_rows  # here: others do without numba
+        from waveform.kernels.prediction import read_rows  # here: others do without numba
 
         return read_rows(predictors, tokens, state)
     return predictors.read(tokens, state)

@@ -26,7 +26,7 @@ from waveform.models.transformer_config import CompressiveTransformerConfig
 from waveform.system.errors import UserError
 
 if TYPE_CHECKING:
-    from waveform.models.compiled_layers import Compression
+    from waveform.kernels.layers_op import Compression
 
 _MIN_QUERIES = 8  # of a call, from which kernels are faster
 _MAX_WEIGHTS = 2**18  # attention weights of a row and layer, which kernels keep; above it torch's products are as fast
@@ -126,7 +126,7 @@ class RunsLayers(OptionalParts):
     def prepare_kernels(self) -> None:
         """Compile those of small models, which takes some 15 s unless they are on disk."""
         if has_kernels(self.config) and not self._compiles:  # for evaluations even if no step runs in them
-            from waveform.models.compiled_layers import compile_kernels  # here: others do without numba
+            from waveform.kernels.layers_op import compile_kernels  # here: others do without numba
 
             compile_kernels()
 
@@ -177,7 +177,7 @@ def _by_torch(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clock: 
 
 
 def _by_kernels(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clock: Clock) -> LayersOutput:
-    from waveform.models.compiled_layers import compiled_layers, dropout_factors, pack_encodings, parameters_of
+    from waveform.kernels.layers_op import compiled_layers, dropout_factors, pack_encodings, parameters_of
 
     config, layers = model.config, model.layers
     made = compiled_layers(
@@ -222,7 +222,7 @@ def compress_layers(
 
 def _compression(config: CompressiveTransformerConfig, layers: Sequence[Any], clock: Clock) -> "Compression | None":
     """What kernels can compress at the end of a call: a whole window out of memory, for the loss that they know."""
-    from waveform.models.compiled_layers import Compression
+    from waveform.kernels.layers_op import Compression
 
     known = config.compression == "conv" and config.compression_loss == "attention" and config.window <= config.memory
     if not (config.compressed and clock.evicts and clock.num_new == config.window and known):

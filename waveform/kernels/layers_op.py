@@ -1,4 +1,4 @@
-"""The layers of a small model on a CPU as one operation of autograd: the kernels of waveform/compiled/layers.py.
+"""The layers of a small model on a CPU as one operation of autograd: the kernels of waveform/kernels/layers.py.
 
 Torch takes some 250 operations for a layer of 64 features and its gradient, each of a few microseconds, most of which
 is not arithmetic. Here all layers are two calls, and threads work on rows of their own.
@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.profiler import record_function
 
-from waveform.compiled.layers import BACKWARD, FORWARD, PACK, UNPACK, run, saved_parts, scratch_parts, sum_parts
-from waveform.compiled.record import make_record
-from waveform.compiled.simd import padded
+from waveform.kernels.layers import BACKWARD, FORWARD, PACK, UNPACK, run, saved_parts, scratch_parts, sum_parts
+from waveform.kernels.record import make_record
+from waveform.kernels.vectors import padded
 from waveform.models.attention import VECTOR, Slots
 from waveform.system.threads import kernel_threads, run_parts
 

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.compiled.simd import F32, LANES, compiled, float_of_bits, get, largest, load, maximum, padded, put
-from waveform.decoding.plan import make_plan, num_threads_for
 from waveform.engine.drawing import LARGEST_WEIGHT, DrawConfig
 from waveform.engine.interface import Decoder
+from waveform.kernels.plan import make_plan, num_threads_for
+from waveform.kernels.vectors import F32, LANES, compiled, float_of_bits, get, largest, load, maximum, padded, put
 
 _I64 = np.int64(0)
 _LOG2_E = math.log2(math.e)

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from waveform.compiled.record import share
-from waveform.compiled.simd import F32, compiled, get, padded, put
-from waveform.decoding.attend import I64, PART, append, attend, combine, rotate
-from waveform.decoding.draw import draw_row
-from waveform.decoding.kernels import ADD, GELU, GROUP, SET, copy, dense, layer_norm, zeros
-from waveform.decoding.plan import share_vectors, shared_out
-from waveform.decoding.row_inputs import embed_rows
-from waveform.decoding.row_predictions import predict_logits
-from waveform.decoding.slots import SLOTS, Memory
+from waveform.kernels.attend_slots import I64, PART, append, attend, combine, rotate
+from waveform.kernels.dense import ADD, GELU, GROUP, SET, copy, dense, layer_norm, zeros
+from waveform.kernels.draw import draw_row
+from waveform.kernels.plan import share_vectors, shared_out
+from waveform.kernels.record import share
+from waveform.kernels.row_inputs import embed_rows
+from waveform.kernels.row_predictions import predict_logits
+from waveform.kernels.slots import SLOTS, Memory
+from waveform.kernels.vectors import F32, compiled, get, padded, put
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
 PROJECT, _ATTEND, _OUTPUT, _FEED_IN, _FEED_OUT, _HEAD, ADOPT = range(7)

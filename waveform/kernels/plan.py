@@ -14,9 +14,9 @@ import numba
 import numpy as np
 import torch
 
-from waveform.compiled.record import make_record, share
-from waveform.compiled.simd import LANES, address, compiled
-from waveform.decoding.kernels import GROUP, DenseWeights
+from waveform.kernels.dense import GROUP, DenseWeights
+from waveform.kernels.record import make_record, share
+from waveform.kernels.vectors import LANES, address, compiled
 
 # Multiplications in a phase from which sharing it pays: waking the other threads takes 1 to 4 us, in which one thread
 # does some 50,000.

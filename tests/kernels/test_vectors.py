@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 from numba.core.caching import IndexDataCacheFile
 
-from waveform.compiled import simd
+from waveform.kernels import vectors
 
 
-@simd.compiled(entry=True)
+@vectors.compiled(entry=True)
 def _apply(which, x, out, size):
     for i in range(0, size, 16):
-        value = simd.load(x, i, np.float32(0))
+        value = vectors.load(x, i, np.float32(0))
         if which == 0:
-            value = simd.exp(value)
+            value = vectors.exp(value)
         elif which == 1:
-            value = simd.gelu(value)
+            value = vectors.gelu(value)
         elif which == 2:
-            value = simd.tanh(value)
+            value = vectors.tanh(value)
         else:
-            value = simd.sigmoid(value)
-        simd.store(out, i, value)
+            value = vectors.sigmoid(value)
+        vectors.store(out, i, value)
 
 
 def test_elementary_functions() -> None:
@@ -34,7 +34,7 @@ def test_elementary_functions() -> None:
     exact = x.astype(np.float64)
     results = [np.empty_like(x) for _ in range(4)]
     for which, out in enumerate(results):
-        _apply(which, simd.address(x), simd.address(out), x.size)
+        _apply(which, vectors.address(x), vectors.address(out), x.size)
     exp, gelu, tanh, sigmoid = (out.astype(np.float64) for out in results)
     assert np.abs(exp / np.exp(exact) - 1).max() < 1.5e-7
     erf = np.array([math.erf(value / math.sqrt(2)) for value in exact])
@@ -42,14 +42,14 @@ def test_elementary_functions() -> None:
     assert np.abs(tanh - np.tanh(exact)).max() < 3e-7
     assert np.abs(sigmoid * (1 + np.exp(-exact)) - 1).max() < 3e-7
     far = np.array([-np.inf, -1e30, -88, 88] * 4, dtype=np.float32)
-    _apply(0, simd.address(far), simd.address(results[0]), 16)
+    _apply(0, vectors.address(far), vectors.address(results[0]), 16)
     assert results[0][:3].tolist() == [0, 0, 0] and results[0][3] > 1e38
 
 
 def test_no_folder_for_compiled_code_is_needed() -> None:
     """If numba cannot keep compiled code (here: because it has no file), it compiles again, without a warning."""
     code = """
-from waveform.compiled.simd import compiled
+from waveform.kernels.vectors import compiled
 @compiled(entry=True)
 def plus(a): return a + 1
 print(plus(1))"""
@@ -66,13 +66,13 @@ def test_a_change_in_a_kernel_of_another_package_is_compiled_again(
     package, entry = tmp_path / "some_kernels", tmp_path / "some_entry.py"
     package.mkdir()
     entry.write_text(
-        "from some_kernels.numbers import number\nfrom waveform.compiled.simd import compiled\n"
+        "from some_kernels.numbers import number\nfrom waveform.kernels.vectors import compiled\n"
         "@compiled(entry=True)\ndef call(): return number()\n"
     )
     names = set()
     for number in (1, 2):
         (package / "numbers.py").write_text(
-            f"from waveform.compiled.simd import compiled\n@compiled\ndef number(): return {number}\n"
+            f"from waveform.kernels.vectors import compiled\n@compiled\ndef number(): return {number}\n"
         )
         for module in ("some_kernels", "some_kernels.numbers", "some_entry"):
             monkeypatch.delitem(sys.modules, module, raising=False)
@@ -87,7 +87,7 @@ def test_variants_that_two_processes_compile_at_once_are_kept_apart(
 ) -> None:
     ours, theirs = (IndexDataCacheFile(str(tmp_path), "kernel.py311", "stamp") for _ in range(2))
     for cache_file in (ours, theirs) if apart else ():
-        simd.keep_apart(cache_file)
+        vectors.keep_apart(cache_file)
     save_data = ours._save_data
 
     def save_late(name: str, data: str) -> None:

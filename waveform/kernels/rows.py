@@ -1,4 +1,4 @@
-"""Kernels on rows of matrices: norms, sums, GELU, softmax and their gradients, in the instructions of simd.py.
+"""Kernels on rows of matrices: norms, sums, GELU, softmax and their gradients, in the instructions of vectors.py.
 
 Names of memory are addresses; a matrix [m, n] has rows `stride` floats apart, and n is whole vectors.
 """
@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from waveform.compiled.simd import (
+from waveform.kernels.vectors import (
     F32,
     LANES,
     add,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from waveform.compiled.simd import (
+from waveform.kernels.vectors import (
     F32,
     LANES,
     add,

@@ -14,9 +14,9 @@ feed-forward width, P position features: sines, padded to whole vectors, then co
 
 import numpy as np
 
-from waveform.compiled.product import product
-from waveform.compiled.record import share
-from waveform.compiled.rows import (
+from waveform.kernels.product import product
+from waveform.kernels.record import share
+from waveform.kernels.rows import (
     add_column_sums,
     add_row,
     add_standardise_gradient,
@@ -38,7 +38,7 @@ from waveform.compiled.rows import (
     unfold,
     zero_rows,
 )
-from waveform.compiled.simd import F32, at, compiled, get, put
+from waveform.kernels.vectors import F32, at, compiled, get, put
 
 PACK, FORWARD, BACKWARD, UNPACK = range(4)
 
@@ -46,7 +46,7 @@ _TILE = 8  # queries whose scores end at the same slot
 
 
 def saved_parts(z) -> dict[str, int]:
-    """Floats of what a forward pass keeps for the backward pass, for sizes `z` (models/compiled_layer.py)."""
+    """Floats of what a forward pass keeps for the backward pass, for sizes `z` (kernels/layers_op.py)."""
     rows = z.num_rows * z.num_queries
     D, F, H, P = z.d_model, z.d_feedforward, z.num_heads, z.num_features
     return {
@@ -402,7 +402,7 @@ def _unpack_gradients(p):
 def run(phase, part, plans):
     """PACK, then FORWARD of every part of the rows; or BACKWARD of every part, then UNPACK. Parts may run side by side.
 
-    plans: a record for each layer, as models/compiled_layers.py makes them. One function does all, because every
+    plans: a record for each layer, as kernels/layers_op.py makes them. One function does all, because every
     function that Python calls has all kernels compiled again.
     """
     num_layers, p = len(plans), plans[0]

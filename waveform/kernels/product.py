@@ -9,7 +9,7 @@ larger ones (results/notes.md).
 
 import numpy as np
 
-from waveform.compiled.simd import LANES, at, compiled, product_tile
+from waveform.kernels.vectors import LANES, at, compiled, product_tile
 
 _ROWS = 8  # of a tile: with two vectors of columns, 16 sums, which AVX-512's 32 registers hold
 

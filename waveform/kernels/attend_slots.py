@@ -9,7 +9,8 @@ in an order that depends on the model alone, so the number of threads changes no
 
 import numpy as np
 
-from waveform.compiled.simd import (
+from waveform.kernels.slots import SLOTS, UNUSED
+from waveform.kernels.vectors import (
     F32,
     add,
     compiled,
@@ -25,7 +26,6 @@ from waveform.compiled.simd import (
     store,
     total,
 )
-from waveform.decoding.slots import SLOTS, UNUSED
 
 I64 = np.int64(0)  # says which type to load
 PART = 8  # blocks that one task attends to

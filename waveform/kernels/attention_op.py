@@ -1,4 +1,4 @@
-"""Attention on a CPU as one operation of autograd: the kernels of waveform/compiled/attention.py.
+"""Attention on a CPU as one operation of autograd: the kernels of waveform/kernels/attention.py.
 
 Shape letters: B rows, H heads, N = B H, T queries, K slots, d head width, P position features, E = d + P.
 """
@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
-from waveform.compiled.attention import run, scratch_size
-from waveform.compiled.record import make_record
+from waveform.kernels.attention import run, scratch_size
+from waveform.kernels.record import make_record
 from waveform.system.threads import kernel_threads, run_parts
 
 

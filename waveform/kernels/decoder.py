@@ -12,11 +12,11 @@ Shape letters: B rows, V classes.
 import numpy as np
 import torch
 
-from waveform.decoding.draw import NO_DRAWS, Draws, KernelDecoder
-from waveform.decoding.row_inputs import lay_out_inputs
-from waveform.decoding.slots import Windows, lay_out_memory
-from waveform.decoding.step import ADOPT, PHASES_PER_LAYER, PROJECT, lay_out_step, run
-from waveform.decoding.weights import lay_out_compressors, lay_out_weights
+from waveform.kernels.draw import NO_DRAWS, Draws, KernelDecoder
+from waveform.kernels.row_inputs import lay_out_inputs
+from waveform.kernels.slots import Windows, lay_out_memory
+from waveform.kernels.step import ADOPT, PHASES_PER_LAYER, PROJECT, lay_out_step, run
+from waveform.kernels.weights import lay_out_compressors, lay_out_weights
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.memory import CompressiveState, occupancy
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from waveform.analyses.hooks import observe_attention
 from waveform.engine.interface import state_tensors
-from waveform.models import compiled_layers, compression
+from waveform.kernels import layers_op
+from waveform.models import compression
 from waveform.models.compression import Convolution
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.transformer_config import CompressiveTransformerConfig
@@ -60,13 +61,13 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
-        compiled = compiled_layers.compiled_layers
+        compiled = layers_op.compiled_layers
 
         def counting(*args: Any, **kwargs: Any) -> Any:
             self.calls += 1
             return compiled(*args, **kwargs)
 
-        monkeypatch.setattr(compiled_layers, "compiled_layers", counting)
+        monkeypatch.setattr(layers_op, "compiled_layers", counting)
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def test_threads_change_no_output_and_gradients_by_rounding(variant: str, monkey
     model = make_model(**_VARIANTS[variant])
     found = []
     for threads in (1, 2, 3):
-        monkeypatch.setattr("waveform.models.compiled_layers.kernel_threads", lambda threads=threads: threads)
+        monkeypatch.setattr("waveform.kernels.layers_op.kernel_threads", lambda threads=threads: threads)
         found.append(run(model, [_WINDOW] * 7))
     for other in found[1:]:
         for name, value in other.items():
@@ -248,7 +249,7 @@ def test_kernels_are_compiled_before_the_first_step() -> None:
     """In a process of its own: in this one they are."""
     program = """
 import torch
-from waveform.compiled.layers import run
+from waveform.kernels.layers import run
 from waveform.models.registry import build
 fields = {"num_layers": 1, "d_model": 32, "num_heads": 2, "d_feedforward": 32, "window": 16, "memory": 16}
 model = build("transformer_xl", vocab_size=8, num_position_features=8, **fields)

@@ -1,6 +1,6 @@
 """Exact attention, forward and backward, compiled: a block of one head's queries at a time, whose scores stay in cache.
 
-p: a record of addresses and sizes (models/compiled_attention.py). Threads work on heads of their own.
+p: a record of addresses and sizes (kernels/attention_op.py). Threads work on heads of their own.
 
 Shape letters: N heads of all rows, T queries, K slots, d head width, P position features, E = d + P.
 """
@@ -8,10 +8,10 @@ Shape letters: N heads of all rows, T queries, K slots, d head width, P position
 # mypy: disable-error-code="no-untyped-def"
 # Compiled functions have the types of what they are called with.
 
-from waveform.compiled.product import product
-from waveform.compiled.record import share
-from waveform.compiled.rows import softmax_row, softmax_row_gradient, transpose, zero_rows
-from waveform.compiled.simd import at, compiled
+from waveform.kernels.product import product
+from waveform.kernels.record import share
+from waveform.kernels.rows import softmax_row, softmax_row_gradient, transpose, zero_rows
+from waveform.kernels.vectors import at, compiled
 
 _QUERIES = 64  # of a block; its scores of 2,304 slots are 590 kB, which an L2 cache holds
 

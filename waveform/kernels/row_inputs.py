@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from waveform.compiled.simd import F32, LANES, add, compiled, get, load, put, store
-from waveform.decoding.kernels import copy, pad_last
-from waveform.decoding.row_predictions import lay_out_predictions, predict_row
+from waveform.kernels.dense import copy, pad_last
+from waveform.kernels.row_predictions import lay_out_predictions, predict_row
+from waveform.kernels.vectors import F32, LANES, add, compiled, get, load, put, store
 
 _I64 = np.int64(0)
 

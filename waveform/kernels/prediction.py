@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.compiled.simd import compiled
+from waveform.kernels.vectors import compiled
 from waveform.models import linear_prediction as lp
 from waveform.models.linear_prediction import LinearPrediction, Prediction, PredictionState
 

@@ -17,10 +17,10 @@ from numba.core import types
 from numba.extending import intrinsic
 from torch import Tensor, nn
 
-from waveform.compiled.simd import F32, LANES, add, at, compiled, fill, fma, get, load, padded, put, store
-from waveform.decoding.kernels import DenseWeights, pad_last
-from waveform.models.compiled_density import add_density
-from waveform.models.compiled_prediction import SCRATCH_SHAPE, advance
+from waveform.kernels.dense import DenseWeights, pad_last
+from waveform.kernels.density import add_density
+from waveform.kernels.prediction import SCRATCH_SHAPE, advance
+from waveform.kernels.vectors import F32, LANES, add, at, compiled, fill, fma, get, load, padded, put, store
 from waveform.models.heads import PredictionHead
 from waveform.models.linear_prediction import (
     HISTORY,

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from waveform.decoding.kernels import DenseWeights
-from waveform.decoding.plan import make_plan
+from waveform.kernels.dense import DenseWeights
+from waveform.kernels.plan import make_plan
 
 
 def test_a_plan_holds_addresses_and_numbers() -> None:

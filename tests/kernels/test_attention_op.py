@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from waveform.models import attention, compiled_attention
+from waveform.kernels import attention_op
+from waveform.models import attention
 from waveform.models.attention import softmax_attention
 from waveform.models.block_attention import EVERYTHING, Sight, block_attention
 from waveform.system.threads import torch_in_one_thread
@@ -41,7 +42,7 @@ def test_equal_to_attention_by_blocks(size: tuple[int, int], causal: bool, num_e
     given = tensors(*size, num_features=num_features)
     encoding = torch.randn(num_encodings, size[1], P) if num_encodings else None
     grad = torch.randn(B, H, size[0], d)
-    made = attended(compiled_attention.compiled_attention, given, grad, causal=causal, encoding=encoding)
+    made = attended(attention_op.compiled_attention, given, grad, causal=causal, encoding=encoding)
     precise = tuple(x.detach().double().requires_grad_() for x in given)
     encoding = None if encoding is None else encoding.double()
     wanted = attended(block_attention, precise, grad, sight=Sight(causal, None, None), encoding=encoding)
@@ -58,9 +59,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
         for num_threads in (1, 2, 5):
             torch.set_num_threads(num_threads)
             with torch_in_one_thread():
-                results.append(
-                    attended(compiled_attention.compiled_attention, given, grad, causal=True, encoding=encoding)
-                )
+                results.append(attended(attention_op.compiled_attention, given, grad, causal=True, encoding=encoding))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
@@ -70,7 +69,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 @pytest.fixture(name="calls")
 def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The arguments of calls of the kernels, which take any size while this is open."""
-    calls, real = [], compiled_attention.compiled_attention
+    calls, real = [], attention_op.compiled_attention
     monkeypatch.setattr(attention, "_MIN_SCORES", 1)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
 
@@ -78,7 +77,7 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append(given)
         return real(*given, **options)
 
-    monkeypatch.setattr(compiled_attention, "compiled_attention", record)
+    monkeypatch.setattr(attention_op, "compiled_attention", record)
     return calls
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tests import laws
-from waveform.compiled.simd import compiled, padded
-from waveform.decoding.draw import Draws, KernelDecoder, draw_row, draw_scratch, make_draws
-from waveform.decoding.plan import make_plan
 from waveform.engine import interface
 from waveform.engine.drawing import DrawConfig, choose
 from waveform.engine.interface import Decoder
+from waveform.kernels.draw import Draws, KernelDecoder, draw_row, draw_scratch, make_draws
+from waveform.kernels.plan import make_plan
+from waveform.kernels.vectors import compiled, padded
 from waveform.models.registry import build
 
 B = 300

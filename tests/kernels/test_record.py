@@ -7,8 +7,8 @@ from pathlib import Path
 _TWO_ENTRIES = """
 import sys
 import numpy as np
-from waveform.compiled.record import make_record
-from waveform.compiled.simd import compiled
+from waveform.kernels.record import make_record
+from waveform.kernels.vectors import compiled
 
 @compiled
 def shared(values, p):  # long enough not to be inlined

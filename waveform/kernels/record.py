@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba.core import types
 
-from waveform.compiled.simd import compiled
+from waveform.kernels.vectors import compiled
 
 
 def _named_by_layout(record: types.Record) -> tuple[str, tuple[str]]:

@@ -1,6 +1,6 @@
 """Kernels that every compiled decoder shares: dense layers with weights in fp32 or int8, layer norms, copies.
 
-They are written in the instructions of simd.py. Every value of a row is computed by the same operations in the same
+They are written in the instructions of vectors.py. Every value of a row is computed by the same operations in the same
 order, whatever the number of rows, so a stream does not depend on the streams sampled with it. Weights are read from
 RAM once, for all rows.
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from waveform.compiled.simd import (
+from waveform.kernels.vectors import (
     F32,
     LANES,
     add,

@@ -14,9 +14,9 @@ from torch import Tensor
 from baselines.wavenet_compiled import CompiledWaveNetDecoder
 from tests import laws
 from waveform.decoding.cached import CachedDecoder
-from waveform.decoding.compiled import CompiledDecoder
 from waveform.engine import interface
 from waveform.engine.sampler import SamplingConfig, sample
+from waveform.kernels.decoder import CompiledDecoder
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 

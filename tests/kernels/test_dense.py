@@ -2,7 +2,7 @@
 
 import torch
 
-from waveform.decoding.kernels import DenseWeights, pad_last
+from waveform.kernels.dense import DenseWeights, pad_last
 
 
 def test_int8_weights_are_within_half_a_step() -> None:

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.compiled.simd import padded
-from waveform.decoding.kernels import pad_last, quantise, zeros
-from waveform.decoding.positions import angles
+from waveform.kernels.dense import pad_last, quantise, zeros
+from waveform.kernels.vectors import padded
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.memory import CompressiveState, Occupancy, occupancy, slot_times
+from waveform.models.position_query import angles
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
 SLOTS = 64  # of a block
