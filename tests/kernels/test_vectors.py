@@ -58,8 +58,9 @@ print(plus(1))"""
     assert done.stdout == "2\n", done.stderr
 
 
-def test_a_change_in_a_kernel_of_another_package_is_compiled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("changed", ["kernel", "constant"])
+def test_what_a_kernel_is_made_of_is_compiled_again(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was compiled before is kept under another name: numba would find it by the file of the entry alone."""
     monkeypatch.syspath_prepend(tmp_path)
@@ -67,14 +68,17 @@ def test_a_change_in_a_kernel_of_another_package_is_compiled_again(
     package.mkdir()
     entry.write_text(
         "from some_kernels.numbers import number\nfrom waveform.kernels.vectors import compiled\n"
-        "@compiled(entry=True)\ndef call(): return number()\n"
+        "@compiled\ndef between(): return number()\n"
+        "@compiled(entry=True)\ndef call(): return between()\n"
     )
     names = set()
-    for number in (1, 2):
+    for number in (1, 22, 1):
+        (package / "constants.py").write_text(f"SIZE = {number if changed == 'constant' else 0}\n")
         (package / "numbers.py").write_text(
-            f"from waveform.kernels.vectors import compiled\n@compiled\ndef number(): return {number}\n"
+            "from some_kernels.constants import SIZE\nfrom waveform.kernels.vectors import compiled\n"
+            f"@compiled\ndef number(): return SIZE + {number if changed == 'kernel' else 0}\n"
         )
-        for module in ("some_kernels", "some_kernels.numbers", "some_entry"):
+        for module in ("some_kernels", "some_kernels.numbers", "some_kernels.constants", "some_entry"):
             monkeypatch.delitem(sys.modules, module, raising=False)
         importlib.invalidate_caches()
         names.add(importlib.import_module("some_entry").call.py_func.__qualname__)

@@ -12,8 +12,11 @@ checks it.
 # mypy: disable-error-code="no-untyped-def"
 # numba compiles these functions; their arguments have no static types.
 
+import functools
 import hashlib
+import inspect
 import math
+import sys
 import uuid
 from pathlib import Path
 
@@ -50,24 +53,49 @@ def compiled(function=None, *, entry=False, parallel=False):
 
     entry: Python calls it, so the compiled code is kept on disk for the next process: next to the source file, else in
     NUMBA_CACHE_DIR or the user's cache folder, else nowhere. To see whether it is stale, numba looks only at the file
-    of the function itself; so its name includes a digest of the files next to it, next to the kernels of other packages
-    that its module names, and of this package's.
+    of the function itself; so its name includes a digest of all that it is made of.
     """
     if function is None:
         return lambda f: compiled(f, entry=entry, parallel=parallel)
     options = {"error_model": "numpy", "nogil": True, "parallel": parallel}
     if not entry:
         return numba.njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
-    kernels = [each.py_func for each in function.__globals__.values() if isinstance(each, Dispatcher)]
-    folders = {Path(__file__).parent, *(Path(each.__code__.co_filename).parent for each in (function, *kernels))}
-    shared = b"".join(path.read_bytes() for folder in sorted(folders) for path in sorted(folder.glob("*.py")))
-    function.__qualname__ += "_" + hashlib.blake2b(shared, digest_size=4).hexdigest()
+    function.__qualname__ += "_" + _digest(function)
     try:
         kernel = numba.njit(function, cache=True, **options)
     except RuntimeError:  # no folder can be written to
         return numba.njit(function, **options)
     keep_apart(kernel._cache._cache_file)
     return kernel
+
+
+def _digest(function):
+    """A digest of the files of a kernel and of those that it calls, and of the numbers that these take from others."""
+    reached, waiting = set(), [function]
+    while waiting:
+        each = waiting.pop()
+        if each not in reached:
+            reached.add(each)
+            values = [*each.__globals__.values(), *(cell.cell_contents for cell in each.__closure__ or ())]
+            waiting += [value.py_func for value in values if isinstance(value, Dispatcher)]
+    digest = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=4)
+    for module in sorted({each.__module__ for each in reached}):
+        values = vars(sys.modules[module])
+        numbers = {name: _listed(value) for name, value in values.items() if _is_number(value)}
+        digest.update(repr((module, numbers)).encode())
+        path = Path(values.get("__file__", ""))
+        digest.update(path.read_bytes() if path.is_file() else b"")
+    return digest.hexdigest()
+
+
+def _listed(value):
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _is_number(value):
+    if isinstance(value, tuple):
+        return all(map(_is_number, value))
+    return isinstance(value, (int, float, np.ndarray, np.generic))
 
 
 def keep_apart(cache_file):
@@ -102,9 +130,6 @@ def _fma(builder, a, b, c):
     return _call(builder, "fmuladd", a, b, c)
 
 
-_KINDS = {types.float32: _FLOAT, types.int8: ir.IntType(8), types.int64: ir.IntType(64)}
-
-
 def padded(size: int) -> int:
     """`size` rounded up to whole vectors."""
     return -(-size // LANES) * LANES
@@ -127,137 +152,114 @@ def at(base, index):
     return base + index * 4
 
 
-@intrinsic
-def get(typing_context, base, index, kind):
+def _instruction(result, *arguments):
+    """Make a function for kernels of one that builds it from (builder, values).
+
+    result, arguments: types; an argument of type None may have any, and a result that is a number has that argument's.
+    """
+
+    def made_of(build):
+        def typed(typing_context, *given):
+            kinds = [kind or own for kind, own in zip(arguments, given, strict=True)]
+
+            def generate(context, builder, signature, values):
+                value = build(builder, *values)
+                return context.get_dummy_value() if value is None else value
+
+            return (kinds[result] if isinstance(result, int) else result)(*kinds), generate
+
+        first, *others = inspect.signature(build).parameters.values()
+        typed.__signature__ = inspect.Signature([first, *others])
+        typed.__name__, typed.__doc__ = build.__name__, build.__doc__
+        return intrinsic(typed)
+
+    return made_of
+
+
+_of_one, _of_two = _instruction(_floats, _floats), _instruction(_floats, _floats, _floats)
+
+
+@_instruction(2, types.int64, types.int64, None)
+def get(builder, base, index, kind):
     """One element; it is of the type of `kind`: float32, int8 or int64."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.load(_pointer(builder, arguments[0], arguments[1], _KINDS[kind]))
-
-    return kind(types.int64, types.int64, kind), generate
+    return builder.load(_pointer(builder, base, index, kind.type))
 
 
-@intrinsic
-def put(typing_context, base, index, value):
+@_instruction(types.none, types.int64, types.int64, None)
+def put(builder, base, index, value):
     """Write one element of the type of `value`: float32, int8 or int64."""
-
-    def generate(context, builder, signature, arguments):
-        builder.store(arguments[2], _pointer(builder, arguments[0], arguments[1], _KINDS[value]))
-        return context.get_dummy_value()
-
-    return types.none(types.int64, types.int64, value), generate
+    builder.store(value, _pointer(builder, base, index, value.type))
 
 
-@intrinsic
-def convert(typing_context, value, kind):
+@_instruction(1, types.float32, None)
+def convert(builder, value, kind):
     """A float32, unchanged or rounded to int8, by the type of `kind`."""
-
-    def generate(context, builder, signature, arguments):
-        if kind == types.float32:
-            return arguments[0]
-        name = "llvm.rint.f32"
-        rint = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_FLOAT, [_FLOAT]), name)
-        return builder.fptosi(builder.call(rint, arguments[:1]), _KINDS[kind])
-
-    return kind(types.float32, kind), generate
+    if kind.type == _FLOAT:
+        return value
+    rint = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_FLOAT, [_FLOAT]), "llvm.rint.f32")
+    return builder.fptosi(builder.call(rint, [value]), kind.type)
 
 
-@intrinsic
-def bytes_of(typing_context, kind):
+@_instruction(types.int64, None)
+def bytes_of(builder, kind):
     """Bytes of a number of the type of `kind`."""
-
-    def generate(context, builder, signature, arguments):
-        return ir.Constant(ir.IntType(64), kind.bitwidth // 8)
-
-    return types.int64(kind), generate
+    return ir.Constant(ir.IntType(64), 4 if kind.type == _FLOAT else kind.type.width // 8)
 
 
-@intrinsic
-def float_of_bits(typing_context, bits):
+@_instruction(types.float32, types.int64)
+def float_of_bits(builder, bits):
     """The float32 of the lower 32 bits of an int64."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(builder.trunc(arguments[0], _INT), _FLOAT)
-
-    return types.float32(types.int64), generate
+    return builder.bitcast(builder.trunc(bits, _INT), _FLOAT)
 
 
-@intrinsic
-def load(typing_context, base, index, kind):
+@_instruction(_floats, types.int64, types.int64, None)
+def load(builder, base, index, kind):
     """16 elements from `index` on, of the type of `kind` (float32 or int8), as floats."""
-
-    def generate(context, builder, signature, arguments):
-        element = _KINDS[kind]
-        pointer = _pointer(builder, arguments[0], arguments[1], element)
-        vector = builder.bitcast(pointer, ir.VectorType(element, LANES).as_pointer())
-        if kind == types.float32:
-            return builder.load(vector, align=4)
-        return builder.sitofp(builder.sext(builder.load(vector, align=1), _INTS), _FLOATS)
-
-    return _floats(types.int64, types.int64, kind), generate
+    pointer = _pointer(builder, base, index, kind.type)
+    vector = builder.bitcast(pointer, ir.VectorType(kind.type, LANES).as_pointer())
+    if kind.type == _FLOAT:
+        return builder.load(vector, align=4)
+    return builder.sitofp(builder.sext(builder.load(vector, align=1), _INTS), _FLOATS)
 
 
-@intrinsic
-def store(typing_context, base, index, value):
+@_instruction(types.none, types.int64, types.int64, _floats)
+def store(builder, base, index, value):
     """Write 16 float32 from `index` on."""
-
-    def generate(context, builder, signature, arguments):
-        pointer = _pointer(builder, arguments[0], arguments[1], _FLOAT)
-        builder.store(arguments[2], builder.bitcast(pointer, _FLOATS.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.none(types.int64, types.int64, _floats), generate
+    builder.store(value, builder.bitcast(_pointer(builder, base, index, _FLOAT), _FLOATS.as_pointer()), align=4)
 
 
-@intrinsic
-def fill(typing_context, value):
+@_instruction(_floats, types.float32)
+def fill(builder, value):
     """A vector with `value` in all 16 elements."""
-
-    def generate(context, builder, signature, arguments):
-        return _spread(builder, arguments[0])
-
-    return _floats(types.float32), generate
+    return _spread(builder, value)
 
 
-@intrinsic
-def fma(typing_context, a, b, c):
+@_instruction(_floats, _floats, _floats, _floats)
+def fma(builder, a, b, c):
     """a b + c."""
-
-    def generate(context, builder, signature, arguments):
-        return _fma(builder, *arguments)
-
-    return _floats(_floats, _floats, _floats), generate
+    return _fma(builder, a, b, c)
 
 
-@intrinsic
-def add(typing_context, a, b):
+@_of_two
+def add(builder, a, b):
     """a + b."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.fadd(*arguments)
-
-    return _floats(_floats, _floats), generate
+    return builder.fadd(a, b)
 
 
-@intrinsic
-def multiply(typing_context, a, b):
+@_of_two
+def multiply(builder, a, b):
     """a b."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.fmul(*arguments)
-
-    return _floats(_floats, _floats), generate
+    return builder.fmul(a, b)
 
 
-@intrinsic
-def maximum(typing_context, a, b):
+@_of_two
+def maximum(builder, a, b):
     """The larger of each pair."""
+    return _larger(builder, a, b)
 
-    def generate(context, builder, signature, arguments):
-        a, b = arguments
-        return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
-    return _floats(_floats, _floats), generate
+def _larger(builder, a, b):
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
 def _reduce(builder, vector, operation):
@@ -270,24 +272,16 @@ def _reduce(builder, vector, operation):
     return builder.extract_element(vector, ir.Constant(_INT, 0))
 
 
-@intrinsic
-def total(typing_context, a):
+@_instruction(types.float32, _floats)
+def total(builder, a):
     """The sum of a vector's elements."""
-
-    def generate(context, builder, signature, arguments):
-        return _reduce(builder, arguments[0], builder.fadd)
-
-    return types.float32(_floats), generate
+    return _reduce(builder, a, builder.fadd)
 
 
-@intrinsic
-def largest(typing_context, a):
+@_instruction(types.float32, _floats)
+def largest(builder, a):
     """The largest of a vector's elements."""
-
-    def generate(context, builder, signature, arguments):
-        return _reduce(builder, arguments[0], lambda x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))
-
-    return types.float32(_floats), generate
+    return _reduce(builder, a, functools.partial(_larger, builder))
 
 
 def _exp(builder, x):
@@ -331,30 +325,17 @@ def _sigmoid(builder, x):
     return builder.fdiv(one, builder.fadd(one, _exp(builder, builder.fsub(_vector(0.0), x))))
 
 
-def _of_each(function):
-    """A function for kernels that does to each element of a vector what `function` of (builder, vector) builds."""
-
-    def vector_function(typing_context, a):
-        def generate(context, builder, signature, arguments):
-            return function(builder, arguments[0])
-
-        return _floats(_floats), generate
-
-    vector_function.__name__, vector_function.__doc__ = function.__name__, function.__doc__
-    return intrinsic(vector_function)
+exp, sigmoid = _of_one(_exp), _of_one(_sigmoid)
 
 
-exp, sigmoid = _of_each(_exp), _of_each(_sigmoid)
-
-
-@_of_each
+@_of_one
 def gelu(builder, a):
     """a Phi(a), by `_erf`."""
     half, scaled = builder.fmul(a, _vector(0.5)), builder.fmul(a, _vector(math.sqrt(0.5)))
     return _fma(builder, half, _erf(builder, scaled), half)
 
 
-@_of_each
+@_of_one
 def gelu_slope(builder, a):
     """The derivative of `gelu`: Phi(a) + a phi(a)."""
     half_square = builder.fmul(builder.fmul(a, a), _vector(-0.5))
@@ -363,7 +344,7 @@ def gelu_slope(builder, a):
     return _fma(builder, a, phi, cumulative)
 
 
-@_of_each
+@_of_one
 def log_logistic(builder, a):
     """The log of the density of the standard logistic distribution, -|a| - 2 log(1 + e^-|a|), to 3e-7 (absolute).
 
@@ -387,41 +368,35 @@ def log_logistic(builder, a):
     return _fma(builder, log, _vector(-2.0), below)
 
 
-@_of_each
+@_of_one
 def tanh(builder, a):
     """tanh a = 2 sigmoid(2 a) - 1, to 1e-7 (absolute)."""
     return _fma(builder, _vector(2.0), _sigmoid(builder, builder.fadd(a, a)), _vector(-1.0))
 
 
-@intrinsic
-def transpose16(typing_context, source, source_stride, target, target_stride):
+@_instruction(types.none, *[types.int64] * 4)
+def transpose16(builder, source, source_stride, target, target_stride):
     """16 x 16 floats, with rows at given distances."""
 
-    def generate(context, builder, signature, arguments):
-        source, source_stride, target, target_stride = arguments
+    def vector_at(base, stride, row):
+        index = builder.mul(stride, ir.Constant(ir.IntType(64), row))
+        return builder.bitcast(_pointer(builder, base, index, _FLOAT), _FLOATS.as_pointer())
 
-        def vector_at(base, stride, row):
-            index = builder.mul(stride, ir.Constant(ir.IntType(64), row))
-            return builder.bitcast(_pointer(builder, base, index, _FLOAT), _FLOATS.as_pointer())
-
-        rows = [builder.load(vector_at(source, source_stride, i), align=4) for i in range(LANES)]
-        step = 1
-        while step < LANES:  # within blocks of 2 `step` x 2 `step`, swap the two `step` x `step` off the diagonal
-            first = [i if not i & step else LANES + (i - step) for i in range(LANES)]
-            second = [i + step if not i & step else LANES + i for i in range(LANES)]
-            new = list(rows)
-            for i in range(LANES):
-                if not i & step:
-                    a, b = rows[i], rows[i + step]
-                    new[i] = builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT, LANES), first))
-                    new[i + step] = builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT, LANES), second))
-            rows = new
-            step *= 2
+    rows = [builder.load(vector_at(source, source_stride, i), align=4) for i in range(LANES)]
+    step = 1
+    while step < LANES:  # within blocks of 2 `step` x 2 `step`, swap the two `step` x `step` off the diagonal
+        first = [i if not i & step else LANES + (i - step) for i in range(LANES)]
+        second = [i + step if not i & step else LANES + i for i in range(LANES)]
+        new = list(rows)
         for i in range(LANES):
-            builder.store(rows[i], vector_at(target, target_stride, i), align=4)
-        return context.get_dummy_value()
-
-    return types.none(types.int64, types.int64, types.int64, types.int64), generate
+            if not i & step:
+                a, b = rows[i], rows[i + step]
+                new[i] = builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT, LANES), first))
+                new[i + step] = builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT, LANES), second))
+        rows = new
+        step *= 2
+    for i in range(LANES):
+        builder.store(rows[i], vector_at(target, target_stride, i), align=4)
 
 
 def product_tile(num_rows: int, num_vectors: int):
@@ -453,20 +428,16 @@ def product_tile(num_rows: int, num_vectors: int):
             builder.store(builder.load(tile[i, j]), vector_at(c, c_row, int64(i), j), align=4)
         builder.ret_void()
 
-    @intrinsic
-    def tile(typing_context, a, a_row, a_step, b, b_row, c, c_row, depth, adds):
-        def generate(context, builder, signature, arguments):
-            name = f"product_tile_{num_rows}_{num_vectors}"
-            function = builder.module.globals.get(name)
-            if function is None:  # one of its own, or LLVM would compile it again wherever it is called
-                kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
-                function = ir.Function(builder.module, kind, name)
-                function.linkage = "internal"
-                function.attributes.add("noinline")
-                body(ir.IRBuilder(function.append_basic_block()), *function.args)
-            builder.call(function, arguments)
-            return context.get_dummy_value()
-
-        return types.none(*[types.int64] * 8, types.boolean), generate
+    @_instruction(types.none, *[types.int64] * 8, types.boolean)
+    def tile(builder, a, a_row, a_step, b, b_row, c, c_row, depth, adds):
+        name, arguments = f"product_tile_{num_rows}_{num_vectors}", (a, a_row, a_step, b, b_row, c, c_row, depth, adds)
+        function = builder.module.globals.get(name)
+        if function is None:  # one of its own, or LLVM would compile it again wherever it is called
+            kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
+            function = ir.Function(builder.module, kind, name)
+            function.linkage = "internal"
+            function.attributes.add("noinline")
+            body(ir.IRBuilder(function.append_basic_block()), *function.args)
+        builder.call(function, arguments)
 
     return tile
