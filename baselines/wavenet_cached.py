@@ -27,14 +27,14 @@ class WaveNetWithDecoders(WaveNet):
     @property
     def why_no_int8(self) -> str | None:
         """As `OptionalParts.why_no_int8`; compiled steps take the model if it is None."""
-        return KNOWN.why_not_compiled(self.config, self.embedding.weight)
+        return KNOWN.why_not_in_kernels(self.config, self.embedding.weight)
 
     def decoder(self, state: WaveNetState, *, int8: bool = False) -> Decoder | None:
         """A decoder that continues from `state` with the weights as they are now; None if settings are not known."""
         if self.why_no_int8 is None:
-            from baselines.wavenet_compiled import CompiledWaveNetDecoder  # here, so that only sampling loads numba
+            from baselines.wavenet_kernels import KernelWaveNetDecoder  # here, so that only sampling loads numba
 
-            return CompiledWaveNetDecoder(self, state, int8=int8)
+            return KernelWaveNetDecoder(self, state, int8=int8)
         fitted_together = not state.predictors or len(set(state.predictors[0].steps.tolist())) == 1
         return WaveNetDecoder(self, state) if KNOWN.supports(self.config) and fitted_together else None
 

@@ -195,7 +195,7 @@ WITH_DECODER = [
 ]
 # What nobody samples at speed steps with torch: the published form, embeddings of words, compressions of ablations.
 _BY_TORCH = {"norm", "head", "tie_embeddings", "activation", "same_length", "clamp_len"}
-COMPILED = [
+IN_KERNELS = [
     case
     for case in WITH_DECODER
     if not _BY_TORCH & set(case.fields) and case.fields.get("compression", "conv") in ("conv", "mean")

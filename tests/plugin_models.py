@@ -82,8 +82,8 @@ class FullLSTM(LSTM, OptionalParts):
         return Step(hidden, new, {"summary": (summed_up - hidden.detach()).square().mean(dim=2).sum(dim=1)})
 
     @property
-    def brings_threads(self) -> bool:
-        self.used.add("brings_threads")
+    def has_own_threads(self) -> bool:
+        self.used.add("has_own_threads")
         return True
 
     @property

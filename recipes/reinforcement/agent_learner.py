@@ -21,7 +21,7 @@ from waveform.engine.clipping import clip
 from waveform.engine.interface import map_state
 from waveform.engine.learner import Learner
 from waveform.engine.nonfinite import Diverged
-from waveform.engine.scored_window import shares_out_itself
+from waveform.engine.scored_window import uses_kernel_threads
 from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
 
@@ -71,7 +71,7 @@ class AgentLearner(Learner):
     @property
     def runs_in_kernels(self) -> bool:
         """Whether all that the trunk does runs in its own kernels."""
-        return shares_out_itself(self.model, device=self.world.device, autocast=None)
+        return uses_kernel_threads(self.model, device=self.world.device, autocast=None)
 
     def _update(self) -> dict[str, float]:
         """Let the actors act for an unroll's steps, and learn from what ended; returns the figures of this update."""

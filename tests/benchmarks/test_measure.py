@@ -21,7 +21,7 @@ from waveform.benchmarks.training import fill_memories, measure_training, profil
 from waveform.decoding.cached import CachedDecoder
 from waveform.models import attention
 from waveform.models.attention import softmax_attention
-from waveform.models.block_attention import Sight
+from waveform.models.block_attention import Mask
 from waveform.models.registry import build
 
 
@@ -58,7 +58,7 @@ def test_of_attention_with_a_mask_visible_pairs_count() -> None:
     of_each_row = torch.rand(3, 1, 5, 7) < 0.5
     of_each_row[..., 0] = True
     for visible, num_pairs in ((of_each_row, int(of_each_row.sum())), (of_each_row[:1], 3 * int(of_each_row[0].sum()))):
-        attend = partial(softmax_attention, q, k, v, scale=1.0, sight=Sight(visible=visible), encoding=encoding)
+        attend = partial(softmax_attention, q, k, v, scale=1.0, mask=Mask(visible=visible), encoding=encoding)
         assert useful_flops(attend) == 2 * H * num_pairs * (2 * d + P) < counted_flops(attend)
 
 

@@ -96,7 +96,7 @@ def test_training_leaves_an_unknown_field_to_torch() -> None:
     model: Any = _SquashingTransformer(_SquashingConfig(vocab_size=laws.VOCAB_SIZE, **sizes, **memories, squash=True))
     assert CompressiveTransformerWithDecoders(
         CompressiveTransformerConfig(vocab_size=laws.VOCAB_SIZE, **sizes, **memories)
-    ).brings_threads
+    ).has_own_threads
     exact, tokens = copy.deepcopy(model).double(), laws.random_tokens(40, batch_size=2)
     for each, dtype in ((model, torch.float32), (exact, torch.float64)):
         step = each(tokens, each.init_state(2, device="cpu", dtype=dtype))

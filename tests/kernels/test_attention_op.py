@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from waveform.kernels import attention_op
 from waveform.models import attention
 from waveform.models.attention import softmax_attention
-from waveform.models.block_attention import EVERYTHING, Sight, block_attention
+from waveform.models.block_attention import UNMASKED, Mask, block_attention
 from waveform.system.threads import torch_in_one_thread
 
 B, H, d, P = 2, 3, 16, 32
@@ -42,10 +42,10 @@ def test_equal_to_attention_by_blocks(size: tuple[int, int], causal: bool, num_e
     given = tensors(*size, num_features=num_features)
     encoding = torch.randn(num_encodings, size[1], P) if num_encodings else None
     grad = torch.randn(B, H, size[0], d)
-    made = attended(attention_op.compiled_attention, given, grad, causal=causal, encoding=encoding)
+    made = attended(attention_op.attention_in_kernels, given, grad, causal=causal, encoding=encoding)
     precise = tuple(x.detach().double().requires_grad_() for x in given)
     encoding = None if encoding is None else encoding.double()
-    wanted = attended(block_attention, precise, grad, sight=Sight(causal, None, None), encoding=encoding)
+    wanted = attended(block_attention, precise, grad, mask=Mask(causal, None, None), encoding=encoding)
     for actual, expected in zip(made, wanted, strict=True):
         torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -59,7 +59,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
         for num_threads in (1, 2, 5):
             torch.set_num_threads(num_threads)
             with torch_in_one_thread():
-                results.append(attended(attention_op.compiled_attention, given, grad, causal=True, encoding=encoding))
+                results.append(attended(attention_op.attention_in_kernels, given, grad, causal=True, encoding=encoding))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
@@ -69,7 +69,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 @pytest.fixture(name="calls")
 def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The arguments of calls of the kernels, which take any size while this is open."""
-    calls, real = [], attention_op.compiled_attention
+    calls, real = [], attention_op.attention_in_kernels
     monkeypatch.setattr(attention, "_MIN_SCORES", 1)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
 
@@ -77,22 +77,22 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append(given)
         return real(*given, **options)
 
-    monkeypatch.setattr(attention_op, "compiled_attention", record)
+    monkeypatch.setattr(attention_op, "attention_in_kernels", record)
     return calls
 
 
 def test_taken_for_whole_vectors_without_a_mask(calls: list[Any]) -> None:
     q, k, v = tensors(16, 48, num_features=0)
-    softmax_attention(q, k, v, scale=SCALE, sight=EVERYTHING, encoding=None)
+    softmax_attention(q, k, v, scale=SCALE, mask=UNMASKED, encoding=None)
     assert len(calls) == 1
 
 
 @pytest.mark.parametrize("why", ["a mask", "ragged slots", "fp64", "AVX2", "a mode", "few scores"])
 def test_left_to_blocks(why: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = tensors(16, 48 if why != "ragged slots" else 47, num_features=0)
-    sight = EVERYTHING
+    mask = UNMASKED
     if why == "a mask":
-        sight = Sight(False, torch.ones(1, 1, 16, 48, dtype=torch.bool), None)
+        mask = Mask(False, torch.ones(1, 1, 16, 48, dtype=torch.bool), None)
     elif why == "fp64":
         q, k, v = q.double(), k.double(), v.double()
     elif why == "AVX2":
@@ -101,7 +101,7 @@ def test_left_to_blocks(why: str, calls: list[Any], monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(attention, "_MIN_SCORES", B * H * 16 * 48 + 1)
     if why == "a mode":
         with FlopCounterMode(display=False):
-            softmax_attention(q, k, v, scale=SCALE, sight=sight, encoding=None)
+            softmax_attention(q, k, v, scale=SCALE, mask=mask, encoding=None)
     else:
-        softmax_attention(q, k, v, scale=SCALE, sight=sight, encoding=None)
+        softmax_attention(q, k, v, scale=SCALE, mask=mask, encoding=None)
     assert not calls

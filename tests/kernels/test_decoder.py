@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from baselines.wavenet_compiled import CompiledWaveNetDecoder
+from baselines.wavenet_kernels import KernelWaveNetDecoder
 from tests import laws
 from waveform.decoding.cached import CachedDecoder
 from waveform.engine import interface
 from waveform.engine.sampler import SamplingConfig, sample
-from waveform.kernels.decoder import CompiledDecoder
+from waveform.kernels.decoder import KernelTransformerDecoder
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 
-every_case = pytest.mark.parametrize("case", laws.COMPILED, ids=str)
-attention_cases = [case for case in laws.COMPILED if case.model != "wavenet"]
+every_case = pytest.mark.parametrize("case", laws.IN_KERNELS, ids=str)
+attention_cases = [case for case in laws.IN_KERNELS if case.model != "wavenet"]
 
 # Logits of these models are about 5, and layer norms over 16 features magnify rounding. The cached decoder, which
 # computes the same in a different order, is up to 5e-5 away from `forward`; a wrong slot, weight or position 0.1.
@@ -55,7 +55,7 @@ def run(decoder: Any, tokens: Tensor) -> Tensor:
 
 
 def is_compiled(decoder: Any) -> bool:
-    return isinstance(decoder, CompiledDecoder | CompiledWaveNetDecoder)
+    return isinstance(decoder, KernelTransformerDecoder | KernelWaveNetDecoder)
 
 
 @every_case
@@ -75,7 +75,7 @@ def test_steps_equal_the_cached_decoder(case: laws.Case) -> None:
     tokens = case.tokens(6 * case.window + 2, seed=3)
     for start in starts(model, case.window):
         expected = run(CachedDecoder(model, laws.clone(start)), tokens)
-        laws.assert_same(run(CompiledDecoder(model, start), tokens), expected, atol=tolerance_of(case))
+        laws.assert_same(run(KernelTransformerDecoder(model, start), tokens), expected, atol=tolerance_of(case))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_other_sizes(fields: dict[str, Any]) -> None:
     start = model(laws.random_tokens(5 * window - 3, batch_size=2, seed=5), fresh).state
     tokens = laws.random_tokens(window + 7, batch_size=2)
     expected = model.head.logits(model(tokens, laws.clone(start)).hidden)
-    laws.assert_same(run(CompiledDecoder(model, start), tokens), expected, atol=_TOLERANCE)
+    laws.assert_same(run(KernelTransformerDecoder(model, start), tokens), expected, atol=_TOLERANCE)
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_threads_change_no_bit() -> None:
     model = build("compressive_transformer", vocab_size=256, **fields)
     start = model.init_state(5, device="cpu", dtype=torch.float32)
     tokens = torch.randint(256, (5, 170))
-    one, three = CompiledDecoder(model, laws.clone(start)), CompiledDecoder(model, laws.clone(start))
+    one, three = KernelTransformerDecoder(model, laws.clone(start)), KernelTransformerDecoder(model, laws.clone(start))
     three._plan["num_threads"] = 3  # whatever the number of processors
     assert torch.equal(run(one, tokens), run(three, tokens))
 

@@ -14,7 +14,7 @@ from waveform.engine.drawing import DrawConfig, choose
 from waveform.engine.interface import Decoder
 from waveform.kernels.draw import Draws, KernelDecoder, draw_row, draw_scratch, make_draws
 from waveform.kernels.plan import make_plan
-from waveform.kernels.vectors import compiled, padded
+from waveform.kernels.vectors import kernel, padded
 from waveform.models.registry import build
 
 B = 300
@@ -26,7 +26,7 @@ RULES = [
 ]
 
 
-@compiled(entry=True)
+@kernel(entry=True)
 def _draw(tokens, draws, plan):
     draw_row(0, tokens, draws, plan[0])
 
@@ -132,7 +132,7 @@ def test_decoders_that_step_with_torch_draw_with_the_kernel(variant: str) -> Non
         assert_draws_equal_single_steps(model, torch.full((2,), laws.VOCAB_SIZE), [70], config)
 
 
-@pytest.mark.parametrize("case", laws.params(laws.COMPILED))
+@pytest.mark.parametrize("case", laws.params(laws.IN_KERNELS))
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
 def test_decoders_that_draw_equal_single_steps(case: laws.Case, int8: bool) -> None:
     """Across windows, and wherever a block begins."""

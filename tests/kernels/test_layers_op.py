@@ -61,13 +61,13 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
-        compiled = layers_op.compiled_layers
+        compiled = layers_op.layers_in_kernels
 
         def counting(*args: Any, **kwargs: Any) -> Any:
             self.calls += 1
             return compiled(*args, **kwargs)
 
-        monkeypatch.setattr(layers_op, "compiled_layers", counting)
+        monkeypatch.setattr(layers_op, "layers_in_kernels", counting)
 
 
 @pytest.fixture
@@ -222,9 +222,9 @@ def test_other_calls_run_by_torch(counted: Counted) -> None:
     model(tokens, model.init_state(_ROWS))
     model.carry_gradient, model.checkpoint_activations = False, True
     model(tokens, model.init_state(_ROWS))
-    assert not model.brings_threads
+    assert not model.has_own_threads
     with torch.no_grad():
-        assert model.brings_threads
+        assert model.has_own_threads
     model.checkpoint_activations = False
     seen: list[int] = []
     with observe_attention(model, lambda layer, received, slots: seen.append(layer)):

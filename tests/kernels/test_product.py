@@ -10,13 +10,13 @@ import torch
 from waveform.kernels.product import product
 from waveform.kernels.record import make_record
 from waveform.kernels.rows import gelu_rows, multiply_by_gelu_slope, transpose
-from waveform.kernels.vectors import address, compiled
+from waveform.kernels.vectors import address, kernel
 
 PRODUCT, TRANSPOSE, GELU = range(3)
 _ARGUMENTS = ("a", "a_row", "a_step", "b", "b_row", "c", "c_row", "m", "n", "k", "adds")
 
 
-@compiled(entry=True)
+@kernel(entry=True)
 def _call(which, arguments):
     """One entry for all of these, because each would compile the kernels again."""
     p = arguments[0]

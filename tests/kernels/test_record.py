@@ -8,9 +8,9 @@ _TWO_ENTRIES = """
 import sys
 import numpy as np
 from waveform.kernels.record import make_record
-from waveform.kernels.vectors import compiled
+from waveform.kernels.vectors import kernel
 
-@compiled
+@kernel
 def shared(values, p):  # long enough not to be inlined
     total = 0
     for i in range(len(values)):
@@ -21,12 +21,12 @@ def shared(values, p):  # long enough not to be inlined
             total += (values[j] ^ values[i] ^ total) % 13 if j else 0
     return total
 
-@compiled(entry=True)
+@kernel(entry=True)
 def one(values, plan):
     p = plan[0]
     return shared(values, p) + shared(values[1:], p) * shared(values[2:], p) - shared(values[3:], p)
 
-@compiled(entry=True)
+@kernel(entry=True)
 def other(values, plan):
     p = plan[0]
     return shared(values, p) + shared(values[1:], p) * shared(values[2:], p) - shared(values[3:], p)

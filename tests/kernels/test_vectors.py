@@ -14,7 +14,7 @@ from numba.core.caching import IndexDataCacheFile
 from waveform.kernels import vectors
 
 
-@vectors.compiled(entry=True)
+@vectors.kernel(entry=True)
 def _apply(which, x, out, size):
     for i in range(0, size, 16):
         value = vectors.load(x, i, np.float32(0))
@@ -49,8 +49,8 @@ def test_elementary_functions() -> None:
 def test_no_folder_for_compiled_code_is_needed() -> None:
     """If numba cannot keep compiled code (here: because it has no file), it compiles again, without a warning."""
     code = """
-from waveform.kernels.vectors import compiled
-@compiled(entry=True)
+from waveform.kernels.vectors import kernel
+@kernel(entry=True)
 def plus(a): return a + 1
 print(plus(1))"""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -67,16 +67,16 @@ def test_what_a_kernel_is_made_of_is_compiled_again(
     package, entry = tmp_path / "some_kernels", tmp_path / "some_entry.py"
     package.mkdir()
     entry.write_text(
-        "from some_kernels.numbers import number\nfrom waveform.kernels.vectors import compiled\n"
-        "@compiled\ndef between(): return number()\n"
-        "@compiled(entry=True)\ndef call(): return between()\n"
+        "from some_kernels.numbers import number\nfrom waveform.kernels.vectors import kernel\n"
+        "@kernel\ndef between(): return number()\n"
+        "@kernel(entry=True)\ndef call(): return between()\n"
     )
     names = set()
     for number in (1, 22, 1):
         (package / "constants.py").write_text(f"SIZE = {number if changed == 'constant' else 0}\n")
         (package / "numbers.py").write_text(
-            "from some_kernels.constants import SIZE\nfrom waveform.kernels.vectors import compiled\n"
-            f"@compiled\ndef number(): return SIZE + {number if changed == 'kernel' else 0}\n"
+            "from some_kernels.constants import SIZE\nfrom waveform.kernels.vectors import kernel\n"
+            f"@kernel\ndef number(): return SIZE + {number if changed == 'kernel' else 0}\n"
         )
         for module in ("some_kernels", "some_kernels.numbers", "some_kernels.constants", "some_entry"):
             monkeypatch.delitem(sys.modules, module, raising=False)

@@ -10,16 +10,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from waveform.models import attention, block_attention
 from waveform.models.attention import RelativeAttention, Slots, encode_times
-from waveform.models.block_attention import EVERYTHING, Sight
+from waveform.models.block_attention import UNMASKED, Mask
 
 _B, _H, _T, _K, _d, _P = 3, 2, 7, 12, 4, 6
 _SCALE = 0.3
 
-SIGHTS: dict[str, Callable[[], Sight]] = {
-    "causal": lambda: Sight(causal=True),
-    "everything": lambda: EVERYTHING,
-    "one for all rows": lambda: Sight(visible=_random_mask(1)),
-    "of each row": lambda: Sight(visible=_random_mask(_B)),
+MASKS: dict[str, Callable[[], Mask]] = {
+    "causal": lambda: Mask(causal=True),
+    "everything": lambda: UNMASKED,
+    "one for all rows": lambda: Mask(visible=_random_mask(1)),
+    "of each row": lambda: Mask(visible=_random_mask(_B)),
 }
 # queries of a block, scores of a block: whole; one row of B x H at a time; ragged blocks; one query and row at a time.
 BLOCKS = {"whole": (128, 10**6), "rows": (128, _T * _K), "ragged": (3, 4 * 3 * _K), "single": (1, 1)}
@@ -31,12 +31,12 @@ def _random_mask(num_rows: int) -> Tensor:
     return mask
 
 
-def written_out(q: Tensor, k: Tensor, v: Tensor, *, sight: Sight, encoding: Tensor | None) -> Tensor:
+def written_out(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, encoding: Tensor | None) -> Tensor:
     if encoding is not None:
         k = torch.cat([k, encoding[:, None].expand(_B, _H, -1, -1)], dim=-1)
     logits = _SCALE * q @ k.transpose(-1, -2)
-    visible = torch.ones(_T, _K, dtype=torch.bool) if sight.visible is None else sight.visible
-    if sight.causal:
+    visible = torch.ones(_T, _K, dtype=torch.bool) if mask.visible is None else mask.visible
+    if mask.causal:
         visible = visible.tril(_K - _T)
     return logits.masked_fill(~visible, float("-inf")).softmax(dim=-1) @ v
 
@@ -50,16 +50,16 @@ def tensors(*, positions: bool, dtype: torch.dtype = torch.float64) -> tuple[Ten
 
 @pytest.mark.parametrize("blocks", BLOCKS)
 @pytest.mark.parametrize("positions", [False, True], ids=["content", "positions"])
-@pytest.mark.parametrize("sees", SIGHTS)
+@pytest.mark.parametrize("sees", MASKS)
 def test_equals_softmax_written_out(sees: str, positions: bool, blocks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     queries, scores = BLOCKS[blocks]
     monkeypatch.setattr(block_attention, "_BLOCK_QUERIES", queries)
     monkeypatch.setattr(block_attention, "_BLOCK_SCORES", scores)
     inputs = tensors(positions=positions)
-    sight = SIGHTS[sees]()
+    mask = MASKS[sees]()
     encoding = torch.randn(1, _K, _P, dtype=torch.float64) if positions else None
-    out = block_attention.block_attention(*inputs, scale=_SCALE, sight=sight, encoding=encoding)
-    expected = written_out(*inputs, sight=sight, encoding=encoding)
+    out = block_attention.block_attention(*inputs, scale=_SCALE, mask=mask, encoding=encoding)
+    expected = written_out(*inputs, mask=mask, encoding=encoding)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-13)
     grad_out = torch.randn_like(out)
     for actual, wanted in zip(
@@ -75,10 +75,10 @@ def test_received_weight_is_the_sum_over_queries(sees: str, blocks: str, monkeyp
     monkeypatch.setattr(block_attention, "_BLOCK_QUERIES", queries)
     monkeypatch.setattr(block_attention, "_BLOCK_SCORES", scores)
     q, k, _ = tensors(positions=True)
-    sight = SIGHTS[sees]()
+    mask = MASKS[sees]()
     encoding = torch.randn(1, _K, _P, dtype=torch.float64)
-    received = block_attention.received_weight(q, k, scale=_SCALE, sight=sight, encoding=encoding)
-    weights = written_out(q, k, torch.eye(_K, dtype=torch.float64), sight=sight, encoding=encoding)
+    received = block_attention.received_weight(q, k, scale=_SCALE, mask=mask, encoding=encoding)
+    weights = written_out(q, k, torch.eye(_K, dtype=torch.float64), mask=mask, encoding=encoding)
     torch.testing.assert_close(received, weights.mean(dim=1).sum(dim=1), rtol=0, atol=1e-13)
 
 
@@ -87,7 +87,7 @@ def test_received_weight_stays_on_the_device_of_the_queries() -> None:
     block_attention._future.cache_clear()
     with FakeTensorMode():  # refuses operations on tensors of several devices
         q, k, encoding = (torch.ones(shape, device="cuda") for shape in ((2, 2, 5, 12), (2, 2, 9, 8), (1, 9, 4)))
-        received = block_attention.received_weight(q, k, scale=1.0, sight=Sight(causal=True), encoding=encoding)
+        received = block_attention.received_weight(q, k, scale=1.0, mask=Mask(causal=True), encoding=encoding)
         assert received.is_cuda
     block_attention._future.cache_clear()
 
@@ -103,7 +103,7 @@ def test_keeps_nothing_quadratic_for_backward() -> None:
     q = torch.randn(1, 1, num_queries, 8, requires_grad=True)
     k, v = (torch.randn(1, 1, num_slots, 8, requires_grad=True) for _ in range(2))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        block_attention.block_attention(q, k, v, scale=1.0, sight=Sight(causal=True))
+        block_attention.block_attention(q, k, v, scale=1.0, mask=Mask(causal=True))
     assert kept and max(kept) < num_queries * num_slots / 4
 
 

@@ -72,8 +72,8 @@ print(child.pid, child.stdout.readline().decode(), flush=True)
 """
 _WORKER = """
 import time
-from waveform.system.signals import end_with_launcher
-end_with_launcher()
+from waveform.system.signals import die_with_parent
+die_with_parent()
 print("ready", flush=True)
 time.sleep(60)
 """

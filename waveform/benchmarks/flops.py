@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from waveform.engine.interface import SequenceModel, State
 from waveform.models.attention import softmax_attention
-from waveform.models.block_attention import Sight
+from waveform.models.block_attention import Mask
 
 BACKWARD_FACTOR = 3  # forward and backward together, in forwards
 
@@ -60,14 +60,14 @@ class _Excess(TorchFunctionMode):
         return result
 
 
-def _visible_flops(q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, sight: Sight, **_: Any) -> int:
+def _visible_flops(q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, mask: Mask, **_: Any) -> int:
     """FLOPs of the scores and of the mixing of values, of the pairs that `softmax_attention` is asked for."""
     (num_rows, num_heads, num_queries, width), num_slots = q_BHTE.shape, k_BHKd.shape[2]
     num_pairs = num_rows * num_queries * num_slots
-    if sight.causal:
+    if mask.causal:
         num_pairs -= num_rows * num_queries * (num_queries - 1) // 2
-    elif sight.visible is not None:
-        num_pairs = int(sight.visible.expand(num_rows, -1, -1, -1).sum())
+    elif mask.visible is not None:
+        num_pairs = int(mask.visible.expand(num_rows, -1, -1, -1).sum())
     return 2 * num_heads * num_pairs * (width + v_BHKd.shape[-1])
 
 

@@ -21,7 +21,7 @@ CACHED = KnownSettings(
     any_value=(*_SIZES, *_SLOTS, *_TRAINING, *_HEADS, *_OF_MODEL, "clamp_len"),
     values={**_OF_BOTH, "norm": ("pre", "post"), "same_length": (False, True)},
 )
-COMPILED = KnownSettings(
+IN_KERNELS = KnownSettings(
     any_value=(*_SIZES, *_SLOTS, *_TRAINING, *_HEADS),
     values={
         **_OF_BOTH,
@@ -43,14 +43,14 @@ class CompressiveTransformerWithDecoders(CompressiveTransformer):
     @property
     def why_no_int8(self) -> str | None:
         """As `OptionalParts.why_no_int8`; compiled steps take the model if it is None."""
-        return COMPILED.why_not_compiled(self.config, next(self.parameters()))
+        return IN_KERNELS.why_not_in_kernels(self.config, next(self.parameters()))
 
     def decoder(self, state: CompressiveState, *, int8: bool = False) -> Decoder | None:
         """A decoder with cached keys and values; None if rows are at different steps, or settings are not known."""
         if bool((state.steps != state.steps[0]).any()):
             return None
         if self.why_no_int8 is None:
-            from waveform.kernels.decoder import CompiledDecoder  # here, so that only sampling loads numba
+            from waveform.kernels.decoder import KernelTransformerDecoder  # here, so that only sampling loads numba
 
-            return CompiledDecoder(self, state, int8=int8)
+            return KernelTransformerDecoder(self, state, int8=int8)
         return CachedDecoder(self, state) if CACHED.supports(self.config) else None

@@ -123,7 +123,7 @@ class OptionalParts:
         return "this model has no int8 decoder"
 
     @property
-    def brings_threads(self) -> bool:
+    def has_own_threads(self) -> bool:
         """Whether, in fp32 on a CPU, it shares its work among threads itself and torch had better not."""
         return False
 

@@ -30,7 +30,7 @@ class KnownSettings(NamedTuple):
         """Whether every setting of `config` is known."""
         return self.unknown(config) is None
 
-    def why_not_compiled(self, config: Any, weight: Tensor) -> str | None:
+    def why_not_in_kernels(self, config: Any, weight: Tensor) -> str | None:
         """Why compiled steps, which know these settings, are not for a model with such weights; None: they are."""
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             return "int8 sampling is for fp32 models on a CPU"

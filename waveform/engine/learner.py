@@ -14,7 +14,7 @@ from torch import nn
 from waveform.engine.checkpoint import TrainingProgress
 from waveform.engine.clipping import parameter_groups
 from waveform.engine.interface import SequenceModel, State, optional_parts
-from waveform.engine.scored_window import shares_out_itself
+from waveform.engine.scored_window import uses_kernel_threads
 from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
 from waveform.system.threads import torch_in_one_thread
@@ -48,7 +48,7 @@ class Learner(ABC):
         Not with `train.unroll` above 1, where they take the last window only.
         """
         device, config = self.world.device, self.config
-        return config.unroll == 1 and shares_out_itself(self.model, device=device, autocast=config.autocast(device))
+        return config.unroll == 1 and uses_kernel_threads(self.model, device=device, autocast=config.autocast(device))
 
     def prepare_kernels(self) -> None:
         """Compile the model's own kernels, if it has any, so that no step waits for them."""

@@ -4,7 +4,7 @@ import torch
 
 from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.learner import Learner
-from waveform.engine.scored_window import shares_out_itself
+from waveform.engine.scored_window import uses_kernel_threads
 from waveform.system.machine import cpu_name
 
 _BEFORE = {"layers": "torch"}  # what holds for checkpoints of versions that did not note it
@@ -14,7 +14,7 @@ def conditions(learner: Learner) -> dict[str, str | int]:
     """What must be the same for law 7 (exact resume) to hold, besides the number of ranks."""
     config, world, device = learner.config, learner.world, learner.world.device
     autocast = config.autocast(device)
-    in_kernels = shares_out_itself(learner.model, device=device, autocast=autocast)
+    in_kernels = uses_kernel_threads(learner.model, device=device, autocast=autocast)
     return {
         "torch": torch.__version__,
         "num_threads": torch.get_num_threads(),

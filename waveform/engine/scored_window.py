@@ -37,12 +37,12 @@ def threads_for(
     model: SequenceModel, *, device: torch.device, autocast: torch.dtype | None
 ) -> AbstractContextManager[None]:
     """Open it around passes of `model`: torch uses one thread if the model shares its work among threads itself."""
-    return torch_in_one_thread() if shares_out_itself(model, device=device, autocast=autocast) else nullcontext()
+    return torch_in_one_thread() if uses_kernel_threads(model, device=device, autocast=autocast) else nullcontext()
 
 
-def shares_out_itself(model: SequenceModel, *, device: torch.device, autocast: torch.dtype | None) -> bool:
+def uses_kernel_threads(model: SequenceModel, *, device: torch.device, autocast: torch.dtype | None) -> bool:
     """Whether the model shares its work among threads itself there, in kernels of its own."""
-    return device.type == "cpu" and autocast is None and optional_parts(model).brings_threads
+    return device.type == "cpu" and autocast is None and optional_parts(model).has_own_threads
 
 
 class _Inputs:

@@ -1,1 +1,1 @@
-"""The compiled language of the CPU kernels (numba), and kernels that train small models."""
+"""Kernels for CPUs (numba), in training and in sampling, in one language of vectors."""

@@ -13,12 +13,12 @@ from waveform.kernels.slots import SLOTS, UNUSED
 from waveform.kernels.vectors import (
     F32,
     add,
-    compiled,
     convert,
     exp,
     fill,
     fma,
     get,
+    kernel,
     largest,
     load,
     maximum,
@@ -31,7 +31,7 @@ I64 = np.int64(0)  # says which type to load
 PART = 8  # blocks that one task attends to
 
 
-@compiled
+@kernel
 def append(projected, layer, b, head, slot, p, kind):
     """Cache the key and the value of one head in a slot; `projected`: address of a row."""
     cache = (layer * p.num_rows + b) * p.num_heads + head
@@ -47,7 +47,7 @@ def append(projected, layer, b, head, slot, p, kind):
         put(p.values, (block * SLOTS + lane) * p.d_padded + i, convert(get(value, i, F32) / value_scale, kind))
 
 
-@compiled
+@kernel
 def _scale_of(x, num):
     largest_size = np.float32(0)
     for i in range(num):
@@ -55,7 +55,7 @@ def _scale_of(x, num):
     return largest_size / np.float32(127) if largest_size > 0 else np.float32(1)
 
 
-@compiled
+@kernel
 def attend(layer, b, head, part, slot, p, kind):
     """Attend from one head of one row to one part of the slots; first cache `slot`, if it is in the part."""
     row_head = b * p.num_heads + head
@@ -120,7 +120,7 @@ def attend(layer, b, head, part, slot, p, kind):
     put(p.sums, row_head * p.num_parts + part, total(sums))
 
 
-@compiled
+@kernel
 def _mix(values_at, weights_at, scales_at, mix, p, kind):
     """Add a block's values, weighted, to a part's sum."""
     width, i = p.d_padded, 0
@@ -153,13 +153,13 @@ def _mix(values_at, weights_at, scales_at, mix, p, kind):
         i += 16
 
 
-@compiled
+@kernel
 def _add_weighted(weight, scale, at, sums, p, kind):
     w = fill(get(p.weights, weight, F32) * get(p.value_scales, scale, F32))
     return fma(w, load(p.values, at, kind), sums)
 
 
-@compiled
+@kernel
 def combine(p):
     """Combine the parts of each head."""
     for row_head in range(p.num_rows * p.num_heads):
@@ -181,7 +181,7 @@ def combine(p):
             store(p.mixed, row_head * p.d_padded + i, mixed)
 
 
-@compiled
+@kernel
 def rotate(phase, p):
     """Turn each position query to its time: (a_c - i a_s) e^{i w t}, real parts first."""
     half = p.num_features // 2

@@ -11,7 +11,7 @@ Shape letters: N heads of all rows, T queries, K slots, d head width, P position
 from waveform.kernels.product import product
 from waveform.kernels.record import share
 from waveform.kernels.rows import softmax_row, softmax_row_gradient, transpose, zero_rows
-from waveform.kernels.vectors import at, compiled
+from waveform.kernels.vectors import at, kernel
 
 _QUERIES = 64  # of a block; its scores of 2,304 slots are 590 kB, which an L2 cache holds
 
@@ -21,13 +21,13 @@ def scratch_size(num_slots: int, d_head: int) -> int:
     return 2 * num_slots * (d_head + _QUERIES)
 
 
-@compiled
+@kernel
 def _row_of(p, base, of_rows, of_heads, n):
     """Where head `n` of all rows begins in a tensor with these strides."""
     return at(base, n // p.num_heads * of_rows + n % p.num_heads * of_heads)
 
 
-@compiled
+@kernel
 def _weights(p, q, keys_t, first, num_queries, scores):
     """Attention weights [num_queries, K] of the queries from `first` on; returns how many slots the last one sees."""
     T, K, d, P = p.num_queries, p.num_slots, p.d_head, p.num_features
@@ -41,7 +41,7 @@ def _weights(p, q, keys_t, first, num_queries, scores):
     return end
 
 
-@compiled
+@kernel
 def _forward(p, n, scratch):
     T, K, d, P = p.num_queries, p.num_slots, p.d_head, p.num_features
     q = at(p.q, n * T * (d + P))
@@ -54,7 +54,7 @@ def _forward(p, n, scratch):
         product(scores, K, 1, v, p.v_slot, at(p.out, (n * T + first) * d), d, m, d, end, False)
 
 
-@compiled
+@kernel
 def _backward(p, n, scratch):
     T, K, d, P = p.num_queries, p.num_slots, p.d_head, p.num_features
     q, grad_q = at(p.q, n * T * (d + P)), at(p.grad_q, n * T * (d + P))
@@ -82,7 +82,7 @@ def _backward(p, n, scratch):
             product(grads, K, 1, p.encoding, P, at(grad_q, first * (d + P) + d), d + P, m, P, end, False)
 
 
-@compiled(entry=True)
+@kernel(entry=True)
 def run(is_backward, part, plan):
     """The heads of `part`; parts may run side by side."""
     p = plan[0]

@@ -15,13 +15,13 @@ import torch
 from waveform.kernels.draw import NO_DRAWS, Draws, KernelDecoder
 from waveform.kernels.row_inputs import lay_out_inputs
 from waveform.kernels.slots import Windows, lay_out_memory
-from waveform.kernels.step import ADOPT, PHASES_PER_LAYER, PROJECT, lay_out_step, run
+from waveform.kernels.step import CACHE_GROUPS, PHASES_PER_LAYER, PROJECT, lay_out_step, run
 from waveform.kernels.weights import lay_out_compressors, lay_out_weights
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.memory import CompressiveState, occupancy
 
 
-class CompiledDecoder(KernelDecoder):
+class KernelTransformerDecoder(KernelDecoder):
     """Steps an fp32 CompressiveTransformer on the CPU, if its settings are known (compressive_transformer.py).
 
     All rows are at the same step. int8: weights and cached keys and values are kept in 8 bits, with a scale for each
@@ -68,5 +68,5 @@ class CompiledDecoder(KernelDecoder):
             first = end - config.window - config.memory + (config.groups - num_kept) * config.compression_rate
             self._plan["num_groups"], self._plan["first_consumed"] = num_kept, first
             first_slot = (after * config.groups - num_kept) % config.compressed
-            run(ADOPT, np.zeros(0, dtype=np.int64), first_slot, NO_DRAWS, self._plan, self._kind)
+            run(CACHE_GROUPS, np.zeros(0, dtype=np.int64), first_slot, NO_DRAWS, self._plan, self._kind)
         self._windows.begin(self._num_steps)

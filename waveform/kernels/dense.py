@@ -23,11 +23,11 @@ from waveform.kernels.vectors import (
     LANES,
     add,
     bytes_of,
-    compiled,
     fill,
     fma,
     gelu,
     get,
+    kernel,
     load,
     multiply,
     padded,
@@ -97,7 +97,7 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x / scales[..., None]).round().to(torch.int8), scales
 
 
-@compiled
+@kernel
 def dense(weights, layer, x, out, shape, rows, vectors, mode, kind):
     """out [R, N] = or += x [R, K] @ W^T + b, or its GELU, for ranges of rows and of vectors of outputs.
 
@@ -124,7 +124,7 @@ def dense(weights, layer, x, out, shape, rows, vectors, mode, kind):
         vector += GROUP if grouped else 1
 
 
-@compiled
+@kernel
 def _finish(matrix, vector, sums, out, row, num_outputs, mode):
     i = 16 * vector
     at = row * num_outputs + i
@@ -136,7 +136,7 @@ def _finish(matrix, vector, sums, out, row, num_outputs, mode):
     store(out, at, value)
 
 
-@compiled
+@kernel
 def _finish_four(matrix, vector, sums, out, row, num_outputs, mode):
     _finish(matrix, vector, sums[0], out, row, num_outputs, mode)
     _finish(matrix, vector + 1, sums[1], out, row, num_outputs, mode)
@@ -144,7 +144,7 @@ def _finish_four(matrix, vector, sums, out, row, num_outputs, mode):
     _finish(matrix, vector + 3, sums[3], out, row, num_outputs, mode)
 
 
-@compiled
+@kernel
 def _one_vector(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind):
     weights, w, at = matrix[0], vector * 16 * num_inputs, row * num_inputs
     a = b = c = d = fill(np.float32(0))
@@ -157,7 +157,7 @@ def _one_vector(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind
     _finish(matrix, vector, add(add(a, b), add(c, d)), out, row, num_outputs, mode)
 
 
-@compiled
+@kernel
 def _four_vectors(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind):
     weights, w, at = matrix[0], vector * 16 * num_inputs, row * num_inputs
     a = b = c = d = fill(np.float32(0))
@@ -171,7 +171,7 @@ def _four_vectors(matrix, vector, x, row, num_inputs, out, num_outputs, mode, ki
     _finish_four(matrix, vector, (a, b, c, d), out, row, num_outputs, mode)
 
 
-@compiled
+@kernel
 def _four_rows(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind):
     """`_four_vectors` for four rows, with the same sums."""
     weights, w, at = matrix[0], vector * 16 * num_inputs, row * num_inputs
@@ -195,7 +195,7 @@ def _four_rows(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind)
     _finish_four(matrix, vector, (a3, b3, c3, d3), out, row + 3, num_outputs, mode)
 
 
-@compiled
+@kernel
 def layer_norm(x, out, gain, bias, width, num_features, epsilon):
     """out = the layer norm of x, both `width` wide with zeros after the features; all are addresses; out may be x."""
     sums = fill(np.float32(0))
@@ -214,7 +214,7 @@ def layer_norm(x, out, gain, bias, width, num_features, epsilon):
         store(out, i, add(scaled, load(bias, i, F32)))
 
 
-@compiled
+@kernel
 def copy(source, target, width):
     """Copy `width` float32 (whole vectors) from one address to another."""
     for i in range(0, width, LANES):

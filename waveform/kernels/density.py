@@ -21,11 +21,11 @@ from waveform.kernels.vectors import (
     LANES,
     add,
     at,
-    compiled,
     exp,
     fill,
     fma,
     get,
+    kernel,
     largest,
     load,
     log_logistic,
@@ -67,7 +67,7 @@ class PredictedNll(torch.autograd.Function):
         return (of_y * grad[:, None])[:, : ctx.width], None, None, None, None
 
 
-@compiled
+@kernel
 def mixed(y, expected):
     """y: address of the K + 3 numbers of a density -> weight, centre, log scale before and after its lower bound."""
     peak = max(max(get(y, 0, F32), get(y, 1, F32)), get(y, 2, F32))
@@ -84,17 +84,17 @@ def mixed(y, expected):
     return np.float64(get(y, _K, F32)), centre / whole + get(y, _K + 2, F32) * math.exp(log_scale), free, log_scale
 
 
-@compiled
+@kernel
 def _standardised(values, i, centre, per_scale):
     return multiply(add(load(values, i, F32), centre), per_scale)
 
 
-@compiled
+@kernel
 def _log_density(z, log_scale, log_widths, i):
     return add(add(log_logistic(z), log_scale), load(log_widths, i, F32))
 
 
-@compiled
+@kernel
 def add_density(logits, y, expected, values, log_widths, num_classes, out):
     """logits [V] plus the weighted log of a density -> out [V]; all but `expected` are addresses."""
     weight, centre, _, log_scale = mixed(y, expected)
@@ -105,7 +105,7 @@ def add_density(logits, y, expected, values, log_widths, num_classes, out):
         store(out, i, fma(_log_density(z, minus_log_scale, log_widths, i), weights, load(logits, i, F32)))
 
 
-@compiled(entry=True)
+@kernel(entry=True)
 def _nll(y, expected, targets, values, log_widths, nll, of_y, trained):
     num_classes, nothing = len(values), fill(np.float32(0))
     scratch = np.empty((2, num_classes), dtype=np.float32)
@@ -155,7 +155,7 @@ def _nll(y, expected, targets, values, log_widths, nll, of_y, trained):
             _slope_of_mix(tail, expected[n], to_density, to_centre, to_scale, free, log_scale, at(out, num_classes))
 
 
-@compiled
+@kernel
 def _slope_of_mix(y, expected, to_density, to_centre, to_scale, free, log_scale, out):
     """The slope of the K + 3 numbers that `mixed` makes a density of."""
     to_free = to_scale * math.exp(2 * (free - log_scale))

@@ -22,7 +22,7 @@ from torch import Tensor
 from waveform.engine.drawing import LARGEST_WEIGHT, DrawConfig
 from waveform.engine.interface import Decoder
 from waveform.kernels.plan import make_plan, num_threads_for
-from waveform.kernels.vectors import F32, LANES, compiled, float_of_bits, get, largest, load, maximum, padded, put
+from waveform.kernels.vectors import F32, LANES, float_of_bits, get, kernel, largest, load, maximum, padded, put
 
 _I64 = np.int64(0)
 _LOG2_E = math.log2(math.e)
@@ -65,7 +65,7 @@ def draw_scratch(num_classes: int) -> dict[str, np.ndarray]:
     return {"class_weights": np.zeros(size, dtype=np.int64), "ones": np.ones(size, dtype=np.int64)}
 
 
-@compiled
+@kernel
 def _weight(x):
     """2^40 e^x, rounded down, for x <= 0.
 
@@ -82,13 +82,13 @@ def _weight(x):
     return np.int64(y * 2.0**_FRACTION_BITS) >> (_FRACTION_BITS - _WEIGHT_BITS - n)
 
 
-@compiled
+@kernel
 def _float_at(rank):
     """The fp32 number of a rank: 0 has rank 0, the next larger number 1, and -0 has rank -1."""
     return float_of_bits(rank if rank >= 0 else rank ^ 0x7FFFFFFF)
 
 
-@compiled
+@kernel
 def _least_kept(logits, amounts, wanted, num_classes):
     """The largest number such that the classes whose logits are not below it amount to `wanted`, by bisection."""
     low, high = np.int64(-_INFINITY - 1), np.int64(_INFINITY)  # ranks
@@ -104,7 +104,7 @@ def _least_kept(logits, amounts, wanted, num_classes):
     return _float_at(low)
 
 
-@compiled
+@kernel
 def _keep(logits, weights, amounts, wanted, num_classes):
     """Set to 0 the weights of the least probable classes, as long as the others amount to `wanted`; return the sum."""
     least, whole = _least_kept(logits, amounts, wanted, num_classes), np.int64(0)
@@ -115,7 +115,7 @@ def _keep(logits, weights, amounts, wanted, num_classes):
     return whole
 
 
-@compiled
+@kernel
 def _weigh(logits, weights, temperature, peak, num_classes):
     """Write the weights of all classes; return their sum.
 
@@ -130,7 +130,7 @@ def _weigh(logits, weights, temperature, peak, num_classes):
     return whole
 
 
-@compiled
+@kernel
 def _choose(logits, uniform, rule, p):
     """The next token by the rule of `Draws`, from logits [V'] with -inf as padding and a uniform number in [0, 1)."""
     weights, num_classes = p.class_weights, p.num_classes
@@ -157,7 +157,7 @@ def _choose(logits, uniform, rule, p):
     return num_classes - 1
 
 
-@compiled
+@kernel
 def draw_row(t, tokens, draws, p):
     """Draw row t of `draws` from the logits [B, V'] of a step, and make it the next step's inputs, tokens [B]."""
     for b in range(p.num_rows):
@@ -215,7 +215,7 @@ class KernelDecoder(Decoder):
         """The compiled part of `_take`."""
 
 
-@compiled(entry=True)
+@kernel(entry=True)
 def _draw_row(t, tokens, draws, plan):
     draw_row(t, tokens, draws, plan[0])
 

@@ -38,7 +38,7 @@ from waveform.kernels.rows import (
     unfold,
     zero_rows,
 )
-from waveform.kernels.vectors import F32, at, compiled, get, put
+from waveform.kernels.vectors import F32, at, get, kernel, put
 
 PACK, FORWARD, BACKWARD, UNPACK = range(4)
 
@@ -119,7 +119,7 @@ def sum_parts(z) -> dict[str, int]:
     }
 
 
-@compiled
+@kernel
 def _attend(row, kept, scratch, p):
     """after = x + attention of x over [past; x]. kept: where among the rows that are kept this one is."""
     T, S, D, d, P = p.num_queries, p.num_past, p.d_model, p.d_head, p.num_features
@@ -167,7 +167,7 @@ def _attend(row, kept, scratch, p):
         product(mixed, D, 1, p.output_t, D, after, D, T, D, D, True)
 
 
-@compiled
+@kernel
 def _feed_forward(row, kept, p):
     """out = after + feed-forward network of it."""
     T, D, F = p.num_queries, p.d_model, p.d_feedforward
@@ -189,7 +189,7 @@ def _feed_forward(row, kept, p):
         add_row(out, 0, after, out, 0, 1, T * D)
 
 
-@compiled
+@kernel
 def _compress(row, kept, scratch, p):
     """The new compressed slots, and their loss with its gradient (Algorithm 2)."""
     T, D, d, G = p.num_queries, p.d_model, p.d_head, p.num_groups
@@ -244,7 +244,7 @@ def _compress(row, kept, scratch, p):
     add_standardise_gradient(grad_normed, normed, factors, grad_groups, G, D)
 
 
-@compiled
+@kernel
 def _feed_forward_backward(row, scratch, sums, p):
     """From the gradient of out to that of after, in `grad_x`."""
     T, D, F = p.num_queries, p.d_model, p.d_feedforward
@@ -269,7 +269,7 @@ def _feed_forward_backward(row, scratch, sums, p):
     add_standardise_gradient(grad_normed, normed, at(p.normed_factors, row * T), grad_after, T, D)
 
 
-@compiled
+@kernel
 def _attend_backward(row, scratch, sums, p):
     """From the gradient of after to that of x, both in `grad_x`."""
     T, S, D, d, P = p.num_queries, p.num_past, p.d_model, p.d_head, p.num_features
@@ -324,7 +324,7 @@ def _attend_backward(row, scratch, sums, p):
     add_standardise_gradient(grad_normed, x_slots, at(p.factors, row * T), grad_after, T, D)
 
 
-@compiled
+@kernel
 def _compress_backward(row, scratch, sums, p):
     D, G = p.d_model, p.num_groups
     consumed = at(p.past, (row * p.num_past + p.first_consumed) * D)
@@ -335,7 +335,7 @@ def _compress_backward(row, scratch, sums, p):
     add_column_sums(grad_groups, D, at(sums, p.s_compression_bias), G, D)
 
 
-@compiled
+@kernel
 def _pack(p):
     """Fold the norms into the weights after them, and transpose."""
     D, F, d, P = p.d_model, p.d_feedforward, p.d_head, p.num_features
@@ -359,7 +359,7 @@ def _pack(p):
                     put(p.compression_t, (j * D + i) * D + o, get(p.compression_weight, (o * D + i) * c + j, F32))
 
 
-@compiled
+@kernel
 def _unpack_gradients(p):
     """From the sums of all threads to the gradients of the weights, of which `_pack` made what the rows used."""
     D, F, P = p.d_model, p.d_feedforward, p.num_features
@@ -398,7 +398,7 @@ def _unpack_gradients(p):
         copy_rows(at(sums, p.s_compression_bias), D, p.grad_compression_bias, D, 1, D)
 
 
-@compiled(entry=True)
+@kernel(entry=True)
 def run(phase, part, plans):
     """PACK, then FORWARD of every part of the rows; or BACKWARD of every part, then UNPACK. Parts may run side by side.
 

@@ -27,7 +27,7 @@ from waveform.system.threads import kernel_threads, run_parts
 
 
 class LayerParameters(NamedTuple):
-    """Of one layer, in the order in which `_CompiledLayers` takes them."""
+    """Of one layer, in the order in which `_Layers` takes them."""
 
     gain: Tensor  # [D] of the attention's norm
     shift: Tensor  # [D]
@@ -64,7 +64,7 @@ class DropoutFactors(NamedTuple):
     out: Tensor  # [B, T, D] of it
 
 
-class CompiledOutput(NamedTuple):
+class KernelOutput(NamedTuple):
     """What layers make of a piece; without gradient, but for `out` and `losses`."""
 
     out: Tensor  # [B, T, D]
@@ -114,7 +114,7 @@ def _pack_features(x: Tensor) -> Tensor:
     return F.pad(x.unflatten(-1, (2, half)), (0, padded(half) - half)).flatten(-2).contiguous()
 
 
-def compiled_layers(
+def layers_in_kernels(
     x_BTD: Tensor,
     pasts: Sequence[Tensor | None],
     encodings: PackedEncodings,
@@ -123,7 +123,7 @@ def compiled_layers(
     dropout: Sequence[DropoutFactors] | None,
     *,
     epsilon: float,
-) -> CompiledOutput:
+) -> KernelOutput:
     """The layers' output and, at a window's end, new compressed slots and their losses. fp32, on a CPU, widths of whole
     vectors, rows equally far.
 
@@ -135,10 +135,8 @@ def compiled_layers(
         weights += of_layer
         weights += (None, None) if compression is None else (compression.weights[layer], compression.biases[layer])
     given = [x_BTD[:, :0] if past is None else past for past in pasts]
-    return CompiledOutput(
-        *_CompiledLayers.apply(
-            x_BTD, given, encodings, compression, dropout, epsilon, torch.is_grad_enabled(), *weights
-        )
+    return KernelOutput(
+        *_Layers.apply(x_BTD, given, encodings, compression, dropout, epsilon, torch.is_grad_enabled(), *weights)
     )
 
 
@@ -242,7 +240,7 @@ def _offsets(parts: dict[str, int]) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-class _CompiledLayers(torch.autograd.Function):
+class _Layers(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

@@ -16,7 +16,7 @@ import torch
 
 from waveform.kernels.dense import GROUP, DenseWeights
 from waveform.kernels.record import make_record, share
-from waveform.kernels.vectors import LANES, address, compiled
+from waveform.kernels.vectors import LANES, address, kernel
 
 # Multiplications in a phase from which sharing it pays: waking the other threads takes 1 to 4 us, in which one thread
 # does some 50,000.
@@ -63,14 +63,14 @@ def shared_out(work):
     kind: a number whose type is that of the weights.
     """
 
-    @compiled(parallel=True)
+    @kernel(parallel=True)
     def in_parallel(phase, layer, at, plan, kind):
         num_threads = plan[0].num_threads
         for part in numba.prange(num_threads):
             # numba counts in unsigned numbers here; for another type everything below would be compiled again.
             work(phase, np.int64(part), num_threads, layer, at, plan[0], kind)
 
-    @compiled
+    @kernel
     def run(phase, layer, at, plan, kind):
         if plan[0].num_threads > 1:
             in_parallel(phase, layer, at, plan, kind)
@@ -80,7 +80,7 @@ def shared_out(work):
     return run
 
 
-@compiled
+@kernel
 def share_vectors(num_outputs, part, num_parts):
     """The range of a dense layer's vectors of outputs that falls to `part`, in whole groups."""
     num_vectors = num_outputs // LANES

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.kernels.vectors import compiled
+from waveform.kernels.vectors import kernel
 from waveform.models import linear_prediction as lp
 from waveform.models.linear_prediction import LinearPrediction, Prediction, PredictionState
 
@@ -41,7 +41,7 @@ def read_rows(model: LinearPrediction, tokens: Tensor, state: PredictionState) -
     return made, PredictionState(state.steps + num_steps, *after)
 
 
-@compiled(entry=True)
+@kernel(entry=True)
 def _read(x, steps, moments, coefficients, expected, energy, bounds, log_widths, features, centre, for_head):
     scratch = np.empty(SCRATCH_SHAPE)
     for b in range(len(x)):
@@ -52,7 +52,7 @@ def _read(x, steps, moments, coefficients, expected, energy, bounds, log_widths,
             )  # fmt: skip
 
 
-@compiled
+@kernel
 def advance(x, at, num_read, moments, coefficients, expected, energy, bounds, log_widths, features, for_head, scratch):
     """Take in sample `at` of a row's x, the `num_read`-th since its reset, and describe what is expected of the next.
 
@@ -90,7 +90,7 @@ def advance(x, at, num_read, moments, coefficients, expected, energy, bounds, lo
     return centre
 
 
-@compiled
+@kernel
 def class_of(value, bounds):
     """The class in which an amplitude lies."""
     low, high = 0, len(bounds)
@@ -103,7 +103,7 @@ def class_of(value, bounds):
     return low
 
 
-@compiled
+@kernel
 def _fit(x, moments, coefficients, scratch):
     """Fit all filters of a row to the samples up to the last of x [HISTORY]."""
     newest = scratch[-1]  # first; numba computes one element at a time where indices may be negative
@@ -124,7 +124,7 @@ def _fit(x, moments, coefficients, scratch):
         _lattice(matrix, coefficients[k], scratch[_P + 1 :, : _P + 1])
 
 
-@compiled
+@kernel
 def _add_products(newest, forgetting, sums):
     """Take one more sample into sums [P + 1] of products; `newest` begins with it."""
     last = newest[0]
@@ -132,7 +132,7 @@ def _add_products(newest, forgetting, sums):
         sums[d] = sums[d] * forgetting + last * newest[d]
 
 
-@compiled
+@kernel
 def _lattice(matrix, coefficients, vectors):
     """As `lattice` of linear_prediction.py."""
     forward, backward, of_forward, of_backward = vectors[0], vectors[1], vectors[2], vectors[3]

@@ -9,7 +9,7 @@ larger ones (results/notes.md).
 
 import numpy as np
 
-from waveform.kernels.vectors import LANES, at, compiled, product_tile
+from waveform.kernels.vectors import LANES, at, kernel, product_tile
 
 _ROWS = 8  # of a tile: with two vectors of columns, 16 sums, which AVX-512's 32 registers hold
 
@@ -17,7 +17,7 @@ _tile, _narrow_tile = product_tile(_ROWS, 2), product_tile(_ROWS, 1)
 _row, _narrow_row = product_tile(1, 2), product_tile(1, 1)
 
 
-@compiled
+@kernel
 def product(a, a_row, a_step, b, b_row, c, c_row, m, n, k, adds):
     """C [m, n] = or, if `adds`, += A [m, k] @ B [k, n]; n: whole vectors.
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba.core import types
 
-from waveform.kernels.vectors import compiled
+from waveform.kernels.vectors import kernel
 
 
 def _named_by_layout(record: types.Record) -> tuple[str, tuple[str]]:
@@ -39,7 +39,7 @@ def _kind(fields: tuple[tuple[str, type], ...]) -> np.dtype[Any]:
     return np.dtype(list(fields))
 
 
-@compiled
+@kernel
 def share(amount, part, num_parts):
     """The range of `amount` that falls to `part`."""
     return amount * part // num_parts, amount * (part + 1) // num_parts

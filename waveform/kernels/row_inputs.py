@@ -13,7 +13,7 @@ import torch
 
 from waveform.kernels.dense import copy, pad_last
 from waveform.kernels.row_predictions import lay_out_predictions, predict_row
-from waveform.kernels.vectors import F32, LANES, add, compiled, get, load, put, store
+from waveform.kernels.vectors import F32, LANES, add, get, kernel, load, put, store
 
 _I64 = np.int64(0)
 
@@ -36,7 +36,7 @@ def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> dict
     }
 
 
-@compiled
+@kernel
 def embed_rows(tokens, p):
     """Write the inputs of a step, `x` of the plan, for tokens [B]; one from V on begins an utterance with its label."""
     for b in range(p.num_rows):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from waveform.kernels.dense import DenseWeights, pad_last
 from waveform.kernels.density import add_density
 from waveform.kernels.prediction import SCRATCH_SHAPE, advance
-from waveform.kernels.vectors import F32, LANES, add, at, compiled, fill, fma, get, load, padded, put, store
+from waveform.kernels.vectors import F32, LANES, add, at, fill, fma, get, kernel, load, padded, put, store
 from waveform.models.heads import PredictionHead
 from waveform.models.linear_prediction import (
     HISTORY,
@@ -116,7 +116,7 @@ def _doubles(typing_context, address):
     return types.CPointer(types.float64)(types.int64), generate
 
 
-@compiled
+@kernel
 def predict_row(b, token, x, p):
     """Take in the input of row b, and add what follows from it to its vector x."""
     room = HISTORY + _ROOM
@@ -151,7 +151,7 @@ def predict_row(b, token, x, p):
         store(x, i, add(load(x, i, F32), sum_))
 
 
-@compiled
+@kernel
 def predict_logits(b, p):
     """Add the density of what is expected to the logits [V'] of row b, as `PredictionHead` does."""
     logits = p.logits + b * p.num_logits * 4

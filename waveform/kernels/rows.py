@@ -14,13 +14,13 @@ from waveform.kernels.vectors import (
     LANES,
     add,
     at,
-    compiled,
     exp,
     fill,
     fma,
     gelu,
     gelu_slope,
     get,
+    kernel,
     largest,
     load,
     maximum,
@@ -32,14 +32,14 @@ from waveform.kernels.vectors import (
 )
 
 
-@compiled
+@kernel
 def copy_rows(source, source_stride, target, target_stride, m, n):
     for i in range(m):
         for j in range(0, n, LANES):
             store(target, i * target_stride + j, load(source, i * source_stride + j, F32))
 
 
-@compiled
+@kernel
 def zero_rows(target, stride, m, n):
     zero = fill(np.float32(0))
     for i in range(m):
@@ -47,7 +47,7 @@ def zero_rows(target, stride, m, n):
             store(target, i * stride + j, zero)
 
 
-@compiled
+@kernel
 def repeat_row(row, target, stride, m, n):
     """Every row of `target` = `row` [n]."""
     for i in range(m):
@@ -55,7 +55,7 @@ def repeat_row(row, target, stride, m, n):
             store(target, i * stride + j, load(row, j, F32))
 
 
-@compiled
+@kernel
 def add_row(source, source_stride, row, target, target_stride, m, n):
     """target = source + `row` [n] in every row."""
     for i in range(m):
@@ -63,7 +63,7 @@ def add_row(source, source_stride, row, target, target_stride, m, n):
             store(target, i * target_stride + j, add(load(source, i * source_stride + j, F32), load(row, j, F32)))
 
 
-@compiled
+@kernel
 def add_column_sums(source, stride, sums, m, n):
     """sums [n] += the sums of each column."""
     for j in range(0, n, LANES):
@@ -73,7 +73,7 @@ def add_column_sums(source, stride, sums, m, n):
         store(sums, j, s)
 
 
-@compiled
+@kernel
 def standardise(x, out, factors, m, n, epsilon):
     """out [m, n] = each row of x less its mean, times `factors` [m] = 1 / its standard deviation."""
     for i in range(m):
@@ -93,7 +93,7 @@ def standardise(x, out, factors, m, n, epsilon):
             store(out, j, multiply(add(load(x, j, F32), away), factor))
 
 
-@compiled
+@kernel
 def add_standardise_gradient(grad, standardised, factors, out, m, n):
     """out [m, n] += the gradient of what `standardise` was given, from that of what it made."""
     for i in range(m):
@@ -109,25 +109,25 @@ def add_standardise_gradient(grad, standardised, factors, out, m, n):
             store(out, j, fma(factor, g, load(out, j, F32)))
 
 
-@compiled
+@kernel
 def gelu_rows(x, out, size):
     for j in range(0, size, LANES):
         store(out, j, gelu(load(x, j, F32)))
 
 
-@compiled
+@kernel
 def multiply_by_gelu_slope(x, grad, size):
     for j in range(0, size, LANES):
         store(grad, j, multiply(load(grad, j, F32), gelu_slope(load(x, j, F32))))
 
 
-@compiled
+@kernel
 def multiply_rows(x, factors, out, size):
     for j in range(0, size, LANES):
         store(out, j, multiply(load(x, j, F32), load(factors, j, F32)))
 
 
-@compiled
+@kernel
 def softmax_row(scores, num_seen, width, scale):
     """In place: softmax of scale * scores of the first `num_seen`; zeros in the rest of `width`."""
     end = (num_seen + LANES - 1) // LANES * LANES
@@ -150,7 +150,7 @@ def softmax_row(scores, num_seen, width, scale):
         store(scores, j, fill(np.float32(0)))
 
 
-@compiled
+@kernel
 def softmax_row_gradient(weights, grad, num_seen, width, scale):
     """In place: from the gradient of softmax(scale * scores), whose result is `weights`, to that of the scores."""
     end = (num_seen + LANES - 1) // LANES * LANES
@@ -164,7 +164,7 @@ def softmax_row_gradient(weights, grad, num_seen, width, scale):
         store(grad, j, fill(np.float32(0)))
 
 
-@compiled
+@kernel
 def transpose(source, source_stride, target, target_stride, m, n):
     """target [n, m] = source [m, n] transposed; both whole vectors."""
     for i in range(0, m, LANES):
@@ -173,7 +173,7 @@ def transpose(source, source_stride, target, target_stride, m, n):
             transpose16(block, source_stride, at(target, j * target_stride + i), target_stride)
 
 
-@compiled
+@kernel
 def rotate_rows(source, sin_cos, target, m, half):
     """target [m, 2 half]: position queries rotated to the queries' times (`rotate_to_time` in attention.py)."""
     for i in range(m):
@@ -187,13 +187,13 @@ def rotate_rows(source, sin_cos, target, m, half):
             store(target, c_at, fma(a_s, sin, multiply(a_c, cos)))
 
 
-@compiled
+@kernel
 def scale_row(row, factor, n):
     for j in range(0, n, LANES):
         store(row, j, multiply(load(row, j, F32), fill(factor)))
 
 
-@compiled
+@kernel
 def sum_of_squares(x, size):
     sums = fill(np.float32(0))
     for j in range(0, size, LANES):
@@ -202,7 +202,7 @@ def sum_of_squares(x, size):
     return total(sums)
 
 
-@compiled
+@kernel
 def fold(weight, bias, gain, shift, out, out_bias, m, n):
     """Fold a norm's gain and shift [n] into a linear layer [m, n] after it; bias: its address, 0 for none."""
     for i in range(m):
@@ -215,7 +215,7 @@ def fold(weight, bias, gain, shift, out, out_bias, m, n):
         put(out_bias, i, value + get(bias, i, F32) if bias else value)
 
 
-@compiled
+@kernel
 def unfold(grad_out, grad_out_bias, weight, gain, shift, grad_weight, grad_gain, grad_shift, m, n):
     """From the gradients of what `fold` made to that of the weight; those of gain and shift are added."""
     for i in range(m):
@@ -227,7 +227,7 @@ def unfold(grad_out, grad_out_bias, weight, gain, shift, grad_weight, grad_gain,
             store(grad_shift, j, fma(of_bias, w, load(grad_shift, j, F32)))
 
 
-@compiled
+@kernel
 def spread_halves(source, target, m, half, padded_half):
     """Rows [m, 2 half] -> [m, 2 padded_half]: each half with zeros after it."""
     for i in range(2 * m):
@@ -235,7 +235,7 @@ def spread_halves(source, target, m, half, padded_half):
             put(target, i * padded_half + j, get(source, i * half + j, F32) if j < half else np.float32(0))
 
 
-@compiled
+@kernel
 def join_halves(source, target, m, half, padded_half):
     """The inverse of `spread_halves`."""
     for i in range(2 * m):

@@ -23,10 +23,10 @@ from waveform.kernels.record import share
 from waveform.kernels.row_inputs import embed_rows
 from waveform.kernels.row_predictions import predict_logits
 from waveform.kernels.slots import SLOTS, Memory
-from waveform.kernels.vectors import F32, compiled, get, padded, put
+from waveform.kernels.vectors import F32, get, kernel, padded, put
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
-PROJECT, _ATTEND, _OUTPUT, _FEED_IN, _FEED_OUT, _HEAD, ADOPT = range(7)
+PROJECT, _ATTEND, _OUTPUT, _FEED_IN, _FEED_OUT, _HEAD, CACHE_GROUPS = range(7)
 PHASES_PER_LAYER = _HEAD
 
 
@@ -80,7 +80,7 @@ def lay_out_step(
     }
 
 
-@compiled
+@kernel
 def _compress(first, last, layer, p):
     """Compress by convolution, for a range of [rows, groups]."""
     rate = p.compression_rate
@@ -94,7 +94,7 @@ def _compress(first, last, layer, p):
     dense(p.convolution, layer, p.consumed, p.groups, shape, (first, last), vectors, np.int64(SET), F32)
 
 
-@compiled
+@kernel
 def _adopt(first, last, layer, first_slot, p, kind):
     """Make new compressed slots and cache their keys and values, for a range of [rows, groups]."""
     _compress(first, last, layer, p)
@@ -112,7 +112,7 @@ def _adopt(first, last, layer, first_slot, p, kind):
             append(p.group_keys + row * p.num_projected * 4, layer, row // p.num_groups, head, slot, p, kind)
 
 
-@compiled
+@kernel
 def _work(phase, part, num_parts, layer, slot, p, kind):
     """A thread's share of one phase of a layer."""
     if phase == _ATTEND:
@@ -121,7 +121,7 @@ def _work(phase, part, num_parts, layer, slot, p, kind):
             row_head = task // p.num_parts
             attend(layer, row_head // p.num_heads, row_head % p.num_heads, task % p.num_parts, slot, p, kind)
         return
-    if phase == ADOPT:
+    if phase == CACHE_GROUPS:
         first, last = share(p.num_rows * p.num_groups, part, num_parts)
         _adopt(first, last, layer, slot, p, kind)
         return
@@ -142,7 +142,7 @@ def _work(phase, part, num_parts, layer, slot, p, kind):
 _share_out = shared_out(_work)
 
 
-@compiled
+@kernel
 def _norm_rows(gain, bias, layer, p):
     """normed = the norm of x."""
     offset = layer * p.width * 4
@@ -151,7 +151,7 @@ def _norm_rows(gain, bias, layer, p):
         layer_norm(p.x + row, p.normed + row, gain + offset, bias + offset, p.width, p.d_model, p.epsilon)
 
 
-@compiled
+@kernel
 def _begin_layer(layer, num_steps, p):
     """Before a layer's projection: remember its input, and norm it."""
     if p.history_ring:
@@ -161,7 +161,7 @@ def _begin_layer(layer, num_steps, p):
     _norm_rows(p.attention_gain, p.attention_bias, layer, p)
 
 
-@compiled
+@kernel
 def _between(phase, layer, num_steps, p):
     """Run the small unshared work after a phase."""
     if phase == PROJECT:
@@ -177,13 +177,13 @@ def _between(phase, layer, num_steps, p):
             _norm_rows(p.final_gain, p.final_bias, 0, p)
 
 
-@compiled
+@kernel
 def _run_phases(tokens, first_phase, step_or_slot, plan, kind):
-    """Run a step's phases, or the one phase ADOPT; see `run`."""
+    """Run a step's phases, or the one phase CACHE_GROUPS; see `run`."""
     p, step = plan[0], step_or_slot
-    if first_phase == ADOPT:
+    if first_phase == CACHE_GROUPS:
         for layer in range(p.num_layers):
-            _share_out(np.int64(ADOPT), layer, step_or_slot, plan, kind)
+            _share_out(np.int64(CACHE_GROUPS), layer, step_or_slot, plan, kind)
         return
     slot = p.compressed + step % (p.memory + p.window)
     put(p.num_used, slot // SLOTS, get(p.num_used, slot // SLOTS, I64) + 1)
@@ -201,14 +201,14 @@ def _run_phases(tokens, first_phase, step_or_slot, plan, kind):
             predict_logits(b, p)
 
 
-@compiled(entry=True)
+@kernel(entry=True)
 def run(first_phase, tokens, step_or_slot, draws, plan, kind):
     """first_phase PROJECT: take a step with inputs tokens [B], the given step of their streams; writes the logits.
 
     Or take n steps, if `draws` asks for [n, B] tokens: each step's are drawn, and become the next one's inputs.
 
-    first_phase ADOPT: compress, and cache the new slots from the given slot on, in every layer. One function does all,
-    because every function that Python calls has all kernels compiled again.
+    first_phase CACHE_GROUPS: compress, and cache the new slots from the given slot on, in every layer. One function
+    does all, because every function that Python calls has all kernels compiled again.
     """
     for t in range(max(1, len(draws.drawn))):
         _run_phases(tokens, first_phase, step_or_slot + t, plan, kind)

@@ -1,6 +1,6 @@
-"""The lowest level of the compiled decoders: vectors of 16 floats, and memory by address, for functions of numba.
+"""The lowest level of the kernels: vectors of 16 floats, and memory by address, for functions of numba.
 
-The kernels (kernels.py, attend.py) are written in these instructions, because neither of numba's own ways serves here:
+All kernels are written in these instructions, because neither of numba's own ways serves here:
 it vectorises a plain loop only if LLVM may reorder sums (`fastmath`), in an order that depends on the code around it,
 and a stream must not change with the number of streams. Here every sum has the order that the code states. LLVM splits
 a vector into what the processor has: one AVX-512 register, two of AVX2, four of NEON.
@@ -19,6 +19,7 @@ import math
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
@@ -48,7 +49,7 @@ class _FloatsModel(models.PrimitiveModel):
         super().__init__(manager, kind, _FLOATS)
 
 
-def compiled(function=None, *, entry=False, parallel=False):
+def kernel(function=None, *, entry=False, parallel=False):
     """`numba.njit` as every kernel here uses it.
 
     entry: Python calls it, so the compiled code is kept on disk for the next process: next to the source file, else in
@@ -56,17 +57,17 @@ def compiled(function=None, *, entry=False, parallel=False):
     of the function itself; so its name includes a digest of all that it is made of.
     """
     if function is None:
-        return lambda f: compiled(f, entry=entry, parallel=parallel)
+        return lambda f: kernel(f, entry=entry, parallel=parallel)
     options = {"error_model": "numpy", "nogil": True, "parallel": parallel}
     if not entry:
         return numba.njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
     function.__qualname__ += "_" + _digest(function)
     try:
-        kernel = numba.njit(function, cache=True, **options)
+        kept = numba.njit(function, cache=True, **options)
     except RuntimeError:  # no folder can be written to
         return numba.njit(function, **options)
-    keep_apart(kernel._cache._cache_file)
-    return kernel
+    keep_apart(kept._cache._cache_file)
+    return kept
 
 
 def _digest(function):
@@ -80,10 +81,10 @@ def _digest(function):
             waiting += [value.py_func for value in values if isinstance(value, Dispatcher)]
     digest = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=4)
     for module in sorted({each.__module__ for each in reached}):
-        values = vars(sys.modules[module])
-        numbers = {name: _listed(value) for name, value in values.items() if _is_number(value)}
+        names = vars(sys.modules[module])
+        numbers = {name: _listed(value) for name, value in names.items() if _is_number(value)}
         digest.update(repr((module, numbers)).encode())
-        path = Path(values.get("__file__", ""))
+        path = Path(names.get("__file__", ""))
         digest.update(path.read_bytes() if path.is_file() else b"")
     return digest.hexdigest()
 
@@ -146,7 +147,7 @@ def _pointer(builder, base, index, element):
     return builder.gep(builder.inttoptr(base, element.as_pointer()), [index])
 
 
-@compiled
+@kernel
 def at(base, index):
     """The address of float32 `index` from `base` on."""
     return base + index * 4
@@ -169,9 +170,10 @@ def _instruction(result, *arguments):
             return (kinds[result] if isinstance(result, int) else result)(*kinds), generate
 
         first, *others = inspect.signature(build).parameters.values()
-        typed.__signature__ = inspect.Signature([first, *others])
-        typed.__name__, typed.__doc__ = build.__name__, build.__doc__
-        return intrinsic(typed)
+        function: Any = typed
+        function.__signature__ = inspect.Signature([first, *others])
+        function.__name__, function.__doc__ = build.__name__, build.__doc__
+        return intrinsic(function)
 
     return made_of
 

@@ -17,7 +17,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from waveform.models.block_attention import EVERYTHING, Sight, block_attention, received_weight
+from waveform.models.block_attention import UNMASKED, Mask, block_attention, received_weight
 from waveform.models.dropout import Dropout
 from waveform.models.linear import Linear, linear
 
@@ -39,8 +39,8 @@ class Slots(NamedTuple):
     bias: Tensor | None = None  # `visible` as 0 and -inf, see `softmax_attention`
 
     @property
-    def sight(self) -> Sight:
-        return Sight(self.visible is None, self.visible, self.bias)
+    def mask(self) -> Mask:
+        return Mask(self.visible is None, self.visible, self.bias)
 
 
 def frequencies(num_position_features: int, *, device: torch.device | str | None = None) -> Tensor:
@@ -170,18 +170,18 @@ class RelativeAttention(nn.Module):
             mixed_BHTd = self.dropout(self._weights(q_BHTd, k_BHKd, slots)) @ v_BHKd
         return AttentionOutput(self.output(mixed_BHTd.transpose(1, 2).flatten(2)), q_BHTd, k_BHKd, v_BHKd)
 
-    def _long_queries(self, q_BHTd: Tensor, slots: Slots) -> Tensor:
+    def _fused_queries(self, q_BHTd: Tensor, slots: Slots) -> Tensor:
         """-> [B, H, T, d + P], whose products with [k; R(t)] are the logits except for the scale."""
         rotated_BHTP = rotate_to_time(self.position_queries(q_BHTd), slots.query_encoding[:, None])
         return torch.cat([q_BHTd + self.content_bias[:, None].to(q_BHTd.dtype), rotated_BHTP], dim=-1)
 
     def _fused(self, q_BHTd: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, slots: Slots) -> Tensor:
         return softmax_attention(
-            self._long_queries(q_BHTd, slots),
+            self._fused_queries(q_BHTd, slots),
             k_BHKd,
             v_BHKd,
             scale=q_BHTd.shape[-1] ** -0.5,
-            sight=slots.sight,
+            mask=slots.mask,
             encoding=slots.slot_encoding.to(q_BHTd.dtype),
         )
 
@@ -217,10 +217,10 @@ class RelativeAttention(nn.Module):
         if not self.is_fused:
             return self.weights(attended, slots).mean(dim=1).sum(dim=1)
         return received_weight(
-            self._long_queries(q_BHTd, slots),
+            self._fused_queries(q_BHTd, slots),
             k_BHKd,
             scale=q_BHTd.shape[-1] ** -0.5,
-            sight=slots.sight,
+            mask=slots.mask,
             encoding=slots.slot_encoding.to(k_BHKd.dtype),
         )
 
@@ -247,34 +247,34 @@ def attention_bias(visible: Tensor, *, dtype: torch.dtype) -> Tensor | None:
 
 def content_attention(q_BHTd: Tensor, k_BHKd: Tensor, v_BHKd: Tensor) -> Tensor:
     """Attention by content alone, without positions or biases: [B, H, T, d] of each head (Rae et al. 2019, Alg. 2)."""
-    return softmax_attention(q_BHTd, k_BHKd, v_BHKd, scale=q_BHTd.shape[-1] ** -0.5, sight=EVERYTHING)
+    return softmax_attention(q_BHTd, k_BHKd, v_BHKd, scale=q_BHTd.shape[-1] ** -0.5, mask=UNMASKED)
 
 
 def softmax_attention(
-    q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, scale: float, sight: Sight, encoding: Tensor | None = None
+    q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, scale: float, mask: Mask, encoding: Tensor | None = None
 ) -> Tensor:
     """What `block_attention` computes, by the kernel that is fast on the device: [B, H, T, d].
 
-    The bias of `sight` is of the queries' dtype. torch's kernels would make it of `visible` at each call, and keep it
+    The bias of `mask` is of the queries' dtype. torch's kernels would make it of `visible` at each call, and keep it
     for backward; layers share one. A mode of torch functions sees this call, as it sees torch's own
     (waveform/benchmarks/flops.py counts it so).
     """
     if has_torch_function_unary(q_BHTE):
         return handle_torch_function(
-            softmax_attention, (q_BHTE,), q_BHTE, k_BHKd, v_BHKd, scale=scale, sight=sight, encoding=encoding
+            softmax_attention, (q_BHTE,), q_BHTE, k_BHKd, v_BHKd, scale=scale, mask=mask, encoding=encoding
         )
-    if sight.visible is None and _takes_kernels(q_BHTE, k_BHKd):
-        from waveform.kernels.attention_op import compiled_attention  # here: others do without numba
+    if mask.visible is None and _takes_kernels(q_BHTE, k_BHKd):
+        from waveform.kernels.attention_op import attention_in_kernels  # here: others do without numba
 
-        return compiled_attention(q_BHTE, k_BHKd, v_BHKd, scale=scale, causal=sight.causal, encoding=encoding)
+        return attention_in_kernels(q_BHTE, k_BHKd, v_BHKd, scale=scale, causal=mask.causal, encoding=encoding)
     if _takes_blocks(q_BHTE):
-        return block_attention(q_BHTE, k_BHKd, v_BHKd, scale=scale, sight=sight, encoding=encoding)
+        return block_attention(q_BHTE, k_BHKd, v_BHKd, scale=scale, mask=mask, encoding=encoding)
     k_BHKE = k_BHKd
     if encoding is not None:
         k_BHKE = torch.cat([k_BHKd, encoding[:, None].expand(*k_BHKd.shape[:3], -1)], dim=-1)
-    if not sight.causal:
-        mask = sight.visible if sight.bias is None else sight.bias
-        return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKd, attn_mask=mask, scale=scale)
+    if not mask.causal:
+        seen = mask.visible if mask.bias is None else mask.bias
+        return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKd, attn_mask=seen, scale=scale)
     # The flash kernel takes values of the keys' width only.
     d_head = v_BHKd.shape[-1]
     v_BHKE = F.pad(v_BHKd, (0, k_BHKE.shape[-1] - d_head))

@@ -5,7 +5,7 @@ Shape letters: B rows, H heads, N = B H, T queries, K slots, d head width, E wid
 The scores of a window fill tens of megabytes a layer, and weights kept for backward would fill several times that.
 Here a block of scores is made, used and overwritten; backward makes it again (one more product), as FlashAttention does
 (Dao et al. 2022), but with the matrix library's own products. Blocks end at the last slot that their queries see, so
-that a causal window costs half. compiled_attention.py is faster for what it can do.
+that a causal window costs half. attention_in_kernels.py is faster for what it can do.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _BLOCK_SCORES = 1_500_000  # scores held at a time: 6 MB in fp32, which share L3
 _BLOCK_QUERIES = 128
 
 
-class Sight(NamedTuple):
+class Mask(NamedTuple):
     """Which slots queries see: up to their own if `causal`, else those of `visible`, else all."""
 
     causal: bool = False  # query i sees slots up to K - T + i, as queries that are the last T slots do
@@ -27,25 +27,25 @@ class Sight(NamedTuple):
     bias: Tensor | None = None  # `visible` as 0 and -inf, for `softmax_attention` of attention.py
 
 
-EVERYTHING = Sight()
+UNMASKED = Mask()
 
 
 def block_attention(
-    q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, scale: float, sight: Sight, encoding: Tensor | None = None
+    q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, scale: float, mask: Mask, encoding: Tensor | None = None
 ) -> Tensor:
     """softmax(scale q [k; encoding]^T) v, of which the weights never exist all at once: -> [B, H, T, d].
 
     encoding [1, K, P]: constant, further columns of every head's keys (None if E = d). fp32, fp64 or bf16 (then
     scores and weights are rounded to bf16 too). Gradients reach q, k and v.
     """
-    out: Tensor = _BlockAttention.apply(q_BHTE, k_BHKd, v_BHKd, sight, scale, encoding)
+    out: Tensor = _BlockAttention.apply(q_BHTE, k_BHKd, v_BHKd, mask, scale, encoding)
     return out
 
 
 @torch.no_grad()
-def received_weight(q_BHTE: Tensor, k_BHKd: Tensor, *, scale: float, sight: Sight, encoding: Tensor) -> Tensor:
+def received_weight(q_BHTE: Tensor, k_BHKd: Tensor, *, scale: float, mask: Mask, encoding: Tensor) -> Tensor:
     """Attention weight that each slot receives, summed over queries and averaged over heads: [B, K]."""
-    scores = _Scores(q_BHTE, _long_keys(k_BHKd, encoding), sight, scale)
+    scores = _Scores(q_BHTE, _long_keys(k_BHKd, encoding), mask, scale)
     received_NK = q_BHTE.new_zeros(scores.k_NKE.shape[:2])
     for block in scores.blocks():
         received_NK[block.rows, : block.end] += scores.weights(block).sum(dim=1)
@@ -69,8 +69,8 @@ class _Block(NamedTuple):
 class _Scores:
     """Makes the attention weights of one block after another in the same buffer."""
 
-    def __init__(self, q_BHTE: Tensor, k_NKE: Tensor, sight: Sight, scale: float) -> None:
-        self.q_NTE, self.k_NKE, self.sight, self.scale = q_BHTE.flatten(0, 1), k_NKE, sight, scale
+    def __init__(self, q_BHTE: Tensor, k_NKE: Tensor, mask: Mask, scale: float) -> None:
+        self.q_NTE, self.k_NKE, self.mask, self.scale = q_BHTE.flatten(0, 1), k_NKE, mask, scale
         self._num_heads = q_BHTE.shape[1]
         num_rows, num_queries, num_slots = *self.q_NTE.shape[:2], k_NKE.shape[1]
         self._num_queries = num_queries
@@ -78,7 +78,7 @@ class _Scores:
             self._num_queries = min(num_queries, _BLOCK_QUERIES)
         self._num_rows = max(1, min(num_rows, _BLOCK_SCORES // (self._num_queries * num_slots)))
         self._buffer = self.new_buffer()
-        self._future = _future(self._num_queries, q_BHTE.device) if sight.causal else None
+        self._future = _future(self._num_queries, q_BHTE.device) if mask.causal else None
 
     def new_buffer(self) -> Tensor:
         """Room for the scores of any block."""
@@ -105,8 +105,8 @@ class _Scores:
         if self._future is not None:
             last = scores.shape[1]
             scores[..., -last:].masked_fill_(self._future[:last, :last], float("-inf"))
-        elif self.sight.visible is not None:
-            hidden = ~self.sight.visible[:, 0, block.queries]
+        elif self.mask.visible is not None:
+            hidden = ~self.mask.visible[:, 0, block.queries]
             if len(hidden) > 1:
                 rows = torch.arange(block.rows.start, block.rows.stop, device=hidden.device) // self._num_heads
                 hidden = hidden[rows]
@@ -129,23 +129,23 @@ class _BlockAttention(torch.autograd.Function):
         q_BHTE: Tensor,
         k_BHKd: Tensor,
         v_BHKd: Tensor,
-        sight: Sight,
+        mask: Mask,
         scale: float,
         encoding: Tensor | None,
     ) -> Tensor:
-        scores = _Scores(q_BHTE, _long_keys(k_BHKd, encoding), sight, scale)
+        scores = _Scores(q_BHTE, _long_keys(k_BHKd, encoding), mask, scale)
         v_NKd = v_BHKd.flatten(0, 1)
         out_NTd = q_BHTE.new_empty(*scores.q_NTE.shape[:2], v_BHKd.shape[-1])
         for block in scores.blocks():
             out_NTd[block.rows, block.queries] = torch.bmm(scores.weights(block), v_NKd[block.rows, : block.end])
-        ctx.save_for_backward(q_BHTE, k_BHKd, v_BHKd, sight.visible, encoding)
-        ctx.causal, ctx.scale = sight.causal, scale
+        ctx.save_for_backward(q_BHTE, k_BHKd, v_BHKd, mask.visible, encoding)
+        ctx.causal, ctx.scale = mask.causal, scale
         return out_NTd.unflatten(0, q_BHTE.shape[:2])
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q_BHTE, k_BHKd, v_BHKd, visible, encoding = ctx.saved_tensors
-        scores = _Scores(q_BHTE, _long_keys(k_BHKd, encoding), Sight(ctx.causal, visible), ctx.scale)
+        scores = _Scores(q_BHTE, _long_keys(k_BHKd, encoding), Mask(ctx.causal, visible), ctx.scale)
         q_NTE, v_NKd, grad_NTd = scores.q_NTE, v_BHKd.flatten(0, 1), grad_out.flatten(0, 1)
         d_head = v_BHKd.shape[-1]
         grad_q = torch.empty_like(q_NTE) if ctx.needs_input_grad[0] else None

@@ -117,7 +117,7 @@ class RunsLayers(OptionalParts):
         return True
 
     @property
-    def brings_threads(self) -> bool:
+    def has_own_threads(self) -> bool:
         """If there are kernels for its sizes, as for all small models, and its layers are left to them."""
         recomputes = bool(self.checkpoint_activations) and torch.is_grad_enabled()
         sharded = type(self.layers[0].attention_norm.weight) is not nn.Parameter
@@ -133,7 +133,7 @@ class RunsLayers(OptionalParts):
     def _takes_kernels(self, h_BTD: Tensor, clock: Clock) -> bool:
         """Whether kernels can run the layers, and are the faster way."""
         return (
-            self.brings_threads
+            self.has_own_threads
             and h_BTD.device.type == "cpu"
             and h_BTD.dtype == torch.float32
             and not torch.is_autocast_enabled("cpu")
@@ -177,10 +177,10 @@ def _by_torch(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clock: 
 
 
 def _by_kernels(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clock: Clock) -> LayersOutput:
-    from waveform.kernels.layers_op import compiled_layers, dropout_factors, pack_encodings, parameters_of
+    from waveform.kernels.layers_op import dropout_factors, layers_in_kernels, pack_encodings, parameters_of
 
     config, layers = model.config, model.layers
-    made = compiled_layers(
+    made = layers_in_kernels(
         h_BTD,
         [memory.attended_slots(config, state.slots[:, i], state.window[:, i], clock) for i in range(len(layers))],
         pack_encodings(clock.slots),

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from waveform.ranks.rendezvous import rendezvous_store
 from waveform.system.errors import Trouble, UserError
-from waveform.system.signals import end_with_launcher
+from waveform.system.signals import die_with_parent
 
 _BUCKET_ELEMENTS = 1 << 24
 TIMEOUT_S = 600.0  # a rank that keeps the others waiting this long in training hangs
@@ -199,7 +199,7 @@ def job(*, device: str | None = None, timeout_s: float) -> Iterator[World]:
         torch.cuda.set_device(world.device)
     joins = size > 1 and not dist.is_initialized()
     if joins:
-        end_with_launcher()
+        die_with_parent()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
             timeout=timedelta(seconds=timeout_s),

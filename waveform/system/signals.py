@@ -80,7 +80,7 @@ def _handling(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]
             signal.signal(number, handler)
 
 
-def end_with_launcher() -> None:
+def die_with_parent() -> None:
     """Have Linux send this process SIGTERM when the torchrun that started it ends.
 
     If torchrun is killed, or interrupted while it starts its processes, it leaves them behind, and they would train on.

@@ -24,9 +24,9 @@ from waveform.kernels.row_predictions import lay_out_head, predict_logits
 from waveform.kernels.vectors import (
     F32,
     LANES,
-    compiled,
     fill,
     get,
+    kernel,
     load,
     maximum,
     multiply,
@@ -41,7 +41,7 @@ _I64 = np.int64(0)
 _CONVOLVE, _RESIDUAL, _SKIP, _MIX, _HEAD = range(5)
 
 
-@compiled
+@kernel
 def _gate(rows_of_vectors, layer, p):
     """tanh * sigmoid for a range of vectors of gates."""
     for b in range(p.num_rows):
@@ -52,7 +52,7 @@ def _gate(rows_of_vectors, layer, p):
             store(p.gates, (b * p.num_layers + layer) * p.num_gates + 16 * i, gate)
 
 
-@compiled
+@kernel
 def _work(phase, part, num_parts, layer, step, p, kind):
     """A thread's share of one phase of a layer."""
     if phase == _CONVOLVE:
@@ -74,7 +74,7 @@ def _work(phase, part, num_parts, layer, step, p, kind):
 _share_out = shared_out(_work)
 
 
-@compiled
+@kernel
 def _gather_taps(layer, step, p):
     """Gather the convolution's input; this step then replaces the oldest tap in the ring."""
     start, dilation = get(p.starts, layer, _I64), get(p.dilations, layer, _I64)
@@ -89,13 +89,13 @@ def _gather_taps(layer, step, p):
         copy(x, p.rings + (at * p.num_rows + b) * p.width * 4, p.width)
 
 
-@compiled
+@kernel
 def _relu(x, width):
     for i in range(0, width, 16):
         store(x, i, maximum(load(x, i, F32), fill(np.float32(0))))
 
 
-@compiled
+@kernel
 def _step(tokens, step, plan, kind):
     p = plan[0]
     embed_rows(tokens, p)
@@ -117,7 +117,7 @@ def _step(tokens, step, plan, kind):
             predict_logits(b, p)
 
 
-@compiled(entry=True)
+@kernel(entry=True)
 def _run(tokens, step, draws, plan, kind):
     """Take a step with inputs tokens [B], number `step` of their streams; writes the logits.
 
@@ -129,7 +129,7 @@ def _run(tokens, step, draws, plan, kind):
             draw_row(t, tokens, draws, plan[0])
 
 
-class CompiledWaveNetDecoder(KernelDecoder):
+class KernelWaveNetDecoder(KernelDecoder):
     """Steps an fp32 WaveNet on the CPU. int8: weights are kept in 8 bits, with a scale for each output."""
 
     @torch.inference_mode()
