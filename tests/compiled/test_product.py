@@ -3,9 +3,14 @@
 # mypy: disable-error-code="no-untyped-def"
 # Compiled functions have the types of what they are called with.
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from numba.core.registry import cpu_target
 
 from waveform.compiled.product import product
 from waveform.compiled.record import make_record
@@ -51,6 +56,24 @@ def test_product(m: int, n: int, k: int, transposed: bool) -> None:
     call(PRODUCT, **given, adds=0)
     np.testing.assert_allclose(c[:, :n], expected, rtol=0, atol=2e-5)
     assert np.array_equal(c[:, n:], before[:, n:])  # nothing is written beyond
+
+
+@pytest.mark.slow
+def test_other_registers_have_another_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same products with code for another processor than this one: without AVX-512, or without AVX."""
+    features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+    hidden = "+avx512" if "+avx512f" in features else "+avx"
+    monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", ",".join(name for name in features if not name.startswith(hidden)))
+    code = f"""
+import pytest
+from waveform.compiled import product
+assert product.ROWS == 6
+raise SystemExit(pytest.main(["-q", "-n0", {__file__ + "::test_product"!r}]))
+"""
+    root = Path(__file__).parents[2]
+    made = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stdout + made.stderr
 
 
 def test_transpose() -> None:

@@ -8,12 +8,12 @@ Shape letters: N heads of all rows, T queries, K slots, d head width, P position
 # mypy: disable-error-code="no-untyped-def"
 # Compiled functions have the types of what they are called with.
 
-from waveform.compiled.product import product
+from waveform.compiled.product import ROWS, product
 from waveform.compiled.record import share
 from waveform.compiled.rows import softmax_row, softmax_row_gradient, transpose, zero_rows
 from waveform.compiled.simd import at, compiled
 
-_QUERIES = 64  # of a block; its scores of 2,304 slots are 590 kB, which an L2 cache holds
+_QUERIES = 8 * ROWS  # of a block; its scores of 2,304 slots are at most 590 kB, which an L2 cache holds
 
 
 def scratch_size(num_slots: int, d_head: int) -> int:
