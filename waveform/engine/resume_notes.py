@@ -1,13 +1,30 @@
-"""What a resumed run is told: which results will differ from those of a run that was not interrupted."""
+"""How a resumed run computes as if it had not been interrupted, and what it is told if its results will differ."""
 
 import torch
 
 from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.learner import Learner
 from waveform.engine.scored_window import shares_out_itself
+from waveform.system.fastest_way import fastest_way, questions, taken
 from waveform.system.machine import cpu_name
 
+_MACHINE = ("torch", "processor", "instructions")
 _BEFORE = {"layers": "torch"}  # what holds for checkpoints of versions that did not note it
+
+
+def settle_ways(learner: Learner, found: Checkpoint | None) -> None:
+    """Choose in which ways all ranks compute on their CPUs: those of the checkpoint `found` if it was written on such a
+    processor, else the fastest of the first rank."""
+    world = learner.world
+    if world.device.type != "cpu" or learner.config.autocast(world.device) is not None:
+        return
+    before = {} if found is None or _is_elsewhere(found, conditions(learner)) else found.conditions
+    for name, question in questions.items():
+        number = 0
+        if world.is_first:
+            way = before.get(name)
+            number = question.ways.index(str(way) if way in question.ways else fastest_way(question))
+        taken[name] = question.ways[world.largest(number)[0]]
 
 
 def conditions(learner: Learner) -> dict[str, str | int]:
@@ -25,7 +42,12 @@ def conditions(learner: Learner) -> dict[str, str | int]:
         "layers": "compiled" if in_kernels else "torch",
         "sharding": config.sharding if world.size > 1 else "none",
         "compile": str(config.compile).lower(),
+        **{name: taken.get(name) or question.known() for name, question in questions.items()},
     }
+
+
+def _is_elsewhere(found: Checkpoint, now: dict[str, str | int]) -> bool:
+    return any(found.conditions.get(name, now[name]) != now[name] for name in _MACHINE)
 
 
 def notes(found: Checkpoint, now: dict[str, str | int]) -> list[str]:
@@ -35,6 +57,8 @@ def notes(found: Checkpoint, now: dict[str, str | int]) -> list[str]:
     if unknown:
         lines.append(f"{found.folder} also has {', '.join(unknown)}, which this version ignores")
     for name, value in now.items():
+        if name in questions and _is_elsewhere(found, now):
+            continue  # ways follow from the processor
         then = found.conditions.get(name, _BEFORE.get(name, value))  # an older checkpoint may not have it
         if then != value:
             lines.append(f"saved with {name}={then}, resumed with {value}: results will no longer be bit-identical")
