@@ -109,8 +109,6 @@ def test_left_to_blocks(why: str, calls: list[Any], monkeypatch: pytest.MonkeyPa
     assert not calls
 
 
-def test_ways_that_are_timed_are_those_that_are_taken() -> None:
-    ways = attention.ON_CPU.calls()
-    assert tuple(ways) == attention.ON_CPU.ways
-    for actual, expected in zip(*(way() for way in ways.values()), strict=True):
-        torch.testing.assert_close(actual, expected)
+def test_what_is_timed_computes_the_same() -> None:
+    by_kernels, by_blocks = (attention.ON_CPU.calls()[way]() for way in attention.ON_CPU.ways)
+    torch.testing.assert_close(by_kernels, by_blocks)

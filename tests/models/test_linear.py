@@ -92,10 +92,7 @@ def test_left_to_torch_unless_onednn_is_taken(calls: list[Tensor], monkeypatch: 
     assert not calls
 
 
-def test_ways_that_are_timed_are_those_that_are_taken(calls: list[Tensor]) -> None:
-    ways = LIBRARY.calls()
-    assert tuple(ways) == LIBRARY.ways
-    ways["torch"]()
-    assert not calls
-    ways["onednn"]()
-    assert len(calls) == 3
+def test_onednn_is_timed(calls: list[Tensor]) -> None:
+    for way, num_calls in zip(LIBRARY.ways, (0, 3), strict=True):
+        LIBRARY.calls()[way]()
+        assert len(calls) == num_calls

@@ -8,21 +8,20 @@ from waveform.engine.scored_window import shares_out_itself
 from waveform.system.fastest_way import fastest_way, questions, taken
 from waveform.system.machine import cpu_name
 
-_MACHINE = ("torch", "processor", "instructions")
 _BEFORE = {"layers": "torch"}  # what holds for checkpoints of versions that did not note it
 
 
 def settle_ways(learner: Learner, found: Checkpoint | None) -> None:
-    """Choose in which ways all ranks compute on their CPUs: those of the checkpoint `found` if it was written on such a
-    processor, else the fastest of the first rank."""
+    """Let all ranks compute as `found` was, if that was on such a processor, else as is the fastest for the first."""
     world = learner.world
     if world.device.type != "cpu" or learner.config.autocast(world.device) is not None:
         return
-    before = {} if found is None or _is_elsewhere(found, conditions(learner)) else found.conditions
+    before, now = {} if found is None else found.conditions, conditions(learner)
+    is_here = all(before.get(name) == now[name] for name in ("torch", "processor", "instructions"))
     for name, question in questions.items():
         number = 0
         if world.is_first:
-            way = before.get(name)
+            way = before.get(name) if is_here else None
             number = question.ways.index(str(way) if way in question.ways else fastest_way(question))
         taken[name] = question.ways[world.largest(number)[0]]
 
@@ -42,12 +41,8 @@ def conditions(learner: Learner) -> dict[str, str | int]:
         "layers": "compiled" if in_kernels else "torch",
         "sharding": config.sharding if world.size > 1 else "none",
         "compile": str(config.compile).lower(),
-        **{name: taken.get(name) or question.known() for name, question in questions.items()},
+        **{name: taken.get(name, question.ways[0]) for name, question in questions.items()},
     }
-
-
-def _is_elsewhere(found: Checkpoint, now: dict[str, str | int]) -> bool:
-    return any(found.conditions.get(name, now[name]) != now[name] for name in _MACHINE)
 
 
 def notes(found: Checkpoint, now: dict[str, str | int]) -> list[str]:
@@ -57,8 +52,6 @@ def notes(found: Checkpoint, now: dict[str, str | int]) -> list[str]:
     if unknown:
         lines.append(f"{found.folder} also has {', '.join(unknown)}, which this version ignores")
     for name, value in now.items():
-        if name in questions and _is_elsewhere(found, now):
-            continue  # ways follow from the processor
         then = found.conditions.get(name, _BEFORE.get(name, value))  # an older checkpoint may not have it
         if then != value:
             lines.append(f"saved with {name}={then}, resumed with {value}: results will no longer be bit-identical")

@@ -324,9 +324,4 @@ def _calls() -> dict[str, Callable[[], object]]:
     return {"kernels": by(compiled_attention, causal=True), "blocks": by(block_attention, sight=Sight(causal=True))}
 
 
-def _known() -> str:
-    """Kernels, whose products are made for the registers of x86, unless it has no AVX2."""
-    return "kernels" if torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2") else "blocks"
-
-
-ON_CPU = Question("attention", ("kernels", "blocks"), known=_known, calls=_calls)
+ON_CPU = Question("attention", ("kernels", "blocks"), calls=_calls)

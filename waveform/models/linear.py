@@ -90,4 +90,4 @@ def _calls() -> dict[str, Callable[[], object]]:
     return calls
 
 
-LIBRARY = Question("products", ("torch", "onednn"), known=lambda: "torch", calls=_calls)
+LIBRARY = Question("products", ("torch", "onednn"), calls=_calls)

@@ -22,8 +22,8 @@ from waveform.system.console import say
 from waveform.system.errors import Trouble, UserError
 from waveform.system.machine import cpu_name
 
-SETTING = "WAVEFORM_TIMED_WAYS"  # 0 in the environment: nothing is timed or read from disk, and what is known decides
-_MIN_GAIN = 1.05  # of a way over the known one; less may be noise
+SETTING = "WAVEFORM_TIMED_WAYS"  # 0 in the environment: nothing is timed, or read from disk
+_MIN_GAIN = 1.05  # of a way over the first; less may be noise
 _TURNS = 9
 _Table = dict[str, dict[str, str]]  # of processors and versions, of questions: the way
 
@@ -36,8 +36,7 @@ class Question:
     """A computation that can be done in several ways."""
 
     name: str
-    ways: tuple[str, ...]
-    known: Callable[[], str]  # the way to take if nothing is timed, by what is known to decide
+    ways: tuple[str, ...]  # the first is taken if nothing is timed
     calls: Callable[[], Mapping[str, Callable[[], object]]]  # of the ways that there are here, at a typical size
 
     def __post_init__(self) -> None:
@@ -48,34 +47,30 @@ def fastest_way(question: Question) -> str:
     """The way to take. At its first use on a machine the ways are timed, in seconds, which a line on stderr says."""
     if question.name not in taken:
         if os.environ.get(SETTING) == "0":
-            return question.known()
+            return question.ways[0]
         taken[question.name] = _find(question)
     return taken[question.name]
 
 
 def _find(question: Question) -> str:
-    known, file = question.known(), _file()
-    machine = ", ".join((cpu_name(), torch.backends.cpu.get_cpu_capability(), *map(_versioned, ("torch", "numba"))))
-    kept = _read(file).get(machine, {}).get(question.name)
-    if kept in question.ways:
-        return kept
+    file = _file()
+    table = _read(file)
+    instructions, numba = torch.backends.cpu.get_cpu_capability(), version("numba")
+    kept = table.setdefault(f"{cpu_name()}, {instructions}, torch {torch.__version__}, numba {numba}", {})
+    if kept.get(question.name) in question.ways:
+        return kept[question.name]
     seconds = _time(question.calls())
     best = min(seconds, key=seconds.__getitem__)
-    if seconds[known] < _MIN_GAIN * seconds[best]:
-        best = known
+    if seconds[question.ways[0]] < _MIN_GAIN * seconds[best]:
+        best = question.ways[0]
     if os.environ.get("RANK", "0") == "0":
         figures = ", ".join(f"{way} {1000 * each:.1f} ms" for way, each in seconds.items())
-        say(f"{question.name} by {best} on this processor, timed once: {figures} ({SETTING}=0: never)", sys.stderr)
+        say(f"{question.name} by {best} here, timed once: {figures} ({SETTING}=0 turns this off)", sys.stderr)
+    kept[question.name] = best
     if file is not None:
-        table = _read(file)
-        table.setdefault(machine, {})[question.name] = best
         with suppress(UserError, Trouble):  # the next process times again
             write_file(file, msgspec.json.format(msgspec.json.encode(table)) + b"\n")
     return best
-
-
-def _versioned(package: str) -> str:
-    return f"{package} {version(package)}"
 
 
 def _file() -> Path | None:
