@@ -9,9 +9,12 @@ import pytest
 from tests.engine.training import small_trainer
 from waveform.engine import checkpoint
 from waveform.engine.checkpoint import Checkpoint
-from waveform.engine.resume_notes import conditions, notes
+from waveform.engine.resume_notes import conditions, notes, settle_ways
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
+from waveform.ranks.distributed import World
+from waveform.system import fastest_way
+from waveform.system.fastest_way import SETTING, questions, taken
 
 SMALL = {"num_layers": 1, "num_heads": 1, "num_position_features": 4, "window": 8, "memory": 8, "compressed": 4}
 IN_KERNELS = {**SMALL, "d_model": 16, "d_feedforward": 16}
@@ -59,3 +62,44 @@ def test_older_checkpoints_of_other_models_and_devices_are_as_before(
     assert note.startswith("saved with num_threads=3, resumed with 1:")
     (note,) = notes_of(train(BY_TORCH), tmp_path / "run", weather="fair")
     assert note.endswith("also has weather, which this version ignores")
+
+
+@pytest.fixture(name="fastest")
+def fix_ways(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The last item says which of each question's ways is the fastest."""
+    fastest = [0]
+    monkeypatch.setenv(SETTING, "1")
+    monkeypatch.setattr(fastest_way, "_find", lambda question: question.ways[fastest[-1]])
+    for name in questions:  # so that what a test takes is forgotten
+        monkeypatch.setitem(taken, name, "")
+        monkeypatch.delitem(taken, name)
+    return fastest
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_takes_the_same_ways_again_on_such_a_processor(
+    elsewhere: bool, train: Callable[..., Trainer], tmp_path: Path, fastest: list[int]
+) -> None:
+    fastest.append(1)
+    trainer = train(BY_TORCH)
+    fastest.append(0)
+    taken.clear()
+    found = checkpoint.newest(tmp_path / "run")
+    assert found is not None
+    found.conditions["instructions"] = "NEON" if elsewhere else found.conditions["instructions"]
+    settle_ways(trainer.learner, found)
+    said = notes(found, conditions(trainer.learner))
+    assert len(said) == (1 + len(questions) if elsewhere else 0)
+
+
+class _SecondRank(World):
+    def largest(self, *values: int) -> list[int]:
+        return [max(value, 1) for value in values]  # the first rank has found that the second way is faster
+
+
+@pytest.mark.usefixtures("fastest")
+def test_all_ranks_take_the_ways_of_the_first(train: Callable[..., Trainer]) -> None:
+    learner = train(BY_TORCH).learner
+    learner.world = _SecondRank(rank=1, size=2)
+    settle_ways(learner, None)
+    assert taken == {name: question.ways[1] for name, question in questions.items()}

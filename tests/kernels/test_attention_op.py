@@ -11,6 +11,7 @@ from waveform.kernels import attention_op
 from waveform.models import attention
 from waveform.models.attention import softmax_attention
 from waveform.models.block_attention import UNMASKED, Mask, block_attention
+from waveform.system import fastest_way
 from waveform.system.threads import torch_in_one_thread
 
 B, H, d, P = 2, 3, 16, 32
@@ -71,7 +72,7 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The arguments of calls of the kernels, which take any size while this is open."""
     calls, real = [], attention_op.attention_in_kernels
     monkeypatch.setattr(attention, "_MIN_SCORES", 1)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setitem(fastest_way.taken, attention.ON_CPU.name, "kernels")
 
     def record(*given: Any, **options: Any) -> Tensor:
         calls.append(given)
@@ -87,7 +88,7 @@ def test_taken_for_whole_vectors_without_a_mask(calls: list[Any]) -> None:
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("why", ["a mask", "ragged slots", "fp64", "AVX2", "a mode", "few scores"])
+@pytest.mark.parametrize("why", ["a mask", "ragged slots", "fp64", "they are slower", "a mode", "few scores"])
 def test_left_to_blocks(why: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = tensors(16, 48 if why != "ragged slots" else 47, num_features=0)
     mask = UNMASKED
@@ -95,8 +96,8 @@ def test_left_to_blocks(why: str, calls: list[Any], monkeypatch: pytest.MonkeyPa
         mask = Mask(False, torch.ones(1, 1, 16, 48, dtype=torch.bool), None)
     elif why == "fp64":
         q, k, v = q.double(), k.double(), v.double()
-    elif why == "AVX2":
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    elif why == "they are slower":
+        monkeypatch.setitem(fastest_way.taken, attention.ON_CPU.name, "blocks")
     elif why == "few scores":
         monkeypatch.setattr(attention, "_MIN_SCORES", B * H * 16 * 48 + 1)
     if why == "a mode":
@@ -105,3 +106,8 @@ def test_left_to_blocks(why: str, calls: list[Any], monkeypatch: pytest.MonkeyPa
     else:
         softmax_attention(q, k, v, scale=SCALE, mask=mask, encoding=None)
     assert not calls
+
+
+def test_what_is_timed_computes_the_same() -> None:
+    by_kernels, by_blocks = (attention.ON_CPU.calls()[way]() for way in attention.ON_CPU.ways)
+    torch.testing.assert_close(by_kernels, by_blocks)

@@ -3,6 +3,10 @@
 # mypy: disable-error-code="no-untyped-def"
 # Compiled functions have the types of what they are called with.
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +55,22 @@ def test_product(m: int, n: int, k: int, transposed: bool) -> None:
     call(PRODUCT, **given, adds=0)
     np.testing.assert_allclose(c[:, :n], expected, rtol=0, atol=2e-5)
     assert np.array_equal(c[:, n:], before[:, n:])  # nothing is written beyond
+
+
+@pytest.mark.slow
+def test_other_registers_have_another_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same products in code for a processor without AVX."""
+    monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "")
+    code = f"""
+import pytest
+from waveform.kernels import product
+assert product.ROWS == 6
+raise SystemExit(pytest.main(["-q", "-n0", {__file__ + "::test_product"!r}]))
+"""
+    root = Path(__file__).parents[2]
+    made = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stdout + made.stderr
 
 
 def test_transpose() -> None:

@@ -7,7 +7,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from waveform.models import linear as module
-from waveform.models.linear import Linear, linear
+from waveform.models.linear import LIBRARY, Linear, linear
+from waveform.system import fastest_way
 
 M, K, N = 40, 48, 32
 
@@ -18,9 +19,9 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(name="calls", autouse=True)
 def take_onednn(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """As on a processor where oneDNN is faster, for any size; returns the inputs that it was given."""
+    """oneDNN is taken, for any size; returns the inputs that it was given."""
     calls, real = [], module._onednn
-    monkeypatch.setattr(module, "_onednn_is_faster", lambda: True)
+    monkeypatch.setitem(fastest_way.taken, LIBRARY.name, "onednn")
     monkeypatch.setattr(module, "_MIN_MULTIPLICATIONS", 1)
     monkeypatch.setattr(module, "_onednn", lambda x, *rest: calls.append(x) or real(x, *rest))
     return calls
@@ -85,9 +86,13 @@ def test_small_products_are_left_to_torch(calls: list[Tensor], monkeypatch: pyte
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize(("name", "capability"), [("Intel(R) Xeon(R)", "AVX512"), ("AMD EPYC", "AVX2")])
-def test_other_processors_are_left_to_torch(name: str, capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr(module, "cpu_name", lambda: name)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert not module._onednn_is_faster.__wrapped__()
+def test_left_to_torch_unless_onednn_is_taken(calls: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fastest_way.taken, LIBRARY.name, "torch")
+    Linear(K, N)(torch.randn(M, K))
+    assert not calls
+
+
+def test_onednn_is_timed(calls: list[Tensor]) -> None:
+    for way, num_calls in zip(LIBRARY.ways, (0, 3), strict=True):
+        LIBRARY.calls()[way]()
+        assert len(calls) == num_calls

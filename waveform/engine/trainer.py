@@ -21,7 +21,7 @@ from waveform.engine.learner import Learner
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.random_numbers import random_state, set_random_state
-from waveform.engine.resume_notes import conditions, notes
+from waveform.engine.resume_notes import conditions, notes, settle_ways
 from waveform.ranks.distributed import World, explain_lost_ranks
 from waveform.system.progress import Progress
 from waveform.system.signals import Stopped, StopRequest, signals_ask
@@ -79,6 +79,7 @@ class Trainer:
     def _resume(self) -> checkpoint.Checkpoint | None:
         run_dir, learner, world = self._context.run_dir, self.learner, self.world
         found = checkpoint.newest(run_dir)
+        settle_ways(learner, found)
         if world.is_first:
             checkpoint.tidy(run_dir, found=found, keep=self.config.keep_checkpoints)
         if found is None:

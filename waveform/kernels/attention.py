@@ -8,12 +8,12 @@ Shape letters: N heads of all rows, T queries, K slots, d head width, P position
 # mypy: disable-error-code="no-untyped-def"
 # Compiled functions have the types of what they are called with.
 
-from waveform.kernels.product import product
+from waveform.kernels.product import ROWS, product
 from waveform.kernels.record import share
 from waveform.kernels.rows import softmax_row, softmax_row_gradient, transpose, zero_rows
 from waveform.kernels.vectors import at, kernel
 
-_QUERIES = 64  # of a block; its scores of 2,304 slots are 590 kB, which an L2 cache holds
+_QUERIES = 8 * ROWS  # of a block; its scores of 2,304 slots are at most 590 kB, which an L2 cache holds
 
 
 def scratch_size(num_slots: int, d_head: int) -> int:

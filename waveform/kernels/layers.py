@@ -14,7 +14,7 @@ feed-forward width, P position features: sines, padded to whole vectors, then co
 
 import numpy as np
 
-from waveform.kernels.product import product
+from waveform.kernels.product import ROWS, product
 from waveform.kernels.record import share
 from waveform.kernels.rows import (
     add_column_sums,
@@ -41,8 +41,6 @@ from waveform.kernels.rows import (
 from waveform.kernels.vectors import F32, at, get, kernel, put
 
 PACK, FORWARD, BACKWARD, UNPACK = range(4)
-
-_TILE = 8  # queries whose scores end at the same slot
 
 
 def saved_parts(z) -> dict[str, int]:
@@ -147,8 +145,8 @@ def _attend(row, kept, scratch, p):
         transpose(at(kv, column), 2 * D, keys_t, K_, K_, d)
         scores = at(p.weights, (kept * p.num_heads + head) * T * K_)
         values = at(kv, D + column)
-        for t in range(0, T, _TILE):
-            n = min(_TILE, T - t)
+        for t in range(0, T, ROWS):
+            n = min(ROWS, T - t)  # queries whose scores end at the same slot
             seen = S + t + n
             seen_ = (seen + 15) // 16 * 16
             tile = at(scores, t * K_)
@@ -294,8 +292,8 @@ def _attend_backward(row, scratch, sums, p):
         weights = at(p.weights, (row * p.num_heads + head) * T * K_)
         transpose(at(kv, D + column), 2 * D, values_t, K_, K_, d)
         grad_q = at(own, column)
-        for t in range(0, T, _TILE):
-            n = min(_TILE, T - t)
+        for t in range(0, T, ROWS):
+            n = min(ROWS, T - t)
             seen = S + t + n
             seen_ = (seen + 15) // 16 * 16
             tile = at(grad_scores, t * K_)

@@ -8,13 +8,17 @@ larger ones (results/notes.md).
 # Compiled functions have the types of what they are called with.
 
 import numpy as np
+from numba.core.registry import cpu_target
 
 from waveform.kernels.vectors import LANES, at, kernel, product_tile
 
-_ROWS = 8  # of a tile: with two vectors of columns, 16 sums, which AVX-512's 32 registers hold
+_has_avx512 = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2]  # what numba compiles for
+# Of a tile, whose sums stay in registers: 16 of AVX-512's 32. Of AVX2's 16 registers, each half a vector, 12, and of
+# NEON's 32, each a quarter, 24. The sums are the same, whatever the tile.
+ROWS, _VECTORS = (8, 2) if _has_avx512 else (6, 1)
 
-_tile, _narrow_tile = product_tile(_ROWS, 2), product_tile(_ROWS, 1)
-_row, _narrow_row = product_tile(1, 2), product_tile(1, 1)
+_tile, _narrow_tile = product_tile(ROWS, _VECTORS), product_tile(ROWS, 1)
+_row, _narrow_row = product_tile(1, _VECTORS), product_tile(1, 1)
 
 
 @kernel
@@ -24,16 +28,16 @@ def product(a, a_row, a_step, b, b_row, c, c_row, m, n, k, adds):
     a, b, c: addresses. Rows of B and C are `b_row` and `c_row` floats apart, rows of A `a_row`, its columns `a_step`: a
     transposed matrix has a_row 1.
     """
-    for j in range(0, n, 2 * LANES):
-        is_wide = j + 2 * LANES <= n
+    for j in range(0, n, _VECTORS * LANES):
+        is_wide = j + _VECTORS * LANES <= n
         i = np.int64(0)
-        while i + _ROWS <= m:
+        while i + ROWS <= m:
             of_a, of_c = at(a, i * a_row), at(c, i * c_row + j)
             if is_wide:
                 _tile(of_a, a_row, a_step, at(b, j), b_row, of_c, c_row, k, adds)
             else:
                 _narrow_tile(of_a, a_row, a_step, at(b, j), b_row, of_c, c_row, k, adds)
-            i += _ROWS
+            i += ROWS
         while i < m:
             of_a, of_c = at(a, i * a_row), at(c, i * c_row + j)
             if is_wide:

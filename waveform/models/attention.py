@@ -8,7 +8,8 @@ however long the stream is: window slot s has time s, the newest memory slot -1.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from waveform.models.block_attention import UNMASKED, Mask, block_attention, received_weight
 from waveform.models.dropout import Dropout
 from waveform.models.linear import Linear, linear
+from waveform.system.fastest_way import Question, fastest_way
 
 IMPLEMENTATIONS = ("fused", "reference")
 _BASE = 10000.0  # the longest wavelength of the sinusoidal encoding, over 2 pi (Vaswani et al. 2017, section 3.5)
@@ -297,9 +299,9 @@ def _takes_kernels(q_BHTE: Tensor, k_BHKd: Tensor) -> bool:
         and q_BHTE.dtype == torch.float32
         and num_slots * q_BHTE.shape[:3].numel() >= _MIN_SCORES
         and not any(size % VECTOR for size in (num_slots, d_head, q_BHTE.shape[3]))
-        and torch.backends.cpu.get_cpu_capability() == "AVX512"  # the products are made for its 32 registers
         and not torch.compiler.is_compiling()
         and not is_in_torch_dispatch_mode()  # it would not see what they do
+        and fastest_way(ON_CPU) == "kernels"
     )
 
 
@@ -307,3 +309,19 @@ def _takes_blocks(q: Tensor) -> bool:
     """Whether attention by blocks is the faster way: on CPUs, where torch's own kernel takes twice as long in bf16."""
     supported = q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64, torch.bfloat16)
     return supported and not torch.compiler.is_compiling()  # a graph would hold every block
+
+
+def _calls() -> dict[str, Callable[[], object]]:
+    """A head of a window at the paper's size and its gradient, by kernels and by blocks."""
+    from waveform.kernels.attention_op import attention_in_kernels
+
+    q, k, v = (torch.ones(1, 1, *size, requires_grad=True) for size in ((768, 128), (2304, 64), (2304, 64)))
+    encoding = torch.ones(1, 2304, 64)
+
+    def by(attention: Callable[..., Tensor], **masked: Any) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(attention(q, k, v, scale=0.1, encoding=encoding, **masked).sum(), (q, k, v))
+
+    return {"kernels": by(attention_in_kernels, causal=True), "blocks": by(block_attention, mask=Mask(causal=True))}
+
+
+ON_CPU = Question("attention", ("kernels", "blocks"), calls=_calls)

@@ -1,12 +1,12 @@
 """Linear layers, by the library whose matrix products are faster on this processor.
 
-On a CPU torch multiplies fp32 matrices with MKL, which uses half the width of AVX-512 on AMD's processors: on a Zen 5
-it reaches less than half of what oneDNN does, which torch brings too (results/notes.md).
+On a CPU torch multiplies fp32 matrices with MKL, which on a Zen 5 reaches less than half of what oneDNN does, which
+torch brings too; on an Intel Xeon MKL is the faster one (results/notes.md).
 
 Shape letters: M rows, K features in, N features out.
 """
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from waveform.system.machine import cpu_name
+from waveform.system.fastest_way import Question, fastest_way
 
 _MIN_MULTIPLICATIONS = 1 << 22  # of a product; below, oneDNN takes longer to begin than it saves
 
@@ -40,22 +40,10 @@ def _takes_onednn(x: Tensor, *, num_multiplications: int) -> bool:
         num_multiplications >= _MIN_MULTIPLICATIONS
         and x.device.type == "cpu"
         and x.dtype == torch.float32
-        and _onednn_is_faster()
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
         and not is_in_torch_dispatch_mode()  # it would not know the operation
-    )
-
-
-@functools.cache
-def _onednn_is_faster() -> bool:
-    """Whether MKL leaves a part of this processor unused."""
-    return (
-        cpu_name().startswith("AMD")
-        and torch.backends.cpu.get_cpu_capability() == "AVX512"
-        and torch.backends.mkl.is_available()
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and fastest_way(LIBRARY) == "onednn"
     )
 
 
@@ -87,3 +75,19 @@ class _OneDnnLinear(torch.autograd.Function):
             _onednn(grad_MN.t(), x.flatten(0, -2).t()) if needs_weight else None,
             grad_MN.sum(dim=0) if needs_bias else None,
         )
+
+
+def _calls() -> dict[str, Callable[[], object]]:
+    """A layer of a 40M model and its gradient, by each library."""
+    x, weight = torch.ones(768, 384, requires_grad=True), torch.ones(1536, 384, requires_grad=True)
+
+    def by(layer: Callable[..., Tensor]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(layer(x, weight, None).sum(), (x, weight))
+
+    calls = {"torch": by(F.linear)}
+    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        calls["onednn"] = by(_OneDnnLinear.apply)
+    return calls
+
+
+LIBRARY = Question("products", ("torch", "onednn"), calls=_calls)
