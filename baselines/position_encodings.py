@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from waveform.engine.interface import to_device
 from waveform.models.attention import RelativeAttention, Slots, encode_times
-from waveform.models.compressive_transformer import INIT_STD
+from waveform.models.initial_values import INIT_STD
 
 ENCODINGS = ("relative", "shaw", "absolute", "learned")
 

@@ -21,8 +21,8 @@ from baselines.position_encodings import (
 )
 from waveform.decoding.compressive_transformer import CompressiveTransformerWithDecoders
 from waveform.engine.interface import Decoder
-from waveform.models.compressive_transformer import INIT_STD
 from waveform.models.dropout import Dropout
+from waveform.models.initial_values import INIT_STD
 from waveform.models.memory import CompressiveState
 from waveform.models.transformer_config import MAX_SLOTS, CompressiveTransformerConfig, TransformerConfig, Width
 from waveform.system.errors import UserError

@@ -12,6 +12,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from waveform.runs.settings import STUDIES
+
 # In the order in which text.yaml puts them over each other.
 _FILES = (
     "preset/{preset}",
@@ -19,6 +21,7 @@ _FILES = (
     "recipe_preset/{recipe}_{preset}",
     "recipe_preset_model/{recipe}_{preset}_{model}",
     "study/{study}",
+    "study_model/{study}_{model}",
 )
 _PLACE = r"(section|Tables?|Figures?|appendix|public script) [\w.]*\w((,| and| to) \d+)*"
 _HEADING = re.compile(rf"From no paper|Ours|[A-Z]\w+ et al\. \d{{4}}(, {_PLACE})?")
@@ -30,13 +33,13 @@ def sources(config: Mapping[str, Any], *, study: str = "none") -> dict[str, str]
 
     config: as `compose_config` returns it, with the study that was chosen.
     """
-    (folder,) = import_module("recipes.conf").__path__
+    folders = [Path(*import_module(module).__path__) for module in ("recipes.conf", STUDIES)]
     names = {**config, "model": config["model"]["name"], "study": study}
     found: dict[str, tuple[Any, str]] = {}
     for pattern in _FILES:
-        path = Path(folder) / f"{pattern.format(**names)}.yaml"
-        for each in _with_defaults(path, root=Path(folder)):
-            found.update(_settings(each))
+        for folder in folders:
+            for each in _with_defaults(folder / f"{pattern.format(**names)}.yaml", root=folder):
+                found.update(_settings(each))
     return {name: source for name, (value, source) in found.items() if source and _is_set_to(config, name, value)}
 
 

@@ -27,7 +27,6 @@ _TEXT = ConfigFamily(
     module="recipes.conf",
     root="text",
     command="python -m recipes train ... --print-config",
-    chosen=("preset", "study"),
 )
 
 

@@ -43,6 +43,18 @@ _SHORT_WAVENET = {
     "skip_channels": 8,
 }
 _RAGGED = {**_ATTENTION, "window": 5, "memory": 7, "compressed": 3, "compression_rate": 3}
+_SONNET = {  # study=sonnet, but for its auxiliary loss, which breaks a law (tests/models/test_sonnet.py)
+    "activation": "relu",
+    "empty_memory": "zeros",
+    "memory_norm": "stored",
+    "final_norm": False,
+    "output_bias": True,
+    "input_activation": "relu",
+    "initial_values": "sonnet",
+    "compressed_position": "window",
+    "compressed_projection": "own",
+    "compression_bias": False,
+}
 
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "compressive_transformer": {
@@ -55,6 +67,14 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "compressed_position": "contiguous",
         },
         "conv-zeros-reference": {**_COMPRESSIVE, "empty_memory": "zeros", "attention": "reference"},
+        "sonnet": {**_RAGGED, **_SONNET},
+        "sonnet-both-overlap": {
+            **_RAGGED,
+            **_SONNET,
+            "norm": "both",
+            "compression_overlap": 1,
+            "attention": "reference",
+        },
         "conv-no-loss": {**_COMPRESSIVE, "compression_loss": "none"},
         "conv-no-memory": {**_RAGGED, "memory": 0},
         "conv-short-memory": {**_RAGGED, "memory": 2, "norm": "post"},
@@ -203,6 +223,7 @@ IN_KERNELS = [
 # `pytest -m "not slow"` tries these; together they take every branch of the models.
 _QUICK = {
     "conv-ragged",
+    "sonnet",
     "most-used",
     "dilated-autoencode-post",
     "adaptive-tied",

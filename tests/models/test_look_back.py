@@ -15,7 +15,7 @@ def position_logits(attention: RelativeAttention, distances: torch.Tensor) -> to
     encoding = encode_times(distances, num_position_features=attention.num_position_features, dtype=torch.float64)
     d_head = attention.position_bias.shape[1]
     queries = torch.zeros(1, attention.num_heads, 1, d_head, dtype=torch.float64)
-    return attention.position_queries(queries)[0, :, 0] @ encoding.t() / d_head**0.5
+    return attention.position_queries(queries)[0][0, :, 0] @ encoding.t() / d_head**0.5
 
 
 @pytest.mark.parametrize("num_position_features", [24, 64, 128])

@@ -33,7 +33,7 @@ def test_sizes_are_bounded(model: str, field: str, low: int, high: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"norm": "layer"}, "model.norm is 'layer'; choose pre or post"),
+        ({"norm": "layer"}, "model.norm is 'layer'; choose pre, post or both"),
         ({"attention": "flash"}, "model.attention is 'flash'; choose fused or reference"),
         ({"compression_loss": "mse"}, "model.compression_loss is 'mse'; choose attention, autoencode or none"),
         ({"compression_init": "zero"}, "model.compression_init is 'zero'; choose mean or random"),

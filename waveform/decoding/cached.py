@@ -96,7 +96,7 @@ class CachedDecoder(DeviceDecoder):
 
     def _project(self, layer: Layer, slots: Tensor, projection: nn.Linear) -> Tensor:
         """Raw slots [B, n, D] -> [B H, n, d], contiguous."""
-        return layer.frozen_projection(slots, projection).flatten(0, 1).contiguous()
+        return layer.projection(slots, projection).flatten(0, 1).contiguous()
 
     def _begin_window(self) -> None:
         """Set counters and mask for the window in which `_state.steps` lies."""
@@ -155,12 +155,12 @@ class CachedDecoder(DeviceDecoder):
             x = x + model.linear_prediction(prediction)[:, 0]
         for i, layer in enumerate(self._layers):
             self._state.window[:, i].index_copy_(1, phase, x[:, None].to(self._state.window.dtype))
-            normed = layer.attention_norm(x) if layer.pre_norm else x
+            normed = layer.attention_norm(x) if layer.config.norm == "pre" else x
             x = torch.addmm(x, self._attend(i, normed, slot, rotation), self._weights[i].output)
-            x = layer.attention_norm(x) if not layer.pre_norm else x
-            normed = layer.feedforward_norm(x) if layer.pre_norm else x
+            x = layer.attention_norm(x) if layer.config.norm == "post" else x
+            normed = layer.feedforward_norm(x) if layer.config.norm == "pre" else x
             x = x + layer.feedforward_out(layer.activation(layer.feedforward_in(normed)))
-            x = layer.feedforward_norm(x) if not layer.pre_norm else x
+            x = layer.feedforward_norm(x) if layer.config.norm == "post" else x
         phase += 1
         return model.head.logits(with_prediction(model.final_norm(x)[:, None], prediction))[:, 0]
 

@@ -5,10 +5,11 @@ from waveform.engine.interface import Decoder
 from waveform.engine.known_settings import KnownSettings
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.memory import CompressiveState
+from waveform.models.run_layers import AS_PUBLISHED
 
 _SIZES = ("vocab_size", "num_layers", "d_model", "num_heads", "d_feedforward", "num_position_features", "num_labels")
 _SLOTS = ("window", "memory", "compressed", "compression_rate")
-_TRAINING = ("local_layers", "dropout", "attention_dropout", "compression_loss", "compression_init")
+_TRAINING = ("initial_values", "local_layers", "dropout", "attention_dropout", "compression_loss", "compression_init")
 _HEADS = ("cutoffs", "div_value", "classes")  # details of `head` and `prediction`
 _OF_MODEL = ("activation", "head", "tie_embeddings", "project_first", "compression")  # whose own modules are called
 _OF_BOTH = {
@@ -16,9 +17,11 @@ _OF_BOTH = {
     "empty_memory": ("mask", "zeros"),
     "compressed_position": ("time", "contiguous"),
     "prediction": ("none", "linear"),
+    "final_norm": (True,),
+    **AS_PUBLISHED,
 }
 CACHED = KnownSettings(
-    any_value=(*_SIZES, *_SLOTS, *_TRAINING, *_HEADS, *_OF_MODEL, "clamp_len"),
+    any_value=(*_SIZES, *_SLOTS, *_TRAINING, *_HEADS, *_OF_MODEL, "clamp_len", "input_activation"),
     values={**_OF_BOTH, "norm": ("pre", "post"), "same_length": (False, True)},
 )
 IN_KERNELS = KnownSettings(
@@ -28,6 +31,7 @@ IN_KERNELS = KnownSettings(
         "norm": ("pre",),
         "compression": ("conv", "mean"),
         "activation": ("gelu",),
+        "input_activation": ("none",),
         "same_length": (False,),
         "clamp_len": (0,),
         "head": ("softmax",),

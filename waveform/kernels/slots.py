@@ -114,9 +114,9 @@ def _write_keys_and_values(memory: Memory, model: CompressiveTransformer, state:
         in_window = state.window[:, i, : int(now.phase)]
         held = [compressed[:, i, first_group:], of_memory[:, i, first_step:], in_window]
         for b, row in enumerate(torch.cat(held, dim=1).float().split(1)):  # products of other sizes may round otherwise
-            keys, key_scales = _blocks(layer.frozen_projection(row, layer.attention.key)[0], used, memory.keys)
+            keys, key_scales = _blocks(layer.projection(row, layer.attention.key)[0], used, memory.keys)
             memory.keys[i, b] = keys.transpose(2, 3).numpy()
-            values, value_scales = _blocks(layer.frozen_projection(row, layer.attention.value)[0], used, memory.keys)
+            values, value_scales = _blocks(layer.projection(row, layer.attention.value)[0], used, memory.keys)
             memory.values[i, b] = pad_last(values).numpy()
             if memory.keys.dtype == np.int8:
                 memory.key_scales[i, b], memory.value_scales[i, b] = key_scales.numpy(), value_scales.numpy()

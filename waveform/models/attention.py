@@ -36,9 +36,10 @@ class Slots(NamedTuple):
     query_times: Tensor  # [1 or B, T]
     slot_times: Tensor  # [1, K]
     query_encoding: Tensor  # [1 or B, T, P], `encode_times` of the above, once for all layers
-    slot_encoding: Tensor  # [1, K, P]
+    slot_encoding: Tensor  # [1, K, P]; [1, K, 2 P] if compressed slots have a projection of their own
     visible: Tensor | None  # [1 or B, 1, T, K], bool; None: query i sees slots up to K - T + i
     bias: Tensor | None = None  # `visible` as 0 and -inf, see `softmax_attention`
+    num_compressed: int = 0  # of the slots, the first
 
     @property
     def mask(self) -> Mask:
@@ -95,6 +96,8 @@ class RelativeAttention(nn.Module):
         implementation: str,
         clamp_len: int = 0,
         dropout: float = 0.0,
+        output_bias: bool = False,
+        compressed_apart: bool = False,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_position_features = num_heads, num_position_features
@@ -104,10 +107,14 @@ class RelativeAttention(nn.Module):
         self.query = Linear(d_model, d_model, bias=False)
         self.key = Linear(d_model, d_model, bias=False)
         self.value = Linear(d_model, d_model, bias=False)
-        self.output = Linear(d_model, d_model, bias=False)
+        self.output = Linear(d_model, d_model, bias=output_bias)
         self.position = nn.Linear(num_position_features, d_model, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, d_model // num_heads))  # u
         self.position_bias = nn.Parameter(torch.zeros(num_heads, d_model // num_heads))  # v
+        self.compressed_apart = compressed_apart  # compressed slots have a W_R and a v of their own
+        if compressed_apart:
+            self.compressed_position = nn.Linear(num_position_features, d_model, bias=False)
+            self.compressed_position_bias = nn.Parameter(torch.zeros(num_heads, d_model // num_heads))
 
     @property
     def is_fused(self) -> bool:
@@ -118,10 +125,16 @@ class RelativeAttention(nn.Module):
         """-> [B, H, T, d]."""
         return x_BTD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-    def position_queries(self, q_BHTd: Tensor) -> Tensor:
-        """(q + v)^T W_R of each head -> [B, H, T, P]."""
-        weight_HdP = self.position.weight.view(self.num_heads, -1, self.num_position_features)
-        return (q_BHTd + self.position_bias[:, None].to(q_BHTd.dtype)) @ weight_HdP.to(q_BHTd.dtype)
+    def position_queries(self, q_BHTd: Tensor) -> list[Tensor]:
+        """(q + v)^T W_R of each head -> [B, H, T, P]; a second one for compressed slots if they are apart."""
+        pairs = [(self.position, self.position_bias)]
+        if self.compressed_apart:
+            pairs.append((self.compressed_position, self.compressed_position_bias))
+        weights = [layer.weight.view(self.num_heads, -1, self.num_position_features) for layer, _ in pairs]
+        return [
+            (q_BHTd + v[:, None].to(q_BHTd.dtype)) @ weight.to(q_BHTd.dtype)
+            for weight, (_, v) in zip(weights, pairs, strict=True)
+        ]
 
     @torch.no_grad()
     def look_back(self) -> None:
@@ -174,8 +187,8 @@ class RelativeAttention(nn.Module):
 
     def _fused_queries(self, q_BHTd: Tensor, slots: Slots) -> Tensor:
         """-> [B, H, T, d + P], whose products with [k; R(t)] are the logits except for the scale."""
-        rotated_BHTP = rotate_to_time(self.position_queries(q_BHTd), slots.query_encoding[:, None])
-        return torch.cat([q_BHTd + self.content_bias[:, None].to(q_BHTd.dtype), rotated_BHTP], dim=-1)
+        rotated = [rotate_to_time(query, slots.query_encoding[:, None]) for query in self.position_queries(q_BHTd)]
+        return torch.cat([q_BHTd + self.content_bias[:, None].to(q_BHTd.dtype), *rotated], dim=-1)
 
     def _fused(self, q_BHTd: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, slots: Slots) -> Tensor:
         return softmax_attention(
@@ -197,10 +210,12 @@ class RelativeAttention(nn.Module):
         told_apart = distances.clamp(max=self.clamp_len) if self.clamp_len else distances
         unique, index = torch.unique(told_apart, return_inverse=True)
         encoding = encode_times(unique, num_position_features=self.num_position_features, dtype=q_BHTd.dtype)
-        r_nHd = F.linear(encoding, self.position.weight.to(q_BHTd.dtype)).unflatten(-1, (self.num_heads, -1))
-        by_distance = (q_BHTd + self.position_bias[:, None].to(q_BHTd.dtype)) @ r_nHd.permute(1, 2, 0)
         index_BHTK = index.view(distances.shape)[:, None].expand(*q_BHTd.shape[:3], -1)
-        return by_distance.gather(-1, index_BHTK)
+        logits = [(query @ encoding.t()).gather(-1, index_BHTK) for query in self.position_queries(q_BHTd)]
+        if not self.compressed_apart:
+            return logits[0]
+        is_compressed = torch.arange(index_BHTK.shape[-1], device=index_BHTK.device) < slots.num_compressed
+        return torch.where(is_compressed, logits[1], logits[0])
 
     def _weights(self, q_BHTd: Tensor, k_BHKd: Tensor, slots: Slots) -> Tensor:
         """Attention weights [B, H, T, K], every score of which is written out."""

@@ -7,6 +7,7 @@ Shape letters: B rows, G groups, c compression rate, n = G c slots, D model widt
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -75,25 +76,26 @@ class MostUsed(Compressor):
 
 
 class Convolution(Compressor):
-    """A convolution whose kernel and stride are c."""
+    """A convolution whose stride is c, and its kernel too, but for an overlap with the next group."""
 
-    def __init__(self, d_model: int, *, rate: int) -> None:
+    def __init__(self, d_model: int, *, rate: int, overlap: int = 0, bias: bool = True) -> None:
         super().__init__(d_model, rate=rate)
-        self.convolution = nn.Conv1d(d_model, d_model, rate, stride=rate)
+        self.convolution = nn.Conv1d(d_model, d_model, rate + overlap, stride=rate, bias=bias)
 
     def initialise(self) -> None:
         """Starts as mean pooling (the papers name no initialisation), so that compressed slots are like memory's."""
         weight, bias = self.convolution.weight, self.convolution.bias
-        assert bias is not None
         nn.init.normal_(weight, std=1e-3)
-        nn.init.zeros_(bias)
+        if bias is not None:
+            nn.init.zeros_(bias)
         with torch.no_grad():
-            weight += torch.eye(weight.shape[0])[..., None] / self.rate
+            weight += torch.eye(weight.shape[0])[..., None] / weight.shape[2]
 
     def forward(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
-        # Kernel = stride, so the convolution is one matrix product over each group.
-        weight = self.convolution.weight.transpose(1, 2).flatten(1)
-        return linear(slots_BnD.unflatten(1, (-1, self.rate)).flatten(2), weight, self.convolution.bias)
+        # One matrix product over all groups.
+        weight = self.convolution.weight
+        groups_BGDk = slots_BnD.unfold(1, weight.shape[2], self.rate)
+        return linear(groups_BGDk.transpose(2, 3).flatten(2), weight.transpose(1, 2).flatten(1), self.convolution.bias)
 
 
 class DilatedConvolutions(Compressor):
@@ -135,15 +137,16 @@ def compression_function(name: str) -> type[Compressor]:
     return function
 
 
-def attention_loss(q_BHTd: Tensor, *, old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> Tensor:
+def attention_loss(q_BHTd: Tensor, *, old: Sequence[Tensor], new: Sequence[Tensor], trains_old: bool = False) -> Tensor:
     """Attention reconstruction (Algorithm 2): what queries read of the new slots against what they read of the old.
 
     old, new: keys and values, [B, H, n, d] and [B, H, G, d] -> loss [B]. Attention is by content alone, per head.
-    Gradient reaches only `new`.
+    Gradient reaches `new`, and `old` only if `trains_old`; never the queries.
     """
-    with torch.no_grad():
+    q_BHTd = q_BHTd.detach()
+    with torch.set_grad_enabled(trains_old and torch.is_grad_enabled()):
         target = content_attention(q_BHTd, *old)
-    return _mean_square_by_row(content_attention(q_BHTd.detach(), *new), target)
+    return _mean_square_by_row(content_attention(q_BHTd, *new), target)
 
 
 def autoencoding_loss(compressor: Compressor, compressed_BGD: Tensor, slots_BnD: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ A call may hold many windows, or less than one: `CompressiveTransformer.forward`
 the layers, one after the other or all in kernels, is models/run_layers.py.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
@@ -31,6 +30,7 @@ from waveform.models.attention import AttentionOutput, RelativeAttention, Slots
 from waveform.models.compression import attention_loss, autoencoding_loss, compression_function
 from waveform.models.dropout import Dropout
 from waveform.models.embeddings import token_embedding
+from waveform.models.initial_values import INIT_STD, initialise
 from waveform.models.label_embedding import label_embedding
 from waveform.models.linear import Linear, linear
 from waveform.models.linear_prediction import linear_prediction, with_prediction
@@ -39,14 +39,12 @@ from waveform.models.read_inputs import read_inputs
 from waveform.models.run_layers import RunsLayers
 from waveform.models.transformer_config import ACTIVATIONS, CompressiveTransformerConfig
 
-INIT_STD = 0.02  # of embeddings, and of what is added to the residual stream
-
 
 class LayerOutput(NamedTuple):
     """What one layer makes of a call within a window."""
 
     h: Tensor  # [B, T, D]
-    read: Tensor  # [B, T, D] input of the layer, what memory will hold
+    read: Tensor  # [B, T, D] input of the layer or of its attention: what memory will hold
     groups: Tensor | None  # [B, G, D] of the evicted steps; None if nothing is evicted
     loss: Tensor | None  # [B] of what was compressed
     usage: Tensor  # [B, M] or [B, 0], with the attention of this call
@@ -58,7 +56,6 @@ class Layer(nn.Module):
     def __init__(self, config: CompressiveTransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.pre_norm = config.norm == "pre"
         self.attention_norm = nn.LayerNorm(config.d_model)
         self.attention = RelativeAttention(
             config.d_model,
@@ -67,31 +64,22 @@ class Layer(nn.Module):
             implementation=config.attention,
             clamp_len=config.clamp_len,
             dropout=config.attention_dropout,
+            output_bias=config.output_bias,
+            compressed_apart=config.compressed_apart,
         )
         self.feedforward_norm = nn.LayerNorm(config.d_model)
         self.feedforward_in = Linear(config.d_model, config.d_feedforward)
         self.feedforward_out = Linear(config.d_feedforward, config.d_model)
+        if config.norm == "both":
+            self.attention_norm_after, self.feedforward_norm_after = (nn.LayerNorm(config.d_model) for _ in range(2))
         self.activation = ACTIVATIONS[config.activation]
         self.dropout = Dropout(config.dropout)
         if config.compressed:
-            self.compressor = compression_function(config.compression)(config.d_model, rate=config.compression_rate)
+            self.compressor = compression_function(config.compression)(
+                config.d_model, rate=config.compression_rate, **config.compression_options
+            )
             if config.compression_loss == "autoencode" and self.compressor.has_parameters:
                 self.compressor.add_decoder(config.d_model)
-
-    def initialise(self, *, residual_std: float, local: bool) -> None:
-        """residual_std: of the weights whose outputs are added to the residual stream; local: heads look nearby."""
-        attention = self.attention
-        for projection in (attention.query, attention.key, attention.value, attention.position):
-            nn.init.xavier_uniform_(projection.weight)
-        if local:
-            attention.look_back()
-        for projection in (attention.output, self.feedforward_out):
-            nn.init.normal_(projection.weight, std=residual_std)
-        nn.init.xavier_uniform_(self.feedforward_in.weight)
-        nn.init.zeros_(self.feedforward_in.bias)
-        nn.init.zeros_(self.feedforward_out.bias)
-        if self.config.compressed and self.config.compression_init == "mean":
-            self.compressor.initialise()
 
     def step(self, h_BTD: Tensor, slots: Tensor, window: Tensor, usage: Tensor, clock: Clock) -> LayerOutput:
         """Attend, feed forward and, if a window leaves memory, compress.
@@ -99,14 +87,15 @@ class Layer(nn.Module):
         slots [B, C + M, D], window [B, W, D], usage [B, M] or [B, 0]: of this layer, before the call. Nothing depends
         on values of tensors.
         """
-        window = memory.write_window(window, h_BTD, clock)
+        read_BTD = self.attention_norm(h_BTD) if self.config.stores_normed else h_BTD
+        window = memory.write_window(window, read_BTD, clock)
         past = memory.attended_slots(self.config, slots, window, clock)
-        out_BTD, attended = self.transform(h_BTD, past, clock.slots)
+        out_BTD, attended = self.transform(h_BTD, read_BTD, past, clock.slots)
         if usage.shape[1]:
             usage = memory.add_usage(usage, self.attention.received_attention(attended, clock.slots), clock)
         if not (self.config.compressed and clock.evicts):
-            return LayerOutput(out_BTD, h_BTD, None, None, usage)
-        return LayerOutput(out_BTD, h_BTD, *self.compress(slots, window, usage, clock, attended), usage)
+            return LayerOutput(out_BTD, read_BTD, None, None, usage)
+        return LayerOutput(out_BTD, read_BTD, *self.compress(slots, window, usage, clock, attended), usage)
 
     def forward(
         self,
@@ -120,16 +109,23 @@ class Layer(nn.Module):
         """`step`, by a function that runs it: all that uses this layer's parameters is in here, for FSDP to gather."""
         return run(self, h_BTD, slots, window, usage, clock)
 
-    def transform(self, h_BTD: Tensor, past: Tensor | None, slots: Slots) -> tuple[Tensor, AttentionOutput]:
-        """h -> output [B, T, D] and what the attention computed; `past`: see RelativeAttention.forward."""
-        if self.pre_norm:
+    def transform(
+        self, h_BTD: Tensor, read_BTD: Tensor, past: Tensor | None, slots: Slots
+    ) -> tuple[Tensor, AttentionOutput]:
+        """h -> output [B, T, D] and what the attention computed of `read`; `past`: see RelativeAttention.forward."""
+        if self.config.norms_when_read:
             past = None if past is None else self._standardise(past)
-            attended = self.attention(self._standardise(h_BTD), past, slots, affine=self.attention_norm)
-            h_BTD = h_BTD + self.dropout(attended.mixed)
+            attended = self.attention(self._standardise(read_BTD), past, slots, affine=self.attention_norm)
+        else:
+            attended = self.attention(read_BTD, past, slots)
+        h_BTD = h_BTD + self.dropout(attended.mixed)
+        if self.config.norm == "pre":
             return h_BTD + self._feedforward(self.feedforward_norm(h_BTD)), attended
-        attended = self.attention(h_BTD, past, slots)
-        h_BTD = self.attention_norm(h_BTD + self.dropout(attended.mixed))
-        return self.feedforward_norm(h_BTD + self._feedforward(h_BTD)), attended
+        if self.config.norm == "post":
+            h_BTD = self.attention_norm(h_BTD)
+            return self.feedforward_norm(h_BTD + self._feedforward(h_BTD)), attended
+        h_BTD = self.attention_norm_after(h_BTD)
+        return self.feedforward_norm_after(h_BTD + self._feedforward(self.feedforward_norm(h_BTD))), attended
 
     def _standardise(self, x: Tensor) -> Tensor:
         """The attention's norm without its weight and bias, which the attention folds into its projections."""
@@ -146,12 +142,14 @@ class Layer(nn.Module):
         window [B, W, D]: the finished window's inputs. attended: what the last call's attention computed; the loss
         needs it.
         """
-        consumed_BnD = memory.evicted(self.config, slots, window)
+        config = self.config
+        consumed_BnD = memory.evicted(config, slots, window)
         if not clock.through_time:
             consumed_BnD = consumed_BnD.detach()
-        groups_BGD = self.compressor(consumed_BnD, memory.average_use(self.config, usage) if usage.shape[1] else None)
-        loss = None
-        if torch.is_grad_enabled() and self.config.compression_loss != "none" and self.compressor.has_parameters:
+        use = memory.average_use(config, usage) if usage.shape[1] else None
+        groups_BGD = self.compressor(consumed_BnD[:, : config.num_consumed], use)
+        loss, is_trained = None, self.compressor.has_parameters or config.loss_as_run
+        if torch.is_grad_enabled() and config.compression_loss != "none" and is_trained:
             assert attended is not None
             loss = self.compression_loss(consumed_BnD.detach(), groups_BGD, window, attended)
             if clock.evicting is not None:
@@ -161,27 +159,35 @@ class Layer(nn.Module):
     def compression_loss(
         self, consumed_BnD: Tensor, groups_BGD: Tensor, window: Tensor, attended: AttentionOutput
     ) -> Tensor:
-        """Loss [B] of what was compressed (Algorithm 2, or auto-encoding); only the compressor learns."""
-        config, attention = self.config, self.attention
+        """Loss [B] of what was compressed (Algorithm 2, or auto-encoding); the compressor learns, and nothing else.
+
+        As the authors' code is run (`compression_gradient=as_run`), how keys and values are made learns too, and steps
+        that fill no group count.
+        """
+        config, attention, as_run = self.config, self.attention, self.config.loss_as_run
+        consumed_BnD = consumed_BnD if as_run else consumed_BnD[:, : config.num_consumed]
         if config.compression_loss == "autoencode":
             return autoencoding_loss(self.compressor, groups_BGD, consumed_BnD)
         q_BHWd = attended.queries
         with torch.no_grad():
             if q_BHWd.shape[2] != config.window:  # the window came in several calls
-                q_BHWd = self.frozen_projection(window, attention.query)
+                q_BHWd = self.projection(window, attention.query)
             first = attended.keys.shape[2] - config.window - config.memory  # slots end with [memory; window]
-            k_BHnd, v_BHnd = (x[:, :, first : first + consumed_BnD.shape[1]] for x in (attended.keys, attended.values))
-        k_BHGd, v_BHGd = (self.frozen_projection(groups_BGD, x) for x in (attention.key, attention.value))
-        return attention_loss(q_BHWd, old=(k_BHnd, v_BHnd), new=(k_BHGd, v_BHGd))
+            old = [x[:, :, first : first + consumed_BnD.shape[1]] for x in (attended.keys, attended.values)]
+        if as_run:  # queries that come after what was consumed
+            q_BHWd = q_BHWd[:, :, max(0, consumed_BnD.shape[1] - config.memory) :]
+            old = [self.projection(consumed_BnD, x, frozen=False) for x in (attention.key, attention.value)]
+        new = [self.projection(groups_BGD, x, frozen=not as_run) for x in (attention.key, attention.value)]
+        return attention_loss(q_BHWd, old=old, new=new, trains_old=as_run)
 
-    def frozen_projection(self, slots_BKD: Tensor, projection: nn.Linear) -> Tensor:
-        """Per-head projection of raw slots -> [B, H, K, d] with detached weights: gradient flows to the slots."""
-        if self.pre_norm:
+    def projection(self, slots_BKD: Tensor, layer: nn.Linear, *, frozen: bool = True) -> Tensor:
+        """Per-head projection of slots -> [B, H, K, d]; gradient flows to them, and to the weight unless frozen."""
+        if self.config.norms_when_read:
             norm = self.attention_norm
             slots_BKD = F.layer_norm(
                 slots_BKD, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps
             )
-        return self.attention.split_heads(linear(slots_BKD, projection.weight.detach()))
+        return self.attention.split_heads(linear(slots_BKD, layer.weight.detach() if frozen else layer.weight))
 
 
 class CompressiveTransformer(nn.Module, RunsLayers):
@@ -195,10 +201,13 @@ class CompressiveTransformer(nn.Module, RunsLayers):
     def __init__(self, config: CompressiveTransformerConfig) -> None:
         super().__init__()
         self.config = config
-        pre_norm = config.norm == "pre"
-        embedding_std = INIT_STD if pre_norm else 1.0
+        embedding_std = INIT_STD if config.norm != "post" else 1.0
         self.embedding = token_embedding(
-            config.d_model, **config.vocabulary, tie_embeddings=config.tie_embeddings, std=embedding_std
+            config.d_model,
+            **config.vocabulary,
+            tie_embeddings=config.tie_embeddings,
+            std=embedding_std,
+            rectified=config.input_activation == "relu",
         )
         self.label_embedding = label_embedding(
             config.d_model, num_labels=config.num_labels, vocab_size=config.vocab_size
@@ -206,18 +215,15 @@ class CompressiveTransformer(nn.Module, RunsLayers):
         self.linear_prediction = linear_prediction(config.d_model, config.prediction, config.classes, std=embedding_std)
         self.dropout = Dropout(config.dropout)
         self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(config) for _ in range(config.num_layers)))
-        self.final_norm = nn.LayerNorm(config.d_model) if pre_norm else nn.Identity()
+        has_final_norm = config.norm != "post" and config.final_norm
+        self.final_norm = nn.LayerNorm(config.d_model) if has_final_norm else nn.Identity()
         self.head = heads.output_head(
             config.d_model,
             **config.vocabulary,
             tied_to=self.embedding if config.tie_embeddings else None,
             classes=config.classes if self.linear_prediction is not None else None,
         )
-        if isinstance(self.embedding, nn.Embedding):
-            nn.init.normal_(self.embedding.weight, std=embedding_std)
-        residual_std = INIT_STD / math.sqrt(2 * config.num_layers) if pre_norm else INIT_STD
-        for i, layer in enumerate(self.layers):
-            layer.initialise(residual_std=residual_std, local=i < int(config.local_layers * config.num_layers))
+        initialise(self)
 
     def init_state(
         self, batch_size: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32

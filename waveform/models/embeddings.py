@@ -88,6 +88,18 @@ class AdaptiveEmbedding(nn.Module):
         return vectors if projection is None else F.linear(vectors, projection)
 
 
+class RectifiedEmbedding(nn.Embedding):
+    """ReLU of a token's vector and a bias: a linear layer on one-hot vectors, as in the authors' own code."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
+        super().__init__(num_embeddings, embedding_dim)
+        self.bias = nn.Parameter(torch.zeros(embedding_dim))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [...] -> vectors [..., D]."""
+        return F.relu(super().forward(tokens) + self.bias)
+
+
 def random_projection(d_model: int, width: int) -> nn.Parameter:
     """[D, d_i] of a cluster, scaled so that the vectors of all clusters are equally long."""
     return nn.Parameter(torch.randn(d_model, width) / math.sqrt(width))
@@ -102,13 +114,14 @@ def token_embedding(
     tie_embeddings: bool,
     project_first: bool,
     std: float,
+    rectified: bool = False,
 ) -> nn.Module:
     """The input embedding that goes with a head with these fields. A plain one is left for the model to initialise.
 
-    std: of vectors that are not shared with a head.
+    std: of vectors that are not shared with a head; rectified: see RectifiedEmbedding.
     """
     if not cutoffs and not tie_embeddings:
-        return nn.Embedding(vocab_size + 1, d_model)
+        return (RectifiedEmbedding if rectified else nn.Embedding)(vocab_size + 1, d_model)
     return AdaptiveEmbedding(
         d_model,
         vocab_size=vocab_size,

@@ -87,7 +87,7 @@ def slot_times(config: CompressiveTransformerConfig) -> Tensor:
     """Times of the slots [compressed; memory; window] relative to the window's start, [C + M + W] in fp64.
 
     A compressed slot's time is the centre of the c steps that it covers (`compressed_position=time`), or one step
-    before the next slot's (`contiguous`).
+    before the next slot's, the last before memory's first (`contiguous`) or before the window's (`window`).
     """
     age = torch.arange(config.compressed - 1, -1, -1)  # of compressed slots; 0 is the newest
     if config.compressed_position == "time":
@@ -95,7 +95,7 @@ def slot_times(config: CompressiveTransformerConfig) -> Tensor:
         group = config.groups - 1 - age % config.groups  # of that window
         compressed = -config.memory - config.window * window + config.compression_rate * (group + 0.5) - 0.5
     else:
-        compressed = -config.memory - 1.0 - age
+        compressed = -1.0 - age - (config.memory if config.compressed_position == "contiguous" else 0)
     return torch.cat([compressed.double(), torch.arange(-config.memory, config.window, dtype=torch.float64)])
 
 
@@ -190,6 +190,9 @@ def clock_of(
     of_queries, of_slots = (
         encode_times(t, num_position_features=config.num_position_features, dtype=dtype) for t in (query_times, times)
     )
+    if config.compressed_apart:  # features of their own
+        is_compressed = (torch.arange(of_slots.shape[1], device=device) < num_compressed)[:, None]
+        of_slots = torch.cat([of_slots * ~is_compressed, of_slots * is_compressed], dim=-1)
     bias = None if visible is None else attention_bias(visible, dtype=dtype)
     return Clock(
         num_new=num_new,
@@ -197,7 +200,7 @@ def clock_of(
         num_memory=num_memory,
         num_compressed=num_compressed,
         places=places,
-        slots=Slots(query_times, times, of_queries, of_slots, visible, bias),
+        slots=Slots(query_times, times, of_queries, of_slots, visible, bias, num_compressed),
         ends=bool(ending.any()),
         evicts=bool(evicting.any()),
         ending=None if _all_equal(ending) else to_device(ending, device),
@@ -238,11 +241,11 @@ def write_window(old: Tensor, new: Tensor, clock: Clock) -> Tensor:
 
 
 def evicted(config: CompressiveTransformerConfig, slots: Tensor, window: Tensor) -> Tensor:
-    """The oldest steps of [memory; window] that become groups at the window's end, [..., G c, D]."""
-    num_consumed = config.groups * config.compression_rate
+    """The oldest W steps of [memory; window], of which groups are made; more if one group has more: [..., n, D]."""
+    num_evicted = max(config.window, config.num_consumed)
     memory = slots[..., config.compressed :, :].to(window.dtype)
-    first = max(num_consumed - config.memory, 0)
-    return torch.cat([memory[..., :num_consumed, :], window[..., :first, :]], dim=-2)
+    first = max(num_evicted - config.memory, 0)
+    return torch.cat([memory[..., :num_evicted, :], window[..., :first, :]], dim=-2)
 
 
 def after_call(

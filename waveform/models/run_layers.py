@@ -32,6 +32,15 @@ _MIN_QUERIES = 8  # of a call, from which kernels are faster
 _MAX_WEIGHTS = 2**18  # attention weights of a row and layer, which kernels keep; above it torch's products are as fast
 
 
+# Fields by which the authors' own code differs within a layer: no fast path knows it.
+AS_PUBLISHED = {
+    "memory_norm": ("read",),
+    "output_bias": (False,),
+    "compressed_projection": ("shared",),
+    "compression_bias": (True,),
+    "compression_overlap": (0,),
+    "compression_gradient": ("intended",),
+}
 # Kernels of whole layers; what comes before the layers and after them is torch's.
 KERNELS = KnownSettings(
     any_value=(
@@ -40,8 +49,10 @@ KERNELS = KnownSettings(
         *("compression", "compressed_position", "empty_memory"),
         *("vocab_size", "head", "cutoffs", "div_value", "tie_embeddings", "project_first"),
         *("prediction", "num_labels", "classes"),
+        *("final_norm", "input_activation", "initial_values"),
     ),
     values={
+        **AS_PUBLISHED,
         "norm": ("pre",),
         "attention": ("fused",),
         "activation": ("gelu",),

@@ -35,7 +35,7 @@ class TransformerConfig:
     d_feedforward: Width = 1024
     window: Annotated[int, whole_number(1, MAX_SLOTS)] = 768  # steps that attend to each other directly
     memory: _Slots = 768  # slots, one step each
-    norm: Annotated[str, one_of("pre", "post")] = "pre"  # pre: more stable when deep; post: as published
+    norm: Annotated[str, one_of("pre", "post", "both")] = "pre"  # pre: more stable when deep; post: as published
     attention: Annotated[str, one_of(*IMPLEMENTATIONS)] = "fused"  # fused | reference
     num_position_features: Annotated[int, _EVEN] = 64  # P, width of the sinusoidal encoding
     # Share of the layers, from the input, whose heads start with a preference for near steps (0, 1, 2, 4, ... back), so
@@ -57,6 +57,13 @@ class TransformerConfig:
     attention_dropout: Annotated[float, BELOW_1] = 0.0  # of attention weights
     project_first: bool = False  # an adaptive head's first cluster has a projection too, another one than the input's
 
+    # How the authors' own code differs (study=sonnet; docs/sonnet.md).
+    memory_norm: Annotated[str, one_of("read", "stored")] = "read"  # when the attention's norm before it is applied
+    final_norm: bool = True  # whether there is a norm after the last layer, unless norm=post
+    output_bias: bool = False  # of the attention's output projection
+    input_activation: Annotated[str, one_of("none", "relu")] = "none"  # relu: of a token's vector and a bias
+    initial_values: Annotated[str, one_of("default", "sonnet")] = "default"
+
     # none: as published; linear: the input and the head know what linear filters expect (models/linear_prediction.py)
     prediction: Annotated[str, one_of(*linear_prediction.KINDS)] = "none"
     # Of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
@@ -68,6 +75,11 @@ class TransformerConfig:
         check_cutoffs(self.cutoffs, head=self.head, vocab_size=self.vocab_size)
         if self.prediction != "none" and (self.head != "softmax" or self.tie_embeddings):
             raise UserError("model.prediction=linear is for model.head=softmax without model.tie_embeddings")
+        if self.input_activation != "none" and (self.cutoffs or self.tie_embeddings):
+            raise UserError(
+                f"model.input_activation={self.input_activation} is for model.head=softmax without "
+                "model.tie_embeddings; set model.input_activation=none"
+            )
         if self.d_model % self.num_heads:
             raise UserError(f"model.d_model {self.d_model} is not a multiple of model.num_heads {self.num_heads}")
         if self.project_first and self.head != "adaptive":
@@ -89,10 +101,17 @@ class CompressiveTransformerConfig(TransformerConfig):
     compression: str = "conv"  # conv | max | mean | most_used | dilated, or one of another package
     compression_rate: Annotated[int, whole_number(1, MAX_SLOTS)] = 4
     compression_loss: Annotated[str, one_of(*LOSSES)] = "attention"  # attention | autoencode | none
-    # time: the centre of the steps covered; contiguous: unit steps behind memory
-    compressed_position: Annotated[str, one_of("time", "contiguous")] = "time"
+    # time: the centre of the steps covered; contiguous: unit steps behind memory; window: unit steps before the window
+    compressed_position: Annotated[str, one_of("time", "contiguous", "window")] = "time"
     # mean: a convolution starts as mean pooling; random: as torch's layers start
     compression_init: Annotated[str, one_of("mean", "random")] = "mean"
+
+    # Of the authors' own code, as above
+    compressed_projection: Annotated[str, one_of("shared", "own")] = "shared"  # W_R and v of compressed slots
+    compression_bias: bool = True  # of convolutions
+    compression_overlap: _Slots = 0  # steps that a group has beyond its own, from the next
+    # as_run: the loss of what was compressed also trains how keys and values are made, old and new
+    compression_gradient: Annotated[str, one_of("intended", "as_run")] = "intended"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,7 +121,18 @@ class CompressiveTransformerConfig(TransformerConfig):
                 f"model.compression={self.compression} looks at the attention that slots receive while in memory, so "
                 f"model.memory ({self.memory}) must be at least model.window ({self.window})"
             )
-        if self.compressed and self.window < self.compression_rate:
+        if (self.compression_overlap or not self.compression_bias) and self.compression != "conv":
+            raise UserError(
+                "model.compression_overlap and model.compression_bias=false are for model.compression=conv, not "
+                f"{self.compression}"
+            )
+        if self.compressed and self.compressed_position == "window":
+            if self.num_consumed > max(self.window, self.window + self.memory - 1):
+                raise UserError(
+                    f"model.compression_rate {self.compression_rate} and model.compression_overlap "
+                    f"{self.compression_overlap} are more steps than model.memory and model.window have; lower them"
+                )
+        elif self.compressed and self.window < self.compression_rate + self.compression_overlap:
             raise UserError(
                 f"model.compression_rate is {self.compression_rate}, but no more than model.window={self.window} steps "
                 "leave memory at once; choose a smaller rate or a larger window"
@@ -114,6 +144,33 @@ class CompressiveTransformerConfig(TransformerConfig):
             )
 
     @property
+    def stores_normed(self) -> bool:
+        """Whether memory holds what attention reads, normed, and not the layer's input."""
+        return self.memory_norm == "stored" and self.norm != "post"
+
+    @property
+    def norms_when_read(self) -> bool:
+        """Whether slots are normed whenever attention reads them."""
+        return self.memory_norm == "read" and self.norm != "post"
+
+    @property
+    def compressed_apart(self) -> bool:
+        """Whether compressed slots have positions of their own."""
+        return self.compressed > 0 and self.compressed_projection == "own"
+
+    @property
+    def loss_as_run(self) -> bool:
+        """Whether the loss of what was compressed is that of the authors' code as it runs."""
+        return self.compression_gradient == "as_run"
+
+    @property
+    def compression_options(self) -> dict[str, Any]:
+        """What a compressor is made with besides its rate; nothing but the defaults for those of other packages."""
+        return (
+            {} if self.compression != "conv" else {"overlap": self.compression_overlap, "bias": self.compression_bias}
+        )
+
+    @property
     def tracks_usage(self) -> bool:
         """Whether the compression looks at the attention that slots of memory receive."""
         return self.compressed > 0 and compression_function(self.compression).uses_attention
@@ -121,7 +178,13 @@ class CompressiveTransformerConfig(TransformerConfig):
     @property
     def groups(self) -> int:
         """Compressed slots that a window becomes."""
-        return self.window // self.compression_rate
+        one = self.compression_rate + self.compression_overlap
+        return (max(self.window, one) - one) // self.compression_rate + 1
+
+    @property
+    def num_consumed(self) -> int:
+        """Steps that they are made of, the oldest of [memory; window]."""
+        return self.groups * self.compression_rate + self.compression_overlap
 
     @property
     def windows_in_memory(self) -> int:

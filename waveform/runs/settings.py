@@ -24,6 +24,7 @@ from waveform.models.registry import DECIDED_BY_DATA, model_class, model_names
 from waveform.system.console import printable
 from waveform.system.errors import UserError
 
+STUDIES = "waveform.models.conf"  # package with the group `study` of every family: models as others had them
 _LONGEST_MESSAGE = 1000  # characters
 _LONGEST_LIST = 20  # of a value in a message
 _KINDS = {  # OmegaConf's phrases about a value of the wrong type -> what to give
@@ -44,7 +45,7 @@ class ConfigFamily:
     train: type[TrainConfig] = TrainConfig  # the fields of the group `train`
     groups: Mapping[str, tuple[str, Any]] = dataclasses.field(default_factory=dict)  # group -> (choice, dataclass)
     plugins: str | None = None  # entry-point group of further packages with YAML files
-    chosen: tuple[str, ...] = ("preset",)  # groups of which a user names one choice
+    chosen: tuple[str, ...] = ("preset", "study")  # groups of which a user names one choice
 
 
 def _model_node(name: str) -> Any:
@@ -71,7 +72,8 @@ def _register_groups(family: ConfigFamily) -> None:
 
 def _search_path(family: ConfigFamily, config_dir: Path | None) -> str:
     plugins = entry_points(group=family.plugins) if family.plugins else ()
-    places = [f"pkg://{entry.value}" for entry in plugins if entry.value != family.module]
+    packages = [STUDIES, *(entry.value for entry in plugins if entry.value != family.module)]
+    places = [f"pkg://{package}" for package in packages]
     if config_dir is not None:
         if not config_dir.is_dir():
             raise UserError(f"--config-dir {config_dir} is not a folder")
@@ -185,8 +187,8 @@ def _choices(family: ConfigFamily, group: str) -> list[str]:
         return ["default"]
     if group in family.groups:
         return [family.groups[group][0]]
-    (folder,) = import_module(family.module).__path__
-    return sorted(path.stem for path in (Path(folder) / group).glob("*.yaml"))
+    folders = [Path(*import_module(module).__path__) / group for module in (family.module, STUDIES)]
+    return sorted(path.stem for folder in folders for path in folder.glob("*.yaml"))
 
 
 def _nearest(family: ConfigFamily, key: str, overrides: Sequence[str], config_dir: Path | None) -> str:
