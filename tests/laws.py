@@ -209,9 +209,13 @@ class Case:
 
 
 CASES = [Case(model, variant) for model, variants in CONFIGS.items() for variant in variants]
-# LSTMs have none; of Transformer-XL's encodings of positions, decoders know its own.
+# LSTMs have none; of Transformer-XL's encodings of positions, decoders know its own; of study=sonnet they know nothing.
 WITH_DECODER = [
-    case for case in CASES if case.model != "lstm" and case.fields.get("position", "relative") == "relative"
+    case
+    for case in CASES
+    if case.model != "lstm"
+    and case.fields.get("position", "relative") == "relative"
+    and "memory_norm" not in case.fields
 ]
 # What nobody samples at speed steps with torch: the published form, embeddings of words, compressions of ablations.
 _BY_TORCH = {"norm", "head", "tie_embeddings", "activation", "same_length", "clamp_len"}

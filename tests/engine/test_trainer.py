@@ -87,13 +87,13 @@ def test_law_7_exact_resume_in_compiled_kernels(
     dropout: float, token_set: Callable[..., TokenSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small model, whose layers run in kernels, with two threads."""
-    threads, compiled = [], layers_op.layers_op
+    threads, compiled = [], layers_op.layers_in_kernels
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         threads.append(kernel_threads())
         return compiled(*args, **kwargs)
 
-    monkeypatch.setattr(layers_op, "layers_op", counting)
+    monkeypatch.setattr(layers_op, "layers_in_kernels", counting)
     tokens, options = token_set(LENGTHS), {"fields": {**IN_KERNELS, "dropout": dropout}, "chunk": 16}
     before = torch.get_num_threads()
     torch.set_num_threads(2)
