@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from waveform.system import fastest_way
 from waveform.system.fastest_way import SETTING, Question
@@ -61,3 +62,15 @@ def test_ignores_what_does_not_fit(
         monkeypatch.setattr(fastest_way, "cpu_name", lambda: "another one")
     assert ask(2) == "second"
     assert file.is_dir() or len(json.loads(file.read_text())) == 1 + (written == "of another processor")
+
+
+def test_gradients_are_timed_where_there_is_no_autograd(ask: Callable[[float], str]) -> None:
+    """The first product of a process may be made without autograd; what is timed has a backward pass."""
+
+    def calls() -> dict[str, Callable[[], object]]:
+        x = torch.ones(3, requires_grad=True)
+        return {"first": lambda: torch.autograd.grad(x.sum(), x)}
+
+    ask(1)
+    with torch.inference_mode():
+        assert fastest_way.fastest_way(Question("products", ("first",), calls)) == "first"

@@ -59,7 +59,7 @@ def _find(question: Question) -> str:
     kept = table.setdefault(f"{cpu_name()}, {instructions}, torch {torch.__version__}, numba {numba}", {})
     if kept.get(question.name) in question.ways:
         return kept[question.name]
-    seconds = _time(question.calls())
+    seconds = _time(question.calls)
     best = min(seconds, key=seconds.__getitem__)
     if seconds[question.ways[0]] < _MIN_GAIN * seconds[best]:
         best = question.ways[0]
@@ -90,13 +90,14 @@ def _read(file: Path | None) -> _Table:
     return {}
 
 
-def _time(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+def _time(make: Callable[[], Mapping[str, Callable[[], object]]]) -> dict[str, float]:
     """Seconds that each way takes: medians of calls in turn, by the clock of this thread, whatever else is running."""
-    seconds: dict[str, list[float]] = {way: [] for way in calls}
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # others would not be on the clock
     try:
         with torch.inference_mode(False), torch.enable_grad():
+            calls = make()
+            seconds: dict[str, list[float]] = {way: [] for way in calls}
             for turn in range(1 + _TURNS):
                 for way, call in calls.items():
                     began = time.thread_time()
