@@ -14,12 +14,12 @@ from hydra.core.config_store import ConfigStore
 
 from recipes import conf
 from recipes.corpora.catalogue import RECIPES, find_recipe
-from recipes.provenance import annotated
 from waveform.runs.folder import read_config
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.origin import Origin, compose_from
-from waveform.runs.settings import ConfigFamily, compose_family, to_yaml
+from waveform.runs.settings import ConfigFamily, compose_family
+from waveform.runs.sources import annotated
 from waveform.runs.space import Space, space_of
 from waveform.system.errors import UserError
 
@@ -104,7 +104,6 @@ def print_config(
     origin: Origin | None = None,
     run_dir: Path | None = None,
 ) -> None:
-    """Print the resolved configuration as YAML, and behind each setting of a paper which one it is from."""
+    """Print the resolved configuration as YAML, and behind each setting that has a source which one it is."""
     config = compose_config(recipe, overrides, config_dir=config_dir, origin=origin, run_dir=run_dir)
-    studies = [override.removeprefix("study=") for override in overrides if override.startswith("study=")]
-    print(annotated(to_yaml(config), config, study=studies[-1] if studies else "none"), end="")
+    print(annotated(config, domain=recipe, overrides=overrides), end="")

@@ -35,7 +35,8 @@ from waveform.runs.folder import read_config
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.origin import Origin, compose_from
-from waveform.runs.settings import ConfigFamily, compose_family, to_yaml
+from waveform.runs.settings import ConfigFamily, compose_family
+from waveform.runs.sources import annotated
 from waveform.runs.space import Space, space_of
 from waveform.system.console import say
 from waveform.system.errors import UserError
@@ -85,8 +86,9 @@ def print_config(
     origin: Origin | None = None,
     run_dir: Path | None = None,
 ) -> None:
-    """Print the resolved configuration as YAML; arguments as those of `compose_config`."""
-    print(to_yaml(compose_config(overrides, config_dir=config_dir, origin=origin, run_dir=run_dir)), end="")
+    """Print the resolved configuration as YAML, with what states each value; arguments as those of `compose_config`."""
+    config = compose_config(overrides, config_dir=config_dir, origin=origin, run_dir=run_dir)
+    print(annotated(config, domain="speech", overrides=overrides), end="")
 
 
 def search_space(model: str, *, file: Path | None = None) -> Space:

@@ -21,7 +21,8 @@ from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
 from waveform.engine.train_config import TrainConfig
 from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.named import find_run
-from waveform.runs.settings import ConfigFamily, compose_family, to_yaml, typed
+from waveform.runs.settings import ConfigFamily, compose_family, typed
+from waveform.runs.sources import annotated
 from waveform.system.errors import UserError
 
 _AGENTS = ConfigFamily(
@@ -138,4 +139,4 @@ def print_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Path
     config = compose_config(recipe, overrides, config_dir=config_dir)
     for name in _NOT_FOR_AGENTS:
         del config["train"][name]
-    print(to_yaml(config), end="")
+    print(annotated(config, domain=recipe, overrides=overrides), end="")

@@ -1,4 +1,4 @@
-"""The configurations of every recipe compose, fit their model, and contain the papers' figures."""
+"""The configurations of every recipe compose and fit their model; tests/runs/test_sources.py has the papers' figures."""
 
 import itertools
 from pathlib import Path
@@ -42,31 +42,6 @@ def test_every_configuration_composes(recipe: str, preset: str, model: str) -> N
     assert config["train"]["state"] == ("utterance" if resets else "carry")
     assert built.head == ("adaptive" if recipe in ("wikitext103", "lm1b") else "softmax")
     assert built.tie_embeddings == (recipe in ("wikitext103", "lm1b", "ptb", "pg19"))
-
-
-@pytest.mark.parametrize("recipe", ["enwik8", "text8"])
-def test_characters_are_the_papers(recipe: str) -> None:
-    config = compose_config(recipe, ["preset=paper"])
-    expected = {"num_layers": 24, "d_model": 1024, "num_heads": 8, "d_feedforward": 3072, "window": 768,
-                "memory": 768, "compressed": 1152, "compression_rate": 3}  # fmt: skip
-    assert {name: config["model"][name] for name in expected} == expected
-    schedule = {"lr": 3e-4, "warmup_steps": 4000, "decay_steps": 100_000, "clip_norm": 0.1, "update_period": 4,
-                "update_period_from": 60_000}  # fmt: skip
-    assert {name: config["train"][name] for name in schedule} == schedule
-    assert compose_config(recipe, ["preset=paper", "model=transformer_xl"])["model"]["memory"] == 2304
-
-
-def test_words_are_the_papers() -> None:
-    config = compose_config("wikitext103", ["preset=paper"])
-    expected = {"num_layers": 18, "d_model": 1024, "num_heads": 16, "d_feedforward": 4096, "window": 512,
-                "memory": 512, "compressed": 512, "compression_rate": 4, "cutoffs": [20000, 40000, 200000]}  # fmt: skip
-    assert {name: config["model"][name] for name in expected} == expected
-    assert (config["train"]["warmup_steps"], config["train"]["decay_steps"]) == (16_000, 500_000)
-    config = compose_config("pg19", ["preset=paper"])
-    books = config["model"]
-    assert (books["num_layers"], books["window"], books["memory"], books["compressed"]) == (36, 512, 512, 512)
-    assert books["compression_rate"] == 2
-    assert config["train"]["state"] == "carry"  # appendix E: trained without state resetting
 
 
 @pytest.mark.slow
