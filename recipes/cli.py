@@ -92,6 +92,13 @@ _ROWS = argument(
     help="cut the text into N pieces, each from empty memories: faster, a bit worse",
 )
 
+_PUBLISHED_WORDS = argument(
+    "--published-words",
+    into="options",
+    action="store_true",
+    help="word-level perplexity divides by the number of words that the papers do (Rae et al. 2019, Table 2)",
+)
+
 _PLOT = argument(
     "--plot",
     dest="plot_file",
@@ -206,7 +213,21 @@ VERBS = (
         "evaluate",
         "print a run's metrics on held-out text",
         "recipes.verbs.evaluate:evaluate",
-        (RUN_DIR, *MEMORIES, AVERAGE, STRIDE, *DYNAMIC, SPLIT, _PROTOCOL, _ROWS, *_PLAYING, JSON, _PLOT, DEVICE),
+        (
+            RUN_DIR,
+            *MEMORIES,
+            AVERAGE,
+            STRIDE,
+            *DYNAMIC,
+            SPLIT,
+            _PROTOCOL,
+            _ROWS,
+            _PUBLISHED_WORDS,
+            *_PLAYING,
+            JSON,
+            _PLOT,
+            DEVICE,
+        ),
         configs=_SCORING,
     ),
     Verb(
@@ -228,6 +249,7 @@ VERBS = (
             SPLIT,
             _PROTOCOL,
             _ROWS,
+            _PUBLISHED_WORDS,
             *_PLAYING,
             JSON,
             argument(
@@ -421,7 +443,7 @@ VERBS = (
         "recipes.verbs.topics:topics",
         (
             argument("source", type=Path, metavar="SOURCE", help="a folder or archive of .txt files, a document each"),
-            argument("--topics", into="config", type=int, metavar="N", help="default 10"),
+            argument("--topics", into="config", type=int, metavar="N", help="default 7"),
             argument("--words", into="config", type=int, metavar="N", help="shown of each topic (default 8)"),
             argument("--seed", into="config", type=int, metavar="N", help="from which the topics begin (default 0)"),
             JSON,

@@ -154,6 +154,7 @@ def play(
         "episodes": len(counted),
         "return_mean": float(counted.mean()),
         "return_standard_error": float(counted.std(ddof=1) / math.sqrt(len(counted))) if len(counted) > 1 else None,
+        **_human_normalised(config, float(counted.mean())),
         "success": float(successes / chances) if chances else None,
         "chances": int(chances),
         **{
@@ -165,6 +166,15 @@ def play(
             for by, agents in elsewhere.items()
         },
     }
+
+
+def _human_normalised(config: dict[str, Any], mean_return: float) -> dict[str, float]:
+    """The score of Rae et al. 2019, Figure 5, in that figure's environment: DMLab's level, by default."""
+    if config.get("env") != "DMLab-v0" or "level" in (config.get("env_options") or {}):
+        return {}
+    from recipes.reinforcement.dmlab import human_normalised
+
+    return {"human_normalised": human_normalised(mean_return)}
 
 
 def compared(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -204,6 +214,9 @@ def describe(entries: Sequence[dict[str, Any]]) -> str:
         rows.append(row)
     first = entries[0]
     lines = [*table(header, rows), f"{first['environment']}: {first['episodes']:,} episodes each"]
+    scores = [f"{entry['human_normalised']:.1%}" for entry in entries if "human_normalised" in entry]
+    if scores:
+        lines.append(f"human-normalised, as in Rae et al. 2019, Figure 5: {', '.join(scores)}")
     for by, at in (("delay", "at a delay of"), ("env", "in")):
         if first[f"by_{by}"]:
             names = [Path(entry["run"]).name for entry in entries]

@@ -95,12 +95,18 @@ def measure(
         metrics_of = partial(recall_metrics, chance_bits=modality["chance_bits"])
     else:
         num_bytes, num_words = _sizes(data, split)
-        metrics_of = partial(
-            text_metrics, recipe=recipe, tokens=modality["tokens"], num_bytes=num_bytes, num_words=num_words
-        )
         words_are = data.sources.get("words_are")
         if isinstance(words_are, dict):  # by split; earlier versions wrote one text for all
             words_are = words_are.get(split)
+        if options.published_words:
+            if split not in recipe.num_words:
+                raise UserError(
+                    f"the words of {recipe.name}'s {split} split were not published; leave --published-words out"
+                )
+            num_words, words_are = recipe.num_words[split], f"as published; this text has {num_words:,}"
+        metrics_of = partial(
+            text_metrics, recipe=recipe, tokens=modality["tokens"], num_bytes=num_bytes, num_words=num_words
+        )
         sizes = {"num_bytes": num_bytes, "num_words": num_words, "words_are": str(words_are)}
         if modality["tokens"] == "words":
             classes = frequency_bucket(data.open_split("train").counts)

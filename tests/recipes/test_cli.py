@@ -70,6 +70,10 @@ def test_smoke_end_to_end(recipe: str, model: str, tmp_path: Path, capsys: pytes
         assert figures[headline] == pytest.approx(math.exp(figures["nats_per_token"]))
     elif headline == "word_perplexity":
         assert figures[headline] == pytest.approx(math.exp(nats / figures["num_words"]))
+        run("evaluate", run_dir, "--published-words", "--json", tmp_path / "published.json")
+        published = json.loads((tmp_path / "published.json").read_text())
+        assert published[headline] == pytest.approx(math.exp(nats / 6_966_499))  # Rae et al. 2019, Table 2
+        assert published["words_are"] == f"as published; this text has {figures['num_words']:,}"
     else:
         assert figures[headline] == pytest.approx(nats / math.log(2) / figures["num_bytes"])
     if model == "compressive_transformer":  # learns something in its few seconds

@@ -1,4 +1,4 @@
-"""The configurations of every recipe compose and fit their model; tests/runs/test_sources.py has the papers' figures."""
+"""The configurations of every recipe compose and fit their model; tests/runs/test_sources.py has their figures."""
 
 import itertools
 from pathlib import Path

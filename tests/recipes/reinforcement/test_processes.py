@@ -108,7 +108,9 @@ class TestDMLab:
         whole, cut = ([{k: v for k, v in record.items() if k not in times} for record in log] for log in logs)
         assert whole == cut
         run("evaluate", tmp_path / "whole", "--episodes", 3, "--json", tmp_path / "whole.json")
-        assert json.loads((tmp_path / "whole.json").read_bytes())["episodes"] == 4  # two of each of its two rows
+        figures = json.loads((tmp_path / "whole.json").read_bytes())
+        assert figures["episodes"] == 4  # two of each of its two rows
+        assert figures["human_normalised"] == pytest.approx((figures["return_mean"] - 0.312) / (65.9 - 0.312))
         run("play", tmp_path / "whole", "--gif", tmp_path / "episode.gif", "--steps", 4)
         assert (tmp_path / "episode.gif").stat().st_size > 1000
 
