@@ -444,7 +444,7 @@ VERBS = (
         (
             argument("source", type=Path, metavar="SOURCE", help="a folder or archive of .txt files, a document each"),
             argument("--topics", into="config", type=int, metavar="N", help="default 7"),
-            argument("--words", into="config", type=int, metavar="N", help="shown of each topic (default 8)"),
+            argument("--words", into="config", type=int, metavar="N", help="shown of each topic (default 15)"),
             argument("--seed", into="config", type=int, metavar="N", help="from which the topics begin (default 0)"),
             JSON,
         ),

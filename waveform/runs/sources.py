@@ -42,7 +42,7 @@ def source_table() -> dict[str, dict[str, dict[str, Any]]]:
     """Runs -> source -> setting -> value, as sources.yaml has it."""
     text = files("waveform.runs").joinpath("sources.yaml").read_text()
     table: Any = OmegaConf.to_container(OmegaConf.create(text))
-    return table  # type: ignore[no-any-return]
+    return table
 
 
 def annotated(config: dict[str, Any], *, domain: str, overrides: Sequence[str] = ()) -> str:
