@@ -75,6 +75,13 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "compression_overlap": 1,
             "attention": "reference",
         },
+        "sonnet-dilated": {
+            **_RAGGED,
+            **_SONNET,
+            "compression": "dilated",
+            "compression_dilations": [1],
+            "compression_padding": False,
+        },
         "conv-no-loss": {**_COMPRESSIVE, "compression_loss": "none"},
         "conv-no-memory": {**_RAGGED, "memory": 0},
         "conv-short-memory": {**_RAGGED, "memory": 2, "norm": "post"},

@@ -27,9 +27,7 @@ from waveform.system.output import check_files, write_json
 
 SEEDS = 3  # the paper's
 _TITLE = "Rae et al. 2019, Figure 5: {} by compression rate"
-_PUBLISHED = (
-    "the paper, after 1e9 frames of DMLab's level: rate 4 is best, and rate 1 does not learn it as well"
-)
+_PUBLISHED = "the paper, after 1e9 frames of DMLab's level: rate 4 is best, and rate 1 does not learn it as well"
 _CT = "model=compressive_transformer"
 VARIANTS: Mapping[str, Sequence[str]] = {
     **{f"rate_{rate}": (_CT, f"model.compression_rate={rate}") for rate in (1, 2, 4, 8)},

@@ -4,6 +4,7 @@ sonnet.npz has weights and tokens of ten small cases (dm-sonnet 1.36, TensorFlow
 outputs, losses and gradients of the last of their six windows. B rows, W window, L layers; D width, d of a head.
 """
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from waveform.models.compression import FUNCTIONS, Convolution, autoencoding_loss
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.transformer_config import CompressiveTransformerConfig
+from waveform.system.errors import UserError
 
 _FILE = np.load(Path(__file__).with_name("sonnet.npz"))
 INDEX: dict[str, Any] = json.loads(str(_FILE["index"]))  # array -> where it is: [dtype, first element, shape]
@@ -198,3 +201,95 @@ DIFFERENCES = {
 def test_each_difference_shows(difference: str) -> None:
     name, changed, where = DIFFERENCES[difference]
     assert differences(name, **changed)[where] > 1e-4
+
+
+# What the ten cases do not have, by its formulae written out: weights as theirs, [kernel, in, out], slots [n, D].
+
+
+def convolved(slots: np.ndarray, weight: np.ndarray, *, stride: int = 1, dilation: int = 1) -> np.ndarray:
+    """A convolution without padding or bias."""
+    width = (len(weight) - 1) * dilation + 1
+    places = range(0, len(slots) - width + 1, stride)
+    return np.array([sum(slots[t + i * dilation] @ weight[i] for i in range(len(weight))) for t in places])
+
+
+def their_weight(convolution: torch.nn.Module) -> np.ndarray:
+    return np.asarray(convolution.weight.detach().permute(2, 1, 0))
+
+
+@pytest.mark.parametrize(("dilations", "rate", "overlap"), [([1, 2], 2, 0), ([1], 3, 0), ([2, 1], 2, 1)])
+def test_dilated_convolutions_lose_steps(dilations: list[int], rate: int, overlap: int) -> None:
+    own = {**_OWN, "compression_dilations": dilations, "compression_padding": False, "compression_overlap": overlap}
+    config = CompressiveTransformerConfig(
+        vocab_size=5, num_layers=1, d_model=6, num_heads=2, d_feedforward=8, window=8, memory=8, compressed=4,
+        compression="dilated", compression_rate=rate, num_position_features=6, **own)  # fmt: skip
+    model = CompressiveTransformer(config).double()
+    compressor = model.layers[0].compressor
+    slots = torch.randn(8, 6, dtype=torch.float64)
+    expected = slots.numpy()
+    for dilation, convolution in zip(dilations, compressor.convolutions, strict=True):
+        expected = np.maximum(convolved(expected, their_weight(convolution), dilation=dilation), 0)
+    expected = convolved(expected, their_weight(compressor.convolution), stride=rate)
+    assert len(expected) == config.groups
+    ours = compressor(slots[None, : config.num_consumed], None)[0].detach().numpy()
+    np.testing.assert_allclose(ours, expected, atol=1e-12)
+    state = model.init_state(2, dtype=torch.float64)
+    step = model(torch.randint(5, (2, 24)), state)  # all of it runs, and leaves a loss
+    assert step.aux_losses["compression"].isfinite().all()
+    with pytest.raises(UserError, match="loses 9 steps"):
+        dataclasses.replace(config, compression_dilations=[9])
+    with pytest.raises(UserError, match="autoencode needs all steps"):
+        dataclasses.replace(config, compression_loss="autoencode")
+
+
+@pytest.mark.parametrize(("rate", "overlap"), [(2, 0), (3, 0), (2, 1)])
+def test_auto_encoding_has_no_bias_and_counts_what_is_lost(rate: int, overlap: int) -> None:
+    compressor = Convolution(6, rate=rate, overlap=overlap, bias=False).double()
+    compressor.add_decoder(6, bias=False)
+    compressor.double()
+    slots = torch.randn(1, 8, 6, dtype=torch.float64)
+    groups = convolved(slots[0].numpy(), their_weight(compressor.convolution), stride=rate)
+    weight = np.asarray(compressor.decoder.weight.detach().permute(2, 0, 1))  # [kernel, in, out]
+    made = np.zeros((8, 6))
+    for group, value in enumerate(groups):
+        for i in range(rate + overlap):
+            made[group * rate + i] += value @ weight[i]
+    ours = autoencoding_loss(compressor, torch.from_numpy(groups)[None], slots).item()
+    assert ours == pytest.approx(((made - slots[0].numpy()) ** 2).mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mean", "max"])
+def test_pooling_overlaps_and_has_no_loss(name: str) -> None:
+    pooling = FUNCTIONS[name](3, rate=2, overlap=1)
+    slots = torch.randn(1, 7, 3)
+    parts = [slots[0, t : t + 3] for t in (0, 2, 4)]
+    expected = torch.stack([part.mean(dim=0) if name == "mean" else part.amax(dim=0) for part in parts])
+    torch.testing.assert_close(pooling(slots, None)[0], expected)
+    config = CompressiveTransformerConfig(
+        vocab_size=5, num_layers=1, d_model=6, num_heads=2, d_feedforward=8, window=4, memory=4, compressed=4,
+        compression=name, compression_rate=2, num_position_features=6, **_OWN)  # fmt: skip
+    model = CompressiveTransformer(config)
+    assert not model(torch.randint(5, (2, 16)), model.init_state(2)).aux_losses
+
+
+def test_initial_values_have_its_variances() -> None:
+    sizes = {"vocab_size": 63, "num_layers": 4, "d_model": 128, "num_heads": 4, "d_feedforward": 256, "window": 8,
+             "memory": 8, "compressed": 4, "compression_rate": 2, "num_position_features": 128}  # fmt: skip
+    torch.manual_seed(0)
+    model = CompressiveTransformer(CompressiveTransformerConfig(**sizes, **_OWN, initial_values="sonnet"))  # type: ignore[arg-type]
+    layer = model.layers[1]
+    attention = layer.attention
+    cut = 0.7737  # variance of a standard normal distribution cut at 2, which default initialisers leave as it is
+    variances = {
+        model.embedding.weight: 2 / 64,  # of one-hot vectors
+        **{p.weight: 2 / (2 * 128) for p in (attention.query, attention.key, attention.value, attention.position)},
+        attention.compressed_position.weight: 2 / (2 * 128),
+        layer.feedforward_in.weight: 2 / (2 * 128),
+        layer.feedforward_out.weight: 2 / (2 * 256),
+        attention.output.weight: cut / 128,
+        layer.compressor.convolution.weight: cut / (2 * 128),
+        # Glorot's of [1, H, 1, d], times d
+        torch.cat([each.attention.content_bias for each in model.layers]): 32 * 2 / (4 + 128),
+    }
+    for weight, variance in variances.items():
+        assert weight.var().item() == pytest.approx(variance, rel=0.15)

@@ -8,7 +8,7 @@ from waveform.models.memory import CompressiveState
 from waveform.models.run_layers import AS_PUBLISHED
 
 _SIZES = ("vocab_size", "num_layers", "d_model", "num_heads", "d_feedforward", "num_position_features", "num_labels")
-_SLOTS = ("window", "memory", "compressed", "compression_rate")
+_SLOTS = ("window", "memory", "compressed", "compression_rate", "compression_dilations")
 _TRAINING = ("initial_values", "local_layers", "dropout", "attention_dropout", "compression_loss", "compression_init")
 _HEADS = ("cutoffs", "div_value", "classes")  # details of `head` and `prediction`
 _OF_MODEL = ("activation", "head", "tie_embeddings", "project_first", "compression")  # whose own modules are called

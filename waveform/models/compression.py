@@ -21,18 +21,18 @@ from waveform.system.errors import UserError
 
 LOSSES = ("attention", "autoencode", "none")
 _GROUP = "waveform.compressions"
-_DILATIONS = (1, 2)
-_DILATED_KERNEL = 3
 
 
 class Compressor(nn.Module, ABC):
     """Compresses slots; `forward` of a subclass defines how. The compression loss trains its parameters, if any."""
 
     uses_attention = False  # whether `forward` looks at the attention that slots received
+    options: tuple[str, ...] = ()  # settings model.compression_NAME that it is made with, besides the rate
 
-    def __init__(self, d_model: int, *, rate: int) -> None:
+    def __init__(self, d_model: int, *, rate: int, overlap: int = 0) -> None:
+        """overlap: steps that a group has beyond its own, from the next."""
         super().__init__()
-        self.rate = rate
+        self.rate, self.kernel = rate, rate + overlap
 
     def initialise(self) -> None:
         """Give the parameters their initial values, if torch's are not wanted."""
@@ -45,9 +45,9 @@ class Compressor(nn.Module, ABC):
     def has_parameters(self) -> bool:
         return next(self.parameters(), None) is not None
 
-    def add_decoder(self, d_model: int) -> None:
+    def add_decoder(self, d_model: int, *, bias: bool = True) -> None:
         """For auto-encoding: what `reconstruct` needs."""
-        self.decoder = nn.ConvTranspose1d(d_model, d_model, self.rate, stride=self.rate)
+        self.decoder = nn.ConvTranspose1d(d_model, d_model, self.kernel, stride=self.rate, bias=bias)
 
     def reconstruct(self, compressed_BGD: Tensor) -> Tensor:
         """The slots [B, n, D] that were compressed, as far as the decoder can tell."""
@@ -55,13 +55,17 @@ class Compressor(nn.Module, ABC):
 
 
 class MaxPooling(Compressor):
+    options = ("overlap",)
+
     def forward(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
-        return slots_BnD.unflatten(1, (-1, self.rate)).amax(dim=2)
+        return slots_BnD.unfold(1, self.kernel, self.rate).amax(dim=-1)
 
 
 class MeanPooling(Compressor):
+    options = ("overlap",)
+
     def forward(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
-        return slots_BnD.unflatten(1, (-1, self.rate)).mean(dim=2)
+        return slots_BnD.unfold(1, self.kernel, self.rate).mean(dim=-1)
 
 
 class MostUsed(Compressor):
@@ -78,9 +82,11 @@ class MostUsed(Compressor):
 class Convolution(Compressor):
     """A convolution whose stride is c, and its kernel too, but for an overlap with the next group."""
 
+    options = ("overlap", "bias")
+
     def __init__(self, d_model: int, *, rate: int, overlap: int = 0, bias: bool = True) -> None:
-        super().__init__(d_model, rate=rate)
-        self.convolution = nn.Conv1d(d_model, d_model, rate + overlap, stride=rate, bias=bias)
+        super().__init__(d_model, rate=rate, overlap=overlap)
+        self.convolution = nn.Conv1d(d_model, d_model, self.kernel, stride=rate, bias=bias)
 
     def initialise(self) -> None:
         """Starts as mean pooling (the papers name no initialisation), so that compressed slots are like memory's."""
@@ -99,14 +105,30 @@ class Convolution(Compressor):
 
 
 class DilatedConvolutions(Compressor):
-    """Dilated convolutions, padded so that they keep the number of slots, before one whose kernel and stride are c."""
+    """Dilated convolutions, each with ReLU, before one as above.
 
-    def __init__(self, d_model: int, *, rate: int) -> None:
-        super().__init__(d_model, rate=rate)
+    Padded they have kernels of 3 and keep the number of slots; else kernels of 2, as in the authors' code, and each
+    leaves as many slots less as its dilation.
+    """
+
+    options = ("overlap", "bias", "dilations", "padding")
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        rate: int,
+        dilations: Sequence[int],
+        overlap: int = 0,
+        bias: bool = True,
+        padding: bool = True,
+    ) -> None:
+        super().__init__(d_model, rate=rate, overlap=overlap)
+        kernel, pad = (3, "same") if padding else (2, "valid")
         self.convolutions = nn.ModuleList(
-            nn.Conv1d(d_model, d_model, _DILATED_KERNEL, dilation=dilation, padding="same") for dilation in _DILATIONS
+            nn.Conv1d(d_model, d_model, kernel, dilation=dilation, padding=pad, bias=bias) for dilation in dilations
         )
-        self.convolution = nn.Conv1d(d_model, d_model, rate, stride=rate)
+        self.convolution = nn.Conv1d(d_model, d_model, self.kernel, stride=rate, bias=bias)
 
     def forward(self, slots_BnD: Tensor, usage_Bn: Tensor | None) -> Tensor:
         x_BDn = slots_BnD.transpose(1, 2)
@@ -150,8 +172,9 @@ def attention_loss(q_BHTd: Tensor, *, old: Sequence[Tensor], new: Sequence[Tenso
 
 
 def autoencoding_loss(compressor: Compressor, compressed_BGD: Tensor, slots_BnD: Tensor) -> Tensor:
-    """How far the slots are from what the compressor reconstructs of them: [B]."""
-    return _mean_square_by_row(compressor.reconstruct(compressed_BGD), slots_BnD)
+    """How far the slots are from what the compressor reconstructs of them, zeros where it makes nothing: [B]."""
+    made_BnD = compressor.reconstruct(compressed_BGD)
+    return _mean_square_by_row(F.pad(made_BnD, (0, 0, 0, slots_BnD.shape[1] - made_BnD.shape[1])), slots_BnD)
 
 
 def _mean_square_by_row(a: Tensor, b: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class Layer(nn.Module):
                 config.d_model, rate=config.compression_rate, **config.compression_options
             )
             if config.compression_loss == "autoencode" and self.compressor.has_parameters:
-                self.compressor.add_decoder(config.d_model)
+                self.compressor.add_decoder(config.d_model, bias=config.compression_bias)
 
     def step(self, h_BTD: Tensor, slots: Tensor, window: Tensor, usage: Tensor, clock: Clock) -> LayerOutput:
         """Attend, feed forward and, if a window leaves memory, compress.
@@ -148,8 +148,8 @@ class Layer(nn.Module):
             consumed_BnD = consumed_BnD.detach()
         use = memory.average_use(config, usage) if usage.shape[1] else None
         groups_BGD = self.compressor(consumed_BnD[:, : config.num_consumed], use)
-        loss, is_trained = None, self.compressor.has_parameters or config.loss_as_run
-        if torch.is_grad_enabled() and config.compression_loss != "none" and is_trained:
+        loss = None
+        if torch.is_grad_enabled() and config.compression_loss != "none" and self.compressor.has_parameters:
             assert attended is not None
             loss = self.compression_loss(consumed_BnD.detach(), groups_BGD, window, attended)
             if clock.evicting is not None:

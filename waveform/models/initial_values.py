@@ -1,6 +1,6 @@
 """The values with which a Compressive Transformer begins: ours, or those of the authors' own code (DeepMind's Sonnet).
 
-Shape letters: D model width, L layers, c compression rate.
+Shape letters: H heads, d head width.
 """
 
 import math
@@ -9,13 +9,17 @@ from typing import Any
 from torch import Tensor, nn
 
 INIT_STD = 0.02  # of embeddings, and of what is added to the residual stream
+_CUT_STD = 0.87962566103423978  # standard deviation of a standard normal distribution cut at 2
 
 
 def initialise(model: Any) -> None:
     """Set every parameter of the trunk of a CompressiveTransformer that its modules did not set themselves."""
     config, pre_norm = model.config, model.config.norm != "post"
     if isinstance(model.embedding, nn.Embedding):
-        nn.init.normal_(model.embedding.weight, std=INIT_STD if pre_norm else 1.0)
+        if config.initial_values == "sonnet":  # a linear layer on one-hot vectors
+            scaled_normal_(model.embedding.weight, variance=2 / model.embedding.num_embeddings)
+        else:
+            nn.init.normal_(model.embedding.weight, std=INIT_STD if pre_norm else 1.0)
     residual_std = INIT_STD / math.sqrt(2 * config.num_layers) if pre_norm else INIT_STD
     for i, layer in enumerate(model.layers):
         if config.initial_values == "sonnet":
@@ -45,29 +49,34 @@ def _by_default(layer: Any, *, residual_std: float, local: bool) -> None:
 
 
 def _as_sonnet(layer: Any, *, num_layers: int) -> None:
-    """Truncated normal weights; Glorot-uniform biases of positions, with which heads are not blind to them."""
-    attention, d_model = layer.attention, layer.config.d_model
-    scale = 2 / math.sqrt(num_layers)
-    stds = {
-        attention.query: scale / d_model,
-        attention.key: scale / d_model,
-        attention.value: scale / d_model,
-        attention.position: scale / d_model,
-        attention.output: 1 / d_model,
-        layer.feedforward_in: scale / d_model,
-        layer.feedforward_out: scale / layer.config.d_feedforward,
-    }
+    """Normal values, cut, and Glorot-uniform biases of positions, with which heads are not blind to them."""
+    attention = layer.attention
+    scaled = [attention.query, attention.key, attention.value, attention.position]
+    scaled += [layer.feedforward_in, layer.feedforward_out]
     biases: list[Tensor] = [attention.content_bias, attention.position_bias]
     if attention.compressed_apart:
-        stds[attention.compressed_position] = scale / d_model
+        scaled.append(attention.compressed_position)
         biases.append(attention.compressed_position_bias)
-    convolution = getattr(getattr(layer, "compressor", None), "convolution", None)
-    if convolution is not None:
-        stds[convolution] = 1 / (layer.config.compression_rate * d_model)
-    for module, std in stds.items():
-        nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+    for module in scaled:
+        scaled_normal_(module.weight, variance=2 / (math.sqrt(num_layers) * module.in_features))
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-    for bias in biases:  # ours are sqrt(d) times Sonnet's, because they are added before the scale
-        nn.init.xavier_uniform_(bias)
-        bias.data *= bias.shape[1] ** 0.5
+    convolutions = list(layer.compressor.modules()) if layer.config.compressed else []
+    for module in (attention.output, *convolutions):
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.ConvTranspose1d):
+            std = module.weight[0].numel() ** -0.5
+            nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    for (
+        bias
+    ) in biases:  # [H, d], there [1, H, 1, d]; ours are sqrt(d) times theirs, because they are added before the scale
+        num_heads, width = bias.shape
+        limit = math.sqrt(6 * width / (num_heads + num_heads * width))
+        nn.init.uniform_(bias, -limit, limit)
+
+
+def scaled_normal_(weight: Tensor, *, variance: float) -> None:
+    """Normal values cut at two standard deviations, which are then scaled to have `variance`, as TensorFlow's are."""
+    std = math.sqrt(variance) / _CUT_STD
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)

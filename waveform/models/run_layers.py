@@ -40,12 +40,14 @@ AS_PUBLISHED = {
     "compression_bias": (True,),
     "compression_overlap": (0,),
     "compression_gradient": ("intended",),
+    "compression_padding": (True,),
 }
 # Kernels of whole layers; what comes before the layers and after them is torch's.
 KERNELS = KnownSettings(
     any_value=(
         *("num_layers", "d_model", "num_heads", "d_feedforward", "num_position_features", "local_layers", "dropout"),
         *("window", "memory", "compressed", "compression_rate", "compression_loss", "compression_init"),
+        "compression_dilations",
         *("compression", "compressed_position", "empty_memory"),
         *("vocab_size", "head", "cutoffs", "div_value", "tie_embeddings", "project_first"),
         *("prediction", "num_labels", "classes"),

@@ -108,8 +108,11 @@ class CompressiveTransformerConfig(TransformerConfig):
 
     # Of the authors' own code, as above
     compressed_projection: Annotated[str, one_of("shared", "own")] = "shared"  # W_R and v of compressed slots
-    compression_bias: bool = True  # of convolutions
+    compression_bias: bool = True  # of convolutions, and of the auto-encoder's
     compression_overlap: _Slots = 0  # steps that a group has beyond its own, from the next
+    compression_dilations: list[int] = field(default_factory=lambda: [1, 2])  # of compression=dilated, in steps
+    # Whether dilated convolutions keep the number of steps; false: their kernels are 2, and steps are lost
+    compression_padding: bool = True
     # as_run: the loss of what was compressed also trains how keys and values are made, old and new
     compression_gradient: Annotated[str, one_of("intended", "as_run")] = "intended"
 
@@ -121,10 +124,15 @@ class CompressiveTransformerConfig(TransformerConfig):
                 f"model.compression={self.compression} looks at the attention that slots receive while in memory, so "
                 f"model.memory ({self.memory}) must be at least model.window ({self.window})"
             )
-        if (self.compression_overlap or not self.compression_bias) and self.compression != "conv":
+        if self.compression_overlap and "overlap" not in function.options:
+            raise UserError(f"model.compression_overlap is not for model.compression={self.compression}; leave it 0")
+        if not self.compression_dilations or min(self.compression_dilations) < 1:
+            raise UserError(f"model.compression_dilations is {self.compression_dilations}; it needs numbers from 1")
+        if self.num_lost and (self.groups < 1 or self.compression_loss == "autoencode"):
             raise UserError(
-                "model.compression_overlap and model.compression_bias=false are for model.compression=conv, not "
-                f"{self.compression}"
+                f"model.compression_padding=false loses {self.num_lost} steps, so it needs a larger model.window"
+                if self.groups < 1
+                else "model.compression_loss=autoencode needs all steps; set model.compression_padding=true"
             )
         if self.compressed and self.compressed_position == "window":
             if self.num_consumed > max(self.window, self.window + self.memory - 1):
@@ -165,10 +173,15 @@ class CompressiveTransformerConfig(TransformerConfig):
 
     @property
     def compression_options(self) -> dict[str, Any]:
-        """What a compressor is made with besides its rate; nothing but the defaults for those of other packages."""
-        return (
-            {} if self.compression != "conv" else {"overlap": self.compression_overlap, "bias": self.compression_bias}
-        )
+        """What a compressor is made with besides its rate."""
+        options = compression_function(self.compression).options
+        return {name: getattr(self, f"compression_{name}") for name in options}
+
+    @property
+    def num_lost(self) -> int:
+        """Steps of a window that dilated convolutions without padding lose."""
+        unpadded = self.compression == "dilated" and not self.compression_padding
+        return sum(self.compression_dilations) if unpadded else 0
 
     @property
     def tracks_usage(self) -> bool:
@@ -179,12 +192,12 @@ class CompressiveTransformerConfig(TransformerConfig):
     def groups(self) -> int:
         """Compressed slots that a window becomes."""
         one = self.compression_rate + self.compression_overlap
-        return (max(self.window, one) - one) // self.compression_rate + 1
+        return (max(self.window, one) - self.num_lost - one) // self.compression_rate + 1
 
     @property
     def num_consumed(self) -> int:
         """Steps that they are made of, the oldest of [memory; window]."""
-        return self.groups * self.compression_rate + self.compression_overlap
+        return self.groups * self.compression_rate + self.compression_overlap + self.num_lost
 
     @property
     def windows_in_memory(self) -> int:
