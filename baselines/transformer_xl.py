@@ -24,7 +24,8 @@ from waveform.engine.interface import Decoder
 from waveform.models.dropout import Dropout
 from waveform.models.initial_values import INIT_STD
 from waveform.models.memory import CompressiveState
-from waveform.models.transformer_config import MAX_SLOTS, CompressiveTransformerConfig, TransformerConfig, Width
+from waveform.models.model_config import MAX_SLOTS, Width
+from waveform.models.transformer_config import CompressiveTransformerConfig, TransformerConfig
 from waveform.system.errors import UserError
 from waveform.system.rules import one_of, whole_number
 
