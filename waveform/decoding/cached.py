@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from waveform.decoding.stepped_prediction import stepped_prediction
+from waveform.decoding.stepped_front import SteppedFront
 from waveform.engine.cuda_graph import DeviceDecoder
 from waveform.engine.drawing import DrawConfig
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
@@ -46,8 +46,7 @@ class CachedDecoder(DeviceDecoder):
         self._scale = self._d_head**-0.5
         self._first_window_slot = config.compressed + config.memory
         self._state = state._replace(window=state.window.clone(), usage=state.usage.clone())
-        self._row_labels = [labels.clone() for labels in state.labels]
-        self._prediction = stepped_prediction(model.linear_prediction, state.predictors)
+        self._front = SteppedFront(model, state)
         self._layers = list(model.layers)
         self._weights = [self._fuse(layer) for layer in self._layers]
         reference = next(model.parameters())
@@ -113,8 +112,7 @@ class CachedDecoder(DeviceDecoder):
     @property
     def steps_to_host(self) -> int:
         """Steps to the end of the window, or of a block of linear prediction."""
-        left = self._config.window - self._phase
-        return left if self._prediction is None else min(left, self._prediction.steps_to_host)
+        return min(self._config.window - self._phase, self._front.steps_to_host)
 
     @torch.inference_mode()
     def draw(self, tokens: Tensor, uniform: Tensor, config: DrawConfig) -> Tensor:
@@ -128,8 +126,7 @@ class CachedDecoder(DeviceDecoder):
     @torch.inference_mode()
     def advance(self, num_steps: int) -> None:
         """As `DeviceDecoder.advance`; evicts, compresses and shifts if the window is full."""
-        if self._prediction is not None:
-            self._prediction.advance(num_steps)
+        self._front.advance(num_steps)
         self._phase += num_steps
         assert self._phase <= self._config.window
         if self._phase == self._config.window:
@@ -144,15 +141,10 @@ class CachedDecoder(DeviceDecoder):
         if self._config.same_length:
             self._mask.index_fill_(0, phase, -torch.inf)  # the slot `memory` steps back: there is nothing before memory
         rotation = self._rotations.index_select(0, phase)
-        if model.label_embedding is None:
-            x = model.embedding(tokens)
-        else:
-            tokens, of_labels = model.label_embedding.step(tokens, self._row_labels[0])
-            x = model.embedding(tokens) + of_labels
-        prediction = None
-        if self._prediction is not None and model.linear_prediction is not None:
-            prediction = self._prediction.step(tokens)
-            x = x + model.linear_prediction(prediction)[:, 0]
+        tokens, added, prediction = self._front.step(tokens)
+        x = model.embedding(tokens)
+        for vectors in added:
+            x = x + vectors
         for i, layer in enumerate(self._layers):
             self._state.window[:, i].index_copy_(1, phase, x[:, None].to(self._state.window.dtype))
             normed = layer.attention_norm(x) if layer.config.norm == "pre" else x
