@@ -18,7 +18,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from waveform.models.block_attention import UNMASKED, Mask, block_attention, received_weight
+from waveform.models.block_attention import UNMASKED, Mask, block_attention, long_keys, received_weight
 from waveform.models.dropout import Dropout
 from waveform.models.linear import Linear, linear
 from waveform.system.fastest_way import Question, fastest_way
@@ -286,9 +286,7 @@ def softmax_attention(
         return attention_in_kernels(q_BHTE, k_BHKd, v_BHKd, scale=scale, causal=mask.causal, encoding=encoding)
     if _takes_blocks(q_BHTE):
         return block_attention(q_BHTE, k_BHKd, v_BHKd, scale=scale, mask=mask, encoding=encoding)
-    k_BHKE = k_BHKd
-    if encoding is not None:
-        k_BHKE = torch.cat([k_BHKd, encoding[:, None].expand(*k_BHKd.shape[:3], -1)], dim=-1)
+    k_BHKE = long_keys(k_BHKd, encoding)
     if not mask.causal:
         seen = mask.visible if mask.bias is None else mask.bias
         return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKd, attn_mask=seen, scale=scale)

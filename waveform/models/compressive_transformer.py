@@ -5,7 +5,8 @@ attended slots, G new compressed slots, c compression rate, D model width, H hea
 
 Algorithm 1, of one layer with input h:
 
-    output = feed-forward(attention of h over [compressed; memory; window])     Layer.transform
+    a = h + attention of h over [compressed; memory; window]                    Layer.attend
+    output = a + feed-forward(a)                                                Layer.feed_forward
     at the window's end:
         evicted = the oldest W of [memory; window]                              memory.evicted
         groups = f_c(evicted), one for each c steps                             Layer.compress
@@ -89,7 +90,8 @@ class Layer(nn.Module):
         read_BTD = self.attention_norm(h_BTD) if self.config.stores_normed else h_BTD
         window = memory.write_window(window, read_BTD, clock)
         past = memory.attended_slots(self.config, slots, window, clock)
-        out_BTD, attended = self.transform(h_BTD, read_BTD, past, clock.slots)
+        attended = self.attend(read_BTD, past, clock.slots)
+        out_BTD = self.feed_forward(h_BTD + self.dropout(attended.mixed))
         if usage.shape[1]:
             usage = memory.add_usage(usage, self.attention.received_attention(attended, clock.slots), clock)
         if not (self.config.compressed and clock.evicts):
@@ -108,29 +110,28 @@ class Layer(nn.Module):
         """`step`, by a function that runs it: all that uses this layer's parameters is in here, for FSDP to gather."""
         return run(self, h_BTD, slots, window, usage, clock)
 
-    def transform(
-        self, h_BTD: Tensor, read_BTD: Tensor, past: Tensor | None, slots: Slots
-    ) -> tuple[Tensor, AttentionOutput]:
-        """h -> output [B, T, D] and what the attention computed of `read`; `past`: see RelativeAttention.forward."""
-        if self.config.norms_when_read:
-            past = None if past is None else self._standardise(past)
-            attended = self.attention(self._standardise(read_BTD), past, slots, affine=self.attention_norm)
-        else:
-            attended = self.attention(read_BTD, past, slots)
-        h_BTD = h_BTD + self.dropout(attended.mixed)
-        if self.config.norm == "pre":
-            return h_BTD + self._feedforward(self.feedforward_norm(h_BTD)), attended
-        if self.config.norm == "post":
-            h_BTD = self.attention_norm(h_BTD)
-            return self.feedforward_norm(h_BTD + self._feedforward(h_BTD)), attended
-        h_BTD = self.attention_norm_after(h_BTD)
-        return self.feedforward_norm_after(h_BTD + self._feedforward(self.feedforward_norm(h_BTD))), attended
+    def attend(self, read_BTD: Tensor, past: Tensor | None, slots: Slots) -> AttentionOutput:
+        """What the attention computes of `read`; `past`: see RelativeAttention.forward."""
+        if not self.config.norms_when_read:
+            return self.attention(read_BTD, past, slots)
+        past = None if past is None else self._standardise(past)
+        return self.attention(self._standardise(read_BTD), past, slots, affine=self.attention_norm)
 
     def _standardise(self, x: Tensor) -> Tensor:
         """The attention's norm without its weight and bias, which the attention folds into its projections."""
         return F.layer_norm(x, self.attention_norm.normalized_shape, eps=self.attention_norm.eps)
 
-    def _feedforward(self, x: Tensor) -> Tensor:
+    def feed_forward(self, a_BTD: Tensor) -> Tensor:
+        """a + feed-forward(a), with the norms before and after it."""
+        if self.config.norm == "pre":
+            return a_BTD + self._feed_forward(self.feedforward_norm(a_BTD))
+        if self.config.norm == "post":
+            a_BTD = self.attention_norm(a_BTD)
+            return self.feedforward_norm(a_BTD + self._feed_forward(a_BTD))
+        a_BTD = self.attention_norm_after(a_BTD)
+        return self.feedforward_norm_after(a_BTD + self._feed_forward(self.feedforward_norm(a_BTD)))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.feedforward_out(self.dropout(self.activation(self.feedforward_in(x)))))
 
     def compress(
