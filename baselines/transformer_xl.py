@@ -74,7 +74,7 @@ class TransformerXL(CompressiveTransformerWithDecoders):
         super().__init__(
             CompressiveTransformerConfig(**fields, compressed=0, compression_rate=1, compression_loss="none")
         )
-        self._input_encoding: PositionEncoding | None = None
+        self._input_encoding: AbsoluteEncoding | None = None
         if config.position != "relative":
             self._encode_positions(config)
         if config.dropout_mask == "window":
@@ -91,15 +91,14 @@ class TransformerXL(CompressiveTransformerWithDecoders):
         elif config.norm == "pre":
             scale = INIT_STD
         for layer in self.layers:
-            encoding: ShawEncoding | AbsoluteEncoding | LearnedEncoding
+            encoding: PositionEncoding
             if config.position == "shaw":
                 encoding = ShawEncoding(d_model, num_heads=num_heads, max_distance=config.max_distance)
             elif config.position == "learned":
                 encoding = LearnedEncoding(d_model, window=config.window)
                 layer.register_forward_pre_hook(_add_positions)
             else:
-                encoding = AbsoluteEncoding(scale=scale)
-                self._input_encoding = encoding
+                encoding = self._input_encoding = AbsoluteEncoding(scale=scale)
             attention = EncodedAttention(
                 d_model, num_heads=num_heads, encoding=encoding, dropout=config.attention_dropout
             )
@@ -112,8 +111,7 @@ class TransformerXL(CompressiveTransformerWithDecoders):
         if self._input_encoding is None:
             return h_BTD
         places_BT = (steps_B % self.config.window)[:, None] + torch.arange(tokens_BT.shape[1])
-        added = self._input_encoding.added_to_input(places_BT, like=h_BTD)
-        return h_BTD if added is None else h_BTD + added
+        return h_BTD + self._input_encoding.added_to_input(places_BT, like=h_BTD)
 
     @property
     def why_no_int8(self) -> str | None:

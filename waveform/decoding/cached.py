@@ -64,7 +64,8 @@ class CachedDecoder(DeviceDecoder):
         num_slots = self._first_window_slot + config.window
         self._phase_on_device = torch.empty(1, dtype=torch.int64, device=device)
         self._slot_times = slot_times(config).to(device)
-        self._position_keys = self._position_keys_at(self._slot_times).to(reference.dtype)  # [P, K]
+        pairs = torch.view_as_real(self._unit_circle(self._slot_times))  # [K, P / 2, 2]: cosine and sine
+        self._position_keys = pairs.flatten(1).t().to(reference.dtype)  # [P, K]
         self._mask = torch.empty(num_slots, device=device, dtype=reference.dtype)  # 0 or, for unused slots, -inf
         weights = [weight for fused in self._weights for weight in fused] + list(model.head.parameters())
         for layer in self._layers:
@@ -77,10 +78,6 @@ class CachedDecoder(DeviceDecoder):
         """times [..., n] -> e^{i w t} [..., n, P / 2], complex."""
         w_t = angles(times, num_position_features=self._config.num_position_features)
         return torch.polar(torch.ones(1, dtype=torch.float64, device=w_t.device), w_t).to(self._complex)
-
-    def _position_keys_at(self, times: Tensor) -> Tensor:
-        """times [..., n] -> (cosine, sine) pairs [..., P, n]."""
-        return torch.view_as_real(self._unit_circle(times)).flatten(-2).transpose(-1, -2)
 
     def _fuse(self, layer: Layer) -> _FusedWeights:
         a = layer.attention
@@ -187,18 +184,10 @@ class CachedDecoder(DeviceDecoder):
         num_new = min(config.groups, config.compressed) if evicted_after > evicted_before else 0
         for i, layer in enumerate(self._layers):
             new_slots = state.slots[:, i, config.compressed - num_new : config.compressed]
-            for cache, projection in (
-                (self._keys[i], layer.attention.key),
-                (self._values[i], layer.attention.value),
-            ):
-                kept = cache[:, num_new : config.compressed].clone()
-                moved = cache[:, config.compressed + config.window :].clone()
-                if num_new:
-                    cache[:, : config.compressed - num_new] = kept
-                    cache[:, config.compressed - num_new : config.compressed] = self._project(
-                        layer, new_slots, projection
-                    )
-                cache[:, config.compressed : config.compressed + config.memory] = moved
+            for cache, projection in ((self._keys[i], layer.attention.key), (self._values[i], layer.attention.value)):
+                kept, moved = cache[:, num_new : config.compressed], cache[:, config.compressed + config.window :]
+                new = self._project(layer, new_slots, projection)
+                cache[:, : config.compressed + config.memory] = torch.cat([kept, new, moved], dim=1)
         # Graphs write into these two.
         self._state = state._replace(window=before.window, usage=before.usage.copy_(state.usage))
         self._begin_window()

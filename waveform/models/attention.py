@@ -168,15 +168,15 @@ class RelativeAttention(nn.Module):
         bias = None
         if affine is not None:
             bias, weight = weight @ affine.bias, weight * affine.weight
-        d_model, num_slots = x_BTD.shape[-1], slots.slot_times.shape[1]
-        if past is not None and past.shape[1] == num_slots:
-            q = linear(x_BTD, weight[:d_model], None if bias is None else bias[:d_model])
-            kv = linear(past, weight[d_model:], None if bias is None else bias[d_model:])
+        widths = [x_BTD.shape[-1], 2 * x_BTD.shape[-1]]  # of queries; of keys and values
+        q_weight, kv_weight = weight.split(widths)
+        q_bias, kv_bias = (None, None) if bias is None else bias.split(widths)
+        if past is not None and past.shape[1] == slots.slot_times.shape[1]:
+            q, kv = linear(x_BTD, q_weight, q_bias), linear(past, kv_weight, kv_bias)
         else:
-            q, kv = linear(x_BTD, weight, bias).split([d_model, 2 * d_model], dim=-1)
+            q, kv = linear(x_BTD, weight, bias).split(widths, dim=-1)
             if past is not None:
-                kv_past = linear(past, weight[d_model:], None if bias is None else bias[d_model:])
-                kv = torch.cat([kv_past, kv], dim=1)
+                kv = torch.cat([linear(past, kv_weight, kv_bias), kv], dim=1)
         k_BHKd, v_BHKd = (self.split_heads(part) for part in kv.chunk(2, dim=-1))
         q_BHTd = self.split_heads(q)
         if self.is_fused:
