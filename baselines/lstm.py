@@ -64,8 +64,8 @@ class LSTM(TokenModel):
 
     def empty_state(self, batch_size: int, *, device: torch.device | str, dtype: torch.dtype) -> LSTMState:
         """As `TokenModel.empty_state`."""
-        shape = (batch_size, self.config.num_layers, self.config.d_model)
-        return LSTMState(*(torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)))
+        zeros = torch.zeros(batch_size, self.config.num_layers, self.config.d_model, device=device, dtype=dtype)
+        return LSTMState(zeros, zeros.clone())
 
     def trunk(self, inputs: Inputs, state: LSTMState) -> Step:
         """The last layer's h [B, T, D] and the state after them, detached unless `carry_gradient`."""

@@ -130,10 +130,9 @@ class RelativeAttention(nn.Module):
         pairs = [(self.position, self.position_bias)]
         if self.compressed_apart:
             pairs.append((self.compressed_position, self.compressed_position_bias))
-        weights = [layer.weight.view(self.num_heads, -1, self.num_position_features) for layer, _ in pairs]
         return [
-            (q_BHTd + v[:, None].to(q_BHTd.dtype)) @ weight.to(q_BHTd.dtype)
-            for weight, (_, v) in zip(weights, pairs, strict=True)
+            (q_BHTd + v[:, None].to(q_BHTd.dtype)) @ layer.weight.unflatten(0, (self.num_heads, -1)).to(q_BHTd.dtype)
+            for layer, v in pairs
         ]
 
     @torch.no_grad()
