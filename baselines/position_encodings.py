@@ -17,15 +17,11 @@ ENCODINGS = ("relative", "shaw", "absolute", "learned")
 
 
 class PositionEncoding(nn.Module):
-    """Where positions enter a layer's attention, or the vectors below it; a subclass overrides one of the two."""
+    """What an attention adds to its scores; those that add to the vectors below it have `added_to_input` instead."""
 
-    def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor | None:
-        """What is added to the vectors [B, T, D] of steps at these places of their window; None: nothing."""
-        return None
-
-    def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor | None:
-        """What is added to the scores [B, H, T, K], before the scale; None: nothing."""
-        return None
+    def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor:
+        """Added to the scores [B, H, T, K] before the scale; a zero that is broadcast to them, unless overridden."""
+        return q_BHTd.new_zeros(1, 1, 1, 1)
 
 
 class ShawEncoding(PositionEncoding):
@@ -61,7 +57,7 @@ class AbsoluteEncoding(PositionEncoding):
         self.scale = scale
 
     def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor:
-        """-> [B, T, D]."""
+        """What is added to the vectors [B, T, D] of steps at these places of their window."""
         width = like.shape[-1] + like.shape[-1] % 2
         encoding = encode_times(to_device(places_BT, like.device), num_position_features=width, dtype=like.dtype)
         return self.scale * encoding[..., : like.shape[-1]]
@@ -79,7 +75,7 @@ class LearnedEncoding(PositionEncoding):
         self.vectors = nn.Parameter(torch.randn(window, d_model) * INIT_STD)
 
     def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor:
-        """-> [B, T, D]."""
+        """What is added to the vectors [B, T, D] of steps at these places of their window."""
         return nn.functional.embedding(to_device(places_BT, like.device), self.vectors).to(like.dtype)
 
 
@@ -101,5 +97,4 @@ class EncodedAttention(RelativeAttention):
 
     def position_logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor:
         """-> [B, H, T, K], or a zero that is broadcast to it."""
-        logits = self.encoding.logits(q_BHTd, slots)
-        return q_BHTd.new_zeros(1, 1, 1, 1) if logits is None else logits
+        return self.encoding.logits(q_BHTd, slots)

@@ -128,7 +128,5 @@ class TransformerXL(CompressiveTransformerWithDecoders):
 def _add_positions(layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """What a layer is called with, its vectors of the steps' places added: within its call, as FSDP needs it."""
     h_BTD, slots, window, usage, clock, *run = inputs
-    assert isinstance(layer.attention, EncodedAttention)
     added = layer.attention.encoding.added_to_input(clock.slots.query_times, like=h_BTD)
-    assert added is not None
     return h_BTD + added, slots, window, usage, clock, *run
