@@ -6,8 +6,6 @@ layer, or every layer, reads, or it adds to the scores of a query and a slot.
 Shape letters: B rows, T steps or queries, K slots, D model width, H heads, d = D / H head width, n distances.
 """
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
@@ -18,19 +16,15 @@ from waveform.models.initial_values import INIT_STD
 ENCODINGS = ("relative", "shaw", "absolute", "learned")
 
 
-class PositionEncoding(Protocol):
-    """Where positions enter a layer's attention, or the vectors below it."""
+class PositionEncoding(nn.Module):
+    """What an attention adds to its scores; those that add to the vectors below it have `added_to_input` instead."""
 
-    def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor | None:
-        """What is added to the vectors [B, T, D] of steps at these places of their window; None: nothing."""
-        ...
-
-    def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor | None:
-        """What is added to the scores [B, H, T, K], before the scale; None: nothing."""
-        ...
+    def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor:
+        """Added to the scores [B, H, T, K] before the scale; a zero that is broadcast to them, unless overridden."""
+        return q_BHTd.new_zeros(1, 1, 1, 1)
 
 
-class ShawEncoding(nn.Module):
+class ShawEncoding(PositionEncoding):
     """A learned vector for each distance and head: q . r(t_i - t_j) (Shaw et al. 2018, as Dai et al. 2019 read it).
 
     That is terms (a) and (b) of Transformer-XL's score, with one trained matrix in place of W_R R. Distances from
@@ -43,10 +37,7 @@ class ShawEncoding(nn.Module):
         # blind to position for as long as a short training lasts (results/notes.md).
         self.vectors = nn.Parameter(torch.randn(num_heads, d_model // num_heads, max_distance))
 
-    def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor | None:
-        return None
-
-    def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor | None:
+    def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor:
         """-> [B, H, T, K]."""
         distances = slots.query_times[..., :, None] - slots.slot_times[..., None, :]
         index_BTK = distances.long().clamp(0, self.vectors.shape[-1] - 1)
@@ -54,7 +45,7 @@ class ShawEncoding(nn.Module):
         return by_distance.gather(-1, index_BTK[:, None].expand(*q_BHTd.shape[:3], -1))
 
 
-class AbsoluteEncoding(nn.Module):
+class AbsoluteEncoding(PositionEncoding):
     """Sinusoids of a step's place in its window, added to its embedding (Vaswani et al. 2017, section 3.5).
 
     With memory, slots of different windows have the same places: what section 3.3 of Dai et al. 2019 warns of.
@@ -65,17 +56,14 @@ class AbsoluteEncoding(nn.Module):
         super().__init__()
         self.scale = scale
 
-    def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor | None:
-        """-> [B, T, D]."""
+    def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor:
+        """What is added to the vectors [B, T, D] of steps at these places of their window."""
         width = like.shape[-1] + like.shape[-1] % 2
         encoding = encode_times(to_device(places_BT, like.device), num_position_features=width, dtype=like.dtype)
         return self.scale * encoding[..., : like.shape[-1]]
 
-    def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor | None:
-        return None
 
-
-class LearnedEncoding(nn.Module):
+class LearnedEncoding(PositionEncoding):
     """A learned vector for each place in the window, added to what its layer reads (Al-Rfou et al. 2018).
 
     Each layer has its own, so that positions do not fade with depth. As in `attn_type` 3 of Dai et al. 2019's code, the
@@ -86,12 +74,9 @@ class LearnedEncoding(nn.Module):
         super().__init__()
         self.vectors = nn.Parameter(torch.randn(window, d_model) * INIT_STD)
 
-    def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor | None:
-        """-> [B, T, D]."""
+    def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor:
+        """What is added to the vectors [B, T, D] of steps at these places of their window."""
         return nn.functional.embedding(to_device(places_BT, like.device), self.vectors).to(like.dtype)
-
-    def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor | None:
-        return None
 
 
 class EncodedAttention(RelativeAttention):
@@ -112,5 +97,4 @@ class EncodedAttention(RelativeAttention):
 
     def position_logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor:
         """-> [B, H, T, K], or a zero that is broadcast to it."""
-        logits = self.encoding.logits(q_BHTd, slots)
-        return q_BHTd.new_zeros(1, 1, 1, 1) if logits is None else logits
+        return self.encoding.logits(q_BHTd, slots)

@@ -24,7 +24,8 @@ from waveform.engine.interface import Decoder
 from waveform.models.dropout import Dropout
 from waveform.models.initial_values import INIT_STD
 from waveform.models.memory import CompressiveState
-from waveform.models.transformer_config import MAX_SLOTS, CompressiveTransformerConfig, TransformerConfig, Width
+from waveform.models.model_config import MAX_SLOTS, Width
+from waveform.models.transformer_config import CompressiveTransformerConfig, TransformerConfig
 from waveform.system.errors import UserError
 from waveform.system.rules import one_of, whole_number
 
@@ -73,7 +74,7 @@ class TransformerXL(CompressiveTransformerWithDecoders):
         super().__init__(
             CompressiveTransformerConfig(**fields, compressed=0, compression_rate=1, compression_loss="none")
         )
-        self._input_encoding: PositionEncoding | None = None
+        self._input_encoding: AbsoluteEncoding | None = None
         if config.position != "relative":
             self._encode_positions(config)
         if config.dropout_mask == "window":
@@ -90,15 +91,14 @@ class TransformerXL(CompressiveTransformerWithDecoders):
         elif config.norm == "pre":
             scale = INIT_STD
         for layer in self.layers:
-            encoding: ShawEncoding | AbsoluteEncoding | LearnedEncoding
+            encoding: PositionEncoding
             if config.position == "shaw":
                 encoding = ShawEncoding(d_model, num_heads=num_heads, max_distance=config.max_distance)
             elif config.position == "learned":
                 encoding = LearnedEncoding(d_model, window=config.window)
                 layer.register_forward_pre_hook(_add_positions)
             else:
-                encoding = AbsoluteEncoding(scale=scale)
-                self._input_encoding = encoding
+                encoding = self._input_encoding = AbsoluteEncoding(scale=scale)
             attention = EncodedAttention(
                 d_model, num_heads=num_heads, encoding=encoding, dropout=config.attention_dropout
             )
@@ -111,8 +111,7 @@ class TransformerXL(CompressiveTransformerWithDecoders):
         if self._input_encoding is None:
             return h_BTD
         places_BT = (steps_B % self.config.window)[:, None] + torch.arange(tokens_BT.shape[1])
-        added = self._input_encoding.added_to_input(places_BT, like=h_BTD)
-        return h_BTD if added is None else h_BTD + added
+        return h_BTD + self._input_encoding.added_to_input(places_BT, like=h_BTD)
 
     @property
     def why_no_int8(self) -> str | None:
@@ -129,7 +128,5 @@ class TransformerXL(CompressiveTransformerWithDecoders):
 def _add_positions(layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """What a layer is called with, its vectors of the steps' places added: within its call, as FSDP needs it."""
     h_BTD, slots, window, usage, clock, *run = inputs
-    assert isinstance(layer.attention, EncodedAttention)
     added = layer.attention.encoding.added_to_input(clock.slots.query_times, like=h_BTD)
-    assert added is not None
     return h_BTD + added, slots, window, usage, clock, *run

@@ -19,26 +19,23 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from waveform.engine.interface import OptionalParts, Step
-from waveform.engine.sound_classes import SoundClasses
-from waveform.models import linear_prediction
+from waveform.engine.interface import Step
 from waveform.models.heads import PredictionHead, SoftmaxHead
-from waveform.models.label_embedding import RowLabels, label_embedding
+from waveform.models.label_embedding import RowLabels
 from waveform.models.linear import Linear
-from waveform.models.linear_prediction import PredictionState, with_prediction
-from waveform.models.read_inputs import read_inputs
-from waveform.models.transformer_config import MAX_LAYERS, MAX_WIDTH, Width
+from waveform.models.linear_prediction import PredictionState
+from waveform.models.model_config import MAX_LAYERS, MAX_WIDTH, ModelConfig, Width
+from waveform.models.token_model import Inputs, TokenModel
 from waveform.system.errors import UserError
-from waveform.system.rules import check_rules, one_of, whole_number
+from waveform.system.rules import whole_number
 
 _MAX_LAYERS_PER_STACK = 20  # a dilation of 2^19 steps is 22 s at 24 kHz; more is a typing mistake
 
 
-@dataclass(frozen=True)
-class WaveNetConfig:
+@dataclass
+class WaveNetConfig(ModelConfig):
     """Sizes of a WaveNet; the defaults are the strong baseline (39.6M parameters at 256 classes)."""
 
-    vocab_size: Annotated[int, whole_number(1)]  # V; the input has one more id, begin-of-utterance
     num_stacks: Annotated[int, whole_number(1, MAX_LAYERS)] = 3  # how often the sequence of dilations is repeated
     # Dilations 1, 2, 4, ... 2^(layers_per_stack - 1)
     layers_per_stack: Annotated[int, whole_number(1, _MAX_LAYERS_PER_STACK)] = 10
@@ -47,14 +44,9 @@ class WaveNetConfig:
     gate_channels: Width = 416  # G, width of tanh * sigmoid
     skip_channels: Width = 256  # S, width of the sum of skips
     end_channels: Width | None = None  # E, width of the head; None: as that of the skips
-    # none | linear: the input and the head know what linear filters expect
-    prediction: Annotated[str, one_of(*linear_prediction.KINDS)] = "none"
-    # Of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
-    num_labels: Annotated[int, whole_number(0)] = 0
-    classes: SoundClasses | None = None  # what tokens mean as amplitudes, for prediction=linear. Decided by the data
 
     def __post_init__(self) -> None:
-        check_rules(self, section="model")
+        super().__post_init__()
         num_layers = self.num_stacks * self.layers_per_stack
         if num_layers > MAX_LAYERS:
             raise UserError(
@@ -98,16 +90,13 @@ def _linear(num_in: int, num_out: int, *, gain: float, bias: bool = True) -> nn.
 class WaveNetHead(nn.Module):
     """ReLU -> 1x1 -> ReLU -> 1x1 -> softmax (section 2.4)."""
 
-    def __init__(
-        self, skip_channels: int, end_channels: int, *, vocab_size: int, classes: SoundClasses | None = None
-    ) -> None:
-        """classes: of sound, if it is told what linear prediction expects, after the sum of skips."""
+    def __init__(self, config: WaveNetConfig) -> None:
         super().__init__()
-        self.mix = _linear(skip_channels, end_channels, gain=math.sqrt(2))
-        if classes is None:
-            self.softmax = SoftmaxHead(end_channels, vocab_size=vocab_size)
-        else:
-            self.softmax = PredictionHead(end_channels, classes=classes)
+        self.mix = _linear(config.skip_channels, config.head_width, gain=math.sqrt(2))
+        if config.predicted_classes is None:
+            self.softmax = SoftmaxHead(config.head_width, vocab_size=config.vocab_size)
+        else:  # it is told what linear prediction expects, after the sum of skips
+            self.softmax = PredictionHead(config.head_width, classes=config.predicted_classes)
 
     def _features(self, hidden: Tensor) -> Tensor:
         skips, expected = hidden.tensor_split([self.mix.in_features], dim=-1)
@@ -123,7 +112,7 @@ class WaveNetHead(nn.Module):
         return self.softmax.nll(self._features(hidden), targets)
 
 
-class WaveNet(nn.Module, OptionalParts):
+class WaveNet(TokenModel):
     """The trunk and the head; see the module's docstring and `WaveNetConfig`.
 
     What is registered is this model with its decoders: wavenet_cached.py.
@@ -132,16 +121,13 @@ class WaveNet(nn.Module, OptionalParts):
     Config = WaveNetConfig
 
     def __init__(self, config: WaveNetConfig) -> None:
-        super().__init__()
-        self.config = config
         taps, c, g = config.kernel_size, config.residual_channels, config.gate_channels
         num_layers = len(config.dilations)
         # Initial values keep every sum near unit variance, however many layers there are; RMS(tanh * sigmoid) is 1/3.
-        self.embedding = nn.Embedding(config.vocab_size + 1, c)
-        # Global conditioning (section 2.5), added to the input of the first layer alone, from where the residual stream
-        # carries it to all.
-        self.label_embedding = label_embedding(c, num_labels=config.num_labels, vocab_size=config.vocab_size)
-        self.linear_prediction = linear_prediction.linear_prediction(c, config.prediction, config.classes, std=1.0)
+        # Labels are global conditioning (section 2.5), added to the input of the first layer alone, from where the
+        # residual stream carries it to all.
+        super().__init__(config, nn.Embedding(config.vocab_size + 1, c), width=c, std=1.0)
+        self.config = config
         # Inputs: the taps side by side, oldest first. Outputs: tanh's half, then sigmoid's.
         self.convolutions = nn.ModuleList(_linear(taps * c, 2 * g, gain=1) for _ in range(num_layers))
         # The last layer has none: nothing reads its residual stream, so it would never train. Without biases, because
@@ -151,31 +137,23 @@ class WaveNet(nn.Module, OptionalParts):
         )
         # The sum over layers of 1x1 projections, as one product with the gates of all layers side by side.
         self.skip = _linear(num_layers * g, config.skip_channels, gain=3)
-        self.head = WaveNetHead(
-            config.skip_channels,
-            config.head_width,
-            vocab_size=config.vocab_size,
-            classes=config.classes if self.linear_prediction is not None else None,
-        )
+        self.head = WaveNetHead(config)
 
     @property
     def receptive_field(self) -> int:
         """How many inputs, the newest included, an output depends on."""
         return 1 + sum(self.config.histories)
 
-    def init_state(self, batch_size: int, *, device: torch.device | str, dtype: torch.dtype) -> WaveNetState:
-        """State of `batch_size` streams of which nothing has been read."""
+    def empty_state(self, batch_size: int, *, device: torch.device | str, dtype: torch.dtype) -> WaveNetState:
+        """As `TokenModel.empty_state`."""
         c = self.config.residual_channels
         return WaveNetState(
-            tuple(torch.zeros(batch_size, steps, c, device=device, dtype=dtype) for steps in self.config.histories),
-            () if self.label_embedding is None else self.label_embedding.init_state(batch_size, device=device),
-            () if self.linear_prediction is None else self.linear_prediction.init_state(batch_size, device=device),
+            tuple(torch.zeros(batch_size, steps, c, device=device, dtype=dtype) for steps in self.config.histories)
         )
 
-    def forward(self, tokens: Tensor, state: WaveNetState) -> Step:
-        """tokens [B, T] -> sums of skips [B, T, S] and the state after them, detached unless `carry_gradient`."""
-        num_steps = tokens.shape[1]
-        inputs = read_inputs(self, tokens, state.labels, state.predictors)
+    def trunk(self, inputs: Inputs, state: WaveNetState) -> Step:
+        """Sums of skips [B, T, S] and the state after them, detached unless `carry_gradient`."""
+        num_steps = inputs.tokens.shape[1]
         x_TBC = self.embedding(inputs.tokens.t())
         if inputs.added is not None:
             x_TBC = x_TBC + inputs.added.transpose(0, 1)
@@ -193,5 +171,4 @@ class WaveNet(nn.Module, OptionalParts):
             if layer < len(self.residuals):
                 x_TBC = x_TBC + self.residuals[layer](gates[-1])
         hidden_TBS = self.skip(torch.cat(gates, dim=-1))
-        hidden_BTS = with_prediction(hidden_TBS.transpose(0, 1), inputs.prediction)
-        return Step(hidden_BTS, WaveNetState(tuple(fifos), **inputs.kept), {})
+        return Step(hidden_TBS.transpose(0, 1), WaveNetState(tuple(fifos)), {})

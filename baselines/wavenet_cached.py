@@ -3,14 +3,13 @@
 Shape letters: as in wavenet.py.
 """
 
-import sys
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from baselines.wavenet import WaveNet, WaveNetState
-from waveform.decoding.stepped_prediction import stepped_prediction
+from waveform.decoding.stepped_front import SteppedFront
 from waveform.engine.cuda_graph import DeviceDecoder
 from waveform.engine.interface import Decoder
 from waveform.engine.known_settings import KnownSettings
@@ -49,14 +48,11 @@ class WaveNetDecoder(DeviceDecoder):
     @torch.inference_mode()
     def __init__(self, model: WaveNet, state: WaveNetState) -> None:
         config, self._head = model.config, model.head
-        self._linear_prediction = model.linear_prediction
-        self._prediction = stepped_prediction(model.linear_prediction, state.predictors)
+        self._front = SteppedFront(model, state)
         c, g, older = config.residual_channels, config.gate_channels, config.kernel_size - 1
         num_layers, num_rows = len(config.dilations), state.fifos[0].shape[0]
         convolutions, residuals = cast(list[nn.Linear], model.convolutions), cast(list[nn.Linear], model.residuals)
         self._embedding = model.embedding.weight
-        self._label_embedding = model.label_embedding
-        self._row_labels = [labels.clone() for labels in state.labels]
         # [L, K, C, 2G]
         kernels = torch.stack([conv.weight.t().unflatten(0, (-1, c)) for conv in convolutions])
         self._older_kernels = [kernels[:, tap].contiguous() for tap in range(older)]
@@ -90,14 +86,13 @@ class WaveNetDecoder(DeviceDecoder):
 
     @property
     def steps_to_host(self) -> int:
-        """Steps until linear prediction has work to do; without it, nothing is ever due."""
-        return sys.maxsize if self._prediction is None else self._prediction.steps_to_host
+        """As `DeviceDecoder.steps_to_host`."""
+        return self._front.steps_to_host
 
     @torch.inference_mode()
     def advance(self, num_steps: int) -> None:
         """As `DeviceDecoder.advance`."""
-        if self._prediction is not None:
-            self._prediction.advance(num_steps)
+        self._front.advance(num_steps)
 
     @torch.inference_mode()
     def device_step(self, tokens: Tensor) -> Tensor:
@@ -110,15 +105,10 @@ class WaveNetDecoder(DeviceDecoder):
         for taps, kernels in zip(self._taps_of, self._older_kernels, strict=True):
             z = torch.baddbmm(z, taps, kernels, out=self._z)
 
-        if self._label_embedding is None:
-            x = torch.index_select(self._embedding, 0, tokens, out=self._input_of[0])
-        else:
-            tokens, of_labels = self._label_embedding.step(tokens, self._row_labels[0])
-            x = torch.index_select(self._embedding, 0, tokens, out=self._input_of[0]).add_(of_labels)
-        prediction = None
-        if self._prediction is not None and self._linear_prediction is not None:
-            prediction = self._prediction.step(tokens)
-            x.add_(self._linear_prediction(prediction)[:, 0])
+        tokens, added, prediction = self._front.step(tokens)
+        x = torch.index_select(self._embedding, 0, tokens, out=self._input_of[0])
+        for vectors in added:
+            x.add_(vectors)
         for layer, (z, tanh_half, sigmoid_half) in enumerate(self._z_of):
             z.addmm_(x, self._newest_kernels[layer])
             gate = torch.mul(tanh_half.tanh_(), sigmoid_half.sigmoid_(), out=self._gate_of[layer])

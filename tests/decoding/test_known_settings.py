@@ -34,7 +34,7 @@ class _SquashingTransformer(CompressiveTransformerWithDecoders):
             layer.register_forward_pre_hook(lambda layer, inputs: (_squashed(inputs[0], config.squash), *inputs[1:]))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _SquashingWaveNetConfig(WaveNetConfig):
     squash: bool = False  # the sum of skips
 

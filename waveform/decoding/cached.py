@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from waveform.decoding.stepped_prediction import stepped_prediction
+from waveform.decoding.stepped_front import SteppedFront
 from waveform.engine.cuda_graph import DeviceDecoder
 from waveform.engine.drawing import DrawConfig
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
@@ -46,8 +46,7 @@ class CachedDecoder(DeviceDecoder):
         self._scale = self._d_head**-0.5
         self._first_window_slot = config.compressed + config.memory
         self._state = state._replace(window=state.window.clone(), usage=state.usage.clone())
-        self._row_labels = [labels.clone() for labels in state.labels]
-        self._prediction = stepped_prediction(model.linear_prediction, state.predictors)
+        self._front = SteppedFront(model, state)
         self._layers = list(model.layers)
         self._weights = [self._fuse(layer) for layer in self._layers]
         reference = next(model.parameters())
@@ -65,7 +64,8 @@ class CachedDecoder(DeviceDecoder):
         num_slots = self._first_window_slot + config.window
         self._phase_on_device = torch.empty(1, dtype=torch.int64, device=device)
         self._slot_times = slot_times(config).to(device)
-        self._position_keys = self._position_keys_at(self._slot_times).to(reference.dtype)  # [P, K]
+        pairs = torch.view_as_real(self._unit_circle(self._slot_times))  # [K, P / 2, 2]: cosine and sine
+        self._position_keys = pairs.flatten(1).t().to(reference.dtype)  # [P, K]
         self._mask = torch.empty(num_slots, device=device, dtype=reference.dtype)  # 0 or, for unused slots, -inf
         weights = [weight for fused in self._weights for weight in fused] + list(model.head.parameters())
         for layer in self._layers:
@@ -78,10 +78,6 @@ class CachedDecoder(DeviceDecoder):
         """times [..., n] -> e^{i w t} [..., n, P / 2], complex."""
         w_t = angles(times, num_position_features=self._config.num_position_features)
         return torch.polar(torch.ones(1, dtype=torch.float64, device=w_t.device), w_t).to(self._complex)
-
-    def _position_keys_at(self, times: Tensor) -> Tensor:
-        """times [..., n] -> (cosine, sine) pairs [..., P, n]."""
-        return torch.view_as_real(self._unit_circle(times)).flatten(-2).transpose(-1, -2)
 
     def _fuse(self, layer: Layer) -> _FusedWeights:
         a = layer.attention
@@ -113,8 +109,7 @@ class CachedDecoder(DeviceDecoder):
     @property
     def steps_to_host(self) -> int:
         """Steps to the end of the window, or of a block of linear prediction."""
-        left = self._config.window - self._phase
-        return left if self._prediction is None else min(left, self._prediction.steps_to_host)
+        return min(self._config.window - self._phase, self._front.steps_to_host)
 
     @torch.inference_mode()
     def draw(self, tokens: Tensor, uniform: Tensor, config: DrawConfig) -> Tensor:
@@ -128,8 +123,7 @@ class CachedDecoder(DeviceDecoder):
     @torch.inference_mode()
     def advance(self, num_steps: int) -> None:
         """As `DeviceDecoder.advance`; evicts, compresses and shifts if the window is full."""
-        if self._prediction is not None:
-            self._prediction.advance(num_steps)
+        self._front.advance(num_steps)
         self._phase += num_steps
         assert self._phase <= self._config.window
         if self._phase == self._config.window:
@@ -144,15 +138,10 @@ class CachedDecoder(DeviceDecoder):
         if self._config.same_length:
             self._mask.index_fill_(0, phase, -torch.inf)  # the slot `memory` steps back: there is nothing before memory
         rotation = self._rotations.index_select(0, phase)
-        if model.label_embedding is None:
-            x = model.embedding(tokens)
-        else:
-            tokens, of_labels = model.label_embedding.step(tokens, self._row_labels[0])
-            x = model.embedding(tokens) + of_labels
-        prediction = None
-        if self._prediction is not None and model.linear_prediction is not None:
-            prediction = self._prediction.step(tokens)
-            x = x + model.linear_prediction(prediction)[:, 0]
+        tokens, added, prediction = self._front.step(tokens)
+        x = model.embedding(tokens)
+        for vectors in added:
+            x = x + vectors
         for i, layer in enumerate(self._layers):
             self._state.window[:, i].index_copy_(1, phase, x[:, None].to(self._state.window.dtype))
             normed = layer.attention_norm(x) if layer.config.norm == "pre" else x
@@ -195,18 +184,10 @@ class CachedDecoder(DeviceDecoder):
         num_new = min(config.groups, config.compressed) if evicted_after > evicted_before else 0
         for i, layer in enumerate(self._layers):
             new_slots = state.slots[:, i, config.compressed - num_new : config.compressed]
-            for cache, projection in (
-                (self._keys[i], layer.attention.key),
-                (self._values[i], layer.attention.value),
-            ):
-                kept = cache[:, num_new : config.compressed].clone()
-                moved = cache[:, config.compressed + config.window :].clone()
-                if num_new:
-                    cache[:, : config.compressed - num_new] = kept
-                    cache[:, config.compressed - num_new : config.compressed] = self._project(
-                        layer, new_slots, projection
-                    )
-                cache[:, config.compressed : config.compressed + config.memory] = moved
+            for cache, projection in ((self._keys[i], layer.attention.key), (self._values[i], layer.attention.value)):
+                kept, moved = cache[:, num_new : config.compressed], cache[:, config.compressed + config.window :]
+                new = self._project(layer, new_slots, projection)
+                cache[:, : config.compressed + config.memory] = torch.cat([kept, new, moved], dim=1)
         # Graphs write into these two.
         self._state = state._replace(window=before.window, usage=before.usage.copy_(state.usage))
         self._begin_window()

@@ -96,7 +96,7 @@ def parameters_of(layer: Any) -> LayerParameters:
 
 
 def dropout_factors(layer: Any, h_BTD: Tensor) -> DropoutFactors:
-    """What the layer's dropout multiplies with, drawn in the order in which `Layer.transform` draws."""
+    """What the layer's dropout multiplies with, drawn in the order in which `Layer.step` draws."""
     widths = (layer.config.d_model, layer.config.d_feedforward, layer.config.d_model)
     return DropoutFactors(*(layer.dropout(h_BTD.new_ones(*h_BTD.shape[:2], width)) for width in widths))
 

@@ -18,7 +18,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from waveform.models.block_attention import UNMASKED, Mask, block_attention, received_weight
+from waveform.models.block_attention import UNMASKED, Mask, block_attention, long_keys, received_weight
 from waveform.models.dropout import Dropout
 from waveform.models.linear import Linear, linear
 from waveform.system.fastest_way import Question, fastest_way
@@ -130,10 +130,9 @@ class RelativeAttention(nn.Module):
         pairs = [(self.position, self.position_bias)]
         if self.compressed_apart:
             pairs.append((self.compressed_position, self.compressed_position_bias))
-        weights = [layer.weight.view(self.num_heads, -1, self.num_position_features) for layer, _ in pairs]
         return [
-            (q_BHTd + v[:, None].to(q_BHTd.dtype)) @ weight.to(q_BHTd.dtype)
-            for weight, (_, v) in zip(weights, pairs, strict=True)
+            (q_BHTd + v[:, None].to(q_BHTd.dtype)) @ layer.weight.unflatten(0, (self.num_heads, -1)).to(q_BHTd.dtype)
+            for layer, v in pairs
         ]
 
     @torch.no_grad()
@@ -168,15 +167,15 @@ class RelativeAttention(nn.Module):
         bias = None
         if affine is not None:
             bias, weight = weight @ affine.bias, weight * affine.weight
-        d_model, num_slots = x_BTD.shape[-1], slots.slot_times.shape[1]
-        if past is not None and past.shape[1] == num_slots:
-            q = linear(x_BTD, weight[:d_model], None if bias is None else bias[:d_model])
-            kv = linear(past, weight[d_model:], None if bias is None else bias[d_model:])
+        widths = [x_BTD.shape[-1], 2 * x_BTD.shape[-1]]  # of queries; of keys and values
+        q_weight, kv_weight = weight.split(widths)
+        q_bias, kv_bias = (None, None) if bias is None else bias.split(widths)
+        if past is not None and past.shape[1] == slots.slot_times.shape[1]:
+            q, kv = linear(x_BTD, q_weight, q_bias), linear(past, kv_weight, kv_bias)
         else:
-            q, kv = linear(x_BTD, weight, bias).split([d_model, 2 * d_model], dim=-1)
+            q, kv = linear(x_BTD, weight, bias).split(widths, dim=-1)
             if past is not None:
-                kv_past = linear(past, weight[d_model:], None if bias is None else bias[d_model:])
-                kv = torch.cat([kv_past, kv], dim=1)
+                kv = torch.cat([linear(past, kv_weight, kv_bias), kv], dim=1)
         k_BHKd, v_BHKd = (self.split_heads(part) for part in kv.chunk(2, dim=-1))
         q_BHTd = self.split_heads(q)
         if self.is_fused:
@@ -286,9 +285,7 @@ def softmax_attention(
         return attention_in_kernels(q_BHTE, k_BHKd, v_BHKd, scale=scale, causal=mask.causal, encoding=encoding)
     if _takes_blocks(q_BHTE):
         return block_attention(q_BHTE, k_BHKd, v_BHKd, scale=scale, mask=mask, encoding=encoding)
-    k_BHKE = k_BHKd
-    if encoding is not None:
-        k_BHKE = torch.cat([k_BHKd, encoding[:, None].expand(*k_BHKd.shape[:3], -1)], dim=-1)
+    k_BHKE = long_keys(k_BHKd, encoding)
     if not mask.causal:
         seen = mask.visible if mask.bias is None else mask.bias
         return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKd, attn_mask=seen, scale=scale)

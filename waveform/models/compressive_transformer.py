@@ -5,7 +5,8 @@ attended slots, G new compressed slots, c compression rate, D model width, H hea
 
 Algorithm 1, of one layer with input h:
 
-    output = feed-forward(attention of h over [compressed; memory; window])     Layer.transform
+    a = h + attention of h over [compressed; memory; window]                    Layer.attend
+    output = a + feed-forward(a)                                                Layer.feed_forward
     at the window's end:
         evicted = the oldest W of [memory; window]                              memory.evicted
         groups = f_c(evicted), one for each c steps                             Layer.compress
@@ -13,7 +14,7 @@ Algorithm 1, of one layer with input h:
         compressed = the newest C of [compressed; groups]                       memory.after_call
         memory = the newest M of [memory; window]                               memory.after_call
 
-A call may hold many windows, or less than one: `CompressiveTransformer.forward` cuts it at the windows' ends. What runs
+A call may hold many windows, or less than one: `CompressiveTransformer.trunk` cuts it at the windows' ends. What runs
 the layers, one after the other or all in kernels, is models/run_layers.py.
 """
 
@@ -25,18 +26,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from waveform.engine.interface import Step, detach
-from waveform.models import heads, memory
+from waveform.models import memory
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots
 from waveform.models.compression import attention_loss, autoencoding_loss, compression_function
 from waveform.models.dropout import Dropout
 from waveform.models.embeddings import token_embedding
+from waveform.models.heads import output_head
 from waveform.models.initial_values import INIT_STD, initialise
-from waveform.models.label_embedding import label_embedding
 from waveform.models.linear import Linear, linear
-from waveform.models.linear_prediction import linear_prediction, with_prediction
 from waveform.models.memory import Clock, CompressiveState
-from waveform.models.read_inputs import read_inputs
 from waveform.models.run_layers import RunsLayers
+from waveform.models.token_model import Inputs, TokenModel
 from waveform.models.transformer_config import ACTIVATIONS, CompressiveTransformerConfig
 
 
@@ -90,7 +90,8 @@ class Layer(nn.Module):
         read_BTD = self.attention_norm(h_BTD) if self.config.stores_normed else h_BTD
         window = memory.write_window(window, read_BTD, clock)
         past = memory.attended_slots(self.config, slots, window, clock)
-        out_BTD, attended = self.transform(h_BTD, read_BTD, past, clock.slots)
+        attended = self.attend(read_BTD, past, clock.slots)
+        out_BTD = self.feed_forward(h_BTD + self.dropout(attended.mixed))
         if usage.shape[1]:
             usage = memory.add_usage(usage, self.attention.received_attention(attended, clock.slots), clock)
         if not (self.config.compressed and clock.evicts):
@@ -109,29 +110,28 @@ class Layer(nn.Module):
         """`step`, by a function that runs it: all that uses this layer's parameters is in here, for FSDP to gather."""
         return run(self, h_BTD, slots, window, usage, clock)
 
-    def transform(
-        self, h_BTD: Tensor, read_BTD: Tensor, past: Tensor | None, slots: Slots
-    ) -> tuple[Tensor, AttentionOutput]:
-        """h -> output [B, T, D] and what the attention computed of `read`; `past`: see RelativeAttention.forward."""
-        if self.config.norms_when_read:
-            past = None if past is None else self._standardise(past)
-            attended = self.attention(self._standardise(read_BTD), past, slots, affine=self.attention_norm)
-        else:
-            attended = self.attention(read_BTD, past, slots)
-        h_BTD = h_BTD + self.dropout(attended.mixed)
-        if self.config.norm == "pre":
-            return h_BTD + self._feedforward(self.feedforward_norm(h_BTD)), attended
-        if self.config.norm == "post":
-            h_BTD = self.attention_norm(h_BTD)
-            return self.feedforward_norm(h_BTD + self._feedforward(h_BTD)), attended
-        h_BTD = self.attention_norm_after(h_BTD)
-        return self.feedforward_norm_after(h_BTD + self._feedforward(self.feedforward_norm(h_BTD))), attended
+    def attend(self, read_BTD: Tensor, past: Tensor | None, slots: Slots) -> AttentionOutput:
+        """What the attention computes of `read`; `past`: see RelativeAttention.forward."""
+        if not self.config.norms_when_read:
+            return self.attention(read_BTD, past, slots)
+        past = None if past is None else self._standardise(past)
+        return self.attention(self._standardise(read_BTD), past, slots, affine=self.attention_norm)
 
     def _standardise(self, x: Tensor) -> Tensor:
         """The attention's norm without its weight and bias, which the attention folds into its projections."""
         return F.layer_norm(x, self.attention_norm.normalized_shape, eps=self.attention_norm.eps)
 
-    def _feedforward(self, x: Tensor) -> Tensor:
+    def feed_forward(self, a_BTD: Tensor) -> Tensor:
+        """a + feed-forward(a), with the norms before and after it."""
+        if self.config.norm == "pre":
+            return a_BTD + self._feed_forward(self.feedforward_norm(a_BTD))
+        if self.config.norm == "post":
+            a_BTD = self.attention_norm(a_BTD)
+            return self.feedforward_norm(a_BTD + self._feed_forward(a_BTD))
+        a_BTD = self.attention_norm_after(a_BTD)
+        return self.feedforward_norm_after(a_BTD + self._feed_forward(self.feedforward_norm(a_BTD)))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.feedforward_out(self.dropout(self.activation(self.feedforward_in(x)))))
 
     def compress(
@@ -190,7 +190,7 @@ class Layer(nn.Module):
         return self.attention.split_heads(linear(slots_BKD, layer.weight.detach() if frozen else layer.weight))
 
 
-class CompressiveTransformer(nn.Module, RunsLayers):
+class CompressiveTransformer(TokenModel, RunsLayers):
     """Compressive Transformer over tokens 0..V - 1, with V as the begin-of-utterance input.
 
     What is registered is this model with its decoders: waveform/decoding/compressive_transformer.py.
@@ -199,60 +199,36 @@ class CompressiveTransformer(nn.Module, RunsLayers):
     Config: type = CompressiveTransformerConfig
 
     def __init__(self, config: CompressiveTransformerConfig) -> None:
-        super().__init__()
+        std = INIT_STD if config.norm != "post" else 1.0
+        rectified, projected = config.input_activation == "relu", config.project_first
+        embedding = token_embedding(config.d_model, config, std=std, project_first=projected, rectified=rectified)
+        super().__init__(config, embedding, width=config.d_model, std=std)
         self.config = config
-        embedding_std = INIT_STD if config.norm != "post" else 1.0
-        self.embedding = token_embedding(
-            config.d_model,
-            **config.vocabulary,
-            tie_embeddings=config.tie_embeddings,
-            std=embedding_std,
-            rectified=config.input_activation == "relu",
-        )
-        self.label_embedding = label_embedding(
-            config.d_model, num_labels=config.num_labels, vocab_size=config.vocab_size
-        )
-        self.linear_prediction = linear_prediction(config.d_model, config.prediction, config.classes, std=embedding_std)
         self.dropout = Dropout(config.dropout)
         self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(config) for _ in range(config.num_layers)))
         has_final_norm = config.norm != "post" and config.final_norm
         self.final_norm = nn.LayerNorm(config.d_model) if has_final_norm else nn.Identity()
-        self.head = heads.output_head(
-            config.d_model,
-            **config.vocabulary,
-            tied_to=self.embedding if config.tie_embeddings else None,
-            classes=config.classes if self.linear_prediction is not None else None,
-        )
+        self.head = output_head(config.d_model, config, embedding=embedding, project_first=projected)
         initialise(self)
 
-    def init_state(
-        self, batch_size: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> CompressiveState:
-        """State of `batch_size` streams of which nothing has been read; slots are of `dtype`."""
-        empty = memory.empty_state(self.config, batch_size, device=device, dtype=dtype)
-        if self.label_embedding is not None:
-            empty = empty._replace(labels=self.label_embedding.init_state(batch_size, device=device))
-        if self.linear_prediction is not None:
-            empty = empty._replace(predictors=self.linear_prediction.init_state(batch_size, device=device))
-        return empty
+    def empty_state(self, batch_size: int, *, device: torch.device | str, dtype: torch.dtype) -> CompressiveState:
+        """As `TokenModel.empty_state`; slots are of `dtype`."""
+        return memory.empty_state(self.config, batch_size, device=device, dtype=dtype)
 
-    def forward(self, tokens_BT: Tensor, state: CompressiveState) -> Step:
+    def trunk(self, inputs: Inputs, state: CompressiveState) -> Step:
         """Any T >= 1 -> hidden [B, T, D], the new state, and the compression loss of each row.
 
         The loss ("compression", [B]) is a mean over layers, summed over the windows that end in this call; it is
         computed only if gradients are enabled.
         """
         hiddens, losses = [], []
-        inputs = read_inputs(self, tokens_BT, state.labels, state.predictors)
         through_time = self.carry_gradient and not self.compressor_parameters()
-        dtype, device = next(self.parameters()).dtype, tokens_BT.device
+        dtype, device = next(self.parameters()).dtype, inputs.tokens.device
         clocks = memory.windows(
-            self.config, state.steps, tokens_BT.shape[1], device=device, dtype=dtype, through_time=through_time
+            self.config, state.steps, inputs.tokens.shape[1], device=device, dtype=dtype, through_time=through_time
         )
         for part, clock in clocks:
-            h_BTD = self.embed(inputs.tokens[:, part], state.steps)
-            if inputs.added is not None:
-                h_BTD = h_BTD + inputs.added[:, part]
+            h_BTD = inputs.add_to(self.embed(inputs.tokens[:, part], state.steps), part)
             made = self.run_layers(self.dropout(h_BTD), state, clock)
             state = memory.after_call(self.config, state, made.window, made.groups, made.usage, clock)
             state = state if self.carry_gradient else detach(state)
@@ -260,7 +236,7 @@ class CompressiveTransformer(nn.Module, RunsLayers):
             losses += [] if made.loss is None else [made.loss]
         hidden_BTD = self.final_norm(torch.cat(hiddens, dim=1) if len(hiddens) > 1 else hiddens[0])
         aux_losses = {"compression": torch.stack(losses).sum(dim=0)} if losses else {}
-        return Step(with_prediction(hidden_BTD, inputs.prediction), state._replace(**inputs.kept), aux_losses)
+        return Step(hidden_BTD, state, aux_losses)
 
     def embed(self, tokens_BT: Tensor, steps_B: Tensor) -> Tensor:
         """What the first layer reads [B, T, D], before dropout; steps_B: what the rows have read before, on the CPU."""

@@ -14,26 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from waveform.system.errors import UserError
+from waveform.models.model_config import LargeVocabularyConfig
 
-MAX_CUTOFFS = 100
 _STD = 0.02
-
-
-def check_cutoffs(cutoffs: Sequence[int], *, head: str, vocab_size: int) -> None:
-    """Raises UserError if `cutoffs` do not rise from above 0 to below `vocab_size`, or if model.head takes no such."""
-    if len(cutoffs) > MAX_CUTOFFS:
-        raise UserError(f"model.cutoffs has {len(cutoffs)} ids; give at most {MAX_CUTOFFS}")
-    bounds = [0, *cutoffs, vocab_size]
-    if any(a >= b for a, b in pairwise(bounds)):
-        raise UserError(
-            f"model.cutoffs is {list(cutoffs)}; they must rise, from above 0 to below the vocabulary of {vocab_size}"
-        )
-    if bool(cutoffs) != (head == "adaptive"):
-        raise UserError(
-            f"model.cutoffs is {list(cutoffs)} with model.head={head}; head=adaptive needs some, for example "
-            "[20000,40000,200000], and softmax takes none"
-        )
 
 
 class AdaptiveEmbedding(nn.Module):
@@ -106,28 +89,20 @@ def random_projection(d_model: int, width: int) -> nn.Parameter:
 
 
 def token_embedding(
-    d_model: int,
-    *,
-    vocab_size: int,
-    cutoffs: Sequence[int],
-    div_value: int,
-    tie_embeddings: bool,
-    project_first: bool,
-    std: float,
-    rectified: bool = False,
+    d_model: int, config: LargeVocabularyConfig, *, std: float, project_first: bool = False, rectified: bool = False
 ) -> nn.Module:
-    """The input embedding that goes with a head with these fields. A plain one is left for the model to initialise.
+    """The input embedding that goes with a head of `config`. A plain one is left for the model to initialise.
 
     std: of vectors that are not shared with a head; rectified: see RectifiedEmbedding.
     """
-    if not cutoffs and not tie_embeddings:
-        return (RectifiedEmbedding if rectified else nn.Embedding)(vocab_size + 1, d_model)
+    if not config.cutoffs and not config.tie_embeddings:
+        return (RectifiedEmbedding if rectified else nn.Embedding)(config.vocab_size + 1, d_model)
     return AdaptiveEmbedding(
         d_model,
-        vocab_size=vocab_size,
-        cutoffs=cutoffs,
-        div_value=div_value,
+        vocab_size=config.vocab_size,
+        cutoffs=config.cutoffs,
+        div_value=config.div_value,
         project_first=project_first,
-        std=_STD if tie_embeddings else std,
-        scale=math.sqrt(d_model) if tie_embeddings else 1.0,
+        std=_STD if config.tie_embeddings else std,
+        scale=math.sqrt(d_model) if config.tie_embeddings else 1.0,
     )

@@ -19,8 +19,8 @@ from waveform.models.attention import VECTOR
 from waveform.models.embeddings import AdaptiveEmbedding, random_projection
 from waveform.models.linear import Linear, linear
 from waveform.models.linear_prediction import LOG_LEAST_SCALE, NUM_DENSITY_OUTPUTS, NUM_HEAD_INPUTS, NUM_PREDICTORS
+from waveform.models.model_config import LargeVocabularyConfig
 
-KINDS = ("softmax", "adaptive")
 _STD = 0.02
 
 
@@ -181,29 +181,19 @@ def _at_least_fp32(x: Tensor) -> Tensor:
 
 
 def output_head(
-    d_model: int,
-    *,
-    vocab_size: int,
-    cutoffs: Sequence[int],
-    div_value: int,
-    project_first: bool,
-    tied_to: nn.Module | None,
-    classes: SoundClasses | None = None,
-) -> "SoftmaxHead | AdaptiveSoftmaxHead":
-    """The head with these fields; `tied_to` is the model's embedding if the two share their tables.
-
-    classes: of sound, for a head that knows what linear prediction expects (models/linear_prediction.py).
-    """
-    if classes is not None:
-        return PredictionHead(d_model, classes=classes)
-    if not cutoffs and tied_to is None:
-        return SoftmaxHead(d_model, vocab_size=vocab_size)
-    assert tied_to is None or isinstance(tied_to, AdaptiveEmbedding)
+    d_model: int, config: LargeVocabularyConfig, *, embedding: nn.Module, project_first: bool = False
+) -> SoftmaxHead | AdaptiveSoftmaxHead:
+    """The head of `config`, with the tables of the model's embedding if the two share them."""
+    if config.predicted_classes is not None:
+        return PredictionHead(d_model, classes=config.predicted_classes)
+    if not config.cutoffs and not config.tie_embeddings:
+        return SoftmaxHead(d_model, vocab_size=config.vocab_size)
+    assert isinstance(embedding, AdaptiveEmbedding)
     return AdaptiveSoftmaxHead(
         d_model,
-        vocab_size=vocab_size,
-        cutoffs=cutoffs,
-        div_value=div_value,
+        vocab_size=config.vocab_size,
+        cutoffs=config.cutoffs,
+        div_value=config.div_value,
         project_first=project_first,
-        tied_to=tied_to,
+        tied_to=embedding if config.tie_embeddings else None,
     )

@@ -54,8 +54,3 @@ class LabelEmbedding(nn.Module):
     def forward(self, labels: Tensor) -> Tensor:
         """labels [...] -> vectors [..., D]."""
         return F.embedding(labels, self.table)
-
-
-def label_embedding(d_model: int, *, num_labels: int, vocab_size: int) -> LabelEmbedding | None:
-    """The label embedding of a model with `num_labels` labels, unknown included; None if it has none."""
-    return LabelEmbedding(d_model, num_labels=num_labels, vocab_size=vocab_size) if num_labels else None

@@ -122,16 +122,6 @@ class LinearPrediction(nn.Module):
         return self.features(prediction.features.to(weight.dtype)) + F.embedding(prediction.centre, self.table)
 
 
-def linear_prediction(
-    d_model: int, prediction: str, classes: SoundClasses | None, *, std: float
-) -> LinearPrediction | None:
-    """The predictors of a model with these fields; None if it has none."""
-    if prediction == "none":
-        return None
-    assert classes is not None
-    return LinearPrediction(d_model, classes=classes, std=std)
-
-
 def with_prediction(hidden: Tensor, prediction: Prediction | None) -> Tensor:
     """hidden [B, T, D] with what a `PredictionHead` reads beside it [B, T, D + NUM_HEAD_INPUTS]."""
     if prediction is None:

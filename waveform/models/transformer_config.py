@@ -1,23 +1,18 @@
-"""The settings of models with a memory that attention reads, each checked when it is made."""
+"""The settings of models with a memory that attention reads."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from waveform.engine.sound_classes import SoundClasses
-from waveform.models import heads, linear_prediction
 from waveform.models.attention import IMPLEMENTATIONS
 from waveform.models.compression import LOSSES, compression_function
-from waveform.models.embeddings import check_cutoffs
+from waveform.models.model_config import MAX_LAYERS, MAX_SLOTS, MAX_WIDTH, LargeVocabularyConfig, Width
 from waveform.system.errors import UserError
-from waveform.system.rules import BELOW_1, Rule, check_rules, one_of, whole_number
+from waveform.system.rules import BELOW_1, Rule, one_of, whole_number
 
-# Far above any model that was ever trained, and low enough for whatever is asked of a machine to be counted in time.
-MAX_LAYERS, MAX_WIDTH, MAX_SLOTS = 1000, 2**16, 2**24
-Width = Annotated[int, whole_number(1, MAX_WIDTH)]
 _Slots = Annotated[int, whole_number(0, MAX_SLOTS)]
 _EVEN = Rule(lambda value: value in range(2, MAX_WIDTH + 1, 2), f"it must be even, from 2 to {MAX_WIDTH}")
 _SHARE_OF_LAYERS = Rule(lambda value: 0 <= value <= 1, "it must be a share of the layers, from 0 to 1")
@@ -25,10 +20,9 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu":
 
 
 @dataclass
-class TransformerConfig:
+class TransformerConfig(LargeVocabularyConfig):
     """Fields of the trunk: attention over memory and window, regardless of what happens to evicted slots."""
 
-    vocab_size: Annotated[int, whole_number(1)]
     num_layers: Annotated[int, whole_number(1, MAX_LAYERS)] = 20
     d_model: Width = 384
     num_heads: Width = 6
@@ -44,11 +38,6 @@ class TransformerConfig:
     # mask: empty slots are not attended to; zeros: they are zero vectors (Algorithm 1)
     empty_memory: Annotated[str, one_of("mask", "zeros")] = "mask"
     dropout: Annotated[float, BELOW_1] = 0.0
-    # softmax | adaptive: for large vocabularies sorted by frequency; inputs are adaptive too
-    head: Annotated[str, one_of(*heads.KINDS)] = "softmax"
-    cutoffs: list[int] = field(default_factory=list)  # first ids of the adaptive head's clusters after the first
-    div_value: Width = 4  # how many times narrower a cluster's vectors are than those of the cluster before
-    tie_embeddings: bool = False  # the head uses the vectors (and projections) of the input embedding
 
     # How published Transformer-XLs differ from this model: what their weights need (`python -m recipes import`).
     activation: Annotated[str, one_of(*ACTIVATIONS)] = "gelu"  # gelu | relu: of the feed-forward network
@@ -64,17 +53,8 @@ class TransformerConfig:
     input_activation: Annotated[str, one_of("none", "relu")] = "none"  # relu: of a token's vector and a bias
     initial_values: Annotated[str, one_of("default", "sonnet")] = "default"
 
-    # none: as published; linear: the input and the head know what linear filters expect (models/linear_prediction.py)
-    prediction: Annotated[str, one_of(*linear_prediction.KINDS)] = "none"
-    # Of utterances, unknown included; 0: none. Decided by the data, as vocab_size is
-    num_labels: Annotated[int, whole_number(0)] = 0
-    classes: SoundClasses | None = None  # what tokens mean as amplitudes, for prediction=linear. Decided by the data
-
     def __post_init__(self) -> None:
-        check_rules(self, section="model")
-        check_cutoffs(self.cutoffs, head=self.head, vocab_size=self.vocab_size)
-        if self.prediction != "none" and (self.head != "softmax" or self.tie_embeddings):
-            raise UserError("model.prediction=linear is for model.head=softmax without model.tie_embeddings")
+        super().__post_init__()
         if self.input_activation != "none" and (self.cutoffs or self.tie_embeddings):
             raise UserError(
                 f"model.input_activation={self.input_activation} is for model.head=softmax without "
@@ -86,11 +66,6 @@ class TransformerConfig:
             raise UserError(f"model.project_first is for model.head=adaptive, not {self.head}; leave it false")
         if self.same_length and not self.memory:
             raise UserError("model.same_length lets queries see model.memory steps, which is 0; give it a memory")
-
-    @property
-    def vocabulary(self) -> dict[str, Any]:
-        """What embedding and head must agree on."""
-        return {name: getattr(self, name) for name in ("vocab_size", "cutoffs", "div_value", "project_first")}
 
 
 @dataclass

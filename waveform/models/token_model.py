@@ -1,0 +1,90 @@
+"""What every model begins and ends with; a model's own file has its trunk.
+
+    tokens -> embedding -+-> trunk -> hidden vectors -+-> head
+    labels --------------+                            |
+    linear prediction ---+----------------------------+
+
+Shape letters: B rows, T steps, D model width.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from waveform.engine.interface import OptionalParts, Step
+from waveform.models.label_embedding import LabelEmbedding
+from waveform.models.linear_prediction import LinearPrediction, Prediction, PredictionState, with_prediction
+from waveform.models.model_config import ModelConfig
+
+
+class Inputs(NamedTuple):
+    """What a trunk reads."""
+
+    tokens: Tensor  # [B, T] in 0..V
+    added: Tensor | None  # [B, T, D] to the tokens' vectors, of labels and linear prediction; None: nothing
+
+    def add_to(self, vectors: Tensor, part: slice = slice(None)) -> Tensor:
+        """Vectors [B, T, D] of the tokens, or of a part of them, with what is added to them."""
+        return vectors if self.added is None else vectors + self.added[:, part]
+
+
+class TokenModel(nn.Module, OptionalParts, ABC):
+    """A SequenceModel over tokens 0..V - 1. A subclass gives it a trunk, the state of that, and a head.
+
+    Its state has the fields `labels` and `predictors`, which are empty until `init_state` fills them.
+    """
+
+    def __init__(self, config: ModelConfig, embedding: nn.Module | None, *, width: int, std: float) -> None:
+        """width, std: of the vectors that the trunk reads. embedding: None if it reads only what is added to tokens."""
+        super().__init__()
+        self.embedding: Any = embedding
+        self.label_embedding = self.linear_prediction = None
+        if config.num_labels:
+            self.label_embedding = LabelEmbedding(width, num_labels=config.num_labels, vocab_size=config.vocab_size)
+        if config.predicted_classes is not None:
+            self.linear_prediction = LinearPrediction(width, classes=config.predicted_classes, std=std)
+
+    @abstractmethod
+    def empty_state(self, batch_size: int, *, device: torch.device | str, dtype: torch.dtype) -> Any:
+        """The trunk's state of `batch_size` streams of which nothing has been read."""
+
+    @abstractmethod
+    def trunk(self, inputs: Inputs, state: Any) -> Step:
+        """Hidden vectors, the state after them (detached unless `carry_gradient`) and auxiliary losses."""
+
+    def init_state(
+        self, batch_size: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> Any:
+        """State of `batch_size` streams of which nothing has been read; the trunk's is of `dtype`."""
+        state = self.empty_state(batch_size, device=device, dtype=dtype)
+        if self.label_embedding is not None:
+            state = state._replace(labels=self.label_embedding.init_state(batch_size, device=device))
+        if self.linear_prediction is not None:
+            state = state._replace(predictors=self.linear_prediction.init_state(batch_size, device=device))
+        return state
+
+    def forward(self, tokens: Tensor, state: Any) -> Step:
+        """tokens [B, T] in 0..V, or 0..V + N - 1 of a model with N labels, any T >= 1."""
+        added, prediction, labels, predictors = None, None, state.labels, state.predictors
+        if self.label_embedding is not None:
+            tokens, labels_BT, labels = self.label_embedding.read(tokens, labels)
+            added = self.label_embedding(labels_BT)
+        if self.linear_prediction is not None:
+            prediction, after = _read(self.linear_prediction, tokens, predictors[0])
+            vectors, predictors = self.linear_prediction(prediction), (after,)
+            added = vectors if added is None else added + vectors
+        hidden, state, aux_losses = self.trunk(Inputs(tokens, added), state)
+        state = state._replace(labels=labels, predictors=predictors)
+        return Step(with_prediction(hidden, prediction), state, aux_losses)
+
+
+def _read(predictors: LinearPrediction, tokens: Tensor, state: PredictionState) -> tuple[Prediction, PredictionState]:
+    """By compiled kernels on a CPU, by operations of torch elsewhere."""
+    if tokens.device.type == "cpu" and not is_in_torch_dispatch_mode():  # which would not see what they do
+        from waveform.kernels.prediction import read_rows  # here: others do without numba
+
+        return read_rows(predictors, tokens, state)
+    return predictors.read(tokens, state)
