@@ -1,7 +1,7 @@
 """The settings of models with a memory that attention reads."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from torch import Tensor
