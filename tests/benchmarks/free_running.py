@@ -1,6 +1,6 @@
 """Measures what runs sound like when they go on for long from their own samples, beside recordings joined end to end.
 
-    python -m tests.benchmarks.free_running DATASET RUN_DIR ... [--num 64] [--seconds 20] [--prime 0.5]
+    python -m tests.benchmarks.free_running DATASET RUN_DIR ... [--num 64] [--seconds 20] [--prime 0.5] [--temperature 1.02]
 
 Every stream begins from nothing, or with --prime after so many seconds of a recording of the test split, which are not
 measured. Half of the joined recordings are the reference of distances, the other half the column `real`. The last rows
@@ -36,13 +36,14 @@ def recordings(folder: Path, split: str) -> tuple[AudioFormat, list[np.ndarray]]
     return audio_format, [audio_format.decode(torch.from_numpy(piece.astype(np.uint8))).numpy() for piece in pieces]
 
 
-def draw(run: Run, *, num: int, seconds: float, primes: Sequence[np.ndarray]) -> list[np.ndarray]:
+def draw(run: Run, *, num: int, seconds: float, primes: Sequence[np.ndarray], temperature: float) -> list[np.ndarray]:
     """Streams of a run, each [n]; `_ROWS` of them continue the same prime."""
     drawn: list[np.ndarray] = []
     while len(drawn) < num:
         prime = primes[len(drawn) // _ROWS % len(primes)] if primes else None
         rows = min(_ROWS, num - len(drawn))
-        drawn += list(run.sample(num=rows, seconds=seconds, prime=prime, sampling=SamplingConfig(seed=len(drawn))))
+        sampling = SamplingConfig(seed=len(drawn), temperature=temperature)
+        drawn += list(run.sample(num=rows, seconds=seconds, prime=prime, sampling=sampling))
     return drawn
 
 
@@ -67,6 +68,7 @@ if __name__ == "__main__":
     parser.add_argument("--num", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--prime", type=float, default=0, metavar="SECONDS")
+    parser.add_argument("--temperature", type=float, default=1)
     given = parser.parse_args()
     audio_format, train = recordings(given.data, "train")
     rate = audio_format.sample_rate_hz
@@ -78,7 +80,9 @@ if __name__ == "__main__":
     reference = _measured(real[:half], rate)
     columns = {"real": figures(real[half:], reference, rate=rate)}
     for name in given.runs:
-        streams = draw(waveform.load(name), num=given.num, seconds=given.seconds, primes=primes)
+        streams = draw(
+            waveform.load(name), num=given.num, seconds=given.seconds, primes=primes, temperature=given.temperature
+        )
         columns[name] = figures(streams, reference, rate=rate)
     rows = [[row, *(shown(column[row]) for column in columns.values())] for row in columns["real"]]
     print("\n".join(table(["figure [95% interval]", *columns], rows)))
