@@ -1,6 +1,6 @@
 """Measures what runs sound like when they go on for long from their own samples, beside recordings joined end to end.
 
-    python -m tests.benchmarks.free_running DATASET RUN_DIR ... [--num 64] [--seconds 20] [--prime 0.5] [--temperature 1]
+    python -m tests.benchmarks.free_running DATA RUN_DIR ... [--num 64] [--seconds 20] [--prime 0.5] [--temperature 1]
 
 Every stream begins from nothing, or with --prime after so many seconds of a recording of the test split, which are not
 measured. Half of the joined recordings are the reference of distances, the other half the column `real`. The last rows
