@@ -25,7 +25,7 @@ from waveform.models.dropout import Dropout
 from waveform.models.initial_values import INIT_STD
 from waveform.models.memory import CompressiveState
 from waveform.models.model_config import MAX_SLOTS, Width
-from waveform.models.transformer_config import CompressiveTransformerConfig, TransformerConfig
+from waveform.models.transformer_config import CompressiveTransformerConfig, SlotsOfLayers, TransformerConfig
 from waveform.system.errors import UserError
 from waveform.system.rules import one_of, whole_number
 
@@ -35,7 +35,7 @@ class TransformerXLConfig(TransformerConfig):
     """Fields of `model=transformer_xl`; the defaults are the 40M-parameter speech model."""
 
     d_feedforward: Width = 1792
-    memory: Annotated[int, whole_number(0, MAX_SLOTS)] = 1536  # slots, one step each
+    memory: SlotsOfLayers = 1536  # slots, one step each; a list: of each layer
     # relative; shaw | absolute | learned: for ablations (attention=reference only)
     position: Annotated[str, one_of(*ENCODINGS)] = "relative"
     # Of position=shaw: steps back from which all share a vector

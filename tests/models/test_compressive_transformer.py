@@ -14,6 +14,7 @@ from tests.references import compressive_transformer as reference
 from waveform.engine import interface
 from waveform.models.compression import Convolution
 from waveform.models.compressive_transformer import CompressiveTransformer
+from waveform.system.errors import UserError
 
 Config = CompressiveTransformer.Config
 
@@ -69,6 +70,8 @@ GEOMETRIES = {
     "no memory": {"memory": 0},
     "no compressed memory": {"compressed": 0},
     "window alone": {"memory": 0, "compressed": 0},
+    "memories by layer": {"memory": [7, 0], "compressed": [4, 2]},
+    "rates by layer": {"num_layers": 3, "memory": [3, 12, 3], "compressed": [0, 4, 3], "compression_rate": [1, 5, 2]},
     "window of one": {"window": 1, "memory": 3, "compressed": 2, "compression_rate": 1},
 }
 
@@ -78,6 +81,27 @@ GEOMETRIES = {
 def test_equals_reference_in_every_geometry(geometry: str, attention: str) -> None:
     config = small(**GEOMETRIES[geometry], attention=attention)
     assert_equals_reference(config, num_windows=max(7, 14 // config.window))
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_sizes_by_layer(compression: str) -> None:
+    sizes = {"memory": [5, 9], "compressed": [4, 2], "compression_rate": [2, 5]}
+    assert_equals_reference(small(compression=compression, **sizes))
+    assert_equals_reference(small(compression=compression, **sizes, norm="post", empty_memory="zeros"))
+    assert_equals_reference(small(compression=compression, **sizes, compressed_position="contiguous"))
+
+
+def test_sizes_by_layer_are_checked() -> None:
+    assert small(memory=[4, 4]).memory == 4  # one size, in every path that knows one
+    assert small(memory=[4, 2], compressed=[0, 3]).temporal_range == 4 + small(memory=2, compressed=3).reach
+    for fields, message in (
+        ({"memory": [4, 4, 4]}, "model.memory has 3 numbers, but model.num_layers is 2"),
+        ({"memory": [4, -1]}, "a list of one for each layer"),
+        ({"compression_rate": [2, 9]}, "no more than model.window=5 steps leave memory"),
+        ({"memory": [5, 4], "compression": "most_used"}, r"model.memory \(4\) must be at least model.window"),
+    ):
+        with pytest.raises(UserError, match=message):
+            small(**fields)
 
 
 @pytest.mark.parametrize("attention", ["fused", "reference"])

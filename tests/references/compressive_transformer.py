@@ -9,6 +9,7 @@ Shape letters: D model width, H heads, d = D / H, P position features, N slots, 
 
 import math
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -61,24 +62,32 @@ def run(model: Any, config: Any, tokens: Tensor, *, cut_gradient: bool = True) -
 def _run_row(
     model: Any, config: Any, tokens: Tensor, *, cut_gradient: bool
 ) -> tuple[list[Tensor], list[Tensor], list[LayerMemory]]:
-    memories = [_initial_memory(model, config) for _ in model.layers]
+    configs = [_of_layer(config, i) for i in range(config.num_layers)]
+    memories = [_initial_memory(model, of_layer) for of_layer in configs]
     hidden: list[Tensor] = []
     aux: list[Tensor] = []
     for start in range(0, len(tokens), config.window):
         window = tokens[start : start + config.window]
         vectors = [model.embedding.weight[token] for token in window]
         inputs = []
-        for layer, memory in zip(model.layers, memories, strict=True):
+        for layer, of_layer, memory in zip(model.layers, configs, memories, strict=True):
             inputs.append([Slot(vector, float(start + i)) for i, vector in enumerate(vectors)])
-            vectors = _layer(layer, config, inputs[-1], memory)
+            vectors = _layer(layer, of_layer, inputs[-1], memory)
         hidden += [_normalise(model.final_norm, vector) if config.norm == "pre" else vector for vector in vectors]
         if len(window) == config.window:
             losses = [
-                _end_window(layer, config, slots, memory, cut_gradient=cut_gradient)
-                for layer, slots, memory in zip(model.layers, inputs, memories, strict=True)
+                _end_window(layer, of_layer, slots, memory, cut_gradient=cut_gradient)
+                for layer, of_layer, slots, memory in zip(model.layers, configs, inputs, memories, strict=True)
             ]
             aux.append(sum(losses, torch.zeros_like(losses[0])) / len(losses))
     return hidden, aux, memories
+
+
+def _of_layer(config: Any, layer: int) -> Any:
+    """The configuration with the sizes of one layer."""
+    sizes = {name: getattr(config, name) for name in ("memory", "compressed", "compression_rate")}
+    own = {name: value[layer] if isinstance(value, list) else value for name, value in sizes.items()}
+    return SimpleNamespace(**{**vars(config), **own})
 
 
 def _initial_memory(model: Any, config: Any) -> LayerMemory:

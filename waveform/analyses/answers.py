@@ -48,6 +48,8 @@ def attention_on_answers(
     if not isinstance(model, CompressiveTransformer):
         return {"absent": "the model has no attention"}
     config = model.config
+    if config.is_mixed:
+        return {"absent": "its layers have memories of different sizes"}
     if config.compressed and (config.compressed_position != "time" or config.tracks_usage):
         return {"absent": "the model's compressed slots do not stand at the time of what they hold"}
     width = -(-(distances.vocab_size - 1) // NUM_BUCKETS)

@@ -92,6 +92,8 @@ def attention_by_head(
     if not isinstance(model, CompressiveTransformer):
         return {"absent": "the model has no attention"}
     config = model.config
+    if config.is_mixed:
+        return {"absent": "its layers have memories of different sizes"}
     lead = config.steps_to_full
     pieces, order = whole_pieces(
         tokens, lead + config.window, at_most=min(max_tokens // (lead + config.window), _MOST_WINDOWS)

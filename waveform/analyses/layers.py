@@ -56,6 +56,8 @@ def observe_layers(
     if not isinstance(model, CompressiveTransformer):
         return "the model has no attention"
     config = model.config
+    if config.is_mixed:
+        return "its layers have memories of different sizes"
     lead = config.steps_to_full
     num_windows = max(_MIN_WINDOWS, lead // config.window)
     longest = max(tokens.lengths, default=0)

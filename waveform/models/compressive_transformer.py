@@ -203,9 +203,10 @@ class CompressiveTransformer(TokenModel, RunsLayers):
         rectified, projected = config.input_activation == "relu", config.project_first
         embedding = token_embedding(config.d_model, config, std=std, project_first=projected, rectified=rectified)
         super().__init__(config, embedding, width=config.d_model, std=std)
-        self.config = config
+        self.config, self.kinds = config, config.kinds
         self.dropout = Dropout(config.dropout)
-        self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(config) for _ in range(config.num_layers)))
+        of_layer = {layer: kind.config for kind in self.kinds for layer in kind.layers}
+        self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(of_layer[i]) for i in range(config.num_layers)))
         has_final_norm = config.norm != "post" and config.final_norm
         self.final_norm = nn.LayerNorm(config.d_model) if has_final_norm else nn.Identity()
         self.head = output_head(config.d_model, config, embedding=embedding, project_first=projected)
@@ -224,13 +225,13 @@ class CompressiveTransformer(TokenModel, RunsLayers):
         hiddens, losses = [], []
         through_time = self.carry_gradient and not self.compressor_parameters()
         dtype, device = next(self.parameters()).dtype, inputs.tokens.device
-        clocks = memory.windows(
-            self.config, state.steps, inputs.tokens.shape[1], device=device, dtype=dtype, through_time=through_time
+        windows = memory.windows(
+            self.kinds, state.steps, inputs.tokens.shape[1], device=device, dtype=dtype, through_time=through_time
         )
-        for part, clock in clocks:
+        for part, clocks in windows:
             h_BTD = inputs.add_to(self.embed(inputs.tokens[:, part], state.steps), part)
-            made = self.run_layers(self.dropout(h_BTD), state, clock)
-            state = memory.after_call(self.config, state, made.window, made.groups, made.usage, clock)
+            made = self.run_layers(self.dropout(h_BTD), state, clocks)
+            state = memory.after_layers(self.kinds, state, made.window, made.groups, made.usage, clocks)
             state = state if self.carry_gradient else detach(state)
             hiddens.append(made.h)
             losses += [] if made.loss is None else [made.loss]
@@ -248,15 +249,17 @@ class CompressiveTransformer(TokenModel, RunsLayers):
         """Those of every layer's compressor, unless only BPTT trains them."""
         if self.config.compression_loss == "none" or not self.config.compressed:
             return []
-        return [parameter for layer in self.layers for parameter in layer.compressor.parameters()]
+        layers = [layer for layer in self.layers if layer.config.compressed]
+        return [parameter for layer in layers for parameter in layer.compressor.parameters()]
 
     @property
     def trains_through_time(self) -> bool:
         """Whether the compressor has parameters and no loss of its own."""
-        config = self.config
-        return config.compression_loss == "none" and config.compressed > 0 and self.layers[0].compressor.has_parameters
+        compressors = [layer.compressor for layer in self.layers if layer.config.compressed]
+        return self.config.compression_loss == "none" and any(each.has_parameters for each in compressors)
 
     @property
     def receptive_field(self) -> int:
         """Steps that one layer attends to from the end of a window; layers above reach further through its memory."""
-        return self.config.memory if self.config.same_length else self.config.window + self.config.reach
+        longest: int = max(kind.config.memory for kind in self.kinds)
+        return longest if self.config.same_length else self.config.window + self.config.reach

@@ -14,7 +14,7 @@ is the first window of a stream that leaves only in part because M is not a mult
 and a slot's time follows from its place.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from waveform.engine.interface import to_device
 from waveform.models.attention import Slots, attention_bias, encode_times
 from waveform.models.label_embedding import RowLabels
 from waveform.models.linear_prediction import PredictionState
-from waveform.models.transformer_config import CompressiveTransformerConfig
+from waveform.models.transformer_config import CompressiveTransformerConfig, LayerKind
 
 
 class CompressiveState(NamedTuple):
@@ -34,7 +34,9 @@ class CompressiveState(NamedTuple):
 
     steps: Tensor  # [B] int64 on the CPU: tokens read since the row's reset
     window: Tensor  # [B, L, W, D]: inputs of each layer in the unfinished window, from slot 0
-    slots: Tensor  # [B, L, C + M, D]: compressed memory, then memory, which holds inputs of the layer
+    # [B, L, C + M, D]: compressed memory, then memory, which holds inputs of the layer; of one with smaller memories
+    # the last so many
+    slots: Tensor
     usage: Tensor  # [B, L, M]: attention received by memory; [B, L, 0] unless the compression looks at it
     labels: RowLabels = ()  # of the utterances that are read; empty without labels
     predictors: tuple[PredictionState, ...] = ()  # one, or none without linear prediction
@@ -53,10 +55,19 @@ def empty_state(
     return CompressiveState(
         steps=torch.full((batch_size,), first_step, dtype=torch.int64),
         window=zeros(config.window, config.d_model),
-        slots=zeros(config.compressed + config.memory, config.d_model),
+        slots=zeros(max(kind.config.compressed + kind.config.memory for kind in config.kinds), config.d_model),
         # Sums in bf16 would lose small weights.
-        usage=zeros(config.memory if config.tracks_usage else 0, dtype=torch.promote_types(dtype, torch.float32)),
+        usage=zeros(
+            max(kind.config.memory for kind in config.kinds) if config.tracks_usage else 0,
+            dtype=torch.promote_types(dtype, torch.float32),
+        ),
     )
+
+
+def of_layer(config: CompressiveTransformerConfig, state: CompressiveState, layer: int) -> tuple[Tensor, Tensor]:
+    """The slots and the usage of one layer, whose configuration this is."""
+    own, usage = config.compressed + config.memory, state.usage[:, layer]
+    return state.slots[:, layer, state.slots.shape[2] - own :], usage[:, max(usage.shape[1] - config.memory, 0) :]
 
 
 # The clock
@@ -128,25 +139,26 @@ class Clock:
 
 
 def windows(
-    config: CompressiveTransformerConfig,
+    kinds: Sequence[LayerKind],
     steps: Tensor,
     num_new: int,
     *,
     device: torch.device,
     dtype: torch.dtype,
     through_time: bool,
-) -> Iterator[tuple[slice, Clock]]:
-    """Cut `num_new` tokens after `steps` [B] at the windows' ends: parts of the call, and the clock of each.
+) -> Iterator[tuple[slice, list[Clock]]]:
+    """Cut `num_new` tokens after `steps` [B] at the windows' ends: parts of the call, and clocks by kind of layer.
 
     Encodings of times are of `dtype` on `device`.
     """
-    start = 0
+    start, window = 0, kinds[0].config.window
     while start < num_new:
-        length = min(config.window - int((steps % config.window).max()), num_new - start)
-        yield (
-            slice(start, start + length),
-            clock_of(config, steps, length, device=device, dtype=dtype, through_time=through_time),
-        )
+        length = min(window - int((steps % window).max()), num_new - start)
+        clocks = [
+            clock_of(config, steps, length, device=device, dtype=dtype, through_time=through_time)
+            for config, _ in kinds
+        ]
+        yield slice(start, start + length), clocks
         start, steps = start + length, steps + length
 
 
@@ -277,6 +289,31 @@ def after_call(
             (usage,) = _in_rows(clock.ending, [F.pad(usage[:, :, config.window :], (0, config.window))], usage)
         state = state._replace(slots=torch.cat([*appended, *shifted], dim=2))
     return state._replace(steps=steps, usage=usage)
+
+
+def after_layers(
+    kinds: Sequence[LayerKind],
+    state: CompressiveState,
+    window: Tensor,
+    groups: Sequence[Tensor | None],
+    usage: Sequence[Tensor],
+    clocks: Sequence[Clock],
+) -> CompressiveState:
+    """`after_call` of all layers; groups, usage and clocks are by kind of layer."""
+    if len(kinds) == 1:
+        return after_call(kinds[0].config, state, window, groups[0], usage[0], clocks[0])
+    num_slots, num_used, layers_after = state.slots.shape[2], state.usage.shape[2], {}
+    for (config, layers), made, used, clock in zip(kinds, groups, usage, clocks, strict=True):
+        slots = torch.stack([of_layer(config, state, layer)[0] for layer in layers], dim=1)
+        before = state._replace(window=state.window[:, layers], slots=slots)
+        after = after_call(config, before, window[:, layers], made, used, clock)
+        for i, layer in enumerate(layers):
+            padded = F.pad(after.slots[:, i], (0, 0, num_slots - after.slots.shape[2], 0))
+            used_padded = F.pad(after.usage[:, i], (num_used - after.usage.shape[2], 0))
+            layers_after[layer] = after.window[:, i], padded, used_padded
+    in_order = zip(*(layers_after[layer] for layer in range(window.shape[1])), strict=True)
+    windows, slots_after, usage_after = (torch.stack(tensors, dim=1) for tensors in in_order)
+    return after._replace(window=windows, slots=slots_after, usage=usage_after)
 
 
 def add_usage(usage: Tensor, received_BK: Tensor, clock: Clock) -> Tensor:

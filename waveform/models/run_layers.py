@@ -22,7 +22,7 @@ from waveform.models import memory
 from waveform.models.attention import VECTOR, AttentionOutput
 from waveform.models.compression import Convolution
 from waveform.models.memory import Clock, CompressiveState
-from waveform.models.transformer_config import CompressiveTransformerConfig
+from waveform.models.transformer_config import CompressiveTransformerConfig, LayerKind
 from waveform.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,13 +46,14 @@ AS_PUBLISHED = {
 KERNELS = KnownSettings(
     any_value=(
         *("num_layers", "d_model", "num_heads", "d_feedforward", "num_position_features", "local_layers", "dropout"),
-        *("window", "memory", "compressed", "compression_rate", "compression_loss", "compression_init"),
+        *("window", "compression_loss", "compression_init"),
         "compression_dilations",
         *("compression", "compressed_position", "empty_memory"),
         *("vocab_size", "head", "cutoffs", "div_value", "tie_embeddings", "project_first"),
         *("prediction", "num_labels", "classes"),
         *("final_norm", "input_activation", "initial_values"),
     ),
+    one_number=("memory", "compressed", "compression_rate"),
     values={
         **AS_PUBLISHED,
         "norm": ("pre",),
@@ -70,30 +71,34 @@ class LayersOutput(NamedTuple):
 
     h: Tensor  # [B, T, D]
     window: Tensor  # [B, L, e, D] inputs of the layers, the new steps included
-    groups: Tensor | None  # [B, L, G, D] of the evicted steps; None if nothing is evicted
-    usage: Tensor  # [B, L, M] or [B, L, 0]
-    loss: Tensor | None  # [B] of what was compressed, a mean over layers
+    # By kind of layer
+    groups: Sequence[Tensor | None]  # [B, L, G, D] of the evicted steps; None if nothing is evicted
+    usage: Sequence[Tensor]  # [B, L, M] or [B, L, 0]
+    loss: Tensor | None  # [B] of what was compressed, a mean over all layers
 
 
 class RunsLayers(OptionalParts):
     """What a CompressiveTransformer offers the engine about how its layers run."""
 
     config: CompressiveTransformerConfig
+    kinds: Sequence[LayerKind]
     layers: Sequence[Any]  # `Layer` of models/compressive_transformer.py
     training: bool
     checkpoint_activations: bool | None = False
     _compiles = False
 
-    def run_layers(self, h_BTD: Tensor, state: CompressiveState, clock: Clock) -> LayersOutput:
-        """Every layer in turn, in the fastest way that knows these layers and this call."""
-        return (_by_kernels if self._takes_kernels(h_BTD, clock) else _by_torch)(self, h_BTD, state, clock)
+    def run_layers(self, h_BTD: Tensor, state: CompressiveState, clocks: Sequence[Clock]) -> LayersOutput:
+        """Every layer in turn, in the fastest way that knows these layers and this call; clocks: by kind of layer."""
+        if self._takes_kernels(h_BTD, clocks[0]):
+            return _by_kernels(self, h_BTD, state, clocks[0])
+        return _by_torch(self, h_BTD, state, clocks)
 
     def run_one(self, clock: Clock) -> "Callable[..., Any]":
         """How a layer runs its step: as it is, computed again in the backward pass, or by torch.compile."""
         step = type(self.layers[0]).step
         if not torch.is_grad_enabled():
             return step
-        if self._compiles and clock.is_steady(self.config) and not is_in_torch_dispatch_mode():
+        if self._compiles and clock.is_steady(self.kinds[0].config) and not is_in_torch_dispatch_mode():
             step = compiled_step(step)
         if self.checkpoint_activations:
             dropout = self.config.dropout > 0 or self.config.attention_dropout > 0
@@ -121,6 +126,8 @@ class RunsLayers(OptionalParts):
                 f"train.compile=true cannot compile model.compression={config.compression}, which looks at attention "
                 "weights; leave it false, or choose another compression"
             )
+        if config.is_mixed:
+            raise UserError("train.compile=true cannot compile layers with memories of different sizes; leave it false")
         if window % config.window:
             raise UserError(
                 f"train.compile=true compiles whole windows of the model, but training reads {window} tokens at once; "
@@ -161,9 +168,11 @@ class RunsLayers(OptionalParts):
 def has_kernels(config: CompressiveTransformerConfig) -> bool:
     """Whether there are kernels for it: widths of whole vectors, and not too many attention weights."""
     widths = (config.d_model, config.d_model // config.num_heads, config.d_feedforward)
+    if not KERNELS.supports(config):
+        return False
     num_slots = config.compressed + config.memory + config.window
     few = config.num_heads * config.window * num_slots <= _MAX_WEIGHTS
-    return KERNELS.supports(config) and not config.tracks_usage and few and all(width % VECTOR == 0 for width in widths)
+    return not config.tracks_usage and few and all(width % VECTOR == 0 for width in widths)
 
 
 @functools.cache
@@ -172,20 +181,22 @@ def compiled_step(step: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(step, dynamic=False)
 
 
-def _by_torch(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clock: Clock) -> LayersOutput:
-    run, outputs = model.run_one(clock), []
+def _by_torch(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clocks: Sequence[Clock]) -> LayersOutput:
+    outputs: list[Any] = []
+    clock_of = {layer: clock for kind, clock in zip(model.kinds, clocks, strict=True) for layer in kind.layers}
     for i, layer in enumerate(model.layers):
-        outputs.append(layer(h_BTD, state.slots[:, i], state.window[:, i], state.usage[:, i], clock, run))
+        slots, usage = memory.of_layer(layer.config, state, i)
+        outputs.append(layer(h_BTD, slots, state.window[:, i], usage, clock_of[i], model.run_one(clock_of[i])))
         h_BTD = outputs[-1].h
     inputs = [made.read if model.carry_gradient else made.read.detach() for made in outputs]
-    groups = [made.groups for made in outputs if made.groups is not None]
+    groups = [[outputs[i].groups for i in kind.layers] for kind in model.kinds]
     losses = [made.loss for made in outputs if made.loss is not None]
     return LayersOutput(
         h_BTD,
-        memory.write_window(state.window, torch.stack(inputs, dim=1), clock),
-        torch.stack(groups, dim=1) if groups else None,
-        torch.stack([made.usage for made in outputs], dim=1),
-        torch.stack(losses).mean(dim=0) if losses else None,
+        memory.write_window(state.window, torch.stack(inputs, dim=1), clocks[0]),
+        [None if of_kind[0] is None else torch.stack(of_kind, dim=1) for of_kind in groups],
+        [torch.stack([outputs[i].usage for i in kind.layers], dim=1) for kind in model.kinds],
+        torch.stack(losses).sum(dim=0) / len(outputs) if losses else None,
     )
 
 
@@ -211,7 +222,7 @@ def _by_kernels(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clock
             kept = zip(made.queries, made.keys, made.values, strict=True)
             attended = [AttentionOutput(made.out, *of_layer) for of_layer in kept]
         groups, loss = compress_layers(layers, state, window, clock, attended)
-    return LayersOutput(made.out, window, groups, state.usage, loss)
+    return LayersOutput(made.out, window, [groups], [state.usage], loss)
 
 
 def compress_layers(

@@ -1,8 +1,8 @@
 """The settings of models with a memory that attention reads."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,6 +14,20 @@ from waveform.system.errors import UserError
 from waveform.system.rules import BELOW_1, Rule, one_of, whole_number
 
 _Slots = Annotated[int, whole_number(0, MAX_SLOTS)]
+
+
+def _in_layers(low: int) -> Rule:
+    def fits(value: Any) -> bool:
+        return all(
+            type(one) is int and low <= one <= MAX_SLOTS for one in (value if isinstance(value, list) else [value])
+        )
+
+    return Rule(fits, f"it must be a whole number from {low} to {MAX_SLOTS}, or a list of one for each layer")
+
+
+# One number for all layers, or a list of one for each
+SlotsOfLayers = Annotated[Any, _in_layers(0)]
+_OF_LAYERS = ("memory", "compressed", "compression_rate")
 _EVEN = Rule(lambda value: value in range(2, MAX_WIDTH + 1, 2), f"it must be even, from 2 to {MAX_WIDTH}")
 _SHARE_OF_LAYERS = Rule(lambda value: 0 <= value <= 1, "it must be a share of the layers, from 0 to 1")
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
@@ -28,7 +42,7 @@ class TransformerConfig(LargeVocabularyConfig):
     num_heads: Width = 6
     d_feedforward: Width = 1024
     window: Annotated[int, whole_number(1, MAX_SLOTS)] = 768  # steps that attend to each other directly
-    memory: _Slots = 768  # slots, one step each
+    memory: SlotsOfLayers = 768  # slots, one step each; a list: of each layer
     norm: Annotated[str, one_of("pre", "post", "both")] = "pre"  # pre: more stable when deep; post: as published
     attention: Annotated[str, one_of(*IMPLEMENTATIONS)] = "fused"  # fused | reference
     num_position_features: Annotated[int, _EVEN] = 64  # P, width of the sinusoidal encoding
@@ -55,6 +69,7 @@ class TransformerConfig(LargeVocabularyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._settle_sizes()
         if self.input_activation != "none" and (self.cutoffs or self.tie_embeddings):
             raise UserError(
                 f"model.input_activation={self.input_activation} is for model.head=softmax without "
@@ -67,14 +82,30 @@ class TransformerConfig(LargeVocabularyConfig):
         if self.same_length and not self.memory:
             raise UserError("model.same_length lets queries see model.memory steps, which is 0; give it a memory")
 
+    def _settle_sizes(self) -> None:
+        """Check the lists of sizes by layer, and make those of one value that number."""
+        for name in _OF_LAYERS:
+            values = getattr(self, name, 0)
+            if isinstance(values, list):
+                if len(values) != self.num_layers:
+                    raise UserError(
+                        f"model.{name} has {len(values)} numbers, but model.num_layers is {self.num_layers}"
+                    )
+                setattr(self, name, values[0] if len(set(values)) == 1 else values)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether layers have different memories."""
+        return any(isinstance(getattr(self, name, 0), list) for name in _OF_LAYERS)
+
 
 @dataclass
 class CompressiveTransformerConfig(TransformerConfig):
     """Fields of `model=compressive_transformer`; the defaults are the 40M-parameter speech model."""
 
-    compressed: _Slots = 768  # slots, compression_rate steps each; 0 makes this a Transformer-XL
+    compressed: SlotsOfLayers = 768  # slots, compression_rate steps each; 0 makes this a Transformer-XL
     compression: str = "conv"  # conv | max | mean | most_used | dilated, or one of another package
-    compression_rate: Annotated[int, whole_number(1, MAX_SLOTS)] = 4
+    compression_rate: Annotated[Any, _in_layers(1)] = 4
     compression_loss: Annotated[str, one_of(*LOSSES)] = "attention"  # attention | autoencode | none
     # time: the centre of the steps covered; contiguous: unit steps behind memory; window: unit steps before the window
     compressed_position: Annotated[str, one_of("time", "contiguous", "window")] = "time"
@@ -93,6 +124,9 @@ class CompressiveTransformerConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.is_mixed:  # what follows holds of each kind of layer
+            _ = self.kinds
+            return
         function = compression_function(self.compression)
         if self.compressed and function.uses_attention and self.memory < self.window:
             raise UserError(
@@ -127,6 +161,18 @@ class CompressiveTransformerConfig(TransformerConfig):
             )
 
     @property
+    def kinds(self) -> "list[LayerKind]":
+        """Layers that have the same sizes, with a configuration that has one number for each."""
+        sizes = [
+            {name: value[i] if isinstance(value := getattr(self, name), list) else value for name in _OF_LAYERS}
+            for i in range(self.num_layers)
+        ]
+        distinct = [size for i, size in enumerate(sizes) if size not in sizes[:i]]
+        return [
+            LayerKind(replace(self, **size), [i for i, other in enumerate(sizes) if other == size]) for size in distinct
+        ]
+
+    @property
     def stores_normed(self) -> bool:
         """Whether memory holds what attention reads, normed, and not the layer's input."""
         return self.memory_norm == "stored" and self.norm != "post"
@@ -139,7 +185,7 @@ class CompressiveTransformerConfig(TransformerConfig):
     @property
     def compressed_apart(self) -> bool:
         """Whether compressed slots have positions of their own."""
-        return self.compressed > 0 and self.compressed_projection == "own"
+        return bool(self.compressed) and self.compressed_projection == "own"
 
     @property
     def loss_as_run(self) -> bool:
@@ -161,7 +207,7 @@ class CompressiveTransformerConfig(TransformerConfig):
     @property
     def tracks_usage(self) -> bool:
         """Whether the compression looks at the attention that slots of memory receive."""
-        return self.compressed > 0 and compression_function(self.compression).uses_attention
+        return bool(self.compressed) and compression_function(self.compression).uses_attention
 
     @property
     def groups(self) -> int:
@@ -182,21 +228,38 @@ class CompressiveTransformerConfig(TransformerConfig):
     @property
     def steps_to_full(self) -> int:
         """Steps of a fresh stream, in whole windows, after which every slot holds something."""
+        if self.is_mixed:
+            return max(kind.config.steps_to_full for kind in self.kinds)
         num_evicted = -(-self.compressed // self.groups) if self.compressed else 0
         return self.window * (self.windows_in_memory + num_evicted)
 
     @property
     def reach(self) -> int:
-        """Steps that a layer attends to before the window: M + c C, and what is dropped if c does not divide W."""
+        """Steps that a layer attends to before the window: M + c C, and what is dropped if c does not divide W.
+
+        Of layers that reach differently far, the largest.
+        """
+        if self.is_mixed:
+            return max(kind.config.reach for kind in self.kinds)
         if not self.compressed:
-            return self.memory
+            return int(self.memory)
         whole, rest = divmod(self.compressed - 1, self.groups)
-        return self.memory + (whole + 1) * self.window - (self.groups - 1 - rest) * self.compression_rate
+        return int(self.memory + (whole + 1) * self.window - (self.groups - 1 - rest) * self.compression_rate)
 
     @property
     def temporal_range(self) -> int:
-        """Steps that a stack reaches back from the start of a window: L times `reach`, or L (M - 1) with `same_length`.
+        """Steps that a stack reaches back from a window's start: the sum of `reach`, or of M - 1 with `same_length`.
 
         Exact if W divides the reach; else layers below start from within a window, and reach up to W - 1 less or more.
         """
-        return self.num_layers * (self.memory - 1 if self.same_length else self.reach)
+        reaches = [
+            (len(layers), config.memory - 1 if self.same_length else config.reach) for config, layers in self.kinds
+        ]
+        return sum(num_layers * reach for num_layers, reach in reaches)
+
+
+class LayerKind(NamedTuple):
+    """Layers with memories of the same sizes."""
+
+    config: CompressiveTransformerConfig  # of such a layer, with one number for each size
+    layers: list[int]
