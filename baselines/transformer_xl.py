@@ -47,6 +47,8 @@ class TransformerXLConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.position != "relative" and self.clamp_len:
+            raise UserError(f"model.clamp_len is of model.position=relative, not {self.position}; set it to 0")
         if self.position == "learned" and self.memory:
             raise UserError(
                 f"model.position=learned knows the places of one window only, but model.memory is {self.memory}; set "

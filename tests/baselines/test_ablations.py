@@ -131,6 +131,12 @@ def test_no_decoder_knows_other_encodings() -> None:
         build(position="rotary")
 
 
+@pytest.mark.parametrize("position", ["shaw", "absolute", "learned"])
+def test_only_relative_positions_are_clamped(position: str) -> None:
+    with pytest.raises(UserError, match=f"clamp_len is of model.position=relative, not {position}"):
+        build(position=position, memory=0, clamp_len=3)
+
+
 def test_learned_positions_are_those_of_one_window() -> None:
     """More is refused: there are no vectors for memory, and a window is what it was in training."""
     with pytest.raises(UserError, match=r"model\.position=learned .* model\.memory is 5; set model\.memory=0"):

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from waveform.engine.schedule import update_period, updates_until
 from waveform.runs.learning_curves import LearningCurve, read_learning_curve, save_learning_curves
 
@@ -15,16 +17,18 @@ def test_updates_are_counted_as_training_makes_them() -> None:
     assert (step, made) == (50, 20)
 
 
-def test_a_log_becomes_a_curve(tmp_path: Path) -> None:
+def test_a_log_becomes_a_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [
         {"kind": "train", "step": 2, "seconds": 1.0, "nll_nats": 5.0, "tokens_seen": 100},
         {"kind": "evaluate", "step": 3, "seconds": 1.5, "nll_nats": 4.0},
+        {"kind": "evaluate", "step": 3, "seconds": 1.6},
         {"kind": "train", "step": 4, "seconds": 2.0, "nll_nats": 3.0, "tokens_seen": 180},
         {"kind": "evaluate", "step": 4, "seconds": 2.0, "nll_nats": 2.5},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     curve = read_learning_curve(tmp_path, {"train": {"update_period": 2, "update_period_from": 2}})
     assert curve == LearningCurve([3, 4], [2, 3], [140.0, 180.0], [1.5, 2.0], [4.0, 2.5])
+    assert "is damaged in line 3; ignoring that" in capsys.readouterr().err
     empty = LearningCurve([], [], [], [], [])
     save_learning_curves(tmp_path / "new" / "c.png", [("one", curve), ("none", empty)], unit="sample")
     assert (tmp_path / "new" / "c.png").read_bytes().startswith(b"\x89PNG")

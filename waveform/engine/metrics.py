@@ -14,7 +14,8 @@ from waveform.system.errors import UserError
 from waveform.system.folder_identity import FolderIdentity
 
 METRICS_FILE = "metrics.jsonl"
-_KINDS = ("train", "evaluate")
+# Kinds of records, and the numbers that each must have
+_KINDS = {"train": ("step", "seconds"), "evaluate": ("step", "seconds", "nll_nats")}
 
 
 def bits(nats: float) -> float:
@@ -92,7 +93,8 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
-        if isinstance(record, dict) and record.get("kind") in _KINDS and type(record.get("step")) is int:
+        needed = _KINDS.get(str(record.get("kind"))) if isinstance(record, dict) else None
+        if needed and all(type(record.get(name)) in (int, float) for name in needed):
             records.append(record)
         elif number < len(lines):
             damaged.append(str(number))

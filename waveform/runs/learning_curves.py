@@ -40,7 +40,7 @@ def read_learning_curve(run_dir: Path, config: Mapping[str, Any]) -> LearningCur
     """
     records = read_metrics(run_dir)
     evaluated = [record for record in records if record["kind"] == "evaluate"]
-    trained = [record for record in records if record["kind"] == "train"]
+    trained = [record for record in records if record["kind"] == "train" and "tokens_seen" in record]
     steps = [record["step"] for record in evaluated]
     tokens = np.interp(steps, [0, *(r["step"] for r in trained)], [0, *(r["tokens_seen"] for r in trained)])
     train = config["train"]
