@@ -3,9 +3,6 @@
 Shape letters: B rows, V classes, V' padded to whole vectors, D' model width padded to whole vectors, F features.
 """
 
-# mypy: disable-error-code="no-untyped-def,attr-defined"
-# Compiled functions have the types of what they are called with.
-
 import math
 from typing import NamedTuple
 
@@ -20,7 +17,7 @@ from torch import Tensor, nn
 from waveform.kernels.dense import DenseWeights, pad_last
 from waveform.kernels.density import add_density
 from waveform.kernels.prediction import SCRATCH_SHAPE, advance
-from waveform.kernels.vectors import F32, LANES, add, at, fill, fma, get, kernel, load, padded, put, store
+from waveform.kernels.vectors import LANES, at, fill, fma, get_int64, kernel, load, padded, put, store
 from waveform.models.heads import PredictionHead
 from waveform.models.linear_prediction import (
     HISTORY,
@@ -34,7 +31,6 @@ from waveform.models.linear_prediction import (
 )
 
 _ROOM = 4096  # samples that a row can take in before its history moves to the front
-_I64 = np.int64(0)
 _K = NUM_PREDICTORS
 
 
@@ -121,7 +117,7 @@ def predict_row(b, token, x, p):
     """Take in the input of row b, and add what follows from it to its vector x."""
     room = HISTORY + _ROOM
     sound = numba.carray(_doubles(p.sound + b * room * 8), (room,))
-    at, num_read = get(p.newest, b, _I64) + 1, get(p.num_read, b, _I64) + 1
+    at, num_read = get_int64(p.newest, b) + 1, get_int64(p.num_read, b) + 1
     if at == room:
         for i in range(HISTORY):
             sound[i] = sound[room - HISTORY + i]
@@ -145,16 +141,17 @@ def predict_row(b, token, x, p):
         numba.carray(_doubles(p.fit_scratch), SCRATCH_SHAPE),
     )
     for i in range(0, p.width, LANES):
-        sum_ = load(p.expected_vectors, centre * p.width + i, F32)
+        sum_ = load(p.expected_vectors, centre * p.width + i)
         for f in range(NUM_FEATURES):
-            sum_ = fma(fill(np.float32(features[f])), load(p.feature_vectors, f * p.width + i, F32), sum_)
-        store(x, i, add(load(x, i, F32), sum_))
+            sum_ = fma(fill(np.float32(features[f])), load(p.feature_vectors, f * p.width + i), sum_)
+        store(x, i, load(x, i) + sum_)
 
 
 @kernel
-def predict_logits(b, p):
-    """Add the density of what is expected to the logits [V'] of row b, as `PredictionHead` does."""
-    logits = p.logits + b * p.num_logits * 4
-    expected = numba.carray(_doubles(p.for_head + b * NUM_HEAD_INPUTS * 8), (NUM_HEAD_INPUTS,))
-    of_density = at(logits, p.num_logits - LANES)
-    add_density(logits, of_density, expected, p.class_values, p.class_log_widths, p.num_classes, logits)
+def predict_logits(p):
+    """Add the density of what is expected to the logits [V'] of every row, as `PredictionHead` does, if p.predicts."""
+    for b in range(p.num_rows if p.predicts else 0):
+        logits = at(p.logits, b * p.num_logits)
+        expected = numba.carray(_doubles(p.for_head + b * NUM_HEAD_INPUTS * 8), (NUM_HEAD_INPUTS,))
+        of_density = at(logits, p.num_logits - LANES)
+        add_density(logits, of_density, expected, p.class_values, p.class_log_widths, p.num_classes, logits)
