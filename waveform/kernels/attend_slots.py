@@ -7,7 +7,7 @@ in an order that depends on the model alone, so the number of threads changes no
 import numpy as np
 
 from waveform.kernels.product import group_row, vector_of_product
-from waveform.kernels.rows import copy, zero
+from waveform.kernels.rows import zero
 from waveform.kernels.slots import SLOTS, UNUSED
 from waveform.kernels.vectors import (
     F32,
@@ -73,14 +73,13 @@ def attend(layer, b, head, part, slot, p, kind):
         if get_int64(p.num_used, block) == 0:
             continue
         weights = at(p.weights, (row_head * p.num_blocks + block) * SLOTS)
-        copy(at(p.mask, block * SLOTS), weights, SLOTS)
-        encoding = at(p.slot_encoding, block * p.num_features * SLOTS)
-        group_row(position_query, 0, 1, encoding, SLOTS, weights, 0, p.num_features, True, F32)
+        encoding, mask = at(p.slot_encoding, block * p.num_features * SLOTS), at(p.mask, block * SLOTS)
+        group_row(position_query, 0, 1, encoding, SLOTS, weights, 0, p.num_features, False, F32)
         keys = p.keys + (cache + block) * p.d_head * SLOTS * bytes_of(kind)
         group_row(query, 0, 1, keys, SLOTS, by_content, 0, p.d_head, False, kind)
         scales = at(p.key_scales, (cache + block) * SLOTS * scaled)
         for i in range(0, SLOTS, LANES):
-            logits = fma(load(by_content, i), load(scales, i), load(weights, i))
+            logits = fma(load(by_content, i), load(scales, i), load(weights, i) + load(mask, i))
             peaks = maximum(peaks, logits)
             store(weights, i, logits)
     peak = largest(peaks)
