@@ -14,11 +14,26 @@ _has_avx512 = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2]
 # NEON's 32, each a quarter, 24.
 ROWS, _VECTORS = (8, 2) if _has_avx512 else (6, 1)
 
-_tile, _narrow_tile = product_tile(ROWS, _VECTORS), product_tile(ROWS, 1)
-_row, _narrow_row = product_tile(1, _VECTORS), product_tile(1, 1)
 # Of a group of columns that lie together: of the weights of a dense layer, and of cached slots.
 GROUP = 4
 group_tile, group_row = product_tile(4, GROUP, inlined=True), product_tile(1, GROUP, inlined=True)
+
+
+def _product_of_columns(num_vectors):
+    tile, row_tile = product_tile(ROWS, num_vectors), product_tile(1, num_vectors)
+
+    @kernel
+    def columns(a, a_row, a_step, b, b_row, c, c_row, m, k, adds):
+        first_left_over = m // ROWS * ROWS
+        for i in range(0, first_left_over, ROWS):
+            tile(at(a, i * a_row), a_row, a_step, b, b_row, at(c, i * c_row), c_row, k, adds, F32)
+        for i in range(first_left_over, m):
+            row_tile(at(a, i * a_row), a_row, a_step, b, b_row, at(c, i * c_row), c_row, k, adds, F32)
+
+    return columns
+
+
+_wide_columns, _narrow_columns = _product_of_columns(_VECTORS), _product_of_columns(1)
 
 
 @kernel
@@ -29,22 +44,10 @@ def product(a, a_row, a_step, b, b_row, c, c_row, m, n, k, adds):
     transposed matrix has a_row 1.
     """
     for j in range(0, n, _VECTORS * LANES):
-        is_wide = j + _VECTORS * LANES <= n
-        i = np.int64(0)
-        while i + ROWS <= m:
-            of_a, of_c = at(a, i * a_row), at(c, i * c_row + j)
-            if is_wide:
-                _tile(of_a, a_row, a_step, at(b, j), b_row, of_c, c_row, k, adds, F32)
-            else:
-                _narrow_tile(of_a, a_row, a_step, at(b, j), b_row, of_c, c_row, k, adds, F32)
-            i += ROWS
-        while i < m:
-            of_a, of_c = at(a, i * a_row), at(c, i * c_row + j)
-            if is_wide:
-                _row(of_a, a_row, a_step, at(b, j), b_row, of_c, c_row, k, adds, F32)
-            else:
-                _narrow_row(of_a, a_row, a_step, at(b, j), b_row, of_c, c_row, k, adds, F32)
-            i += 1
+        if j + _VECTORS * LANES <= n:
+            _wide_columns(a, a_row, a_step, at(b, j), b_row, at(c, j), c_row, m, k, adds)
+        else:
+            _narrow_columns(a, a_row, a_step, at(b, j), b_row, at(c, j), c_row, m, k, adds)
 
 
 @kernel

@@ -27,7 +27,7 @@ def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> dict
         "label_embedding": pad_last(table).clone().numpy(),  # [N, D']
         "row_labels": row_labels.clone().numpy(),  # [B] int64
         "num_labels": len(table),  # 0: nothing is added
-        **lay_out_predictions(model.linear_prediction, state.predictors, width=width)._asdict(),
+        **lay_out_predictions(model.linear_prediction, state.predictors, width=width),
     }
 
 

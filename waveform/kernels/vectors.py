@@ -138,11 +138,13 @@ def _call(builder, name: str, *operands):
 
 
 def _spread(builder, value):
+    """A vector with `value` in all 16 elements."""
     first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, ir.Constant(_INT, 0))
     return builder.shuffle_vector(first, first, ir.Constant(_INTS, [0] * LANES))
 
 
 def _fma(builder, a, b, c):
+    """a b + c."""
     return _call(builder, "fmuladd", a, b, c)
 
 
@@ -166,6 +168,7 @@ def _load(builder, base, index, element):
 
 
 def _store(builder, base, index, value):
+    """Write 16 elements from `index` on."""
     builder.store(value, builder.bitcast(_pointer(builder, base, index, _FLOAT), _FLOATS.as_pointer()), align=4)
 
 
@@ -254,22 +257,10 @@ def load_as(builder, base, index, kind):
     return _load(builder, base, index, kind.type)
 
 
-@_instruction(types.none, types.int64, types.int64, _floats)
-def store(builder, base, index, value):
-    """Write 16 elements from `index` on."""
-    _store(builder, base, index, value)
-
-
-@_instruction(_floats, types.float32)
-def fill(builder, value):
-    """A vector with `value` in all 16 elements."""
-    return _spread(builder, value)
-
-
-@_instruction(_floats, _floats, _floats, _floats)
-def fma(builder, a, b, c):
-    """a b + c."""
-    return _fma(builder, a, b, c)
+@_instruction(types.CPointer(types.float64), types.int64)
+def doubles(builder, base):
+    """The float64 at an address, for numba.carray."""
+    return builder.inttoptr(base, ir.DoubleType().as_pointer())
 
 
 def _larger(builder, a, b):
@@ -277,7 +268,10 @@ def _larger(builder, a, b):
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
+store = _instruction(types.none, types.int64, types.int64, _floats)(_store)
+fill = _instruction(_floats, types.float32)(_spread)
 maximum = _instruction(_floats, _floats, _floats)(_larger)
+fma = _instruction(_floats, _floats, _floats, _floats)(_fma)
 
 
 def _reduce(builder, vector, operation):
