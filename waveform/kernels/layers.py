@@ -17,9 +17,9 @@ from waveform.kernels.rows import (
     add_rows,
     add_standardise_gradient,
     copy,
+    copy_halves,
     fold,
     gelu_rows,
-    join_halves,
     multiply,
     multiply_by_gelu_slope,
     repeat_row,
@@ -27,7 +27,6 @@ from waveform.kernels.rows import (
     scale_by,
     softmax_rows,
     softmax_rows_gradient,
-    spread_halves,
     standardise,
     sum_of_squares,
     transpose,
@@ -329,7 +328,7 @@ def _pack(p):
         folded, bias = at(p.projection, i * D * D), at(p.projection_bias, i * D)
         fold(weight, np.int64(0), p.gain, p.shift, folded, bias, D, D)
     transpose(p.projection, D, p.projection_t, 3 * D, 3 * D, D)
-    spread_halves(p.position, p.spread_position, D, p.num_position_features // 2, P // 2)
+    copy_halves(p.position, p.num_position_features // 2, p.spread_position, P // 2, D)
     for head in range(p.num_heads):
         transpose(at(p.spread_position, head * d * P), P, at(p.spread_position_t, head * d * P), d, d, P)
     transpose(p.output, D, p.output_t, D, D, D)
@@ -362,7 +361,7 @@ def _unpack_gradients(p):
         )  # fmt: skip
     copy(at(sums, p.s_content_bias), p.grad_content_bias, D)
     copy(at(sums, p.s_position_bias), p.grad_position_bias, D)
-    join_halves(at(sums, p.s_position), p.grad_position, D, p.num_position_features // 2, P // 2)
+    copy_halves(at(sums, p.s_position), P // 2, p.grad_position, p.num_position_features // 2, D)
     copy(at(sums, p.s_output), p.grad_output, D * D)
     zero(p.grad_feed_gain, D)
     zero(p.grad_feed_shift, D)

@@ -44,16 +44,20 @@ class LayerParameters(NamedTuple):
     feed_in_bias: Tensor  # [F]
     feed_out: Tensor  # [D, F]
     feed_out_bias: Tensor  # [D]
+    compression: Tensor | None  # [D, D, c] of the convolution, if kernels compress
+    compression_bias: Tensor | None  # [D]
 
 
 class Compression(NamedTuple):
     """What the layers' convolutions compress at the end of the window."""
 
-    weights: list[Tensor]  # L x [D, D, c]
-    biases: list[Tensor]  # L x [D]
-    first: int  # the first slot that is compressed, of the past
+    rate: int  # c
     num_groups: int  # G
+    first_consumed: int  # the first slot that is compressed, of the past
     has_loss: bool
+
+
+_NOTHING_COMPRESSED = Compression(rate=1, num_groups=0, first_consumed=0, has_loss=False)
 
 
 class DropoutFactors(NamedTuple):
@@ -84,14 +88,16 @@ class PackedEncodings(NamedTuple):
     slot_encoding_t: Tensor  # [P', K']
 
 
-def parameters_of(layer: Any) -> LayerParameters:
-    """The weights of a layer."""
+def parameters_of(layer: Any, *, compresses: bool) -> LayerParameters:
+    """The weights of a layer; compresses: by kernels, with its convolution."""
+    convolution = layer.compressor.convolution if compresses else None
     attention, norm = layer.attention, layer.attention_norm
     feed_norm, feed_in, feed_out = layer.feedforward_norm, layer.feedforward_in, layer.feedforward_out
     return LayerParameters(
         *(norm.weight, norm.bias, attention.query.weight, attention.key.weight, attention.value.weight),
         *(attention.content_bias, attention.position_bias, attention.position.weight, attention.output.weight),
         *(feed_norm.weight, feed_norm.bias, feed_in.weight, feed_in.bias, feed_out.weight, feed_out.bias),
+        *((convolution.weight, convolution.bias) if convolution is not None else (None, None)),
     )
 
 
@@ -130,10 +136,7 @@ def layers_in_kernels(
     pasts: L x [B, S, D], the slots before the queries' own; None: there are none. dropout: of each layer. Gradients
     reach x and the parameters.
     """
-    weights: list[Tensor | None] = []
-    for layer, of_layer in enumerate(parameters):
-        weights += of_layer
-        weights += (None, None) if compression is None else (compression.weights[layer], compression.biases[layer])
+    weights = [weight for of_layer in parameters for weight in of_layer]
     given = [x_BTD[:, :0] if past is None else past for past in pasts]
     return KernelOutput(
         *_Layers.apply(x_BTD, given, encodings, compression, dropout, epsilon, torch.is_grad_enabled(), *weights)
@@ -163,9 +166,8 @@ class _Sizes(NamedTuple):
 
 
 # What kernels get the address of, of each layer, or 0
-_WEIGHTS = (*LayerParameters._fields, "compression", "compression_bias")
-_GRADIENTS = tuple(f"grad_{name}" for name in _WEIGHTS)
-_INPUTS = ("x", "past", *PackedEncodings._fields, *DropoutFactors._fields, *_WEIGHTS, "scratch")
+_GRADIENTS = tuple(f"grad_{name}" for name in LayerParameters._fields)
+_INPUTS = ("x", "past", *PackedEncodings._fields, *DropoutFactors._fields, *LayerParameters._fields, "scratch")
 _RESULTS = ("out", "groups", "losses", "sums", "grad_out", "grad_losses", "grad_x", *_GRADIENTS)
 
 
@@ -243,10 +245,7 @@ class _Layers(torch.autograd.Function):
             d_head=d,
             num_position_features=p.position.shape[1],
             num_features=encodings.query_encoding.shape[1],
-            rate=compression.weights[0].shape[-1] if compression is not None else 1,
-            num_groups=compression.num_groups if compression is not None else 0,
-            first_consumed=compression.first if compression is not None else 0,
-            has_loss=int(compression is not None and compression.has_loss),
+            **(compression or _NOTHING_COMPRESSED)._asdict(),
             has_dropout=int(dropout is not None),
             num_threads=num_threads,
             epsilon=epsilon,
@@ -324,11 +323,11 @@ class _Call:
     def _records(self, scratch: Tensor, **results: Iterable[Tensor | None] | None) -> np.ndarray:
         """results: of all layers. The caller must keep all of it alive."""
         shared = {"scratch": scratch, **self.encodings._asdict()}
-        tensors = {
+        tensors: dict[str, Iterable[Tensor | None]] = {
             "x": self.hidden_LBTD,
             "past": self.pasts,
             **_by_name(DropoutFactors._fields, [factors for of_layer in self.dropout or () for factors in of_layer]),
-            **_by_name(_WEIGHTS, self.weights),
+            **_by_name(LayerParameters._fields, self.weights),
             **{name: [tensor] * len(self.hidden_LBTD) for name, tensor in shared.items()},
             **{name: of_layers for name, of_layers in results.items() if of_layers is not None},
         }

@@ -244,16 +244,8 @@ def unfold(grad_out, grad_out_bias, weight, gain, shift, grad_weight, grad_gain,
 
 
 @kernel
-def spread_halves(source, target, m, half, padded_half):
-    """Rows [m, 2 half] -> [m, 2 padded_half]: each half with zeros after it."""
+def copy_halves(source, half, target, target_half, m):
+    """Rows [m, 2 half] -> [m, 2 target_half]: each half cut, or with zeros after it."""
     for i in range(2 * m):
-        for j in range(padded_half):
-            put(target, i * padded_half + j, get(source, i * half + j) if j < half else np.float32(0))
-
-
-@kernel
-def join_halves(source, target, m, half, padded_half):
-    """The inverse of `spread_halves`."""
-    for i in range(2 * m):
-        for j in range(half):
-            put(target, i * half + j, get(source, i * padded_half + j))
+        for j in range(target_half):
+            put(target, i * target_half + j, get(source, i * half + j) if j < half else np.float32(0))

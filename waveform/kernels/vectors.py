@@ -257,7 +257,7 @@ def load_as(builder, base, index, kind):
     return _load(builder, base, index, kind.type)
 
 
-@_instruction(types.CPointer(types.float64), types.int64)
+@_instruction(types.CPointer(types.float64), types.int64)  # type: ignore[attr-defined]
 def doubles(builder, base):
     """The float64 at an address, for numba.carray."""
     return builder.inttoptr(base, ir.DoubleType().as_pointer())
@@ -417,7 +417,7 @@ def product_tile(num_rows: int, num_vectors: int, *, inlined: bool = False):
     """
     cells = [(i, j) for i in range(num_rows) for j in range(num_vectors)]
 
-    def body(builder, a, a_row, a_step, b, b_row, c, c_row, depth, adds, element):
+    def body(builder, element, a, a_row, a_step, b, b_row, c, c_row, depth, adds):
         def vector(row, stride, j):
             return builder.add(builder.mul(row, stride), _LONG(LANES * j))
 
@@ -439,7 +439,7 @@ def product_tile(num_rows: int, num_vectors: int, *, inlined: bool = False):
     def tile(builder, a, a_row, a_step, b, b_row, c, c_row, depth, adds, kind):
         arguments = (a, a_row, a_step, b, b_row, c, c_row, depth, adds)
         if inlined:
-            return body(builder, *arguments, kind.type)
+            return body(builder, kind.type, *arguments)
         name = f"product_tile_{num_rows}_{num_vectors}_{kind.type}"
         function = builder.module.globals.get(name)
         if function is None:
@@ -448,7 +448,7 @@ def product_tile(num_rows: int, num_vectors: int, *, inlined: bool = False):
             function.linkage = "internal"
             function.attributes.add("noinline")
             inner = ir.IRBuilder(function.append_basic_block())
-            body(inner, *function.args, kind.type)
+            body(inner, kind.type, *function.args)
             inner.ret_void()
         builder.call(function, arguments)
 
