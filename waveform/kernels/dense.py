@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from waveform.kernels.product import GROUP, group_row, group_tile, vector_of_product
+from waveform.kernels.product import GROUP, group_of_product, group_tile, vector_of_product
 from waveform.kernels.vectors import LANES, at, bytes_of, fma, gelu, kernel, load, padded, stack_tile, store
 
 SET, ADD, GELU = 0, 1, 2  # what `dense` does with its result: store, add to what is there, or store its GELU
@@ -93,35 +93,37 @@ def dense(weights, layer, x, out, shape, rows, vectors, mode, kind):
     biases, sums = at(scales, num_outputs), stack_tile()
     vector = vectors[0]
     while vector < vectors[1]:
-        first, row = vector * LANES, rows[0]
-        matrix = weights + first * num_inputs * bytes_of(kind)
-        scale, bias = at(scales, first), at(biases, first)
+        output, row = vector * LANES, rows[0]
+        matrix = weights + output * num_inputs * bytes_of(kind)
+        scale, bias = at(scales, output), at(biases, output)
         is_group = vector + GROUP <= num_outputs // LANES
         while is_group and row + 4 <= rows[1]:
-            source, target = at(x, row * num_inputs), at(out, row * num_outputs + first)
+            source, target = at(x, row * num_inputs), at(out, row * num_outputs + output)
             group_tile(source, num_inputs, 1, matrix, _WIDTH, sums, _WIDTH, num_inputs, False, kind)
             for i in range(4):
-                _finish(at(sums, i * _WIDTH), scale, bias, at(target, i * num_outputs), _WIDTH, mode)
+                for j in range(0, _WIDTH, LANES):
+                    _finish(load(sums, i * _WIDTH + j), j, scale, bias, at(target, i * num_outputs), mode)
             row += 4
         while row < rows[1]:
-            source, target = at(x, row * num_inputs), at(out, row * num_outputs + first)
+            source, target = at(x, row * num_inputs), at(out, row * num_outputs + output)
             if is_group:
-                group_row(source, 0, 1, matrix, _WIDTH, sums, 0, num_inputs, False, kind)
-                _finish(sums, scale, bias, target, _WIDTH, mode)
+                first, second, third, fourth = group_of_product(source, matrix, _WIDTH, num_inputs, kind)
+                _finish(first, 0, scale, bias, target, mode)
+                _finish(second, LANES, scale, bias, target, mode)
+                _finish(third, 2 * LANES, scale, bias, target, mode)
+                _finish(fourth, 3 * LANES, scale, bias, target, mode)
             else:
-                store(sums, 0, vector_of_product(source, matrix, LANES, num_inputs, kind))
-                _finish(sums, scale, bias, target, LANES, mode)
+                _finish(vector_of_product(source, matrix, LANES, num_inputs, kind), 0, scale, bias, target, mode)
             row += 1
         vector += GROUP if is_group else 1
 
 
 @kernel
-def _finish(sums, scale, bias, out, width, mode):
-    """From the sums of a row's outputs to what `mode` makes of them."""
-    for j in range(0, width, LANES):
-        value = fma(load(sums, j), load(scale, j), load(bias, j))
-        if mode == ADD:
-            value = value + load(out, j)
-        elif mode == GELU:
-            value = gelu(value)
-        store(out, j, value)
+def _finish(sums, j, scale, bias, out, mode):
+    """From the sums of the outputs from `j` on to what `mode` makes of them."""
+    value = fma(sums, load(scale, j), load(bias, j))
+    if mode == ADD:
+        value = value + load(out, j)
+    elif mode == GELU:
+        value = gelu(value)
+    store(out, j, value)
