@@ -60,20 +60,15 @@ _share_out = shared_out(_work)
 @kernel
 def _gather_taps(layer, step, p):
     """Gather the convolution's input; this step then replaces the oldest tap in the ring."""
-    dilation, older = get_int64(p.dilations, layer), p.num_taps - 1
+    start, dilation, older = get_int64(p.starts, layer), get_int64(p.dilations, layer), p.num_taps - 1
     for b in range(p.num_rows):
         x, taps = at(p.x, b * p.width), at(p.taps, b * p.num_taps * p.width)
         for tap in range(older):
-            copy(_history(layer, b, step + tap * dilation, p), at(taps, tap * p.width), p.width)
+            place = start + (step + tap * dilation) % (older * dilation)
+            copy(at(p.rings, (place * p.num_rows + b) * p.width), at(taps, tap * p.width), p.width)
         copy(x, at(taps, older * p.width), p.width)
-        copy(x, _history(layer, b, step, p), p.width)
-
-
-@kernel
-def _history(layer, b, step, p):
-    """Where a layer's input of row b at a step is remembered."""
-    ring = (p.num_taps - 1) * get_int64(p.dilations, layer)
-    return at(p.rings, ((get_int64(p.starts, layer) + step % ring) * p.num_rows + b) * p.width)
+        place = start + step % (older * dilation)
+        copy(x, at(p.rings, (place * p.num_rows + b) * p.width), p.width)
 
 
 @kernel
