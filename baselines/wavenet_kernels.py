@@ -6,9 +6,6 @@ Shape letters: B rows, L layers, K taps, H = (K - 1) * D steps of a layer's hist
 channels, S skip channels, E end channels; C', G', ... padded to whole vectors.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-# Compiled functions have the types of what they are called with.
-
 from typing import cast
 
 import numpy as np
@@ -16,27 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from baselines.wavenet import WaveNet, WaveNetState
-from waveform.kernels.dense import ADD, SET, DenseWeights, copy, dense, pad_last, zeros
-from waveform.kernels.draw import Draws, KernelDecoder, draw_row
-from waveform.kernels.plan import share_vectors, shared_out
+from waveform.kernels.dense import ADD, SET, DenseWeights, dense, pad_last, zeros
+from waveform.kernels.draw import Draws, KernelDecoder, drawing
 from waveform.kernels.row_inputs import embed_rows, lay_out_inputs
 from waveform.kernels.row_predictions import lay_out_head, predict_logits
-from waveform.kernels.vectors import (
-    F32,
-    LANES,
-    fill,
-    get,
-    kernel,
-    load,
-    maximum,
-    multiply,
-    padded,
-    sigmoid,
-    store,
-    tanh,
-)
-
-_I64 = np.int64(0)
+from waveform.kernels.rows import copy
+from waveform.kernels.threads import share_vectors, shared_out
+from waveform.kernels.vectors import LANES, at, fill, get_int64, kernel, load, maximum, padded, sigmoid, store, tanh
 
 _CONVOLVE, _RESIDUAL, _SKIP, _MIX, _HEAD = range(5)
 
@@ -46,10 +29,10 @@ def _gate(rows_of_vectors, layer, p):
     """tanh * sigmoid for a range of vectors of gates."""
     for b in range(p.num_rows):
         for i in range(rows_of_vectors[0], rows_of_vectors[1]):
-            at = b * 2 * p.num_gates + 32 * i
-            gate = multiply(tanh(load(p.z, at, F32)), sigmoid(load(p.z, at + 16, F32)))
-            store(p.gate, b * p.num_gates + 16 * i, gate)
-            store(p.gates, (b * p.num_layers + layer) * p.num_gates + 16 * i, gate)
+            halves = 2 * (b * p.num_gates + LANES * i)
+            gate = tanh(load(p.z, halves)) * sigmoid(load(p.z, halves + LANES))
+            store(p.gate, b * p.num_gates + LANES * i, gate)
+            store(p.gates, (b * p.num_layers + layer) * p.num_gates + LANES * i, gate)
 
 
 @kernel
@@ -77,22 +60,21 @@ _share_out = shared_out(_work)
 @kernel
 def _gather_taps(layer, step, p):
     """Gather the convolution's input; this step then replaces the oldest tap in the ring."""
-    start, dilation = get(p.starts, layer, _I64), get(p.dilations, layer, _I64)
-    older = p.num_taps - 1
+    start, dilation, older = get_int64(p.starts, layer), get_int64(p.dilations, layer), p.num_taps - 1
     for b in range(p.num_rows):
-        x, taps = p.x + b * p.width * 4, p.taps + b * p.num_taps * p.width * 4
+        x, taps = at(p.x, b * p.width), at(p.taps, b * p.num_taps * p.width)
         for tap in range(older):
-            at = start + (step + tap * dilation) % (older * dilation)
-            copy(p.rings + (at * p.num_rows + b) * p.width * 4, taps + tap * p.width * 4, p.width)
-        copy(x, taps + older * p.width * 4, p.width)
-        at = start + step % (older * dilation)
-        copy(x, p.rings + (at * p.num_rows + b) * p.width * 4, p.width)
+            place = start + (step + tap * dilation) % (older * dilation)
+            copy(at(p.rings, (place * p.num_rows + b) * p.width), at(taps, tap * p.width), p.width)
+        copy(x, at(taps, older * p.width), p.width)
+        place = start + step % (older * dilation)
+        copy(x, at(p.rings, (place * p.num_rows + b) * p.width), p.width)
 
 
 @kernel
 def _relu(x, width):
-    for i in range(0, width, 16):
-        store(x, i, maximum(load(x, i, F32), fill(np.float32(0))))
+    for i in range(0, width, LANES):
+        store(x, i, maximum(load(x, i), fill(np.float32(0))))
 
 
 @kernel
@@ -112,21 +94,15 @@ def _step(tokens, step, plan, kind):
             _relu(p.hidden, p.num_rows * p.num_skip)
         elif phase == _MIX:
             _relu(p.mixed, p.num_rows * p.num_end)
-    if p.predicts:
-        for b in range(p.num_rows):
-            predict_logits(b, p)
+    predict_logits(p)
+
+
+_steps = drawing(_step)
 
 
 @kernel(entry=True)
 def _run(tokens, step, draws, plan, kind):
-    """Take a step with inputs tokens [B], number `step` of their streams; writes the logits.
-
-    Or take n steps, if `draws` asks for [n, B] tokens: each step's are drawn, and become the next one's inputs.
-    """
-    for t in range(max(1, len(draws.drawn))):
-        _step(tokens, step + t, plan, kind)
-        if t < len(draws.drawn):
-            draw_row(t, tokens, draws, plan[0])
+    _steps(tokens, step, draws, plan, kind)
 
 
 class KernelWaveNetDecoder(KernelDecoder):

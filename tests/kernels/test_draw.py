@@ -13,7 +13,7 @@ from waveform.engine import interface
 from waveform.engine.drawing import DrawConfig, choose
 from waveform.engine.interface import Decoder
 from waveform.kernels.draw import Draws, KernelDecoder, draw_row, draw_scratch, make_draws
-from waveform.kernels.plan import make_plan
+from waveform.kernels.record import make_record
 from waveform.kernels.vectors import kernel, padded
 from waveform.models.registry import build
 
@@ -40,7 +40,7 @@ def drawn_by_kernel(logits: Tensor, uniform: Tensor, config: DrawConfig) -> Tens
     fields = {"logits": whole_vectors, **sizes, **draw_scratch(num_classes)}
     draws = make_draws(uniform[None], config)
     tokens = np.zeros(num_rows, dtype=np.int64)
-    _draw(tokens, draws, make_plan(fields))
+    _draw(tokens, draws, make_record(fields))
     assert (tokens == draws.drawn[0]).all()
     return torch.from_numpy(tokens)
 

@@ -14,7 +14,7 @@ import torch
 from waveform.kernels.product import product
 from waveform.kernels.record import make_record
 from waveform.kernels.rows import gelu_rows, multiply_by_gelu_slope, transpose
-from waveform.kernels.vectors import address, kernel
+from waveform.kernels.vectors import kernel
 
 PRODUCT, TRANSPOSE, GELU = range(3)
 _ARGUMENTS = ("a", "a_row", "a_step", "b", "b_row", "c", "c_row", "m", "n", "k", "adds")
@@ -35,8 +35,7 @@ def _call(which, arguments):
 
 def call(which: int, **given: np.ndarray | int) -> None:
     """given: some of `_ARGUMENTS`; of an array the kernel gets the address."""
-    plain = {name: address(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
-    _call(which, make_record({**dict.fromkeys(_ARGUMENTS, 0), **plain}))
+    _call(which, make_record({**dict.fromkeys(_ARGUMENTS, 0), **given}))
 
 
 @pytest.mark.parametrize("transposed", [False, True])

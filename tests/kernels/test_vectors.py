@@ -12,12 +12,13 @@ import pytest
 from numba.core.caching import IndexDataCacheFile
 
 from waveform.kernels import vectors
+from waveform.kernels.record import address
 
 
 @vectors.kernel(entry=True)
 def _apply(which, x, out, size):
     for i in range(0, size, 16):
-        value = vectors.load(x, i, np.float32(0))
+        value = vectors.load(x, i)
         if which == 0:
             value = vectors.exp(value)
         elif which == 1:
@@ -34,7 +35,7 @@ def test_elementary_functions() -> None:
     exact = x.astype(np.float64)
     results = [np.empty_like(x) for _ in range(4)]
     for which, out in enumerate(results):
-        _apply(which, vectors.address(x), vectors.address(out), x.size)
+        _apply(which, address(x), address(out), x.size)
     exp, gelu, tanh, sigmoid = (out.astype(np.float64) for out in results)
     assert np.abs(exp / np.exp(exact) - 1).max() < 1.5e-7
     erf = np.array([math.erf(value / math.sqrt(2)) for value in exact])
@@ -42,7 +43,7 @@ def test_elementary_functions() -> None:
     assert np.abs(tanh - np.tanh(exact)).max() < 3e-7
     assert np.abs(sigmoid * (1 + np.exp(-exact)) - 1).max() < 3e-7
     far = np.array([-np.inf, -1e30, -88, 88] * 4, dtype=np.float32)
-    _apply(0, vectors.address(far), vectors.address(results[0]), 16)
+    _apply(0, address(far), address(results[0]), 16)
     assert results[0][:3].tolist() == [0, 0, 0] and results[0][3] > 1e38
 
 

@@ -5,13 +5,10 @@ p: a record of addresses and sizes (kernels/attention_op.py). Threads work on he
 Shape letters: N heads of all rows, T queries, K slots, d head width, P position features, E = d + P.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-# Compiled functions have the types of what they are called with.
-
 from waveform.kernels.product import ROWS, product
-from waveform.kernels.record import share
-from waveform.kernels.rows import softmax_row, softmax_row_gradient, transpose, zero_rows
-from waveform.kernels.vectors import at, kernel
+from waveform.kernels.rows import softmax_rows, softmax_rows_gradient, transpose, zero
+from waveform.kernels.threads import share
+from waveform.kernels.vectors import at, kernel, padded
 
 _QUERIES = 8 * ROWS  # of a block; its scores of 2,304 slots are at most 590 kB, which an L2 cache holds
 
@@ -28,16 +25,20 @@ def _row_of(p, base, of_rows, of_heads, n):
 
 
 @kernel
+def _seen(p, query):
+    """How many slots a query sees."""
+    return p.num_slots - p.num_queries + query + 1 if p.causal else p.num_slots
+
+
+@kernel
 def _weights(p, q, keys_t, first, num_queries, scores):
     """Attention weights [num_queries, K] of the queries from `first` on; returns how many slots the last one sees."""
-    T, K, d, P = p.num_queries, p.num_slots, p.d_head, p.num_features
-    end = K - T + first + num_queries if p.causal else K
-    end_ = (end + 15) // 16 * 16
-    product(at(q, first * (d + P)), d + P, 1, keys_t, K, scores, K, num_queries, end_, d, False)
+    K, d, P = p.num_slots, p.d_head, p.num_features
+    end = _seen(p, first + num_queries - 1)
+    product(at(q, first * (d + P)), d + P, 1, keys_t, K, scores, K, num_queries, padded(end), d, False)
     if P:
-        product(at(q, first * (d + P) + d), d + P, 1, p.encoding_t, K, scores, K, num_queries, end_, P, True)
-    for i in range(num_queries):
-        softmax_row(at(scores, i * K), K - T + first + i + 1 if p.causal else K, end_, p.scale)
+        product(at(q, first * (d + P) + d), d + P, 1, p.encoding_t, K, scores, K, num_queries, padded(end), P, True)
+    softmax_rows(scores, K, num_queries, _seen(p, first), p.causal, padded(end), p.scale)
     return end
 
 
@@ -64,18 +65,15 @@ def _backward(p, n, scratch):
     weights, grads = at(scratch, 2 * K * d), at(scratch, 2 * K * d + _QUERIES * K)
     transpose(k, p.k_slot, keys_t, K, K, d)
     transpose(v, p.v_slot, values_t, K, K, d)
-    zero_rows(grad_k, K * d, 1, K * d)
-    zero_rows(grad_v, K * d, 1, K * d)
+    zero(grad_k, K * d)
+    zero(grad_v, K * d)
     for first in range(0, T, _QUERIES):
         m = min(_QUERIES, T - first)
         end = _weights(p, q, keys_t, first, m, weights)
-        end_ = (end + 15) // 16 * 16
         grad_out = at(p.grad_out, (n * T + first) * d)
         product(weights, 1, K, grad_out, d, grad_v, d, end, d, m, True)
-        product(grad_out, d, 1, values_t, K, grads, K, m, end_, d, False)
-        for i in range(m):
-            seen = K - T + first + i + 1 if p.causal else K
-            softmax_row_gradient(at(weights, i * K), at(grads, i * K), seen, end_, p.scale)
+        product(grad_out, d, 1, values_t, K, grads, K, m, padded(end), d, False)
+        softmax_rows_gradient(weights, grads, K, m, _seen(p, first), p.causal, padded(end), p.scale)
         product(grads, 1, K, at(q, first * (d + P)), d + P, grad_k, d, end, d, m, True)
         product(grads, K, 1, k, p.k_slot, at(grad_q, first * (d + P)), d + P, m, d, end, False)
         if P:

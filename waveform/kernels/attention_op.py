@@ -83,16 +83,16 @@ def _call(
         "num_threads": num_threads,
         "causal": int(causal),
         "scale": scale,
-        "q": q.data_ptr(),
+        "q": q,
         **{f"k_{axis}": k.stride(i) for i, axis in enumerate(("row", "head", "slot"))},
         **{f"v_{axis}": v.stride(i) for i, axis in enumerate(("row", "head", "slot"))},
-        "k": k.data_ptr(),
-        "v": v.data_ptr(),
-        "encoding": encoding.data_ptr(),
-        "encoding_t": encoding_t.data_ptr(),
-        "scratch": scratch.data_ptr(),
+        "k": k,
+        "v": v,
+        "encoding": encoding,
+        "encoding_t": encoding_t,
+        "scratch": scratch,
         "scratch_size": scratch.shape[1],
-        **{name: others[name].data_ptr() if name in others else 0 for name in names},
+        **{name: others.get(name, 0) for name in names},
     })  # fmt: skip
     with record_function("waveform::attention"):
         run_parts(run, num_threads, backward, plan)

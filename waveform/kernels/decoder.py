@@ -4,7 +4,7 @@ A step reads every weight and every cached key and value once; nothing else take
 whole step (step.py), and as many as are asked for, with the draws between them (draw.py); Python is needed once per
 window, for compression.
 
-Rows are computed alike whatever their number (kernels.py), and threads change no bit of them (attend.py).
+Rows are computed alike whatever their number (dense.py), and threads change no bit of them (attend_slots.py).
 
 Shape letters: B rows, V classes.
 """

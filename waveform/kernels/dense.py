@@ -1,4 +1,4 @@
-"""Kernels that every compiled decoder shares: dense layers with weights in fp32 or int8, layer norms, copies.
+"""Dense layers with weights in fp32 or int8, which every compiled decoder is made of.
 
 They are written in the instructions of vectors.py. Every value of a row is computed by the same operations in the same
 order, whatever the number of rows, so a stream does not depend on the streams sampled with it. Weights are read from
@@ -7,10 +7,6 @@ RAM once, for all rows.
 Shape letters: R rows, N outputs, K inputs, both padded to whole vectors.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-# Compiled functions have the types of what they are called with.
-
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,25 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from waveform.kernels.vectors import (
-    F32,
-    LANES,
-    add,
-    bytes_of,
-    fill,
-    fma,
-    gelu,
-    get,
-    kernel,
-    load,
-    multiply,
-    padded,
-    store,
-    total,
-)
+from waveform.kernels.product import GROUP, group_of_product, group_tile, vector_of_product
+from waveform.kernels.vectors import LANES, at, bytes_of, fma, gelu, kernel, load, padded, stack_tile, store
 
-GROUP = 4  # vectors of outputs computed together, from weights that lie together
 SET, ADD, GELU = 0, 1, 2  # what `dense` does with its result: store, add to what is there, or store its GELU
+_WIDTH = GROUP * LANES  # outputs computed together, from weights that lie together
 
 
 class DenseWeights:
@@ -107,115 +89,41 @@ def dense(weights, layer, x, out, shape, rows, vectors, mode, kind):
     num_inputs, num_outputs = shape
     num_bytes = num_outputs * num_inputs * bytes_of(kind)
     weights += layer * (num_bytes + 2 * num_outputs * 4)
-    matrix = (weights, weights + num_bytes, weights + num_bytes + num_outputs * 4)  # weights, scales, biases
+    scales = weights + num_bytes
+    biases, sums = at(scales, num_outputs), stack_tile()
     vector = vectors[0]
     while vector < vectors[1]:
-        grouped = vector + GROUP <= num_outputs // LANES
-        row = rows[0]
-        while grouped and row + 4 <= rows[1]:
-            _four_rows(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind)
+        output, row = vector * LANES, rows[0]
+        matrix = weights + output * num_inputs * bytes_of(kind)
+        scale, bias = at(scales, output), at(biases, output)
+        is_group = vector + GROUP <= num_outputs // LANES
+        while is_group and row + 4 <= rows[1]:
+            source, target = at(x, row * num_inputs), at(out, row * num_outputs + output)
+            group_tile(source, num_inputs, 1, matrix, _WIDTH, sums, _WIDTH, num_inputs, False, kind)
+            for i in range(4):
+                for j in range(0, _WIDTH, LANES):
+                    _finish(load(sums, i * _WIDTH + j), j, scale, bias, at(target, i * num_outputs), mode)
             row += 4
         while row < rows[1]:
-            if grouped:
-                _four_vectors(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind)
+            source, target = at(x, row * num_inputs), at(out, row * num_outputs + output)
+            if is_group:
+                first, second, third, fourth = group_of_product(source, matrix, _WIDTH, num_inputs, kind)
+                _finish(first, 0, scale, bias, target, mode)
+                _finish(second, LANES, scale, bias, target, mode)
+                _finish(third, 2 * LANES, scale, bias, target, mode)
+                _finish(fourth, 3 * LANES, scale, bias, target, mode)
             else:
-                _one_vector(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind)
+                _finish(vector_of_product(source, matrix, LANES, num_inputs, kind), 0, scale, bias, target, mode)
             row += 1
-        vector += GROUP if grouped else 1
+        vector += GROUP if is_group else 1
 
 
 @kernel
-def _finish(matrix, vector, sums, out, row, num_outputs, mode):
-    i = 16 * vector
-    at = row * num_outputs + i
-    value = fma(sums, load(matrix[1], i, F32), load(matrix[2], i, F32))
+def _finish(sums, j, scale, bias, out, mode):
+    """From the sums of the outputs from `j` on to what `mode` makes of them."""
+    value = fma(sums, load(scale, j), load(bias, j))
     if mode == ADD:
-        value = add(value, load(out, at, F32))
+        value = value + load(out, j)
     elif mode == GELU:
         value = gelu(value)
-    store(out, at, value)
-
-
-@kernel
-def _finish_four(matrix, vector, sums, out, row, num_outputs, mode):
-    _finish(matrix, vector, sums[0], out, row, num_outputs, mode)
-    _finish(matrix, vector + 1, sums[1], out, row, num_outputs, mode)
-    _finish(matrix, vector + 2, sums[2], out, row, num_outputs, mode)
-    _finish(matrix, vector + 3, sums[3], out, row, num_outputs, mode)
-
-
-@kernel
-def _one_vector(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind):
-    weights, w, at = matrix[0], vector * 16 * num_inputs, row * num_inputs
-    a = b = c = d = fill(np.float32(0))
-    for k in range(at, at + num_inputs, 4):
-        a = fma(load(weights, w, kind), fill(get(x, k, F32)), a)
-        b = fma(load(weights, w + 16, kind), fill(get(x, k + 1, F32)), b)
-        c = fma(load(weights, w + 32, kind), fill(get(x, k + 2, F32)), c)
-        d = fma(load(weights, w + 48, kind), fill(get(x, k + 3, F32)), d)
-        w += 64
-    _finish(matrix, vector, add(add(a, b), add(c, d)), out, row, num_outputs, mode)
-
-
-@kernel
-def _four_vectors(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind):
-    weights, w, at = matrix[0], vector * 16 * num_inputs, row * num_inputs
-    a = b = c = d = fill(np.float32(0))
-    for k in range(at, at + num_inputs):
-        x_k = fill(get(x, k, F32))
-        a = fma(load(weights, w, kind), x_k, a)
-        b = fma(load(weights, w + 16, kind), x_k, b)
-        c = fma(load(weights, w + 32, kind), x_k, c)
-        d = fma(load(weights, w + 48, kind), x_k, d)
-        w += 64
-    _finish_four(matrix, vector, (a, b, c, d), out, row, num_outputs, mode)
-
-
-@kernel
-def _four_rows(matrix, vector, x, row, num_inputs, out, num_outputs, mode, kind):
-    """`_four_vectors` for four rows, with the same sums."""
-    weights, w, at = matrix[0], vector * 16 * num_inputs, row * num_inputs
-    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = fill(np.float32(0))
-    c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = fill(np.float32(0))
-    for k in range(at, at + num_inputs):
-        wa, wb = load(weights, w, kind), load(weights, w + 16, kind)
-        wc, wd = load(weights, w + 32, kind), load(weights, w + 48, kind)
-        x_k = fill(get(x, k, F32))
-        a0, b0, c0, d0 = fma(wa, x_k, a0), fma(wb, x_k, b0), fma(wc, x_k, c0), fma(wd, x_k, d0)
-        x_k = fill(get(x, k + num_inputs, F32))
-        a1, b1, c1, d1 = fma(wa, x_k, a1), fma(wb, x_k, b1), fma(wc, x_k, c1), fma(wd, x_k, d1)
-        x_k = fill(get(x, k + 2 * num_inputs, F32))
-        a2, b2, c2, d2 = fma(wa, x_k, a2), fma(wb, x_k, b2), fma(wc, x_k, c2), fma(wd, x_k, d2)
-        x_k = fill(get(x, k + 3 * num_inputs, F32))
-        a3, b3, c3, d3 = fma(wa, x_k, a3), fma(wb, x_k, b3), fma(wc, x_k, c3), fma(wd, x_k, d3)
-        w += 64
-    _finish_four(matrix, vector, (a0, b0, c0, d0), out, row, num_outputs, mode)
-    _finish_four(matrix, vector, (a1, b1, c1, d1), out, row + 1, num_outputs, mode)
-    _finish_four(matrix, vector, (a2, b2, c2, d2), out, row + 2, num_outputs, mode)
-    _finish_four(matrix, vector, (a3, b3, c3, d3), out, row + 3, num_outputs, mode)
-
-
-@kernel
-def layer_norm(x, out, gain, bias, width, num_features, epsilon):
-    """out = the layer norm of x, both `width` wide with zeros after the features; all are addresses; out may be x."""
-    sums = fill(np.float32(0))
-    for i in range(0, width, LANES):
-        sums = add(sums, load(x, i, F32))
-    mean = total(sums) / np.float32(num_features)
-    squares, away = fill(np.float32(0)), fill(-mean)
-    for i in range(0, width, LANES):
-        centred = add(load(x, i, F32), away)
-        squares = fma(centred, centred, squares)
-    padding = np.float32(width - num_features) * mean * mean  # what the zeros after the features added
-    variance = (total(squares) - padding) / np.float32(num_features)
-    factor = fill(np.float32(1) / np.float32(math.sqrt(variance + epsilon)))
-    for i in range(0, width, LANES):
-        scaled = multiply(multiply(add(load(x, i, F32), away), factor), load(gain, i, F32))
-        store(out, i, add(scaled, load(bias, i, F32)))
-
-
-@kernel
-def copy(source, target, width):
-    """Copy `width` float32 (whole vectors) from one address to another."""
-    for i in range(0, width, LANES):
-        store(target, i, load(source, i, F32))
+    store(out, j, value)

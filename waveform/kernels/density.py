@@ -5,9 +5,6 @@ Two passes over the classes for both, instead of a dozen operations of torch on 
 Shape letters: N tokens, V classes (whole vectors), K predictors; y: what the head's linear layer gives, V + K + 3.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-# Compiled functions have the types of what they are called with.
-
 import math
 from typing import Any
 
@@ -17,9 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from waveform.kernels.vectors import (
-    F32,
     LANES,
-    add,
     at,
     exp,
     fill,
@@ -30,7 +25,7 @@ from waveform.kernels.vectors import (
     load,
     log_logistic,
     maximum,
-    multiply,
+    padded,
     put,
     store,
     tanh,
@@ -51,7 +46,7 @@ class PredictedNll(torch.autograd.Function):
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
         """tensors: y, what is expected, targets, and the values and log widths [V] of the classes."""
         y, *others = (tensor.detach() for tensor in tensors)
-        nll, of_y = torch.empty(len(y)), torch.zeros(len(y), -(-y.shape[1] // LANES) * LANES)  # rows of whole vectors
+        nll, of_y = torch.empty(len(y)), torch.zeros(len(y), padded(y.shape[1]))  # rows of whole vectors
         trained = ctx.needs_input_grad[0]
         _nll(*(tensor.numpy() for tensor in (y, *others, nll, of_y)), trained)
         if trained:
@@ -70,28 +65,28 @@ class PredictedNll(torch.autograd.Function):
 @kernel
 def mixed(y, expected):
     """y: address of the K + 3 numbers of a density -> weight, centre, log scale before and after its lower bound."""
-    peak = max(max(get(y, 0, F32), get(y, 1, F32)), get(y, 2, F32))
+    peak = max(max(get(y, 0), get(y, 1)), get(y, 2))
     whole, centre, log_scale = 0.0, 0.0, 0.0
     for k in range(_K):
-        share = math.exp(np.float64(get(y, k, F32) - peak))
+        share = math.exp(np.float64(get(y, k) - peak))
         whole += share
         centre += share * expected[k]
         log_scale += share * expected[_K + k]
-    free = log_scale / whole + get(y, _K + 1, F32)
+    free = log_scale / whole + get(y, _K + 1)
     least = expected[2 * _K] + LOG_LEAST_SCALE
     larger = max(free, least)
     log_scale = larger + math.log1p(math.exp(-2 * abs(free - least))) / 2
-    return np.float64(get(y, _K, F32)), centre / whole + get(y, _K + 2, F32) * math.exp(log_scale), free, log_scale
+    return np.float64(get(y, _K)), centre / whole + get(y, _K + 2) * math.exp(log_scale), free, log_scale
 
 
 @kernel
 def _standardised(values, i, centre, per_scale):
-    return multiply(add(load(values, i, F32), centre), per_scale)
+    return (load(values, i) - centre) * per_scale
 
 
 @kernel
 def _log_density(z, log_scale, log_widths, i):
-    return add(add(log_logistic(z), log_scale), load(log_widths, i, F32))
+    return log_logistic(z) - log_scale + load(log_widths, i)
 
 
 @kernel
@@ -99,10 +94,10 @@ def add_density(logits, y, expected, values, log_widths, num_classes, out):
     """logits [V] plus the weighted log of a density -> out [V]; all but `expected` are addresses."""
     weight, centre, _, log_scale = mixed(y, expected)
     weights, per_scale = fill(np.float32(weight)), fill(np.float32(math.exp(-log_scale)))
-    minus_centre, minus_log_scale = fill(np.float32(-centre)), fill(np.float32(-log_scale))
+    centres, log_scales = fill(np.float32(centre)), fill(np.float32(log_scale))
     for i in range(0, num_classes, LANES):
-        z = _standardised(values, i, minus_centre, per_scale)
-        store(out, i, fma(_log_density(z, minus_log_scale, log_widths, i), weights, load(logits, i, F32)))
+        z = _standardised(values, i, centres, per_scale)
+        store(out, i, fma(_log_density(z, log_scales, log_widths, i), weights, load(logits, i)))
 
 
 @kernel(entry=True)
@@ -112,45 +107,45 @@ def _nll(y, expected, targets, values, log_widths, nll, of_y, trained):
     logits, densities = scratch.ctypes.data, scratch[1].ctypes.data
     classes, widths = values.ctypes.data, log_widths.ctypes.data
     for n in range(len(y)):
-        row, out = y.ctypes.data + n * y.shape[1] * 4, of_y.ctypes.data + n * of_y.shape[1] * 4
+        row, out = at(y.ctypes.data, n * y.shape[1]), at(of_y.ctypes.data, n * of_y.shape[1])
         tail, target = at(row, num_classes), targets[n]
         weight, centre, free, log_scale = mixed(tail, expected[n])
         scale = math.exp(log_scale)
         weights, per_scale = fill(np.float32(weight)), fill(np.float32(1 / scale))
-        minus_centre, minus_log_scale = fill(np.float32(-centre)), fill(np.float32(-log_scale))
+        centres, log_scales = fill(np.float32(centre)), fill(np.float32(log_scale))
         peaks = fill(np.float32(-np.inf))
         for i in range(0, num_classes, LANES):
-            z = _standardised(classes, i, minus_centre, per_scale)
-            log_density = _log_density(z, minus_log_scale, widths, i)
-            logit = fma(log_density, weights, load(row, i, F32))
+            z = _standardised(classes, i, centres, per_scale)
+            log_density = _log_density(z, log_scales, widths, i)
+            logit = fma(log_density, weights, load(row, i))
             store(densities, i, log_density)
             store(logits, i, logit)
             peaks = maximum(peaks, logit)
         peak = largest(peaks)
         sums, of_density, of_centre, of_scale = nothing, nothing, nothing, nothing
         for i in range(0, num_classes, LANES):
-            share = exp(add(load(logits, i, F32), fill(-peak)))
-            sums = add(sums, share)
+            share = exp(load(logits, i) - fill(peak))
+            sums = sums + share
             if trained:
                 store(out, i, share)
-                z = _standardised(classes, i, minus_centre, per_scale)
-                pull = multiply(share, tanh(multiply(z, fill(np.float32(0.5)))))
-                of_density = fma(share, load(densities, i, F32), of_density)
-                of_centre, of_scale = add(of_centre, pull), fma(pull, z, of_scale)
+                z = _standardised(classes, i, centres, per_scale)
+                pull = share * tanh(z * fill(np.float32(0.5)))
+                of_density = fma(share, load(densities, i), of_density)
+                of_centre, of_scale = of_centre + pull, fma(pull, z, of_scale)
         whole = np.float64(total(sums))
         nll[n] = peak + np.float32(math.log(whole)) - scratch[0, target]
         if trained:
             for i in range(0, num_classes, LANES):
-                slope = multiply(load(out, i, F32), fill(np.float32(1 / whole)))
+                slope = load(out, i) * fill(np.float32(1 / whole))
                 # Below 1e-19 it becomes zero: far from what is expected it would be subnormal, and products slow.
-                store(out, i, add(add(slope, fill(np.float32(1e-12))), fill(np.float32(-1e-12))))
-            put(out, target, get(out, target, F32) - np.float32(1))
+                store(out, i, slope + fill(np.float32(1e-12)) - fill(np.float32(1e-12)))
+            put(out, target, get(out, target) - np.float32(1))
             z_of_target = (values[target] - centre) / scale
             pull_of_target = math.tanh(z_of_target / 2)
             to_centre = weight / scale * (total(of_centre) / whole - pull_of_target)
             # The sum of slopes over all classes is zero, and with it what the log scale itself adds.
             to_scale = weight * (total(of_scale) / whole - pull_of_target * z_of_target)
-            to_scale += to_centre * get(tail, _K + 2, F32) * scale
+            to_scale += to_centre * get(tail, _K + 2) * scale
             to_density = total(of_density) / whole - scratch[1, target]
             _slope_of_mix(tail, expected[n], to_density, to_centre, to_scale, free, log_scale, at(out, num_classes))
 
@@ -162,13 +157,13 @@ def _slope_of_mix(y, expected, to_density, to_centre, to_scale, free, log_scale,
     put(out, _K, np.float32(to_density))
     put(out, _K + 1, np.float32(to_free))
     put(out, _K + 2, np.float32(to_centre * math.exp(log_scale)))
-    peak = max(max(get(y, 0, F32), get(y, 1, F32)), get(y, 2, F32))
+    peak = max(max(get(y, 0), get(y, 1)), get(y, 2))
     whole, mean = 0.0, 0.0
     for k in range(_K):
-        share = math.exp(np.float64(get(y, k, F32) - peak))
+        share = math.exp(np.float64(get(y, k) - peak))
         whole += share
         mean += share * (to_centre * expected[k] + to_free * expected[_K + k])
     for k in range(_K):
-        share = math.exp(np.float64(get(y, k, F32) - peak)) / whole
+        share = math.exp(np.float64(get(y, k) - peak)) / whole
         of_one = to_centre * expected[k] + to_free * expected[_K + k]
         put(out, k, np.float32(share * (of_one - mean / whole)))

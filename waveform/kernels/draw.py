@@ -5,9 +5,6 @@ Both do the same operations in fp64, but for the exponential, and sum whole numb
 Shape letters: V classes, V' padded to whole vectors.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-# Compiled functions have the types of what they are called with.
-
 import math
 import sys
 from abc import abstractmethod
@@ -21,10 +18,11 @@ from torch import Tensor
 
 from waveform.engine.drawing import LARGEST_WEIGHT, DrawConfig
 from waveform.engine.interface import Decoder
-from waveform.kernels.plan import make_plan, num_threads_for
-from waveform.kernels.vectors import F32, LANES, float_of_bits, get, kernel, largest, load, maximum, padded, put
+from waveform.kernels.record import make_record
+from waveform.kernels.rows import largest_of
+from waveform.kernels.threads import num_threads_for
+from waveform.kernels.vectors import at, float_of_bits, get, get_int64, kernel, padded, put
 
-_I64 = np.int64(0)
 _LOG2_E = math.log2(math.e)
 _LN2_HIGH, _LN2_LOW = 0.6931471803691238, 1.9082149292705877e-10  # ln 2 in two parts: the first times n is exact
 _INVERSE_FACTORIALS = tuple(1 / math.factorial(k) for k in range(14))
@@ -96,7 +94,7 @@ def _least_kept(logits, amounts, wanted, num_classes):
         middle = high - ((high - low) >> 1)
         least, amount = _float_at(middle), np.int64(0)
         for i in range(num_classes):
-            amount += get(amounts, i, _I64) if get(logits, i, F32) >= least else 0
+            amount += get_int64(amounts, i) if get(logits, i) >= least else 0
         if amount >= wanted:
             low = middle
         else:
@@ -109,7 +107,7 @@ def _keep(logits, weights, amounts, wanted, num_classes):
     """Set to 0 the weights of the least probable classes, as long as the others amount to `wanted`; return the sum."""
     least, whole = _least_kept(logits, amounts, wanted, num_classes), np.int64(0)
     for i in range(num_classes):
-        weight = get(weights, i, _I64) if get(logits, i, F32) >= least else np.int64(0)
+        weight = get_int64(weights, i) if get(logits, i) >= least else np.int64(0)
         put(weights, i, weight)
         whole += weight
     return whole
@@ -124,7 +122,7 @@ def _weigh(logits, weights, temperature, peak, num_classes):
     """
     whole = np.int64(0)
     for i in range(num_classes):
-        weight = _weight(np.float64(get(logits, i, F32) - peak) / temperature)
+        weight = _weight(np.float64(get(logits, i) - peak) / temperature)
         put(weights, i, weight)
         whole += weight
     return whole
@@ -134,13 +132,10 @@ def _weigh(logits, weights, temperature, peak, num_classes):
 def _choose(logits, uniform, rule, p):
     """The next token by the rule of `Draws`, from logits [V'] with -inf as padding and a uniform number in [0, 1)."""
     weights, num_classes = p.class_weights, p.num_classes
-    peaks = load(logits, 0, F32)
-    for i in range(LANES, num_classes, LANES):
-        peaks = maximum(peaks, load(logits, i, F32))
-    peak = largest(peaks)
+    peak = largest_of(logits, num_classes)
     if rule.temperature == 0:
         for i in range(num_classes - 1):
-            if get(logits, i, F32) == peak:
+            if get(logits, i) == peak:
                 return i
         return num_classes - 1
     whole = _weigh(logits, weights, rule.temperature, peak, num_classes)
@@ -151,7 +146,7 @@ def _choose(logits, uniform, rule, p):
         whole = _keep(logits, weights, weights, wanted, num_classes)
     threshold, reached = np.int64(np.float64(uniform) * np.float64(whole)), np.int64(0)
     for i in range(num_classes - 1):
-        reached += get(weights, i, _I64)
+        reached += get_int64(weights, i)
         if reached > threshold:
             return i
     return num_classes - 1
@@ -161,8 +156,25 @@ def _choose(logits, uniform, rule, p):
 def draw_row(t, tokens, draws, p):
     """Draw row t of `draws` from the logits [B, V'] of a step, and make it the next step's inputs, tokens [B]."""
     for b in range(p.num_rows):
-        token = _choose(p.logits + b * p.num_logits * 4, draws.uniform[t, b], draws, p)
+        token = _choose(at(p.logits, b * p.num_logits), draws.uniform[t, b], draws, p)
         tokens[b] = draws.drawn[t, b] = token
+
+
+def drawing(step):
+    """`step(tokens, number, plan, kind)`, which writes the logits of inputs tokens [B] -> steps with draws between.
+
+    The result takes (tokens, first, draws, plan, kind): one step, number `first` of the streams; or n, if `draws` asks
+    for [n, B] tokens: each step's are drawn, and become the next one's inputs.
+    """
+
+    @kernel
+    def run(tokens, first, draws, plan, kind):
+        for t in range(max(1, len(draws.drawn))):
+            step(tokens, first + t, plan, kind)
+            if t < len(draws.drawn):
+                draw_row(t, tokens, draws, plan[0])
+
+    return run
 
 
 class KernelDecoder(Decoder):
@@ -177,7 +189,7 @@ class KernelDecoder(Decoder):
         self._num_steps = 0
         self._num_threads = num_threads_for(fields["num_rows"] * sum(each.size for each in read), num_phases=num_phases)
         self._fields = {**fields, **draw_scratch(fields["num_classes"]), "num_threads": self._num_threads}
-        self._plan = make_plan(self._fields)
+        self._plan = make_record(self._fields)
         self._kind = np.int8(0) if int8 else np.float32(0)  # its type is that of the weights
         self._logits = torch.from_numpy(fields["logits"])[:, : fields["num_classes"]]
 
@@ -234,7 +246,7 @@ def draw_from(stepper: Decoder, tokens: Tensor, uniform: Tensor, config: DrawCon
             rows = np.full((num_rows, padded(num_classes)), -np.inf, dtype=np.float32)
             sizes = {"num_rows": num_rows, "num_logits": padded(num_classes), "num_classes": num_classes}
             fields = {"logits": rows, **sizes, **draw_scratch(num_classes)}
-            plan = make_plan(fields)
+            plan = make_record(fields)
         rows[:, :num_classes] = logits.float().numpy()
         _draw_row(t, inputs, draws, plan)
     return torch.from_numpy(draws.drawn)

@@ -9,36 +9,32 @@ Shape letters: T queries, S past slots, K = S + T, K_ padded to whole vectors, D
 feed-forward width, P position features: sines, padded to whole vectors, then cosines; G new compressed slots, c rate.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-# Compiled functions have the types of what they are called with.
-
 import numpy as np
 
 from waveform.kernels.product import ROWS, product
-from waveform.kernels.record import share
 from waveform.kernels.rows import (
     add_column_sums,
-    add_row,
+    add_rows,
     add_standardise_gradient,
-    copy_rows,
+    copy,
+    copy_halves,
     fold,
     gelu_rows,
-    join_halves,
+    multiply,
     multiply_by_gelu_slope,
-    multiply_rows,
     repeat_row,
     rotate_rows,
-    scale_row,
-    softmax_row,
-    softmax_row_gradient,
-    spread_halves,
+    scale_by,
+    softmax_rows,
+    softmax_rows_gradient,
     standardise,
     sum_of_squares,
     transpose,
     unfold,
-    zero_rows,
+    zero,
 )
-from waveform.kernels.vectors import F32, at, get, kernel, put
+from waveform.kernels.threads import share
+from waveform.kernels.vectors import at, get, kernel, padded, put
 
 PACK, FORWARD, BACKWARD, UNPACK = range(4)
 
@@ -64,12 +60,12 @@ def saved_parts(z) -> dict[str, int]:
         "projection": 3 * D * D,  # weights: norms folded in, and transposed (_t)
         "projection_t": 3 * D * D,
         "projection_bias": 3 * D,
-        "position": D * P,
-        "position_t": D * P,
+        "spread_position": D * P,
+        "spread_position_t": D * P,
         "output_t": D * D,
-        "feed_in": F * D,
-        "feed_in_t": F * D,
-        "feed_in_bias": F,
+        "folded_in": F * D,
+        "folded_in_t": F * D,
+        "folded_in_bias": F,
         "feed_out_t": D * F,
         "compression_t": z.rate * D * D if z.num_groups else 0,
     }
@@ -131,15 +127,15 @@ def _attend(row, kept, scratch, p):
     repeat_row(p.projection_bias, q, D, T, D)
     product(x_slots, D, 1, p.projection_t, 3 * D, q, D, T, D, D, True)
     repeat_row(at(p.projection_bias, D), kv, 2 * D, K, 2 * D)
-    zero_rows(at(kv, K * 2 * D), 2 * D, K_ - K, 2 * D)
+    zero(at(kv, K * 2 * D), (K_ - K) * 2 * D)
     product(slots, D, 1, at(p.projection_t, D), 3 * D, kv, 2 * D, K, 2 * D, D, True)
     mixed = at(p.mixed, kept * T * D)
     q_u, q_v, a, keys_t = at(scratch, p.t_qu), at(scratch, p.t_qv), at(scratch, p.t_a), at(scratch, p.t_transposed)
     for head in range(p.num_heads):
         column = head * d
-        add_row(at(q, column), D, at(p.content_bias, column), q_u, d, T, d)
-        add_row(at(q, column), D, at(p.position_bias, column), q_v, d, T, d)
-        product(q_v, d, 1, at(p.position, head * d * P), P, a, P, T, P, d, False)
+        add_rows(at(q, column), D, at(p.content_bias, column), 0, q_u, d, T, d)
+        add_rows(at(q, column), D, at(p.position_bias, column), 0, q_v, d, T, d)
+        product(q_v, d, 1, at(p.spread_position, head * d * P), P, a, P, T, P, d, False)
         rotated = at(p.rotated, (kept * p.num_heads + head) * T * P)
         rotate_rows(a, p.query_encoding, rotated, T, P // 2)
         transpose(at(kv, column), 2 * D, keys_t, K_, K_, d)
@@ -148,20 +144,18 @@ def _attend(row, kept, scratch, p):
         for t in range(0, T, ROWS):
             n = min(ROWS, T - t)  # queries whose scores end at the same slot
             seen = S + t + n
-            seen_ = (seen + 15) // 16 * 16
             tile = at(scores, t * K_)
-            product(at(q_u, t * d), d, 1, keys_t, K_, tile, K_, n, seen_, d, False)
-            product(at(rotated, t * P), P, 1, p.slot_encoding_t, K_, tile, K_, n, seen_, P, True)
-            for i in range(n):
-                softmax_row(at(tile, i * K_), S + t + i + 1, K_, p.scale)
+            product(at(q_u, t * d), d, 1, keys_t, K_, tile, K_, n, padded(seen), d, False)
+            product(at(rotated, t * P), P, 1, p.slot_encoding_t, K_, tile, K_, n, padded(seen), P, True)
+            softmax_rows(tile, K_, n, S + t + 1, True, K_, p.scale)
             product(tile, K_, 1, values, 2 * D, at(mixed, t * D + column), D, n, d, seen, False)
     after = at(p.after, kept * T * D)
     if p.has_dropout:
         product(mixed, D, 1, p.output_t, D, after, D, T, D, D, False)
-        multiply_rows(after, at(p.mixed_factors, row * T * D), after, T * D)
-        add_row(after, 0, x, after, 0, 1, T * D)
+        multiply(after, at(p.mixed_factors, row * T * D), after, T * D)
+        add_rows(after, 0, x, 0, after, 0, 1, T * D)
     else:
-        copy_rows(x, D, after, D, T, D)
+        copy(x, after, T * D)
         product(mixed, D, 1, p.output_t, D, after, D, T, D, D, True)
 
 
@@ -172,19 +166,19 @@ def _feed_forward(row, kept, p):
     after, normed = at(p.after, kept * T * D), at(p.normed, kept * T * D)
     inner, active = at(p.inner, kept * T * F), at(p.active, kept * T * F)
     standardise(after, normed, at(p.normed_factors, kept * T), T, D, p.epsilon)
-    repeat_row(p.feed_in_bias, inner, F, T, F)
-    product(normed, D, 1, p.feed_in_t, F, inner, F, T, F, D, True)
+    repeat_row(p.folded_in_bias, inner, F, T, F)
+    product(normed, D, 1, p.folded_in_t, F, inner, F, T, F, D, True)
     gelu_rows(inner, active, T * F)
     out = at(p.out, row * T * D)
     if p.has_dropout:
-        multiply_rows(active, at(p.inner_factors, row * T * F), active, T * F)
+        multiply(active, at(p.inner_factors, row * T * F), active, T * F)
         repeat_row(p.feed_out_bias, out, D, T, D)
     else:
-        add_row(after, D, p.feed_out_bias, out, D, T, D)
+        add_rows(after, D, p.feed_out_bias, 0, out, D, T, D)
     product(active, F, 1, p.feed_out_t, D, out, D, T, D, F, True)
     if p.has_dropout:
-        multiply_rows(out, at(p.out_factors, row * T * D), out, T * D)
-        add_row(out, 0, after, out, 0, 1, T * D)
+        multiply(out, at(p.out_factors, row * T * D), out, T * D)
+        add_rows(out, 0, after, 0, out, 0, 1, T * D)
 
 
 @kernel
@@ -192,7 +186,7 @@ def _compress(row, kept, scratch, p):
     """The new compressed slots, and their loss with its gradient (Algorithm 2)."""
     T, D, d, G = p.num_queries, p.d_model, p.d_head, p.num_groups
     n = G * p.rate
-    G_, n_ = (G + 15) // 16 * 16, (n + 15) // 16 * 16
+    G_, n_ = padded(G), padded(n)
     consumed = at(p.past, (row * p.num_past + p.first_consumed) * D)
     groups = at(p.groups, row * G * D)
     repeat_row(p.compression_bias, groups, D, G, D)
@@ -202,13 +196,12 @@ def _compress(row, kept, scratch, p):
     normed, factors, kv = at(scratch, p.t_group_normed), at(scratch, p.t_factors), at(scratch, p.t_group_keys_values)
     standardise(groups, normed, factors, G, D, p.epsilon)
     repeat_row(at(p.projection_bias, D), kv, 2 * D, G, 2 * D)
-    zero_rows(at(kv, G * 2 * D), 2 * D, G_ - G, 2 * D)
+    zero(at(kv, G * 2 * D), (G_ - G) * 2 * D)
     product(normed, D, 1, at(p.projection_t, D), 3 * D, kv, 2 * D, G, 2 * D, D, True)
     q = at(p.queries, kept * T * D)
     old = at(p.keys_values, (kept * p.num_slots_padded + p.first_consumed) * 2 * D)
     keys_t, scores, difference = at(scratch, p.t_transposed), at(scratch, p.t_scores), at(scratch, p.t_qu)
     weights, grad_kv = at(scratch, p.t_group_weights), at(scratch, p.t_group_grads)
-    scale = np.float32(-1)
     loss = np.float32(0)
     factor = np.float32(2) / np.float32(T * D)
     for head in range(p.num_heads):
@@ -216,29 +209,25 @@ def _compress(row, kept, scratch, p):
         # What is read of the old slots, with the sign changed.
         transpose(at(old, column), 2 * D, keys_t, n_, n_, d)
         product(at(q, column), D, 1, keys_t, n_, scores, n_, T, n_, d, False)
-        for t in range(T):
-            softmax_row(at(scores, t * n_), n, n_, p.scale)
-            scale_row(at(scores, t * n_), scale, n_)
+        softmax_rows(scores, n_, T, n, False, n_, p.scale)
+        scale_by(np.float32(-1), scores, T * n_)
         product(scores, n_, 1, at(old, D + column), 2 * D, difference, d, T, d, n, False)
         transpose(at(kv, column), 2 * D, keys_t, G_, G_, d)
         product(at(q, column), D, 1, keys_t, G_, weights, G_, T, G_, d, False)
-        for t in range(T):
-            softmax_row(at(weights, t * G_), G, G_, p.scale)
+        softmax_rows(weights, G_, T, G, False, G_, p.scale)
         product(weights, G_, 1, at(kv, D + column), 2 * D, difference, d, T, d, G, True)
         loss += sum_of_squares(difference, T * d)
-        for t in range(T):
-            scale_row(at(difference, t * d), factor, d)
+        scale_by(factor, difference, T * d)
         product(weights, 1, G_, difference, d, at(grad_kv, D + column), 2 * D, G, d, T, False)
         transpose(at(kv, D + column), 2 * D, keys_t, G_, G_, d)
         product(difference, d, 1, keys_t, G_, scores, G_, T, G_, d, False)
-        for t in range(T):
-            softmax_row_gradient(at(weights, t * G_), at(scores, t * G_), G, G_, p.scale)
+        softmax_rows_gradient(weights, scores, G_, T, G, False, G_, p.scale)
         product(scores, 1, G_, at(q, column), D, at(grad_kv, column), 2 * D, G, d, T, False)
     put(p.losses, row, loss / np.float32(T * D))
     grad_normed = at(scratch, p.t_mixed)
     product(grad_kv, 2 * D, 1, at(p.projection, D * D), D, grad_normed, D, G, D, 2 * D, False)
     grad_groups = at(p.grad_groups, kept * G * D)
-    zero_rows(grad_groups, D, G, D)
+    zero(grad_groups, G * D)
     add_standardise_gradient(grad_normed, normed, factors, grad_groups, G, D)
 
 
@@ -251,19 +240,19 @@ def _feed_forward_backward(row, scratch, sums, p):
     grad_fed = grad_out
     if p.has_dropout:
         grad_fed = at(scratch, p.t_mixed)
-        multiply_rows(grad_out, at(p.out_factors, row * T * D), grad_fed, T * D)
+        multiply(grad_out, at(p.out_factors, row * T * D), grad_fed, T * D)
     product(grad_fed, 1, D, active, F, at(sums, p.s_feed_out), F, D, F, T, True)
     add_column_sums(grad_fed, D, at(sums, p.s_feed_out_bias), T, D)
     grad_inner, grad_normed = at(scratch, p.t_inner), at(scratch, p.t_normed)
     product(grad_fed, D, 1, p.feed_out, F, grad_inner, F, T, F, D, False)
     if p.has_dropout:
-        multiply_rows(grad_inner, at(p.inner_factors, row * T * F), grad_inner, T * F)
+        multiply(grad_inner, at(p.inner_factors, row * T * F), grad_inner, T * F)
     multiply_by_gelu_slope(inner, grad_inner, T * F)
     product(grad_inner, 1, F, normed, D, at(sums, p.s_feed_in), D, F, D, T, True)
     add_column_sums(grad_inner, F, at(sums, p.s_feed_in_bias), T, F)
-    product(grad_inner, F, 1, p.feed_in, D, grad_normed, D, T, D, F, False)
+    product(grad_inner, F, 1, p.folded_in, D, grad_normed, D, T, D, F, False)
     grad_after = at(p.grad_x, row * T * D)
-    copy_rows(grad_out, D, grad_after, D, T, D)
+    copy(grad_out, grad_after, T * D)
     add_standardise_gradient(grad_normed, normed, at(p.normed_factors, row * T), grad_after, T, D)
 
 
@@ -277,7 +266,7 @@ def _attend_backward(row, scratch, sums, p):
     grad_attended = grad_after
     if p.has_dropout:
         grad_attended = at(scratch, p.t_normed)
-        multiply_rows(grad_after, at(p.mixed_factors, row * T * D), grad_attended, T * D)
+        multiply(grad_after, at(p.mixed_factors, row * T * D), grad_attended, T * D)
     product(grad_attended, 1, D, mixed, D, at(sums, p.s_output), D, D, D, T, True)
     grad_mixed, grads = at(scratch, p.t_mixed), at(scratch, p.t_grads)  # grads [K, 3 D]: queries, keys, values
     product(grad_attended, D, 1, p.output, D, grad_mixed, D, T, D, D, False)
@@ -287,19 +276,17 @@ def _attend_backward(row, scratch, sums, p):
     grad_rotated, by_position = at(scratch, p.t_rotated), at(scratch, p.t_by_position)
     for head in range(p.num_heads):
         column = head * d
-        add_row(at(q, column), D, at(p.content_bias, column), q_u, d, T, d)
-        add_row(at(q, column), D, at(p.position_bias, column), q_v, d, T, d)
+        add_rows(at(q, column), D, at(p.content_bias, column), 0, q_u, d, T, d)
+        add_rows(at(q, column), D, at(p.position_bias, column), 0, q_v, d, T, d)
         weights = at(p.weights, (row * p.num_heads + head) * T * K_)
         transpose(at(kv, D + column), 2 * D, values_t, K_, K_, d)
         grad_q = at(own, column)
         for t in range(0, T, ROWS):
             n = min(ROWS, T - t)
             seen = S + t + n
-            seen_ = (seen + 15) // 16 * 16
             tile = at(grad_scores, t * K_)
-            product(at(grad_mixed, t * D + column), D, 1, values_t, K_, tile, K_, n, seen_, d, False)
-            for i in range(n):
-                softmax_row_gradient(at(weights, (t + i) * K_), at(tile, i * K_), S + t + i + 1, K_, p.scale)
+            product(at(grad_mixed, t * D + column), D, 1, values_t, K_, tile, K_, n, padded(seen), d, False)
+            softmax_rows_gradient(at(weights, t * K_), tile, K_, n, S + t + 1, True, K_, p.scale)
             product(tile, K_, 1, at(kv, column), 2 * D, at(grad_q, t * 3 * D), 3 * D, n, d, seen, False)
             product(tile, K_, 1, p.slot_encoding, P, at(grad_rotated, t * P), P, n, P, seen, False)
         product(weights, 1, K_, at(grad_mixed, column), D, at(grads, 2 * D + column), 3 * D, K, d, T, False)
@@ -308,10 +295,9 @@ def _attend_backward(row, scratch, sums, p):
         # The rotation is its own inverse.
         rotate_rows(grad_rotated, p.query_encoding, a, T, P // 2)
         product(q_v, 1, d, a, P, at(sums, p.s_position + head * d * P), P, d, P, T, True)
-        product(a, P, 1, at(p.position_t, head * d * P), d, by_position, d, T, d, P, False)
+        product(a, P, 1, at(p.spread_position_t, head * d * P), d, by_position, d, T, d, P, False)
         add_column_sums(by_position, d, at(sums, p.s_position_bias + column), T, d)
-        for i in range(T):
-            add_row(at(grad_q, i * 3 * D), 3 * D, at(by_position, i * d), at(grad_q, i * 3 * D), 3 * D, 1, d)
+        add_rows(grad_q, 3 * D, by_position, d, grad_q, 3 * D, T, d)
     slots = at(p.slots, row * (S + T) * D)
     x_slots = at(slots, S * D)
     product(own, 1, 3 * D, x_slots, D, at(sums, p.s_projection), D, D, D, T, True)
@@ -327,8 +313,8 @@ def _compress_backward(row, scratch, sums, p):
     D, G = p.d_model, p.num_groups
     consumed = at(p.past, (row * p.num_past + p.first_consumed) * D)
     grad_groups = at(scratch, p.t_mixed)
-    copy_rows(at(p.grad_groups, row * G * D), D, grad_groups, D, G, D)
-    scale_row(grad_groups, get(p.grad_losses, row, F32), G * D)
+    copy(at(p.grad_groups, row * G * D), grad_groups, G * D)
+    scale_by(get(p.grad_losses, row), grad_groups, G * D)
     product(grad_groups, 1, D, consumed, p.rate * D, at(sums, p.s_compression), p.rate * D, D, p.rate * D, G, True)
     add_column_sums(grad_groups, D, at(sums, p.s_compression_bias), G, D)
 
@@ -342,19 +328,19 @@ def _pack(p):
         folded, bias = at(p.projection, i * D * D), at(p.projection_bias, i * D)
         fold(weight, np.int64(0), p.gain, p.shift, folded, bias, D, D)
     transpose(p.projection, D, p.projection_t, 3 * D, 3 * D, D)
-    spread_halves(p.position_weight, p.position, D, p.num_position_features // 2, P // 2)
+    copy_halves(p.position, p.num_position_features // 2, p.spread_position, P // 2, D)
     for head in range(p.num_heads):
-        transpose(at(p.position, head * d * P), P, at(p.position_t, head * d * P), d, d, P)
+        transpose(at(p.spread_position, head * d * P), P, at(p.spread_position_t, head * d * P), d, d, P)
     transpose(p.output, D, p.output_t, D, D, D)
-    fold(p.feed_in_weight, p.feed_in_weight_bias, p.feed_gain, p.feed_shift, p.feed_in, p.feed_in_bias, F, D)
-    transpose(p.feed_in, D, p.feed_in_t, F, F, D)
+    fold(p.feed_in, p.feed_in_bias, p.feed_gain, p.feed_shift, p.folded_in, p.folded_in_bias, F, D)
+    transpose(p.folded_in, D, p.folded_in_t, F, F, D)
     transpose(p.feed_out, F, p.feed_out_t, D, D, F)
     if p.num_groups:
         c = p.rate
         for o in range(D):
             for i in range(D):
                 for j in range(c):
-                    put(p.compression_t, (j * D + i) * D + o, get(p.compression_weight, (o * D + i) * c + j, F32))
+                    put(p.compression_t, (j * D + i) * D + o, get(p.compression, (o * D + i) * c + j))
 
 
 @kernel
@@ -363,9 +349,9 @@ def _unpack_gradients(p):
     D, F, P = p.d_model, p.d_feedforward, p.num_features
     sums = p.sums
     for part in range(1, p.num_threads):
-        add_row(sums, 0, at(p.sums, part * p.sums_size), sums, 0, 1, p.sums_size)
-    zero_rows(p.grad_gain, D, 1, D)
-    zero_rows(p.grad_shift, D, 1, D)
+        add_rows(sums, 0, at(p.sums, part * p.sums_size), 0, sums, 0, 1, p.sums_size)
+    zero(p.grad_gain, D)
+    zero(p.grad_shift, D)
     for i in range(3):
         weight = p.query if i == 0 else p.key if i == 1 else p.value
         target = p.grad_query if i == 0 else p.grad_key if i == 1 else p.grad_value
@@ -373,27 +359,27 @@ def _unpack_gradients(p):
             at(sums, p.s_projection + i * D * D), at(sums, p.s_projection_bias + i * D), weight, p.gain, p.shift,
             target, p.grad_gain, p.grad_shift, D, D,
         )  # fmt: skip
-    copy_rows(at(sums, p.s_content_bias), D, p.grad_content_bias, D, 1, D)
-    copy_rows(at(sums, p.s_position_bias), D, p.grad_position_bias, D, 1, D)
-    join_halves(at(sums, p.s_position), p.grad_position, D, p.num_position_features // 2, P // 2)
-    copy_rows(at(sums, p.s_output), D, p.grad_output, D, D, D)
-    zero_rows(p.grad_feed_gain, D, 1, D)
-    zero_rows(p.grad_feed_shift, D, 1, D)
+    copy(at(sums, p.s_content_bias), p.grad_content_bias, D)
+    copy(at(sums, p.s_position_bias), p.grad_position_bias, D)
+    copy_halves(at(sums, p.s_position), P // 2, p.grad_position, p.num_position_features // 2, D)
+    copy(at(sums, p.s_output), p.grad_output, D * D)
+    zero(p.grad_feed_gain, D)
+    zero(p.grad_feed_shift, D)
     unfold(
-        at(sums, p.s_feed_in), at(sums, p.s_feed_in_bias), p.feed_in_weight, p.feed_gain, p.feed_shift,
+        at(sums, p.s_feed_in), at(sums, p.s_feed_in_bias), p.feed_in, p.feed_gain, p.feed_shift,
         p.grad_feed_in, p.grad_feed_gain, p.grad_feed_shift, F, D,
     )  # fmt: skip
-    copy_rows(at(sums, p.s_feed_in_bias), F, p.grad_feed_in_bias, F, 1, F)
-    copy_rows(at(sums, p.s_feed_out), F, p.grad_feed_out, F, D, F)
-    copy_rows(at(sums, p.s_feed_out_bias), D, p.grad_feed_out_bias, D, 1, D)
-    if p.has_grad_losses:
+    copy(at(sums, p.s_feed_in_bias), p.grad_feed_in_bias, F)
+    copy(at(sums, p.s_feed_out), p.grad_feed_out, D * F)
+    copy(at(sums, p.s_feed_out_bias), p.grad_feed_out_bias, D)
+    if p.grad_losses:
         c = p.rate
         for o in range(D):
             for i in range(D):
                 for j in range(c):
-                    value = get(sums, p.s_compression + (o * c + j) * D + i, F32)
+                    value = get(sums, p.s_compression + (o * c + j) * D + i)
                     put(p.grad_compression, (o * D + i) * c + j, value)
-        copy_rows(at(sums, p.s_compression_bias), D, p.grad_compression_bias, D, 1, D)
+        copy(at(sums, p.s_compression_bias), p.grad_compression_bias, D)
 
 
 @kernel(entry=True)
@@ -424,11 +410,11 @@ def run(phase, part, plans):
                     _compress(row, kept, scratch, plans[layer])
         return
     for layer in range(num_layers):
-        zero_rows(at(plans[layer].sums, part * p.sums_size), p.sums_size, 1, p.sums_size)
+        zero(at(plans[layer].sums, part * p.sums_size), p.sums_size)
     for row in range(first, last):
         for layer in range(num_layers - 1, -1, -1):
             sums = at(plans[layer].sums, part * p.sums_size)
             _feed_forward_backward(row, scratch, sums, plans[layer])
             _attend_backward(row, scratch, sums, plans[layer])
-            if p.has_grad_losses:
+            if p.grad_losses:
                 _compress_backward(row, scratch, sums, plans[layer])

@@ -9,7 +9,7 @@ d = D / H head width, F feed-forward width, P position features, P' padded, G ne
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -44,24 +44,28 @@ class LayerParameters(NamedTuple):
     feed_in_bias: Tensor  # [F]
     feed_out: Tensor  # [D, F]
     feed_out_bias: Tensor  # [D]
+    compression: Tensor | None  # [D, D, c] of the convolution, if kernels compress
+    compression_bias: Tensor | None  # [D]
 
 
 class Compression(NamedTuple):
     """What the layers' convolutions compress at the end of the window."""
 
-    weights: list[Tensor]  # L x [D, D, c]
-    biases: list[Tensor]  # L x [D]
-    first: int  # the first slot that is compressed, of the past
+    rate: int  # c
     num_groups: int  # G
+    first_consumed: int  # the first slot that is compressed, of the past
     has_loss: bool
+
+
+_NOTHING_COMPRESSED = Compression(rate=1, num_groups=0, first_consumed=0, has_loss=False)
 
 
 class DropoutFactors(NamedTuple):
     """What dropout multiplies with in one layer: 0, or 1 / (1 - its share)."""
 
-    mixed: Tensor  # [B, T, D], of what attention read
-    inner: Tensor  # [B, T, F], of the feed-forward network
-    out: Tensor  # [B, T, D] of it
+    mixed_factors: Tensor  # [B, T, D], of what attention read
+    inner_factors: Tensor  # [B, T, F], of the feed-forward network
+    out_factors: Tensor  # [B, T, D] of it
 
 
 class KernelOutput(NamedTuple):
@@ -79,19 +83,21 @@ class KernelOutput(NamedTuple):
 class PackedEncodings(NamedTuple):
     """R of the times of queries and slots, for kernels; the same for every layer."""
 
-    queries: Tensor  # [T, P']
-    slots: Tensor  # [K, P']
-    slots_t: Tensor  # [P', K']
+    query_encoding: Tensor  # [T, P']
+    slot_encoding: Tensor  # [K, P']
+    slot_encoding_t: Tensor  # [P', K']
 
 
-def parameters_of(layer: Any) -> LayerParameters:
-    """The weights of a layer."""
+def parameters_of(layer: Any, *, compresses: bool) -> LayerParameters:
+    """The weights of a layer; compresses: by kernels, with its convolution."""
+    convolution = layer.compressor.convolution if compresses else None
     attention, norm = layer.attention, layer.attention_norm
     feed_norm, feed_in, feed_out = layer.feedforward_norm, layer.feedforward_in, layer.feedforward_out
     return LayerParameters(
         *(norm.weight, norm.bias, attention.query.weight, attention.key.weight, attention.value.weight),
         *(attention.content_bias, attention.position_bias, attention.position.weight, attention.output.weight),
         *(feed_norm.weight, feed_norm.bias, feed_in.weight, feed_in.bias, feed_out.weight, feed_out.bias),
+        *((convolution.weight, convolution.bias) if convolution is not None else (None, None)),
     )
 
 
@@ -130,10 +136,7 @@ def layers_in_kernels(
     pasts: L x [B, S, D], the slots before the queries' own; None: there are none. dropout: of each layer. Gradients
     reach x and the parameters.
     """
-    weights: list[Tensor | None] = []
-    for layer, of_layer in enumerate(parameters):
-        weights += of_layer
-        weights += (None, None) if compression is None else (compression.weights[layer], compression.biases[layer])
+    weights = [weight for of_layer in parameters for weight in of_layer]
     given = [x_BTD[:, :0] if past is None else past for past in pasts]
     return KernelOutput(
         *_Layers.apply(x_BTD, given, encodings, compression, dropout, epsilon, torch.is_grad_enabled(), *weights)
@@ -162,62 +165,36 @@ class _Sizes(NamedTuple):
     scale: float
 
 
-class _Arrays(NamedTuple):
-    """Addresses of one layer that differ from call to call; 0 where there is none."""
-
-    x: int
-    past: int
-    query_encoding: int
-    slot_encoding: int
-    slot_encoding_t: int
-    scratch: int
-    mixed_factors: int = 0
-    inner_factors: int = 0
-    out_factors: int = 0
-    out: int = 0
-    groups: int = 0
-    losses: int = 0
-    sums: int = 0
-    grad_out: int = 0
-    grad_losses: int = 0
-    has_grad_losses: int = 0
-    grad_x: int = 0
-
-
-_WEIGHTS = (
-    *("gain", "shift", "query", "key", "value", "content_bias", "position_bias", "position_weight", "output"),
-    *("feed_gain", "feed_shift", "feed_in_weight", "feed_in_weight_bias", "feed_out", "feed_out_bias"),
-    *("compression_weight", "compression_bias"),
-)
-_GRADIENTS = (
-    *("grad_gain", "grad_shift", "grad_query", "grad_key", "grad_value", "grad_content_bias", "grad_position_bias"),
-    *("grad_position", "grad_output", "grad_feed_gain", "grad_feed_shift", "grad_feed_in", "grad_feed_in_bias"),
-    *("grad_feed_out", "grad_feed_out_bias", "grad_compression", "grad_compression_bias"),
-)
+# What kernels get the address of, of each layer, or 0
+_GRADIENTS = tuple(f"grad_{name}" for name in LayerParameters._fields)
+_INPUTS = ("x", "past", *PackedEncodings._fields, *DropoutFactors._fields, *LayerParameters._fields, "scratch")
+_RESULTS = ("out", "groups", "losses", "sums", "grad_out", "grad_losses", "grad_x", *_GRADIENTS)
 
 
 class _Layout:
     """Where everything lies for some sizes, and the record of it all that the kernels take."""
 
     def __init__(self, sizes: _Sizes) -> None:
-        saved, self.saved_size = _offsets(saved_parts(sizes))
+        self.saved, self.saved_size = _offsets(saved_parts(sizes))
         scratch, self.scratch_size = _offsets(scratch_parts(sizes))
         sums, self.sums_size = _offsets(sum_parts(sizes))
-        self._in_saved = 4 * np.array(list(saved.values()), dtype=np.int64)
-        self.saved = saved
-        varying = dict.fromkeys((*saved, *_Arrays._fields, *_WEIGHTS, *_GRADIENTS), 0)
+        self._saved_bytes = 4 * np.array(list(self.saved.values()))
+        addresses = dict.fromkeys((*self.saved, *_INPUTS, *_RESULTS), 0)
         sized = {"scratch_size": self.scratch_size, "sums_size": self.sums_size}
-        self.template = make_record({**varying, **sizes._asdict(), **scratch, **sums, **sized})
-        self._num_varying = len(varying)
+        self.template = make_record({**addresses, **sizes._asdict(), **scratch, **sums, **sized})
 
-    def records(self, saved_LN: Tensor, arrays: Sequence[Sequence[int]]) -> np.ndarray:
-        """One for each layer, with the addresses of one call: of `_Arrays`, `_WEIGHTS` and `_GRADIENTS`."""
-        num_layers, num_saved = len(saved_LN), len(self._in_saved)
+    def records(self, saved_LN: Tensor, tensors: Mapping[str, Iterable[Tensor | None]]) -> np.ndarray:
+        """One for each layer, with the addresses of one call's `tensors`, each of all layers."""
+        num_layers, num_saved = len(saved_LN), len(self.saved)
+        none = [0] * num_layers
+        columns = [
+            [0 if tensor is None else tensor.data_ptr() for tensor in tensors[name]] if name in tensors else none
+            for name in (*_INPUTS, *_RESULTS)
+        ]
         records = self.template.repeat(num_layers)
         addresses = records.view(np.int64).reshape(num_layers, -1)
-        of_layers = saved_LN.data_ptr() + 4 * self.saved_size * np.arange(num_layers)
-        addresses[:, :num_saved] = of_layers[:, None] + self._in_saved
-        addresses[:, num_saved : self._num_varying] = arrays
+        addresses[:, :num_saved] = [saved.data_ptr() + self._saved_bytes for saved in saved_LN]
+        addresses[:, num_saved : num_saved + len(columns)] = np.array(columns).T
         return records
 
 
@@ -267,11 +244,8 @@ class _Layers(torch.autograd.Function):
             num_heads=H,
             d_head=d,
             num_position_features=p.position.shape[1],
-            num_features=encodings.queries.shape[1],
-            rate=compression.weights[0].shape[-1] if compression is not None else 1,
-            num_groups=compression.num_groups if compression is not None else 0,
-            first_consumed=compression.first if compression is not None else 0,
-            has_loss=int(compression is not None and compression.has_loss),
+            num_features=encodings.query_encoding.shape[1],
+            **(compression or _NOTHING_COMPRESSED)._asdict(),
             has_dropout=int(dropout is not None),
             num_threads=num_threads,
             epsilon=epsilon,
@@ -314,19 +288,8 @@ class _Call:
     saved_LN: Tensor
 
     def forward(self, out_BTD: Tensor, groups: Tensor | None, losses: Tensor | None) -> None:
-        outs = [*self.hidden_LBTD[1:], out_BTD]
         scratch = self._scratch()
-        arrays = [
-            _Arrays(
-                **self._inputs(layer),
-                scratch=scratch.data_ptr(),
-                out=out.data_ptr(),
-                groups=_address(groups, layer),
-                losses=_address(losses, layer),
-            )
-            for layer, out in enumerate(outs)
-        ]
-        plans = self._records(arrays, [[None] * len(_GRADIENTS)] * len(outs))
+        plans = self._records(scratch, out=[*self.hidden_LBTD[1:], out_BTD], groups=groups, losses=losses)
         with record_function("waveform::layers"):
             run(PACK, 0, plans)
             run_parts(run, self.sizes.num_threads, FORWARD, plans)
@@ -336,59 +299,44 @@ class _Call:
         grad_out = torch.zeros_like(self.hidden_LBTD[0]) if grad_out is None else grad_out.contiguous()
         grad_losses = None if grad_losses is None else grad_losses.contiguous()
         gradients = [None if weight is None else torch.empty_like(weight) for weight in self.weights]
-        grads_LBTD = torch.empty_like(self.hidden_LBTD)
-        L, scratch = len(grads_LBTD), self._scratch()
-        sums = scratch.new_empty(L, self.sizes.num_threads, _layout(self.sizes).sums_size)
-        per_layer = len(_GRADIENTS)
-        of_layers = [gradients[i : i + per_layer] for i in range(0, len(gradients), per_layer)]
         if grad_losses is None:
-            for of_layer in of_layers:
-                of_layer[-2:] = None, None
-        arrays = [
-            _Arrays(
-                **self._inputs(layer),
-                scratch=scratch.data_ptr(),
-                sums=_address(sums, layer),
-                grad_out=(grads_LBTD[layer + 1] if layer + 1 < L else grad_out).data_ptr(),
-                grad_losses=_address(grad_losses, layer),
-                has_grad_losses=int(grad_losses is not None),
-                grad_x=_address(grads_LBTD, layer),
-            )
-            for layer in range(L)
-        ]
-        plans = self._records(arrays, of_layers)
+            for i in range(0, len(gradients), len(_GRADIENTS)):
+                gradients[i + len(_GRADIENTS) - 2 : i + len(_GRADIENTS)] = None, None
+        grads_LBTD, scratch = torch.empty_like(self.hidden_LBTD), self._scratch()
+        sums = scratch.new_empty(len(grads_LBTD), self.sizes.num_threads, _layout(self.sizes).sums_size)
+        plans = self._records(
+            scratch,
+            sums=sums,
+            grad_out=[*grads_LBTD[1:], grad_out],
+            grad_losses=grad_losses,
+            grad_x=grads_LBTD,
+            **_by_name(_GRADIENTS, gradients),
+        )
         with record_function("waveform::layers_backward"):
             run_parts(run, self.sizes.num_threads, BACKWARD, plans)
             run(UNPACK, 0, plans)
-        return grads_LBTD[0], [gradient for of_layer in of_layers for gradient in of_layer]
+        return grads_LBTD[0], gradients
 
     def _scratch(self) -> Tensor:
         return self.hidden_LBTD.new_empty(self.sizes.num_threads, _layout(self.sizes).scratch_size)
 
-    def _inputs(self, layer: int) -> dict[str, int]:
-        of_queries, of_slots, of_slots_t = (x.data_ptr() for x in self.encodings)
-        dropped = {} if self.dropout is None else self.dropout[layer]._asdict()
-        return {
-            **{f"{name}_factors": factors.data_ptr() for name, factors in dropped.items()},
-            "x": _address(self.hidden_LBTD, layer),
-            "past": self.pasts[layer].data_ptr(),
-            "query_encoding": of_queries,
-            "slot_encoding": of_slots,
-            "slot_encoding_t": of_slots_t,
+    def _records(self, scratch: Tensor, **results: Iterable[Tensor | None] | None) -> np.ndarray:
+        """results: of all layers. The caller must keep all of it alive."""
+        shared = {"scratch": scratch, **self.encodings._asdict()}
+        tensors: dict[str, Iterable[Tensor | None]] = {
+            "x": self.hidden_LBTD,
+            "past": self.pasts,
+            **_by_name(DropoutFactors._fields, [factors for of_layer in self.dropout or () for factors in of_layer]),
+            **_by_name(LayerParameters._fields, self.weights),
+            **{name: [tensor] * len(self.hidden_LBTD) for name, tensor in shared.items()},
+            **{name: of_layers for name, of_layers in results.items() if of_layers is not None},
         }
-
-    def _records(self, arrays: Sequence[_Arrays], gradients: Sequence[Sequence[Tensor | None]]) -> np.ndarray:
-        per_layer = len(_WEIGHTS)
-        rows = []
-        for layer, (of_layer, of_gradients) in enumerate(zip(arrays, gradients, strict=True)):
-            weights = self.weights[layer * per_layer : (layer + 1) * per_layer]
-            tensors = (*weights, *of_gradients)
-            rows.append((*of_layer, *(0 if tensor is None else tensor.data_ptr() for tensor in tensors)))
-        return _layout(self.sizes).records(self.saved_LN, rows)
+        return _layout(self.sizes).records(self.saved_LN, tensors)
 
 
-def _address(tensor_L: Tensor | None, layer: int) -> int:
-    return 0 if tensor_L is None else tensor_L.data_ptr() + layer * tensor_L.stride(0) * tensor_L.element_size()
+def _by_name(names: Sequence[str], of_layers: Sequence[Tensor | None]) -> dict[str, Sequence[Tensor | None]]:
+    """of_layers: all of the first layer, in the order of `names`, then all of the second."""
+    return {name: of_layers[i :: len(names)] for i, name in enumerate(names)} if of_layers else {}
 
 
 def _part(saved_LN: Tensor, offset: int, *shape: int) -> Tensor:

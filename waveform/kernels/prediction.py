@@ -6,9 +6,6 @@ rows nor on how its stream is cut. The tests hold it against the operations of t
 Shape letters: K predictors, P order, V classes.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-# Compiled functions have the types of what they are called with.
-
 import math
 
 import numpy as np

@@ -1,24 +1,39 @@
 """Products of small matrices, whose rows lie anywhere: for kernels that work on one row of a batch at a time.
 
 At widths of 64 to 256 the matrix library reaches half to three quarters of the rate of these, because it is made for
-larger ones (results/notes.md).
+larger ones (results/notes.md). Every sum runs over k in order, whatever the tile.
 """
-
-# mypy: disable-error-code="no-untyped-def"
-# Compiled functions have the types of what they are called with.
 
 import numpy as np
 from numba.core.registry import cpu_target
 
-from waveform.kernels.vectors import LANES, at, kernel, product_tile
+from waveform.kernels.vectors import F32, LANES, at, fill, fma, get, kernel, load_as, product_tile
 
 _has_avx512 = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2]  # what numba compiles for
 # Of a tile, whose sums stay in registers: 16 of AVX-512's 32. Of AVX2's 16 registers, each half a vector, 12, and of
-# NEON's 32, each a quarter, 24. The sums are the same, whatever the tile.
+# NEON's 32, each a quarter, 24.
 ROWS, _VECTORS = (8, 2) if _has_avx512 else (6, 1)
 
-_tile, _narrow_tile = product_tile(ROWS, _VECTORS), product_tile(ROWS, 1)
-_row, _narrow_row = product_tile(1, _VECTORS), product_tile(1, 1)
+# Of a group of columns that lie together: of the weights of a dense layer, and of cached slots.
+GROUP = 4
+group_tile, group_row = product_tile(4, GROUP, inlined=True), product_tile(1, GROUP, inlined=True)
+
+
+def _product_of_columns(num_vectors):
+    tile, row_tile = product_tile(ROWS, num_vectors), product_tile(1, num_vectors)
+
+    @kernel
+    def columns(a, a_row, a_step, b, b_row, c, c_row, m, k, adds):
+        first_left_over = m // ROWS * ROWS
+        for i in range(0, first_left_over, ROWS):
+            tile(at(a, i * a_row), a_row, a_step, b, b_row, at(c, i * c_row), c_row, k, adds, F32)
+        for i in range(first_left_over, m):
+            row_tile(at(a, i * a_row), a_row, a_step, b, b_row, at(c, i * c_row), c_row, k, adds, F32)
+
+    return columns
+
+
+_wide_columns, _narrow_columns = _product_of_columns(_VECTORS), _product_of_columns(1)
 
 
 @kernel
@@ -29,19 +44,35 @@ def product(a, a_row, a_step, b, b_row, c, c_row, m, n, k, adds):
     transposed matrix has a_row 1.
     """
     for j in range(0, n, _VECTORS * LANES):
-        is_wide = j + _VECTORS * LANES <= n
-        i = np.int64(0)
-        while i + ROWS <= m:
-            of_a, of_c = at(a, i * a_row), at(c, i * c_row + j)
-            if is_wide:
-                _tile(of_a, a_row, a_step, at(b, j), b_row, of_c, c_row, k, adds)
-            else:
-                _narrow_tile(of_a, a_row, a_step, at(b, j), b_row, of_c, c_row, k, adds)
-            i += ROWS
-        while i < m:
-            of_a, of_c = at(a, i * a_row), at(c, i * c_row + j)
-            if is_wide:
-                _row(of_a, a_row, a_step, at(b, j), b_row, of_c, c_row, k, adds)
-            else:
-                _narrow_row(of_a, a_row, a_step, at(b, j), b_row, of_c, c_row, k, adds)
-            i += 1
+        if j + _VECTORS * LANES <= n:
+            _wide_columns(a, a_row, a_step, at(b, j), b_row, at(c, j), c_row, m, k, adds)
+        else:
+            _narrow_columns(a, a_row, a_step, at(b, j), b_row, at(c, j), c_row, m, k, adds)
+
+
+@kernel
+def group_of_product(a, b, b_row, k, kind):
+    """A [k] @ B [k, 64] as four vectors: `group_row`, whose sums then need not go through memory."""
+    first = second = third = fourth = fill(np.float32(0))
+    for i in range(k):
+        value, row = fill(get(a, i)), i * b_row
+        first = fma(load_as(b, row, kind), value, first)
+        second = fma(load_as(b, row + LANES, kind), value, second)
+        third = fma(load_as(b, row + 2 * LANES, kind), value, third)
+        fourth = fma(load_as(b, row + 3 * LANES, kind), value, fourth)
+    return first, second, third, fourth
+
+
+@kernel
+def vector_of_product(a, b, b_row, k, kind):
+    """A [k] @ B [k, 16], with rows of B, of the type of `kind`, `b_row` elements apart; k: a multiple of four.
+
+    In four sums, so that one addition need not wait for the other.
+    """
+    first = second = third = fourth = fill(np.float32(0))
+    for i in range(0, k, 4):
+        first = fma(load_as(b, i * b_row, kind), fill(get(a, i)), first)
+        second = fma(load_as(b, (i + 1) * b_row, kind), fill(get(a, i + 1)), second)
+        third = fma(load_as(b, (i + 2) * b_row, kind), fill(get(a, i + 2)), third)
+        fourth = fma(load_as(b, (i + 3) * b_row, kind), fill(get(a, i + 3)), fourth)
+    return (first + second) + (third + fourth)

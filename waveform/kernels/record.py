@@ -1,7 +1,4 @@
-"""What kernels are told: one record of addresses and sizes, and each thread's part of the work."""
-
-# mypy: disable-error-code="no-untyped-def"
-# Compiled functions have the types of what they are called with.
+"""What kernels are told: one record of addresses and sizes."""
 
 import functools
 import hashlib
@@ -10,8 +7,9 @@ from typing import Any
 
 import numpy as np
 from numba.core import types
+from torch import Tensor
 
-from waveform.kernels.vectors import kernel
+from waveform.kernels.dense import DenseWeights
 
 
 def _named_by_layout(record: types.Record) -> tuple[str, tuple[str]]:
@@ -27,19 +25,27 @@ _record_type: Any = types.Record
 _record_type.mangling_args = property(_named_by_layout)
 
 
-def make_record(fields: Mapping[str, int | float]) -> np.ndarray:
-    """One record [1] with these fields, of int64 and float32."""
-    kinds = tuple((name, np.float32 if isinstance(value, float) else np.int64) for name, value in fields.items())
-    return np.array([tuple(fields.values())], dtype=_kind(kinds))
+def make_record(fields: Mapping[str, Any]) -> np.ndarray:
+    """One record [1] with these fields: int64 numbers, float32 ones, and addresses of arrays, tensors, `DenseWeights`.
+
+    (Seventy arguments handed from function to function took numba a minute to compile.) The caller must keep the arrays
+    alive.
+    """
+    values = [value if isinstance(value, (int, float)) else address(value) for value in fields.values()]
+    kinds = [np.float32 if isinstance(value, float) else np.int64 for value in values]
+    return np.array([tuple(values)], dtype=_record_of(tuple(zip(fields, kinds, strict=True))))
+
+
+def address(memory: np.ndarray | Tensor | DenseWeights) -> int:
+    """The address of the first element; an array must be C-contiguous."""
+    if isinstance(memory, Tensor):
+        return memory.data_ptr()
+    array = memory.data if isinstance(memory, DenseWeights) else memory
+    assert array.flags.c_contiguous
+    return int(array.ctypes.data)
 
 
 @functools.cache
-def _kind(fields: tuple[tuple[str, type], ...]) -> np.dtype[Any]:
+def _record_of(fields: tuple[tuple[str, type], ...]) -> np.dtype[Any]:
     """One object per type: at each call numba compares equal but different objects field by field, which takes 6 us."""
     return np.dtype(list(fields))
-
-
-@kernel
-def share(amount, part, num_parts):
-    """The range of `amount` that falls to `part`."""
-    return amount * part // num_parts, amount * (part + 1) // num_parts

@@ -3,19 +3,14 @@
 Shape letters: B rows, N labels with unknown (models/label_embedding.py), D' model width padded to whole vectors.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-# Compiled functions have the types of what they are called with.
-
 from typing import Any
 
-import numpy as np
 import torch
 
-from waveform.kernels.dense import copy, pad_last
+from waveform.kernels.dense import pad_last
 from waveform.kernels.row_predictions import lay_out_predictions, predict_row
-from waveform.kernels.vectors import F32, LANES, add, get, kernel, load, put, store
-
-_I64 = np.int64(0)
+from waveform.kernels.rows import add_rows, copy
+from waveform.kernels.vectors import at, get_int64, kernel, put
 
 
 def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> dict[str, Any]:
@@ -32,7 +27,7 @@ def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> dict
         "label_embedding": pad_last(table).clone().numpy(),  # [N, D']
         "row_labels": row_labels.clone().numpy(),  # [B] int64
         "num_labels": len(table),  # 0: nothing is added
-        **lay_out_predictions(model.linear_prediction, state.predictors, width=width)._asdict(),
+        **lay_out_predictions(model.linear_prediction, state.predictors, width=width),
     }
 
 
@@ -40,14 +35,13 @@ def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> dict
 def embed_rows(tokens, p):
     """Write the inputs of a step, `x` of the plan, for tokens [B]; one from V on begins an utterance with its label."""
     for b in range(p.num_rows):
-        token, x = tokens[b], p.x + b * p.width * 4
+        token, x = tokens[b], at(p.x, b * p.width)
         if token >= p.num_classes:
             put(p.row_labels, b, token - p.num_classes)
             token = p.num_classes
-        copy(p.embedding + token * p.width * 4, x, p.width)
+        copy(at(p.embedding, token * p.width), x, p.width)
         if p.num_labels:
-            of_label = p.label_embedding + get(p.row_labels, b, _I64) * p.width * 4
-            for i in range(0, p.width, LANES):
-                store(x, i, add(load(x, i, F32), load(of_label, i, F32)))
+            of_label = at(p.label_embedding, get_int64(p.row_labels, b) * p.width)
+            add_rows(x, 0, of_label, 0, x, 0, 1, p.width)
         if p.predicts:
             predict_row(b, token, x, p)

@@ -1,18 +1,15 @@
-"""Kernels on rows of matrices: norms, sums, GELU, softmax and their gradients, in the instructions of vectors.py.
+"""Kernels on rows: copies, sums, norms, GELU, softmax and their gradients, in the instructions of vectors.py.
 
-Names of memory are addresses; a matrix [m, n] has rows `stride` floats apart, and n is whole vectors.
+Names of memory are addresses. A row [n] is whole vectors, and may as well be all rows of a matrix that lie together; a
+matrix [m, n] has rows `stride` floats apart.
 """
-
-# mypy: disable-error-code="no-untyped-def"
 
 import math
 
 import numpy as np
 
 from waveform.kernels.vectors import (
-    F32,
     LANES,
-    add,
     at,
     exp,
     fill,
@@ -24,7 +21,7 @@ from waveform.kernels.vectors import (
     largest,
     load,
     maximum,
-    multiply,
+    padded,
     put,
     store,
     total,
@@ -33,64 +30,76 @@ from waveform.kernels.vectors import (
 
 
 @kernel
-def copy_rows(source, source_stride, target, target_stride, m, n):
-    for i in range(m):
-        for j in range(0, n, LANES):
-            store(target, i * target_stride + j, load(source, i * source_stride + j, F32))
+def copy(source, target, n):
+    for j in range(0, n, LANES):
+        store(target, j, load(source, j))
 
 
 @kernel
-def zero_rows(target, stride, m, n):
-    zero = fill(np.float32(0))
-    for i in range(m):
-        for j in range(0, n, LANES):
-            store(target, i * stride + j, zero)
+def zero(target, n):
+    for j in range(0, n, LANES):
+        store(target, j, fill(np.float32(0)))
 
 
 @kernel
 def repeat_row(row, target, stride, m, n):
     """Every row of `target` = `row` [n]."""
     for i in range(m):
-        for j in range(0, n, LANES):
-            store(target, i * stride + j, load(row, j, F32))
+        copy(row, at(target, i * stride), n)
 
 
 @kernel
-def add_row(source, source_stride, row, target, target_stride, m, n):
-    """target = source + `row` [n] in every row."""
+def add_rows(a, a_stride, b, b_stride, target, stride, m, n):
+    """target = a + b; of a stride of 0, one row is added to all."""
     for i in range(m):
         for j in range(0, n, LANES):
-            store(target, i * target_stride + j, add(load(source, i * source_stride + j, F32), load(row, j, F32)))
+            store(target, i * stride + j, load(a, i * a_stride + j) + load(b, i * b_stride + j))
 
 
 @kernel
 def add_column_sums(source, stride, sums, m, n):
     """sums [n] += the sums of each column."""
     for j in range(0, n, LANES):
-        s = load(sums, j, F32)
+        s = load(sums, j)
         for i in range(m):
-            s = add(s, load(source, i * stride + j, F32))
+            s = s + load(source, i * stride + j)
         store(sums, j, s)
+
+
+@kernel
+def _moments(x, width, n, epsilon):
+    """The mean of the first `n` of x [width], after which there are zeros, and 1 / their standard deviation."""
+    sums = fill(np.float32(0))
+    for j in range(0, width, LANES):
+        sums = sums + load(x, j)
+    mean = total(sums) / np.float32(n)
+    squares = fill(np.float32(0))
+    for j in range(0, width, LANES):
+        centred = load(x, j) - fill(mean)
+        squares = fma(centred, centred, squares)
+    padding = np.float32(width - n) * mean * mean  # what the zeros added
+    variance = (total(squares) - padding) / np.float32(n)
+    return mean, np.float32(1) / np.float32(math.sqrt(variance + epsilon))
+
+
+@kernel
+def layer_norm(x, out, gain, bias, width, n, epsilon):
+    """out = the layer norm of x, both [width] with zeros after `n` features; out may be x."""
+    mean, factor = _moments(x, width, n, epsilon)
+    for j in range(0, width, LANES):
+        standardised = (load(x, j) - fill(mean)) * fill(factor)
+        store(out, j, standardised * load(gain, j) + load(bias, j))
 
 
 @kernel
 def standardise(x, out, factors, m, n, epsilon):
     """out [m, n] = each row of x less its mean, times `factors` [m] = 1 / its standard deviation."""
     for i in range(m):
-        first = i * n
-        sums = fill(np.float32(0))
-        for j in range(first, first + n, LANES):
-            sums = add(sums, load(x, j, F32))
-        away = fill(-total(sums) / np.float32(n))
-        squares = fill(np.float32(0))
-        for j in range(first, first + n, LANES):
-            centred = add(load(x, j, F32), away)
-            squares = fma(centred, centred, squares)
-        factor = np.float32(1) / np.float32(math.sqrt(total(squares) / np.float32(n) + epsilon))
+        row = at(x, i * n)
+        mean, factor = _moments(row, n, n, epsilon)
         put(factors, i, factor)
-        factor = fill(factor)
-        for j in range(first, first + n, LANES):
-            store(out, j, multiply(add(load(x, j, F32), away), factor))
+        for j in range(0, n, LANES):
+            store(out, i * n + j, (load(row, j) - fill(mean)) * fill(factor))
 
 
 @kernel
@@ -100,68 +109,82 @@ def add_standardise_gradient(grad, standardised, factors, out, m, n):
         first = i * n
         sums, products = fill(np.float32(0)), fill(np.float32(0))
         for j in range(first, first + n, LANES):
-            g = load(grad, j, F32)
-            sums, products = add(sums, g), fma(g, load(standardised, j, F32), products)
+            g = load(grad, j)
+            sums, products = sums + g, fma(g, load(standardised, j), products)
         away, along = fill(-total(sums) / np.float32(n)), fill(-total(products) / np.float32(n))
-        factor = fill(get(factors, i, F32))
+        factor = fill(get(factors, i))
         for j in range(first, first + n, LANES):
-            g = fma(along, load(standardised, j, F32), add(load(grad, j, F32), away))
-            store(out, j, fma(factor, g, load(out, j, F32)))
+            g = fma(along, load(standardised, j), load(grad, j) + away)
+            store(out, j, fma(factor, g, load(out, j)))
 
 
 @kernel
 def gelu_rows(x, out, size):
     for j in range(0, size, LANES):
-        store(out, j, gelu(load(x, j, F32)))
+        store(out, j, gelu(load(x, j)))
 
 
 @kernel
 def multiply_by_gelu_slope(x, grad, size):
     for j in range(0, size, LANES):
-        store(grad, j, multiply(load(grad, j, F32), gelu_slope(load(x, j, F32))))
+        store(grad, j, load(grad, j) * gelu_slope(load(x, j)))
 
 
 @kernel
-def multiply_rows(x, factors, out, size):
-    for j in range(0, size, LANES):
-        store(out, j, multiply(load(x, j, F32), load(factors, j, F32)))
+def multiply(a, b, out, n):
+    for j in range(0, n, LANES):
+        store(out, j, load(a, j) * load(b, j))
 
 
 @kernel
-def softmax_row(scores, num_seen, width, scale):
-    """In place: softmax of scale * scores of the first `num_seen`; zeros in the rest of `width`."""
-    end = (num_seen + LANES - 1) // LANES * LANES
-    for j in range(num_seen, end):
-        put(scores, j, np.float32(-3e38))
-    top = load(scores, np.int64(0), F32)
-    for j in range(LANES, end, LANES):
-        top = maximum(top, load(scores, j, F32))
-    factor = fill(scale)
-    away = fill(-scale * largest(top))
-    sums = fill(np.float32(0))
-    for j in range(0, end, LANES):
-        e = exp(fma(load(scores, j, F32), factor, away))
-        sums = add(sums, e)
-        store(scores, j, e)
-    share = fill(np.float32(1) / total(sums))
-    for j in range(0, end, LANES):
-        store(scores, j, multiply(load(scores, j, F32), share))
-    for j in range(end, width, LANES):
-        store(scores, j, fill(np.float32(0)))
+def scale_by(factor, x, n):
+    for j in range(0, n, LANES):
+        store(x, j, load(x, j) * fill(factor))
 
 
 @kernel
-def softmax_row_gradient(weights, grad, num_seen, width, scale):
-    """In place: from the gradient of softmax(scale * scores), whose result is `weights`, to that of the scores."""
-    end = (num_seen + LANES - 1) // LANES * LANES
-    products = fill(np.float32(0))
-    for j in range(0, end, LANES):
-        products = fma(load(weights, j, F32), load(grad, j, F32), products)
-    away, factor = fill(-total(products)), fill(scale)
-    for j in range(0, end, LANES):
-        store(grad, j, multiply(multiply(load(weights, j, F32), factor), add(load(grad, j, F32), away)))
-    for j in range(end, width, LANES):
-        store(grad, j, fill(np.float32(0)))
+def largest_of(x, n):
+    """The largest element of x [n]."""
+    peaks = load(x, 0)
+    for j in range(LANES, n, LANES):
+        peaks = maximum(peaks, load(x, j))
+    return largest(peaks)
+
+
+@kernel
+def softmax_rows(scores, stride, m, num_seen, causal, width, scale):
+    """In place: softmax of scale * scores [m, width] over the `num_seen` first of a row, then zeros.
+
+    causal: each row sees one more than the row before.
+    """
+    for i in range(m):
+        row, seen = at(scores, i * stride), num_seen + i if causal else num_seen
+        end = padded(seen)
+        for j in range(seen, end):
+            put(row, j, np.float32(-3e38))
+        away, sums = fill(-scale * largest_of(row, end)), fill(np.float32(0))
+        for j in range(0, end, LANES):
+            share = exp(fma(load(row, j), fill(scale), away))
+            sums = sums + share
+            store(row, j, share)
+        factor = fill(np.float32(1) / total(sums))
+        for j in range(0, end, LANES):
+            store(row, j, load(row, j) * factor)
+        zero(at(row, end), width - end)
+
+
+@kernel
+def softmax_rows_gradient(weights, grads, stride, m, num_seen, causal, width, scale):
+    """In place: from the gradient of what `softmax_rows` made, `weights`, to that of the scores."""
+    for i in range(m):
+        row, grad, end = at(weights, i * stride), at(grads, i * stride), padded(num_seen + i if causal else num_seen)
+        products = fill(np.float32(0))
+        for j in range(0, end, LANES):
+            products = fma(load(row, j), load(grad, j), products)
+        away, factor = fill(-total(products)), fill(scale)
+        for j in range(0, end, LANES):
+            store(grad, j, load(row, j) * factor * (load(grad, j) + away))
+        zero(at(grad, end), width - end)
 
 
 @kernel
@@ -180,24 +203,17 @@ def rotate_rows(source, sin_cos, target, m, half):
         for j in range(0, half, LANES):
             s_at = i * 2 * half + j
             c_at = s_at + half
-            sin, cos = load(sin_cos, s_at, F32), load(sin_cos, c_at, F32)
-            a_s, a_c = load(source, s_at, F32), load(source, c_at, F32)
-            minus = multiply(fill(np.float32(-1)), a_s)
-            store(target, s_at, fma(a_c, sin, multiply(minus, cos)))
-            store(target, c_at, fma(a_s, sin, multiply(a_c, cos)))
-
-
-@kernel
-def scale_row(row, factor, n):
-    for j in range(0, n, LANES):
-        store(row, j, multiply(load(row, j, F32), fill(factor)))
+            sin, cos = load(sin_cos, s_at), load(sin_cos, c_at)
+            a_s, a_c = load(source, s_at), load(source, c_at)
+            store(target, s_at, fma(a_c, sin, fill(np.float32(-1)) * a_s * cos))
+            store(target, c_at, fma(a_s, sin, a_c * cos))
 
 
 @kernel
 def sum_of_squares(x, size):
     sums = fill(np.float32(0))
     for j in range(0, size, LANES):
-        value = load(x, j, F32)
+        value = load(x, j)
         sums = fma(value, value, sums)
     return total(sums)
 
@@ -208,36 +224,28 @@ def fold(weight, bias, gain, shift, out, out_bias, m, n):
     for i in range(m):
         sums = fill(np.float32(0))
         for j in range(0, n, LANES):
-            w = load(weight, i * n + j, F32)
-            store(out, i * n + j, multiply(w, load(gain, j, F32)))
-            sums = fma(w, load(shift, j, F32), sums)
+            w = load(weight, i * n + j)
+            store(out, i * n + j, w * load(gain, j))
+            sums = fma(w, load(shift, j), sums)
         value = total(sums)
-        put(out_bias, i, value + get(bias, i, F32) if bias else value)
+        put(out_bias, i, value + get(bias, i) if bias else value)
 
 
 @kernel
 def unfold(grad_out, grad_out_bias, weight, gain, shift, grad_weight, grad_gain, grad_shift, m, n):
     """From the gradients of what `fold` made to that of the weight; those of gain and shift are added."""
     for i in range(m):
-        of_bias = fill(get(grad_out_bias, i, F32))
+        of_bias = fill(get(grad_out_bias, i))
         for j in range(0, n, LANES):
-            g, w = load(grad_out, i * n + j, F32), load(weight, i * n + j, F32)
-            store(grad_weight, i * n + j, fma(g, load(gain, j, F32), multiply(of_bias, load(shift, j, F32))))
-            store(grad_gain, j, fma(g, w, load(grad_gain, j, F32)))
-            store(grad_shift, j, fma(of_bias, w, load(grad_shift, j, F32)))
+            g, w = load(grad_out, i * n + j), load(weight, i * n + j)
+            store(grad_weight, i * n + j, fma(g, load(gain, j), of_bias * load(shift, j)))
+            store(grad_gain, j, fma(g, w, load(grad_gain, j)))
+            store(grad_shift, j, fma(of_bias, w, load(grad_shift, j)))
 
 
 @kernel
-def spread_halves(source, target, m, half, padded_half):
-    """Rows [m, 2 half] -> [m, 2 padded_half]: each half with zeros after it."""
+def copy_halves(source, half, target, target_half, m):
+    """Rows [m, 2 half] -> [m, 2 target_half]: each half cut, or with zeros after it."""
     for i in range(2 * m):
-        for j in range(padded_half):
-            put(target, i * padded_half + j, get(source, i * half + j, F32) if j < half else np.float32(0))
-
-
-@kernel
-def join_halves(source, target, m, half, padded_half):
-    """The inverse of `spread_halves`."""
-    for i in range(2 * m):
-        for j in range(half):
-            put(target, i * half + j, get(source, i * padded_half + j, F32))
+        for j in range(target_half):
+            put(target, i * target_half + j, get(source, i * half + j) if j < half else np.float32(0))

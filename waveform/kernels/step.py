@@ -1,29 +1,27 @@
 """One compiled step of a Compressive Transformer: its phases, from a row's token to its logits.
 
 Layer by layer: project the input to queries, keys and values; attend; project the output; feed forward. Each of these
-is shared among the threads (plan.py); the small operations between them are not worth sharing.
+is shared among the threads (threads.py); the small operations between them are not worth sharing.
 
 Shape letters: B rows, L layers, C compressed slots, M memory slots, W window, D model width, H heads, d = D / H head
 width, P position features, F feed-forward width, V classes; D', d', ... padded to whole vectors.
 """
-
-# mypy: disable-error-code="no-untyped-def"
-# Compiled functions have the types of what they are called with.
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from waveform.kernels.attend_slots import I64, PART, append, attend, combine, rotate
-from waveform.kernels.dense import ADD, GELU, GROUP, SET, copy, dense, layer_norm, zeros
-from waveform.kernels.draw import draw_row
-from waveform.kernels.plan import share_vectors, shared_out
-from waveform.kernels.record import share
+from waveform.kernels.attend_slots import PART, append, attend, combine, rotate
+from waveform.kernels.dense import ADD, GELU, SET, dense, zeros
+from waveform.kernels.draw import drawing
+from waveform.kernels.product import GROUP
 from waveform.kernels.row_inputs import embed_rows
 from waveform.kernels.row_predictions import predict_logits
+from waveform.kernels.rows import copy, layer_norm
 from waveform.kernels.slots import SLOTS, Memory
-from waveform.kernels.vectors import F32, get, kernel, padded, put
+from waveform.kernels.threads import share, share_vectors, shared_out
+from waveform.kernels.vectors import F32, LANES, at, get_int64, kernel, padded, put
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
 PROJECT, _ATTEND, _OUTPUT, _FEED_IN, _FEED_OUT, _HEAD, CACHE_GROUPS = range(7)
@@ -85,31 +83,36 @@ def _compress(first, last, layer, p):
     """Compress by convolution, for a range of [rows, groups]."""
     rate = p.compression_rate
     for row in range(first, last):
-        history = p.history + (layer * p.num_rows + row // p.num_groups) * p.history_ring * p.width * 4
         for i in range(rate):
-            step = (p.first_consumed + row % p.num_groups * rate + i) % p.history_ring
-            copy(history + step * p.width * 4, p.consumed + (row * rate + i) * p.width * 4, p.width)
-    vectors = (np.int64(0), p.width // 16)
+            step = p.first_consumed + row % p.num_groups * rate + i
+            copy(_history(layer, row // p.num_groups, step, p), at(p.consumed, (row * rate + i) * p.width), p.width)
+    vectors = (np.int64(0), p.width // LANES)
     shape = (rate * p.width, p.width)
     dense(p.convolution, layer, p.consumed, p.groups, shape, (first, last), vectors, np.int64(SET), F32)
 
 
 @kernel
-def _adopt(first, last, layer, first_slot, p, kind):
+def _history(layer, b, step, p):
+    """Where a layer's input of row b at a step is remembered."""
+    return at(p.history, ((layer * p.num_rows + b) * p.history_ring + step % p.history_ring) * p.width)
+
+
+@kernel
+def _cache_groups(first, last, layer, first_slot, p, kind):
     """Make new compressed slots and cache their keys and values, for a range of [rows, groups]."""
     _compress(first, last, layer, p)
-    gain, bias = p.attention_gain + layer * p.width * 4, p.attention_bias + layer * p.width * 4
+    gain, bias = at(p.attention_gain, layer * p.width), at(p.attention_bias, layer * p.width)
     for row in range(first, last):
-        x = p.groups + row * p.width * 4
+        x = at(p.groups, row * p.width)
         layer_norm(x, x, gain, bias, p.width, p.d_model, p.epsilon)
-    first_group, last_group = p.width // 16 // GROUP, -(-3 * p.width // 16 // GROUP)  # that hold keys and values
-    vectors = (first_group * GROUP, min(last_group * GROUP, p.num_projected // 16))
+    first_group, last_group = p.width // LANES // GROUP, -(-3 * p.width // LANES // GROUP)  # that hold keys and values
+    vectors = (first_group * GROUP, min(last_group * GROUP, p.num_projected // LANES))
     shape = (p.width, p.num_projected)
     dense(p.projection, layer, p.groups, p.group_keys, shape, (first, last), vectors, np.int64(SET), kind)
     for row in range(first, last):
         slot = (first_slot + row % p.num_groups) % p.compressed
         for head in range(p.num_heads):
-            append(p.group_keys + row * p.num_projected * 4, layer, row // p.num_groups, head, slot, p, kind)
+            append(at(p.group_keys, row * p.num_projected), layer, row // p.num_groups, head, slot, p, kind)
 
 
 @kernel
@@ -123,7 +126,7 @@ def _work(phase, part, num_parts, layer, slot, p, kind):
         return
     if phase == CACHE_GROUPS:
         first, last = share(p.num_rows * p.num_groups, part, num_parts)
-        _adopt(first, last, layer, slot, p, kind)
+        _cache_groups(first, last, layer, slot, p, kind)
         return
     if phase == PROJECT:
         weights, x, out, shape, mode = p.projection, p.normed, p.projected, (p.width, p.num_projected), SET
@@ -143,12 +146,12 @@ _share_out = shared_out(_work)
 
 
 @kernel
-def _norm_rows(gain, bias, layer, p):
+def _norm(gain, bias, layer, p):
     """normed = the norm of x."""
-    offset = layer * p.width * 4
+    offset = layer * p.width
     for b in range(p.num_rows):
-        row = b * p.width * 4
-        layer_norm(p.x + row, p.normed + row, gain + offset, bias + offset, p.width, p.d_model, p.epsilon)
+        x, normed = at(p.x, b * p.width), at(p.normed, b * p.width)
+        layer_norm(x, normed, at(gain, offset), at(bias, offset), p.width, p.d_model, p.epsilon)
 
 
 @kernel
@@ -156,9 +159,8 @@ def _begin_layer(layer, num_steps, p):
     """Before a layer's projection: remember its input, and norm it."""
     if p.history_ring:
         for b in range(p.num_rows):
-            at = (layer * p.num_rows + b) * p.history_ring + num_steps % p.history_ring
-            copy(p.x + b * p.width * 4, p.history + at * p.width * 4, p.width)
-    _norm_rows(p.attention_gain, p.attention_bias, layer, p)
+            copy(at(p.x, b * p.width), _history(layer, b, num_steps, p), p.width)
+    _norm(p.attention_gain, p.attention_bias, layer, p)
 
 
 @kernel
@@ -169,24 +171,19 @@ def _between(phase, layer, num_steps, p):
     elif phase == _ATTEND:
         combine(p)
     elif phase == _OUTPUT:
-        _norm_rows(p.feedforward_gain, p.feedforward_bias, layer, p)
+        _norm(p.feedforward_gain, p.feedforward_bias, layer, p)
     elif phase == _FEED_OUT:
         if layer + 1 < p.num_layers:
             _begin_layer(layer + 1, num_steps, p)
         else:
-            _norm_rows(p.final_gain, p.final_bias, 0, p)
+            _norm(p.final_gain, p.final_bias, 0, p)
 
 
 @kernel
-def _run_phases(tokens, first_phase, step_or_slot, plan, kind):
-    """Run a step's phases, or the one phase CACHE_GROUPS; see `run`."""
-    p, step = plan[0], step_or_slot
-    if first_phase == CACHE_GROUPS:
-        for layer in range(p.num_layers):
-            _share_out(np.int64(CACHE_GROUPS), layer, step_or_slot, plan, kind)
-        return
+def _step(tokens, step, plan, kind):
+    p = plan[0]
     slot = p.compressed + step % (p.memory + p.window)
-    put(p.num_used, slot // SLOTS, get(p.num_used, slot // SLOTS, I64) + 1)
+    put(p.num_used, slot // SLOTS, get_int64(p.num_used, slot // SLOTS) + 1)
     put(p.mask, slot, np.float32(0))
     embed_rows(tokens, p)
     _begin_layer(0, step, p)
@@ -196,21 +193,21 @@ def _run_phases(tokens, first_phase, step_or_slot, plan, kind):
             layer, phase = 0, _HEAD
         _share_out(phase, layer, slot, plan, kind)
         _between(phase, layer, step, p)
-    if p.predicts:
-        for b in range(p.num_rows):
-            predict_logits(b, p)
+    predict_logits(p)
+
+
+_steps = drawing(_step)
 
 
 @kernel(entry=True)
 def run(first_phase, tokens, step_or_slot, draws, plan, kind):
-    """first_phase PROJECT: take a step with inputs tokens [B], the given step of their streams; writes the logits.
-
-    Or take n steps, if `draws` asks for [n, B] tokens: each step's are drawn, and become the next one's inputs.
+    """first_phase PROJECT: take the given step of the streams, with inputs tokens [B], or several, see `drawing`.
 
     first_phase CACHE_GROUPS: compress, and cache the new slots from the given slot on, in every layer. One function
     does all, because every function that Python calls has all kernels compiled again.
     """
-    for t in range(max(1, len(draws.drawn))):
-        _run_phases(tokens, first_phase, step_or_slot + t, plan, kind)
-        if t < len(draws.drawn):
-            draw_row(t, tokens, draws, plan[0])
+    if first_phase == PROJECT:
+        _steps(tokens, step_or_slot, draws, plan, kind)
+    else:
+        for layer in range(plan[0].num_layers):
+            _share_out(np.int64(CACHE_GROUPS), layer, step_or_slot, plan, kind)

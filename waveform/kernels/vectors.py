@@ -1,21 +1,20 @@
-"""The lowest level of the kernels: vectors of 16 floats, and memory by address, for functions of numba.
+"""The language of the kernels: vectors of 16 floats, and memory by address, for functions of numba.
 
-All kernels are written in these instructions, because neither of numba's own ways serves here:
+All kernels are written in these instructions and in `a + b`, `a - b` and `a * b` of vectors, because neither of numba's
+own ways serves here:
 it vectorises a plain loop only if LLVM may reorder sums (`fastmath`), in an order that depends on the code around it,
 and a stream must not change with the number of streams. Here every sum has the order that the code states. LLVM splits
 a vector into what the processor has: one AVX-512 register, two of AVX2, four of NEON.
 
-Kernels name memory by address, as C does (plan.py says why). An index counts elements from the address, and nothing
-checks it.
+Kernels name memory by address, as C does (record.py says why). An index counts elements from the address, and nothing
+checks it. Elements are float32, unless a name or an argument `kind`, a number, says otherwise by its type.
 """
-
-# mypy: disable-error-code="no-untyped-def"
-# numba compiles these functions; their arguments have no static types.
 
 import functools
 import hashlib
 import inspect
 import math
+import operator
 import sys
 import uuid
 from pathlib import Path
@@ -26,12 +25,13 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.dispatcher import Dispatcher
-from numba.extending import intrinsic, models, register_model
+from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
+from numba.extending import intrinsic, lower_builtin, models, register_jitable, register_model
 
 LANES = 16
-F32 = np.float32(0)  # says which type to load
+F32 = np.float32(0)  # a kind
 
-_FLOAT, _INT = ir.FloatType(), ir.IntType(32)
+_FLOAT, _INT, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _FLOATS, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT, LANES)
 
 
@@ -47,6 +47,21 @@ _floats = _FloatsType()
 class _FloatsModel(models.PrimitiveModel):
     def __init__(self, manager, kind):
         super().__init__(manager, kind, _FLOATS)
+
+
+def _define_operator(operation, instruction):
+    """Let kernels write `operation` of two vectors."""
+    kind = signature(_floats, _floats, _floats)
+    infer_global(operation)(type("VectorOperator", (ConcreteTemplate,), {"cases": [kind]}))
+
+    @lower_builtin(operation, _floats, _floats)
+    def generate(context, builder, signature, values):
+        return getattr(builder, instruction)(*values)
+
+
+_define_operator(operator.add, "fadd")
+_define_operator(operator.sub, "fsub")
+_define_operator(operator.mul, "fmul")
 
 
 def kernel(function=None, *, entry=False, parallel=False):
@@ -123,28 +138,38 @@ def _call(builder, name: str, *operands):
 
 
 def _spread(builder, value):
+    """A vector with `value` in all 16 elements."""
     first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, ir.Constant(_INT, 0))
     return builder.shuffle_vector(first, first, ir.Constant(_INTS, [0] * LANES))
 
 
 def _fma(builder, a, b, c):
+    """a b + c."""
     return _call(builder, "fmuladd", a, b, c)
 
 
+@register_jitable
 def padded(size: int) -> int:
-    """`size` rounded up to whole vectors."""
-    return -(-size // LANES) * LANES
-
-
-def address(array: np.ndarray) -> int:
-    """The address of a C-contiguous array's first element."""
-    assert array.flags.c_contiguous
-    return int(array.ctypes.data)
+    """`size` rounded up to whole vectors; kernels can call it, too."""
+    return (size + LANES - 1) // LANES * LANES
 
 
 def _pointer(builder, base, index, element):
     """The address of element `index` from `base` on; both int64."""
     return builder.gep(builder.inttoptr(base, element.as_pointer()), [index])
+
+
+def _load(builder, base, index, element):
+    """16 elements from `index` on, as floats."""
+    vector = builder.bitcast(_pointer(builder, base, index, element), ir.VectorType(element, LANES).as_pointer())
+    if element == _FLOAT:
+        return builder.load(vector, align=4)
+    return builder.sitofp(builder.sext(builder.load(vector, align=1), _INTS), _FLOATS)
+
+
+def _store(builder, base, index, value):
+    """Write 16 elements from `index` on."""
+    builder.store(value, builder.bitcast(_pointer(builder, base, index, _FLOAT), _FLOATS.as_pointer()), align=4)
 
 
 @kernel
@@ -156,7 +181,7 @@ def at(base, index):
 def _instruction(result, *arguments):
     """Make a function for kernels of one that builds it from (builder, values).
 
-    result, arguments: types; an argument of type None may have any, and a result that is a number has that argument's.
+    result, arguments: types; an argument of type None may have any, and a result of type None has the last one's.
     """
 
     def made_of(build):
@@ -167,7 +192,7 @@ def _instruction(result, *arguments):
                 value = build(builder, *values)
                 return context.get_dummy_value() if value is None else value
 
-            return (kinds[result] if isinstance(result, int) else result)(*kinds), generate
+            return (result or kinds[-1])(*kinds), generate
 
         first, *others = inspect.signature(build).parameters.values()
         function: Any = typed
@@ -178,13 +203,19 @@ def _instruction(result, *arguments):
     return made_of
 
 
-_of_one, _of_two = _instruction(_floats, _floats), _instruction(_floats, _floats, _floats)
+_of_one = _instruction(_floats, _floats)
 
 
-@_instruction(2, types.int64, types.int64, None)
-def get(builder, base, index, kind):
-    """One element; it is of the type of `kind`: float32, int8 or int64."""
-    return builder.load(_pointer(builder, base, index, kind.type))
+@_instruction(types.float32, types.int64, types.int64)
+def get(builder, base, index):
+    """One element."""
+    return builder.load(_pointer(builder, base, index, _FLOAT))
+
+
+@_instruction(types.int64, types.int64, types.int64)
+def get_int64(builder, base, index):
+    """One int64."""
+    return builder.load(_pointer(builder, base, index, _LONG))
 
 
 @_instruction(types.none, types.int64, types.int64, None)
@@ -193,7 +224,7 @@ def put(builder, base, index, value):
     builder.store(value, _pointer(builder, base, index, value.type))
 
 
-@_instruction(1, types.float32, None)
+@_instruction(None, types.float32, None)
 def convert(builder, value, kind):
     """A float32, unchanged or rounded to int8, by the type of `kind`."""
     if kind.type == _FLOAT:
@@ -205,7 +236,7 @@ def convert(builder, value, kind):
 @_instruction(types.int64, None)
 def bytes_of(builder, kind):
     """Bytes of a number of the type of `kind`."""
-    return ir.Constant(ir.IntType(64), 4 if kind.type == _FLOAT else kind.type.width // 8)
+    return _LONG(4 if kind.type == _FLOAT else kind.type.width // 8)
 
 
 @_instruction(types.float32, types.int64)
@@ -214,54 +245,33 @@ def float_of_bits(builder, bits):
     return builder.bitcast(builder.trunc(bits, _INT), _FLOAT)
 
 
+@_instruction(_floats, types.int64, types.int64)
+def load(builder, base, index):
+    """16 elements from `index` on."""
+    return _load(builder, base, index, _FLOAT)
+
+
 @_instruction(_floats, types.int64, types.int64, None)
-def load(builder, base, index, kind):
-    """16 elements from `index` on, of the type of `kind` (float32 or int8), as floats."""
-    pointer = _pointer(builder, base, index, kind.type)
-    vector = builder.bitcast(pointer, ir.VectorType(kind.type, LANES).as_pointer())
-    if kind.type == _FLOAT:
-        return builder.load(vector, align=4)
-    return builder.sitofp(builder.sext(builder.load(vector, align=1), _INTS), _FLOATS)
+def load_as(builder, base, index, kind):
+    """16 elements of the type of `kind` (float32 or int8) from `index` on, as floats."""
+    return _load(builder, base, index, kind.type)
 
 
-@_instruction(types.none, types.int64, types.int64, _floats)
-def store(builder, base, index, value):
-    """Write 16 float32 from `index` on."""
-    builder.store(value, builder.bitcast(_pointer(builder, base, index, _FLOAT), _FLOATS.as_pointer()), align=4)
-
-
-@_instruction(_floats, types.float32)
-def fill(builder, value):
-    """A vector with `value` in all 16 elements."""
-    return _spread(builder, value)
-
-
-@_instruction(_floats, _floats, _floats, _floats)
-def fma(builder, a, b, c):
-    """a b + c."""
-    return _fma(builder, a, b, c)
-
-
-@_of_two
-def add(builder, a, b):
-    """a + b."""
-    return builder.fadd(a, b)
-
-
-@_of_two
-def multiply(builder, a, b):
-    """a b."""
-    return builder.fmul(a, b)
-
-
-@_of_two
-def maximum(builder, a, b):
-    """The larger of each pair."""
-    return _larger(builder, a, b)
+@_instruction(types.CPointer(types.float64), types.int64)  # type: ignore[attr-defined]
+def doubles(builder, base):
+    """The float64 at an address, for numba.carray."""
+    return builder.inttoptr(base, ir.DoubleType().as_pointer())
 
 
 def _larger(builder, a, b):
+    """The larger of each pair."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+store = _instruction(types.none, types.int64, types.int64, _floats)(_store)
+fill = _instruction(_floats, types.float32)(_spread)
+maximum = _instruction(_floats, _floats, _floats)(_larger)
+fma = _instruction(_floats, _floats, _floats, _floats)(_fma)
 
 
 def _reduce(builder, vector, operation):
@@ -379,12 +389,7 @@ def tanh(builder, a):
 @_instruction(types.none, *[types.int64] * 4)
 def transpose16(builder, source, source_stride, target, target_stride):
     """16 x 16 floats, with rows at given distances."""
-
-    def vector_at(base, stride, row):
-        index = builder.mul(stride, ir.Constant(ir.IntType(64), row))
-        return builder.bitcast(_pointer(builder, base, index, _FLOAT), _FLOATS.as_pointer())
-
-    rows = [builder.load(vector_at(source, source_stride, i), align=4) for i in range(LANES)]
+    rows = [_load(builder, source, builder.mul(source_stride, _LONG(i)), _FLOAT) for i in range(LANES)]
     step = 1
     while step < LANES:  # within blocks of 2 `step` x 2 `step`, swap the two `step` x `step` off the diagonal
         first = [i if not i & step else LANES + (i - step) for i in range(LANES)]
@@ -393,53 +398,64 @@ def transpose16(builder, source, source_stride, target, target_stride):
         for i in range(LANES):
             if not i & step:
                 a, b = rows[i], rows[i + step]
-                new[i] = builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT, LANES), first))
-                new[i + step] = builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT, LANES), second))
+                new[i] = builder.shuffle_vector(a, b, ir.Constant(_INTS, first))
+                new[i + step] = builder.shuffle_vector(a, b, ir.Constant(_INTS, second))
         rows = new
         step *= 2
     for i in range(LANES):
-        builder.store(rows[i], vector_at(target, target_stride, i), align=4)
+        _store(builder, target, builder.mul(target_stride, _LONG(i)), rows[i])
 
 
-def product_tile(num_rows: int, num_vectors: int):
+def product_tile(num_rows: int, num_vectors: int, *, inlined: bool = False):
     """A function for kernels: the product of `num_rows` rows of A with `num_vectors` vectors of columns of B.
 
-    It takes (a, a_row, a_step, b, b_row, c, c_row, depth, adds): C = or, if `adds`, += A [num_rows, depth] @ B. Rows
-    and elements of A are `a_row` and `a_step` floats apart, rows of B and C `b_row` and `c_row`. The tile of C stays in
-    registers while the rows of B pass by.
-    """
-    int64, cells = ir.IntType(64), [(i, j) for i in range(num_rows) for j in range(num_vectors)]
+    It takes (a, a_row, a_step, b, b_row, c, c_row, depth, adds, kind): C = or, if `adds`, += A [num_rows, depth] @ B.
+    Rows and elements of A are `a_row` and `a_step` floats apart, rows of B, of the type of `kind`, `b_row` elements and
+    those of C `c_row` floats. The tile of C stays in registers while the rows of B pass by.
 
-    def body(builder, a, a_row, a_step, b, b_row, c, c_row, depth, adds):
-        def vector_at(base, stride, row, j):
-            index = builder.add(builder.mul(row, stride), int64(LANES * j))
-            return builder.bitcast(_pointer(builder, base, index, _FLOAT), _FLOATS.as_pointer())
+    inlined: whether it is compiled where it is called, which saves a few ns, or once for all.
+    """
+    cells = [(i, j) for i in range(num_rows) for j in range(num_vectors)]
+
+    def body(builder, element, a, a_row, a_step, b, b_row, c, c_row, depth, adds):
+        def vector(row, stride, j):
+            return builder.add(builder.mul(row, stride), _LONG(LANES * j))
 
         tile = {cell: cgutils.alloca_once_value(builder, _vector(0.0)) for cell in cells}
         with builder.if_then(adds):
             for i, j in cells:
-                builder.store(builder.load(vector_at(c, c_row, int64(i), j), align=4), tile[i, j])
+                builder.store(_load(builder, c, vector(_LONG(i), c_row, j), _FLOAT), tile[i, j])
         with cgutils.for_range(builder, depth) as loop:
-            columns = [builder.load(vector_at(b, b_row, loop.index, j), align=4) for j in range(num_vectors)]
+            columns = [_load(builder, b, vector(loop.index, b_row, j), element) for j in range(num_vectors)]
             for i in range(num_rows):
-                at = builder.add(builder.mul(loop.index, a_step), builder.mul(int64(i), a_row))
+                at = builder.add(builder.mul(loop.index, a_step), builder.mul(_LONG(i), a_row))
                 value = _spread(builder, builder.load(_pointer(builder, a, at, _FLOAT), align=4))
                 for j, column in enumerate(columns):
                     builder.store(_fma(builder, value, column, builder.load(tile[i, j])), tile[i, j])
         for i, j in cells:
-            builder.store(builder.load(tile[i, j]), vector_at(c, c_row, int64(i), j), align=4)
-        builder.ret_void()
+            _store(builder, c, vector(_LONG(i), c_row, j), builder.load(tile[i, j]))
 
-    @_instruction(types.none, *[types.int64] * 8, types.boolean)
-    def tile(builder, a, a_row, a_step, b, b_row, c, c_row, depth, adds):
-        name, arguments = f"product_tile_{num_rows}_{num_vectors}", (a, a_row, a_step, b, b_row, c, c_row, depth, adds)
+    @_instruction(types.none, *[types.int64] * 8, types.boolean, None)
+    def tile(builder, a, a_row, a_step, b, b_row, c, c_row, depth, adds, kind):
+        arguments = (a, a_row, a_step, b, b_row, c, c_row, depth, adds)
+        if inlined:
+            return body(builder, kind.type, *arguments)
+        name = f"product_tile_{num_rows}_{num_vectors}_{kind.type}"
         function = builder.module.globals.get(name)
-        if function is None:  # one of its own, or LLVM would compile it again wherever it is called
-            kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
-            function = ir.Function(builder.module, kind, name)
+        if function is None:
+            returned = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
+            function = ir.Function(builder.module, returned, name)
             function.linkage = "internal"
             function.attributes.add("noinline")
-            body(ir.IRBuilder(function.append_basic_block()), *function.args)
+            inner = ir.IRBuilder(function.append_basic_block())
+            body(inner, kind.type, *function.args)
+            inner.ret_void()
         builder.call(function, arguments)
 
     return tile
+
+
+@_instruction(types.int64)
+def stack_tile(builder):
+    """The address of room for 16 vectors, on the stack."""
+    return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(_FLOATS, 16)), _LONG)

@@ -23,22 +23,20 @@ def lay_out_weights(model: CompressiveTransformer, *, int8: bool) -> dict[str, A
     """What every step reads, as it is now, scaled so that attention needs no 1 / sqrt(d)."""
     layers = list(model.layers)
 
-    def vectors(norms: list[Any], name: str) -> np.ndarray:
-        return pad_last(torch.stack([getattr(norm, name).detach().float() for norm in norms])).contiguous().numpy()
+    def vectors(*x: Any) -> np.ndarray:
+        return pad_last(torch.stack([each.detach().float() for each in x])).contiguous().numpy()
 
     def dense(name: str) -> DenseWeights:
         modules = [getattr(layer, name) for layer in layers]
         return DenseWeights([module.weight for module in modules], [module.bias for module in modules], int8=int8)
 
-    attention_norms = [layer.attention_norm for layer in layers]
-    feedforward_norms = [layer.feedforward_norm for layer in layers]
     return {
-        "attention_gain": vectors(attention_norms, "weight"),  # [L, D'], as the following
-        "attention_bias": vectors(attention_norms, "bias"),
-        "feedforward_gain": vectors(feedforward_norms, "weight"),
-        "feedforward_bias": vectors(feedforward_norms, "bias"),
-        "final_gain": vectors([model.final_norm], "weight"),  # [1, D']
-        "final_bias": vectors([model.final_norm], "bias"),
+        "attention_gain": vectors(*(layer.attention_norm.weight for layer in layers)),  # [L, D'], as the following
+        "attention_bias": vectors(*(layer.attention_norm.bias for layer in layers)),
+        "feedforward_gain": vectors(*(layer.feedforward_norm.weight for layer in layers)),
+        "feedforward_bias": vectors(*(layer.feedforward_norm.bias for layer in layers)),
+        "final_gain": vectors(model.final_norm.weight),  # [1, D']
+        "final_bias": vectors(model.final_norm.bias),
         "projection": DenseWeights(*zip(*map(_projection, layers), strict=True), int8=int8),
         "output": DenseWeights([_output(layer) for layer in layers], int8=int8),
         "feed_in": dense("feedforward_in"),

@@ -5,7 +5,7 @@ Shape letters: B rows, H heads, N = B H, T queries, K slots, d head width, E wid
 The scores of a window fill tens of megabytes a layer, and weights kept for backward would fill several times that.
 Here a block of scores is made, used and overwritten; backward makes it again (one more product), as FlashAttention does
 (Dao et al. 2022), but with the matrix library's own products. Blocks end at the last slot that their queries see, so
-that a causal window costs half. attention_in_kernels.py is faster for what it can do.
+that a causal window costs half. waveform/kernels/attention.py is faster for what it can do.
 """
 
 from collections.abc import Iterator

@@ -9,7 +9,7 @@ model width, L layers.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from waveform.engine.interface import OptionalParts
 from waveform.engine.known_settings import KnownSettings
 from waveform.models import memory
 from waveform.models.attention import VECTOR, AttentionOutput
-from waveform.models.compression import Convolution
 from waveform.models.memory import Clock, CompressiveState
 from waveform.models.transformer_config import CompressiveTransformerConfig, LayerKind
 from waveform.system.errors import UserError
@@ -203,13 +202,13 @@ def _by_torch(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clocks:
 def _by_kernels(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clock: Clock) -> LayersOutput:
     from waveform.kernels.layers_op import dropout_factors, layers_in_kernels, pack_encodings, parameters_of
 
-    config, layers = model.config, model.layers
+    config, layers, compression = model.config, model.layers, _compression(model.config, clock)
     made = layers_in_kernels(
         h_BTD,
         [memory.attended_slots(config, state.slots[:, i], state.window[:, i], clock) for i in range(len(layers))],
         pack_encodings(clock.slots),
-        [parameters_of(layer) for layer in layers],
-        _compression(config, layers, clock),
+        [parameters_of(layer, compresses=compression is not None) for layer in layers],
+        compression,
         [dropout_factors(layer, h_BTD) for layer in layers] if model.training and config.dropout else None,
         epsilon=layers[0].attention_norm.eps,
     )
@@ -244,18 +243,16 @@ def compress_layers(
     return torch.stack([groups for groups, _ in made], dim=1), torch.stack(losses).mean(dim=0) if losses else None
 
 
-def _compression(config: CompressiveTransformerConfig, layers: Sequence[Any], clock: Clock) -> "Compression | None":
+def _compression(config: CompressiveTransformerConfig, clock: Clock) -> "Compression | None":
     """What kernels can compress at the end of a call: a whole window out of memory, for the loss that they know."""
     from waveform.kernels.layers_op import Compression
 
     known = config.compression == "conv" and config.compression_loss == "attention" and config.window <= config.memory
     if not (config.compressed and clock.evicts and clock.num_new == config.window and known):
         return None
-    convolutions = [cast(Convolution, layer.compressor).convolution for layer in layers]
     return Compression(
-        weights=[convolution.weight for convolution in convolutions],
-        biases=[cast(nn.Parameter, convolution.bias) for convolution in convolutions],
-        first=clock.num_compressed,
+        rate=config.compression_rate,
+        first_consumed=clock.num_compressed,
         num_groups=config.groups,
         has_loss=torch.is_grad_enabled(),
     )

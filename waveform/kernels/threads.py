@@ -1,40 +1,19 @@
-"""What a compiled step works on, as one record of addresses and sizes, and how its phases are shared among threads.
+"""How kernels are shared among threads: parts of an amount of work, and the phases of a decoder's step.
 
 A step is a sequence of phases (a dense layer, attention, ...). Within a phase, threads work on disjoint parts; between
 phases they wait for each other.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-# Compiled functions have the types of what they are called with.
-
-from collections.abc import Mapping
-from typing import Any
-
 import numba
 import numpy as np
 import torch
 
-from waveform.kernels.dense import GROUP, DenseWeights
-from waveform.kernels.record import make_record, share
-from waveform.kernels.vectors import LANES, address, kernel
+from waveform.kernels.product import GROUP
+from waveform.kernels.vectors import LANES, kernel
 
 # Multiplications in a phase from which sharing it pays: waking the other threads takes 1 to 4 us, in which one thread
 # does some 50,000.
 _WORTH_SHARING = 100_000
-
-
-def make_plan(fields: Mapping[str, Any]) -> np.ndarray:
-    """Fields as one record [1] for kernels: numbers, and addresses of arrays and of `DenseWeights`.
-
-    (Seventy arguments handed from function to function took numba a minute to compile.) The caller must keep the arrays
-    alive.
-    """
-    return make_record({name: _number(value) for name, value in fields.items()})
-
-
-def _number(value: Any) -> int | float:
-    array = value.data if isinstance(value, DenseWeights) else value
-    return address(array) if isinstance(array, np.ndarray) else array
 
 
 def num_threads_for(work: int, *, num_phases: int) -> int:
@@ -78,6 +57,12 @@ def shared_out(work):
             work(phase, np.int64(0), np.int64(1), layer, at, plan[0], kind)
 
     return run
+
+
+@kernel
+def share(amount, part, num_parts):
+    """The range of `amount` that falls to `part`."""
+    return amount * part // num_parts, amount * (part + 1) // num_parts
 
 
 @kernel
