@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from waveform.engine.sound_classes import NUM_CLASSES, OFFSET, SCALE, floor_values
+from waveform.engine.sound_classes import NUM_CLASSES, OFFSET, SCALE, class_values
 
 SILENCE = 128  # the class of 0.0
 
@@ -21,5 +21,5 @@ def encode(samples: Tensor, *, floor: bool = False) -> Tensor:
 def decode(tokens: Tensor, *, floor: bool = False) -> Tensor:
     """Turn classes [...] (any integer dtype, 0..255) into samples [...] float32 in -1..1."""
     if floor:
-        return torch.from_numpy(floor_values()).float().to(tokens.device)[tokens.long()]
+        return torch.from_numpy(class_values(floor=True)).float().to(tokens.device)[tokens.long()]
     return tokens.to(torch.float32) * (2 / (NUM_CLASSES - 1)) - 1

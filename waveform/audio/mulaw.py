@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from waveform.audio.torchaudio_import import import_torchaudio
-from waveform.engine.sound_classes import NUM_CLASSES, expand, floor_bounds, floor_values, nearest_bounds
+from waveform.engine.sound_classes import NUM_CLASSES, class_bounds, class_values, expand
 
 SILENCE = 128  # the class of 0.0
 
@@ -25,12 +25,10 @@ _CELL_MARGIN = 1e-6  # cells overlap by more than x + 1 is rounded in fp32
 def _tables(floor: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return the class below each cell's boundary [cells], that boundary [cells], and the value of each class [256]."""
     if floor:
-        companded = floor_bounds()
-        values = torch.from_numpy(expand(floor_values()))
+        values = torch.from_numpy(expand(class_values(floor=True)))
     else:
-        companded = nearest_bounds()  # as torchaudio rounds
         values = import_torchaudio().functional.mu_law_decoding(torch.arange(NUM_CLASSES), NUM_CLASSES)
-    boundaries = expand(companded)
+    boundaries = expand(class_bounds(floor=floor))  # unless `floor`, as torchaudio rounds
     lower_edges = (np.arange(2 * _CELLS + 1) - 0.5) / _CELLS - 1 - _CELL_MARGIN
     below = np.searchsorted(boundaries, lower_edges, side="right")
     boundary = np.append(boundaries, np.inf)[below]

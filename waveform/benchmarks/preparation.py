@@ -1,6 +1,6 @@
 """Measures how fast `prepare` is on synthesised FLAC, compared with decoding alone and resampling alone."""
 
-from collections.abc import Iterable
+from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def measure_preparation(
         rate = config.sample_rate_hz
 
         def resample() -> None:
-            _exhaust(resample_blocks([mono], from_hz=CD_RATE_HZ, to_hz=rate))
+            deque(resample_blocks([mono], from_hz=CD_RATE_HZ, to_hz=rate), maxlen=0)
 
         resample()  # loads torchaudio and makes the kernel
         config.audio_format.decode(torch.zeros(1, dtype=torch.uint8))  # makes the table
@@ -69,7 +69,7 @@ def measure_preparation(
         for i in range(_REPEATS):
             preparation = partial(prepare, folder, scratch / f"data{i}", config=config, show_progress=False)
             prepare_s.append(seconds(preparation, device=_CPU))
-            decode_s.append(seconds(lambda: _exhaust(map(decode_flac, paths)), device=_CPU))
+            decode_s.append(seconds(lambda: deque(map(decode_flac, paths), maxlen=0), device=_CPU))
             resample_s.append(seconds(resample, device=_CPU))
     speed, decoding = (spread([audio_s / s for s in each]) for each in (prepare_s, decode_s))
     resampling = spread([FILE_S / s for s in resample_s])
@@ -89,8 +89,3 @@ def measure_preparation(
         "peak_bytes": peak_resident_bytes(),
         "imports_bytes": imports_bytes,
     }
-
-
-def _exhaust(items: Iterable[Any]) -> None:
-    for _ in items:
-        pass

@@ -1,7 +1,7 @@
 """Measures sampling with full memories: speed, compared with the least time in which a step's bytes can be read."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,19 +10,11 @@ from waveform.benchmarks.limits import memory_rate
 from waveform.benchmarks.timing import MAX_REPEATS, seconds, spread
 from waveform.engine.cuda_graph import GRAPH_STEPS, STEPS_TO_CAPTURE, DeviceDecoder
 from waveform.engine.drawing import DrawConfig
-from waveform.engine.interface import Decoder, SequenceModel, State, decoder, map_state, optional_parts, take_rows
+from waveform.engine.interface import Decoder, SequenceModel, State, decoder, optional_parts, take_rows
 
 _STEPS_S = 0.3  # of sampling in one repeat
 _MAX_STEPS = 1024  # in one repeat
 _WARM_STEPS = {"cpu": 3, "cuda": STEPS_TO_CAPTURE}  # of a decoder, before it is timed
-
-
-def decoders(model: SequenceModel) -> Mapping[str, Callable[[State], Decoder]]:
-    """Return every way in which `model` samples, by its name in the figures; add further decoders here."""
-    ways: dict[str, Callable[[State], Decoder]] = {"exact": lambda state: decoder(model, state)}
-    if optional_parts(model).why_no_int8 is None:
-        ways["int8"] = lambda state: decoder(model, state, int8=True)
-    return ways
 
 
 @torch.inference_mode()
@@ -41,7 +33,8 @@ def measure_sampling(
     state = take_rows(state, [0])
     midway = model.forward(inputs[:, : window // 2], state).state if window > 1 else state
     near_end = model.forward(inputs[:, : window - 2], state).state if window > 2 else state
-    cases = [_Sampler(model, name, make, midway, n) for n in stream_counts for name, make in decoders(model).items()]
+    precisions = (False, True) if optional_parts(model).why_no_int8 is None else (False,)  # whether in int8
+    cases = [_Sampler(model, midway, num_streams=n, int8=int8) for n in stream_counts for int8 in precisions]
     measure_rate = memory_rate(model_device)
     warm_steps = _WARM_STEPS[model_device.type]
     room = (window // 2 - warm_steps - 3) // MAX_REPEATS  # so that no repeat reaches the end of the window
@@ -59,10 +52,8 @@ def measure_sampling(
 class _Sampler:
     """Times one decoder with one number of streams."""
 
-    def __init__(
-        self, model: SequenceModel, name: str, make: Callable[[State], Decoder], state: State, num_streams: int
-    ) -> None:
-        self._name, self._make, self._num_streams = name, make, num_streams
+    def __init__(self, model: SequenceModel, state: State, *, num_streams: int, int8: bool) -> None:
+        self._model, self._num_streams, self._int8 = model, num_streams, int8
         self._device = next(iter(model.parameters())).device
         self._tokens = torch.zeros(num_streams, dtype=torch.int64, device=self._device)
         self._stepper = self._decoder(state)
@@ -70,7 +61,7 @@ class _Sampler:
         self._num_steps, self._whole_windows = 1, False
 
     def _decoder(self, state: State) -> Decoder:
-        return self._make(map_state(torch.clone, take_rows(state, [0] * self._num_streams)))
+        return decoder(self._model, take_rows(state, [0] * self._num_streams), int8=self._int8)
 
     def _draw(self, num_steps: int) -> float:
         """Draw, and return how many seconds that took."""
@@ -105,7 +96,7 @@ class _Sampler:
         num_bytes = stepper.bytes_per_step
         bound_s = None if num_bytes is None else num_bytes / memory_rate["median"]
         return {
-            "decoder": self._name,
+            "decoder": "int8" if self._int8 else "exact",
             "num_streams": self._num_streams,
             "samples_per_second": per_second,
             "steps_per_repeat": self._num_steps,

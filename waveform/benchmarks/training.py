@@ -1,6 +1,6 @@
 """Measures training with full memories: speed, FLOPs as a share of the matrix rate, operations, peak memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -93,9 +93,7 @@ def profile_update(update: Callable[[], Any]) -> dict[str, float]:
     """
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         whole_s = seconds(update, device=torch.device("cpu"))  # without waiting for a GPU
-    operations = [
-        event for event in recorded.events() if _is_operation(event) and not any(map(_is_operation, _callers(event)))
-    ]
+    operations = [event for event in recorded.events() if _is_operation(event) and not _within_operation(event)]
     inside_s = 1e-6 * sum(event.time_range.elapsed_us() for event in operations)
     return {
         "num_operations": len(operations),
@@ -108,8 +106,6 @@ def _is_operation(event: FunctionEvent) -> bool:
     return event.name.startswith(_OPERATIONS)
 
 
-def _callers(event: FunctionEvent) -> Iterator[FunctionEvent]:
+def _within_operation(event: FunctionEvent) -> bool:
     caller = event.cpu_parent
-    while caller is not None:
-        yield caller
-        caller = caller.cpu_parent
+    return caller is not None and (_is_operation(caller) or _within_operation(caller))

@@ -6,7 +6,6 @@ is the optimiser `continued`, but for dropout, which is off here. The settings o
 """
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -86,7 +85,8 @@ def evaluate_dynamically(
     optimiser = dynamic.build([parameter for group in groups.values() for parameter in group])
     tally = Tally(tokens, classes=classes, device=world.device)
     order, rows = range(len(tokens)), None if config.protocol == "carry" else dynamic.rows
-    own = _own(order, rows=rows, world=world)
+    # Each rank has every world.size-th of the rows that are read side by side; one stream is the first rank's.
+    own = [i for i in order if (world.is_first if rows is None else i % rows % world.size == world.rank)]
     owned = set(own)
     with torch.enable_grad():
         scored = score_once(
@@ -94,7 +94,7 @@ def evaluate_dynamically(
             tokens,
             own,
             window=config.window,
-            rows=None if rows is None else max(1, len(_own(range(rows), rows=rows, world=world))),
+            rows=None if rows is None else max(1, len(range(world.rank, rows, world.size))),
             chunk=config.reset_every,
             device=world.device,
             autocast=config.autocast,
@@ -122,11 +122,3 @@ def evaluate_dynamically(
             if progress is not None:
                 progress.update(num_scored)
     return tally.result(protocol=config.protocol, world=world, whole=True)
-
-
-def _own(order: Sequence[int], *, rows: int | None, world: World) -> list[int]:
-    """This rank's share of `order`, of which `rows` at a time are read side by side; None: the first rank reads all."""
-    if rows is None:
-        return list(order) if world.is_first else []
-    groups = [order[first : first + rows] for first in range(0, len(order), rows)]
-    return [utterance for group in groups for utterance in group[world.rank :: world.size]]

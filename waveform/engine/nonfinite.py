@@ -121,12 +121,11 @@ class FiniteWatch:
         places = self._stream.places(bad.cursor, num_chunks=bad.num_chunks)
         described = []
         for row in rows[:3]:
-            spans: dict[str, tuple[int, int]] = {}
+            read: dict[str, list[int]] = {}  # from where to where, of each utterance
             for place in places:
                 if place.row - first == row:
-                    start, stop = spans.get(place.utterance, (place.start, place.stop))
-                    spans[place.utterance] = (min(start, place.start), max(stop, place.stop))
-            read = ", ".join(f"tokens {start} to {stop} of {name!r}" for name, (start, stop) in list(spans.items())[:3])
-            described.append(f"row {first + row} ({read}{', ...' if len(spans) > 3 else ''})")
+                    read.setdefault(place.utterance, []).extend((place.start, place.stop))
+            spans = [f"tokens {min(ends)} to {max(ends)} of {name!r}" for name, ends in read.items()]
+            described.append(f"row {first + row} ({', '.join(spans[:3])}{', ...' if len(spans) > 3 else ''})")
         more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
         return f"in {', '.join(described)}{more}"

@@ -27,33 +27,25 @@ class SoundClasses(NamedTuple):
         return np.diff([first, *self.bounds, last])
 
 
-def nearest_bounds() -> np.ndarray:
-    """Where classes 1 to 255 begin if a value in -1..1 is rounded to the nearest of 256, [255] fp64."""
-    return (2 * np.arange(1, NUM_CLASSES) - 1) / _MU - 1
+def class_bounds(*, floor: bool) -> np.ndarray:
+    """Where classes 1 to 255 begin if a value in -1..1 is rounded to the nearest of 256, [255] fp64.
 
-
-def nearest_values() -> np.ndarray:
-    """The 256 values, [256] fp64."""
-    return 2 * np.arange(NUM_CLASSES) / _MU - 1
-
-
-def floor_bounds() -> np.ndarray:
-    """Where classes 1 to 255 begin if values are rounded down, [255] fp64. That of 128 is 0.
-
-    Published likelihoods of raw audio (SampleRNN, SaShiMi and those that compare with them) are of these classes: u in
-    0..1 becomes floor(255.99 u + 0.005). Source: `quantize` in
+    floor: if it is rounded down; 128 then begins at 0. Published likelihoods of raw audio (SampleRNN, SaShiMi and those
+    that compare with them) are of these classes: u in 0..1 becomes floor(255.99 u + 0.005). Source: `quantize` in
     https://github.com/state-spaces/s4/blob/main/src/dataloaders/audio.py
     """
-    return 2 * (np.arange(1, NUM_CLASSES) - OFFSET) / SCALE - 1
+    classes = np.arange(1, NUM_CLASSES)
+    return 2 * (classes - OFFSET) / SCALE - 1 if floor else (2 * classes - 1) / _MU - 1
 
 
-def floor_values() -> np.ndarray:
-    """The middle of every class, [256] fp64.
+def class_values(*, floor: bool) -> np.ndarray:
+    """The value of every class, [256] fp64; floor: its middle.
 
     The published code decodes to where a class begins, so that half of its classes do not come back when they are
     encoded again; likelihoods do not depend on it.
     """
-    return 2 * (np.arange(NUM_CLASSES) + 0.5 - OFFSET) / SCALE - 1
+    classes = np.arange(NUM_CLASSES)
+    return 2 * (classes + 0.5 - OFFSET) / SCALE - 1 if floor else 2 * classes / _MU - 1
 
 
 def expand(companded: np.ndarray) -> np.ndarray:
@@ -66,8 +58,8 @@ def classes_of(modality: Mapping[str, Any]) -> SoundClasses | None:
     quantiser = str(modality.get("quantiser", "mu-law"))
     if modality.get("kind") != "audio" or quantiser.removesuffix("-floor") not in ("mu-law", "linear"):
         return None
-    is_floor = quantiser.endswith("-floor")
-    values, bounds = (floor_values(), floor_bounds()) if is_floor else (nearest_values(), nearest_bounds())
+    floor = quantiser.endswith("-floor")
+    values, bounds = class_values(floor=floor), class_bounds(floor=floor)
     if quantiser.startswith("mu-law"):
         values, bounds = expand(values), expand(bounds)
     return SoundClasses(tuple(values.tolist()), tuple(bounds.tolist()))

@@ -10,9 +10,6 @@ from waveform.ranks.distributed import TIMEOUT_S
 from waveform.system.errors import UserError
 from waveform.system.rules import BELOW_1, NOT_NEGATIVE, Rule, check_rules, one_of, whole_number
 
-SHARDING = ("none", "fsdp")
-ON_NONFINITE = ("stop", "skip")
-
 _MAX_CHUNK = 2**24  # far above any that was ever trained on: a stop waits for the end of a step
 
 _LIMIT = Rule(lambda value: value is None or value > 0, "it must be above 0, or null for no limit")
@@ -25,9 +22,6 @@ _FromZero = Annotated[float, NOT_NEGATIVE]
 _Share = Annotated[float, BELOW_1]
 _Part = Annotated[float, Rule(lambda value: 0 < value <= 1, "it must be above 0 and at most 1")]
 _Timeout = Annotated[float, Rule(lambda value: 1 <= value <= 1e9, "it must be from 1 to 1e9")]
-_Dtype = Annotated[str, one_of("auto", "fp32", "bf16")]
-_Sharding = Annotated[str, one_of(*SHARDING)]
-_Action = Annotated[str, one_of(*ON_NONFINITE)]
 
 
 @dataclass
@@ -63,15 +57,16 @@ class TrainConfig:
     evaluate_every_seconds: _Limit = None  # of training itself, besides evaluate_every; null: by steps alone
     evaluate_tokens: _Steps | None = 2_000_000  # about how much of the validation split; null: all; 0: no evaluation
     log_every: _Count = 20  # steps
-    precision: _Dtype = "auto"  # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
+    # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
+    precision: Annotated[str, one_of("auto", "fp32", "bf16")] = "auto"
     device: Annotated[str | None, _DEVICE] = None  # cpu | cuda; null: a GPU if there is one
     # none: each process has all weights; fsdp: weights, gradients and Adam's state are spread
-    sharding: _Sharding = "none"
+    sharding: Annotated[str, one_of("none", "fsdp")] = "none"
     checkpoint_activations: bool = False  # backward computes each layer again instead of keeping its activations
     compile: bool = False  # torch.compile for the layers' forward and backward; the first steps wait for it
     timeout_s: _Timeout = TIMEOUT_S  # seconds that a rank waits for the others in training before it gives the job up
     # stop | skip: what to do at a step whose loss or gradient is not finite; see `TokenLearner`
-    on_nonfinite: _Action = "stop"
+    on_nonfinite: Annotated[str, one_of("stop", "skip")] = "stop"
     max_skipped: _Count = 10  # consecutive steps that may be skipped before training stops after all
 
     def __post_init__(self) -> None:

@@ -53,11 +53,11 @@ class GradientWatch:
         self._watched: dict[str, Tensor] = {}
         names = {module: name for name, module in root.named_modules()}
         for module in [*units, root]:
-            module.register_forward_pre_hook(partial(self._watch, f"{names[module]}." if names[module] else ""))
+            module.register_forward_pre_hook(partial(self._watch, names[module]))
 
     def _watch(self, prefix: str, module: nn.Module, _: Any) -> None:
         """Within a unit's forward its parameters are unsharded; the backward pass gives gradients to these."""
-        for name, parameter in module.named_parameters(prefix=prefix.removesuffix(".")):
+        for name, parameter in module.named_parameters(prefix=prefix):
             if not hasattr(parameter, "device_mesh") and self._watched.get(name) is not parameter:
                 self._watched[name] = parameter
                 parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._received.add(name))

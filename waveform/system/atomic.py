@@ -27,9 +27,7 @@ def require_writable(path: Path | str | None, *, option: str) -> None:
     path = Path(path)
     if path.is_dir():
         raise UserError(f"cannot write {option} {path}: it is a folder; give the name of a file")
-    folder = path.absolute().parent
-    while not folder.exists():  # it will be made
-        folder = folder.parent
+    folder = next(parent for parent in path.absolute().parents if parent.exists())  # those below it will be made
     if not folder.is_dir():
         raise UserError(f"cannot write {option} {path}: {folder} is a file, not a folder; choose another folder")
     if not os.access(folder, os.W_OK | os.X_OK):
