@@ -84,11 +84,11 @@ class Layer(nn.Module):
     def step(self, h_BTD: Tensor, slots: Tensor, window: Tensor, usage: Tensor, clock: Clock) -> LayerOutput:
         """Attend, feed forward and, if a window leaves memory, compress.
 
-        slots [B, C + M, D], window [B, W, D], usage [B, M] or [B, 0]: of this layer, before the call. Nothing depends
-        on values of tensors.
+        slots [B, C + M, D], window [B, W, D], usage [B, M] or [B, 0]: of this layer, before the call. What is done
+        follows from the clock, never from values of tensors, so that no GPU is waited for and a graph can be kept.
         """
         read_BTD = self.attention_norm(h_BTD) if self.config.stores_normed else h_BTD
-        window = memory.write_window(window, read_BTD, clock)
+        window = memory.write_window(window, read_BTD, clock)  # [B, e, D] from here on; at its end e = W
         past = memory.attended_slots(self.config, slots, window, clock)
         attended = self.attend(read_BTD, past, clock.slots)
         out_BTD = self.feed_forward(h_BTD + self.dropout(attended.mixed))
@@ -107,11 +107,17 @@ class Layer(nn.Module):
         clock: Clock,
         run: Callable[..., LayerOutput] = step,
     ) -> LayerOutput:
-        """`step`, by a function that runs it: all that uses this layer's parameters is in here, for FSDP to gather."""
+        """`step`, run by `run`: as it is, compiled, or kept to be computed again (`RunsLayers.run_one`).
+
+        All that uses this layer's parameters happens in here, because FSDP gathers them for a module's forward.
+        """
         return run(self, h_BTD, slots, window, usage, clock)
 
     def attend(self, read_BTD: Tensor, past: Tensor | None, slots: Slots) -> AttentionOutput:
-        """What the attention computes of `read`; `past`: see RelativeAttention.forward."""
+        """What the attention computes of `read`; `past`: see RelativeAttention.forward.
+
+        Memory holds inputs of the layer, normed here whenever they are read, or what was normed when it was stored.
+        """
         if not self.config.norms_when_read:
             return self.attention(read_BTD, past, slots)
         past = None if past is None else self._standardise(past)
@@ -122,7 +128,10 @@ class Layer(nn.Module):
         return F.layer_norm(x, self.attention_norm.normalized_shape, eps=self.attention_norm.eps)
 
     def feed_forward(self, a_BTD: Tensor) -> Tensor:
-        """a + feed-forward(a), with the norms before and after it."""
+        """a + feed-forward(a), with the norms before and after it; a: the layer's input and its attention's output.
+
+        If norms come after sums, the first is that of the attention.
+        """
         if self.config.norm == "pre":
             return a_BTD + self._feed_forward(self.feedforward_norm(a_BTD))
         if self.config.norm == "post":
@@ -137,7 +146,7 @@ class Layer(nn.Module):
     def compress(
         self, slots: Tensor, window: Tensor, usage: Tensor, clock: Clock, attended: AttentionOutput | None
     ) -> tuple[Tensor, Tensor | None]:
-        """What the evicted steps become, [B, G, D], and the loss [B] of it; both mean nothing in rows that keep all.
+        """What the evicted steps become, [B, G, D], and the loss [B] of it; of rows that evict nothing, neither counts.
 
         window [B, W, D]: the finished window's inputs. attended: what the last call's attention computed; the loss
         needs it.
@@ -172,7 +181,8 @@ class Layer(nn.Module):
         with torch.no_grad():
             if q_BHWd.shape[2] != config.window:  # the window came in several calls
                 q_BHWd = self.projection(window, attention.query)
-            first = attended.keys.shape[2] - config.window - config.memory  # slots end with [memory; window]
+            # What was attended ends with [memory; window], whose oldest steps were consumed.
+            first = attended.keys.shape[2] - config.window - config.memory
             old = [x[:, :, first : first + consumed_BnD.shape[1]] for x in (attended.keys, attended.values)]
         if as_run:  # queries that come after what was consumed
             q_BHWd = q_BHWd[:, :, max(0, consumed_BnD.shape[1] - config.memory) :]
@@ -223,6 +233,7 @@ class CompressiveTransformer(TokenModel, RunsLayers):
         computed only if gradients are enabled.
         """
         hiddens, losses = [], []
+        # A compressor that has a loss of its own gets no gradient from later windows.
         through_time = self.carry_gradient and not self.compressor_parameters()
         dtype, device = next(self.parameters()).dtype, inputs.tokens.device
         windows = memory.windows(
@@ -240,7 +251,10 @@ class CompressiveTransformer(TokenModel, RunsLayers):
         return Step(hidden_BTD, state, aux_losses)
 
     def embed(self, tokens_BT: Tensor, steps_B: Tensor) -> Tensor:
-        """What the first layer reads [B, T, D], before dropout; steps_B: what the rows have read before, on the CPU."""
+        """What the first layer reads [B, T, D], before dropout.
+
+        steps_B: tokens that the rows have read before, on the CPU; Transformer-XL's absolute positions need them.
+        """
         return self.embedding(tokens_BT)
 
     # What the engine may use of it (engine/interface.py)
