@@ -225,13 +225,15 @@ class Case:
 
 
 CASES = [Case(model, variant) for model, variants in CONFIGS.items() for variant in variants]
-# LSTMs have none; of Transformer-XL's encodings of positions, decoders know its own; of study=sonnet they know nothing.
+# LSTMs have none; of Transformer-XL's encodings of positions, decoders know its own; of study=sonnet and of memories of
+# different sizes they know nothing.
 WITH_DECODER = [
     case
     for case in CASES
     if case.model != "lstm"
     and case.fields.get("position", "relative") == "relative"
     and "memory_norm" not in case.fields
+    and not isinstance(case.fields.get("memory"), list)
 ]
 # What nobody samples at speed steps with torch: the published form, embeddings of words, compressions of ablations.
 _BY_TORCH = {"norm", "head", "tie_embeddings", "activation", "same_length", "clamp_len"}
@@ -244,6 +246,7 @@ IN_KERNELS = [
 _QUICK = {
     "conv-ragged",
     "sonnet",
+    "by-layer",
     "most-used",
     "dilated-autoencode-post",
     "adaptive-tied",
