@@ -26,6 +26,8 @@ _CASES += [("compressive_transformer", field, *_COMPRESSIVE_BOUNDS[field]) for f
 def test_sizes_are_bounded(model: str, field: str, low: int, high: int) -> None:
     for value in (low - 1, high + 1, 10**30, 2.0, True):
         message = f"model.{field} is {value!r}; it must be a whole number from {low} to {high}"
+        if field in ("memory", "compressed", "compression_rate"):
+            message += ", or a list of one for each layer"
         with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
             build(model, vocab_size=8, **{field: value})
 

@@ -59,9 +59,10 @@ def test_an_archive_does_not_say_in_which_folder_a_run_began(place: Path, tmp_pa
 
 
 def test_a_setting_that_the_origin_did_not_have_is_as_it_was(tmp_path: Path) -> None:
-    """`preset=hour` has linear prediction; the bundled run is older."""
-    config = compose_config(["preset=hour"], origin=Origin("speech-en"), run_dir=tmp_path / "new")
-    assert (config["model"]["prediction"], config["model"]["d_model"]) == ("none", 96)
+    """The bundled run is older than a setting that is a list, and `preset=demo` is another model."""
+    config = compose_config(["preset=demo"], origin=Origin("speech-en"), run_dir=tmp_path / "new")
+    assert config["model"]["compression_dilations"] == [1, 2]
+    assert (config["model"]["prediction"], config["model"]["d_model"]) == ("linear", 96)
 
 
 @pytest.mark.parametrize("optimiser", [False, True])

@@ -305,8 +305,8 @@ def after_layers(
     num_slots, num_used, layers_after = state.slots.shape[2], state.usage.shape[2], {}
     for (config, layers), made, used, clock in zip(kinds, groups, usage, clocks, strict=True):
         slots = torch.stack([of_layer(config, state, layer)[0] for layer in layers], dim=1)
-        before = state._replace(window=state.window[:, layers], slots=slots)
-        after = after_call(config, before, window[:, layers], made, used, clock)
+        of_kind, new = (torch.stack([x[:, layer] for layer in layers], dim=1) for x in (state.window, window))
+        after = after_call(config, state._replace(window=of_kind, slots=slots), new, made, used, clock)
         for i, layer in enumerate(layers):
             padded = F.pad(after.slots[:, i], (0, 0, num_slots - after.slots.shape[2], 0))
             used_padded = F.pad(after.usage[:, i], (num_used - after.usage.shape[2], 0))

@@ -140,6 +140,7 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     known = {"model": model_class(config["model"]["name"]).Config, "train": TrainConfig}
     for section, kind in known.items():
         defaults = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+        defaults |= {f.name: f.default_factory() for f in fields(kind) if f.default_factory is not MISSING}
         for name in DECIDED_BY_DATA:
             defaults.pop(name, None)
         config = {**config, section: {**defaults, **config[section]}}
