@@ -132,6 +132,7 @@ _PLAYING = (
     _ENV,
     _ENVS,
 )
+_HOW_SCORED = (SPLIT, _PROTOCOL, _ROWS, _PUBLISHED_WORDS, *_PLAYING, JSON)
 
 VERBS = (
     Verb(
@@ -213,21 +214,7 @@ VERBS = (
         "evaluate",
         "print a run's metrics on held-out text",
         "recipes.verbs.evaluate:evaluate",
-        (
-            RUN_DIR,
-            *MEMORIES,
-            AVERAGE,
-            STRIDE,
-            *DYNAMIC,
-            SPLIT,
-            _PROTOCOL,
-            _ROWS,
-            _PUBLISHED_WORDS,
-            *_PLAYING,
-            JSON,
-            _PLOT,
-            DEVICE,
-        ),
+        (RUN_DIR, *MEMORIES, AVERAGE, STRIDE, *DYNAMIC, *_HOW_SCORED, _PLOT, DEVICE),
         configs=_SCORING,
     ),
     Verb(
@@ -246,12 +233,7 @@ VERBS = (
             *MEMORIES,
             AVERAGE,
             STRIDE,
-            SPLIT,
-            _PROTOCOL,
-            _ROWS,
-            _PUBLISHED_WORDS,
-            *_PLAYING,
-            JSON,
+            *_HOW_SCORED,
             argument(
                 "--plot",
                 dest="plot_file",

@@ -273,10 +273,11 @@ def test_pooling_overlaps_and_has_no_loss(name: str) -> None:
 
 
 def test_initial_values_have_its_variances() -> None:
-    sizes = {"vocab_size": 63, "num_layers": 4, "d_model": 128, "num_heads": 4, "d_feedforward": 256, "window": 8,
-             "memory": 8, "compressed": 4, "compression_rate": 2, "num_position_features": 128}  # fmt: skip
     torch.manual_seed(0)
-    model = CompressiveTransformer(CompressiveTransformerConfig(**sizes, **_OWN, initial_values="sonnet"))  # type: ignore[arg-type]
+    config = CompressiveTransformerConfig(
+        vocab_size=63, num_layers=4, d_model=128, num_heads=4, d_feedforward=256, window=8, memory=8, compressed=4,
+        compression_rate=2, num_position_features=128, initial_values="sonnet", **_OWN)  # fmt: skip
+    model = CompressiveTransformer(config)
     layer = model.layers[1]
     attention = layer.attention
     cut = 0.7737  # variance of a standard normal distribution cut at 2, which default initialisers leave as it is

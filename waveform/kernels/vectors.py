@@ -257,7 +257,7 @@ def load_as(builder, base, index, kind):
     return _load(builder, base, index, kind.type)
 
 
-@_instruction(types.CPointer(types.float64), types.int64)  # type: ignore[attr-defined]
+@_instruction(numba.types.CPointer(types.float64), types.int64)
 def doubles(builder, base):
     """The float64 at an address, for numba.carray."""
     return builder.inttoptr(base, ir.DoubleType().as_pointer())

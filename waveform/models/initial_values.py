@@ -68,10 +68,10 @@ def _as_sonnet(layer: Any, *, num_layers: int) -> None:
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    for (
-        bias
-    ) in biases:  # [H, d], there [1, H, 1, d]; ours are sqrt(d) times theirs, because they are added before the scale
-        num_heads, width = bias.shape
+    for bias in biases:
+        num_heads, width = (
+            bias.shape
+        )  # there [1, H, 1, d]; ours are sqrt(d) times theirs: they are added before the scale
         limit = math.sqrt(6 * width / (num_heads + num_heads * width))
         nn.init.uniform_(bias, -limit, limit)
 

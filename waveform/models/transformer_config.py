@@ -114,7 +114,7 @@ class CompressiveTransformerConfig(TransformerConfig):
 
     # Of the authors' own code, as above
     compressed_projection: Annotated[str, one_of("shared", "own")] = "shared"  # W_R and v of compressed slots
-    compression_bias: bool = True  # of convolutions, and of the auto-encoder's
+    compression_bias: bool = True  # of convolutions, and of the auto-encoder's; pools have none
     compression_overlap: _Slots = 0  # steps that a group has beyond its own, from the next
     compression_dilations: list[int] = field(default_factory=lambda: [1, 2])  # of compression=dilated, in steps
     # Whether dilated convolutions keep the number of steps; false: their kernels are 2, and steps are lost
