@@ -34,6 +34,15 @@ def test_presets_have_the_papers_number_of_parameters(recipe: str, preset: str) 
     assert sum(p.numel() for p in built.parameters()) / 1e6 == pytest.approx(MILLIONS[recipe, preset], abs=1.0)
 
 
+def test_penn_treebank_has_our_sizes_variational_dropout_and_checkpoints_to_average() -> None:
+    model, train = (compose("ptb", "dai")[section] for section in ("model", "train"))
+    sizes = [model[n] for n in ("num_layers", "d_model", "num_heads", "d_feedforward", "window", "memory")]
+    assert sizes == [16, 380, 10, 700, 70, 70] and model["num_position_features"] == 380
+    assert [train[n] for n in ("batch_size", "max_steps", "warmup_steps", "chunk")] == [20, 40_000, 1000, 70]
+    assert model["dropout_mask"] == "window" and train["keep_checkpoints"] == 20
+    assert compose("ptb", "paper")["model"]["dropout_mask"] == "step"
+
+
 @pytest.mark.parametrize(
     ("recipe", "model"), [("enwik8", "compressive_transformer"), ("ptb", "transformer_xl")], ids=["model", "recipe"]
 )

@@ -94,9 +94,27 @@ def test_sources_are_of_values_that_papers_state() -> None:
     assert "Rae et al. state none" in literal["model.activation"]
 
 
+@pytest.mark.parametrize("model", RAE)
+@pytest.mark.parametrize("recipe", ["enwik8", "wikitext103", "pg19"])
+def test_every_size_of_raes_presets_has_a_source(recipe: str, model: str) -> None:
+    sizes = ("num_layers", "d_model", "num_heads", "d_feedforward", "window", "memory")
+    stated = {f"model.{name}" for name in sizes} | {"train.batch_size", "train.warmup_steps", "train.lr"}
+    assert not stated - found(f"{recipe}/paper/{model}").keys()
+
+
+@pytest.mark.parametrize("model", RAE)
+@pytest.mark.parametrize("recipe", ["text8", "folder"])
+def test_other_characters_are_as_enwik8(recipe: str, model: str) -> None:
+    other, enwik8 = (compose(f"{name}/paper/{model}") for name in (recipe, "enwik8"))
+    assert other["model"] == enwik8["model"]
+    differ = {name for name in other["train"] if other["train"][name] != enwik8["train"][name]}
+    assert differ == ({"state"} if recipe == "folder" else set())  # documents of a folder are read one by one
+
+
 def test_values_of_the_user_have_no_source() -> None:
     config = text.compose_config("enwik8", ["preset=paper", "model.memory=7", "train.lr=1e-3"])
-    assert not {"model.memory", "train.lr"} & sources(config, domain="enwik8").keys()
+    unstated = {"model.memory", "train.lr", "train.beta2", "model.same_length"}  # set by the user, or defaults
+    assert not unstated & sources(config, domain="enwik8").keys()
     assert not sources(text.compose_config("enwik8", ["preset=small"]), domain="enwik8")
 
 
