@@ -64,10 +64,13 @@ def empty_state(
     )
 
 
-def of_layer(config: CompressiveTransformerConfig, state: CompressiveState, layer: int) -> tuple[Tensor, Tensor]:
-    """The slots and the usage of one layer, whose configuration this is."""
-    own, usage = config.compressed + config.memory, state.usage[:, layer]
-    return state.slots[:, layer, state.slots.shape[2] - own :], usage[:, max(usage.shape[1] - config.memory, 0) :]
+def of_layers(
+    config: CompressiveTransformerConfig, state: CompressiveState, layers: int | slice | list[int]
+) -> tuple[Tensor, Tensor]:
+    """The slots and the usage of one layer [B, ...], or of several alike [B, l, ...], whose configuration this is."""
+    slots, usage = state.slots[:, layers], state.usage[:, layers]
+    first = slots.shape[-2] - config.compressed - config.memory
+    return slots[..., first:, :], usage[..., max(usage.shape[-1] - config.memory, 0) :]
 
 
 # The clock
@@ -304,8 +307,8 @@ def after_layers(
         return after_call(kinds[0].config, state, window, groups[0], usage[0], clocks[0])
     num_slots, num_used, layers_after = state.slots.shape[2], state.usage.shape[2], {}
     for (config, layers), made, used, clock in zip(kinds, groups, usage, clocks, strict=True):
-        slots = torch.stack([of_layer(config, state, layer)[0] for layer in layers], dim=1)
-        of_kind, new = (torch.stack([x[:, layer] for layer in layers], dim=1) for x in (state.window, window))
+        slots, _ = of_layers(config, state, layers)
+        of_kind, new = state.window[:, layers], window[:, layers]
         after = after_call(config, state._replace(window=of_kind, slots=slots), new, made, used, clock)
         for i, layer in enumerate(layers):
             padded = F.pad(after.slots[:, i], (0, 0, num_slots - after.slots.shape[2], 0))

@@ -8,6 +8,7 @@ model width, L layers.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,13 +47,12 @@ KERNELS = KnownSettings(
     any_value=(
         *("num_layers", "d_model", "num_heads", "d_feedforward", "num_position_features", "local_layers", "dropout"),
         *("window", "compression_loss", "compression_init"),
-        "compression_dilations",
+        *("memory", "compressed", "compression_rate", "compression_dilations"),
         *("compression", "compressed_position", "empty_memory"),
         *("vocab_size", "head", "cutoffs", "div_value", "tie_embeddings", "project_first"),
         *("prediction", "num_labels", "classes"),
         *("final_norm", "input_activation", "initial_values"),
     ),
-    one_number=("memory", "compressed", "compression_rate"),
     values={
         **AS_PUBLISHED,
         "norm": ("pre",),
@@ -88,8 +88,8 @@ class RunsLayers(OptionalParts):
 
     def run_layers(self, h_BTD: Tensor, state: CompressiveState, clocks: Sequence[Clock]) -> LayersOutput:
         """Every layer in turn, in the fastest way that knows these layers and this call; clocks: by kind of layer."""
-        if self._takes_kernels(h_BTD, clocks[0]):
-            return _by_kernels(self, h_BTD, state, clocks[0])
+        if self._takes_kernels(h_BTD, clocks):
+            return _by_kernels(self, h_BTD, state, clocks)
         return _by_torch(self, h_BTD, state, clocks)
 
     def run_one(self, clock: Clock) -> "Callable[..., Any]":
@@ -149,15 +149,15 @@ class RunsLayers(OptionalParts):
 
             compile_kernels()
 
-    def _takes_kernels(self, h_BTD: Tensor, clock: Clock) -> bool:
+    def _takes_kernels(self, h_BTD: Tensor, clocks: Sequence[Clock]) -> bool:
         """Whether kernels can run the layers, and are the faster way."""
         return (
             self.has_own_threads
             and h_BTD.device.type == "cpu"
             and h_BTD.dtype == torch.float32
             and not torch.is_autocast_enabled("cpu")
-            and clock.num_new >= _MIN_QUERIES
-            and clock.slots.visible is None
+            and clocks[0].num_new >= _MIN_QUERIES
+            and all(clock.slots.visible is None for clock in clocks)
             and not self.carry_gradient
             and not self.layers[0].attention.observed
             and not is_in_torch_dispatch_mode()  # which would not see what they do
@@ -169,7 +169,7 @@ def has_kernels(config: CompressiveTransformerConfig) -> bool:
     widths = (config.d_model, config.d_model // config.num_heads, config.d_feedforward)
     if not KERNELS.supports(config):
         return False
-    num_slots = config.compressed + config.memory + config.window
+    num_slots = config.window + max(kind.config.compressed + kind.config.memory for kind in config.kinds)
     few = config.num_heads * config.window * num_slots <= _MAX_WEIGHTS
     return not config.tracks_usage and few and all(width % VECTOR == 0 for width in widths)
 
@@ -184,7 +184,7 @@ def _by_torch(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clocks:
     outputs: list[Any] = []
     clock_of = {layer: clock for kind, clock in zip(model.kinds, clocks, strict=True) for layer in kind.layers}
     for i, layer in enumerate(model.layers):
-        slots, usage = memory.of_layer(layer.config, state, i)
+        slots, usage = memory.of_layers(layer.config, state, i)
         outputs.append(layer(h_BTD, slots, state.window[:, i], usage, clock_of[i], model.run_one(clock_of[i])))
         h_BTD = outputs[-1].h
     inputs = [made.read if model.carry_gradient else made.read.detach() for made in outputs]
@@ -199,10 +199,38 @@ def _by_torch(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clocks:
     )
 
 
-def _by_kernels(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clock: Clock) -> LayersOutput:
+def _by_kernels(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clocks: Sequence[Clock]) -> LayersOutput:
+    """Layers that are neighbours and have memories of the same sizes are one call of kernels."""
+    kind_of = {layer: number for number, kind in enumerate(model.kinds) for layer in kind.layers}
+    windows: list[Tensor] = []
+    groups: list[list[Tensor]] = [[] for _ in model.kinds]
+    losses: list[Tensor] = []
+    for number, neighbours in itertools.groupby(range(len(model.layers)), key=kind_of.__getitem__):
+        first, *rest = neighbours
+        layers = slice(first, first + 1 + len(rest))
+        slots, usage = memory.of_layers(model.kinds[number].config, state, layers)
+        part = state._replace(window=state.window[:, layers], slots=slots, usage=usage)
+        h_BTD, window, new_groups, loss = _in_one_call(model, model.layers[layers], h_BTD, part, clocks[number])
+        windows.append(window)
+        groups[number] += [] if new_groups is None else [new_groups]
+        losses += [] if loss is None else [loss]
+    return LayersOutput(
+        h_BTD,
+        torch.cat(windows, dim=1),
+        [torch.cat(of_kind, dim=1) if of_kind else None for of_kind in groups],
+        [memory.of_layers(kind.config, state, kind.layers)[1] for kind in model.kinds],
+        torch.stack(losses).sum(dim=0) / len(model.layers) if losses else None,
+    )
+
+
+def _in_one_call(
+    model: RunsLayers, layers: Sequence[Any], h_BTD: Tensor, state: CompressiveState, clock: Clock
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """h, window and groups of `LayersOutput`, and the sum of losses [B], of layers alike; state: of these layers."""
     from waveform.kernels.layers_op import dropout_factors, layers_in_kernels, pack_encodings, parameters_of
 
-    config, layers, compression = model.config, model.layers, _compression(model.config, clock)
+    config: CompressiveTransformerConfig = layers[0].config
+    compression = _compression(config, clock)
     made = layers_in_kernels(
         h_BTD,
         [memory.attended_slots(config, state.slots[:, i], state.window[:, i], clock) for i in range(len(layers))],
@@ -214,14 +242,14 @@ def _by_kernels(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clock
     )
     window = memory.write_window(state.window, made.inputs.transpose(0, 1), clock)
     groups = None if made.groups is None else made.groups.transpose(0, 1)
-    loss = None if made.losses is None else made.losses.mean(dim=0)
+    loss = None if made.losses is None else made.losses.sum(dim=0)
     if config.compressed and clock.evicts and groups is None:  # by torch, from what the kernels have kept
         attended: list[AttentionOutput] | None = None
         if made.queries is not None and made.keys is not None and made.values is not None:
             kept = zip(made.queries, made.keys, made.values, strict=True)
             attended = [AttentionOutput(made.out, *of_layer) for of_layer in kept]
         groups, loss = compress_layers(layers, state, window, clock, attended)
-    return LayersOutput(made.out, window, [groups], [state.usage], loss)
+    return made.out, window, groups, loss
 
 
 def compress_layers(
@@ -231,7 +259,7 @@ def compress_layers(
     clock: Clock,
     attended: Sequence[AttentionOutput] | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """What evicted steps become in all layers, [B, L, G, D], and the mean over layers of the loss [B] of it.
+    """What evicted steps become in all layers, [B, L, G, D], and the sum over layers of the loss [B] of it.
 
     window [B, L, W, D]: the finished window. attended: of each layer, for the loss; None: there will be none.
     """
@@ -240,7 +268,7 @@ def compress_layers(
         for i, layer in enumerate(layers)
     ]
     losses = [loss for _, loss in made if loss is not None]
-    return torch.stack([groups for groups, _ in made], dim=1), torch.stack(losses).mean(dim=0) if losses else None
+    return torch.stack([groups for groups, _ in made], dim=1), torch.stack(losses).sum(dim=0) if losses else None
 
 
 def _compression(config: CompressiveTransformerConfig, clock: Clock) -> "Compression | None":
