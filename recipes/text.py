@@ -6,18 +6,30 @@ What a preset sets is in `conf/preset`; `preset_model`, `recipe_preset` and `rec
 one recipe, or both need. A `study` is a row of the paper's tables, on top of everything else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
 from recipes import conf
-from recipes.corpora.catalogue import RECIPES, find_recipe
-from waveform.runs.folder import read_config
+from recipes.corpora.catalogue import RECIPES, find_recipe, recipe_names
+from recipes.corpora.episodes import is_recall, read_distances, require_recall
+from recipes.corpora.tokenizers import TOKENIZER_FILE, load_tokenizer, save_tokenizer
+from recipes.metrics import UNITS
+from recipes.plots import Curve, save_recall
+from recipes.text_figures import describe, format_table, metrics_of, relative_gain, scope_of
+from waveform.domain import Metrics, TokenDomain
+from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, read_dataset, write_dataset
+from waveform.engine.token_set import TokenSet
+from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.origin import Origin, compose_from
+from waveform.runs.race import ScoredRun
+from waveform.runs.scoring import EvaluateOptions
 from waveform.runs.settings import ConfigFamily, compose_family
 from waveform.runs.sources import annotated
 from waveform.runs.space import Space, space_of
@@ -96,14 +108,113 @@ def require_text(run_dir: Path | str, *, remedy: str | None = None) -> dict[str,
     return dataset
 
 
-def print_config(
-    recipe: str,
-    overrides: Sequence[str] = (),
-    *,
-    config_dir: Path | None = None,
-    origin: Origin | None = None,
-    run_dir: Path | None = None,
-) -> None:
-    """Print the resolved configuration as YAML, and behind each setting that has a source which one it is."""
-    config = compose_config(recipe, overrides, config_dir=config_dir, origin=origin, run_dir=run_dir)
-    print(annotated(config, domain=recipe, overrides=overrides), end="")
+def _refuse_other_vocabulary(origin: Path, data_dir: Path) -> None:
+    """Raises UserError if the run at `origin` is not on text, or has another vocabulary than that of `data_dir`."""
+    known = Path(require_text(origin, remedy="name one on text, or begin without --from")["path"])
+    if load_tokenizer(known).content() != load_tokenizer(data_dir).content():
+        raise UserError(
+            f"{data_dir} has a different vocabulary from {known}, with which {origin} was trained, so its tokens mean "
+            "something else; begin without --from, or use data prepared with that vocabulary"
+        )
+
+
+class Text(TokenDomain):
+    """What runs on text, and on recall, bring to the verbs."""
+
+    kind = "text"
+    cuts_valid = True
+
+    def knows(self, name: str) -> bool:
+        return name in recipe_names()
+
+    def compose(
+        self,
+        source: Path,
+        overrides: Sequence[str] = (),
+        *,
+        config_dir: Path | None = None,
+        origin: Origin | None = None,
+        run_dir: Path | None = None,
+    ) -> dict[str, Any]:
+        recipe = str(read_dataset(source).modality["recipe"]) if is_dataset(source) else str(source)
+        return compose_config(recipe, overrides, config_dir=config_dir, origin=origin, run_dir=run_dir)
+
+    def annotated(self, config: dict[str, Any], overrides: Sequence[str]) -> str:
+        return annotated(config, domain=config["recipe"], overrides=overrides)
+
+    def space(self, model: str, *, file: Path | None = None) -> Space:
+        return search_space(model, file=file)
+
+    def refuse(
+        self, source: Path, run_dir: Path, config: dict[str, Any], *, overrides: Sequence[str], origin: Origin | None
+    ) -> None:
+        if origin is not None and origin.run is not None and not (run_dir / CONFIG_FILE).exists():
+            _refuse_other_vocabulary(Path(origin.run), source)
+
+    def amount(self, data: Dataset) -> Callable[[TokenSet], str]:
+        return lambda tokens: f"{tokens.num_tokens:,} {data.modality['tokens']} of {data.modality['recipe']}"
+
+    def load(self, run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedRun:
+        return load(run_dir, device=device, **model_fields)
+
+    def distances(self, run: TrainedRun, split: str) -> TokenSet | None:
+        folder = Path(run.config["dataset"]["path"])
+        return read_distances(read_dataset(folder), split) if is_recall(run) else None
+
+    @contextmanager
+    def exported(self, run: TrainedRun) -> Iterator[Sequence[Path]]:
+        dataset = run.config["dataset"]
+        folder = Path(dataset["path"])
+        if not is_dataset(folder):
+            raise UserError(
+                f"the data set of {run.given}, {folder}, which contains its vocabulary, is gone; put it back"
+            )
+        with TemporaryDirectory() as place:
+            data = Path(place)
+            save_tokenizer(load_tokenizer(folder), data)
+            write_dataset(Dataset(data, dataset["vocab_size"], dataset["modality"], splits={}, sources={}))
+            yield [data / TOKENIZER_FILE, data / DATASET_FILE]
+
+    def refuse_unlike(self, runs: Sequence[TrainedRun], options: EvaluateOptions) -> None:
+        protocols = sorted({self.protocol(run, options) for run in runs})
+        if len(protocols) > 1:
+            raise UserError(
+                f"these runs were trained with train.state={' and '.join(protocols)} and would be scored so; name one "
+                "for all of them with --protocol"
+            )
+
+    def protocol(self, run: TrainedRun, options: EvaluateOptions) -> str:
+        if options.rows is None:
+            return options.protocol or str(run.config["train"]["state"])
+        if options.protocol == "carry":
+            raise UserError("--protocol=carry reads one stream, and --rows cuts it into pieces; leave one of them out")
+        return options.protocol or ("chunk" if run.config["train"]["state"] == "chunk" else "utterance")
+
+    def metrics(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions) -> Metrics:
+        return metrics_of(run, options)
+
+    def describe(self, figures: dict[str, Any]) -> str:
+        return describe(figures)
+
+    def require_plot(self, run: TrainedRun) -> None:
+        require_recall(run)
+
+    def compared(self, entries: list[dict[str, Any]], scored: Sequence[ScoredRun]) -> list[dict[str, Any]]:
+        if "perplexity_by_frequency" not in entries[0]:
+            return entries
+        gains = [{"relative_gain_over_first": relative_gain(entry, entries[0])} for entry in entries[1:]]
+        return [entries[0], *(entry | gain for entry, gain in zip(entries[1:], gains, strict=True))]
+
+    def format_table(self, entries: Sequence[dict[str, Any]]) -> str:
+        return format_table(entries)
+
+    def save_plot(self, path: Path, scored: Sequence[ScoredRun], entries: Sequence[dict[str, Any]]) -> None:
+        if not is_recall(scored[0].run):
+            return super().save_plot(path, scored, entries)
+        save_recall(path, [("recall", [Curve(Path(entry["run"]).name, [entry]) for entry in entries])])
+
+    def race_columns(self, entry: dict[str, Any]) -> Mapping[str, str]:
+        return {name: heading for name, heading in UNITS.items() if name in entry}
+
+    def scope(self, entry: dict[str, Any]) -> str:
+        return scope_of(entry)

@@ -10,7 +10,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TOPS = ("waveform", "baselines", "recipes", "tests")
-ENTRY_POINT_GROUPS = {"waveform.models", "waveform.configs", "waveform.recipes", "waveform.compressions"}
+ENTRY_POINT_GROUPS = {
+    "waveform.models",
+    "waveform.configs",
+    "waveform.recipes",
+    "waveform.compressions",
+    "waveform.domains",
+}
 _FILE = re.compile(rf"(?<![\w/-])(?:{'|'.join(TOPS)}|docs|results)/[\w/.-]+\.(?:py|md|json|yaml|png)\b")
 _NAME = re.compile(rf"(?<![\w./-])(?:{'|'.join(TOPS)})(?:\.[a-zA-Z_]\w*)+")
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")

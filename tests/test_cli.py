@@ -95,11 +95,11 @@ def test_evaluate(place: Path, tmp_path: Path, model: str, capsys: pytest.Captur
     assert main(["evaluate", str(place / model), "--json", str(tmp_path / "e.json")]) == 0
     figures = json.loads((tmp_path / "e.json").read_text())
     assert figures["model"] == model and figures["step"] == 6 and figures["protocol"] == "utterance"
-    assert figures["num_samples"] == 2 * 9600 and figures["num_utterances"] == 2
-    assert figures["nll_bits_per_sample"] == pytest.approx(figures["nll_nats_per_sample"] / math.log(2))
-    assert 1 < figures["unigram_nats_per_sample"] < 5.6 and 1 < figures["nll_nats_per_sample"] < 6
+    assert figures["num_tokens"] == 2 * 9600 and figures["num_utterances"] == 2
+    assert figures["bits_per_token"] == pytest.approx(figures["nats_per_token"] / math.log(2))
+    assert 1 < figures["unigram_nats_per_token"] < 5.6 and 1 < figures["nats_per_token"] < 6
     assert figures["num_parameters"] > 1000
-    assert f"{figures['nll_nats_per_sample']:.4f} nats" in capsys.readouterr().out
+    assert f"{figures['nats_per_token']:.4f} nats" in capsys.readouterr().out
 
 
 def test_a_run_from_when_rows_were_a_setting_is_evaluated_and_resumed(
@@ -135,7 +135,7 @@ def test_python_nll_equals_evaluate(place: Path) -> None:
     files = sorted((place / "audio" / "test").iterdir())
     nats = [run.nll(read_audio(path, sample_rate_hz=24_000), sample_rate_hz=24_000) for path in files]
     figures = waveform.evaluate(place / "compressive_transformer", show_progress=False)
-    assert np.concatenate(nats).mean(dtype=np.float64) == pytest.approx(figures["nll_nats_per_sample"], rel=1e-5)
+    assert np.concatenate(nats).mean(dtype=np.float64) == pytest.approx(figures["nats_per_token"], rel=1e-5)
 
 
 def test_evaluate_with_longer_memory(place: Path, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_evaluate_with_longer_memory(place: Path, tmp_path: Path) -> None:
     assert main([*arguments, "--memory", "128", "--compressed", "64"]) == 0
     longer = json.loads((tmp_path / "e.json").read_text())
     assert longer["model_config"]["compressed"] == 64 and longer["num_parameters"] == trained["num_parameters"]
-    assert longer["nll_nats_per_sample"] != trained["nll_nats_per_sample"]
+    assert longer["nats_per_token"] != trained["nats_per_token"]
 
 
 def test_dynamic_evaluation_is_reported_separately(
@@ -160,10 +160,8 @@ def test_dynamic_evaluation_is_reported_separately(
     dynamic = figures.pop("dynamic")
     assert figures == plain
     assert dynamic["optimiser"] == "adam" and dynamic["lr"] == 1e-3
-    assert (
-        dynamic["nll_nats_per_sample"] < plain["nll_nats_per_sample"] - 0.1
-    )  # six steps of training left much to learn
-    assert f"{dynamic['nll_nats_per_sample']:.4f} nats" in capsys.readouterr().out
+    assert dynamic["nats_per_token"] < plain["nats_per_token"] - 0.1  # six steps of training left much to learn
+    assert f"{dynamic['nats_per_token']:.4f} nats" in capsys.readouterr().out
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
@@ -171,7 +169,7 @@ def test_evaluate_on_different_audio(place: Path, tmp_path: Path) -> None:
     for split in ("train", "valid", "test"):
         write_tones(tmp_path / "others" / split, num=1)
     figures = waveform.evaluate(place / "wavenet", data=tmp_path / "others", show_progress=False)
-    assert figures["num_utterances"] == 1 and figures["num_samples"] == 9600
+    assert figures["num_utterances"] == 1 and figures["num_tokens"] == 9600
 
 
 @pytest.mark.slow
@@ -183,19 +181,19 @@ def test_compare(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     entries = json.loads((tmp_path / "c.json").read_text())
     assert [entry["model"] for entry in entries] == list(MODELS)
-    wavenet = entries[2]["nll_nats_per_sample"]
+    wavenet = entries[2]["nats_per_token"]
     for entry in entries:
-        assert entry["difference_to_wavenet_nats"] == pytest.approx(entry["nll_nats_per_sample"] - wavenet)
-        low, high = entry["interval_95"]
-        assert low <= entry["difference_to_wavenet_nats"] <= high
-        assert entry["train_samples_per_second"] > 0 and entry["sampling_samples_per_second"] > 0
-        assert f"{entry['nll_nats_per_sample']:.4f}" in out and f"{entry['nll_bits_per_sample']:.4f}" in out
+        assert entry["difference_nats"] == pytest.approx(entry["nats_per_token"] - wavenet)
+        low, high = entry["interval_95"] or [0, 0]
+        assert low <= entry["difference_nats"] <= high
+        assert entry["train_tokens_per_second"] > 0 and entry["sampling_tokens_per_second"] > 0
+        assert f"{entry['nats_per_token']:.4f}" in out and f"{entry['bits_per_token']:.4f}" in out
         assert entry["learning_curve"]["steps"][-1] == entry["step"]
-        assert entry["learning_curve"]["tokens"][-1] == entry["train_samples_seen"]
-    assert entries[2]["interval_95"] == [0, 0]
+        assert entry["learning_curve"]["tokens"][-1] == entry["train_tokens_seen"]
+    assert entries[2]["interval_95"] is None
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     entries = waveform.compare([place / "wavenet", place / "transformer_xl"])  # on two utterances
-    difference = entries[1]["difference_to_wavenet_nats"]
+    difference = entries[1]["difference_nats"]
     assert entries[1]["interval_95"] is None and f"  {difference:+.4f}  " in capsys.readouterr().out
 
 
@@ -316,21 +314,26 @@ def test_train_prepares_raw_audio_once_and_resumes(
     assert "note:" not in second.err and "warning:" not in second.err
 
 
-def test_text_is_left_to_the_recipes(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_command_knows_text_too(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And says which of its options are not for such a run."""
     from recipes.cli import main as recipes
 
     (tmp_path / "text").mkdir()
     for i in range(8):
         (tmp_path / "text" / f"{i}.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 20)
     small = [setting for setting in settings("transformer_xl") if "sample_seconds" not in setting]
+    run = str(tmp_path / "run")
     assert recipes(["prepare", "folder", str(tmp_path / "text"), str(tmp_path / "data")]) == 0
-    assert recipes(["train", "folder", str(tmp_path / "data"), str(tmp_path / "run"), "preset=smoke", *small]) == 0
-    line = mistake(["train", tmp_path / "data", tmp_path / "other", *small], capsys)
-    assert (
-        "contains text, not audio; use python -m recipes" in line and not (tmp_path / "other" / "config.yaml").exists()
-    )
-    for verb, *more in (["evaluate"], ["compare"], ["analyse"], ["sample", "--out", tmp_path / "wavs"]):
-        assert "contains text, not audio" in mistake([verb, tmp_path / "run", *more], capsys)
+    assert main(["train", str(tmp_path / "data"), run, "preset=smoke", *small]) == 0
+    assert main(["train", str(tmp_path / "data"), run, "preset=smoke", *small, "train.max_steps=4"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", run]) == recipes(["evaluate", run]) == 0
+    printed = capsys.readouterr().out
+    assert printed[: len(printed) // 2] == printed[len(printed) // 2 :] and "bits per byte" in printed
+    assert "--quality is for runs on audio" in mistake(["evaluate", run, "--quality"], capsys)
+    assert "--data is for runs on audio" in mistake(["compare", run, "--data", tmp_path / "data"], capsys)
+    assert "--out is not for runs on text" in mistake(["sample", run, "--out", tmp_path / "wavs"], capsys)
+    assert "a run on text" in mistake(["compare", run, place / "wavenet"], capsys)
     assert not (tmp_path / "wavs").exists()
 
 
@@ -353,8 +356,7 @@ def test_impossible_requests_are_refused_before_any_work(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("evaluate", "compare", "analyse", "sample"):
-        monkeypatch.setattr(f"waveform.verbs.{module}.load", lambda *_, **__: pytest.fail("work began"))
+    monkeypatch.setattr("waveform.speech.run.open_run", lambda *_, **__: pytest.fail("work began"))
     more = ["--out", str(tmp_path / "wavs")] if verb == "sample" else []
     assert expected in mistake([verb, place / "wavenet", *more, *options], capsys)
 
@@ -747,8 +749,8 @@ def test_torchrun_trains_one_run(place: Path, tmp_path: Path) -> None:
     assert run.step == 6
     alone = waveform.evaluate(place / "compressive_transformer", show_progress=False)
     together = waveform.evaluate(tmp_path / "run", show_progress=False)
-    assert together["train_samples_seen"] == alone["train_samples_seen"]
-    assert together["nll_nats_per_sample"] == pytest.approx(alone["nll_nats_per_sample"], abs=1e-3)
+    assert together["train_tokens_seen"] == alone["train_tokens_seen"]
+    assert together["nats_per_token"] == pytest.approx(alone["nats_per_token"], abs=1e-3)
 
 
 def test_a_forgotten_run_folder_is_pointed_out(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

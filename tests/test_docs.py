@@ -19,7 +19,7 @@ from recipes.reinforcement.settings import compose_config as compose_agent_confi
 from recipes.studies.catalogue import find_study
 from recipes.text import compose_config
 from waveform.audio.demo_speech import demo_speech_dir
-from waveform.command.table import is_setting, parser
+from waveform.command.table import parser
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -154,8 +154,8 @@ def test_commands_of_a_line_parse(paper: str) -> None:
         }
         assert {word for word in words if word.startswith("--")} <= options, command
         if program == "recipes" and given.verb == "train":
-            settings = [word for word in (*given.paths, *vars(given).get("overrides", ())) if is_setting(word)]
-            compose = compose_agent_config if given.recipe in AGENTS else compose_config
-            compose(given.recipe, settings)
+            recipe = given.source.name  # `data/enwik8`, or that of an agent
+            compose = compose_agent_config if recipe in AGENTS else compose_config
+            compose(recipe, vars(given).get("overrides", ()))
         if given.verb == "study" and given.name != AGENTS_STUDY:
             find_study(given.name)

@@ -28,15 +28,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "waveform.audio": ("system", "engine"),
     "waveform.conf": (),
     "waveform.bundled": (),
-    "waveform.speech": (*_RUNS, "audio"),
-    "waveform.quality": (*_RUNS, "audio", "speech"),
-    "waveform.verbs": (*_RUNS, "analyses", "report_page", "quality", "benchmarks", "audio", "speech"),
+    "waveform.quality": (*_RUNS, "audio"),
+    "waveform.domain": (*_RUNS, "quality"),
+    "waveform.speech": (*_RUNS, "audio", "quality", "domain"),
+    "waveform.verbs": (*_RUNS, "analyses", "report_page", "quality", "benchmarks", "audio", "domain", "speech"),
     "waveform.command": ("system",),
     "waveform.cli": ("command",),
     "waveform.__main__": ("cli",),
     "waveform.__init__": ("system", "models", "speech", "verbs"),
     "baselines": (*_TRAINING, "decoding"),
-    "recipes": (*_RUNS, "analyses", "report_page", "command"),
+    "recipes": (*_RUNS, "analyses", "report_page", "domain", "verbs", "command", "cli"),
 }
 
 
@@ -125,7 +126,7 @@ def test_recipes_load_no_audio_library(tmp_path: Path) -> None:
 import sys
 from recipes.cli import main
 place = {str(tmp_path)!r}
-train = ["train", "folder", place + "/data", place + "/run", "preset=smoke", "train.max_steps=2"]
+train = ["train", place + "/data", place + "/run", "preset=smoke", "train.max_steps=2"]
 for command in (
     ["prepare", "folder", place, place + "/data"],
     train + ["--print-config"],

@@ -66,7 +66,7 @@ def test_every_verb_works(model: str, place: Path, capsys: pytest.CaptureFixture
     assert any(line.get("aux_loss", 0) > 0 for line in lines) == (model == "full_lstm")
     run("evaluate", place / "run", "--json", place / "e.json")
     figures = json.loads((place / "e.json").read_text())
-    assert figures["model"] == model and 1 < figures["nll_nats_per_sample"] < 6
+    assert figures["model"] == model and 1 < figures["nats_per_token"] < 6
     run("sample", place / "run", "--out", place / "wav", "--seconds", "0.01", "--num", "2")
     assert len(list((place / "wav").glob("*.wav"))) == 2
     run("analyse", place / "run", "--tokens", "2000", "--json", place / "a.json")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from waveform.models.registry import build as build
-    from waveform.speech import load as load
+    from waveform.speech.run import load as load
     from waveform.system.errors import UserError as UserError
     from waveform.verbs.analyse import analyse as analyse
     from waveform.verbs.bench import bench as bench
@@ -33,7 +33,7 @@ _HOMES = {
     "compare": "waveform.verbs.compare",
     "evaluate": "waveform.verbs.evaluate",
     "export": "waveform.verbs.export",
-    "load": "waveform.speech",
+    "load": "waveform.speech.run",
     "prepare": "waveform.verbs.prepare",
     "race": "waveform.verbs.race",
     "report": "waveform.verbs.report",

@@ -1,34 +1,29 @@
-"""The `waveform` command, as a table: each verb's function and arguments. Loads nothing heavy until a verb runs."""
+"""The `waveform` command, as a table: each verb's function and arguments. Loads nothing heavy until a verb runs.
+
+`RUN_VERBS` know every run, whatever it models; `python -m recipes` has them too.
+"""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from waveform.command.arguments import (
     CONFIG_DIR,
+    DATA,
     DEVICE,
-    DYNAMIC,
-    EXPORT,
-    FROM,
     JSON,
     MEMORIES,
     NEW_RUN_DIR,
-    OUT_PAGE,
-    RACE_DIR,
-    RATINGS,
+    PLAYING,
+    QUALITY,
+    ROWS,
     RUN_DIR,
     RUN_DIRS,
-    SEARCH,
-    SEARCH_DIR,
+    SCORING,
     SEED,
     SPLIT,
     TEMPERATURE,
-    analysis,
-    entrants,
-    max_tokens,
     overrides,
-    protocol,
-    quality,
+    plot,
 )
 from waveform.command.table import Verb, argument, run_command
 
@@ -40,26 +35,317 @@ settings (Hydra overrides), any number, after the paths:
   model.num_layers=4 model.compression=max seed=1             see --print-config for all of them
   data.labels=folder|FILE.csv|none                            speakers, words, ...: the first folder's name, or a CSV
                                                               of path,label; then sample ... --label NAME
+of text (`python -m recipes prepare` makes data sets of it):
+  preset=paper|small|cpu|smoke    the papers' sizes; an hour on one GPU (default); a minute or two on a CPU; seconds
+  preset=dai_12l|dai_18l|dai_24l|dai_standard|dai_base|dai_large|dai   Transformer-XL's own, each on some recipes
+  study=table5_max                a row of the paper's tables, on top of preset=paper (see recipes/conf/study)
+of agents, which learn from rewards and have no data: SOURCE is object_matching or rl
+  train object_matching RUN_DIR task.delay=8 model=compressive_transformer|transformer_xl|lstm
+  train rl RUN_DIR env=MiniGrid-MemoryS7-v0     (pip install "waveform[rl]")
+  preset=paper|cpu|smoke    sizes of Rae et al. 2019, section 5.7; minutes on a CPU core (default); seconds
 A run folder that exists with the same settings is resumed.
 
 your own voice, from a run that exists (a preset sets the schedule; the model is that of the run):
   waveform train MY_AUDIO RUN_DIR --from OTHER_RUN_DIR train.max_seconds=600 train.lr=1e-3
 
 several GPUs:
-  torchrun --nproc-per-node=8 -m waveform train AUDIO_DIR RUN_DIR
+  torchrun --nproc-per-node=8 -m waveform train SOURCE RUN_DIR
 """
 _SOURCE = argument(
-    "source", type=Path, metavar="AUDIO_DIR|DATA_DIR", help="a folder of audio, or a data set that `prepare` made"
+    "source", type=Path, metavar="SOURCE", help="a folder of audio, or a data set that `prepare` made, of audio or text"
 )
-_DATA = argument("--data", type=Path, metavar="DIR", help="audio or a data set, if not the run's own")
-_PLOT = argument(
-    "--plot",
-    dest="plot_file",
-    type=Path,
-    metavar="FILE.png",
-    help="draw validation NLL against updates, samples seen and seconds of training",
+
+
+_SCORES = {
+    verb: {
+        "audio": f"waveform.verbs.{verb}:{verb}",
+        "text": f"waveform.verbs.{verb}:{verb}",
+        "environment": f"recipes.verbs.agents:{verb}",
+    }
+    for verb in ("evaluate", "compare")
+}
+_MAKES = {
+    verb: {"audio": f"waveform.verbs.{verb}:{verb}", "text": f"recipes.verbs.{verb}:{verb}"}
+    for verb in ("sample", "report")
+}
+
+RUN_VERBS = (
+    Verb(
+        "train",
+        "train a model on a folder of audio or a prepared data set, or an agent",
+        "waveform.verbs.train:train",
+        (
+            _SOURCE,
+            NEW_RUN_DIR,
+            argument(
+                "--from",
+                dest="run",
+                type=Path,
+                metavar="RUN_DIR",
+                help="begin with the weights and settings of another run, archived or bundled; settings that you give, "
+                "or a preset, take precedence",
+            ),
+            argument(
+                "--from-optimiser",
+                dest="optimiser",
+                action="store_true",
+                help="take over its optimiser state too",
+            ),
+            argument(
+                "--print-config",
+                action="store_true",
+                help="print the resolved configuration and stop; SOURCE may be a recipe's name",
+                instead="waveform.verbs.train:print_config",
+            ),
+            overrides("train.max_steps=1000 model=wavenet"),
+            CONFIG_DIR,
+        ),
+        epilog=_TRAIN_EPILOG,
+        report="waveform.verbs.train:exit_code",
+    ),
+    Verb(
+        "tune",
+        "search a model's settings on your own data: equal training time for each trial, judged by validation NLL",
+        "waveform.verbs.tune:tune",
+        (
+            _SOURCE,
+            argument(
+                "out_dir",
+                type=Path,
+                metavar="DIR",
+                help="where the search and its runs are kept; continued if it exists",
+            ),
+            argument("--budget", metavar="TIME", help="training of each trial, for example 90s, 10min (default) or 1h"),
+            argument("--trials", type=int, metavar="N", help="how many in all (default 20)"),
+            argument("--seed", type=int, metavar="N", help="of the search (default 0)"),
+            argument(
+                "--space",
+                type=Path,
+                metavar="FILE.yaml",
+                help="what to search, if not what comes with the model (docs/tuning.md)",
+            ),
+            JSON,
+            overrides(
+                "model=wavenet train.batch_size=8; settings given here stay fixed; the default preset is demo, of text "
+                "cpu"
+            ),
+            CONFIG_DIR,
+        ),
+    ),
+    Verb(
+        "evaluate",
+        "print a run's NLL on held-out data, and the metrics of its domain",
+        _SCORES["evaluate"],
+        (
+            RUN_DIR,
+            *SCORING,
+            argument("--dynamic", action="store_true", help="score again while learning from what was scored"),
+            argument(
+                "--dynamic-optimiser",
+                choices=("sgd", "adam", "continued"),
+                help="sgd (default) or adam, which start afresh; continued: Adam as training left it",
+            ),
+            argument(
+                "--dynamic-lr",
+                type=float,
+                metavar="LR",
+                help="default: 3e-2 with sgd, 3e-5 with adam; with continued, that of training where it ended",
+            ),
+            *QUALITY,
+            *PLAYING,
+            JSON,
+            plot("draw bits per answer by distance (recall), or an agent's return in training"),
+            DEVICE,
+        ),
+    ),
+    Verb(
+        "sample",
+        "generate audio into WAV files or stdout, or play it, as it is drawn; or print text",
+        _MAKES["sample"],
+        (
+            RUN_DIR,
+            argument(
+                "--out",
+                metavar="DIR|-",
+                help="folder for the WAV files; - writes one WAV to stdout, for example for `| aplay`",
+            ),
+            argument("--raw", action="store_true", help="with --out -: 16-bit PCM without a WAV header"),
+            argument("--play", action="store_true", help="play it as it is drawn; needs waveform[play]"),
+            argument("--num", type=int, metavar="N", help="how many, generated side by side (default 1)"),
+            argument(
+                "--seconds", type=float, metavar="S", help="length of each (default 1); inf with --play or --out -"
+            ),
+            TEMPERATURE,
+            argument("--top-k", rival="kept", type=int, metavar="K", help="draw from the K most probable classes only"),
+            argument(
+                "--top-p",
+                rival="kept",
+                type=float,
+                metavar="P",
+                help="draw from the fewest classes that reach probability P (default of text: 0.98)",
+            ),
+            SEED,
+            argument(
+                "--label",
+                metavar="NAME",
+                help="of a run with labels: what to sample (a speaker, a word, ...); each: --num of every label",
+            ),
+            argument("--prime", type=Path, metavar="FILE", help="audio that every sample begins with and continues"),
+            argument(
+                "--int8",
+                action="store_true",
+                help="8-bit weights on a CPU: faster; prints what it costs in NLL",
+            ),
+            argument("--prompt", metavar="TEXT|FILE", help="of text: what to continue (default: nothing)"),
+            argument("--documents", type=int, metavar="N", help="of text: continue N held-out documents instead"),
+            argument("--prefix", type=int, metavar="N", help="tokens of each that are read (default 512)"),
+            SPLIT,
+            argument("--tokens", dest="num_tokens", type=int, metavar="N", help="of text: how many (default 512)"),
+            DEVICE,
+        ),
+        report="waveform.command.outcome:print_text",
+    ),
+    Verb(
+        "export",
+        "write a trained run, without its data, to one file from which others can sample, score and go on training",
+        "waveform.verbs.export:export",
+        (
+            RUN_DIR,
+            argument("file", type=Path, metavar="FILE", help="a new file, a zip archive"),
+            argument(
+                "--optimiser",
+                action="store_true",
+                help="include what only training needs, to resume it; the file is three to ten times as large",
+            ),
+        ),
+    ),
+    Verb(
+        "compare",
+        "compare runs on the same held-out data: NLL, difference to WaveNet or the first, size and speed",
+        _SCORES["compare"],
+        (
+            RUN_DIRS,
+            *SCORING,
+            argument(
+                "--published",
+                metavar="NAME",
+                help="show what others published for a corpus (sc09, youtubemix, beethoven) beside runs on all of it",
+            ),
+            *QUALITY,
+            *PLAYING,
+            JSON,
+            plot("draw validation NLL in training; bits per answer by distance (recall); agents' returns"),
+            DEVICE,
+        ),
+    ),
+    Verb(
+        "race",
+        "train models in turn, for the same budget and with several seeds, and compare them on the test data",
+        "waveform.verbs.race:race",
+        (
+            _SOURCE,
+            argument("out_dir", type=Path, metavar="OUT_DIR", help="a run folder of each model and seed; resumed"),
+            argument(
+                "--models",
+                nargs="+",
+                metavar="NAME",
+                help="default: compressive_transformer transformer_xl, and of audio wavenet",
+            ),
+            argument("--seeds", type=int, metavar="N", help="trainings of each model (default 1)"),
+            ROWS,
+            JSON,
+            plot("draw validation NLL in training, and test NLL against parameters"),
+            overrides("preset=demo train.max_seconds=600"),
+            CONFIG_DIR,
+        ),
+    ),
+    Verb(
+        "analyse",
+        "where runs attend, how they compress, how far back they look, what carried state saves",
+        "waveform.verbs.analyse:analyse",
+        (
+            RUN_DIRS,
+            DATA,
+            SPLIT,
+            argument(
+                "--tokens",
+                dest="max_tokens",
+                type=int,
+                metavar="N",
+                help="tokens that each run reads at most for each figure (default 200000)",
+            ),
+            argument("--context-step", type=int, metavar="N", help="tokens from one context length to the next"),
+            *MEMORIES,
+            plot("draw the figures there"),
+            JSON,
+            DEVICE,
+        ),
+    ),
+    Verb(
+        "report",
+        "write a page to read and to listen to: samples beside real data, NLL, attention, settings",
+        _MAKES["report"],
+        (
+            argument("run_dirs", type=Path, nargs="*", metavar="RUN_DIR", help="several stand side by side"),
+            argument("--out", type=Path, metavar="FILE.html", help="the page (default report.html)"),
+            argument(
+                "--listen",
+                type=Path,
+                nargs="+",
+                metavar="RUN_DIR",
+                help="further runs, at the same rate, of which only sounds are shown",
+            ),
+            argument("--num", type=int, metavar="N", help="sounds of each run at each temperature (default 2)"),
+            argument("--seconds", type=float, metavar="S", help="length of each sound (default 2)"),
+            argument(
+                "--real", type=int, metavar="N", help="recordings, whose beginnings every run continues (default 4)"
+            ),
+            argument(
+                "--temperatures",
+                type=float,
+                nargs="+",
+                metavar="T",
+                help="of sounds: default 1 0.9; the first one for continuations too",
+            ),
+            argument(
+                "--quality",
+                type=int,
+                metavar="N",
+                help="measure figures of quality by N sounds of each run (default 0: none)",
+            ),
+            argument(
+                "--documents",
+                type=int,
+                metavar="N",
+                help="of text: held-out documents that every run continues (default 3)",
+            ),
+            argument("--prefix", type=int, metavar="N", help="tokens of each that are read (default 512)"),
+            TEMPERATURE,
+            SEED,
+            DATA,
+            SPLIT,
+            ROWS,
+            argument(
+                "--tokens",
+                type=int,
+                metavar="N",
+                help="of audio: samples to score, longest utterances first (default: all); of text: tokens to write "
+                "(default 256)",
+            ),
+            JSON,
+            DEVICE,
+            argument(
+                "--ratings",
+                type=Path,
+                nargs="+",
+                metavar="FILE",
+                help="ratings that a page's blind mode exported: print each run's mean with its interval, and write no "
+                "page",
+                instead="waveform.report_page.ratings:rate",
+            ),
+        ),
+    ),
 )
-_PROTOCOL = protocol("utterance, or chunk if trained so", into="options", clips=True)
 
 VERBS = (
     Verb(
@@ -84,141 +370,7 @@ VERBS = (
         ),
         computes=False,
     ),
-    Verb(
-        "train",
-        "train a model on a folder of audio or a prepared data set",
-        "waveform.verbs.train:train",
-        (
-            _SOURCE,
-            NEW_RUN_DIR,
-            *FROM,
-            argument(
-                "--print-config",
-                action="store_true",
-                help="print the resolved configuration and stop",
-                instead="waveform.speech:print_config",
-            ),
-            overrides("train.max_steps=1000 model=wavenet"),
-            CONFIG_DIR,
-        ),
-        epilog=_TRAIN_EPILOG,
-        configs={"origin": "waveform.runs.origin:Origin"},
-        report="waveform.verbs.train:report",
-    ),
-    Verb(
-        "tune",
-        "search a model's settings on your own audio: equal training time for each trial, judged by validation NLL",
-        "waveform.verbs.tune:tune",
-        (
-            _SOURCE,
-            SEARCH_DIR,
-            *SEARCH,
-            JSON,
-            overrides("model=wavenet train.batch_size=8; what you give is not searched; preset=demo is the default"),
-            CONFIG_DIR,
-        ),
-        configs={"config": "waveform.runs.search:SearchConfig"},
-    ),
-    Verb(
-        "evaluate",
-        "print a run's NLL on held-out audio, in nats and bits per sample",
-        "waveform.verbs.evaluate:evaluate",
-        (RUN_DIR, _DATA, SPLIT, JSON, _PROTOCOL, *MEMORIES, *DYNAMIC, *quality("quality"), DEVICE),
-        configs={
-            "options": "waveform.runs.scoring:EvaluateOptions",
-            "quality": "waveform.quality.measure:QualityConfig",
-        },
-    ),
-    Verb(
-        "sample",
-        "generate audio into WAV files or stdout, or play it, as it is drawn",
-        "waveform.verbs.sample:sample",
-        (
-            RUN_DIR,
-            argument(
-                "--out",
-                into="output",
-                metavar="DIR|-",
-                help="folder for the WAV files; - writes one WAV to stdout, for example for `| aplay`",
-            ),
-            argument("--raw", into="output", action="store_true", help="with --out -: 16-bit PCM without a WAV header"),
-            argument("--play", into="output", action="store_true", help="play it as it is drawn; needs waveform[play]"),
-            argument("--num", type=int, metavar="N", help="how many, generated side by side (default 1)"),
-            argument(
-                "--seconds", type=float, metavar="S", help="length of each (default 1); inf with --play or --out -"
-            ),
-            TEMPERATURE,
-            argument(
-                "--top-k", into="sampling", type=int, metavar="K", help="draw from the K most probable classes only"
-            ),
-            argument(
-                "--top-p",
-                into="sampling",
-                type=float,
-                metavar="P",
-                help="draw from the fewest classes that reach probability P",
-            ),
-            SEED,
-            argument(
-                "--label",
-                into="sampling",
-                metavar="NAME",
-                help="of a run with labels: what to sample (a speaker, a word, ...); each: --num of every label",
-            ),
-            argument("--prime", type=Path, metavar="FILE", help="audio that every sample begins with and continues"),
-            argument(
-                "--int8",
-                into="sampling",
-                action="store_true",
-                help="8-bit weights on a CPU: faster; prints what it costs in NLL",
-            ),
-            DEVICE,
-        ),
-        configs={"output": "waveform.audio.sinks:Output", "sampling": "waveform.verbs.sample:SampleConfig"},
-    ),
-    Verb(
-        "export",
-        "write a trained run, without its data, to one file from which others can sample, score and go on training",
-        "waveform.verbs.export:export",
-        (RUN_DIR, *EXPORT),
-    ),
-    Verb(
-        "compare",
-        "compare runs on the same test audio: NLL, difference to WaveNet, size and speed",
-        "waveform.verbs.compare:compare",
-        (
-            RUN_DIRS,
-            _DATA,
-            SPLIT,
-            JSON,
-            _PLOT,
-            protocol("utterance; with --published: clip", into="config", clips=True),
-            argument(
-                "--published",
-                into="config",
-                metavar="NAME",
-                help="show what others published for a corpus (sc09, youtubemix, beethoven) beside runs on all of it",
-            ),
-            *quality("config"),
-            DEVICE,
-        ),
-        configs={"config": "waveform.verbs.compare:CompareConfig"},
-    ),
-    Verb(
-        "race",
-        "train models in turn, for the same budget and with several seeds, and compare them on the test audio",
-        "waveform.verbs.race:race",
-        (
-            _SOURCE,
-            RACE_DIR,
-            *entrants("compressive_transformer transformer_xl wavenet", into="entrants"),
-            JSON,
-            _PLOT,
-            overrides("preset=demo train.max_seconds=600"),
-            CONFIG_DIR,
-        ),
-        configs={"entrants": "waveform.runs.race:Entrants"},
-    ),
+    *RUN_VERBS,
     Verb(
         "bench",
         "measure training, memory, sampling and data preparation, each against this machine's limit",
@@ -239,64 +391,6 @@ VERBS = (
             overrides("model.num_layers=2"),
             CONFIG_DIR,
         ),
-    ),
-    Verb(
-        "analyse",
-        "where runs attend, how they compress, how far back they look, what carried state saves",
-        "waveform.verbs.analyse:analyse",
-        (RUN_DIRS, _DATA, *analysis("sample"), JSON, DEVICE),
-        configs={"config": "waveform.analyses.analyse:AnalysisConfig"},
-    ),
-    Verb(
-        "report",
-        "write a page to listen to and to read: samples beside real speech, NLL, attention, settings",
-        "waveform.verbs.report:report",
-        (
-            argument("run_dirs", type=Path, nargs="*", metavar="RUN_DIR", help="several stand side by side"),
-            OUT_PAGE,
-            argument(
-                "--listen",
-                type=Path,
-                nargs="+",
-                default=(),
-                metavar="RUN_DIR",
-                help="further runs, at the same rate, of which only sounds are shown",
-            ),
-            argument(
-                "--num", into="config", type=int, metavar="N", help="sounds of each run at each temperature (default 2)"
-            ),
-            argument("--seconds", into="config", type=float, metavar="S", help="length of each sound (default 2)"),
-            argument(
-                "--real",
-                into="config",
-                type=int,
-                metavar="N",
-                help="recordings, whose beginnings every run continues (default 4)",
-            ),
-            argument(
-                "--temperatures",
-                into="config",
-                type=float,
-                nargs="+",
-                metavar="T",
-                help="default 1 0.9; the first one for continuations too",
-            ),
-            replace(SEED, into="config"),
-            argument(
-                "--quality",
-                into="config",
-                type=int,
-                metavar="N",
-                help="measure figures of quality by N sounds of each run (default 0: none)",
-            ),
-            _DATA,
-            replace(SPLIT, into="config"),
-            max_tokens("samples to score, longest utterances first (default: all)"),
-            JSON,
-            DEVICE,
-            RATINGS,
-        ),
-        configs={"config": "waveform.verbs.report:ReportConfig"},
     ),
     Verb(
         "demo",

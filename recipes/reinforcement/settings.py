@@ -134,9 +134,8 @@ def train_config(config: dict[str, Any]) -> TrainConfig:
     return made
 
 
-def print_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> None:
-    """Print the resolved configuration as YAML."""
-    config = compose_config(recipe, overrides, config_dir=config_dir)
+def annotated_settings(config: dict[str, Any], overrides: Sequence[str] = ()) -> str:
+    """The resolved configuration as YAML, with what states each value."""
     for name in _NOT_FOR_AGENTS:
         del config["train"][name]
-    print(annotated(config, domain=recipe, overrides=overrides), end="")
+    return annotated(config, domain=config["recipe"], overrides=overrides)

@@ -1,7 +1,7 @@
-"""`python -m recipes train object_matching` (or `rl`): from settings to a trainer of an agent in a run folder."""
+"""What runs of agents bring to the verbs: their settings, and a trainer of an agent in a run folder."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,39 +11,64 @@ import torch
 from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.agent_learner import AgentLearner, own_rows
 from recipes.reinforcement.catalogue import make_environments
-from recipes.reinforcement.settings import compose_config, learner_config, train_config
+from recipes.reinforcement.recipes import RECIPES
+from recipes.reinforcement.settings import annotated_settings, compose_config, learner_config, train_config
+from waveform.domain import Domain
+from waveform.engine.dataset import Dataset
 from waveform.engine.streams import check_sizes
-from waveform.engine.trainer import RunContext, Trainer, TrainResult
-from waveform.ranks.distributed import job
+from waveform.engine.train_config import TrainConfig
+from waveform.engine.trainer import RunContext, Trainer
+from waveform.ranks.distributed import World
 from waveform.runs.configured_model import window_of
 from waveform.runs.folder import CONFIG_FILE, check_recorded, check_run_dir, comparable
+from waveform.runs.origin import Origin
 from waveform.runs.settings import to_yaml
-from waveform.runs.training import check_fits, claim, say_threads
+from waveform.runs.training import check_fits, claim
 from waveform.system.atomic import write_file
 from waveform.system.console import say
+from waveform.system.errors import UserError
 
 
-def train_agent(
-    recipe: str,
-    run_dir: Path,
-    overrides: Sequence[str] = (),
-    *,
-    config_dir: Path | None = None,
-    show_progress: bool = True,
-) -> TrainResult:
-    """Train an agent into `run_dir`; resume a run that is there. Under torchrun every process calls this.
+class Agents(Domain):
+    """What runs of agents bring to the verbs."""
 
-    Raises UserError for bad settings, for an environment that is unknown or unfit, for a run folder with a different
-    configuration, and if the loss stops being finite.
-    """
-    config = compose_config(recipe, overrides, config_dir=config_dir)
-    train = train_config(config)
-    with job(device=train.device, timeout_s=train.timeout_s) as world:
-        check_run_dir(run_dir)
-        with open_agent_training(config, RunContext(run_dir, world, show_progress=show_progress)) as trainer:
-            if show_progress:
-                say_threads(world)
-            return trainer.run()
+    kind = "environment"
+    unit = seen = "steps"
+
+    def knows(self, name: str) -> bool:
+        return name in RECIPES
+
+    def compose(
+        self,
+        source: Path,
+        overrides: Sequence[str] = (),
+        *,
+        config_dir: Path | None = None,
+        origin: Origin | None = None,
+        run_dir: Path | None = None,
+    ) -> dict[str, Any]:
+        if origin is not None and origin.run is not None:
+            raise UserError("--from: an agent begins with weights of its own; leave it out")
+        return compose_config(str(source), overrides, config_dir=config_dir)
+
+    def annotated(self, config: dict[str, Any], overrides: Sequence[str]) -> str:
+        return annotated_settings(config, overrides)
+
+    def check(
+        self, source: Path, run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, world: World
+    ) -> None:
+        check_run_dir(run_dir)  # the rest once there are environments
+
+    def open_training(
+        self,
+        data: Dataset | None,
+        config: dict[str, Any],
+        train_config: TrainConfig,
+        context: RunContext,
+        *,
+        cut_valid: bool,
+    ) -> AbstractContextManager[Trainer]:
+        return open_agent_training(config, context)
 
 
 @contextmanager

@@ -1,77 +1,83 @@
-"""What `evaluate` and `compare` do for runs of agents."""
+"""`evaluate` and `compare` for runs of agents: they play the same episodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from waveform.runs.scoring import EvaluateOptions
+from recipes.reinforcement.curves import read_returns, save_returns
+from recipes.reinforcement.evaluation import EPISODES, compared, describe, open_agent, play
 from waveform.system.errors import UserError
-from waveform.system.output import write_json
+from waveform.system.output import check_files, write_json
 
 
 @dataclass(frozen=True)
 class Playing:
     """What an agent plays when it is evaluated."""
 
-    episodes: int | None = None  # None: the default
-    delays: Sequence[int] = ()  # of object matching: as many episodes besides, whose ways all take so many steps
+    episodes: int = EPISODES
+    delays: Sequence[int] = ()  # of object matching: corridors' lengths in steps, each with as many episodes
     env: str | None = None  # of Gymnasium: the one that they were trained in, if it has a module or options
-    envs: Sequence[str] = ()  # other Gymnasium environments, in each of which as many episodes are played besides
-
-    def refuse(self) -> None:
-        """Raises UserError if anything is set, for a run on text."""
-        for option, chosen in vars(self).items():
-            if chosen not in (None, ()):
-                raise UserError(f"--{option} is for runs of agents; leave it out for a run on text")
+    envs: Sequence[str] = ()  # other Gymnasium environments, in each of which as many episodes are played
+    memory: int | None = None  # memory slots; None: as in training
+    compressed: int | None = None  # compressed slots; None: as in training
 
 
-@dataclass(frozen=True)
-class AgentEvaluation:
-    """How agents are evaluated: what of the options of texts applies to them, and what is theirs."""
-
-    options: EvaluateOptions
-    playing: Playing
-    split: str = "test"
-    plot_file: Path | None = None
-    device: str | None = None
-
-    def __post_init__(self) -> None:
-        known = EvaluateOptions(memory=self.options.memory, compressed=self.options.compressed)
-        if self.options != known or self.split != "test":
-            raise UserError(
-                "agents have no text to score: of these options they know --memory, --compressed, --episodes, "
-                "--delays, --env, --envs, --json, --plot and --device"
-            )
-
-
-def evaluate_agents(
-    run_dirs: Sequence[Path | str],
-    chosen: AgentEvaluation,
+def evaluate(
+    run_dir: Path | str,
+    playing: Playing | None = None,
     *,
     json_file: Path | str | None = None,
+    plot_file: Path | None = None,
+    device: str | None = None,
+    show_progress: bool = True,
+) -> dict[str, Any]:
+    """Let an agent play; print a table, return (and write) the figures, draw its return in training.
+
+    Raises UserError as `open_agent` does.
+    """
+    (entry,) = _play([run_dir], playing or Playing(), plot_file=plot_file, device=device, show_progress=show_progress)
+    write_json(json_file, entry)
+    return entry
+
+
+def compare(
+    run_dirs: Sequence[Path | str],
+    playing: Playing | None = None,
+    *,
+    json_file: Path | str | None = None,
+    plot_file: Path | None = None,
+    device: str | None = None,
     show_progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Let each agent play the same episodes; print a table, return (and write) the figures, draw learning curves.
+    """Let each agent play the same episodes, as `evaluate` does one. Raises UserError for different environments."""
+    entries = _play(run_dirs, playing or Playing(), plot_file=plot_file, device=device, show_progress=show_progress)
+    write_json(json_file, entries)
+    return entries
 
-    Raises UserError for a run on text among them, and for different environments.
-    """
-    from recipes.reinforcement.curves import read_returns, save_returns  # here: texts do without it
-    from recipes.reinforcement.evaluation import EPISODES, compared, describe, open_agent, play
 
-    playing, fields = chosen.playing, chosen.options.model_fields
-    agents = [open_agent(run, env=playing.env, device=chosen.device, **fields) for run in run_dirs]
+def _play(
+    run_dirs: Sequence[Path | str],
+    playing: Playing,
+    *,
+    plot_file: Path | None,
+    device: str | None,
+    show_progress: bool,
+) -> list[dict[str, Any]]:
+    check_files(json_file=None, plot_file=plot_file)
+    sizes = {"memory": playing.memory, "compressed": playing.compressed}
+    fields = {name: size for name, size in sizes.items() if size is not None}
+    agents = [open_agent(run, env=playing.env, device=device, **fields) for run in run_dirs]
     for agent in agents:
         if agent.task != agents[0].task:
             raise UserError(
                 f"{agents[0].folder} and {agent.folder} were trained in different environments and cannot be compared"
             )
-    episodes = EPISODES if playing.episodes is None else playing.episodes
-    entries = compared([play(agent, episodes=episodes, delays=playing.delays, envs=playing.envs) for agent in agents])
+    entries = compared(
+        [play(agent, episodes=playing.episodes, delays=playing.delays, envs=playing.envs) for agent in agents]
+    )
     if show_progress:
         print(describe(entries))
-    write_json(json_file, entries if len(entries) > 1 else entries[0])
-    if chosen.plot_file is not None:
-        curves = {agent.folder.name: [read_returns(agent.folder)] for agent in agents}
-        save_returns(chosen.plot_file, curves)
+    if plot_file is not None:
+        save_returns(plot_file, {agent.folder.name: [read_returns(agent.folder)] for agent in agents})
     return entries

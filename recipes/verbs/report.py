@@ -7,7 +7,7 @@ from typing import Any
 
 from recipes.corpora.episodes import is_recall
 from recipes.text import load
-from recipes.verbs.compare import compare, frequencies_of, rows_of
+from recipes.text_figures import frequencies_of, rows_of
 from recipes.verbs.sample import NUCLEUS, Prefixes, continue_documents
 from waveform.analyses.analyse import DEFAULT_TOKENS, common_tokens
 from waveform.engine.sampler import SamplingConfig
@@ -22,6 +22,7 @@ from waveform.system.atomic import require_writable
 from waveform.system.console import counted, printable
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
+from waveform.verbs.compare import compare
 
 _FIRST_TOKENS = 64  # the first stretch of NLL over the course of a document
 
@@ -32,16 +33,16 @@ class ReportConfig:
 
     documents: int = 3  # held-out documents that every run continues; 0: none
     prefix: int = 512  # tokens of each that are read
-    num_tokens: int = 256  # that every run makes
+    tokens: int = 256  # that every run makes
     temperature: float = 1.0
     seed: int = 0
     split: str = "test"
     rows: int | None = None  # pieces that the text is cut into to be scored; None: whole documents
 
     def __post_init__(self) -> None:
-        if self.documents < 0 or self.num_tokens < 1:
+        if self.documents < 0 or self.tokens < 1:
             raise UserError(
-                f"--documents is {self.documents} and --tokens is {self.num_tokens}; the first must be at least 0, the "
+                f"--documents is {self.documents} and --tokens is {self.tokens}; the first must be at least 0, the "
                 "second at least 1"
             )
         _ = self.prefixes, self.sampling  # they raise
@@ -76,8 +77,8 @@ def report(
         if [other.resolve() for other in run_dirs].count(run_dir.resolve()) > 1:
             raise UserError(f"{run_dir} is named twice; name each run once")
     runs = [load(run_dir, device=device) for run_dir in run_dirs]  # first, because `compare` takes agents too
-    options = EvaluateOptions(rows=config.rows)
-    entries = compare(run_dirs, options, split=config.split, device=device, show_progress=show_progress)
+    options = EvaluateOptions(rows=config.rows, split=config.split)
+    entries = compare(run_dirs, options, device=device, show_progress=show_progress)
     tokens = common_tokens(runs, [own_tokens(run, split=config.split) for run in runs], split=config.split)
     names = [run_dir.name for run_dir in run_dirs]
     labels = [printable(n if names.count(n) == 1 else str(path)) for n, path in zip(names, run_dirs, strict=True)]
@@ -102,7 +103,7 @@ def report(
         Page(
             labels=labels,
             made_of=f"NLL and documents are of the {config.split} split ({entries[0]['num_tokens']:,} tokens of "
-            f"{counted(entries[0]['num_documents'], 'document')}); texts are of temperature {config.temperature:g}, "
+            f"{counted(entries[0]['num_utterances'], 'document')}); texts are of temperature {config.temperature:g}, "
             f"nucleus {NUCLEUS:g}, seed {config.seed}.",
             comparison=Table(header, [[label, *row[1:]] for label, row in zip(labels, rows, strict=True)]),
             writings=_writings(by_label, config) if config.documents and not is_recall(runs[0]) else (),
@@ -126,7 +127,7 @@ def report(
 def _writings(runs: dict[str, TrainedRun], config: ReportConfig) -> list[Writing]:
     """How every run continues the same documents, and how they go on."""
     by_run = [
-        continue_documents(run, config.prefixes, num_tokens=config.num_tokens, sampling=config.sampling)
+        continue_documents(run, config.prefixes, num_tokens=config.tokens, sampling=config.sampling)
         for run in runs.values()
     ]
     return [

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from recipes.metrics import UNITS
-from recipes.text import load
-from recipes.verbs.evaluate import measure
+from recipes.text import Text
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
-from waveform.runs.scoring import EvaluateOptions
+from waveform.runs.scoring import EvaluateOptions, own_tokens
 from waveform.system.atomic import require_writable
 from waveform.system.console import table
 from waveform.system.errors import UserError
@@ -51,7 +50,7 @@ def sweep(
     """
     if compressed is None and memory is None:
         raise UserError("name the sizes with --compressed, --memory or both, for example --compressed 512,1024,2048")
-    options = options or EvaluateOptions()
+    options, domain = options or EvaluateOptions(), Text()
     pairs = list(product(_sizes(compressed, option="--compressed"), _sizes(memory, option="--memory")))
     require_writable(json_file, option="--json")
     plot = None if json_file is None else Path(json_file).with_suffix(".png")
@@ -60,9 +59,10 @@ def sweep(
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
 
         def figures(sizes: tuple[int | None, int | None], of: str) -> dict[str, Any]:
-            sized = replace(options, compressed=sizes[0], memory=sizes[1])
-            run = load(run_dir, device=world.device.type, **sized.model_fields)
-            return measure(run, sized, split=of, world=world, show_progress=show_progress and world.is_first).figures
+            sized = replace(options, compressed=sizes[0], memory=sizes[1], split=of)
+            run = domain.load(run_dir, device=world.device.type, **sized.model_fields)
+            tokens, shown = own_tokens(run, split=of), show_progress and world.is_first
+            return domain.measure(run, tokens, sized, world=world, show_progress=shown).figures
 
         entries = [figures(sizes, split) for sizes in pairs]
         chosen = None

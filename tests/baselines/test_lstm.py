@@ -14,7 +14,7 @@ from recipes.text import compose_config as compose_text
 from tests import laws
 from waveform.engine.interface import map_state
 from waveform.runs.configured_model import model_from, num_parameters
-from waveform.speech import compose_config as compose_speech
+from waveform.speech.config import compose_config as compose_speech
 from waveform.system.errors import UserError
 
 

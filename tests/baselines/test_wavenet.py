@@ -12,7 +12,7 @@ from baselines.wavenet import WaveNet, WaveNetState
 from baselines.wavenet_cached import WaveNetWithDecoders
 from waveform.engine.interface import ForwardDecoder, decoder, map_state, reset_rows, state_tensors
 from waveform.runs.configured_model import model_from, num_parameters
-from waveform.speech import compose_config
+from waveform.speech.config import compose_config
 from waveform.system.errors import UserError
 
 _SIZES = [

@@ -21,7 +21,7 @@ from waveform.engine.sampler import SamplingConfig
 from waveform.quality.clip import Clip, measure_clip
 from waveform.quality.figures import Figure, figures_of
 from waveform.quality.report import shown
-from waveform.speech import Run
+from waveform.speech.run import Run
 from waveform.system.console import table
 
 _ROWS = 16  # drawn side by side

@@ -24,7 +24,7 @@ def points(figures: Sequence[Any]) -> dict[str, dict[float, list[float]]]:
     for file in figures:
         for run in file["runs"] if isinstance(file, dict) else file:
             minutes = round(run["train_seconds"] / 60)
-            found[run["model"]][minutes].append(run["nll_nats_per_sample"])
+            found[run["model"]][minutes].append(run["nats_per_token"])
     return {model: dict(sorted(budgets.items())) for model, budgets in found.items()}
 
 

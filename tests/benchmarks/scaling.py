@@ -14,7 +14,7 @@ from recipes.text import compose_config as compose_text
 from tests.benchmarks.communication import bytes_sent, scaling
 from waveform.models.registry import build
 from waveform.runs.configured_model import num_parameters
-from waveform.speech import compose_config as compose_speech
+from waveform.speech.config import compose_config as compose_speech
 
 PEAK_FLOPS = 989e12  # a second, of an H100 in bf16 without sparsity
 SHARES = (0.1, 0.4)  # of it that training reaches; docs/several-gpus.md says what each stands for

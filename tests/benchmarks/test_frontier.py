@@ -6,7 +6,7 @@ from tests.benchmarks.frontier import draw, points
 
 
 def _run(model: str, seconds: float, nats: float) -> dict[str, object]:
-    return {"model": model, "train_seconds": seconds, "nll_nats_per_sample": nats}
+    return {"model": model, "train_seconds": seconds, "nats_per_token": nats}
 
 
 _RACE = {"runs": [_run("wavenet", 60.3, 2.1), _run("wavenet", 59.8, 2.2), _run("transformer_xl", 60.0, 2.0)]}

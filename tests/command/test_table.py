@@ -5,10 +5,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from inspect import signature
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -48,15 +48,14 @@ DRAW = Verb(
     (
         argument("path"),
         argument("--name", dest="names", nargs="+"),
-        argument("--width", type=int, into="size"),
-        argument("--length", type=float, into="size"),
+        argument("--width", type=int),
+        argument("--length", type=float),
         argument("--ink", setting="pen.ink"),
         argument("--explain", action="store_true", instead=f"{HERE}:explain"),
         argument("--red", action="store_true", rival="colour", setting="red"),
         argument("--blue", action="store_true", rival="colour", setting="blue"),
         overrides("a=1"),
     ),
-    configs={"size": f"{HERE}:Size"},
     report=f"{HERE}:exit_code",
     computes=False,
 )
@@ -107,20 +106,38 @@ def loaded(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-@pytest.mark.parametrize("verb", [*waveform.cli.VERBS, *recipes.cli.VERBS], ids=lambda verb: verb.function)
+def functions(verb: Verb) -> list[str]:
+    return [verb.function] if isinstance(verb.function, str) else sorted(set(verb.function.values()))
+
+
+@pytest.mark.parametrize("verb", [*waveform.cli.VERBS, *recipes.cli.VERBS], ids=lambda verb: verb.name)
 def test_functions_take_the_arguments_of_their_verbs(verb: Verb) -> None:
-    parameters = signature(loaded(verb.function)).parameters
-    assert len(parameters) <= 8 and verb.configs.keys() <= parameters.keys()
+    """Each argument is known to one of the verb's functions at least; and every function can be called."""
+    unknown = {arg.name for arg in verb.arguments if arg.instead is None and arg.setting is None}
+    for name in functions(verb):
+        function = loaded(name)
+        assert len(signature(function).parameters) <= 8
+        unknown -= parameters_of(function)
+    assert not unknown
     for arg in verb.arguments:
-        if arg.into is not None:
-            assert arg.name in {field.name for field in fields(loaded(verb.configs[arg.into]))}
-        elif arg.instead is not None:
+        if arg.setting is not None:
+            assert all(OVERRIDES in parameters_of(loaded(name)) for name in functions(verb))
+        if arg.instead is not None:
             others = {other.name for other in verb.arguments}
-            assert signature(loaded(arg.instead)).parameters.keys() <= others | verb.configs.keys()
-        else:
-            assert (OVERRIDES if arg.setting else arg.name) in parameters
+            required = signature(loaded(arg.instead)).parameters.values()
+            assert {each.name for each in required if each.default is each.empty} <= others
     if verb.report is not None:
         assert callable(loaded(verb.report))
+
+
+def parameters_of(function: Any) -> set[str]:
+    """Names under which a command line can give it something."""
+    known = set(signature(function).parameters)
+    for hint in get_type_hints(function).values():
+        for kind in (hint, *get_args(hint)):
+            if isinstance(kind, type) and is_dataclass(kind):
+                known |= {field.name for field in fields(kind)}
+    return known
 
 
 @pytest.mark.parametrize("program", ["waveform", "recipes"])

@@ -28,7 +28,7 @@ from tests.faults.fault import fault
 from waveform.cli import main as waveform
 from waveform.engine.train_config import TrainConfig
 from waveform.models.registry import model_names
-from waveform.speech import compose_config as compose_speech
+from waveform.speech.config import compose_config as compose_speech
 
 _ATTENTION = {"num_layers": 1, "d_model": 16, "num_heads": 2, "d_feedforward": 8, "num_position_features": 4}
 _TINY: dict[str, dict[str, int]] = {
@@ -98,7 +98,7 @@ def _settings(folder: Path) -> Iterator[_Setting]:
     for model in ("compressive_transformer", "transformer_xl"):
         tiny = ["preset=smoke", *_tiny(model)]
         for name, value in _leaves(compose_text("recall", tiny)):
-            yield _Setting(name, value, recipes, ["train", "recall", folder / "recall", run, *tiny, *_ON_DATA])
+            yield _Setting(name, value, recipes, ["train", folder / "recall", run, *tiny, *_ON_DATA])
     for model in ("compressive_transformer", "lstm"):
         tiny = ["preset=smoke", *_tiny(model), *_STEP]
         for recipe, own in (("object_matching", []), ("rl", ["env=CartPole-v1"])):

@@ -30,7 +30,7 @@ from tests.faults.small_runs import (
     make_text_run,
 )
 from waveform.cli import main as waveform
-from waveform.verbs import compare
+from waveform.speech import figures
 
 _MORE = [*SETTINGS, "train.max_steps=6"]
 _MORE_TEXT = [*TEXT_SETTINGS, "train.max_steps=6"]
@@ -58,7 +58,7 @@ def _figures(path: Path, *drop: str) -> Any:
     return without(json.loads(path.read_text()))
 
 
-_SPEEDS = ("train_seconds", "train_samples_per_second", "sampling_samples_per_second", "state_reuse")
+_SPEEDS = ("train_seconds", "train_tokens_per_second", "sampling_tokens_per_second", "state_reuse")
 
 
 def _folder_bytes(folder: Path) -> dict[str, bytes]:
@@ -131,9 +131,7 @@ _TEXT = [
     ),
     Reader(
         "recipes train",
-        lambda p: call(
-            recipes, ["train", "folder", p / "data", p / "run", "preset=smoke", *_MORE_TEXT], seconds=_SLOW_S
-        ),
+        lambda p: call(recipes, ["train", p / "data", p / "run", "preset=smoke", *_MORE_TEXT], seconds=_SLOW_S),
         _last_weights,
         ("run", "data"),
     ),
@@ -326,7 +324,7 @@ def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     pairs: list[tuple[Reader, Path]] = []
     expected: dict[str, tuple[Any, Any]] = {}  # made when needed: some commands are slow
     places: dict[str, tuple[Path, Path]] = {}
-    with mock.patch.object(compare, "_SPEED_SECONDS", 0.001):
+    with mock.patch.object(figures, "_SPEED_SECONDS", 0.001):
         for kind, make, readers in (
             ("speech", make_speech_run, _SPEECH),
             ("text", make_text_run, _TEXT),

@@ -14,7 +14,7 @@ _PRELOAD = [
     "matplotlib.figure",
     "soundfile",
     "torch.utils.tensorboard",
-    "recipes.verbs.train",
+    "recipes.text",
     "waveform.kernels.decoder",
     "waveform.verbs.compare",
     "waveform.verbs.demo",

@@ -337,7 +337,7 @@ def _commands(place: Path, kind: str) -> dict[str, Callable[[], Outcome]]:
         arguments["train"] = ["train", "object_matching", place / "run", *more]
     elif kind == "text":
         arguments["sample"] = ["sample", place / "run", "--tokens", "9"]
-        arguments["train"] = ["train", "folder", place / "data", place / "run", "preset=smoke", *more]
+        arguments["train"] = ["train", place / "data", place / "run", "preset=smoke", *more]
     else:
         arguments["sample"] = ["sample", place / "run", "--out", place / "out", "--seconds", "0.002"]
         arguments["train"] = ["train", place / "data", place / "run", *more]

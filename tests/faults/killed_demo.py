@@ -21,21 +21,22 @@ _SETTINGS = [
     *("train.evaluate_every=2", "train.evaluate_tokens=200", "train.device=cpu"),
 ]
 _OF_THE_CLOCK = {
-    *("train_seconds", "train_samples_per_second", "train_samples_per_second_by_slice"),
-    *("sampling_samples_per_second", "learning_curve", "train_waited_share"),
+    *("train_seconds", "train_tokens_per_second", "train_tokens_per_second_by_slice"),
+    *("sampling_tokens_per_second", "learning_curve", "train_waited_share"),
 }
 
 
 def _shorten(folder: Path) -> None:
     """Make this process's demos quick: tones instead of speech, shorter samples and measurements."""
     from tests.test_cli import write_tones
-    from waveform.verbs import compare, demo
+    from waveform.speech import figures
+    from waveform.verbs import demo
 
     for split in ("train", "valid", "test"):
         write_tones(folder / "speech" / split, num=2, seconds=0.05)
     demo.demo_speech_dir = lambda: folder / "speech"
     demo._SAMPLE_SECONDS = demo._REPORT_SECONDS = 0.01
-    compare._SPEED_SECONDS = 0.01
+    figures._SPEED_SECONDS = 0.01
 
 
 def _surround_stages(points: Points) -> None:

@@ -45,7 +45,7 @@ class Place:
     def __init__(self, folder: Path, *, num_ranks: int = 1) -> None:
         from waveform.engine.dataset import Dataset, read_dataset, write_dataset
         from waveform.engine.shards import ShardWriter
-        from waveform.speech import compose_config
+        from waveform.speech.config import compose_config
 
         self.folder, self.num_ranks = folder, num_ranks
         data = folder / "data"
@@ -143,7 +143,7 @@ def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> No
     from waveform.runs.folder import check_run_dir
     from waveform.runs.settings import typed
     from waveform.runs.training import train_run
-    from waveform.speech import SpeechTrainConfig
+    from waveform.speech.config import SpeechTrainConfig
 
     config = copy.deepcopy(place.config)
     if keep_all:  # a checkpoint of each step, to compare with

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import recipes.verbs.evaluate
+import waveform.verbs.evaluate
 from recipes.cli import main as text_main
 from tests.faults import forks, forkserver
 from tests.faults.calling import call
@@ -71,7 +71,7 @@ def _before(owner: Any, name: str, count: int, action: Callable[[], None]) -> No
 
 
 def _plant(plan: _Plan, action: Callable[[], None]) -> None:
-    import waveform.speech
+    import waveform.speech.data
     import waveform.verbs.train
 
     count = plan.count
@@ -81,7 +81,7 @@ def _plant(plan: _Plan, action: Callable[[], None]) -> None:
         "evaluation": (evaluator.Tally, "result", 1 if plan.command == _EVALUATE else 1 + count % 2),
         "drawing": (Trainer, "_report", 1 + count % 2),
         "last barrier": (World, "barrier", _LAST_BARRIER + (plan.command == _AUDIO)),  # one after preparing
-        "preparing": (waveform.speech, "prepare", 1),
+        "preparing": (waveform.speech.data, "prepare", 1),
     }
     _before(*where[plan.phase], action)
 
@@ -92,7 +92,7 @@ def _arguments(command: str, place: Path, run: Path) -> list[str | Path]:
     timeout = f"train.timeout_s={_TIMEOUT_S}"
     if command == _AUDIO:
         return ["train", place / "audio", run, *SPLIT, *SETTINGS, timeout]
-    return ["train", "folder", place / "text_data", run, "preset=smoke", *TEXT_SETTINGS, timeout]
+    return ["train", place / "text_data", run, "preset=smoke", *TEXT_SETTINGS, timeout]
 
 
 def _rank(rank: int, port: int, command: str, place: Path, run: Path, plans: dict[int, _Plan], answer: Path) -> None:
@@ -110,7 +110,7 @@ def _rank(rank: int, port: int, command: str, place: Path, run: Path, plans: dic
             plan.fail()
 
         _plant(plan, fail)
-    recipes.verbs.evaluate.SCORING_TIMEOUT_S = _TIMEOUT_S  # for which there is no setting
+    waveform.verbs.evaluate.SCORING_TIMEOUT_S = _TIMEOUT_S  # for which there is no setting
     code, _, lines = call(main if command == _AUDIO else text_main, _arguments(command, place, run))
     answer.write_text(json.dumps({"code": code, "stderr": lines}))
     os._exit(0)  # without what gloo's threads do at an interpreter's end, which does not matter here

@@ -20,7 +20,7 @@ from waveform.audio.corpus.prepare import DataConfig
 from waveform.cli import main as waveform
 from waveform.runs.configured_model import model_from
 from waveform.runs.settings import typed
-from waveform.speech import SpeechTrainConfig, compose_config
+from waveform.speech.config import SpeechTrainConfig, compose_config
 from waveform.system.errors import UserError
 
 _KEYS = [
@@ -136,7 +136,7 @@ def fuzz(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             command = ["train", folder / "data", folder / "run", "--print-config", *overrides]
             outcome = call(waveform, command)
         else:
-            command = ["train", "folder", folder / "data", folder / "run", "--print-config", *overrides]
+            command = ["train", folder / "data", folder / "run", "--print-config", *overrides]
             outcome = call(recipes, command)
         outcomes[_judge(outcome, overrides, case)] += 1
         assert not list(folder.iterdir()), f"case {case} wrote {list(folder.iterdir())}"

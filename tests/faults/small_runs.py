@@ -72,7 +72,7 @@ def make_text_run(folder: Path) -> None:
     write_texts(folder / "texts")
     for arguments in (
         ["prepare", "folder", folder / "texts", folder / "data", "corpus.tokens=subwords", "corpus.vocab_size=280"],
-        ["train", "folder", folder / "data", folder / "run", "preset=smoke", *TEXT_SETTINGS],
+        ["train", folder / "data", folder / "run", "preset=smoke", *TEXT_SETTINGS],
     ):
         outcome = call(recipes, arguments)
         assert outcome.code == 0, outcome.err

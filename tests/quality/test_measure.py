@@ -12,7 +12,7 @@ from tests.quality.test_figures import RATE_HZ, voice
 from tests.test_cli import mistake
 from waveform.cli import main
 from waveform.quality import measure
-from waveform.speech import load
+from waveform.speech.run import load
 from waveform.system.errors import UserError
 
 

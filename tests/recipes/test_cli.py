@@ -17,7 +17,6 @@ from recipes.cli import main
 from recipes.corpora.catalogue import RECIPES
 from recipes.corpora.detokenize import detokenize
 from recipes.corpora.tokenizers import load_tokenizer
-from recipes.verbs.evaluate import evaluate
 from recipes.verbs.sample import _evenly_spaced
 from recipes.verbs.sweep import sweep
 from tests.recipes.calling import mistake, run
@@ -25,6 +24,7 @@ from tests.recipes.corpus_files import write_source
 from waveform.engine.dataset import read_dataset
 from waveform.engine.metrics import read_metrics
 from waveform.runs.scoring import EvaluateOptions
+from waveform.verbs.evaluate import evaluate
 
 PROMPTS = {"text8": "kaka lolo", "enwik8": "kaka lolo", "folder": "kaka lolo"}
 SHORT = ["train.max_steps=4", "train.evaluate_every=4", "train.checkpoint_every=4"]
@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("odd [name], a=b")
     source = write_source("wikitext103", place / "source")
     run("prepare", "wikitext103", source, place / "data", "corpus.check=false")
-    run("train", "wikitext103", place / "data", place / "run", "preset=smoke", *SHORT)
+    run("train", place / "data", place / "run", "preset=smoke", *SHORT)
     return place
 
 
@@ -100,7 +100,7 @@ def test_two_processes_train_and_evaluate_as_one(place: Path, tmp_path: Path) ->
         return done.stdout
 
     run_dir = tmp_path / "run"
-    out = torchrun("train", "wikitext103", place / "data", run_dir, "preset=smoke", *SHORT)
+    out = torchrun("train", place / "data", run_dir, "preset=smoke", *SHORT)
     assert "2 x cpu" in out and "1 thread in each process: OMP_NUM_THREADS=1" in out and "finished: step 4" in out
     dynamic = ["--dynamic", "--dynamic-optimiser", "adam", "--dynamic-lr", "1e-3"]
     run("evaluate", run_dir, "--rows", 3, *dynamic, "--json", tmp_path / "alone.json")
@@ -125,14 +125,14 @@ def test_a_run_is_scored_as_it_was_trained(tmp_path: Path, capsys: pytest.Captur
     """A run of train.state=carry carries memory from each document to the next, unless --protocol says otherwise."""
     data, carried, reset = tmp_path / "data", tmp_path / "carried", tmp_path / "reset"
     run("prepare", "folder", write_source("folder", tmp_path / "source"), data, "corpus.test=0.4")
-    run("train", "folder", data, carried, "preset=smoke", *SHORT, "train.state=carry")
-    run("train", "folder", data, reset, "preset=smoke", *SHORT)
+    run("train", data, carried, "preset=smoke", *SHORT, "train.state=carry")
+    run("train", data, reset, "preset=smoke", *SHORT)
     figures = {}
     for name, options in {"default": [], "carry": ["--protocol", "carry"], "utterance": ["--protocol", "utterance"],
                           "rows": ["--rows", 4]}.items():  # fmt: skip
         run("evaluate", carried, *options, "--json", tmp_path / f"{name}.json")
         figures[name] = json.loads((tmp_path / f"{name}.json").read_text())
-    assert figures["default"]["num_documents"] > 1
+    assert figures["default"]["num_utterances"] > 1
     assert figures["default"]["nats_per_token"] == figures["carry"]["nats_per_token"]
     assert figures["default"]["nats_per_token"] != figures["utterance"]["nats_per_token"]
     states = {name: entry["state"] for name, entry in figures.items()}
@@ -146,7 +146,7 @@ def test_a_run_is_scored_as_it_was_trained(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_a_run_resumes(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["train", "wikitext103", place / "data", tmp_path / "run", "preset=smoke", *SHORT]
+    command = ["train", place / "data", tmp_path / "run", "preset=smoke", *SHORT]
     run(*command)
     run(*command, "train.max_steps=6")
     assert "finished: step 6" in capsys.readouterr().out
@@ -157,7 +157,7 @@ def test_a_run_that_has_the_setting_of_speech_resumes(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`train.sample_seconds` was a setting of text runs too, and did nothing there."""
-    command = ["train", "wikitext103", place / "data", tmp_path / "run", "preset=smoke", *SHORT]
+    command = ["train", place / "data", tmp_path / "run", "preset=smoke", *SHORT]
     shutil.copytree(place / "run", tmp_path / "run")
     path = tmp_path / "run" / "config.yaml"
     path.write_text(path.read_text().replace("\ntrain:\n", "\ntrain:\n  sample_seconds: 1.0\n"))
@@ -192,15 +192,15 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [tmp_path / name for name in ("one", "two", "three")]
     for run_dir, steps, data in zip(runs, (2, 6, 2), ("data", "data", "other"), strict=True):
         limits = [f"train.max_steps={steps}", "train.evaluate_every=2"]
-        run("train", "folder", tmp_path / data, run_dir, "preset=smoke", *limits)
+        run("train", tmp_path / data, run_dir, "preset=smoke", *limits)
     capsys.readouterr()
     run("compare", *runs, "--json", tmp_path / "c.json", "--plot", tmp_path / "c.png")
     table = capsys.readouterr().out
     first, second, third = json.loads((tmp_path / "c.json").read_text())
     for entry in (first, second):
         assert f"{entry['bits_per_byte']:.4f}  " in table and f"{entry['word_perplexity']:,.2f}  " in table
-    assert (third["difference_to_first_nats"], third["interval_95"]) == (0, [0, 0])
-    assert second["interval_95"][0] < second["difference_to_first_nats"] < second["interval_95"][1] < 0
+    assert (third["difference_nats"], third["interval_95"]) == (0, [0, 0])
+    assert second["interval_95"][0] < second["difference_nats"] < second["interval_95"][1] < 0
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     shutil.rmtree(tmp_path / "other")
     run("prepare", "folder", tmp_path / "source" / "texts" / "shelf 0", tmp_path / "other")
@@ -243,7 +243,7 @@ def test_options_of_agents_are_refused_on_text(
     verb: str, option: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = mistake([verb, place / "run", option, 3], capsys)
-    assert f"{option} is for runs of agents; leave it out for a run on text" in line
+    assert f"{option} is not for runs on text; leave it out" in line
 
 
 def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,7 +269,7 @@ def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: pyt
 
 @pytest.mark.slow
 def test_compare_words_by_frequency(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("train", "wikitext103", place / "data", tmp_path / "other", "preset=smoke", "seed=1", *SHORT)
+    run("train", place / "data", tmp_path / "other", "preset=smoke", "seed=1", *SHORT)
     run("compare", place / "run", tmp_path / "other", "--json", tmp_path / "c.json")
     first, other = json.loads((tmp_path / "c.json").read_text())
     gains = other["relative_gain_over_first"]
@@ -364,31 +364,27 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     ),
     "a different corpus": (lambda p, t: ["prepare", "ptb", p / "source/wikitext-103-v1.zip", t / "d"], "ptb.train.txt"),
     "too few files": (lambda p, t: ["prepare", "folder", p / "source", t / "d"], "at least 3"),
-    "data of a different recipe": (
-        lambda p, t: ["train", "ptb", p / "data", t / "r", "preset=smoke"],
-        "was prepared as wikitext103, not as ptb",
-    ),
-    "no data": (lambda p, t: ["train", "ptb", t, t / "r"], "is not a prepared data set"),
+    "no data": (lambda p, t: ["train", t / "x", t / "r"], "give a folder of audio or a prepared data set"),
+    "a recipe instead of data": (lambda p, t: ["train", "enwik8", t / "r"], "enwik8 is not a prepared data set"),
     "no such preset": (
-        lambda p, t: ["train", "wikitext103", p / "data", t / "r", "preset=big"],
+        lambda p, t: ["train", p / "data", t / "r", "preset=big"],
         "choose one of cpu, dai, dai_12l, dai_18l, dai_24l, dai_base, dai_large, dai_standard, paper, small, smoke",
     ),
     "no such study": (
-        lambda p, t: ["train", "wikitext103", p / "data", t / "r", "study=table9"],
+        lambda p, t: ["train", p / "data", t / "r", "study=table9"],
         "table5_max",
     ),
     "no such setting": (
-        lambda p, t: ["train", "wikitext103", p / "data", t / "r", "model.compresed=3"],
+        lambda p, t: ["train", p / "data", t / "r", "model.compresed=3"],
         "did you mean 'model.compressed'",
     ),
     "cutoffs beyond the vocabulary": (
-        lambda p, t: ["train", "wikitext103", p / "data", t / "r", "preset=small"],
+        lambda p, t: ["train", p / "data", t / "r", "preset=small"],
         "model.cutoffs is [20000, 40000, 200000]",
     ),
     "more layers than any model has": (
         lambda p, t: [
             "train",
-            "wikitext103",
             p / "data",
             t / "r",
             "preset=smoke",
@@ -397,7 +393,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         "model.num_layers is 90000000; it must be a whole number from 1 to 1000",
     ),
     "a run folder with other files": (
-        lambda p, t: ["train", "wikitext103", p / "data", p / "source", "preset=smoke"],
+        lambda p, t: ["train", p / "data", p / "source", "preset=smoke"],
         "contains other files",
     ),
     "evaluate a missing run": (lambda p, t: ["evaluate", t / "none"], "no such run folder"),
@@ -434,13 +430,13 @@ def test_a_run_on_audio_is_refused(place: Path, tmp_path: Path, capsys: pytest.C
         (folder / "progress.json").write_text(progress)
         digests["progress.json"] = hashlib.blake2b(progress.encode(), digest_size=16).hexdigest()
         (folder / "complete.json").write_text(json.dumps(digests))
-    assert "a run on audio, not on text" in mistake(["evaluate", tmp_path / "run"], capsys)
+    assert "sample_rate_hz" in mistake(["evaluate", tmp_path / "run"], capsys)
 
 
 def test_a_vocabulary_that_is_gone_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, run_dir = tmp_path / "data", tmp_path / "run"
     run("prepare", "text8", write_source("text8", tmp_path / "source"), data, "corpus.check=false")
-    run("train", "text8", data, run_dir, "preset=smoke", *SHORT)
+    run("train", data, run_dir, "preset=smoke", *SHORT)
     assert "contains 'K'" in mistake(["sample", run_dir, "--prompt", "Kaka"], capsys)
     (data / "tokenizer.json").write_text("{")
     assert "tokenizer.json is damaged" in mistake(["sample", run_dir], capsys)
@@ -454,8 +450,8 @@ def test_validation_in_training_fills_its_rows(place: Path, tmp_path: Path) -> N
     (look,) = (record for record in read_metrics(place / "run") if record["kind"] == "evaluate")
     nats = {}
     for rows in (None, 16):
-        options = EvaluateOptions(rows=rows)
-        figures = evaluate(place / "run", options, split="valid", device="cpu", show_progress=False)
+        options = EvaluateOptions(rows=rows, split="valid")
+        figures = evaluate(place / "run", options, device="cpu", show_progress=False)
         nats[rows] = figures["nats_per_token"]
     assert look["nll_nats"] == pytest.approx(nats[16], rel=1e-6)
     assert look["nll_nats"] != pytest.approx(nats[None], rel=1e-6)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from recipes.verbs.compare import format_table, relative_gain
+from recipes.text_figures import format_table, relative_gain
 
 
 def figures(run: str, by_frequency: list[float], total: float) -> dict[str, Any]:
@@ -16,15 +16,16 @@ def figures(run: str, by_frequency: list[float], total: float) -> dict[str, Any]
             for bucket, value in zip((">10K", "1K-10K", "100-1K", "<100"), by_frequency, strict=True)
         },
         "nats_per_token": 3.0,
-        "difference_to_first_nats": 0.0,
+        "difference_nats": 0.0,
         "interval_95": None,
         "num_parameters": 1,
         "train_tokens_seen": 1,
         "train_seconds": 1.0,
         "split": "test",
         "num_tokens": 4,
-        "num_documents": 1,
+        "num_utterances": 1,
         "rows": None,
+        "state": "by utterance",
     }
 
 

@@ -115,7 +115,7 @@ def test_the_run_works_in_every_verb(source: Path, capsys: pytest.CaptureFixture
     run("evaluate", run_dir, "--memory", "12", "--rows", "4", "--dynamic")
     run("import", source / "checkpoint", source / "other", "--data", data, "model.memory=20", "model.clamp_len=0")
     run("compare", run_dir, source / "other", "--json", source / "compared.json")
-    assert json.loads((source / "compared.json").read_text())[1]["difference_to_first_nats"] != 0
+    assert json.loads((source / "compared.json").read_text())[1]["difference_nats"] != 0
     run("sample", run_dir, "--tokens", "20", "--prompt", " ".join(_WORDS[2:8]))
     run("analyse", run_dir, "--tokens", "300")
     assert command.startswith("to train it: python -m recipes train")

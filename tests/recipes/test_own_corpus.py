@@ -52,7 +52,7 @@ def test_a_corpus_of_your_own_is_prepared_trained_and_evaluated(package: Path) -
 
     assert recipe_names()[-3:] == ["broken", "kjv", "wrong"]
     run("prepare", "kjv", package, package / "data")
-    run("train", "kjv", package / "data", package / "run", "preset=smoke", "train.max_steps=2")
+    run("train", package / "data", package / "run", "preset=smoke", "train.max_steps=2")
     run("evaluate", package / "run", "--json", package / "figures.json")
     figures = json.loads((package / "figures.json").read_text())
     assert (figures["recipe"], figures["headline"]) == ("kjv", "perplexity")

@@ -27,7 +27,7 @@ def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureF
     files = ["--json", tmp_path / "race.json", "--plot", tmp_path / "race.png"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("waveform.runs.opened.choose_device", {"cpu": "cpu"}.__getitem__)  # as trained
-        run("race", "folder", data, tmp_path / "runs", "--seeds", 2, "--rows", 6, *files, *SHORT, "seed=3")
+        run("race", data, tmp_path / "runs", "--seeds", 2, "--rows", 6, *files, *SHORT, "seed=3")
     out = capsys.readouterr().out
     figures = json.loads((tmp_path / "race.json").read_text())
     assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")
@@ -35,11 +35,11 @@ def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert [Path(entry["run"]).name for entry in figures["runs"]] == names
     assert all(entry["learning_curve"]["steps"] == [1, 2, 3] for entry in figures["runs"])
     compressive, other = figures["models"]
-    assert other["difference_to_transformer_xl_nats"] is None
-    nll, difference = compressive["nll_nats_per_token"], compressive["difference_to_transformer_xl_nats"]
+    assert other["difference_nats"] is None
+    nll, difference = compressive["nats_per_token"], compressive["difference_nats"]
     assert nll["seeds"] == [figures["runs"][i]["nats_per_token"] for i in (0, 2)]
     assert difference["seeds"] == pytest.approx(
-        [a - b for a, b in zip(nll["seeds"], other["nll_nats_per_token"]["seeds"], strict=True)]
+        [a - b for a, b in zip(nll["seeds"], other["nats_per_token"]["seeds"], strict=True)]
     )
     low, high = nll["interval_95_over_utterances"]
     assert low < nll["mean"] < high
@@ -54,12 +54,12 @@ def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.slow
 def test_a_search(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["tune", "folder", data, tmp_path / "search", "preset=smoke", "model=transformer_xl", "--trials", 2]
+    command = ["tune", data, tmp_path / "search", "preset=smoke", "model=transformer_xl", "--trials", 2]
     (tmp_path / "space.yaml").write_text("train.lr: [1e-9, 3e-3]\n")
     run(*command, "--budget", "1s", "--space", tmp_path / "space.yaml", "--json", tmp_path / "search.json")
     best, other = json.loads((tmp_path / "search.json").read_text())
-    assert best["nll_nats_per_token"] <= other["nll_nats_per_token"]
-    again, _ = re.findall(r"^    python -m recipes (train .*)$", capsys.readouterr().out, re.MULTILINE)
+    assert best["nats_per_token"] <= other["nats_per_token"]
+    again, _ = re.findall(r"^    waveform (train .*)$", capsys.readouterr().out, re.MULTILINE)
     assert main([*shlex.split(again), "--print-config"]) == 0
     assert "max_seconds: 1" in capsys.readouterr().out
 
@@ -76,10 +76,8 @@ def test_every_choice_of_a_space_can_be_trained(model: str) -> None:
 
 
 def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    race = ["race", "folder", data, tmp_path / "runs", *SHORT]
+    race = ["race", data, tmp_path / "runs", *SHORT]
     assert "name them with --models" in mistake([*race, "model=lstm"], capsys)
     assert "--seeds is 0" in mistake([*race, "--seeds", 0], capsys)
-    assert "was prepared as folder, not as ptb" in mistake(["race", "ptb", *race[2:]], capsys)
-    assert "was prepared as folder, not as ptb" in mistake(["tune", "ptb", data, tmp_path / "search"], capsys)
-    assert "without a search space" in mistake(["tune", "folder", data, tmp_path / "search", "model=wavenet"], capsys)
+    assert "without a search space" in mistake(["tune", data, tmp_path / "search", "model=wavenet"], capsys)
     assert not (tmp_path / "runs").exists()

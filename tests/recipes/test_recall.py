@@ -31,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("recall")
     run("prepare", "recall", place / "data", *SMALL)
     for model in ("compressive_transformer", "transformer_xl"):
-        run("train", "recall", place / "data", place / model, f"model={model}", "preset=smoke", "train.max_steps=4")
+        run("train", place / "data", place / model, f"model={model}", "preset=smoke", "train.max_steps=4")
     return place
 
 
@@ -106,10 +106,12 @@ def test_runs_are_compared_on_the_same_episodes(
     assert first["interval_95"] is None
     low, high = second["interval_95"]
     difference = second["nats_per_token"] - first["nats_per_token"]
-    assert low < difference < high and second["difference_to_first_nats"] == pytest.approx(difference)
+    assert low < difference < high and second["difference_nats"] == pytest.approx(difference)
     run("prepare", "recall", tmp_path / "other", *SMALL, "corpus.seed=7")
-    run("train", "recall", tmp_path / "other", tmp_path / "run", "preset=smoke", "train.max_steps=1")
-    assert "have different test data and cannot be compared" in mistake(["compare", runs[0], tmp_path / "run"], capsys)
+    run("train", tmp_path / "other", tmp_path / "run", "preset=smoke", "train.max_steps=1")
+    assert "have different test data, so their NLL cannot be compared" in mistake(
+        ["compare", runs[0], tmp_path / "run"], capsys
+    )
 
 
 @pytest.mark.slow
@@ -238,7 +240,7 @@ def test_compressed_memory_pays(tmp_path: Path) -> None:
     bits = {}
     for model, slots in (("compressive_transformer", "model.compressed=32"), ("transformer_xl", "model.memory=48")):
         size = ["model.window=16", "model.memory=16", "train.chunk=16", "train.max_steps=600", "train.batch_size=64"]
-        run("train", "recall", tmp_path / "data", tmp_path / model, f"model={model}", *size, slots, "train.lr=4e-3")
+        run("train", tmp_path / "data", tmp_path / model, f"model={model}", *size, slots, "train.lr=4e-3")
         run("evaluate", tmp_path / model, "--json", tmp_path / f"{model}.json")
         figures = json.loads((tmp_path / f"{model}.json").read_text())
         beyond = [entry for entry in figures["bits_by_distance"] if entry["from"] > 64 and entry["to"] <= 128]

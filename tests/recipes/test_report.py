@@ -17,7 +17,7 @@ def test_a_page_of_two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     source = write_source("wikitext103", tmp_path / "source")
     run("prepare", "wikitext103", source, tmp_path / "data", "corpus.check=false")
     for name, seed in (("<b>a", 0), ("b", 1)):
-        run("train", "wikitext103", tmp_path / "data", tmp_path / name, "preset=smoke", f"seed={seed}", *SHORT)
+        run("train", tmp_path / "data", tmp_path / name, "preset=smoke", f"seed={seed}", *SHORT)
     options = ["--documents", 2, "--prefix", 8, "--tokens", 5, "--split", "train"]
     files = ["--out", tmp_path / "page.html", "--json", tmp_path / "f.json"]
     run("report", tmp_path / "<b>a", tmp_path / "b", *options, *files)

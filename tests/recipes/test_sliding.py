@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.sliding import evaluate_sliding
 from tests import laws
 from tests.engine.conftest import write_tokens
 from waveform.models.registry import build
 from waveform.ranks.distributed import World
 from waveform.runs.opened import TrainedRun
+from waveform.runs.sliding import evaluate_sliding
 from waveform.system.errors import UserError
 
 FIELDS: dict[str, Any] = {

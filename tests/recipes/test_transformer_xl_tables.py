@@ -24,7 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("tables")
     run("prepare", "folder", write_source("folder", place / "source"), place / "data")
     keep = ["train.checkpoint_every=1", "train.keep_checkpoints=3"]
-    run("train", "folder", place / "data", place / "run", *SHORT, *keep)
+    run("train", place / "data", place / "run", *SHORT, *keep)
     return place
 
 
@@ -67,8 +67,8 @@ def test_speed_by_context_length(place: Path, tmp_path: Path, capsys: pytest.Cap
 def test_an_lstm_is_in_the_group_of_table_8(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It resumes, is scored, sampled from and compared like the others, and has no attention to show."""
     short = ["model=lstm", *SHORT[1:]]
-    run("train", "folder", place / "data", tmp_path / "lstm", *short, "train.max_steps=2")
-    run("train", "folder", place / "data", tmp_path / "lstm", *short)
+    run("train", place / "data", tmp_path / "lstm", *short, "train.max_steps=2")
+    run("train", place / "data", tmp_path / "lstm", *short)
     run("evaluate", tmp_path / "lstm", "--dynamic", "--json", tmp_path / "e.json")
     assert json.loads((tmp_path / "e.json").read_text())["step"] == 4
     run("sample", tmp_path / "lstm", "--prompt", "the", "--tokens", 9)
@@ -83,7 +83,7 @@ def test_an_lstm_is_in_the_group_of_table_8(place: Path, tmp_path: Path, capsys:
 @pytest.mark.slow
 def test_ablations_train_and_are_scored(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for study in ("txl_shaw", "txl_transformer", "txl_learned_positions"):
-        run("train", "folder", place / "data", tmp_path / study, *SHORT, f"study={study}")
+        run("train", place / "data", tmp_path / study, *SHORT, f"study={study}")
     run("evaluate", tmp_path / "txl_transformer", "--stride", 4, "--json", tmp_path / "slid.json")
     run("evaluate", tmp_path / "txl_transformer", "--json", tmp_path / "cut.json")
     slid, cut = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("slid", "cut"))

@@ -77,7 +77,7 @@ def test_a_name_stands_for_a_run_folder_in_every_verb(
     assert figures(ours / "e.json") == {
         **figures(folders / "e.json"),
         "run": bundled,
-        "unigram_nats_per_sample": None,
+        "unigram_nats_per_token": None,
     }
     assert figures(ours / "c.json")[0]["learning_curve"] == figures(folders / "c.json")[0]["learning_curve"]
     assert figures(ours / "a.json")["runs"][0]["run"] == bundled
@@ -155,7 +155,7 @@ def test_a_run_does_not_say_how_many_processes_prepare_other_audio(
     run = shutil.copytree(place / "run", tmp_path / "run")
     edit_config(run, lambda config: config["data"].update(num_workers=10**6))
     opened = []
-    monkeypatch.setattr("waveform.verbs.evaluate.open_data", lambda *_, config, **options: opened.append(config))
+    monkeypatch.setattr("waveform.speech.data.open_data", lambda *_, config, **options: opened.append(config))
     with pytest.raises(AttributeError):  # of no data
         main(["evaluate", str(run), "--data", str(place / "audio")])
     assert [config.num_workers for config in opened] == [None]
@@ -176,7 +176,7 @@ def test_text_is_exported_with_its_vocabulary(text: Path, tmp_path: Path, capsys
     shown = capsys.readouterr().out
     assert len(shown) % 2 == 0 and shown[: len(shown) // 2] == shown[len(shown) // 2 :]
     assert "trained on; unzip it and set dataset.path" in recipes_mistake(["evaluate", file], capsys)
-    command = ["train", "folder", str(text / "data"), str(tmp_path / "run"), "--from", file, "train.max_steps=1"]
+    command = ["train", str(text / "data"), str(tmp_path / "run"), "--from", file, "train.max_steps=1"]
     assert recipes(command) == 0
 
 

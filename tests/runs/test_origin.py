@@ -16,7 +16,7 @@ from tests.recipes.calling import mistake as recipes_mistake
 from tests.test_cli import mistake
 from waveform.cli import main
 from waveform.runs.origin import Origin, compose_from
-from waveform.speech import compose_config
+from waveform.speech.config import compose_config
 from waveform.system.errors import UserError
 
 _SCHEDULE = ["train.checkpoint_every=100", "train.max_steps=3", "train.warmup_steps=0", "train.lr=2e-3"]
@@ -151,9 +151,9 @@ def test_print_config_shows_what_is_taken_over(place: Path, tmp_path: Path, caps
 
 
 def test_text_goes_on_with_its_vocabulary(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def command(data: Path, recipe: str = "folder") -> list[str]:
+    def command(data: Path) -> list[str]:
         run = tmp_path / f"run-{data.name}"
-        return ["train", recipe, str(data), str(run), "--from", str(text / "run"), "train.max_steps=2"]
+        return ["train", str(data), str(run), "--from", str(text / "run"), "train.max_steps=2"]
 
     assert recipes(command(text / "data")) == 0
     assert same(tensors(text / "run", 4, "model"), tensors(tmp_path / "run-data", 0, "model"))
@@ -180,7 +180,7 @@ def test_audio_does_not_go_on_from_text_nor_text_from_audio(
 ) -> None:
     line = mistake(["train", place / "other", tmp_path / "run", "--from", text / "run"], capsys)
     assert "was trained on different tokens" in line and "kind (was 'text', is 'audio')" in line
-    line = recipes_mistake(["train", "folder", text / "data", tmp_path / "t", "--from", place / "run"], capsys)
+    line = recipes_mistake(["train", text / "data", tmp_path / "t", "--from", place / "run"], capsys)
     assert "is a run on audio, not on text; name one on text, or begin without --from" in line
     assert not (tmp_path / "t").exists()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-import waveform.speech
+import waveform.speech.config
 from recipes import text
 from recipes.reinforcement import settings as agents
 from waveform.runs.sources import annotated, source_table, sources, stated_values
@@ -43,7 +43,7 @@ def compose(run: str) -> dict[str, Any]:
     domain, preset, model, *study = run.split("/")
     overrides = [f"preset={preset}", f"model={model}", *(f"study={name}" for name in study)]
     if domain == "speech":
-        return waveform.speech.compose_config(overrides)
+        return waveform.speech.config.compose_config(overrides)
     family: Any = agents if domain == "object_matching" else text
     composed: dict[str, Any] = family.compose_config(domain, overrides)
     return composed

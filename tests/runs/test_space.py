@@ -11,7 +11,7 @@ import torch
 from waveform.models.run_layers import has_kernels
 from waveform.runs.configured_model import model_from
 from waveform.runs.space import Range, Space, space_of
-from waveform.speech import compose_config, search_space
+from waveform.speech.config import compose_config, search_space
 from waveform.system.errors import UserError
 
 TEXT = """\

@@ -19,7 +19,7 @@ from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
 from waveform.runs.configured_model import model_from, window_of
 from waveform.runs.settings import typed
-from waveform.speech import compose_config
+from waveform.speech.config import compose_config
 
 _LAUNCH_S = (5e-6, 10e-6)  # of an eager operation on the host, Python and autograd included
 _UPDATES_BEFORE = 2  # of five windows each: memories are full after six

@@ -59,7 +59,7 @@ def make_speech(gpu: SimulatedGpu, tmp_path_factory: pytest.TempPathFactory) -> 
         patch.setattr(demo, "demo_speech_dir", lambda: place / "audio")
         patch.setattr(demo, "_SAMPLE_SECONDS", 0.002)
         patch.setattr(demo, "_REPORT_SECONDS", 0.002)
-        patch.setattr("waveform.verbs.compare._SPEED_SECONDS", 0.0)
+        patch.setattr("waveform.speech.figures._SPEED_SECONDS", 0.0)
         waveform_verb("demo", "--out", place / "demo", *SPEECH)
     return place / "demo"
 
@@ -116,7 +116,7 @@ def make_recall(gpu: SimulatedGpu, tmp_path_factory: pytest.TempPathFactory) -> 
     small = ("keys=4", "values=4", "episode=48", "train=40", "valid=4", "test=6")
     recipes_verb("prepare", "recall", place / "data", *(f"corpus.{setting}" for setting in small))
     for model in ("compressive_transformer", "transformer_xl"):
-        recipes_verb("train", "recall", place / "data", place / model, f"model={model}", *SMOKE)
+        recipes_verb("train", place / "data", place / model, f"model={model}", *SMOKE)
     return place
 
 

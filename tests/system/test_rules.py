@@ -12,7 +12,7 @@ from recipes.reinforcement.object_matching import ObjectMatchingConfig
 from tests.plugin_models import LSTM
 from waveform.audio.audio_format import AudioFormat
 from waveform.models import registry
-from waveform.speech import SpeechTrainConfig
+from waveform.speech.config import SpeechTrainConfig
 from waveform.system.errors import UserError
 from waveform.system.rules import rules_of
 

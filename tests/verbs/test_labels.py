@@ -20,8 +20,9 @@ from waveform.audio.files import read_audio
 from waveform.cli import main
 from waveform.engine.sampler import SamplingConfig
 from waveform.runs.opened import find_saved
-from waveform.verbs import compare
-from waveform.verbs.evaluate import format_by_label
+from waveform.runs.scoring import EvaluateOptions
+from waveform.speech import figures
+from waveform.speech.figures import by_label_rows
 
 SPEAKERS = ("ann", "bob b.", "ümit")
 MODEL = "wavenet"
@@ -30,7 +31,7 @@ SETTINGS = [*settings(MODEL), "train.lr=0.05", "train.warmup_steps=0", "train.ba
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "_SPEED_SECONDS", 0.01)
+    monkeypatch.setattr(figures, "_SPEED_SECONDS", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -100,38 +101,38 @@ def test_evaluate_by_label(place: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert {label: entry["num_utterances"] for label, entry in by_label.items()} == {
         "zoe": 2, "ann": 1, "bob b.": 1, "ümit": 1, None: 1
     }  # fmt: skip
-    total = sum(entry["num_samples"] * entry["nll_nats_per_sample"] for entry in by_label.values())
-    assert total / figures["num_samples"] == pytest.approx(figures["nll_nats_per_sample"])
+    total = sum(entry["num_tokens"] * entry["nats_per_token"] for entry in by_label.values())
+    assert total / figures["num_tokens"] == pytest.approx(figures["nats_per_token"])
     out = capsys.readouterr().out
     for label, entry in by_label.items():
         shown = label or "(unlabelled)"
-        pattern = rf"^{re.escape(shown)} +{entry['num_utterances']} +{entry['nll_nats_per_sample']:.4f}$"
+        pattern = rf"^{re.escape(shown)} +{entry['num_utterances']} +{entry['nats_per_token']:.4f}$"
         assert re.search(pattern, out, re.MULTILINE)
     run = waveform.load(place / "run")
     audio = read_audio(next((place / "audio" / "test" / "ann").iterdir()), sample_rate_hz=24_000)
     own, other = (run.nll(audio, sample_rate_hz=24_000, label=label).mean(dtype=float) for label in ("ann", None))
-    assert by_label["ann"]["nll_nats_per_sample"] == pytest.approx(own, rel=1e-5) != pytest.approx(other, rel=1e-4)
+    assert by_label["ann"]["nats_per_token"] == pytest.approx(own, rel=1e-5) != pytest.approx(other, rel=1e-4)
 
 
 def test_many_labels_are_cut_short() -> None:
-    entries = [{"label": f"s{i}", "num_utterances": 1, "nll_nats_per_sample": 2.0} for i in range(31)]
-    lines = format_by_label(entries).splitlines()
-    assert len(lines) == 2 + 20 + 1 and lines[-1] == "(11 more labels: --json)"
+    entries = [{"label": f"s{i}", "num_utterances": 1, "nats_per_token": 2.0} for i in range(31)]
+    rows = by_label_rows([entries])
+    assert len(rows) == 20 + 1 and rows[-1] == ["(11 more labels: --json)", "", ""]
 
 
 def test_a_run_without_labels_is_compared_on_the_same_tokens(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     assert main(["compare", str(place / "plain"), str(place / "run"), "--json", str(file)]) == 0
     plain, labelled = json.loads(file.read_text())
-    assert plain["nll_nats_per_sample"] != labelled["nll_nats_per_sample"]
+    assert plain["nats_per_token"] != labelled["nats_per_token"]
     assert labelled["nll_by_label"] == waveform.evaluate(place / "run", show_progress=False)["nll_by_label"]
     # The same audio without labels, too: those of the labelled run's data serve.
     assert main(["prepare", str(place / "audio"), str(tmp_path / "bare")]) == 0
     assert main(["train", str(tmp_path / "bare"), str(tmp_path / "other"), *SETTINGS]) == 0
     assert main(["compare", str(tmp_path / "other"), str(place / "run"), "--json", str(file)]) == 0
     other, again = json.loads(file.read_text())
-    assert again["nll_nats_per_sample"] == labelled["nll_nats_per_sample"]
-    assert other["nll_nats_per_sample"] == plain["nll_nats_per_sample"]  # labels that are not read change nothing
+    assert again["nats_per_token"] == labelled["nats_per_token"]
+    assert other["nats_per_token"] == plain["nats_per_token"]  # labels that are not read change nothing
     assert [entry["label"] for entry in other["nll_by_label"]] == [entry["label"] for entry in again["nll_by_label"]]
 
 
@@ -151,8 +152,8 @@ def test_report_by_label(place: Path, tmp_path: Path) -> None:
     runs = [str(place / "plain"), str(place / "run")]
     options = ["--num", "1", "--seconds", "0.05", "--real", "0", "--temperatures", "1"]
     assert main(["report", *runs, "--out", str(page), "--json", str(tmp_path / "r.json"), *options]) == 0
-    scored = [entry["nll_nats_per_sample"] for entry in json.loads((tmp_path / "r.json").read_text())["comparison"]]
-    evaluated = [waveform.evaluate(run, show_progress=False)["nll_nats_per_sample"] for run in runs]
+    scored = [entry["nats_per_token"] for entry in json.loads((tmp_path / "r.json").read_text())["comparison"]]
+    evaluated = [waveform.evaluate(run, show_progress=False)["nats_per_token"] for run in runs]
     assert scored == pytest.approx(evaluated, rel=1e-6)  # each run reads the labels that it knows
     html = page.read_text()
     titles = re.findall(r"<h3>(.*?)</h3>", html)
@@ -280,8 +281,8 @@ def test_trials_of_tune_read_labels(
     runs = [*(Path(trial["run"]) for trial in trials), *again]
     assert [waveform.load(run).labels for run in runs] == [expected] * 4
     for trial, run in zip(trials, runs, strict=False):  # judged with the labels that it was trained with
-        nll = waveform.evaluate(run, split="valid", show_progress=False)["nll_nats_per_sample"]
-        assert trial["nll_nats_per_sample"] == pytest.approx(nll, rel=1e-6)
+        nll = waveform.evaluate(run, EvaluateOptions(split="valid"), show_progress=False)["nats_per_token"]
+        assert trial["nats_per_token"] == pytest.approx(nll, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -311,5 +312,5 @@ def test_mistakes(arguments: list[str], words: str, place: Path, capsys: pytest.
 
 
 def test_texts_have_no_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["train", "folder", str(tmp_path), str(tmp_path / "run"), "data.labels=folder"]
+    arguments = ["train", "enwik8", str(tmp_path / "run"), "data.labels=folder"]
     assert "unknown setting" in recipes_mistake(arguments, capsys)

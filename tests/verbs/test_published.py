@@ -18,7 +18,7 @@ from waveform.audio.corpus.published import find_published
 from waveform.cli import main
 from waveform.engine.dataset import read_dataset
 from waveform.engine.inputs import shift_right
-from waveform.verbs.compare import note_of
+from waveform.speech.figures import note_of
 
 SMALL = ["preset=demo", "model=wavenet", "train.device=cpu", "train.max_seconds=null", "train.max_steps=2"]
 NAMES = [f"{word}/ab_nohash_{i}.wav" for word in ("one", "two") for i in range(3)]
@@ -64,9 +64,9 @@ def test_figures_of_others_stand_beside(
     )
     assert any("state by clip" in line for line in lines)
     (entry,) = json.loads(file.read_text())
-    assert entry["protocol"] == "clip" and entry["num_samples"] == 1500 + 1400
+    assert entry["protocol"] == "clip" and entry["num_tokens"] == 1500 + 1400
     assert "not better" not in note_of([entry])
-    worse = {**entry, "nll_nats_per_sample": entry["linear_prediction_nats_per_sample"]}
+    worse = {**entry, "nats_per_token": entry["linear_prediction_nats_per_token"]}
     assert note_of([worse]).endswith("; not better than linear prediction, which needs no training: wavenet")
     assert entry["published"][3] == {
         "model": "Mamba",
@@ -102,7 +102,7 @@ def test_clips_are_scored_whole_from_a_fresh_state(place: Path, tmp_path: Path) 
             run.model.init_state(1, device="cpu", dtype=torch.float32),
         )
         total += float(run.model.head.nll(step.hidden, targets).double().sum())
-    assert json.loads(file.read_text())["nll_nats_per_sample"] == pytest.approx(total / 2900, rel=1e-6)
+    assert json.loads(file.read_text())["nats_per_token"] == pytest.approx(total / 2900, rel=1e-6)
 
 
 def test_other_figures_are_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,18 +48,18 @@ def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert [Path(run["run"]).name for run in figures["runs"]] == names
     assert all(run["learning_curve"]["steps"] == [1, 2, 3] for run in figures["runs"])
     wavenet, attention = figures["models"]
-    assert wavenet["difference_to_wavenet_nats"] is None and wavenet["seeds"] == [3, 4]
-    nll, difference = attention["nll_nats_per_sample"], attention["difference_to_wavenet_nats"]
-    assert nll["seeds"] == [figures["runs"][i]["nll_nats_per_sample"] for i in (1, 3)]
+    assert wavenet["difference_nats"] is None and wavenet["seeds"] == [3, 4]
+    nll, difference = attention["nats_per_token"], attention["difference_nats"]
+    assert nll["seeds"] == [figures["runs"][i]["nats_per_token"] for i in (1, 3)]
     assert difference["seeds"] == pytest.approx(
-        [a - b for a, b in zip(nll["seeds"], wavenet["nll_nats_per_sample"]["seeds"], strict=True)]
+        [a - b for a, b in zip(nll["seeds"], wavenet["nats_per_token"]["seeds"], strict=True)]
     )
     for figure in (nll, difference):
         low, high = figure["interval_95_over_utterances"]
         assert low < figure["mean"] < high
         low, high = figure["interval_95_over_seeds"]
         assert low < figure["mean"] < high
-    assert attention["train_samples_seen"]["seeds"] == [run["train_samples_seen"] for run in figures["runs"][1::2]]
+    assert attention["train_tokens_seen"]["seeds"] == [run["train_tokens_seen"] for run in figures["runs"][1::2]]
     (row,) = (line for line in out.splitlines() if line.startswith("transformer_xl "))
     assert f"{nll['mean']:.4f} [" in row and f"{difference['mean']:+.4f} [" in row and row.count("[") == 4
     assert "over 2 seeds" in out and "uneven" not in out
@@ -121,9 +121,9 @@ def test_a_machine_that_was_not_idle_is_warned_of(
     assert len(warnings) == 2
     assert "wavenet-0 was trained at uneven speed" in warnings[0] and "samples/s" in warnings[0]
     assert "other work did not fall on all alike: wavenet-0 had" in warnings[1]
-    assert len(json.loads(file.read_text())["runs"][0]["train_samples_per_second_by_slice"]) == 20
+    assert len(json.loads(file.read_text())["runs"][0]["train_tokens_per_second_by_slice"]) == 20
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("waveform.verbs.compare._SPEED_SECONDS", 0.01)
+        patch.setattr("waveform.speech.figures._SPEED_SECONDS", 0.01)
         waveform.compare([runs / "wavenet-0", runs / "transformer_xl-0"])
     assert "warning: wavenet was trained at uneven speed" in capsys.readouterr().out
 

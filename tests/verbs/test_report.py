@@ -14,7 +14,7 @@ import soundfile
 from tests.test_cli import mistake, settings, write_tones
 from waveform.audio.audio_format import AudioFormat
 from waveform.cli import main
-from waveform.verbs import compare
+from waveform.speech import figures
 from waveform.verbs.report import _recordings
 
 NAME = "<b>odd $name"
@@ -33,7 +33,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "_SPEED_SECONDS", 0.01)
+    monkeypatch.setattr(figures, "_SPEED_SECONDS", 0.01)
 
 
 def sounds(row: str) -> list[np.ndarray]:
@@ -78,7 +78,7 @@ def test_a_page_of_three_runs(place: Path, tmp_path: Path, capsys: pytest.Captur
     main(["compare", *runs, "--json", str(tmp_path / "c.json")])
     compared = json.loads((tmp_path / "c.json").read_text())
     for ours, theirs in zip(figures["comparison"], compared, strict=True):
-        assert ours["nll_nats_per_sample"] == pytest.approx(theirs["nll_nats_per_sample"], abs=1e-6)
+        assert ours["nats_per_token"] == pytest.approx(theirs["nats_per_token"], abs=1e-6)
         assert ours["num_utterances"] == theirs["num_utterances"] == 3
     assert figures["by_place"][0]["label"] == "compressive_transformer"
     assert figures["by_place"][0]["edges"][:3] == [0, 240, 480]

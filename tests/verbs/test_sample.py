@@ -20,7 +20,7 @@ import soundfile
 from tests.audio.sound_device import SoundDevice
 from tests.test_cli import mistake, settings, write_tones
 from waveform.cli import main
-from waveform.speech import Run
+from waveform.speech.run import Run
 
 HEADER_BYTES = 44
 
@@ -250,7 +250,7 @@ def test_a_file_is_finished_before_all_of_it_is_heard(
 def test_no_sound_device_is_one_line_before_any_sound_is_drawn(
     run_dir: Path, device: SoundDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("waveform.speech.Run.sample", lambda *_, **__: pytest.fail("drawing began"))
+    monkeypatch.setattr("waveform.speech.run.Run.sample", lambda *_, **__: pytest.fail("drawing began"))
     device.refusal = device.PortAudioError("Error querying device -1")
     line = mistake(["sample", run_dir, "--play"], capsys)
     assert "no sound device can be used (Error querying device -1)" in line and "--out - | aplay" in line
@@ -286,7 +286,7 @@ def test_what_cannot_be_heard_is_refused_before_any_work(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("waveform.speech.Run.sample", lambda *_, **__: pytest.fail("drawing began"))
+    monkeypatch.setattr("waveform.speech.run.Run.sample", lambda *_, **__: pytest.fail("drawing began"))
     assert "--num is 2" in mistake(["sample", run_dir, "--out", "-", "--num", "2"], capsys)
     assert "--raw is for --out -" in mistake(["sample", run_dir, "--out", tmp_path, "--raw"], capsys)
     assert "--num is 2" in mistake(["sample", run_dir, "--play", "--out", tmp_path, "--num", "2"], capsys)

@@ -21,7 +21,7 @@ from waveform.cli import main
 from waveform.engine import checkpoint
 from waveform.runs import search
 from waveform.runs.folder import read_config
-from waveform.speech import compose_config
+from waveform.speech.config import compose_config
 from waveform.system.signals import Interrupted
 
 optuna = pytest.importorskip("optuna", reason="the extra `tune` is not installed")
@@ -73,12 +73,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_better_learning_rate_wins(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     best, other = trials_of(place / "done")
     assert [best["drawn"]["train.lr"], other["drawn"]["train.lr"]] == [str(GOOD), str(BAD)]
-    assert best["nll_nats_per_sample"] < other["nll_nats_per_sample"] - 0.5
-    assert {best["state"], other["state"]} == {"complete"} and best["train_samples_seen"] > 64
+    assert best["nats_per_token"] < other["nats_per_token"] - 0.5
+    assert {best["state"], other["state"]} == {"complete"} and best["train_tokens_seen"] > 64
     assert list(best["nll_nats_by_share_of_budget"]) == ["0.2", "0.4", "0.6", "0.8"]
     assert 1 <= best["train_seconds"] < 2
     assert main(["evaluate", best["run"], "--split", "valid", "--json", str(tmp_path / "e.json")]) == 0
-    assert json.loads((tmp_path / "e.json").read_text())["nll_nats_per_sample"] == best["nll_nats_per_sample"]
+    assert json.loads((tmp_path / "e.json").read_text())["nats_per_token"] == best["nats_per_token"]
 
     capsys.readouterr()
     assert main(tune(place, place / "done")) == 0  # it has ended, and only says so

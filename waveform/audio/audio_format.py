@@ -104,11 +104,11 @@ def format_of(modality: Mapping[str, Any]) -> AudioFormat:
     quantiser = by_name.get(modality.get("quantiser", _STORED_AS["mu_law"]))
     if quantiser is None:
         raise UserError(f"the quantiser {modality.get('quantiser')!r} is of a newer version of waveform; update it")
+    if type(modality.get("sample_rate_hz")) is not int:
+        raise UserError("a data set of audio has no sample_rate_hz; prepare it again")
     pieces = modality.get("pieces", {"samples": None, "drop_rest": False})
     normalise = str(modality.get("normalise", "none"))
-    return AudioFormat(
-        int(modality["sample_rate_hz"]), quantiser, normalise, pieces["samples"], bool(pieces["drop_rest"])
-    )
+    return AudioFormat(modality["sample_rate_hz"], quantiser, normalise, pieces["samples"], bool(pieces["drop_rest"]))
 
 
 def differences(before: AudioFormat, now: AudioFormat) -> str:

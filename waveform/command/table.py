@@ -1,17 +1,18 @@
 """A command line as a table: each verb names its function and its arguments, from which argparse's parser follows.
 
 A verb's function, the one that Python users call, is imported when the verb runs, so `--help` loads nothing heavy. It
-is called with the arguments that were given, by name; its own defaults serve for the others.
+is called with the arguments that were given, by name; one that is a field of a dataclass among the function's
+parameters goes there. The defaults are the function's own.
 """
 
 import argparse
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from inspect import signature
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from waveform.command.outcome import run_with_outcome
 from waveform.system.console import replace_closed
@@ -28,7 +29,6 @@ class Argument:
 
     names: tuple[str, ...]
     options: Mapping[str, Any]  # of argparse's `add_argument`
-    into: str | None  # the function's parameter, a dataclass, with a field of this argument's name
     setting: str | None  # the argument is short for this setting
     instead: str | None  # `module:function` to call instead of the verb's, with those of the arguments that it takes
     rival: str | None  # at most one of the arguments with the same rival may be given
@@ -41,14 +41,13 @@ class Argument:
 
 def argument(
     *names: str,
-    into: str | None = None,
     setting: str | None = None,
     instead: str | None = None,
     rival: str | None = None,
     **options: Any,
 ) -> Argument:
     """An argument, by argparse's names and options, and what an `Argument` has besides."""
-    return Argument(names, options, into, setting, instead, rival)
+    return Argument(names, options, setting, instead, rival)
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,9 @@ class Verb:
 
     name: str
     help: str
-    function: str  # `module:function`
+    function: str | Mapping[str, str]  # `module:function`, or one for each kind of run
     arguments: Sequence[Argument]
     epilog: str | None = None
-    configs: Mapping[str, str] = field(default_factory=dict)  # parameter -> `module:dataclass`, for `Argument.into`
     report: str | None = None  # `module:function` that gets the function's result and returns the exit code
     computes: bool = True  # trains or runs a model, for which the CPU is set up first
 
@@ -70,23 +68,54 @@ class Verb:
             set_defaults()
         values = _without_strays(given)
         instead = None
-        fields: dict[str, dict[str, Any]] = {parameter: {} for parameter in self.configs}
         for arg in self.arguments:
             if arg.name not in values:
                 continue
             _require_countable(arg, values[arg.name])
             if arg.instead is not None:
-                instead = _load(arg.instead)
+                instead = arg.instead
             elif arg.setting is not None:
                 values[OVERRIDES] = [*values.get(OVERRIDES, ()), f"{arg.setting}={values.pop(arg.name)}"]
-            elif arg.into is not None:
-                fields[arg.into][arg.name] = values.pop(arg.name)
-        values |= {parameter: _load(name)(**fields[parameter]) for parameter, name in self.configs.items()}
         if instead is not None:
-            instead(**{name: values[name] for name in signature(instead).parameters if name in values})
+            arguments, _ = arguments_of(_load(instead), values)
+            _load(instead)(**arguments)
             return 0
-        result = _load(self.function)(**values)
+        function, of_kind = self._function(values)
+        arguments, unknown = arguments_of(function, values)
+        for arg in self.arguments:
+            if arg.name in unknown:
+                raise UserError(f"{arg.names[-1]} is not for runs {of_kind}; leave it out")
+        result = function(**arguments)
         return 0 if self.report is None else _load(self.report)(result) or 0
+
+    def _function(self, values: Mapping[str, Any]) -> tuple[Callable[..., Any], str]:
+        """The function to call, and for which kind of run it is, as a message has it."""
+        if isinstance(self.function, str):
+            return _load(self.function), "of this kind"
+        runs = values.get("run_dirs") or values.get("listen") or [run for run in (values.get("run_dir"),) if run]
+        kind = _load("waveform.domain:kind_of_runs")(runs)
+        of_kind = {"audio": "on audio", "text": "on text", "environment": "of agents"}[kind]
+        if kind not in self.function:
+            raise UserError(f"{runs[0]} is a run {of_kind}, which {self.name} does not know")
+        return _load(self.function[kind]), of_kind
+
+
+def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """What `function` is called with, and the names in `values` that it does not know."""
+    parameters, hints = signature(function).parameters, get_type_hints(function)
+    dataclasses: dict[str, type] = {}
+    for name in parameters:
+        for kind in (hints.get(name), *get_args(hints.get(name))):
+            if isinstance(kind, type) and is_dataclass(kind):
+                dataclasses.setdefault(name, kind)
+    arguments = {name: value for name, value in values.items() if name in parameters}
+    unknown = set(values) - set(arguments)
+    for parameter, kind in dataclasses.items():
+        if parameter not in arguments:
+            own = {field.name: values[field.name] for field in fields(kind) if field.name in unknown}
+            arguments[parameter] = kind(**own)
+            unknown -= set(own)
+    return arguments, unknown
 
 
 def _require_countable(arg: Argument, value: Any) -> None:

@@ -1,7 +1,7 @@
 """Measures samples of runs beside held-out real clips and white noise: from tokens and models to `Quality`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -10,41 +10,30 @@ from waveform.audio.audio_format import AudioFormat
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.token_set import TokenSet
 from waveform.quality.clip import Clip, measure_clip
+from waveform.quality.config import QualityConfig
 from waveform.quality.figures import Quality, SetOfClips, figures_of, frechet_by_chance
 from waveform.quality.opinions import Predict, opinions_of, predictors
-from waveform.speech import Run
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
-FEWEST_CLIPS = 3  # for an interval
 _MAX_REFERENCE = 200  # real clips that all are compared with
 _SAMPLING_ROWS = 16  # samples that are drawn side by side
 _NOISE_AMPLITUDE = 0.1  # RMS, about that of speech
 
 
-@dataclass(frozen=True)
-class QualityConfig:
-    """How quality is measured."""
+class Sampled(Protocol):
+    """What is measured of a run: sounds that it makes."""
 
-    quality: bool = False  # whether it is
-    num: int = 16  # samples of each run
-    seconds: float = 2.0  # of each
-    temperature: float = 1.0
-    seed: int = 0
+    @property
+    def audio_format(self) -> AudioFormat: ...
 
-    def __post_init__(self) -> None:
-        if self.num < FEWEST_CLIPS:
-            raise UserError(f"--num is {self.num}; quality needs at least {FEWEST_CLIPS} samples for an interval")
-        if not 1 <= self.seconds <= 60:
-            raise UserError(f"--seconds is {self.seconds}; quality is measured in pieces of a second: give 1 to 60")
-        SamplingConfig(temperature=self.temperature, seed=self.seed)  # refuses what is out of range
-        given = [field.name for field in fields(QualityConfig) if getattr(self, field.name) != field.default]
-        if given and not self.quality:
-            raise UserError(f"--{given[0]} is only for --quality; add --quality, or leave it out")
+    def sample(self, *, num: int, seconds: float, sampling: SamplingConfig) -> np.ndarray:
+        """Sounds [num, n]."""
+        ...
 
 
 def measure_quality(
-    runs: Sequence[tuple[str, Run]],
+    runs: Sequence[tuple[str, Sampled]],
     config: QualityConfig,
     *,
     held_out: TokenSet,
@@ -91,7 +80,7 @@ def measure_quality(
     )
 
 
-def draw_samples(run: Run, config: QualityConfig) -> list[np.ndarray]:
+def draw_samples(run: Sampled, config: QualityConfig) -> list[np.ndarray]:
     """Samples of a run, each [n]."""
     clips: list[np.ndarray] = []
     while len(clips) < config.num:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.metrics import bits
@@ -22,7 +23,7 @@ from waveform.runs.learning_curves import LearningCurve, read_learning_curve, sa
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import interval_over_utterances
 from waveform.runs.seeds import mean_and_interval
-from waveform.runs.speeds import read_speeds, read_waited_share, warnings_of
+from waveform.runs.speeds import read_speeds, read_training_speed, read_waited_share, warnings_of
 from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.signals import Interrupted
@@ -38,6 +39,8 @@ class Entrants:
 
     models: Sequence[str] | None = None  # registered names; None: those of the verb
     seeds: int = 1  # trainings of each model
+    # Pieces that the test split is cut into, and that intervals are over; None: whole utterances
+    rows: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.seeds <= _MOST_SEEDS:
@@ -54,13 +57,27 @@ class ScoredRun:
     curve: LearningCurve
     speeds: list[float]  # of training, in tokens per second, by slice
     waited_share: float | None  # of the training time, for a core; None if that did not cost updates
+    figures: dict[str, Any]  # what `evaluate --json` writes
 
     @staticmethod
-    def of(run: TrainedRun, tokens: TokenSet, result: Evaluation) -> "ScoredRun":
+    def of(run: TrainedRun, tokens: TokenSet, result: Evaluation, figures: dict[str, Any]) -> "ScoredRun":
         """Read from the run's log how its training went."""
         curve = read_learning_curve(run.folder, run.config)
         waited = read_waited_share(run.folder, run.config["train"])
-        return ScoredRun(run, tokens, result, curve, read_speeds(run.folder), waited)
+        return ScoredRun(run, tokens, result, curve, read_speeds(run.folder), waited, figures)
+
+    @property
+    def all_figures(self) -> dict[str, Any]:
+        """What a comparison's JSON has of this run on its own."""
+        return {
+            **self.figures,
+            "train_tokens_per_second": read_training_speed(self.run.folder),
+            "train_tokens_per_second_by_slice": self.speeds,
+            "train_waited_share": self.waited_share,
+            "learning_curve": self.curve.figures(),
+            "device": str(self.run.device),
+            "num_threads": torch.get_num_threads(),
+        }
 
 
 @dataclass(frozen=True)
@@ -142,16 +159,15 @@ def _warnings(scored: Sequence[ScoredRun], *, unit: str) -> list[str]:
 def _summary(runs: Sequence[ScoredRun], baseline: Sequence[ScoredRun] | None, scored: Scored) -> dict[str, Any]:
     """Figures of one model over its seeds; baseline: the runs of the same seeds that it is compared with."""
     speeds = [speed for one in runs for speed in one.speeds]
-    unit = scored.unit
     return {
         "num_parameters": num_parameters(runs[0].run.model),
-        f"nll_nats_per_{unit}": _over_seeds_and_utterances([one.result for one in runs]),
-        f"difference_to_{scored.baseline}_nats": None
+        "nats_per_token": _over_seeds_and_utterances([one.result for one in runs]),
+        "difference_nats": None
         if baseline is None or baseline[0] is runs[0]
         else _over_seeds_and_utterances([_difference(a.result, b.result) for a, b in zip(runs, baseline, strict=True)]),
-        f"train_{unit}s_seen": mean_and_interval([one.run.tokens_seen for one in runs]),
+        "train_tokens_seen": mean_and_interval([one.run.tokens_seen for one in runs]),
         "train_seconds": mean_and_interval([one.run.train_seconds for one in runs]),
-        f"train_{unit}s_per_second": statistics.median(speeds) if speeds else None,  # of slices
+        "train_tokens_per_second": statistics.median(speeds) if speeds else None,  # of slices
     }
 
 
@@ -179,16 +195,15 @@ def race_table(
     figures: what `figures_of_race` returns. extra: heading -> cell of each model, for further columns.
     """
     unit, extra = scored.unit, extra or {}
-    nll_key, difference_key = f"nll_nats_per_{unit}", f"difference_to_{scored.baseline}_nats"
     several = len(scored.seeds) > 1
-    utterances = any(entry[nll_key]["interval_95_over_utterances"] for entry in figures["models"])
+    utterances = any(entry["nats_per_token"]["interval_95_over_utterances"] for entry in figures["models"])
     brackets = " ".join([*["[utterances]"] * utterances, *["[seeds]"] * several])
     header = ["model", f"nats/{unit} {brackets}".strip(), f"bits/{unit}", *extra,
               f"to {scored.baseline}, nats {brackets}".strip(), "parameters", f"{unit}s seen", "training"]  # fmt: skip
     rows = []
-    for entry in sorted(figures["models"], key=lambda entry: entry[nll_key]["mean"]):
-        nll, difference, rate = entry[nll_key], entry[difference_key], entry[f"train_{unit}s_per_second"]
-        seen, seconds = entry[f"train_{unit}s_seen"]["mean"], entry["train_seconds"]["mean"]
+    for entry in sorted(figures["models"], key=lambda entry: entry["nats_per_token"]["mean"]):
+        nll, difference, rate = entry["nats_per_token"], entry["difference_nats"], entry["train_tokens_per_second"]
+        seen, seconds = entry["train_tokens_seen"]["mean"], entry["train_seconds"]["mean"]
         rows.append(
             [
                 entry["model"],

@@ -109,7 +109,7 @@ def with_labels(runs: Sequence[TrainedRun], token_sets: Sequence[TokenSet]) -> T
     return next((tokens for _, tokens in [*reading, *labelled]), token_sets[0])
 
 
-def nll_by_label(result: Evaluation, tokens: TokenSet, *, unit: str) -> list[dict[str, Any]]:
+def nll_by_label(result: Evaluation, tokens: TokenSet) -> list[dict[str, Any]]:
     """NLL of the utterances of each label of `tokens`, those with most tokens first; none if it has no labels.
 
     `label` is None for utterances without one.
@@ -125,18 +125,19 @@ def nll_by_label(result: Evaluation, tokens: TokenSet, *, unit: str) -> list[dic
         {
             "label": label,
             "num_utterances": len(of_label),
-            f"num_{unit}s": int(result.counts[of_label].sum()),
-            f"nll_nats_per_{unit}": float(result.nats[of_label].sum() / result.counts[of_label].sum()),
+            "num_tokens": int(result.counts[of_label].sum()),
+            "nats_per_token": float(result.nats[of_label].sum() / result.counts[of_label].sum()),
         }
         for label, of_label in groups.items()
     ]
-    return sorted(entries, key=lambda entry: (-entry[f"num_{unit}s"], entry["label"] or ""))
+    return sorted(entries, key=lambda entry: (-entry["num_tokens"], entry["label"] or ""))
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
     """What a user chooses for the evaluation of a run."""
 
+    split: str = "test"
     # utterance | chunk | carry | clip: when state is reset; None: as the verb's page says
     protocol: str | None = None
     memory: int | None = None  # memory slots; None: as in training
@@ -146,6 +147,7 @@ class EvaluateOptions:
     dynamic_lr: float | None = None  # None: the optimiser's default in `DynamicConfig`; continued: that of training
     average: int = 1  # newest checkpoints whose weights are averaged
     stride: int | None = None  # tokens by which the window of a model without memory moves; None: its length
+    published: str | None = None  # a corpus of audio, whose published figures are shown beside
     published_words: bool = False  # word-level perplexity divides by the words that the corpus was published with
     rows: int | None = None  # pieces that text is cut into, each from empty memories; None: whole documents
 
@@ -183,14 +185,14 @@ def _learning_rate(run: TrainedRun) -> float:
     return train.learning_rate(run.step, run.train_seconds)
 
 
-def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evaluation, unit: str) -> dict[str, Any]:
+def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evaluation) -> dict[str, Any]:
     """What reports say of a dynamic evaluation, besides the plain one of the same tokens."""
     return {
         "optimiser": config.optimiser,
         "lr": config.learning_rate,
         "clip_norm": config.clip_norm,
-        f"nll_nats_per_{unit}": result.nats_per_token,
-        f"nll_bits_per_{unit}": result.bits_per_token,
+        "nats_per_token": result.nats_per_token,
+        "bits_per_token": result.bits_per_token,
         "difference_to_plain_nats": result.nats_per_token - plain.nats_per_token,
     }
 

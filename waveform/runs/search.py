@@ -9,7 +9,7 @@ A search that was interrupted goes on where it was: the trial that had not ended
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import score
 from waveform.runs.settings import differing_keys, typed
 from waveform.runs.space import Space
-from waveform.runs.training import check_fits, train_run
+from waveform.runs.training import check_fits, open_training
 from waveform.system.atomic import explain_write_errors
 from waveform.system.console import say
 from waveform.system.errors import UserError
@@ -97,7 +97,7 @@ class Task:
     train_config: type[TrainConfig]
     space: Callable[[str], Space]  # of a model
     open_data: Callable[[World], Dataset]
-    dataset: dict[str, Any]  # `vocab_size` and `modality` of the data
+    dataset: Mapping[str, Any]  # `vocab_size` and `modality` of the data
     load: Callable[..., TrainedRun]
     unit: str  # what a token is called
     amount_of: Callable[[Dataset], Callable[[TokenSet], str]]  # describes the size of a split of the data
@@ -283,7 +283,7 @@ class _Search:
         import optuna
         from optuna.trial import TrialState
 
-        most, key = self._config.trials, f"nll_nats_per_{self._task.unit}"
+        most, key = self._config.trials, "nats_per_token"
         while (num_ended := sum(trial.state.is_finished() for trial in self._study.trials)) < most:
             # Seeded for each trial: a search that goes on would otherwise draw its first trials once more.
             seed = random.Random(f"{self._config.seed} {num_ended}").getrandbits(32)
@@ -314,9 +314,9 @@ class _Search:
             show_progress=self._show_progress,
         )
         try:
-            result = train_run(
-                self._data, config, train_config, context, amount=self._task.amount_of(self._data), cut_valid=True
-            )
+            amount = self._task.amount_of(self._data)
+            with open_training(self._data, config, train_config, context, amount=amount, cut_valid=True) as trainer:
+                result = trainer.run()
         except TrialPruned:
             self._study.tell(trial, state=TrialState.PRUNED)
             return self._say(f"trial {trial.number} is pruned: it is worse than the median of the trials before it")
@@ -357,7 +357,7 @@ class _Search:
 
     def _note(self, trial: "Trial", model: SequenceModel, seconds: float, tokens_seen: int) -> None:
         figures = {"num_parameters": num_parameters(model), "train_seconds": seconds}
-        trial.set_user_attr("figures", {**figures, f"train_{self._task.unit}s_seen": tokens_seen})
+        trial.set_user_attr("figures", {**figures, "train_tokens_seen": tokens_seen})
 
     def _fail(self, trial: "Trial", reason: str) -> None:
         from optuna.trial import TrialState
@@ -378,8 +378,8 @@ class _Search:
             "state": state,
             "drawn": trial.params,
             "settings": self._plan.settings(trial.params),
-            f"nll_nats_per_{self._task.unit}": None if failed else nats,
-            f"nll_bits_per_{self._task.unit}": None if failed or nats is None else bits(nats),
+            "nats_per_token": None if failed else nats,
+            "bits_per_token": None if failed or nats is None else bits(nats),
             "nll_nats_by_share_of_budget": {f"{share / _NUM_LOOKS:g}": looks[share] for share in sorted(looks)},
             **trial.user_attrs.get("figures", {}),
             "reason": trial.user_attrs.get("reason"),

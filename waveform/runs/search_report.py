@@ -50,7 +50,7 @@ def _table(entries: list[dict[str, Any]], unit: str) -> list[str]:
     header = ["trial", f"nats/{unit}", f"bits/{unit}", "state", "parameters", f"{unit}s seen", "settings"]
     rows = []
     for entry in entries:
-        nats, bits = entry[f"nll_nats_per_{unit}"], entry[f"nll_bits_per_{unit}"]
+        nats, bits = entry["nats_per_token"], entry["bits_per_token"]
         share = max(entry["nll_nats_by_share_of_budget"], default="0")
         rows.append(
             [
@@ -59,7 +59,7 @@ def _table(entries: list[dict[str, Any]], unit: str) -> list[str]:
                 "-" if bits is None else f"{bits:.4f}",
                 entry["state"] + (f" at {float(share):.0%}" if entry["state"] == "pruned" else ""),
                 f"{entry['num_parameters']:,}" if "num_parameters" in entry else "-",
-                f"{entry[f'train_{unit}s_seen']:,}" if f"train_{unit}s_seen" in entry else "-",
+                f"{entry['train_tokens_seen']:,}" if "train_tokens_seen" in entry else "-",
                 shown(entry["drawn"]),
             ]
         )

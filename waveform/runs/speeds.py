@@ -1,6 +1,7 @@
 """How fast a run was trained, slice by slice, read from its log; and what to warn of when runs are compared."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +29,13 @@ def read_speeds(run_dir: Path) -> list[float]:
         if math.isfinite(seconds) and seconds - points[-1][0] >= SLICE_S:
             points.append((seconds, tokens))
     return [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(points)]
+
+
+def read_training_speed(run_dir: Path) -> float | None:
+    """Median training speed in tokens per second, as logged; None before the first record."""
+    rates = [record.get("tokens_per_second") for record in read_metrics(run_dir) if record["kind"] == "train"]
+    numbers = [rate for rate in rates if isinstance(rate, int | float) and 0 < rate < math.inf]
+    return statistics.median(numbers) if numbers else None
 
 
 def read_waited_share(run_dir: Path, train: Mapping[str, Any]) -> float | None:

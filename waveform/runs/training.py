@@ -1,9 +1,7 @@
 """Training into a run folder, for any modality: claims the folder, refuses another configuration, resumes."""
 
-import os
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +17,7 @@ from waveform.engine.streams import check_sizes
 from waveform.engine.token_learner import TokenLearner
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
-from waveform.engine.trainer import RunContext, Trainer, TrainResult
-from waveform.engine.turns import train_in_turn
+from waveform.engine.trainer import RunContext, Trainer
 from waveform.ranks.distributed import World, explain_lost_ranks
 from waveform.runs.configured_model import model_from, num_parameters, sketch_model, window_of
 from waveform.runs.folder import CONFIG_FILE, LOCK_FILE, check_recorded, comparable, refuse_other_config
@@ -35,7 +32,7 @@ _ROWS_OF_A_LOOK = 16  # of each process: more would be faster, but each begins w
 
 
 def check_settings(
-    run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, dataset: dict[str, Any], world: World
+    run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, dataset: Mapping[str, Any], world: World
 ) -> None:
     """Refuse whatever can be refused before anything is prepared or written.
 
@@ -46,7 +43,7 @@ def check_settings(
     refuse_other_config(run_dir, config)
 
 
-def check_fits(config: dict[str, Any], train_config: TrainConfig, *, dataset: dict[str, Any], world: World) -> None:
+def check_fits(config: dict[str, Any], train_config: TrainConfig, *, dataset: Mapping[str, Any], world: World) -> None:
     """Raises UserError for fields that the model refuses, and sizes that do not fit each other or this machine.
 
     dataset: `vocab_size` and `modality` of the data, which decide the rest of the model.
@@ -64,48 +61,6 @@ def check_fits(config: dict[str, Any], train_config: TrainConfig, *, dataset: di
     )
     if world.device.type == "cpu":
         require_ram_for_state(sketch, train_config.batch_size // world.size)
-
-
-def train_run(
-    data: Dataset,
-    config: dict[str, Any],
-    train_config: TrainConfig,
-    context: RunContext,
-    *,
-    amount: Callable[[TokenSet], str],
-    cut_valid: bool = False,
-) -> TrainResult:
-    """Train on `data` into the run folder of `context`, or resume what is there; arguments as in `open_training`.
-
-    Raises UserError as `open_training` does, and if the loss stops being finite.
-    """
-    with open_training(data, config, train_config, context, amount=amount, cut_valid=cut_valid) as trainer:
-        if context.show_progress:
-            say_threads(context.world, in_kernels=trainer.learner.runs_in_kernels)
-        return trainer.run()
-
-
-def train_runs(
-    data: Dataset,
-    runs: Sequence[tuple[dict[str, Any], TrainConfig, RunContext]],
-    *,
-    amount: Callable[[TokenSet], str],
-) -> list[TrainResult]:
-    """Train several runs on `data` in turn, in slices of seconds; resumes what is there. Returns how each ended.
-
-    runs: configuration, its section `train`, and where it runs. Long validation utterances are cut (see
-    `open_training`). Raises UserError as that does; if one run's loss stops being finite, the others are saved.
-    """
-    with ExitStack() as opened:
-        trainers = {
-            context.run_dir.name: opened.enter_context(
-                open_training(data, config, train_config, context, amount=amount, cut_valid=True)
-            )
-            for config, train_config, context in runs
-        }
-        if runs[0][2].show_progress:
-            say_threads(runs[0][2].world, in_kernels=all(each.learner.runs_in_kernels for each in trainers.values()))
-        return train_in_turn(trainers)
 
 
 @contextmanager
@@ -205,17 +160,3 @@ def cut_for_a_look(valid: TokenSet, config: TrainConfig, *, world: World) -> Tok
     """`valid` with long utterances cut, so that train.evaluate_tokens of it are several rows for every process."""
     num_tokens = min(valid.num_tokens, config.evaluate_tokens or valid.num_tokens)
     return valid.cut(max(1, -(-num_tokens // (_ROWS_OF_A_LOOK * world.size))))
-
-
-def report_training(result: TrainResult, *, unit: str) -> int:
-    """Say on the first rank how training ended; returns the exit code: 0, or 128 + the signal that stopped it.
-
-    unit: what tokens are called.
-    """
-    if os.environ.get("RANK", "0") == "0":
-        how = "finished"
-        if result.interrupted:
-            how = f"stopped by {signal.Signals(result.stopped_by).name}; the same command resumes"
-        seen = f"{result.seconds:.0f} s of training, {result.tokens_seen:,} {unit} seen"
-        say(f"{how}: step {result.step}, {seen}")
-    return 128 + result.stopped_by if result.interrupted else 0

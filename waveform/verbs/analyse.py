@@ -1,4 +1,4 @@
-"""`waveform analyse`: where runs on speech attend, how they compress, and how far back they look."""
+"""`analyse`: where runs attend, how they compress, and how far back they look."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,10 +6,8 @@ from typing import Any
 
 from waveform.analyses.analyse import AnalysisConfig, common_tokens
 from waveform.analyses.analyse import analyse as analyse_runs
-from waveform.speech import load
-from waveform.system.errors import UserError
+from waveform.domain import domain_of_runs
 from waveform.system.output import check_files
-from waveform.verbs.evaluate import open_split
 
 
 def analyse(
@@ -30,14 +28,14 @@ def analyse(
     config = config or AnalysisConfig()
     check_files(json_file=json_path, plot_file=plot_path)
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
-    if not run_dirs:
-        raise UserError("name at least one run folder")
-    runs = [load(run_dir, device=device, **config.model_fields) for run_dir in run_dirs]
-    token_sets = [open_split(run, data=data, split=config.split, show_progress=show_progress) for run in runs]
+    domain = domain_of_runs(run_dirs)
+    runs = [domain.load(run_dir, device=device, **config.model_fields) for run_dir in run_dirs]
+    token_sets = [domain.open_split(run, data=data, split=config.split, show_progress=show_progress) for run in runs]
     return analyse_runs(
         runs,
         common_tokens(runs, token_sets, split=config.split),
         config,
+        distances=domain.distances(runs[0], config.split),
         json_file=json_path,
         plot_file=plot_path,
         show_progress=show_progress,

@@ -23,7 +23,7 @@ from waveform.models.registry import model_class, model_names
 from waveform.ranks.distributed import choose_device
 from waveform.runs.configured_model import window_of
 from waveform.runs.settings import typed
-from waveform.speech import SpeechTrainConfig, compose_config
+from waveform.speech.config import SpeechTrainConfig, compose_config
 from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
 from waveform.system.machine import describe_machine

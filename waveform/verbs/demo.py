@@ -17,12 +17,12 @@ from waveform.engine.sampler import SamplingConfig
 from waveform.runs.folder import read_config
 from waveform.runs.named import bundled_names
 from waveform.runs.settings import typed
-from waveform.speech import SpeechTrainConfig, compose_config
+from waveform.speech.config import SpeechTrainConfig, compose_config
+from waveform.speech.domain import Speech
 from waveform.system.console import say
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
 from waveform.system.signals import Interrupted
-from waveform.verbs.race import MODELS
 from waveform.verbs.report import ReportConfig, report
 from waveform.verbs.sample import sample
 from waveform.verbs.train import train_all
@@ -44,7 +44,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     others = out_dir.exists() and (not out_dir.is_dir() or any(path.name != "data" for path in out_dir.iterdir()))
     if others and not is_dataset(out_dir / "data"):
         raise UserError(f"--out {out_dir} is not empty; give a new folder")
-    runs = {out_dir / model: [f"model={model}", "preset=demo", *overrides] for model in MODELS}
+    runs = {out_dir / model: [f"model={model}", "preset=demo", *overrides] for model in Speech.race_models}
     for settings in runs.values():
         device = typed(SpeechTrainConfig, compose_config(settings)["train"], section="train").device
     began = time.perf_counter()

@@ -8,7 +8,7 @@ from waveform.audio.corpus.prepare import DataConfig
 from waveform.audio.corpus.prepare import prepare as prepare_folder
 from waveform.engine.dataset import Dataset
 from waveform.runs.settings import typed
-from waveform.speech import compose_config
+from waveform.speech.config import compose_config
 from waveform.system.errors import UserError
 
 

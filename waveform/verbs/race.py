@@ -1,4 +1,4 @@
-"""`waveform race`: trains models in turn on the same audio and budget, with several seeds, and compares them."""
+"""`race`: trains models in turn on the same data and budget, with several seeds, and compares them."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -6,16 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from waveform.engine.dataset import is_dataset
+from waveform.domain import token_domain_of
 from waveform.engine.trainer import TrainResult
 from waveform.runs.folder import read_config
 from waveform.runs.race import Entrants, Scored, figures_of_race, race_table, save_race, train_rounds
-from waveform.speech import cache_of, compose_config
+from waveform.runs.scoring import EvaluateOptions
+from waveform.runs.seeds import mean_and_interval
 from waveform.system.output import check_files, write_json
-from waveform.verbs.compare import BASELINE, figures_of, open_runs, scope_of, score_runs
+from waveform.verbs.compare import open_runs
 from waveform.verbs.train import train_all
-
-MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
 
 
 def race(
@@ -36,15 +35,15 @@ def race(
     writes) its figures, `models`, those of every run, `runs`, and the `warnings` of uneven speed; under torchrun, on
     the first process only (the others return None). Raises UserError as `train` and `compare` do.
     """
-    data, out_dir, entrants = Path(source), Path(out_dir), entrants or Entrants()
-    models = list(dict.fromkeys(entrants.models or MODELS))
+    out_dir, entrants, domain = Path(out_dir), entrants or Entrants(), token_domain_of(source)
+    data = Path(source)
+    models = list(dict.fromkeys(entrants.models or domain.race_models))
     check_files(json_file=json_file, plot_file=plot_file)
 
     def train(runs: Mapping[Path, Sequence[str]]) -> list[TrainResult]:
         nonlocal data
         results = train_all(data, runs, config_dir=config_dir, show_progress=show_progress)
-        if not is_dataset(data):  # what the first seed has prepared serves for the others
-            data = cache_of(data, run_dir=next(iter(runs)))
+        data = Path(read_config(next(iter(runs)))["dataset"]["path"])  # what was prepared serves for the next seed
         return results
 
     rounds = train_rounds(
@@ -52,28 +51,34 @@ def race(
         overrides,
         models,
         num_seeds=entrants.seeds,
-        compose=partial(compose_config, config_dir=config_dir),
+        compose=partial(domain.compose, data, config_dir=config_dir),
         train=train,
     )
     if os.environ.get("RANK", "0") != "0":
         return None
     run_dirs = [run_dir for run_dirs in rounds.values() for run_dir in run_dirs]
-    device = read_config(run_dirs[0])["train"]["device"]
-    runs = score_runs(*open_runs(run_dirs, device=device, show_progress=show_progress), show_progress=show_progress)
-    by_model = {model: [one for one in runs if one.run.name == model] for model in models}
-    of_runs = [figures_of(one, split="test") for one in runs]
-    rate = of_runs[0]["sample_rate_hz"]
-    scored = Scored(by_model, list(rounds), unit="sample", baseline=BASELINE, tokens_per_second=rate)
-    figures = {**figures_of_race(scored), "runs": of_runs}
+    device, options = read_config(run_dirs[0])["train"]["device"], EvaluateOptions(rows=entrants.rows)
+    runs, tokens = open_runs(domain, run_dirs, options, device=device, show_progress=show_progress)
+    of_runs = [domain.measure(run, tokens, options, show_progress=show_progress) for run in runs]
+    by_model = {model: [one for one in of_runs if one.run.name == model] for model in models}
+    scored = Scored(
+        by_model,
+        list(rounds),
+        unit=domain.unit,
+        baseline=domain.race_baseline,
+        tokens_per_second=of_runs[0].figures.get("sample_rate_hz"),
+    )
+    figures = {**figures_of_race(scored), "runs": [one.all_figures for one in of_runs]}
+    columns = domain.race_columns(of_runs[0].figures)
+    for of_model in figures["models"]:
+        for name in columns:
+            of_model[name] = mean_and_interval([one.figures[name] for one in by_model[of_model["model"]]])
     if show_progress:
-        first = figures["runs"][0]
-        print("\n".join(race_table(figures, scored)))
-        print(
-            f"{scope_of(first)}; linear prediction alone {first['linear_prediction_nats_per_sample']:.4f} nats, "
-            f"unigram {first['unigram_nats_per_sample']:.4f} nats; {first['device']}, "
-            f"{first['num_threads']} thread"
-            f"{'s' * (first['num_threads'] > 1)}"
-        )
+        cells = {
+            heading: {each["model"]: f"{each[name]['mean']:.5g}" for each in figures["models"]}
+            for name, heading in columns.items()
+        }
+        print("\n".join([*race_table(figures, scored, extra=cells), domain.scope(figures["runs"][0])]))
     write_json(json_file, figures)
     if plot_file is not None:
         save_race(plot_file, scored)

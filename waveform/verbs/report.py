@@ -11,31 +11,29 @@ import torch
 from waveform.analyses.by_place import NllByPlace
 from waveform.audio.audio_format import AudioFormat
 from waveform.audio.embedded import flac_bytes, mel_jpeg
+from waveform.domain import labels_of
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.token_set import TokenSet
-from waveform.quality.measure import FEWEST_CLIPS, QualityConfig, measure_quality
+from waveform.quality.config import FEWEST_CLIPS, QualityConfig
+from waveform.quality.measure import measure_quality
 from waveform.quality.report import quality_notes, quality_rows
 from waveform.report_page.charts import attention_chart, learning_chart, place_chart
 from waveform.report_page.measures import measure_attention, measure_places
 from waveform.report_page.page import Page, Player, PlayerRow, Table, data_uri, require_page, write_page
 from waveform.report_page.settings import settings_tables
 from waveform.runs.race import ScoredRun
-from waveform.speech import Run, check_amount, load
+from waveform.runs.scoring import EvaluateOptions
+from waveform.speech.data import open_split
+from waveform.speech.domain import Speech
+from waveform.speech.figures import by_label_rows, format_table, note_of, rows_of
+from waveform.speech.run import Run, check_amount, load
 from waveform.system.atomic import require_writable
 from waveform.system.console import counted, printable
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
 from waveform.system.progress import Progress
-from waveform.verbs.compare import (
-    entries_of,
-    format_table,
-    labels_of,
-    note_of,
-    open_runs,
-    rows_of,
-)
-from waveform.verbs.evaluate import by_label_rows, open_split
+from waveform.verbs.compare import entries_of, open_runs
 
 REAL = "real speech"
 _FIRST_S = 0.01  # the first stretch of NLL over the course of an utterance
@@ -57,14 +55,14 @@ class ReportConfig:
     seed: int = 0
     split: str = "test"  # of the recordings and the NLL
     quality: int = 0  # sounds of each run by which figures of quality are measured; 0: none are
-    max_tokens: int | None = None  # samples that are scored, longest utterances first; None: all
+    tokens: int | None = None  # samples that are scored, longest utterances first; None: all
 
     def __post_init__(self) -> None:
         for name, value in {"num": self.num, "real": self.real}.items():
             if value < 0:
                 raise UserError(f"--{name} is {value}; it must be 0 or more")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise UserError(f"--tokens is {self.max_tokens}; it must be at least 1")
+        if self.tokens is not None and self.tokens < 1:
+            raise UserError(f"--tokens is {self.tokens}; it must be at least 1")
         check_amount(1, self.seconds, endless=False)
         if self.quality:
             if self.quality < FEWEST_CLIPS:
@@ -111,7 +109,9 @@ def report(
     for run_dir in (*run_dirs, *listen):
         if everyone.count(Path(run_dir).resolve()) > 1:
             raise UserError(f"{run_dir} is named twice; name each run once")
-    runs, tokens = open_runs(run_dirs, data=data, split=config.split, device=device, show_progress=show_progress)
+    domain, options = Speech(), EvaluateOptions(split=config.split)
+    opened, tokens = open_runs(domain, run_dirs, options, data=data, device=device, show_progress=show_progress)
+    runs = [run for run in opened if isinstance(run, Run)]
     audio_format = runs[0].audio_format
     rate = audio_format.sample_rate_hz
     heard = {printable(str(run_dir)): load(run_dir, device=device) for run_dir in listen}
@@ -123,13 +123,16 @@ def report(
             run,
             tokens,
             first=round(_FIRST_S * rate),
-            max_tokens=config.max_tokens,
+            max_tokens=config.tokens,
             show_progress=show_progress,
         )
         for run in runs
     ]
-    scored = [ScoredRun.of(run, tokens, _evaluation(tokens, place)) for run, place in zip(runs, places, strict=True)]
-    entries = entries_of(scored, split=config.split)
+    scored = []
+    for run, place in zip(runs, places, strict=True):
+        result = _evaluation(tokens, place)
+        scored.append(ScoredRun.of(run, tokens, result, domain.figures(run, tokens, result, options)))
+    entries = entries_of(domain, scored)
     if show_progress:
         print(format_table(entries))
     names = labels_of(entries)

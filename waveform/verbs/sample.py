@@ -13,7 +13,7 @@ from waveform.decoding.int8 import Int8Cost, int8_cost
 from waveform.engine.dataset import is_dataset, read_dataset
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.state_ram import require_ram_for_state
-from waveform.speech import Run, check_amount, load
+from waveform.speech.run import Run, check_amount, load
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
@@ -33,7 +33,7 @@ def sample(
     *,
     num: int = 1,
     seconds: float = 1.0,
-    sampling: SamplingConfig | None = None,
+    sampling: SampleConfig | SamplingConfig | None = None,
     prime: Path | None = None,
     device: str | None = None,
     show_progress: bool = True,

@@ -1,0 +1,181 @@
+"""What tables and JSON say of runs on text and on recall: the metrics that papers quote."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from recipes.corpora.catalogue import find_recipe
+from recipes.corpora.episodes import is_recall, read_distances
+from recipes.metrics import UNITS, frequency_bucket, recall_metrics, text_metrics
+from waveform.domain import Metrics
+from waveform.engine.dataset import DATASET_FILE, Dataset, read_dataset
+from waveform.engine.evaluator import Evaluation
+from waveform.runs.opened import TrainedRun
+from waveform.runs.scoring import EvaluateOptions
+from waveform.system.console import counted, table
+from waveform.system.errors import UserError
+
+
+def metrics_of(run: TrainedRun, options: EvaluateOptions) -> Metrics:
+    """The metrics of the run's recipe. Raises UserError if its data set does not say how large a split is."""
+    modality, split = run.config["dataset"]["modality"], options.split
+    recipe = find_recipe(modality["recipe"])
+    data = read_dataset(Path(run.config["dataset"]["path"]))
+    about = {
+        "recipe": recipe.name,
+        "headline": recipe.headline,
+        "published_corpus": data.sources.get("checked") is True,
+    }
+    if is_recall(run):
+        metrics = partial(recall_metrics, chance_bits=modality["chance_bits"])
+        return Metrics(of=lambda result: {**about, **metrics(result)}, classes=read_distances(data, split))
+    num_bytes, num_words = _sizes(data, split)
+    words_are = data.sources.get("words_are")
+    if isinstance(words_are, dict):  # by split; earlier versions wrote one text for all
+        words_are = words_are.get(split)
+    if options.published_words:
+        if split not in recipe.num_words:
+            raise UserError(
+                f"the words of {recipe.name}'s {split} split were not published; leave --published-words out"
+            )
+        num_words, words_are = recipe.num_words[split], f"as published; this text has {num_words:,}"
+    about |= {"num_bytes": num_bytes, "num_words": num_words, "words_are": str(words_are)}
+    is_words = modality["tokens"] == "words"
+
+    def of(result: Evaluation) -> dict[str, Any]:
+        found = text_metrics(result, recipe, tokens=modality["tokens"], num_bytes=num_bytes, num_words=num_words)
+        return {**about, **found}
+
+    return Metrics(of=of, classes=frequency_bucket(data.open_split("train").counts) if is_words else None)
+
+
+def _sizes(data: Dataset, split: str) -> tuple[int, int]:
+    """Return the bytes and words of a split. Raises UserError if dataset.json does not contain them."""
+    sizes = []
+    for name in ("bytes", "words"):
+        counts = data.sources.get(name)
+        count = counts.get(split) if isinstance(counts, dict) else None
+        if type(count) is not int or not 0 < count < 1 << 62:
+            raise UserError(f"{data.folder / DATASET_FILE} has no count of {name} of {split!r}; prepare the data again")
+        sizes.append(count)
+    return sizes[0], sizes[1]
+
+
+def describe(figures: dict[str, Any]) -> str:
+    """Return the figures in a few lines."""
+    headline = figures["headline"]
+    lines = [
+        f"{figures['recipe']}, {figures['model']}, step {figures['step']}, {figures['split']} split: "
+        f"{figures[headline]:.4f} {UNITS[headline]}",
+        f"  {figures['nats_per_token']:.4f} nats = {figures['bits_per_token']:.4f} bits per token, "
+        f"{figures['num_tokens']:,} tokens, memory {figures['memory']}, compressed {figures['compressed']}",
+    ]
+    lines += [f"  {figures[name]:.4f} {unit}" for name, unit in UNITS.items() if name in figures and name != headline]
+    for bucket, entry in figures.get("perplexity_by_frequency", {}).items():
+        lines.append(
+            f"  {bucket:>7} in training: perplexity {entry['perplexity']:,.2f} ({entry['num_tokens']:,} tokens)"
+        )
+    if "bits_by_distance" in figures:
+        lines.append(f"  by distance, where chance is {figures['chance_bits']:.2f} bits:")
+        lines += [
+            f"  {entry['from']:>7} to {entry['to']:>5} steps: {entry['bits']:.3f} bits "
+            f"({entry['num_answers']:,} answers)"
+            for entry in figures["bits_by_distance"]
+        ]
+    if "word_perplexity" in figures:
+        lines.append(f"  word-level: {figures['num_words']:,} words, {figures['words_are']}")
+    if "dynamic" in figures:
+        dynamic = figures["dynamic"]
+        lines.append(
+            f"  dynamic, {dynamic['optimiser']} at {dynamic['lr']:g}: {dynamic[headline]:.4f} {UNITS[headline]}, "
+            f"{dynamic['nats_per_token']:.4f} nats per token ({dynamic['difference_to_plain_nats']:+.4f})"
+        )
+    if figures["averaged_checkpoints"] > 1:
+        lines.append(f"  with the mean weights of the last {figures['averaged_checkpoints']} checkpoints")
+    if figures["rows"]:
+        lines.append(f"  cut for speed, state {figures['state']}: slightly worse than in one piece")
+    if not figures["published_corpus"]:
+        lines.append("  not the published corpus: not comparable with the papers' figures")
+    return "\n".join(lines)
+
+
+def _label(entry: dict[str, Any]) -> str:
+    return Path(entry["run"]).name
+
+
+def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return the comparison as a table's header and rows, in the order given."""
+    first = entries[0]
+    metrics = [first["headline"], *(name for name in UNITS if name in first and name != first["headline"])]
+    names = [UNITS[name] for name in metrics]
+    header = ["run", *names, "nats/token", "to the first [95% interval]", "parameters", "trained on"]
+    rows = []
+    for entry in entries:
+        against = "-" if entry is first else f"{entry['difference_nats']:+.4f}"
+        if entry["interval_95"] is not None:
+            against += " [{:+.4f}, {:+.4f}]".format(*entry["interval_95"])
+        rows.append(
+            [
+                f"{_label(entry)} ({entry['model']})",
+                *(f"{entry[name]:,.2f}" if name.endswith("perplexity") else f"{entry[name]:.4f}" for name in metrics),
+                f"{entry['nats_per_token']:.4f}",
+                against,
+                f"{entry['num_parameters'] / 1e6:.2f} M",
+                f"{entry['train_tokens_seen'] / 1e6:.1f} M tokens, {entry['train_seconds']:.0f} s",
+            ]
+        )
+    return header, rows
+
+
+def format_table(entries: Sequence[dict[str, Any]]) -> str:
+    """Return the comparison as text, in the order given."""
+    first = entries[0]
+    lines = table(*rows_of(entries))
+    if "perplexity_by_frequency" in first:
+        lines += ["", "perplexity by occurrences in training:", *table(*frequencies_of(entries))]
+    if "bits_by_distance" in first:
+        lines += ["", f"bits per answer by distance, chance {first['chance_bits']:.2f}:", *_distances(entries)]
+    lines.append(scope_of(first))
+    if first["rows"]:
+        lines.append(f"cut for speed, state {first['state']}")
+    return "\n".join(lines)
+
+
+def scope_of(first: dict[str, Any]) -> str:
+    """What the figures of runs are of."""
+    documents = counted(first["num_utterances"], "document")
+    return f"{first['split']} split: {first['num_tokens']:,} tokens of {documents}, state {first['state']}"
+
+
+def relative_gain(entry: dict[str, Any], first: dict[str, Any]) -> dict[str, float]:
+    """Return by how much the first run's perplexity exceeds this one's, as a share of it, by bucket and in total.
+
+    Rae et al. 2019, Table 7: 61.2 against 55.9 is a gain of 9.5%.
+    """
+    before, after = first["perplexity_by_frequency"], entry["perplexity_by_frequency"]
+    gains = {bucket: before[bucket]["perplexity"] / after[bucket]["perplexity"] - 1 for bucket in before}
+    return {**gains, "all": first["perplexity"] / entry["perplexity"] - 1}
+
+
+def frequencies_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return Table 7 as header and rows: a line of perplexities for each run, then one of its gain over the first."""
+    buckets = list(entries[0]["perplexity_by_frequency"])
+    rows = []
+    for entry in entries:
+        by_bucket = [f"{entry['perplexity_by_frequency'][bucket]['perplexity']:,.2f}" for bucket in buckets]
+        rows.append([_label(entry), *by_bucket, f"{entry['perplexity']:,.2f}"])
+        if entry is not entries[0]:
+            gains = entry["relative_gain_over_first"]
+            rows.append(["  gain over the first", *(f"{gain:+.1%}" for gain in gains.values())])
+    return ["run", *buckets, "all"], rows
+
+
+def _distances(entries: Sequence[dict[str, Any]]) -> list[str]:
+    buckets = entries[0]["bits_by_distance"]
+    header = ["steps", *(_label(entry) for entry in entries)]
+    rows = [
+        [f"{bucket['from']} to {bucket['to']}", *(f"{entry['bits_by_distance'][i]['bits']:.3f}" for entry in entries)]
+        for i, bucket in enumerate(buckets)
+    ]
+    return table(header, rows)

@@ -1,0 +1,400 @@
+"""What a kind of data brings to the verbs: its settings, data sets, trained runs and words.
+
+Speech, text and agents each register one `Domain`, by the entry-point group `waveform.domains`, under the `kind` that
+is in the modality of their data sets. A verb asks for the domain of what the user names, a source or a run, and is
+otherwise the same for all.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from waveform.engine.dataset import Dataset, is_dataset, read_dataset
+from waveform.engine.evaluator import Classes, Evaluation
+from waveform.engine.token_set import TokenSet
+from waveform.engine.train_config import TrainConfig
+from waveform.engine.trainer import RunContext, Trainer
+from waveform.quality.config import QualityConfig
+from waveform.ranks.distributed import World
+from waveform.runs.averaging import average_weights
+from waveform.runs.configured_model import num_parameters
+from waveform.runs.folder import check_run_dir, read_config
+from waveform.runs.learning_curves import save_learning_curves
+from waveform.runs.named import find_run
+from waveform.runs.opened import TrainedRun
+from waveform.runs.origin import Origin
+from waveform.runs.race import ScoredRun
+from waveform.runs.scoring import EvaluateOptions, describe_dynamic, own_tokens, score
+from waveform.runs.sliding import evaluate_sliding
+from waveform.runs.space import Space
+from waveform.runs.training import check_settings, open_training
+from waveform.system.console import printable
+from waveform.system.errors import UserError
+
+_GROUP = "waveform.domains"
+_DEFAULT = "audio"  # of a folder that is not a data set
+_IS = {"audio": "a run on audio", "text": "a run on text", "environment": "a run of an agent"}
+SCHEMA = 1  # of the JSON that `evaluate`, `compare` and `race` write (docs/reading-nll.md)
+
+
+class Metrics(NamedTuple):
+    """What a domain reports of a run's NLL."""
+
+    of: Callable[[Evaluation], dict[str, Any]]
+    classes: Classes | None = None  # of the tokens, over which NLL is summed apart, too
+
+
+class Domain(ABC):
+    """What one kind of run brings: its settings, and how it is trained."""
+
+    kind: ClassVar[str]
+    unit: ClassVar[str] = "token"  # what users call a token
+    seen: ClassVar[str] = "tokens"  # what training counts
+    train_config: ClassVar[type[TrainConfig]] = TrainConfig
+    # Whether training cuts long validation utterances, so that its quick looks have several rows
+    cuts_valid: ClassVar[bool] = False
+
+    def knows(self, name: str) -> bool:
+        """Whether `name`, which is not a path, names something to train on."""
+        return False
+
+    @abstractmethod
+    def compose(
+        self,
+        source: Path,
+        overrides: Sequence[str] = (),
+        *,
+        config_dir: Path | None = None,
+        origin: Origin | None = None,
+        run_dir: Path | None = None,
+    ) -> dict[str, Any]:
+        """The resolved configuration of a run on `source` in `run_dir`. Raises UserError."""
+
+    @abstractmethod
+    def annotated(self, config: dict[str, Any], overrides: Sequence[str]) -> str:
+        """A configuration as YAML, and behind each setting that has a source which one it is."""
+
+    # Training
+
+    def refuse(
+        self, source: Path, run_dir: Path, config: dict[str, Any], *, overrides: Sequence[str], origin: Origin | None
+    ) -> None:
+        """Raises UserError for a source that is not what the settings, or the run that it begins from, need."""
+        return None
+
+    @abstractmethod
+    def check(
+        self, source: Path, run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, world: World
+    ) -> None:
+        """Raises UserError, before anything is prepared or written, for a run that cannot begin or continue."""
+
+    def open_data(
+        self, source: Path, run_dir: Path, config: dict[str, Any], *, world: World, show_progress: bool
+    ) -> Dataset | None:
+        """The data set at `source`, prepared first if need be; None for a domain without data."""
+        return None
+
+    def context(self, data: Dataset | None, train_config: TrainConfig, context: RunContext) -> RunContext:
+        """Where a training runs and how it reports, with what the domain adds."""
+        return context
+
+    @abstractmethod
+    def open_training(
+        self,
+        data: Dataset | None,
+        config: dict[str, Any],
+        train_config: TrainConfig,
+        context: RunContext,
+        *,
+        cut_valid: bool,
+    ) -> AbstractContextManager[Trainer]:
+        """Claim the run folder of `context` for a trainer, new or resumed. Raises UserError."""
+
+
+class TokenDomain(Domain):
+    """What runs on a data set bring besides: how it is opened, and how they are scored on it."""
+
+    tune_preset: ClassVar[str] = "cpu"  # of small models, for which the search spaces are
+
+    def space(self, model: str, *, file: Path | None = None) -> Space:
+        """What `tune` searches of a model; arguments and errors as of `space_of`."""
+        raise UserError(f"tune does not know runs of {self.kind}")
+
+    def check(
+        self, source: Path, run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, world: World
+    ) -> None:
+        """Raises UserError, before anything is prepared or written, for a run that cannot begin or continue."""
+        check_run_dir(run_dir)
+        check_settings(run_dir, config, train_config, dataset=self.dataset(source, config), world=world)
+
+    def dataset(self, source: Path, config: dict[str, Any]) -> Mapping[str, Any]:
+        """`vocab_size` and `modality` of what training will read."""
+        return vars(read_dataset(source))
+
+    def open_data(
+        self, source: Path, run_dir: Path, config: dict[str, Any], *, world: World, show_progress: bool
+    ) -> Dataset:
+        """The data set at `source`, prepared first if need be."""
+        return read_dataset(source)
+
+    @abstractmethod
+    def amount(self, data: Dataset) -> Callable[[TokenSet], str]:
+        """What says how much a split of `data` is."""
+
+    def open_training(
+        self,
+        data: Dataset | None,
+        config: dict[str, Any],
+        train_config: TrainConfig,
+        context: RunContext,
+        *,
+        cut_valid: bool,
+    ) -> AbstractContextManager[Trainer]:
+        """As `Domain.open_training`, on `data`."""
+        assert data is not None
+        return open_training(data, config, train_config, context, amount=self.amount(data), cut_valid=cut_valid)
+
+    # Trained runs
+
+    @abstractmethod
+    def load(self, run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedRun:
+        """Open the newest checkpoint of a run. Raises UserError."""
+
+    def open_split(
+        self, run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool = True
+    ) -> TokenSet:
+        """The tokens of a split of the run's own data set, or of another. Raises UserError."""
+        if data is not None:
+            raise UserError(f"--data is for runs on audio; {run.given} is scored on its own data set: leave it out")
+        return own_tokens(run, split=split)
+
+    def distances(self, run: TrainedRun, split: str) -> TokenSet | None:
+        """Of tasks of recall: how far back each answer stands; None of other data."""
+        return None
+
+    # Scores
+
+    def protocol(self, run: TrainedRun, options: EvaluateOptions) -> str | None:
+        """When state is reset while a run is scored, as asked for or by default. Raises UserError."""
+        return options.protocol
+
+    @abstractmethod
+    def metrics(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions) -> Metrics:
+        """What is reported of a run besides its NLL. Raises UserError."""
+
+    def measure(
+        self,
+        run: TrainedRun,
+        tokens: TokenSet,
+        options: EvaluateOptions,
+        *,
+        world: World | None = None,
+        show_progress: bool = True,
+    ) -> ScoredRun:
+        """Score a run on `tokens`, those of a split; each rank of `world` a share of them.
+
+        Raises UserError for options that the run or the data does not have.
+        """
+        world = world or World(device=run.device)
+        if options.average != 1:
+            average_weights(run, options.average)
+        dynamic, protocol = options.dynamic_config(run), self.protocol(run, options)
+        metrics = self.metrics(run, tokens, options)
+        whole, classes = tokens, metrics.classes
+        if options.rows is not None:
+            if options.rows < 1:
+                raise UserError(f"--rows is {options.rows}; it must be at least 1")
+            length = -(-tokens.num_tokens // options.rows)
+            tokens = tokens.cut(length)
+            classes = classes.cut(length) if isinstance(classes, TokenSet) else classes
+        how: dict[str, Any] = {"world": world, "classes": classes, "show_progress": show_progress}
+        if options.stride is None:
+            result = score(run, tokens, protocol=protocol, **how)
+        else:
+            if isinstance(classes, TokenSet):
+                raise UserError("--stride does not score recall; leave it out")
+            result = evaluate_sliding(run, tokens, stride=options.stride, **how)
+        apart = {}
+        if dynamic is not None:
+            learned = score(run, tokens, protocol=protocol, dynamic=dynamic, **how)
+            apart["dynamic"] = {**describe_dynamic(learned, dynamic, plain=result), **metrics.of(learned)}
+        figures = self.figures(run, tokens, result, options, metrics=metrics, num_utterances=len(whole))
+        return ScoredRun.of(run, tokens, result, {**figures, "data_checksum": whole.checksum, **apart})
+
+    def figures(
+        self,
+        run: TrainedRun,
+        tokens: TokenSet,
+        result: Evaluation,
+        options: EvaluateOptions,
+        *,
+        metrics: Metrics | None = None,
+        num_utterances: int | None = None,
+    ) -> dict[str, Any]:
+        """What `evaluate --json` writes of a result on `tokens` (docs/reading-nll.md)."""
+        metrics = metrics or self.metrics(run, tokens, options)
+        return {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "unit": self.unit,
+            "model": run.name,
+            "run": str(run.given),
+            "split": options.split,
+            "nats_per_token": result.nats_per_token,
+            "bits_per_token": result.bits_per_token,
+            **metrics.of(result),
+            "num_tokens": int(result.counts.sum()),
+            "num_utterances": num_utterances or len(result.names),
+            "protocol": result.protocol,
+            "chunk": run.config["train"]["chunk"] if result.protocol == "chunk" else None,
+            "rows": options.rows,
+            "stride": options.stride,
+            "state": f"reset at the start of {len(tokens)} pieces" if options.rows else f"by {result.protocol}",
+            "memory": run.config["model"].get("memory"),
+            "compressed": run.config["model"].get("compressed"),
+            "num_parameters": num_parameters(run.model),
+            "step": run.step,
+            "averaged_checkpoints": options.average,
+            "train_seconds": run.train_seconds,
+            "train_tokens_seen": run.tokens_seen,
+            "data_checksum": tokens.checksum,
+            "model_config": dict(run.config["model"]),
+        }
+
+    @abstractmethod
+    def describe(self, figures: dict[str, Any]) -> str:
+        """Figures of one run as text."""
+
+    def measure_quality(
+        self,
+        runs: Sequence[tuple[str, TrainedRun]],
+        config: QualityConfig,
+        tokens: TokenSet,
+        others: TokenSet,
+        *,
+        show_progress: bool,
+    ) -> tuple[dict[str, Any], str]:
+        """How samples of runs sound, beside `tokens`, as JSON and as text; others: to which they are compared."""
+        raise UserError("--quality is for runs on audio; leave it out")
+
+    # Comparisons
+
+    race_models: ClassVar[Sequence[str]] = ("compressive_transformer", "transformer_xl")
+    race_baseline: ClassVar[str] = "transformer_xl"  # with which the others are compared
+
+    def refuse_unlike(self, runs: Sequence[TrainedRun], options: EvaluateOptions) -> None:
+        """Raises UserError for runs that would not be scored alike."""
+        return None
+
+    def require_plot(self, run: TrainedRun) -> None:
+        """Raises UserError if there is nothing to draw of one run."""
+        raise UserError("--plot draws nothing of one run on audio; use compare, or report")
+
+    def baseline(self, scored: Sequence[ScoredRun]) -> ScoredRun | None:
+        """The run that the others are compared with."""
+        return scored[0]
+
+    def compared(self, entries: list[dict[str, Any]], scored: Sequence[ScoredRun]) -> list[dict[str, Any]]:
+        """The figures of a comparison, with what the domain adds."""
+        return entries
+
+    @abstractmethod
+    def format_table(self, entries: Sequence[dict[str, Any]]) -> str:
+        """A comparison as text."""
+
+    def published(
+        self, runs: Sequence[TrainedRun], options: EvaluateOptions, *, data: Path | str | None
+    ) -> tuple[list[dict[str, Any]], EvaluateOptions]:
+        """What others published for options.published, to be shown beside runs, and options for which that is fair.
+
+        Raises UserError if the runs were not trained, or would not be scored, as those of others were.
+        """
+        raise UserError("--published is for runs on audio; leave it out")
+
+    def save_plot(self, path: Path, scored: Sequence[ScoredRun], entries: Sequence[dict[str, Any]]) -> None:
+        """Draw a comparison: validation NLL in training. Raises UserError if it cannot be written."""
+        save_learning_curves(
+            path, [(label, one.curve) for label, one in zip(labels_of(entries), scored, strict=True)], unit=self.unit
+        )
+
+    def race_columns(self, entry: dict[str, Any]) -> Mapping[str, str]:
+        """Metrics of a run that a race shows besides NLL, and what their columns are called."""
+        return {}
+
+    @abstractmethod
+    def scope(self, entry: dict[str, Any]) -> str:
+        """What the figures of a run are of, as a sentence."""
+
+    @contextmanager
+    def exported(self, run: TrainedRun) -> Iterator[Sequence[Path]]:
+        """Files of its data set that the archive of a run contains. Raises UserError if they are gone."""
+        yield ()
+
+
+def _domain_named(kind: str) -> Domain:
+    """The domain that is registered for a kind of data. Raises UserError if none is."""
+    found = entry_points(group=_GROUP, name=kind)
+    if not found:
+        known = ", ".join(sorted(entry_points(group=_GROUP).names))
+        raise UserError(f"there is nothing registered for data of the kind {kind!r}; known are {known}")
+    domain: Domain = next(iter(found)).load()()
+    return domain
+
+
+def domain_of(source: Path | str) -> Domain:
+    """The domain of what a user trains on: a data set, a folder of audio, or a name that a domain knows."""
+    path = Path(source)
+    if is_dataset(path):
+        return _domain_named(str(read_dataset(path).modality.get("kind")))
+    if not path.exists():
+        for kind in sorted(entry_points(group=_GROUP).names - {_DEFAULT}):
+            if (domain := _domain_named(kind)).knows(str(source)):
+                return domain
+    return _domain_named(_DEFAULT)
+
+
+def token_domain_of(source: Path | str) -> TokenDomain:
+    """The same for what needs a data set. Raises UserError for agents."""
+    domain = domain_of(source)
+    if not isinstance(domain, TokenDomain):
+        raise UserError(f"{source} has no data to score models on; name a data set")
+    return domain
+
+
+def domain_of_run(run_dir: Path | str) -> TokenDomain:
+    """The domain of a run on a data set. Raises UserError if `run_dir` is not one."""
+    return domain_of_runs([run_dir])
+
+
+def kind_of_runs(run_dirs: Sequence[Path | str]) -> str:
+    """The kind of several runs. Raises UserError if there is none, and if they are of different kinds."""
+    if not run_dirs:
+        raise UserError("name at least one run folder")
+    kinds = [str(read_config(find_run(run_dir))["dataset"]["modality"].get("kind")) for run_dir in run_dirs]
+    for run_dir, kind in zip(run_dirs, kinds, strict=True):
+        if kind != kinds[0]:
+            raise UserError(f"{run_dirs[0]} is {_IS[kinds[0]]} and {run_dir} {_IS[kind]}; they cannot be compared")
+    return kinds[0]
+
+
+def domain_of_runs(run_dirs: Sequence[Path | str]) -> TokenDomain:
+    """The domain of several runs on data sets. Raises UserError as `kind_of_runs` does, and for runs of agents."""
+    domain = _domain_named(kind_of_runs(run_dirs))
+    if not isinstance(domain, TokenDomain):
+        raise UserError(f"{run_dirs[0]} is {_IS[domain.kind]}; use evaluate, compare or play")
+    return domain
+
+
+def labels_of(entries: Sequence[dict[str, Any]]) -> list[str]:
+    """The model of each run, with the run's name, or at need its path, if several are of the same model."""
+    models = [entry["model"] for entry in entries]
+    named = [f"{entry['model']} ({Path(entry['run']).name})" for entry in entries]
+    return [
+        printable(
+            model if models.count(model) == 1 else name if named.count(name) == 1 else f"{model} ({entry['run']})"
+        )
+        for model, name, entry in zip(models, named, entries, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""The domain of speech: its settings, data sets, trained runs and figures."""

@@ -1,0 +1,62 @@
+"""The settings of runs on speech.
+
+    config = { preset, seed, model: {name, ...}, data: {...}, train: {...} }
+
+A preset is a YAML file `preset/NAME.yaml`, with what it sets for one model in `preset_model/NAME_MODEL.yaml`.
+Packages that hold such files are found by the entry-point group `waveform.configs`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any
+
+from waveform.audio.corpus.prepare import DataConfig
+from waveform.engine.train_config import TrainConfig
+from waveform.runs.origin import Origin, compose_from
+from waveform.runs.settings import ConfigFamily, compose_family
+from waveform.runs.space import Space, space_of
+from waveform.system.rules import Rule
+
+_PLUGINS = "waveform.configs"  # entry-point group of the packages that hold configs
+_SAMPLE_SECONDS = Rule(lambda value: 0 <= value <= 600, "it must be from 0 to 600")  # training waits for the sample
+
+
+@dataclass
+class SpeechTrainConfig(TrainConfig):
+    """Fields of `train` for speech: those of every run, plus the length of audio samples."""
+
+    # Length of the TensorBoard sample at each evaluation; 0: none
+    sample_seconds: Annotated[float, _SAMPLE_SECONDS] = 1.0
+
+
+_SPEECH = ConfigFamily(
+    module="waveform.conf",
+    root="config",
+    command="waveform train ... --print-config",
+    train=SpeechTrainConfig,
+    groups={"data": ("audio", DataConfig)},
+    plugins=_PLUGINS,
+)
+
+
+def compose_config(
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: Path | None = None,
+    origin: Origin | None = None,
+    run_dir: Path | None = None,
+) -> dict[str, Any]:
+    """The resolved configuration as plain dicts, for a run in `run_dir` with what it takes over from its origin.
+
+    Raises UserError for an unknown key, choice or type, and for an origin that does not fit.
+    """
+    compose = partial(compose_family, _SPEECH, config_dir=config_dir)
+    return compose(overrides) if run_dir is None else compose_from(origin, run_dir, overrides, compose=compose)
+
+
+def search_space(model: str, *, file: Path | None = None) -> Space:
+    """What `tune` searches of a model on speech; arguments and errors as of `space_of`."""
+    return space_of(model, packages=[entry.value for entry in entry_points(group=_PLUGINS)], file=file)

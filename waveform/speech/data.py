@@ -1,0 +1,153 @@
+"""Which data set a run on speech reads: the one that is named, or what is prepared of a folder of raw audio."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from waveform.audio.audio_format import differences, format_of
+from waveform.audio.corpus.labels import NONE
+from waveform.audio.corpus.prepare import DataConfig, prepare
+from waveform.engine.dataset import Dataset, is_dataset, read_dataset
+from waveform.engine.token_set import TokenSet
+from waveform.ranks.distributed import World
+from waveform.runs.folder import CONFIG_FILE, read_config
+from waveform.runs.opened import TrainedRun
+from waveform.runs.scoring import own_tokens
+from waveform.runs.settings import typed
+from waveform.system.console import say
+from waveform.system.errors import UserError
+
+
+def cache_of(source: Path, *, run_dir: Path) -> Path:
+    """Where the data set of a folder of raw audio is kept: next to the run, named after the folder and its path."""
+    resolved = source.resolve()
+    name = f"{resolved.name}-{hashlib.blake2b(os.fsencode(resolved), digest_size=4).hexdigest()}.prepared"
+    return run_dir.absolute().parent / name
+
+
+def open_data(source: Path, *, run_dir: Path, config: DataConfig, world: World, show_progress: bool = True) -> Dataset:
+    """The data set at `source`; raw audio is first prepared into a folder next to the run, which is then printed.
+
+    Its labels are those that `config` asks for; if it does not say, those of a data set, and none of raw audio. Raises
+    UserError as `prepare` does.
+    """
+    if is_dataset(source):
+        return as_asked(read_dataset(source), config, prepared=True)
+    cache = cache_of(source, run_dir=run_dir)
+    with world.first_alone():
+        if world.is_first:
+            if show_progress:
+                say(f"preparing {source} into {cache} (once; later runs reuse it)")
+            # Other runs may read the labels that it has.
+            prepared_as = replace(config, labels=None) if config.labels == NONE else config
+            prepare(source, cache, config=prepared_as, show_progress=show_progress)
+    return as_asked(read_dataset(cache), config, prepared=False)
+
+
+def as_asked(data: Dataset, config: DataConfig, *, prepared: bool) -> Dataset:
+    """A data set with the labels that a run with these settings reads, as `open_data` returns it.
+
+    prepared: the user named the data set itself, and not the audio that it is of.
+    """
+    reads_labels = prepared if config.labels is None else config.labels != NONE
+    return data if reads_labels else replace(data, labels={})
+
+
+def data_of_training(
+    source: Path, run_dir: Path, config: dict[str, Any], *, world: World, show_progress: bool
+) -> Dataset:
+    """The data set at `source`, prepared first if it is raw audio, unless the run in `run_dir` began with it."""
+    data_config: DataConfig = typed(DataConfig, config["data"], section="data")
+    data = _data_of_run(source, run_dir)
+    if data is None:
+        data = open_data(source, run_dir=run_dir, config=data_config, world=world, show_progress=show_progress)
+    else:
+        if different := differences(format_of(data.modality), data_config.audio_format):
+            raise UserError(f"the run in {run_dir} began with other data: {different}; give another RUN_DIR")
+        data = as_asked(data, data_config, prepared=False)
+        if show_progress and world.is_first:
+            say(f"resuming with {data.folder}, as prepared when this run began")
+    require_audio(data.modality, data.folder)
+    return data
+
+
+def _data_of_run(source: Path, run_dir: Path) -> Dataset | None:
+    """The data set that the run in `run_dir` began with, if it was prepared from the raw audio in `source`.
+
+    It is not brought up to date: files added since would change what the run is trained on.
+    """
+    if not (run_dir / CONFIG_FILE).exists() or is_dataset(source):
+        return None
+    folder = Path(read_config(run_dir)["dataset"]["path"])
+    return (
+        read_dataset(folder) if folder == cache_of(source, run_dir=run_dir).resolve() and is_dataset(folder) else None
+    )
+
+
+def refuse_other_data(data_dir: Path, config: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Raises UserError for a setting of the data among `overrides` with which the data set was not prepared."""
+    data = read_dataset(data_dir)
+    split = data.sources.get("split")
+    if not isinstance(split, dict):  # not audio
+        return
+    given = {override.lstrip("+").partition("=")[0].removeprefix("data.") for override in overrides}
+    before = format_of(data.modality)
+    now = replace(before, **{name: config["data"][name] for name in vars(before) if name in given})
+    if different := differences(before, now):
+        raise UserError(f"{data_dir} was prepared differently: {different}; leave the setting out, or prepare it anew")
+    labels, labelled = config["data"]["labels"], data.sources.get("labels")
+    if "labels" in given and labels not in (None, NONE, labelled) and os.path.abspath(labels) != labelled:
+        how = f"with data.labels={labelled}" if labelled else "without labels"
+        raise UserError(
+            f"data.labels={labels}, but {data_dir} was prepared {how}; leave the setting out, or prepare it with that"
+        )
+    for key in (override.lstrip("+").partition("=")[0] for override in overrides):
+        name = key.removeprefix("data.split.")
+        if name != key and config["data"]["split"][name] != (was := split.get(f"split.{name}")):
+            by = f"as the corpus {split['corpus']} is" if "corpus" in split else f"by its folders {split.get('layout')}"
+            how = f"with {key}={was}" if was is not None else by
+            raise UserError(
+                f"{key}={config['data']['split'][name]}, but {data_dir} was split {how} when it was prepared; leave "
+                "the setting out, or prepare the audio into another folder"
+            )
+
+
+def require_audio(modality: dict[str, Any], place: Path | str) -> None:
+    """Raises UserError for a data set, or a run on one, of another kind, for example text."""
+    kind = modality.get("kind")
+    if kind != "audio":
+        what = "is a run of an agent, not on audio" if kind == "environment" else f"contains {kind}, not audio"
+        raise UserError(f"{place} {what}; use python -m recipes")
+
+
+def open_split(run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool = True) -> TokenSet:
+    """The tokens of a split of the run's own data set, or of another (prepared first if it is raw audio).
+
+    Raises UserError for a damaged shard, which it names, and if the data is gone or of another kind.
+    """
+    if data is None:
+        return own_tokens(run, split=split)
+    data = Path(data)
+    if not data.exists():
+        raise UserError(f"no such folder: --data {data}")
+    audio_format = format_of(run.config["dataset"]["modality"])
+    config: DataConfig = typed(DataConfig, run.config["data"], section="data")
+    # Labels are a data set's own, of raw audio none; how many processes run is not for a run to say.
+    config = replace(config, **vars(audio_format), labels=None, num_workers=None)
+    try:
+        dataset = open_data(data, run_dir=run.given, config=config, world=World(), show_progress=show_progress)
+    except UserError as error:
+        if "data." not in str(error):
+            raise
+        raise type(error)(
+            f"{error}; give settings to `waveform prepare {data} DATA_DIR`, and then --data DATA_DIR"
+        ) from error
+    require_audio(dataset.modality, data)
+    if different := differences(audio_format, format_of(dataset.modality)):
+        raise UserError(f"--data {data} has different tokens from those that {run.given} was trained on: {different}")
+    tokens = dataset.open_split(split)
+    tokens.verify()
+    return tokens

@@ -1,0 +1,201 @@
+"""What runs on speech bring to the verbs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from waveform.audio.audio_format import differences, format_of
+from waveform.audio.corpus.prepare import DataConfig
+from waveform.audio.corpus.published import find_published
+from waveform.domain import Metrics, TokenDomain
+from waveform.engine.dataset import Dataset, is_dataset, read_dataset
+from waveform.engine.interface import SequenceModel
+from waveform.engine.metrics import MetricsLog
+from waveform.engine.sampler import SamplingConfig
+from waveform.engine.sampler import sample as sample_tokens
+from waveform.engine.token_set import TokenSet
+from waveform.engine.train_config import TrainConfig
+from waveform.engine.trainer import OnEvaluate, RunContext
+from waveform.quality.config import QualityConfig
+from waveform.ranks.distributed import World
+from waveform.runs.opened import TrainedRun
+from waveform.runs.origin import Origin
+from waveform.runs.race import ScoredRun
+from waveform.runs.scoring import EvaluateOptions
+from waveform.runs.settings import typed
+from waveform.runs.sources import annotated
+from waveform.runs.space import Space
+from waveform.speech.config import SpeechTrainConfig, compose_config, search_space
+from waveform.speech.data import data_of_training, open_split, refuse_other_data
+from waveform.speech.figures import describe, format_table, metrics_of, race_scope, sampling_speed
+from waveform.speech.run import Run, load
+from waveform.system.errors import UserError
+from waveform.system.signals import StopRequest
+
+
+class Speech(TokenDomain):
+    """What runs on speech bring to the verbs."""
+
+    kind = "audio"
+    unit = "sample"
+    seen = "samples"
+    train_config = SpeechTrainConfig
+    race_models = ("compressive_transformer", "transformer_xl", "wavenet")
+    race_baseline = "wavenet"
+    tune_preset = "demo"  # its schedule is one of time, for small models
+
+    def compose(
+        self,
+        source: Path,
+        overrides: Sequence[str] = (),
+        *,
+        config_dir: Path | None = None,
+        origin: Origin | None = None,
+        run_dir: Path | None = None,
+    ) -> dict[str, Any]:
+        return compose_config(overrides, config_dir=config_dir, origin=origin, run_dir=run_dir)
+
+    def annotated(self, config: dict[str, Any], overrides: Sequence[str]) -> str:
+        return annotated(config, domain="speech", overrides=overrides)
+
+    def space(self, model: str, *, file: Path | None = None) -> Space:
+        return search_space(model, file=file)
+
+    def refuse(
+        self, source: Path, run_dir: Path, config: dict[str, Any], *, overrides: Sequence[str], origin: Origin | None
+    ) -> None:
+        if not source.exists():
+            raise UserError(f"no such folder: {source}; give a folder of audio or a prepared data set")
+        if is_dataset(source):
+            refuse_other_data(source, config, overrides)
+
+    def dataset(self, source: Path, config: dict[str, Any]) -> Mapping[str, Any]:
+        data_config: DataConfig = typed(DataConfig, config["data"], section="data")
+        audio_format = data_config.audio_format
+        return {"vocab_size": audio_format.num_classes, "modality": audio_format.modality()}
+
+    def open_data(
+        self, source: Path, run_dir: Path, config: dict[str, Any], *, world: World, show_progress: bool
+    ) -> Dataset:
+        return data_of_training(source, run_dir, config, world=world, show_progress=show_progress)
+
+    def amount(self, data: Dataset) -> Callable[[TokenSet], str]:
+        rate = data.modality["sample_rate_hz"]
+        return lambda tokens: f"{tokens.num_tokens / rate / 60:.1f} minutes of audio"
+
+    def context(self, data: Dataset | None, train_config: TrainConfig, context: RunContext) -> RunContext:
+        assert data is not None and isinstance(train_config, SpeechTrainConfig)
+        summary = _audio_summary(train_config, data)
+        return replace(context, units_per_second=data.modality.get("sample_rate_hz"), on_evaluate=summary)
+
+    def load(self, run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> "Run":
+        return load(run_dir, device=device, **model_fields)
+
+    def open_split(
+        self, run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool = True
+    ) -> TokenSet:
+        return open_split(run, data=data, split=split, show_progress=show_progress)
+
+    def refuse_unlike(self, runs: Sequence[TrainedRun], options: EvaluateOptions) -> None:
+        formats = [format_of(run.config["dataset"]["modality"]) for run in runs]
+        for run, audio_format in zip(runs, formats, strict=True):
+            if options.published_words:
+                raise UserError("--published-words is for runs on text; leave it out")
+            if options.protocol == "clip" and audio_format.piece_samples is None:
+                raise UserError(
+                    f"--protocol clip is for data that is cut into clips, and that of {run.given} is not; use "
+                    "utterance, or prepare with data.piece_samples=N and train on that"
+                )
+            if different := differences(formats[0], audio_format):
+                raise UserError(
+                    f"{runs[0].given} and {run.given} read different tokens and cannot be compared: {different}"
+                )
+        chunks = {run.config["train"]["chunk"] for run in runs}
+        if options.protocol == "chunk" and len(chunks) > 1:
+            raise UserError(
+                f"--protocol chunk would reset these runs at different chunks, {sorted(chunks)}; use utterance"
+            )
+
+    def metrics(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions) -> Metrics:
+        return metrics_of(run, tokens)
+
+    def describe(self, figures: dict[str, Any]) -> str:
+        return describe(figures)
+
+    def measure_quality(
+        self,
+        runs: Sequence[tuple[str, TrainedRun]],
+        config: QualityConfig,
+        tokens: TokenSet,
+        others: TokenSet,
+        *,
+        show_progress: bool,
+    ) -> tuple[dict[str, Any], str]:
+        from waveform.quality.measure import measure_quality  # loads librosa and more
+        from waveform.quality.report import describe as describe_quality
+
+        on_audio = [(name, run) for name, run in runs if isinstance(run, Run)]
+        measured = measure_quality(on_audio, config, held_out=tokens, others=others, show_progress=show_progress)
+        return measured.as_json(), describe_quality(measured)
+
+    def baseline(self, scored: Sequence[ScoredRun]) -> ScoredRun | None:
+        return next((one for one in scored if one.run.name == self.race_baseline), None)
+
+    def compared(self, entries: list[dict[str, Any]], scored: Sequence[ScoredRun]) -> list[dict[str, Any]]:
+        speeds = [sampling_speed(one.run) for one in scored]
+        return [{**entry, "sampling_tokens_per_second": speed} for entry, speed in zip(entries, speeds, strict=True)]
+
+    def format_table(self, entries: Sequence[dict[str, Any]]) -> str:
+        return format_table(entries)
+
+    def published(
+        self, runs: Sequence[TrainedRun], options: EvaluateOptions, *, data: Path | str | None
+    ) -> tuple[list[dict[str, Any]], EvaluateOptions]:
+        found, options = find_published(str(options.published)), replace(options, protocol=options.protocol or "clip")
+        for run in runs:
+            folder = Path(run.config["dataset"]["path"] if data is None else data)
+            tested_on = read_dataset(folder).modality if is_dataset(folder) else {}  # raw audio says nothing
+            found.require_same(
+                run.given, run.config, tested_on=tested_on, protocol=str(options.protocol), split=options.split
+            )
+        self.refuse_unlike(runs, options)
+        return found.as_json(), options
+
+    def scope(self, entry: dict[str, Any]) -> str:
+        return race_scope(entry)
+
+
+def _audio_summary(config: SpeechTrainConfig, data: Dataset) -> OnEvaluate | None:
+    """A hook that adds a generated sample, as audio and as an image, to TensorBoard at each evaluation."""
+    audio_format = format_of(data.modality)
+    num_steps = int(config.sample_seconds * audio_format.sample_rate_hz)
+    if num_steps == 0:
+        return None
+
+    def summarise(model: SequenceModel, step: int, log: MetricsLog, stop: StopRequest) -> None:
+        from waveform.audio.plots import mel_image
+
+        blocks: list[Tensor] = []
+
+        def keep(block: Tensor) -> None:
+            blocks.append(block[0])
+            stop.check()
+
+        sample_tokens(
+            model,
+            vocab_size=data.vocab_size,
+            num_streams=1,
+            num_steps=num_steps,
+            config=SamplingConfig(),
+            on_block=keep,
+        )
+        samples = audio_format.decode(torch.cat(blocks).to(torch.uint8))
+        rate = audio_format.sample_rate_hz
+        log.tensorboard.add_audio("sample", samples, step, sample_rate_hz=rate)
+        log.tensorboard.add_image("sample/mel", mel_image(samples.numpy(), sample_rate_hz=rate), step)
+
+    return summarise

@@ -1,0 +1,181 @@
+"""What tables and JSON say of runs on speech, besides their NLL."""
+
+import math
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from waveform.audio.audio_format import LOOKS_AHEAD, format_of
+from waveform.domain import Metrics, labels_of
+from waveform.engine.drawing import DrawConfig
+from waveform.engine.evaluator import Evaluation
+from waveform.engine.inputs import begin_of_utterance
+from waveform.engine.interface import decoder
+from waveform.engine.metrics import bits
+from waveform.engine.token_set import TokenSet
+from waveform.runs.opened import TrainedRun
+from waveform.runs.scoring import linear_prediction_nats, nll_by_label, unigram_nats
+from waveform.runs.speeds import warnings_of
+from waveform.system.console import counted, printable, table
+
+UNLABELLED = "(unlabelled)"
+_MOST_LABELS = 20  # rows of a table
+_SPEED_SECONDS = 2.0  # of measuring how fast a run samples
+
+
+def metrics_of(run: TrainedRun, tokens: TokenSet) -> Metrics:
+    """What is reported of a run on speech: beside what anybody knows without training, and by label."""
+    return Metrics(of=partial(_metrics, run, tokens))
+
+
+def _metrics(run: TrainedRun, tokens: TokenSet, result: Evaluation) -> dict[str, Any]:
+    modality = run.config["dataset"]["modality"]
+    by_label = nll_by_label(result, tokens)
+    return {
+        "sample_rate_hz": modality["sample_rate_hz"],
+        "looks_ahead": format_of(modality).looks_ahead,
+        "unigram_nats_per_token": unigram_nats(run, tokens),
+        "linear_prediction_nats_per_token": linear_prediction_nats(run, tokens, protocol=result.protocol),
+        "prediction": run.config["model"].get("prediction", "none"),
+        **({"nll_by_label": by_label} if by_label else {}),
+    }
+
+
+def describe(figures: dict[str, Any]) -> str:
+    """The figures of one run as text."""
+    beside = {"linear prediction alone": "linear_prediction", "unigram": "unigram"}
+    known = {name: figures[f"{key}_nats_per_token"] for name, key in beside.items()}
+    lines = [
+        f"{figures['model']}, step {figures['step']}, {figures['split']} split, state {figures['state']}"
+        f"{LOOKS_AHEAD if figures['looks_ahead'] else ''}: "
+        f"{figures['nats_per_token']:.4f} nats = {figures['bits_per_token']:.4f} bits per sample "
+        f"({figures['num_tokens']:,} samples of {counted(figures['num_utterances'], 'utterance')}"
+        + "".join(f"; {name} {nats:.4f} nats" for name, nats in known.items() if nats is not None)
+        + ")"
+    ]
+    if "nll_by_label" in figures:
+        lines += table(["label", "utterances", "nats/sample"], by_label_rows([figures["nll_by_label"]]))
+    if "dynamic" in figures:
+        dynamic = figures["dynamic"]
+        lines.append(
+            f"dynamic, {dynamic['optimiser']} at {dynamic['lr']:g}: {dynamic['nats_per_token']:.4f} nats = "
+            f"{dynamic['bits_per_token']:.4f} bits per sample ({dynamic['difference_to_plain_nats']:+.4f} nats)"
+        )
+    return "\n".join(lines)
+
+
+def by_label_rows(entries: Sequence[Sequence[dict[str, Any]]]) -> list[list[str]]:
+    """Rows of a table, at most 20: label, number of utterances, and the nats of each of several runs."""
+    rows = [
+        [
+            UNLABELLED if of_runs[0]["label"] is None else printable(of_runs[0]["label"]),
+            str(of_runs[0]["num_utterances"]),
+            *(f"{entry['nats_per_token']:.4f}" for entry in of_runs),
+        ]
+        for of_runs in zip(*entries, strict=True)
+    ]
+    if len(rows) > _MOST_LABELS:
+        more = f"({len(rows) - _MOST_LABELS} more labels: --json)"
+        rows = [*rows[:_MOST_LABELS], [more, *[""] * (len(rows[0]) - 1)]]
+    return rows
+
+
+@torch.inference_mode()
+def sampling_speed(run: TrainedRun) -> float:
+    """Samples per second of one stream that `run` generates on its device, from empty memories."""
+    vocab_size = int(run.config["dataset"]["vocab_size"])
+    tokens = torch.tensor([begin_of_utterance(vocab_size)], device=run.device)
+    state = run.model.init_state(1, device=run.device, dtype=torch.float32)
+    stepper = decoder(run.model, state)
+    uniform = torch.full((32, 1), 0.5, device=run.device)
+    stepper.draw(tokens, uniform, DrawConfig())  # may wait for a compiler, or a capture
+    steps, began = 0, time.perf_counter()
+    while time.perf_counter() - began < _SPEED_SECONDS:
+        tokens = stepper.draw(tokens, uniform, DrawConfig())[-1]
+        tokens.cpu()  # wait for the device
+        steps += len(uniform)
+    return steps / (time.perf_counter() - began)
+
+
+def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """The comparison as a table's header and rows, best NLL first."""
+    header = ["model", "nats/sample", "bits/sample", "vs WaveNet, nats [95% interval]", "prediction", "parameters",
+              "trained on", "training", "sampling"]  # fmt: skip
+    rows = []
+    for label, entry in sorted(
+        zip(labels_of(entries), entries, strict=True), key=lambda labelled: labelled[1]["nats_per_token"]
+    ):
+        difference = entry["difference_nats"]
+        if difference is None or entry["run"] == entry["baseline"]:
+            against = "-"
+        else:
+            against = f"{difference:+.4f}"
+            if entry["interval_95"] is not None:
+                against += " [{:+.4f}, {:+.4f}]".format(*entry["interval_95"])
+        rate = entry["train_tokens_per_second"]
+        rows.append(
+            [
+                label,
+                f"{entry['nats_per_token']:.4f}",
+                f"{bits(entry['nats_per_token']):.4f}",
+                against,
+                entry["prediction"],
+                f"{entry['num_parameters'] / 1e6:.2f} M",
+                f"{entry['train_tokens_seen'] / 1e6:.1f} M samples, {entry['train_seconds']:.0f} s",
+                "-" if rate is None else f"{rate:,.0f}/s ({rate / entry['sample_rate_hz']:.2f} x real time)",
+                f"{entry['sampling_tokens_per_second']:,.0f}/s",
+            ]
+        )
+    first = entries[0]
+    for name, key in (("(linear prediction)", "linear_prediction"), ("(unigram)", "unigram")):
+        if (nats := first[f"{key}_nats_per_token"]) is not None:
+            rows.append([name, f"{nats:.4f}", f"{bits(nats):.4f}", *["-"] * 6])
+    for other in first.get("published", []):
+        size = "-" if other["parameters"] is None else f"{other['parameters'] / 1e6:.1f} M"
+        label = f"{other['model']} (published)"
+        rows.append([label, f"{other['bits'] * math.log(2):.3f}", f"{other['bits']:.3f}", "-", "-", size, *["-"] * 3])
+    return header, rows
+
+
+def scope_of(first: dict[str, Any]) -> str:
+    """What the NLL of several runs is of, from the figures of any of them."""
+    return (
+        f"{first['split']} split: {first['num_tokens']:,} samples of {counted(first['num_utterances'], 'utterance')}, "
+        f"state {first['state']}{LOOKS_AHEAD if first['looks_ahead'] else ''}"
+    )
+
+
+def race_scope(first: dict[str, Any]) -> str:
+    """The same below a race, with what is known without training."""
+    return (
+        f"{scope_of(first)}; linear prediction alone {first['linear_prediction_nats_per_token']:.4f} nats, unigram "
+        f"{first['unigram_nats_per_token']:.4f} nats; {first['device']}, {counted(first['num_threads'], 'thread')}"
+    )
+
+
+def note_of(entries: Sequence[dict[str, Any]]) -> str:
+    """What the figures of a comparison are of, and which models know less than linear prediction alone."""
+    first = entries[0]
+    known = first["linear_prediction_nats_per_token"]
+    nats = {label: entry["nats_per_token"] for label, entry in zip(labels_of(entries), entries, strict=True)}
+    worse = [label for label, value in nats.items() if known is not None and value >= known]
+    return (
+        f"{scope_of(first)}; lower NLL is better; speeds on {first['device']} with "
+        f"{counted(first['num_threads'], 'thread')}; sampling: one stream, from empty memories"
+    ) + (f"; not better than linear prediction, which needs no training: {', '.join(worse)}" if worse else "")
+
+
+def format_table(entries: Sequence[dict[str, Any]]) -> str:
+    """The comparison as text, best NLL first."""
+    lines = [*table(*rows_of(entries)), note_of(entries)]
+    if others := entries[0].get("published"):
+        sources = dict.fromkeys(other["source"] for other in others)
+        lines.append(f"(published): measured by others, in bits; {'; '.join(sources)}")
+    speeds = [entry["train_tokens_per_second_by_slice"] for entry in entries]
+    waited = [entry["train_waited_share"] for entry in entries]
+    labels = labels_of(entries)
+    lines += warnings_of(dict(zip(labels, speeds, strict=True)), dict(zip(labels, waited, strict=True)))
+    return "\n".join(lines)
