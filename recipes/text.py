@@ -1,20 +1,18 @@
 """What makes a run one of text: its configuration, and how it is opened.
 
-    config = { recipe, preset, study, seed, model: {name, ...}, train: {...} }
+    config = { recipe, preset, seed, model: {name, ...}, train: {...} }
 
-What a preset sets is in `conf/preset`; `preset_model`, `recipe_preset` and `recipe_preset_model` add what one model,
-one recipe, or both need. A `study` is a row of the paper's tables, on top of everything else.
+Presets are in `conf/preset`, each with what it sets for one model or recipe. A `study` is a row of the papers' tables,
+on top of everything else.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-
-from recipes import conf
 from recipes.corpora.catalogue import RECIPES, find_recipe, recipe_names
 from recipes.corpora.episodes import is_recall, read_distances, require_recall
 from recipes.corpora.tokenizers import TOKENIZER_FILE, load_tokenizer, save_tokenizer
@@ -54,31 +52,13 @@ def compose_config(
 
     Raises UserError for an unknown recipe, key, choice or type, and for an origin that does not fit.
     """
-    for found in (*RECIPES.values(), find_recipe(recipe)):
-        node = {"recipe": found.name, "train": {"state": found.state}}
-        ConfigStore.instance().store(group="recipe", name=found.name, node=node, package="_global_")
+    recipes = {found.name: {"train": {"state": found.state}} for found in (*RECIPES.values(), find_recipe(recipe))}
+    family = replace(_TEXT, groups={"recipe": recipes})
 
-    def compose(overrides: Sequence[str]) -> dict[str, Any]:
-        return compose_family(_TEXT, [f"recipe={recipe}", *overrides], config_dir=config_dir)
+    def compose(overrides: Sequence[str], *, any_model: bool = False) -> dict[str, Any]:
+        return compose_family(family, [f"recipe={recipe}", *overrides], config_dir=config_dir, any_model=any_model)
 
-    config = compose(overrides) if run_dir is None else compose_from(origin, run_dir, overrides, compose=compose)
-    if "origin" not in config:
-        _require_sizes(config)
-    return config
-
-
-def _require_sizes(config: dict[str, Any]) -> None:
-    """Raises UserError if the preset has sizes for some models, or some recipes and models, but not for these."""
-    folder = Path(*conf.__path__)
-    recipe, preset, model = config["recipe"], config["preset"], config["model"]["name"]
-    by_model = sorted(path.stem.removeprefix(f"{preset}_") for path in folder.glob(f"preset_model/{preset}_*.yaml"))
-    by_recipe = [path.stem.split(f"_{preset}_") for path in folder.glob(f"recipe_preset_model/*_{preset}_*.yaml")]
-    if not (by_model or by_recipe) or model in by_model or [recipe, model] in by_recipe:
-        return
-    if by_model and not any(folder.glob(f"preset_model/*_{model}.yaml")):
-        return  # a model of another package, with sizes of its own
-    some = by_model or [f"{recipe} with model={model}" for recipe, model in sorted(by_recipe)]
-    raise UserError(f"preset={preset} has no sizes for {recipe} with model={model}; it has some for {', '.join(some)}")
+    return compose(overrides) if run_dir is None else compose_from(origin, run_dir, overrides, compose=compose)
 
 
 def search_space(model: str, *, file: Path | None = None) -> Space:

@@ -489,7 +489,7 @@ def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
 def test_config_dir_adds_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "my, configs=[1] 'é'"
     (folder / "preset").mkdir(parents=True)
-    (folder / "preset" / "mine.yaml").write_text("# @package _global_\npreset: mine\ntrain:\n  max_steps: 77\n")
+    (folder / "preset" / "mine.yaml").write_text("train:\n  max_steps: 77\n")
     arguments = ["train", "x", "y", "--print-config", "--config-dir", str(folder), "preset=mine"]
     assert main(arguments) == 0
     assert "max_steps: 77" in capsys.readouterr().out

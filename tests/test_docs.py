@@ -82,7 +82,7 @@ def run(command: str, place: Path) -> None:
 
 
 def test_every_section_has_files_and_commands() -> None:
-    assert len(TITLES) == 3
+    assert len(TITLES) == 4
     for title in TITLES:
         found = list(blocks(title))
         assert any(file for file, _, _ in found) and any(language == "sh" for _, language, _ in found), title

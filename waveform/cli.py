@@ -38,7 +38,7 @@ settings (Hydra overrides), any number, after the paths:
 of text (`python -m recipes prepare` makes data sets of it):
   preset=paper|small|cpu|smoke    the papers' sizes; an hour on one GPU (default); a minute or two on a CPU; seconds
   preset=dai_12l|dai_18l|dai_24l|dai_standard|dai_base|dai_large|dai   Transformer-XL's own, each on some recipes
-  study=table5_max                a row of the paper's tables, on top of preset=paper (see recipes/conf/study)
+  study=table5_max                a row of the paper's tables, on top of preset=paper (recipes/conf/studies.yaml)
 of agents, which learn from rewards and have no data: SOURCE is object_matching or rl
   train object_matching RUN_DIR task.delay=8 model=compressive_transformer|transformer_xl|lstm
   train rl RUN_DIR env=MiniGrid-MemoryS7-v0     (pip install "waveform[rl]")

@@ -29,7 +29,7 @@ _AGENTS = ConfigFamily(
     module="recipes.reinforcement.conf",
     root="agent",
     command="python -m recipes train object_matching RUN_DIR --print-config",
-    groups={"learner": ("default", LearnerConfig), "task": (OBJECT_MATCHING, ObjectMatchingConfig)},
+    groups={"learner": {"default": LearnerConfig}, "task": {OBJECT_MATCHING: ObjectMatchingConfig}},
 )
 # Settings of training on a fixed text, or of machinery that agents do without.
 _NOT_FOR_AGENTS = (

@@ -6,9 +6,7 @@ A study of a paper's table or figure runs at any preset: what its settings chang
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-import recipes.conf
 from recipes.reinforcement.recipes import AGENTS_STUDY
 from recipes.studies.ablations import Ablations
 from recipes.studies.best_of_rows import BestOfRows
@@ -105,7 +103,7 @@ def _recall() -> Study:
 
 def _table_5() -> Study:
     """Compression functions and losses, each with the best of three rates."""
-    rows = {  # row -> the file in conf/study
+    rows = {  # row -> its name in conf/studies.yaml
         "convolution, through time": "conv_bptt",
         "max pooling": "max",
         "convolution, auto-encoding": "conv_autoencode",
@@ -171,20 +169,20 @@ def _table_9() -> Study:
 
 
 def _figure_3() -> Study:
-    """The learning rate, or the updates, become small or few in mid-training: every file of the name in conf/study."""
-    (folder,) = recipes.conf.__path__
-    names = sorted(path.stem for path in (Path(folder) / "study").glob("figure3_*.yaml"))
+    """The learning rate, or the updates, become small or few in mid-training: `figure3_*` in conf/studies.yaml."""
+    labels = {
+        "lr_3e-4": "the rate stays",
+        "lr_1e-7": "the rate drops to 1e-7",
+        "lr_1e-9": "the rate drops to 1e-9",
+        "lr_0": "the rate drops to 0",
+        "update_period_2": "the rate stays, an update every 2 steps",
+    }
+    names = sorted(f"figure3_{name}" for name in labels)
     return Study(
         title="Rae et al. 2019, Figure 3: smaller learning rates, or fewer updates, from mid-training on",
         variants={name.removeprefix("figure3_"): partial(_curve_of_figure_3, names=names, name=name) for name in names},
         report=InTraining(
-            labels={
-                "lr_3e-4": "the rate stays",
-                "lr_1e-7": "the rate drops to 1e-7",
-                "lr_1e-9": "the rate drops to 1e-9",
-                "lr_0": "the rate drops to 0",
-                "update_period_2": "the rate stays, an update every 2 steps",
-            },
+            labels=labels,
             published_as="smaller rates raise the training loss, fewer updates do not",
         ),
     )
@@ -233,7 +231,7 @@ def _rarely_late(config: Config) -> list[str]:
     return ["model=transformer_xl", f"train.update_period={paper['update_period']}", *moved]
 
 
-_TXL_ROWS = {  # label -> the file in conf/study, and the row of Dai et al. 2019
+_TXL_ROWS = {  # label -> its name in conf/studies.yaml, and the row of Dai et al. 2019
     "transformer_xl": ("none", "as published"),
     "shaw": ("txl_shaw", "Shaw's encodings"),
     "half_loss": ("txl_half_loss", "half loss"),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 import recipes
 from recipes.corpora.catalogue import RECIPES
@@ -19,7 +20,7 @@ from waveform.system.errors import UserError
 
 MODELS = ("compressive_transformer", "transformer_xl")
 VOCABULARY = {"enwik8": 256, "text8": 27, "wikitext103": 267_735, "pg19": 32_000, "lm1b": 793_471, "ptb": 10_000}
-STUDIES = sorted(path.stem for path in Path(recipes.__path__[0], "conf", "study").glob("*.yaml"))
+STUDIES = sorted(str(name) for name in OmegaConf.load(Path(recipes.__path__[0], "conf", "studies.yaml")))
 
 
 def fits(config: dict[str, Any], *, vocab_size: int) -> Any:
@@ -122,7 +123,7 @@ def test_only_the_papers_presets_start_as_published(model: str) -> None:
 
 def test_a_folder_of_your_own_adds_a_preset(tmp_path: Path) -> None:
     (tmp_path / "preset").mkdir()
-    (tmp_path / "preset" / "mine.yaml").write_text("# @package _global_\npreset: mine\ntrain:\n  lr: 7e-4\n")
+    (tmp_path / "preset" / "mine.yaml").write_text("train:\n  lr: 7e-4\n")
     assert compose_config("ptb", ["preset=mine"], config_dir=tmp_path)["train"]["lr"] == 7e-4
     with pytest.raises(UserError, match="unknown preset 'mine'"):
         compose_config("ptb", ["preset=mine"])

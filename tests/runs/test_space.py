@@ -122,3 +122,12 @@ def test_the_example_in_the_docs(tmp_path: Path) -> None:
 def test_a_model_without_a_space() -> None:
     with pytest.raises(UserError, match=r"'gru' comes without a search space; .* --space FILE\.yaml"):
         search_space("gru")
+
+
+def test_a_file_may_have_a_section_for_each_model(tmp_path: Path) -> None:
+    (tmp_path / "spaces.yaml").write_text("wavenet: {train.lr: [1, 2]}\nlstm: {train.lr: [3]}\n")
+    assert search_space("wavenet", file=tmp_path / "spaces.yaml").dimensions == {
+        "train.lr": {"1": {"train.lr": 1}, "2": {"train.lr": 2}}
+    }
+    with pytest.raises(UserError, match=r"spaces\.yaml has no search space for model 'transformer_xl'"):
+        search_space("transformer_xl", file=tmp_path / "spaces.yaml")

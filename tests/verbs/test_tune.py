@@ -57,13 +57,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split in ("train", "valid", "test"):
         write_tones(place / "audio" / split, num=1)
     assert main(["prepare", str(place / "audio"), str(place / "data")]) == 0
-    for group in ("preset", "preset_model"):
-        (place / "configs" / group).mkdir(parents=True)
+    (place / "configs" / "preset").mkdir(parents=True)
     (place / "configs" / "preset" / "mine.yaml").write_text(
-        f"# @package _global_\ndefaults: [demo, _self_]\npreset: mine\ntrain: {{lr: {GOOD}, warmup_steps: 1}}\n"
-    )
-    (place / "configs" / "preset_model" / "mine_transformer_xl.yaml").write_text(
-        "# @package _global_\nmodel: {d_model: 64, num_heads: 4}\n"
+        "defaults: [demo, _self_]\ntrain: {warmup_steps: 1}\n"
+        f"models: {{transformer_xl: {{model: {{d_model: 64, num_heads: 4}}, train: {{lr: {GOOD}}}}}}}\n"
     )
     assert main(tune(place, place / "done")) == 0
     return place

@@ -47,7 +47,7 @@ def compose_from(
     run_dir: Path,
     overrides: Sequence[str],
     *,
-    compose: Callable[[Sequence[str]], dict[str, Any]],
+    compose: Callable[..., dict[str, Any]],
 ) -> dict[str, Any]:
     """The configuration that `compose` makes of `overrides`, with what a run in `run_dir` takes over from its origin.
 
@@ -64,7 +64,8 @@ def compose_from(
     model_class(before["model"]["name"])  # refuses a path, at which Hydra would look for a file
     before = with_defaults(before)
     given = {override.lstrip("+").partition("=")[0] for override in overrides}
-    config = compose(overrides if "model" in given else [f"model={before['model']['name']}", *overrides])
+    own_model = [] if "model" in given else [f"model={before['model']['name']}"]
+    config = compose([*own_model, *overrides], any_model=True)
     if config["model"]["name"] == before["model"]["name"]:
         _take_over(config, before, "model", except_for=given)
     if "preset" not in given:

@@ -1,30 +1,43 @@
-"""Composes a run's configuration: typed defaults, a preset, a user's folder, and `key=value` overrides, by Hydra.
+"""Composes a run's configuration: typed defaults, a preset, a study, and `key=value` overrides, by Hydra.
 
-Each family of runs (speech, text) has a root file, which names its groups. The groups `model` and `train`, and those
-that a family adds, come from the dataclasses that document each field; the others are YAML files.
+Each family of runs (speech, text, agents) has a root file, which names its groups. The groups `model` and `train`, and
+those that a family adds, come from the dataclasses that document each field. A preset is a YAML file, and so is a study
+of a user's own; what a package brings of studies is in its studies.yaml. Both may have sections:
+
+    train: {lr: 1e-3}                                       for every run
+    models: {wavenet: {train: {lr: 2e-3}}}                  for one model
+    recipes: {ptb: {train: {lr: 5e-4}, models: {...}}}      for one recipe, and for a recipe and a model
+
+A later one of these counts over an earlier one, then a study's, then overrides. What a preset inherits from another one
+(Hydra's `defaults`) stands in the same sections.
 """
 
 import dataclasses
 import difflib
 import sys
-from collections.abc import Mapping, Sequence
-from importlib import import_module
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from waveform.engine.train_config import TrainConfig
 from waveform.models.registry import DECIDED_BY_DATA, model_class, model_names
 from waveform.system.console import printable
 from waveform.system.errors import UserError
 
-STUDIES = "waveform.models.conf"  # package with the group `study` of every family: models as others had them
+_MODELS = "waveform.models.conf"  # has studies for every family: models as others had them
+_SECTIONS = ("recipe", "preset", "preset_model", "study")  # groups whose settings are merged here, in this order
+_OLD_FOLDERS = ("preset_model", "recipe_preset", "recipe_preset_model", "study_model")  # of users' own presets
 _LONGEST_MESSAGE = 1000  # characters
 _LONGEST_LIST = 20  # of a value in a message
 _KINDS = {  # OmegaConf's phrases about a value of the wrong type -> what to give
@@ -39,13 +52,105 @@ _KINDS = {  # OmegaConf's phrases about a value of the wrong type -> what to giv
 class ConfigFamily:
     """Where the configurations of one family of runs come from."""
 
-    module: str  # the package that holds the root file and the groups' YAML files
+    module: str  # the package that holds the root file, presets and studies
     root: str  # the root file's name
     command: str  # what lists all settings, for a hint
     train: type[TrainConfig] = TrainConfig  # the fields of the group `train`
-    groups: Mapping[str, tuple[str, Any]] = dataclasses.field(default_factory=dict)  # group -> (choice, dataclass)
-    plugins: str | None = None  # entry-point group of further packages with YAML files
-    chosen: tuple[str, ...] = ("preset", "study")  # groups of which a user names one choice
+    groups: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # group -> choice -> its settings
+    plugins: str | None = None  # entry-point group of further packages with presets
+
+
+def compose_family(
+    family: ConfigFamily, overrides: Sequence[str] = (), *, config_dir: Path | None = None, any_model: bool = False
+) -> dict[str, Any]:
+    """The resolved configuration as plain dicts.
+
+    any_model: the preset need not have sizes for the model. Raises UserError for an unknown key, choice or type, and
+    for a preset that has sizes for other models only.
+    """
+    parsed = [_parsed(override) for override in overrides]
+    groups = {"model", "train", "preset", "study", *family.groups}
+    choices = [each for each in parsed if each.key_or_group in groups and not isinstance(each.value(), dict)]
+    config = _composed(family, choices, config_dir)
+    chosen = dict(config.pop("hydra").runtime.choices)
+    sections = {group: OmegaConf.to_container(config[group]) for group in _SECTIONS if group in chosen.keys() & config}
+    config.update({group: chosen[group] for group in ("recipe", "preset") if group in sections})
+    for group in ("preset_model", "study"):
+        config.pop(group, None)
+    OmegaConf.set_struct(config, True)
+    _refuse_old_layout(config, sections["preset"], chosen["preset"])
+    for group, section in sections.items():
+        for settings in _layers(section, model=chosen["model"], recipe=chosen.get("recipe")):
+            _merge(family, config, settings, source=f"{group}={chosen[group]}")
+    if not any_model:
+        _require_sizes(family, sections["preset"], chosen)
+    for override in parsed:
+        if override not in choices:
+            _apply(family, config, override)
+    return _resolved(config, parsed)
+
+
+def _parsed(text: str) -> Override:
+    """A setting, read by Hydra's grammar. Raises UserError, naming it, for anything else."""
+    key, equals, _ = text.partition("=")
+    if not equals:
+        raise UserError(f"{_shown(repr(text))} is not a key=value setting; an example: train.max_steps=1000")
+    if not text.isprintable():  # a terminal, a log or a YAML file would show something else
+        raise UserError(f"{_shown(text)} contains a character that cannot be printed; leave it out")
+    if key.lstrip("+~").startswith("hydra"):
+        raise UserError(f"unknown setting {_shown(key)!r}: Hydra's own settings are not used here")
+    if key.startswith("~"):
+        raise UserError(f"{_shown(text)} would remove a setting, but a run needs them all; give it a value")
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except Exception as error:  # of Hydra's grammar, or of Python if brackets are nested too deeply
+        reason = " ".join(str(error).split("See https")[0].split())
+        raise UserError(f"{_shown(text)} is not a key=value setting ({_shown(reason)})") from error
+    if override.package is not None:
+        raise UserError(f"unknown setting {_shown(key)!r}; settings have no @")
+    if override.is_sweep_override():
+        raise UserError(f"{_shown(text)} has several values; give one, or a list in brackets")
+    return override
+
+
+def _composed(family: ConfigFamily, choices: Sequence[Override], config_dir: Path | None) -> DictConfig:
+    """What Hydra makes of the choices, with each preset and study in a section of its own."""
+    given = [str(choice.input_line).lstrip("+") for choice in choices]
+    for choice in choices:
+        if not isinstance(choice.value(), str | int):
+            raise UserError(f"{_shown(str(choice.input_line))}: give the name of a {choice.key_or_group}")
+    _register(family)
+    path = _search_path(family, config_dir)
+    try:
+        with initialize_config_module(family.module, version_base="1.3"):
+            config = compose(family.root, overrides=[path, *given], return_hydra_config=True)
+    except Exception as error:  # Hydra and its grammar raise whatever they come across
+        if isinstance(error, MissingConfigException) and error.options:
+            group, _, name = str(error.missing_cfg_file).rpartition("/")
+            raise UserError(f"unknown {group} {_shown(name)!r}; choose one of {', '.join(error.options)}") from error
+        reason = " ".join(f"{error} {error.__cause__ or ''}".split("Config search path")[0].split())
+        raise UserError(_shown(f"{', '.join(map(_shown, given))}: {reason}", _LONGEST_MESSAGE)) from error
+    OmegaConf.set_struct(config, False)
+    return config
+
+
+def _register(family: ConfigFamily) -> None:
+    """Give Hydra's store, which is one for all families, the groups of this one."""
+    store = ConfigStore.instance()
+    studies: dict[str, Any] = {}
+    for module in (_MODELS, family.module):
+        file = files(module).joinpath("studies.yaml")
+        if file.is_file():
+            studies |= dict(OmegaConf.create(file.read_text(encoding="utf-8")))
+    for group, choices in {"study": studies, "train": {"default": family.train}, **family.groups}.items():
+        store.repo.pop(group, None)
+        for name, node in choices.items():
+            store.store(group=group, name=name, node=node)
+    for name in model_names():
+        try:
+            store.store(group="model", name=name, node=_model_node(name))
+        except Exception as error:  # a fault of another package must not affect the other models
+            print(f"warning: the registered model {name!r} does not load: {error!r}", file=sys.stderr)
 
 
 def _model_node(name: str) -> Any:
@@ -58,148 +163,133 @@ def _model_node(name: str) -> Any:
     return dataclasses.make_dataclass("Model", [("name", str, dataclasses.field(default=name)), *fields])
 
 
-def _register_groups(family: ConfigFamily) -> None:
-    store = ConfigStore.instance()
-    for name in model_names():
-        try:
-            store.store(group="model", name=name, node=_model_node(name))
-        except Exception as error:  # a fault of another package must not affect the other models
-            print(f"warning: the registered model {name!r} does not load: {error!r}", file=sys.stderr)
-    store.store(group="train", name="default", node=family.train)
-    for group, (choice, node) in family.groups.items():
-        store.store(group=group, name=choice, node=node)
-
-
 def _search_path(family: ConfigFamily, config_dir: Path | None) -> str:
     plugins = entry_points(group=family.plugins) if family.plugins else ()
-    packages = [STUDIES, *(entry.value for entry in plugins if entry.value != family.module)]
-    places = [f"pkg://{package}" for package in packages]
+    places = [f"pkg://{entry.value}" for entry in plugins if entry.value != family.module]
     if config_dir is not None:
         if not config_dir.is_dir():
             raise UserError(f"--config-dir {config_dir} is not a folder")
+        for old in _OLD_FOLDERS:
+            if (config_dir / old).is_dir():
+                raise UserError(
+                    f"{config_dir / old} is no longer read: what a preset or study sets for one model is in its own "
+                    "file, as `models: {NAME: {model: {...}, train: {...}}}`; see docs/extending.md"
+                )
         places.append(f"file://{config_dir.absolute()}")
     quoted = ['"' + place.replace("\\", "\\\\").replace('"', '\\"') + '"' for place in places]
     return f"hydra.searchpath=[{','.join(quoted)}]"
 
 
-def compose_family(
-    family: ConfigFamily, overrides: Sequence[str] = (), *, config_dir: Path | None = None
-) -> dict[str, Any]:
-    """The resolved configuration as plain dicts. Raises UserError for an unknown key, choice or type."""
-    for override in overrides:
-        _check_override(override)
-    _register_groups(family)
+def _refuse_old_layout(config: DictConfig, preset: Any, name: str) -> None:
+    """Raises UserError for a user's preset that, as earlier versions read it, inherits nothing for single models."""
+    own, inherited = ({"models", "recipes"} & section.keys() for section in (preset, config))
+    if inherited or ("preset" in preset and own):
+        raise UserError(
+            f"preset={name} is of an older layout: remove '# @package _global_' and 'preset: ...' from it and from "
+            "your presets that it inherits from; what it then inherits for one model, it changes in a section "
+            "`models` (docs/extending.md)"
+        )
+
+
+def _layers(section: Any, *, model: str, recipe: str | None) -> Iterator[dict[str, Any]]:
+    """What a section sets for every run, then for this model, for this recipe, and for both."""
+    yield {name: value for name, value in section.items() if name not in ("models", "recipes", "preset")}
+    yield _named(section, "models", model)
+    if recipe is not None:
+        yield from _layers(_named(section, "recipes", recipe), model=model, recipe=None)
+
+
+def _named(section: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
+    """The settings of a section for one model or recipe."""
+    parts = section.get(kind, {})
+    part = parts.get(name, {}) if isinstance(parts, dict) else None
+    if not isinstance(part, dict):
+        raise UserError(f"{kind!r} of a preset or study needs settings by name, such as {name}: {{train: {{...}}}}")
+    return part
+
+
+def _require_sizes(family: ConfigFamily, preset: Any, chosen: Mapping[str, str]) -> None:
+    """Raises UserError if a preset has sizes for some models, or some recipes and models, but not for these."""
+    model, recipe = chosen["model"], chosen.get("recipe")
+    by_model = sorted(preset.get("models", {}))
+    by_recipe = sorted(
+        f"{name} with model={each}"
+        for name, part in (preset.get("recipes", {}) if recipe else {}).items() for each in part.get("models", {})
+    )  # fmt: skip
+    wanted = f"{recipe} with model={model}" if recipe else f"model={model}"
+    if not (by_model or by_recipe) or model in by_model or wanted in by_recipe:
+        return
+    presets = [yaml.safe_load(file.read_text()) for file in files(family.module).joinpath("preset").iterdir()]
+    if by_model and not any(model in known.get("models", {}) for known in presets):
+        return  # a model of another package, with sizes of its own
+    some = ", ".join(by_model or by_recipe)
+    raise UserError(f"preset={chosen['preset']} has no sizes for {wanted}; it has some for {some}")
+
+
+def _merge(family: ConfigFamily, config: DictConfig, settings: dict[str, Any], *, source: str) -> None:
+    """Give settings of a preset or study to a configuration. Raises UserError, naming it, for one that does not fit."""
+    for name, value in settings.items():
+        if isinstance(config.get(name), DictConfig) and not isinstance(value, dict):
+            raise UserError(f"{source}: {name} is {_shown(repr(value))}; it needs settings by name")
     try:
-        with initialize_config_module(family.module, version_base="1.3"):
-            composed = compose(family.root, overrides=[_search_path(family, config_dir), *overrides])
-        content = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    except Exception as error:  # Hydra and its grammar raise whatever they come across
-        raise UserError(_shown(_explain(family, error, overrides, config_dir), _LONGEST_MESSAGE)) from error
+        config.merge_with(settings)
+    except ConfigKeyError as error:
+        key = str(error.full_key)
+        if key.startswith("model."):
+            key = key.removeprefix("model.")
+            raise UserError(f"{source} sets {key!r}, which this model does not have; choose another model") from error
+        raise UserError(f"{source} sets the unknown {key!r}{_nearest(family, key, config)}") from error
+    except Exception as error:  # OmegaConf raises whatever it comes across
+        raise UserError(f"{source}: {getattr(error, 'full_key', None)}: {_reason(error)}") from error
+
+
+def _apply(family: ConfigFamily, config: DictConfig, override: Override) -> None:
+    """Give a user's setting to a configuration. Raises UserError, naming it, if it is unknown or does not fit."""
+    text, key = str(override.input_line), override.key_or_group
+    try:
+        OmegaConf.update(config, key, override.value())
+    except ValidationError as error:
+        raise UserError(_shown(f"{_shown(text)}: {_reason(error)}", _LONGEST_MESSAGE)) from error
+    except Exception as error:  # OmegaConf raises whatever it comes across on the way to a key
+        raise UserError(f"unknown setting {_shown(key)!r}{_nearest(family, key, config)}") from error
+
+
+def _resolved(config: DictConfig, overrides: Sequence[Override]) -> dict[str, Any]:
+    """The configuration as plain dicts. Raises UserError for what is missing, or refers to what there is not."""
+    texts = {override.key_or_group: _shown(str(override.input_line)) for override in overrides}
+    try:
+        content = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except Exception as error:  # of OmegaConf and its resolvers
+        key = getattr(error, "full_key", None)
+        source = texts.get(str(key)) or ", ".join(texts.values()) or key
+        raise UserError(_shown(f"{source}: {_reason(error)}", _LONGEST_MESSAGE)) from error
     assert isinstance(content, dict)
-    for section in ("model", "train", *family.groups):
-        if not isinstance(content.get(section), dict):
-            raise UserError(f"{_all(overrides)} removes {section!r}, which a run needs; give it a value")
-    _check_added(family, overrides, config_dir)
     seed = content.get("seed")
     if type(seed) is not int or not 0 <= seed < 2**31:
         raise UserError(f"seed is {_shown(repr(seed))}; it must be a whole number from 0 to {2**31 - 1}")
-    if not isinstance(content.get("preset"), str):
-        raise UserError("the chosen preset's file needs the lines '# @package _global_' and 'preset: ITS_NAME'")
     return {str(key): value for key, value in content.items()}
 
 
-def _check_added(family: ConfigFamily, overrides: Sequence[str], config_dir: Path | None) -> None:
-    """Raises UserError for a setting that Hydra's `+` would add, because nothing would read it."""
-    added = [override for override in overrides if override.startswith("+")]
-    if not added:
-        return
-    known = _names(compose_family(family, [o for o in overrides if o not in added], config_dir=config_dir))
-    for override in added:
-        key = override.lstrip("+").partition("=")[0]
-        if key.count(".") < 2 and key not in known:  # deeper ones are refused by their dataclass
-            raise UserError(f"unknown setting {_shown(key)!r}{_nearest(family, key, overrides, config_dir)}")
+def _nearest(family: ConfigFamily, key: str, config: DictConfig) -> str:
+    """Advice: the nearest setting of a configuration, or else how to list all."""
+    content: Any = OmegaConf.to_container(config)
+    groups = {group: fields for group, fields in content.items() if isinstance(fields, dict)}
+    known = {*content, *(f"{group}.{name}" for group, fields in groups.items() for name in fields)}
+    close = difflib.get_close_matches(key, sorted(known - {"model.name"}), n=1)  # `model` chooses it
+    return f"; did you mean {close[0]!r}?" if close else f"; `{family.command}` lists all settings"
 
 
-def _names(config: Mapping[str, Any]) -> set[str]:
-    """Names of the settings of a configuration, like `train` and `train.lr`."""
-    fields = {f"{group}.{name}" for group, value in config.items() if isinstance(value, dict) for name in value}
-    return {*config, *fields}
-
-
-def _check_override(override: str) -> None:
-    """Raises UserError, naming it, for anything but a setting."""
-    key, equals, _ = override.partition("=")
-    if not equals:
-        raise UserError(f"{_shown(repr(override))} is not a key=value setting; an example: train.max_steps=1000")
-    if not override.isprintable():  # a terminal, a log or a YAML file would show something else
-        raise UserError(f"{_shown(override)} contains a character that cannot be printed; leave it out")
-    if key.lstrip("+~").startswith("hydra"):
-        raise UserError(f"unknown setting {_shown(key)!r}: Hydra's own settings are not used here")
-    if key.startswith("~"):
-        raise UserError(f"{_shown(override)} would remove a setting, but a run needs them all; give it a value")
-    try:
-        OverridesParser.create().parse_override(override)
-    except Exception as error:  # of Hydra's grammar, or of Python if brackets are nested too deeply
-        reason = " ".join(str(error).split("See https")[0].split())
-        raise UserError(f"{_shown(override)} is not a key=value setting ({_shown(reason)})") from error
+def _reason(error: Exception) -> str:
+    """What is wrong with a value, in the first of OmegaConf's lines, or what to give in its place."""
+    reason = " ".join(str(error).split("full_key")[0].split())
+    kind = next((kind for phrase, kind in _KINDS.items() if phrase in reason), None)
+    return reason if kind is None else f"give {kind}"
 
 
 def _shown(text: str, most: int = 200) -> str:
     """Text that fits on one line of a terminal."""
     text = printable(text)
     return text if len(text) <= most else f"{text[:most]}..."
-
-
-def _all(overrides: Sequence[str]) -> str:
-    return ", ".join(_shown(override) for override in overrides)
-
-
-def _explain(family: ConfigFamily, error: Exception, overrides: Sequence[str], config_dir: Path | None) -> str:
-    """One line of Hydra's several: which setting is wrong, and the nearest right one."""
-    causes: list[BaseException] = [error]
-    while (cause := causes[-1].__cause__) is not None:
-        causes.append(cause)
-    text = " ".join(" ".join(str(cause) for cause in causes).split())
-    for override in overrides:
-        key, _, value = override.lstrip("+~").partition("=")
-        if f"'{key}'" in text and ("not in" in text or "not found" in text):
-            return f"unknown setting {key!r}{_nearest(family, key, overrides, config_dir)}"
-        if f"{key}/{value}" in text and key in ("model", "train", *family.groups, *family.chosen):
-            choices = _choices(family, key)
-            if value in choices:
-                missing = text.partition("Key '")[2].partition("'")[0]
-                return f"{key}={value} sets {missing!r}, which this model does not have; choose another model"
-            return f"unknown {key} {value!r}; choose one of {', '.join(choices)}"
-    # If a key is given twice, the wrong value.
-    for override in sorted(overrides, key=lambda override: repr(override.partition("=")[2]) not in text):
-        key, _, value = override.lstrip("+~").partition("=")
-        if f"full_key: {key}" in text or f"'{override}'" in text or repr(value) in text:
-            reason = " ".join(str(causes[-1]).split("full_key")[0].split())
-            kind = next((kind for phrase, kind in _KINDS.items() if phrase in reason), None)
-            return f"{_shown(override)}: {reason}" if kind is None else f"{_shown(override)}: give {kind}"
-    return f"{_all(overrides)}: {text}" if overrides else text
-
-
-def _choices(family: ConfigFamily, group: str) -> list[str]:
-    if group == "model":
-        return model_names()
-    if group == "train":
-        return ["default"]
-    if group in family.groups:
-        return [family.groups[group][0]]
-    folders = [Path(*import_module(module).__path__) / group for module in (family.module, STUDIES)]
-    return sorted(path.stem for folder in folders for path in folder.glob("*.yaml"))
-
-
-def _nearest(family: ConfigFamily, key: str, overrides: Sequence[str], config_dir: Path | None) -> str:
-    """Advice: the nearest setting of what `overrides` choose (a model, a preset), or else how to list all."""
-    chosen = [o for o in overrides if o.partition("=")[0] in {"model", "recipe", *family.chosen} - {key}]
-    try:
-        known = _names(compose_family(family, chosen, config_dir=config_dir))
-    except UserError:  # a choice is wrong too, or a plug-in is broken
-        return ""
-    close = difflib.get_close_matches(key, sorted(known - {"model.name"}), n=1)  # `model` chooses it
-    return f"; did you mean {close[0]!r}?" if close else f"; `{family.command}` lists all settings"
 
 
 def typed(cls: Any, content: dict[str, Any], *, section: str) -> Any:

@@ -6,7 +6,7 @@
       small: {model.d_model: 64, model.num_heads: 4}
       wide: {model.d_model: 96, model.num_heads: 6}
 
-A package brings one for each of its models as `space/MODEL.yaml`, beside its presets.
+A package brings those of its models in `spaces.yaml`, beside its presets: MODEL: {...}. A user's file may be so too.
 """
 
 import json
@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta, Struct
 from omegaconf import OmegaConf
 
+from waveform.models.registry import model_names
 from waveform.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -114,13 +115,16 @@ def space_of(model: str, *, packages: Sequence[str], file: Path | None = None) -
     """
     if file is not None:
         try:
-            return _parse(file.read_text(encoding="utf-8"), str(file))
+            text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read --space {file}: {error}") from error
+        if (found := _parse(text, str(file), model)) is None:
+            raise UserError(f"{file} has no search space for model {model!r}")
+        return found
     for package in packages:
-        own = files(package).joinpath("space", f"{model}.yaml")
-        if own.is_file():
-            return _parse(own.read_text(encoding="utf-8"), str(own))
+        own = files(package).joinpath("spaces.yaml")
+        if own.is_file() and (found := _parse(own.read_text(encoding="utf-8"), str(own), model)) is not None:
+            return found
     raise UserError(f"model {model!r} comes without a search space; write one, and name it with --space FILE.yaml")
 
 
@@ -129,9 +133,14 @@ _Named = Annotated[dict[_Name, dict[str, Scalar]], Meta(min_length=1)]
 _FILE = dict[_Name, Annotated[list[Scalar], Meta(min_length=1)] | dict[str, Any]]
 
 
-def _parse(text: str, place: str) -> Space:
+def _parse(text: str, place: str, model: str) -> Space | None:
+    """The space of a file, or of its section for a model; None if it has sections for other models only."""
     try:
         content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        if isinstance(content, dict) and content.keys() & {model, *model_names()}:
+            if model not in content:
+                return None
+            content = content[model]
         space = Space(place, {name: _dimension(name, value) for name, value in msgspec.convert(content, _FILE).items()})
         _check(space)
     except UserError:

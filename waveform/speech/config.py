@@ -2,8 +2,9 @@
 
     config = { preset, seed, model: {name, ...}, data: {...}, train: {...} }
 
-A preset is a YAML file `preset/NAME.yaml`, with what it sets for one model in `preset_model/NAME_MODEL.yaml`.
-Packages that hold such files are found by the entry-point group `waveform.configs`.
+A preset is a YAML file `preset/NAME.yaml`, with what it sets for one model in its section `models`. A package of models
+brings presets, what it adds to others (`preset_model/PRESET_MODEL.yaml`) and search spaces (`spaces.yaml`) in a package
+that the entry-point group `waveform.configs` names.
 """
 
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ _SPEECH = ConfigFamily(
     root="config",
     command="waveform train ... --print-config",
     train=SpeechTrainConfig,
-    groups={"data": ("audio", DataConfig)},
+    groups={"data": {"audio": DataConfig}},
     plugins=_PLUGINS,
 )
 

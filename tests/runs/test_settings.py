@@ -1,0 +1,102 @@
+"""Presets and studies of users and of other packages: sections by model, what they inherit, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.text import compose_config as compose_text
+from waveform.speech.config import compose_config
+from waveform.system.errors import UserError
+
+DEMO = {"lr": 4e-3, "clip_norm": 1.0}  # what `demo` sets for WaveNet
+
+
+def write(folder: Path, **presets: str) -> Path:
+    for name, text in presets.items():
+        group, _, stem = name.partition("__")
+        (folder / group).mkdir(parents=True, exist_ok=True)
+        (folder / group / f"{stem}.yaml").write_text(text)
+    return folder
+
+
+def values(config: dict[str, Any], *names: str) -> list[Any]:
+    return [config[section][field] for section, field in (name.split(".") for name in names)]
+
+
+def test_a_model_counts_over_all_and_a_preset_over_what_it_inherits(tmp_path: Path) -> None:
+    for_wavenet = "models: {wavenet: {train: {chunk: 128}, model: {kernel_size: 2}}}"
+    mine = f"defaults: [demo]\ntrain: {{lr: 1, beta2: 0.9}}\n{for_wavenet}"
+    write(tmp_path, preset__mine=mine)
+    config = compose_config(["preset=mine", "model=wavenet"], config_dir=tmp_path)
+    assert config["preset"] == "mine" and "models" not in config
+    assert values(config, "train.beta2", "train.chunk", "model.kernel_size", "train.max_seconds") == [0.9, 128, 2, 60]
+    assert {name: config["train"][name] for name in DEMO} == DEMO  # which `demo` has for WaveNet alone
+    assert compose_config(["preset=mine", "model=wavenet", "train.lr=2"], config_dir=tmp_path)["train"]["lr"] == 2
+    assert compose_config(["preset=mine"], config_dir=tmp_path)["train"]["chunk"] == 64
+
+
+def test_order_of_recipes_models_and_studies(tmp_path: Path) -> None:
+    mine = """
+        train: {lr: 1, beta2: 0.1, chunk: 16, batch_size: 1, log_every: 1, keep_checkpoints: 1}
+        models: {lstm: {train: {beta2: 0.2, chunk: 32, batch_size: 2, log_every: 2, keep_checkpoints: 2}}}
+        recipes:
+          ptb:
+            train: {chunk: 48, batch_size: 3, log_every: 3, keep_checkpoints: 3}
+            models: {lstm: {train: {batch_size: 4, log_every: 4, keep_checkpoints: 4}}}
+    """
+    own = "train: {log_every: 5, keep_checkpoints: 5}\nmodels: {lstm: {train: {keep_checkpoints: 6}}}"
+    write(tmp_path, preset__mine=mine, study__own=own)
+    names = [f"train.{name}" for name in ("lr", "beta2", "chunk", "batch_size", "log_every", "keep_checkpoints")]
+
+    def found(recipe: str, model: str) -> list[Any]:
+        overrides = ["preset=mine", "study=own", f"model={model}"]
+        return values(compose_text(recipe, overrides, config_dir=tmp_path), *names)
+
+    assert found("ptb", "lstm") == [1, 0.2, 48, 4, 5, 6]
+    assert found("text8", "lstm") == [1, 0.2, 32, 2, 5, 6]
+    assert found("ptb", "wavenet") == [1, 0.1, 48, 3, 5, 5]  # of which no preset of text has sizes
+
+
+def test_a_package_of_models_adds_to_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "more-1.0.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[waveform.configs]\nmore = more_configs\n")
+    header = "# @package _global_\n"  # which such files had to have
+    write(tmp_path / "more_configs", preset_model__demo_wavenet=f"{header}train: {{lr: 7}}\n")
+    (tmp_path / "more_configs" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert compose_config(["preset=demo", "model=wavenet"])["train"]["lr"] == 7
+    assert compose_config(["preset=hour", "model=wavenet"])["train"]["lr"] == 2.5e-3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train: {lrr: 1}", "preset=mine sets the unknown 'train.lrr'; did you mean 'train.lr'"),
+        ("models: {wavenet: {model: {width: 3}}}", "preset=mine sets 'width', which this model does not have"),
+        ("train: {lr: fast}", "preset=mine: train.lr: give a number"),
+        ("train: fast", "preset=mine: train is 'fast'; it needs settings by name"),
+        ("models: [wavenet]", "'models' of a preset or study needs settings by name"),
+        ("models: {lstm: {}}", "preset=mine has no sizes for model=wavenet; it has some for lstm"),
+        ("defaults: [gone]", "preset=mine, model=wavenet: In 'preset/mine': Could not load 'preset/gone'"),
+        ("# @package _global_\ndefaults: [demo, _self_]\npreset: mine", "preset=mine is of an older layout: remove"),
+        ("{", "preset=mine, model=wavenet: while parsing"),
+    ],
+)
+def test_presets_that_do_not_fit_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    write(tmp_path, preset__mine=text)
+    with pytest.raises(UserError, match="^" + message.replace("[", r"\[").replace("{", r"\{")):
+        compose_config(["preset=mine", "model=wavenet"], config_dir=tmp_path)
+
+
+def test_files_of_the_old_layout_are_refused_and_whole_presets_still_read(tmp_path: Path) -> None:
+    whole = (
+        "# @package _global_\npreset: whole\nseed: 3\ntrain: {lr: 5}\nmodel: {kernel_size: 2}\n"  # as `tune` wrote them
+    )
+    write(tmp_path, preset__whole=whole)
+    config = compose_config(["preset=whole", "model=wavenet"], config_dir=tmp_path)
+    assert [config["seed"], config["preset"], *values(config, "train.lr", "model.kernel_size")] == [3, "whole", 5, 2]
+    write(tmp_path, preset_model__whole_wavenet="model: {kernel_size: 3}")
+    with pytest.raises(UserError, match=r"preset_model is no longer read: .* `models: \{NAME"):
+        compose_config(["preset=whole"], config_dir=tmp_path)
