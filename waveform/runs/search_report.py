@@ -72,4 +72,4 @@ def _write_preset(path: Path, config: dict[str, Any]) -> None:
     sections["model"] = {name: value for name, value in config["model"].items() if name != "name"}
     with explain_write_errors(path):
         path.parent.mkdir(exist_ok=True)
-    write_file(path, f"# @package _global_\n{to_yaml({'preset': path.stem, **sections})}".encode())
+    write_file(path, to_yaml(sections).encode())
