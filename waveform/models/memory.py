@@ -68,9 +68,14 @@ def of_layers(
     config: CompressiveTransformerConfig, state: CompressiveState, layers: int | slice | list[int]
 ) -> tuple[Tensor, Tensor]:
     """The slots and the usage of one layer [B, ...], or of several alike [B, l, ...], whose configuration this is."""
-    slots, usage = state.slots[:, layers], state.usage[:, layers]
+    slots, usage = at_layers(state.slots, layers), at_layers(state.usage, layers)
     first = slots.shape[-2] - config.compressed - config.memory
     return slots[..., first:, :], usage[..., max(usage.shape[-1] - config.memory, 0) :]
+
+
+def at_layers(x: Tensor, layers: int | slice | list[int]) -> Tensor:
+    """x [B, L, ...] at these layers. A list is no index here, because a GPU would wait for a copy of it."""
+    return torch.stack([x[:, layer] for layer in layers], dim=1) if isinstance(layers, list) else x[:, layers]
 
 
 # The clock
@@ -308,7 +313,7 @@ def after_layers(
     num_slots, num_used, layers_after = state.slots.shape[2], state.usage.shape[2], {}
     for (config, layers), made, used, clock in zip(kinds, groups, usage, clocks, strict=True):
         slots, _ = of_layers(config, state, layers)
-        of_kind, new = state.window[:, layers], window[:, layers]
+        of_kind, new = at_layers(state.window, layers), at_layers(window, layers)
         after = after_call(config, state._replace(window=of_kind, slots=slots), new, made, used, clock)
         for i, layer in enumerate(layers):
             padded = F.pad(after.slots[:, i], (0, 0, num_slots - after.slots.shape[2], 0))
