@@ -82,7 +82,13 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "compression_dilations": [1],
             "compression_padding": False,
         },
-        "by-layer": {**_RAGGED, "memory": [2, 7], "compressed": [0, 3], "compression_rate": [1, 3]},
+        "by-layer": {
+            **_RAGGED,
+            "num_layers": 4,
+            "memory": [2, 7, 2, 5],
+            "compressed": [0, 3, 0, 4],
+            "compression_rate": [1, 3, 1, 2],
+        },
         "by-layer-most-used-post": {
             **_COMPRESSIVE,
             "memory": [8, 4],
@@ -225,15 +231,14 @@ class Case:
 
 
 CASES = [Case(model, variant) for model, variants in CONFIGS.items() for variant in variants]
-# LSTMs have none; of Transformer-XL's encodings of positions, decoders know its own; of study=sonnet and of memories of
-# different sizes they know nothing.
+# LSTMs have none; of Transformer-XL's encodings of positions, decoders know its own; of study=sonnet they know
+# nothing.
 WITH_DECODER = [
     case
     for case in CASES
     if case.model != "lstm"
     and case.fields.get("position", "relative") == "relative"
     and "memory_norm" not in case.fields
-    and not isinstance(case.fields.get("memory"), list)
 ]
 # What nobody samples at speed steps with torch: the published form, embeddings of words, compressions of ablations.
 _BY_TORCH = {"norm", "head", "tie_embeddings", "activation", "same_length", "clamp_len"}

@@ -116,11 +116,3 @@ def test_settings_are_known_by_name_and_value() -> None:
     assert known.unknown(replace(config, norm="post")) == "model.norm=post"
     assert known.unknown(_SquashingConfig(vocab_size=5)) == "model.squash=False"
     assert not known.supports(_SquashingConfig(vocab_size=5))
-
-
-def test_memories_of_different_sizes_are_left_to_forward() -> None:
-    model = laws.Case("compressive_transformer", "by-layer").build().float()
-    state = model.init_state(1, device="cpu", dtype=torch.float32)
-    assert type(interface.decoder(model, state)) is ForwardDecoder
-    with pytest.raises(UserError, match=r"int8 sampling does not know model.memory=\[2, 7\]; sample without int8"):
-        interface.decoder(model, state, int8=True)

@@ -85,8 +85,9 @@ def test_steps_equal_the_cached_decoder(case: laws.Case) -> None:
         {"d_model": 160, "num_heads": 2, "window": 40, "memory": 90, "compressed": 70},  # 80 features a head, 4 blocks
         {"window": 300, "memory": 310, "compressed": 30},  # two parts
         {"window": 300, "memory": 310, "compressed": 30, "compression": "mean", "compression_rate": 4},
+        {"window": 40, "memory": [30, 90], "compressed": [70, 9], "compression": "mean", "compression_rate": [4, 10]},
     ],
-    ids=["padding", "wide", "parts", "parts-mean"],
+    ids=["padding", "wide", "parts", "parts-mean", "by-layer-mean"],
 )
 def test_other_sizes(fields: dict[str, Any]) -> None:
     base = laws.CONFIGS["compressive_transformer"]["conv-ragged"]

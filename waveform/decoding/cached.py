@@ -3,8 +3,8 @@
 Within a window a step reads and writes buffers that never move, at slots that a counter on the device names, so that a
 GPU can replay steps as one captured graph (engine/cuda_graph.py).
 
-Shape letters: B rows, W window, M memory slots, C compressed slots, K = C + M + W, D model width, H heads, d = D / H
-head width, P position features.
+Shape letters: B rows, W window, M memory slots, C compressed slots, K = C + M + W (of a layer, whose M and C may be its
+own), D model width, H heads, d = D / H head width, P position features.
 """
 
 from typing import NamedTuple
@@ -17,9 +17,9 @@ from waveform.engine.cuda_graph import DeviceDecoder
 from waveform.engine.drawing import DrawConfig
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
 from waveform.models.linear_prediction import with_prediction
-from waveform.models.memory import CompressiveState, after_call, clock_of, occupancy, slot_times
+from waveform.models.memory import CompressiveState, after_layers, clock_of, occupancy, of_layers, slot_times
 from waveform.models.position_query import angles, position_query
-from waveform.models.run_layers import compress_layers
+from waveform.models.transformer_config import CompressiveTransformerConfig
 
 
 class _FusedWeights(NamedTuple):
@@ -28,6 +28,36 @@ class _FusedWeights(NamedTuple):
     projection: Tensor  # [D, 3 D + H P]: q, k, v and `position_query` as complex numbers
     projection_bias: Tensor
     output: Tensor  # [D, D]
+
+
+class _View(NamedTuple):
+    """What layers with the same sizes know of their slots."""
+
+    config: CompressiveTransformerConfig  # of such a layer
+    times: Tensor  # [K] fp64, relative to the window's start
+    position_keys: Tensor  # [P, K]
+    mask: Tensor  # [K]: 0 or, for unused slots, -inf
+
+    @property
+    def first_window_slot(self) -> int:
+        return self.config.compressed + self.config.memory
+
+    def begin_window(self, steps: Tensor) -> None:
+        """Set the mask for the window in which `steps` [1] lies."""
+        now, end = occupancy(self.config, steps), self.first_window_slot
+        first_used = end - int(now.memory) - int(now.compressed)
+        if self.config.same_length:
+            first_used = max(first_used, int(now.phase))
+        self.mask.fill_(-torch.inf)
+        self.mask[first_used : end + int(now.phase)] = 0
+
+    def take(self, phase: Tensor) -> Tensor:
+        """Use the slot [1] of the step at `phase` [1] of the window; return it."""
+        slot = phase + self.first_window_slot
+        self.mask.index_fill_(0, slot, 0)
+        if self.config.same_length:
+            self.mask.index_fill_(0, phase, -torch.inf)  # `memory` steps back: there is nothing before memory
+        return slot
 
 
 class CachedDecoder(DeviceDecoder):
@@ -44,7 +74,6 @@ class CachedDecoder(DeviceDecoder):
         self._batch = len(state.steps)
         self._heads, self._d_head = config.num_heads, config.d_model // config.num_heads
         self._scale = self._d_head**-0.5
-        self._first_window_slot = config.compressed + config.memory
         self._state = state._replace(window=state.window.clone(), usage=state.usage.clone())
         self._front = SteppedFront(model, state)
         self._layers = list(model.layers)
@@ -58,19 +87,17 @@ class CachedDecoder(DeviceDecoder):
         self._keys: list[Tensor] = []  # [B H, K, d]
         self._values: list[Tensor] = []
         for i, layer in enumerate(self._layers):
-            slots = torch.cat([state.slots[:, i], state.window[:, i]], dim=1).to(reference.dtype)
+            slots = torch.cat([of_layers(layer.config, state, i)[0], state.window[:, i]], dim=1).to(reference.dtype)
             self._keys.append(self._project(layer, slots, layer.attention.key))
             self._values.append(self._project(layer, slots, layer.attention.value))
-        num_slots = self._first_window_slot + config.window
         self._phase_on_device = torch.empty(1, dtype=torch.int64, device=device)
-        self._slot_times = slot_times(config).to(device)
-        pairs = torch.view_as_real(self._unit_circle(self._slot_times))  # [K, P / 2, 2]: cosine and sine
-        self._position_keys = pairs.flatten(1).t().to(reference.dtype)  # [P, K]
-        self._mask = torch.empty(num_slots, device=device, dtype=reference.dtype)  # 0 or, for unused slots, -inf
+        self._views = [self._view(kind.config, reference) for kind in model.kinds]
+        self._view_of = {layer: number for number, kind in enumerate(model.kinds) for layer in kind.layers}
         weights = [weight for fused in self._weights for weight in fused] + list(model.head.parameters())
         for layer in self._layers:
             weights += (*layer.feedforward_in.parameters(), *layer.feedforward_out.parameters())
-        read = (*weights, *self._keys, *self._values, self._position_keys, self._mask)
+        of_views = [tensor for view in self._views for tensor in (view.position_keys, view.mask)]
+        read = (*weights, *self._keys, *self._values, *of_views)
         self.bytes_per_step = sum(tensor.nbytes for tensor in read)
         self._begin_window()
 
@@ -78,6 +105,12 @@ class CachedDecoder(DeviceDecoder):
         """times [..., n] -> e^{i w t} [..., n, P / 2], complex."""
         w_t = angles(times, num_position_features=self._config.num_position_features)
         return torch.polar(torch.ones(1, dtype=torch.float64, device=w_t.device), w_t).to(self._complex)
+
+    def _view(self, config: CompressiveTransformerConfig, reference: Tensor) -> _View:
+        """The view of layers of which this is the configuration; nothing is in use yet."""
+        times = slot_times(config).to(reference.device)
+        pairs = torch.view_as_real(self._unit_circle(times))  # [K, P / 2, 2]: cosine and sine
+        return _View(config, times, pairs.flatten(1).t().to(reference.dtype), reference.new_empty(len(times)))
 
     def _fuse(self, layer: Layer) -> _FusedWeights:
         a = layer.attention
@@ -95,16 +128,12 @@ class CachedDecoder(DeviceDecoder):
         return layer.projection(slots, projection).flatten(0, 1).contiguous()
 
     def _begin_window(self) -> None:
-        """Set counters and mask for the window in which `_state.steps` lies."""
-        config = self._config
-        now = occupancy(config, self._state.steps[:1])
-        self._phase = int(now.phase)
+        """Set counters and masks for the window in which `_state.steps` lies."""
+        steps = self._state.steps[:1]
+        self._phase = int(steps) % self._config.window
         self._phase_on_device.fill_(self._phase)
-        first_used = self._first_window_slot - int(now.memory) - int(now.compressed)
-        if config.same_length:
-            first_used = max(first_used, self._phase)
-        self._mask.fill_(-torch.inf)
-        self._mask[first_used : self._first_window_slot + self._phase] = 0
+        for view in self._views:
+            view.begin_window(steps)
 
     @property
     def steps_to_host(self) -> int:
@@ -133,10 +162,7 @@ class CachedDecoder(DeviceDecoder):
     def device_step(self, tokens: Tensor) -> Tensor:
         """As `DeviceDecoder.device_step`."""
         model, phase = self._model, self._phase_on_device
-        slot = phase + self._first_window_slot
-        self._mask.index_fill_(0, slot, 0)
-        if self._config.same_length:
-            self._mask.index_fill_(0, phase, -torch.inf)  # the slot `memory` steps back: there is nothing before memory
+        slots = [view.take(phase) for view in self._views]
         rotation = self._rotations.index_select(0, phase)
         tokens, added, prediction = self._front.step(tokens)
         x = model.embedding(tokens)
@@ -145,7 +171,7 @@ class CachedDecoder(DeviceDecoder):
         for i, layer in enumerate(self._layers):
             self._state.window[:, i].index_copy_(1, phase, x[:, None].to(self._state.window.dtype))
             normed = layer.attention_norm(x) if layer.config.norm == "pre" else x
-            x = torch.addmm(x, self._attend(i, normed, slot, rotation), self._weights[i].output)
+            x = torch.addmm(x, self._attend(i, normed, slots[self._view_of[i]], rotation), self._weights[i].output)
             x = layer.attention_norm(x) if layer.config.norm == "post" else x
             normed = layer.feedforward_norm(x) if layer.config.norm == "pre" else x
             x = x + layer.feedforward_out(layer.activation(layer.feedforward_in(normed)))
@@ -155,7 +181,8 @@ class CachedDecoder(DeviceDecoder):
 
     def _attend(self, i: int, normed: Tensor, slot: Tensor, rotation: Tensor) -> Tensor:
         """Layer i's attention [B, D], before its output projection; keeps the key and value of `normed` [B, D]."""
-        config, keys, values, weights = self._config, self._keys[i], self._values[i], self._weights[i]
+        view, keys, values, weights = self._views[self._view_of[i]], self._keys[i], self._values[i], self._weights[i]
+        config = view.config
         d_model, batch_heads = config.d_model, self._batch * self._heads
         projected = torch.addmm(weights.projection_bias, normed, weights.projection)
         query = projected[:, :d_model].reshape(batch_heads, 1, self._d_head)
@@ -163,10 +190,10 @@ class CachedDecoder(DeviceDecoder):
         values.index_copy_(1, slot, projected[:, 2 * d_model : 3 * d_model].reshape(batch_heads, 1, self._d_head))
         pairs = projected[:, 3 * d_model :].reshape(batch_heads, -1, 2)
         rotated = torch.view_as_real(torch.view_as_complex(pairs) * rotation).flatten(1)
-        by_position = torch.addmm(self._mask, rotated.view(-1, rotated.shape[1]), self._position_keys)
+        by_position = torch.addmm(view.mask, rotated.view(-1, rotated.shape[1]), view.position_keys)
         if config.clamp_len:
-            is_far = self._phase_on_device - self._slot_times > config.clamp_len
-            at_limit = self._mask + (pairs.flatten(1) @ self._limit)[:, None]
+            is_far = self._phase_on_device - view.times > config.clamp_len
+            at_limit = view.mask + (pairs.flatten(1) @ self._limit)[:, None]
             by_position = torch.where(is_far, at_limit, by_position)
         logits = torch.baddbmm(
             by_position.view(batch_heads, 1, -1), query, keys.transpose(1, 2), beta=self._scale, alpha=self._scale
@@ -174,32 +201,44 @@ class CachedDecoder(DeviceDecoder):
         attention_weights = logits.softmax(dim=-1)
         if config.tracks_usage:
             received = attention_weights.view(self._batch, self._heads, -1).mean(dim=1)
-            self._state.usage[:, i] += received[:, config.compressed : self._first_window_slot]
+            _, usage = of_layers(config, self._state, i)
+            usage += received[:, config.compressed : view.first_window_slot]
         return torch.bmm(attention_weights, values).view(self._batch, d_model)
 
     def _end_window(self) -> None:
-        config, before = self._config, self._state
+        before = self._state
         state = _close_window(self._model, before)
-        evicted_before, evicted_after = (int(occupancy(config, s.steps[:1]).evicted) for s in (before, state))
-        num_new = min(config.groups, config.compressed) if evicted_after > evicted_before else 0
-        for i, layer in enumerate(self._layers):
-            new_slots = state.slots[:, i, config.compressed - num_new : config.compressed]
-            for cache, projection in ((self._keys[i], layer.attention.key), (self._values[i], layer.attention.value)):
-                kept, moved = cache[:, num_new : config.compressed], cache[:, config.compressed + config.window :]
-                new = self._project(layer, new_slots, projection)
-                cache[:, : config.compressed + config.memory] = torch.cat([kept, new, moved], dim=1)
+        for config, layers in self._model.kinds:
+            evicted_before, evicted_after = (int(occupancy(config, s.steps[:1]).evicted) for s in (before, state))
+            num_new = min(config.groups, config.compressed) if evicted_after > evicted_before else 0
+            for i in layers:
+                slots, _ = of_layers(config, state, i)
+                self._shift(i, config, slots[:, config.compressed - num_new : config.compressed])
         # Graphs write into these two.
         self._state = state._replace(window=before.window, usage=before.usage.copy_(state.usage))
         self._begin_window()
+
+    def _shift(self, i: int, config: CompressiveTransformerConfig, new_slots: Tensor) -> None:
+        """Move layer i's keys and values to where the next window expects them, with those of `new_slots` [B, n, D]."""
+        attention, num_new = self._layers[i].attention, new_slots.shape[1]
+        for cache, projection in ((self._keys[i], attention.key), (self._values[i], attention.value)):
+            kept, moved = cache[:, num_new : config.compressed], cache[:, config.compressed + config.window :]
+            new = self._project(self._layers[i], new_slots, projection)
+            cache[:, : config.compressed + config.memory] = torch.cat([kept, new, moved], dim=1)
 
 
 @torch.inference_mode()
 def _close_window(model: CompressiveTransformer, state: CompressiveState) -> CompressiveState:
     """The state at the next window's start: `state.window` is full, and `state.steps` anywhere within that window."""
-    config = model.config
-    num_left = config.window - int(state.steps[0]) % config.window
-    clock = clock_of(config, state.steps, num_left, device=state.slots.device, dtype=state.slots.dtype)
-    groups = None
-    if config.compressed and clock.evicts:
-        groups, _ = compress_layers(model.layers, state, state.window, clock, None)
-    return after_call(config, state, state.window, groups, state.usage, clock)
+    window, device, dtype = model.config.window, state.slots.device, state.slots.dtype
+    num_left, clocks, groups = window - int(state.steps[0]) % window, [], []
+    for config, layers in model.kinds:
+        clock, made = clock_of(config, state.steps, num_left, device=device, dtype=dtype), []
+        if config.compressed and clock.evicts:
+            for i in layers:
+                slots, usage = of_layers(config, state, i)
+                made.append(model.layers[i].compress(slots, state.window[:, i], usage, clock, None)[0])
+        clocks.append(clock)
+        groups.append(torch.stack(made, dim=1) if made else None)
+    usages = [of_layers(config, state, layers)[1] for config, layers in model.kinds]
+    return after_layers(model.kinds, state, state.window, groups, usages, clocks)

@@ -9,9 +9,8 @@ from waveform.models.run_layers import AS_PUBLISHED
 
 _SIZES = (
     *("vocab_size", "num_layers", "d_model", "num_heads", "d_feedforward", "num_position_features", "num_labels"),
-    *("window", "compression_dilations"),
+    *("window", "memory", "compressed", "compression_rate", "compression_dilations"),
 )
-_OF_LAYERS = ("memory", "compressed", "compression_rate")
 _TRAINING = ("initial_values", "local_layers", "dropout", "attention_dropout", "compression_loss", "compression_init")
 _HEADS = ("cutoffs", "div_value", "classes")  # details of `head` and `prediction`
 _OF_MODEL = ("activation", "head", "tie_embeddings", "project_first", "compression")  # whose own modules are called
@@ -25,12 +24,10 @@ _OF_BOTH = {
 }
 CACHED = KnownSettings(
     any_value=(*_SIZES, *_TRAINING, *_HEADS, *_OF_MODEL, "clamp_len", "input_activation"),
-    one_number=_OF_LAYERS,
     values={**_OF_BOTH, "norm": ("pre", "post"), "same_length": (False, True)},
 )
 IN_KERNELS = KnownSettings(
     any_value=(*_SIZES, *_TRAINING, *_HEADS),
-    one_number=_OF_LAYERS,
     values={
         **_OF_BOTH,
         "norm": ("pre",),

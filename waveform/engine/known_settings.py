@@ -17,14 +17,12 @@ class KnownSettings(NamedTuple):
 
     any_value: Collection[str]  # whatever their value
     values: Mapping[str, Collection[Any]]  # with these values
-    one_number: Collection[str] = ()  # with one number for all layers
 
     def unknown(self, config: Any) -> str | None:
         """The first setting of `config` that is not known, as model.field=value; None if all are."""
         for field in fields(config):
             value = getattr(config, field.name)
-            known = field.name in self.any_value or (field.name in self.one_number and isinstance(value, int))
-            if not known and value not in self.values.get(field.name, ()):
+            if field.name not in self.any_value and value not in self.values.get(field.name, ()):
                 return f"model.{field.name}={value}"
         return None
 

@@ -67,13 +67,15 @@ def attend(layer, b, head, part, slot, p, kind):
         append(projected, layer, b, head, slot, p, kind)
     query, position_query = at(projected, head * p.d_head), at(p.rotated, row_head * p.num_features)
     cache = (layer * p.num_rows * p.num_heads + row_head) * p.num_blocks
+    view = get_int64(p.views, layer) * p.num_blocks
     scaled = 1 if p.quantised else 0
     peaks, by_content = fill(np.float32(UNUSED)), stack_tile()
     for block in range(first, last):
-        if get_int64(p.num_used, block) == 0:
+        if get_int64(p.num_used, view + block) == 0:
             continue
         weights = at(p.weights, (row_head * p.num_blocks + block) * SLOTS)
-        encoding, mask = at(p.slot_encoding, block * p.num_features * SLOTS), at(p.mask, block * SLOTS)
+        encoding = at(p.slot_encoding, (view + block) * p.num_features * SLOTS)
+        mask = at(p.mask, (view + block) * SLOTS)
         group_row(position_query, 0, 1, encoding, SLOTS, weights, 0, p.num_features, False, F32)
         keys = p.keys + (cache + block) * p.d_head * SLOTS * bytes_of(kind)
         group_row(query, 0, 1, keys, SLOTS, by_content, 0, p.d_head, False, kind)
@@ -86,7 +88,7 @@ def attend(layer, b, head, part, slot, p, kind):
     sums, mix = fill(np.float32(0)), at(p.parts, (row_head * p.num_parts + part) * p.d_padded)
     zero(mix, p.d_padded)
     for block in range(first, last):
-        if get_int64(p.num_used, block) == 0:
+        if get_int64(p.num_used, view + block) == 0:
             continue
         weights = at(p.weights, (row_head * p.num_blocks + block) * SLOTS)
         scales = at(p.value_scales, (cache + block) * SLOTS * scaled)

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from waveform.kernels.draw import NO_DRAWS, Draws, KernelDecoder
+from waveform.kernels.record import address
 from waveform.kernels.row_inputs import lay_out_inputs
-from waveform.kernels.slots import Windows, lay_out_memory
+from waveform.kernels.slots import Windows, caches_read, lay_out_memory
 from waveform.kernels.step import CACHE_GROUPS, PHASES_PER_LAYER, PROJECT, lay_out_step, run
-from waveform.kernels.weights import lay_out_compressors, lay_out_weights
+from waveform.kernels.weights import lay_out_compressor, lay_out_weights
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.memory import CompressiveState, occupancy
 
@@ -32,18 +33,19 @@ class KernelTransformerDecoder(KernelDecoder):
     def __init__(self, model: CompressiveTransformer, state: CompressiveState, *, int8: bool = False) -> None:
         config = self._config = model.config
         weights, memory = lay_out_weights(model, int8=int8), lay_out_memory(model, state, int8=int8)
-        step = lay_out_step(config, weights, memory, epsilon=model.layers[0].attention_norm.eps)
+        step = lay_out_step(model.kinds, weights, memory, epsilon=model.layers[0].attention_norm.eps)
         inputs = lay_out_inputs(model, state, num_rows=step["num_rows"], width=step["width"])
-        fields = {**weights, "convolution": lay_out_compressors(model), **inputs, **memory._asdict(), **step}
-        scales = (memory.key_scales, memory.value_scales) if int8 else ()
+        self._compressors = [lay_out_compressor(layer) for layer in model.layers]  # kernels only have addresses
+        convolutions = np.array([address(each) for each in self._compressors])
+        fields = {**weights, "convolutions": convolutions, **inputs, **memory._asdict(), **step}
         super().__init__(
             fields,
-            read=(*weights.values(), memory.keys, memory.values, *scales),
+            read=(*weights.values(), *caches_read(model.kinds, memory)),
             num_phases=PHASES_PER_LAYER * config.num_layers + 1,
             int8=int8,
         )
         self._num_steps = int(state.steps[0])
-        self._windows = Windows(config, memory)
+        self._kinds, self._windows = model.kinds, Windows(model.kinds, memory)
         self._windows.begin(self._num_steps)
 
     @property
@@ -61,12 +63,14 @@ class KernelTransformerDecoder(KernelDecoder):
 
     def _end_window(self) -> None:
         """Compress what leaves memory."""
-        config, end = self._config, self._num_steps
-        before, after = occupancy(config, torch.tensor([end - config.window, end])).evicted.tolist()
-        if config.compressed and after > before:
-            num_kept = min(config.groups, config.compressed)
-            first = end - config.window - config.memory + (config.groups - num_kept) * config.compression_rate
-            self._plan["num_groups"], self._plan["first_consumed"] = num_kept, first
-            first_slot = (after * config.groups - num_kept) % config.compressed
-            run(CACHE_GROUPS, np.zeros(0, dtype=np.int64), first_slot, NO_DRAWS, self._plan, self._kind)
-        self._windows.begin(self._num_steps)
+        end, plan = self._num_steps, self._plan
+        for config, layers in self._kinds:
+            before, after = occupancy(config, torch.tensor([end - config.window, end])).evicted.tolist()
+            if config.compressed and after > before:
+                num_kept = min(config.groups, config.compressed)
+                first = end - config.window - config.memory + (config.groups - num_kept) * config.compression_rate
+                plan["num_groups"], plan["first_consumed"] = num_kept, first
+                plan["compressed"], plan["compression_rate"] = config.compressed, config.compression_rate
+                first_slot = (after * config.groups - num_kept) % config.compressed
+                run(CACHE_GROUPS, np.array(layers), first_slot, NO_DRAWS, plan, self._kind)
+        self._windows.begin(end)

@@ -1,16 +1,20 @@
 """What a compiled decoder remembers: keys and values in blocks of slots, and the inputs that compression will need.
 
 Slots of memory and window form one ring, those of compressed memory another: a new window replaces what it evicts,
-nothing moves, and only the slots' times are renewed at a window's end, for all layers and rows at once. Keys and
-values lie in blocks of 64 slots, in the order in which a head reads them:
+nothing moves, and only the slots' times are renewed at a window's end, for all rows and for layers with the same sizes
+at once. The rings are as large as the layer with the largest needs, so that a step has the same slot in all layers;
+those with smaller memories do not look at the rest. Keys and values lie in blocks of 64 slots, in the order in which a
+head reads them:
 
     keys    [L, B, H, block, d, 64]    logits of 64 slots grow together, one feature of the query after another
     values  [L, B, H, block, 64, d']   outputs of d' features (d padded to whole vectors), one slot after another
 
-Shape letters: B rows, L layers, W window, M memory slots, C compressed slots, c compression rate, D model width,
-H heads, d = D / H head width, P position features; D', d' padded to whole vectors.
+Shape letters: B rows, L layers, V views (one for each kind of layer), W window, M memory slots, C compressed slots,
+both of the largest, D model width, H heads, d = D / H head width, P position features; D', d' padded to whole vectors.
 """
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,12 +24,30 @@ from torch import Tensor
 from waveform.kernels.dense import pad_last, quantise, zeros
 from waveform.kernels.vectors import padded
 from waveform.models.compressive_transformer import CompressiveTransformer
-from waveform.models.memory import CompressiveState, Occupancy, occupancy, slot_times
+from waveform.models.memory import CompressiveState, Occupancy, occupancy, of_layers, slot_times
 from waveform.models.position_query import angles
-from waveform.models.transformer_config import CompressiveTransformerConfig
+from waveform.models.transformer_config import CompressiveTransformerConfig, LayerKind
 
 SLOTS = 64  # of a block
 UNUSED = -1e30  # added to the logits of empty slots; finite, so that no arithmetic meets infinities
+
+
+class Rings(NamedTuple):
+    """The slots of every layer: first compressed ones, then those of steps."""
+
+    compressed: int  # C
+    steps: int  # M + W
+
+    def slot(self, step: np.ndarray) -> np.ndarray:
+        """Where steps are kept."""
+        return self.compressed + step % self.steps
+
+
+def rings(kinds: Sequence[LayerKind]) -> Rings:
+    """The rings that hold the largest memories of these kinds of layers."""
+    configs = [kind.config for kind in kinds]
+    most_steps = max(config.memory + config.window for config in configs)
+    return Rings(max(config.compressed for config in configs), most_steps)
 
 
 class Memory(NamedTuple):
@@ -36,35 +58,40 @@ class Memory(NamedTuple):
     key_scales: np.ndarray  # [L, B, H, blocks * 64]; 64 ones if keys and values are not quantised
     value_scales: np.ndarray
     history: np.ndarray  # [L, B, M + W, D'] inputs of each layer, for compression; ring by step
-    slot_encoding: np.ndarray  # [blocks, P, 64]: cosines, then sines
-    mask: np.ndarray  # [blocks * 64]: 0 or UNUSED
-    num_used: np.ndarray  # [blocks] slots in use
+    slot_encoding: np.ndarray  # [V, blocks, P, 64]: cosines, then sines
+    mask: np.ndarray  # [V, blocks * 64]: 0 or UNUSED
+    num_used: np.ndarray  # [V, blocks] slots in use
+    views: np.ndarray  # [L] the view of each layer
     rotations: np.ndarray  # [W, P]: cosines, then sines, of the times in a window
 
 
 class Windows:
     """Sets, at the start of each window, which slots are in use and what their times are in it."""
 
-    def __init__(self, config: CompressiveTransformerConfig, memory: Memory) -> None:
-        self._config, self._memory = config, memory
-        self._encoding = _encode(slot_times(config), config)  # in the order of time
+    def __init__(self, kinds: Sequence[LayerKind], memory: Memory) -> None:
+        self._memory, self._rings = memory, rings(kinds)
+        # By kind of layer; encodings are in the order of time
+        self._kinds = [(config, _encode(slot_times(config), config)) for config, _ in kinds]
 
     def begin(self, num_steps: int) -> None:
         """Begin, or continue, the window in which step `num_steps` lies."""
-        config, memory = self._config, self._memory
-        slots, used = _ring_slots(config, occupancy(config, torch.tensor([num_steps])), num_steps)
-        memory.slot_encoding.swapaxes(1, 2)[slots // SLOTS, slots % SLOTS] = self._encoding
+        memory = self._memory
         memory.mask[:] = UNUSED
-        memory.mask[used] = 0
-        memory.num_used[:] = np.bincount(used // SLOTS, minlength=len(memory.num_used))
+        for view, (config, encoding) in enumerate(self._kinds):
+            slots, used = _ring_slots(config, self._rings, occupancy(config, torch.tensor([num_steps])), num_steps)
+            memory.slot_encoding[view].swapaxes(1, 2)[slots // SLOTS, slots % SLOTS] = encoding
+            memory.mask[view, used] = 0
+            memory.num_used[view] = np.bincount(used // SLOTS, minlength=memory.num_used.shape[1])
 
 
-def _ring_slots(config: CompressiveTransformerConfig, now: Occupancy, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where [compressed; memory; window] lie in the rings: all of their slots, and those that hold something."""
+def _ring_slots(
+    config: CompressiveTransformerConfig, of_all: Rings, now: Occupancy, num_steps: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where [compressed; memory; window] of a layer lie: all of their slots, and those that hold something."""
     start, num_groups = num_steps - int(now.phase), int(now.evicted) * config.groups
     groups = np.arange(num_groups - config.compressed, num_groups) % max(config.compressed, 1)
     steps = np.arange(start - config.memory, start + config.window)
-    slots = np.concatenate([groups, config.compressed + steps % (config.memory + config.window)])
+    slots = np.concatenate([groups, of_all.slot(steps)])
     first_in_window = config.compressed + config.memory
     used_groups = slots[config.compressed - int(now.compressed) : config.compressed]
     used_steps = slots[first_in_window - int(now.memory) : first_in_window + int(now.phase)]
@@ -77,12 +104,26 @@ def _encode(times: Tensor, config: CompressiveTransformerConfig) -> np.ndarray:
     return torch.cat([w_t.cos(), w_t.sin()], dim=-1).float().numpy()
 
 
+def caches_read(kinds: Sequence[LayerKind], memory: Memory) -> list[np.ndarray]:
+    """The cached keys and values, as far as a step reads them when memories are full: other blocks are passed over."""
+    caches, read = [memory.keys, memory.values], []
+    if memory.keys.dtype == np.int8:
+        caches += [scales.reshape(*memory.keys.shape[:4], SLOTS) for scales in (memory.key_scales, memory.value_scales)]
+    for config, layers in kinds:
+        num_blocks = math.ceil(config.compressed / SLOTS) + math.ceil((config.memory + config.window) / SLOTS)
+        read += [cache[i, :, :, :num_blocks] for cache in caches for i in layers]
+    return read
+
+
 def lay_out_memory(model: CompressiveTransformer, state: CompressiveState, *, int8: bool) -> Memory:
     """The memory of a decoder that continues from `state`."""
-    config, batch_size = model.config, len(state.steps)
+    config, batch_size, of_all = model.config, len(state.steps), rings(model.kinds)
     heads, d_head = config.num_heads, config.d_model // config.num_heads
-    num_blocks = -(-(config.compressed + config.memory + config.window) // SLOTS)
-    history_ring = config.memory + config.window if config.compressed else 0
+    num_blocks, num_views = -(-sum(of_all) // SLOTS), len(model.kinds)
+    history_ring = of_all.steps if of_all.compressed else 0
+    views = np.zeros(config.num_layers, dtype=np.int64)
+    for view, alike in enumerate(model.kinds):
+        views[alike.layers] = view
     caches, kind = (config.num_layers, batch_size, heads), np.int8 if int8 else np.float32
     scales = (*caches, num_blocks * SLOTS) if int8 else (SLOTS,)
     memory = Memory(
@@ -91,28 +132,31 @@ def lay_out_memory(model: CompressiveTransformer, state: CompressiveState, *, in
         key_scales=np.ones(scales, dtype=np.float32),
         value_scales=np.ones(scales, dtype=np.float32),
         history=zeros(config.num_layers, batch_size, history_ring, padded(config.d_model)),
-        slot_encoding=zeros(num_blocks, config.num_position_features, SLOTS),
-        mask=zeros(num_blocks * SLOTS),
-        num_used=np.zeros(num_blocks, dtype=np.int64),
+        slot_encoding=zeros(num_views, num_blocks, config.num_position_features, SLOTS),
+        mask=zeros(num_views, num_blocks * SLOTS),
+        num_used=np.zeros((num_views, num_blocks), dtype=np.int64),
+        views=views,
         rotations=_encode(torch.arange(config.window, dtype=torch.float64), config),
     )
-    _write_keys_and_values(memory, model, state)
-    if config.compressed:
-        _write_history(memory, config, state)
+    for alike in model.kinds:
+        _write_keys_and_values(memory, model, state, alike, of_all)
+        if history_ring:
+            _write_history(memory, state, alike, of_all)
     return memory
 
 
-def _write_keys_and_values(memory: Memory, model: CompressiveTransformer, state: CompressiveState) -> None:
-    config = model.config
-    now = occupancy(config, state.steps[:1])
+def _write_keys_and_values(
+    memory: Memory, model: CompressiveTransformer, state: CompressiveState, alike: LayerKind, of_all: Rings
+) -> None:
+    config, now = alike.config, occupancy(alike.config, state.steps[:1])
     first_group, first_step = config.compressed - int(now.compressed), config.memory - int(now.memory)
-    _, used = _ring_slots(config, now, int(state.steps[0]))
+    _, used = _ring_slots(config, of_all, now, int(state.steps[0]))
     if not len(used):
         return
-    compressed, of_memory = state.slots.split([config.compressed, config.memory], dim=2)
-    for i, layer in enumerate(model.layers):
-        in_window = state.window[:, i, : int(now.phase)]
-        held = [compressed[:, i, first_group:], of_memory[:, i, first_step:], in_window]
+    for i in alike.layers:
+        layer = model.layers[i]
+        compressed, of_memory = of_layers(config, state, i)[0].split([config.compressed, config.memory], dim=1)
+        held = [compressed[:, first_group:], of_memory[:, first_step:], state.window[:, i, : int(now.phase)]]
         for b, row in enumerate(torch.cat(held, dim=1).float().split(1)):  # products of other sizes may round otherwise
             keys, key_scales = _blocks(layer.projection(row, layer.attention.key)[0], used, memory.keys)
             memory.keys[i, b] = keys.transpose(2, 3).numpy()
@@ -132,8 +176,11 @@ def _blocks(x: Tensor, slots: np.ndarray, cache: np.ndarray) -> tuple[Tensor, Te
     return spread.unflatten(1, (-1, SLOTS)), scales
 
 
-def _write_history(memory: Memory, config: CompressiveTransformerConfig, state: CompressiveState) -> None:
+def _write_history(memory: Memory, state: CompressiveState, alike: LayerKind, of_all: Rings) -> None:
+    config = alike.config
     start = int(state.steps[0]) // config.window * config.window
     steps = np.arange(start - config.memory, start + config.window)
-    inputs = torch.cat([state.slots[:, :, config.compressed :], state.window], dim=2).float()
-    memory.history[:, :, steps % len(steps), : config.d_model] = inputs.transpose(0, 1).numpy()
+    for i in alike.layers:
+        of_memory = of_layers(config, state, i)[0][:, config.compressed :]
+        inputs = torch.cat([of_memory, state.window[:, i]], dim=1).float()
+        memory.history[i][:, steps % of_all.steps, : config.d_model] = inputs.numpy()

@@ -3,11 +3,11 @@
 Layer by layer: project the input to queries, keys and values; attend; project the output; feed forward. Each of these
 is shared among the threads (threads.py); the small operations between them are not worth sharing.
 
-Shape letters: B rows, L layers, C compressed slots, M memory slots, W window, D model width, H heads, d = D / H head
-width, P position features, F feed-forward width, V classes; D', d', ... padded to whole vectors.
+Shape letters: B rows, D model width, H heads, d = D / H head width, P position features, F feed-forward width, V
+classes; D', d', ... padded to whole vectors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,27 +19,30 @@ from waveform.kernels.product import GROUP
 from waveform.kernels.row_inputs import embed_rows
 from waveform.kernels.row_predictions import predict_logits
 from waveform.kernels.rows import copy, layer_norm
-from waveform.kernels.slots import SLOTS, Memory
+from waveform.kernels.slots import SLOTS, Memory, rings
 from waveform.kernels.threads import share, share_vectors, shared_out
 from waveform.kernels.vectors import F32, LANES, at, get_int64, kernel, padded, put
-from waveform.models.transformer_config import CompressiveTransformerConfig
+from waveform.models.transformer_config import LayerKind
 
 PROJECT, _ATTEND, _OUTPUT, _FEED_IN, _FEED_OUT, _HEAD, CACHE_GROUPS = range(7)
 PHASES_PER_LAYER = _HEAD
 
 
 def lay_out_step(
-    config: CompressiveTransformerConfig, weights: Mapping[str, Any], memory: Memory, *, epsilon: float
+    kinds: Sequence[LayerKind], weights: Mapping[str, Any], memory: Memory, *, epsilon: float
 ) -> dict[str, Any]:
     """The sizes of a step, and arrays for its intermediate values; epsilon: of the norms."""
-    _, rows, heads, num_blocks, d_head, _ = memory.keys.shape
+    config, of_all = kinds[0].config, rings(kinds)  # of all but the sizes of memories
+    num_layers, rows, heads, num_blocks, d_head, _ = memory.keys.shape
     width, d_padded, num_parts = padded(config.d_model), padded(d_head), -(-num_blocks // PART)
     num_projected, num_inner = weights["projection"].num_outputs, weights["feed_in"].num_outputs
     num_logits = weights["head"].num_outputs
-    most_groups = min(config.groups, config.compressed)  # that a window's end makes
+    compressing = [(min(each.groups, each.compressed), each.compression_rate) for each, _ in kinds]
+    most_groups = max(num_groups for num_groups, _ in compressing)  # that a window's end makes
+    most_consumed = max(num_groups * rate for num_groups, rate in compressing)
     return {
         "num_rows": rows,  # B
-        "num_layers": config.num_layers,
+        "num_layers": num_layers,
         "d_model": config.d_model,
         "width": width,  # D'
         "num_heads": heads,
@@ -51,12 +54,12 @@ def lay_out_step(
         "num_logits": num_logits,  # V', and those of linear prediction
         "num_classes": config.vocab_size,
         "num_blocks": num_blocks,
+        "num_views": len(kinds),
         "num_parts": num_parts,
         "history_ring": memory.history.shape[2],  # 0 without compressed memory
         "quantised": memory.keys.dtype == np.int8,
-        "compressed": config.compressed,
-        "compression_rate": config.compression_rate,
-        "memory": config.memory,
+        "first_step_slot": of_all.compressed,
+        "step_ring": of_all.steps,
         "window": config.window,
         "epsilon": epsilon,
         "x": zeros(rows, width),  # the residual stream
@@ -70,9 +73,12 @@ def lay_out_step(
         "mixed": zeros(rows, heads * d_padded),
         "inner": zeros(rows, num_inner),
         "logits": zeros(rows, num_logits),
-        "num_groups": 0,  # new compressed slots of a row at the window's end
+        # Of the layers that compress at a window's end, which have the same sizes
+        "num_groups": 0,  # new compressed slots of a row
         "first_consumed": 0,  # the first step that they cover
-        "consumed": zeros(rows, most_groups, config.compression_rate * width),  # what the convolution compresses
+        "compression_rate": 0,
+        "compressed": 0,  # slots
+        "consumed": zeros(rows, most_consumed, width),  # what the convolution compresses
         "groups": zeros(rows, most_groups, width),  # of one layer
         "group_keys": zeros(rows, most_groups, num_projected),  # their projection
     }
@@ -88,7 +94,8 @@ def _compress(first, last, layer, p):
             copy(_history(layer, row // p.num_groups, step, p), at(p.consumed, (row * rate + i) * p.width), p.width)
     vectors = (np.int64(0), p.width // LANES)
     shape = (rate * p.width, p.width)
-    dense(p.convolution, layer, p.consumed, p.groups, shape, (first, last), vectors, np.int64(SET), F32)
+    convolution = get_int64(p.convolutions, layer)
+    dense(convolution, np.int64(0), p.consumed, p.groups, shape, (first, last), vectors, np.int64(SET), F32)
 
 
 @kernel
@@ -182,9 +189,11 @@ def _between(phase, layer, num_steps, p):
 @kernel
 def _step(tokens, step, plan, kind):
     p = plan[0]
-    slot = p.compressed + step % (p.memory + p.window)
-    put(p.num_used, slot // SLOTS, get_int64(p.num_used, slot // SLOTS) + 1)
-    put(p.mask, slot, np.float32(0))
+    slot = p.first_step_slot + step % p.step_ring
+    for view in range(p.num_views):
+        block = view * p.num_blocks + slot // SLOTS
+        put(p.num_used, block, get_int64(p.num_used, block) + 1)
+        put(p.mask, view * p.num_blocks * SLOTS + slot, np.float32(0))
     embed_rows(tokens, p)
     _begin_layer(0, step, p)
     for i in range(p.num_layers * PHASES_PER_LAYER + 1):
@@ -200,14 +209,14 @@ _steps = drawing(_step)
 
 
 @kernel(entry=True)
-def run(first_phase, tokens, step_or_slot, draws, plan, kind):
+def run(first_phase, tokens_or_layers, step_or_slot, draws, plan, kind):
     """first_phase PROJECT: take the given step of the streams, with inputs tokens [B], or several, see `drawing`.
 
-    first_phase CACHE_GROUPS: compress, and cache the new slots from the given slot on, in every layer. One function
-    does all, because every function that Python calls has all kernels compiled again.
+    first_phase CACHE_GROUPS: compress, and cache the new slots from the given slot on, in the given layers. One
+    function does all, because every function that Python calls has all kernels compiled again.
     """
     if first_phase == PROJECT:
-        _steps(tokens, step_or_slot, draws, plan, kind)
+        _steps(tokens_or_layers, step_or_slot, draws, plan, kind)
     else:
-        for layer in range(plan[0].num_layers):
+        for layer in tokens_or_layers:
             _share_out(np.int64(CACHE_GROUPS), layer, step_or_slot, plan, kind)

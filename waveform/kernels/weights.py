@@ -45,17 +45,17 @@ def lay_out_weights(model: CompressiveTransformer, *, int8: bool) -> dict[str, A
     }
 
 
-def lay_out_compressors(model: CompressiveTransformer) -> DenseWeights:
-    """The convolutions that compress, [L, D', c D'] and in fp32; mean pooling is one that does not learn."""
-    config = model.config
+def lay_out_compressor(layer: Layer) -> DenseWeights:
+    """The convolution that compresses, [D', c D'] and in fp32; mean pooling is one that does not learn."""
+    config = layer.config
     if not config.compressed:
-        return DenseWeights([torch.zeros(1, 1)], int8=False)  # kernels need an address
+        return DenseWeights([torch.zeros(1, 1)], int8=False)  # kernels take an address
     if config.compression == "mean":
         mean = torch.eye(config.d_model)[:, None].expand(-1, config.compression_rate, -1) / config.compression_rate
-        return DenseWeights([pad_last(mean).flatten(1)] * config.num_layers, int8=False)
-    convolutions = [cast(Convolution, layer.compressor).convolution for layer in model.layers]
-    weights = [pad_last(convolution.weight.transpose(1, 2)).flatten(1) for convolution in convolutions]
-    return DenseWeights(weights, [cast(Tensor, convolution.bias) for convolution in convolutions], int8=False)
+        return DenseWeights([pad_last(mean).flatten(1)], int8=False)
+    convolution = cast(Convolution, layer.compressor).convolution
+    weight = pad_last(convolution.weight.transpose(1, 2)).flatten(1)
+    return DenseWeights([weight], [cast(Tensor, convolution.bias)], int8=False)
 
 
 def _projection(layer: Layer) -> tuple[Tensor, Tensor]:
