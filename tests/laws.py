@@ -86,8 +86,8 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             **_RAGGED,
             "num_layers": 4,
             "memory": [2, 7, 2, 5],
-            "compressed": [0, 3, 0, 4],
-            "compression_rate": [1, 3, 1, 2],
+            "compressed": [0, 3, 0, 5],
+            "compression_rate": [1, 2, 1, 3],
         },
         "by-layer-most-used-post": {
             **_COMPRESSIVE,
