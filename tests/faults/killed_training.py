@@ -142,7 +142,7 @@ def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> No
     from waveform.ranks.distributed import job
     from waveform.runs.folder import check_run_dir
     from waveform.runs.settings import typed
-    from waveform.runs.training import train_run
+    from waveform.runs.training import open_training
     from waveform.speech.config import SpeechTrainConfig
 
     config = copy.deepcopy(place.config)
@@ -154,13 +154,9 @@ def _train(place: Place, run_dir: Path, points: Points, *, keep_all: bool) -> No
         for owner, name in ((TokenLearner, "update"), (TokenLearner, "reduce_gradients"), (token_learner, "evaluate")):
             surround(owner, name, points)
         check_run_dir(run_dir)
-        train_run(
-            place.data,
-            config,
-            train_config,
-            RunContext(run_dir, world, show_progress=False),
-            amount=lambda tokens: "little",
-        )
+        context = RunContext(run_dir, world, show_progress=False)
+        with open_training(place.data, config, train_config, context, amount=lambda tokens: "little") as trainer:
+            trainer.run()
 
 
 def surround(owner: Any, name: str, points: Points) -> None:

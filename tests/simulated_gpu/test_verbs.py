@@ -65,12 +65,12 @@ def make_speech(gpu: SimulatedGpu, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_demo(speech: Path, gpu: SimulatedGpu) -> None:
-    assert set(demo.MODELS) == set(model_names()) - NEEDS_CUDNN, "a model is not run by `demo`: add it here"
-    assert gpu.num_graphs >= len(demo.MODELS), "no decoder was captured"
-    assert all((speech / model / "checkpoints").exists() for model in demo.MODELS)
+    assert set(Speech.race_models) == set(model_names()) - NEEDS_CUDNN, "a model is not run by `demo`: add it here"
+    assert gpu.num_graphs >= len(Speech.race_models), "no decoder was captured"
+    assert all((speech / model / "checkpoints").exists() for model in Speech.race_models)
 
 
-@pytest.mark.parametrize("model", demo.MODELS)
+@pytest.mark.parametrize("model", Speech.race_models)
 def test_resume_and_evaluate(speech: Path, tmp_path: Path, model: str) -> None:
     more = [setting.replace("max_steps=2", "max_steps=3") for setting in SPEECH]
     waveform_verb("train", speech / "data", speech / model, f"model={model}", "preset=demo", *more)
@@ -85,13 +85,13 @@ def test_dynamic_evaluation(speech: Path) -> None:
 
 def test_sample_after_a_prompt(speech: Path, tmp_path: Path) -> None:
     prompt = speech.parent / "audio" / "test" / "3.wav"
-    for model in demo.MODELS:
+    for model in Speech.race_models:
         waveform_verb("sample", speech / model, "--out", tmp_path, "--seconds", "0.002", "--num", "2",
                       "--top-p", "0.9", "--prime", prompt, *CUDA)  # fmt: skip
 
 
 def test_analyse(speech: Path) -> None:
-    waveform_verb("analyse", *(speech / model for model in demo.MODELS), "--tokens", "2000", *CUDA)
+    waveform_verb("analyse", *(speech / model for model in Speech.race_models), "--tokens", "2000", *CUDA)
 
 
 def test_bench(gpu: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_bench(gpu: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("waveform.benchmarks.sampling._STEPS_S", 0.0)
     file = tmp_path / "b.json"
     options = ("--preset", "demo", "--audio-minutes", "0", "--batch-size", "2", "--json", file)
-    waveform_verb("bench", *CUDA, "--model", *demo.MODELS, *options)
+    waveform_verb("bench", *CUDA, "--model", *Speech.race_models, *options)
     assert {figures["model"] for figures in json.loads(file.read_text())["models"]} == set(model_names()) - NEEDS_CUDNN
 
 
