@@ -24,6 +24,7 @@ from tests.simulated_gpu.device import NEEDS_CUDNN, SimulatedGpu, simulated_gpu,
 from waveform.benchmarks.child import Job
 from waveform.benchmarks.model import measure_model
 from waveform.models.registry import model_names
+from waveform.speech.domain import Speech
 from waveform.verbs import bench, demo
 
 pytestmark = without_gpu
