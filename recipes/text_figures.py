@@ -13,6 +13,7 @@ from waveform.engine.dataset import DATASET_FILE, Dataset, read_dataset
 from waveform.engine.evaluator import Evaluation
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions
+from waveform.runs.statistics import with_intervals
 from waveform.system.console import counted, table
 from waveform.system.errors import UserError
 
@@ -112,9 +113,9 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
     header = ["run", *names, "nats/token", "to the first [95% interval]", "parameters", "trained on"]
     rows = []
     for entry in entries:
-        against = "-" if entry is first else f"{entry['difference_nats']:+.4f}"
-        if entry["interval_95"] is not None:
-            against += " [{:+.4f}, {:+.4f}]".format(*entry["interval_95"])
+        against = "-"
+        if entry is not first:
+            against = with_intervals(entry["difference_nats"], entry["interval_95"], sign="+")
         rows.append(
             [
                 f"{_label(entry)} ({entry['model']})",

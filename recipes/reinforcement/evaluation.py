@@ -18,6 +18,7 @@ from recipes.reinforcement.settings import check_agent, is_agent, learner_config
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.ranks.distributed import choose_device
 from waveform.runs.opened import Saved, load_model, use_saved
+from waveform.runs.statistics import with_intervals
 from waveform.system.console import table
 from waveform.system.errors import UserError
 
@@ -208,9 +209,8 @@ def describe(entries: Sequence[dict[str, Any]]) -> str:
             f"{entry['train_steps_seen'] / 1e6:.2f} M steps, {entry['train_seconds']:.0f} s",
         ]
         if len(entries) > 1:
-            interval = entry["interval_95"]
-            against = "-" if entry is entries[0] else f"{entry['difference_to_first']:+.2f}"
-            row.insert(2, against + (" [{:+.2f}, {:+.2f}]".format(*interval) if interval else ""))
+            against = with_intervals(entry["difference_to_first"], entry["interval_95"], decimals=2, sign="+")
+            row.insert(2, "-" if entry is entries[0] else against)
         rows.append(row)
     first = entries[0]
     lines = [*table(header, rows), f"{first['environment']}: {first['episodes']:,} episodes each"]

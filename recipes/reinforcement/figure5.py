@@ -19,7 +19,7 @@ from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.settings import compose_config, environment_text
 from recipes.studies.children import Children
 from waveform.engine import checkpoint
-from waveform.runs.seeds import mean_and_interval, shown
+from waveform.runs.statistics import mean_and_interval, shown
 from waveform.system.console import say, table
 from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError

@@ -8,7 +8,7 @@ from typing import Any
 from recipes.metrics import UNITS
 from recipes.studies.report import Config, Figures, Runs
 from recipes.studies.rows_plot import Row, save_rows
-from waveform.runs.seeds import mean_and_interval, shown
+from waveform.runs.statistics import mean_and_interval, shown
 from waveform.system.console import table
 
 _VALID, _TEST = "validation.json", "evaluation.json"

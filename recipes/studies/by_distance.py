@@ -7,7 +7,7 @@ from typing import Any
 
 from recipes.plots import Curve, save_recall
 from recipes.studies.report import Config, Figures, Runs
-from waveform.runs.seeds import mean_and_interval, shown
+from waveform.runs.statistics import mean_and_interval, shown
 from waveform.system.console import table
 
 _FILE = "evaluation.json"

@@ -11,7 +11,7 @@ from typing import Any
 from recipes.metrics import UNITS
 from recipes.studies.report import Config, Figures, Runs
 from waveform.runs.folder import read_config
-from waveform.runs.seeds import mean_and_interval, shown
+from waveform.runs.statistics import mean_and_interval, shown
 from waveform.system.console import table
 from waveform.system.output import write_png
 

@@ -10,7 +10,7 @@ import numpy as np
 from recipes.metrics import UNITS
 from recipes.studies.report import Config, Figures, Runs
 from waveform.engine.metrics import read_metrics
-from waveform.runs.seeds import mean_and_interval, shown
+from waveform.runs.statistics import mean_and_interval, shown
 from waveform.system.console import table
 from waveform.system.output import write_png
 

@@ -19,7 +19,7 @@ from recipes.studies.in_training import InTraining
 from recipes.text import compose_config
 from tests.recipes.calling import mistake, run
 from tests.recipes.corpus_files import write_source
-from waveform.runs.seeds import mean_and_interval, shown
+from waveform.runs.statistics import mean_and_interval, shown
 
 Calls = list[tuple[str, ...]]
 

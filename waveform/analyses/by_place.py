@@ -13,7 +13,7 @@ import torch
 from waveform.engine.interface import SequenceModel
 from waveform.engine.single_pass import score_once
 from waveform.engine.token_set import TokenSet
-from waveform.runs.scoring import interval_over_utterances
+from waveform.runs.statistics import interval_over_utterances
 from waveform.system.progress import Progress
 
 _RESAMPLES = 2_000  # of the bootstrap, for each bin

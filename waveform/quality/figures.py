@@ -10,6 +10,7 @@ from scipy import stats
 
 from waveform.quality.clip import Clip
 from waveform.quality.frechet import frechet_distance
+from waveform.runs.statistics import students_t
 
 _TRIALS = 50  # draws of as many real clips, for what they get by chance
 _ANY, _POSITIVE, _SHARE, _SCORE = (-np.inf, np.inf), (0.0, np.inf), (0.0, 1.0), (1.0, 5.0)  # where a figure can lie
@@ -85,8 +86,7 @@ def jackknife(
     if value is None or None in without:
         return Figure(name, unit, value, None, None)
     num = len(clips)
-    error = np.sqrt((num - 1) * np.var(np.array(without, dtype=np.float64)))
-    half = float(stats.t.ppf(0.975, num - 1) * error)
+    half = float(students_t(num) * np.sqrt((num - 1) * np.var(np.array(without, dtype=np.float64))))
     return Figure(name, unit, value, max(bounds[0], value - half), min(bounds[1], value + half))
 
 

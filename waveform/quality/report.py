@@ -1,6 +1,7 @@
 """Figures of quality as text: one row a figure, one column a set of clips."""
 
 from waveform.quality.figures import Figure, Quality
+from waveform.runs.statistics import with_intervals
 from waveform.system.console import table
 
 
@@ -34,5 +35,5 @@ def shown(figure: Figure) -> str:
     if figure.value is None:
         return "-"
     digits = 3 if figure.unit == "share" else 2 if abs(figure.value) < 10 else 1
-    interval = "" if figure.low is None else f" [{figure.low:.{digits}f}, {figure.high:.{digits}f}]"
-    return f"{figure.value:.{digits}f}{interval}"
+    interval = None if figure.low is None or figure.high is None else (figure.low, figure.high)
+    return with_intervals(figure.value, interval, decimals=digits)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from waveform.runs.seeds import mean_and_interval, shown
+from waveform.runs.statistics import mean_and_interval, shown
 from waveform.system.console import counted, printable, table
 from waveform.system.errors import UserError
 from waveform.system.output import write_json

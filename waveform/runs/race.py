@@ -21,9 +21,8 @@ from waveform.runs.configured_model import num_parameters
 from waveform.runs.folder import CONFIG_FILE
 from waveform.runs.learning_curves import LearningCurve, read_learning_curve, save_learning_curves
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import interval_over_utterances
-from waveform.runs.seeds import mean_and_interval
 from waveform.runs.speeds import read_speeds, read_training_speed, read_waited_share, warnings_of
+from waveform.runs.statistics import interval_over_utterances, mean_and_interval, with_intervals
 from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.signals import Interrupted
@@ -207,10 +206,10 @@ def race_table(
         rows.append(
             [
                 entry["model"],
-                _with_intervals(nll, sign=""),
+                _shown(nll, sign=""),
                 f"{bits(nll['mean']):.4f}",
                 *(cells[entry["model"]] for cells in extra.values()),
-                "-" if difference is None else _with_intervals(difference, sign="+"),
+                "-" if difference is None else _shown(difference, sign="+"),
                 f"{entry['num_parameters'] / 1e6:.2f} M",
                 f"{seen / 1e6:.2f} M in {seconds:.0f} s",
                 "-" if rate is None else _speed(rate, scored.tokens_per_second),
@@ -227,10 +226,9 @@ def _speed(rate: float, tokens_per_second: float | None) -> str:
     return f"{rate:,.0f}/s{real_time}"
 
 
-def _with_intervals(figure: dict[str, Any], *, sign: str) -> str:
-    intervals = [figure["interval_95_over_utterances"], figure["interval_95_over_seeds"]]
-    shown = [f"[{low:{sign}.4f}, {high:{sign}.4f}]" for low, high in filter(None, intervals)]
-    return " ".join([f"{figure['mean']:{sign}.4f}", *shown])
+def _shown(figure: dict[str, Any], *, sign: str) -> str:
+    intervals = figure["interval_95_over_utterances"], figure["interval_95_over_seeds"]
+    return with_intervals(figure["mean"], *intervals, sign=sign)
 
 
 def save_race(path: Path, scored: Scored) -> None:

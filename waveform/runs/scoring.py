@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from waveform.engine import checkpoint
 from waveform.engine.dataset import is_dataset, read_dataset
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
@@ -24,7 +22,6 @@ from waveform.runs.opened import TrainedRun
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
-_FEWEST_UTTERANCES = 5  # for an interval that means something
 _PREDICTED: dict[Hashable, float] = {}  # runs that are compared have the same tokens
 
 
@@ -195,28 +192,6 @@ def describe_dynamic(result: Evaluation, config: DynamicConfig, *, plain: Evalua
         "bits_per_token": result.bits_per_token,
         "difference_to_plain_nats": result.nats_per_token - plain.nats_per_token,
     }
-
-
-def bootstrap_interval(a: Evaluation, b: Evaluation) -> list[float] | None:
-    """95% interval of NLL(a) - NLL(b), nats per token: each resample draws the same utterances for both models."""
-    return interval_over_utterances(a.nats - b.nats, a.counts)
-
-
-def interval_over_utterances(
-    nats: np.ndarray, counts: np.ndarray, *, resamples: int = 10_000, seed: int = 0
-) -> list[float] | None:
-    """95% interval of the nats per token, by the bootstrap over utterances (percentiles; Efron and Tibshirani 1993).
-
-    nats, counts: [N], of each utterance. Each resample draws utterances with replacement. None for fewer than five.
-    """
-    if len(counts) < _FEWEST_UTTERANCES:
-        return None
-    rng = np.random.default_rng(seed)
-    means = []
-    for _ in range(resamples):
-        chosen = rng.integers(len(counts), size=len(counts))
-        means.append(nats[chosen].sum() / counts[chosen].sum())
-    return [float(end) for end in np.quantile(means, [0.025, 0.975])]
 
 
 def linear_prediction_nats(run: TrainedRun, tokens: TokenSet, *, protocol: str) -> float | None:

@@ -19,6 +19,7 @@ from waveform.engine.token_set import TokenSet
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import linear_prediction_nats, nll_by_label, unigram_nats
 from waveform.runs.speeds import warnings_of
+from waveform.runs.statistics import with_intervals
 from waveform.system.console import counted, printable, table
 
 UNLABELLED = "(unlabelled)"
@@ -112,9 +113,7 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
         if difference is None or entry["run"] == entry["baseline"]:
             against = "-"
         else:
-            against = f"{difference:+.4f}"
-            if entry["interval_95"] is not None:
-                against += " [{:+.4f}, {:+.4f}]".format(*entry["interval_95"])
+            against = with_intervals(difference, entry["interval_95"], sign="+")
         rate = entry["train_tokens_per_second"]
         rows.append(
             [

@@ -10,7 +10,8 @@ from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.opened import TrainedRun
 from waveform.runs.race import ScoredRun
-from waveform.runs.scoring import EvaluateOptions, bootstrap_interval, with_labels
+from waveform.runs.scoring import EvaluateOptions, with_labels
+from waveform.runs.statistics import paired_interval
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 
@@ -94,7 +95,7 @@ def entries_of(domain: TokenDomain, scored: Sequence[ScoredRun]) -> list[dict[st
         difference = interval = None
         if baseline is not None:
             difference = one.result.nats_per_token - baseline.result.nats_per_token
-            interval = None if one is baseline else bootstrap_interval(one.result, baseline.result)
+            interval = None if one is baseline else paired_interval(one.result, baseline.result)
         entries.append(
             {
                 **one.all_figures,

@@ -11,7 +11,7 @@ from waveform.engine.trainer import TrainResult
 from waveform.runs.folder import read_config
 from waveform.runs.race import Entrants, Scored, figures_of_race, race_table, save_race, train_rounds
 from waveform.runs.scoring import EvaluateOptions
-from waveform.runs.seeds import mean_and_interval
+from waveform.runs.statistics import mean_and_interval
 from waveform.system.output import check_files, write_json
 from waveform.verbs.compare import open_runs
 from waveform.verbs.train import train_all
