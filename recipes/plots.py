@@ -1,16 +1,18 @@
-"""Draws what models recall, by distance: a panel for each question, a curve for each model."""
+"""Draws curves over seeds, and what models recall, by distance: a panel for each question, a curve for each model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from waveform.system.output import write_png
+from waveform.system.panels import COLOURS, panels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _COLUMNS = 3
-_COLOURS = ("#30578f", "#8a3b12", "#d98a2b", "#4a7c59", "#7a4b8c", "#777777")
 
 
 @dataclass(frozen=True)
@@ -25,35 +27,29 @@ class Curve:
         return np.array([[entry["bits"] for entry in figures["bits_by_distance"]] for figures in self.seeds])
 
 
-def save_recall(path: Path, panels: Sequence[tuple[str, Sequence[Curve]]]) -> None:
-    """Draw panels of (title, curves): means over seeds, shaded from the lowest seed to the highest.
+def draw_over_seeds(axes: "Axes", i: int, label: str, x: Any, values: np.ndarray, *, marker: str = "") -> None:
+    """The i-th curve: means over seeds of `values` [seeds, x], shaded from the lowest to the highest."""
+    colour = COLOURS[i % len(COLOURS)]
+    axes.plot(x, values.mean(axis=0), marker=marker, markersize=3, color=colour, label=label)
+    axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
 
-    All were evaluated on the same tokens. Raises UserError if the picture cannot be written.
+
+def save_recall(path: Path, questions: Sequence[tuple[str, Sequence[Curve]]]) -> None:
+    """Draw a panel for each (title, curves). All were evaluated on the same tokens.
+
+    Raises UserError if the picture cannot be written.
     """
-    from matplotlib.figure import Figure
-
-    columns = min(len(panels), _COLUMNS)
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4 * columns + 1, 3.6 * rows), dpi=110, layout="constrained")
-    first = panels[0][1][0].seeds[0]
+    first = questions[0][1][0].seeds[0]
     middles = [(entry["from"] + entry["to"]) / 2 for entry in first["bits_by_distance"]]
-    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_axis_off()
-    for axes, (title, curves) in zip(grid.flat, panels, strict=False):
-        axes.axhline(first["chance_bits"], color="0.6", linewidth=1, linestyle="--")
-        axes.annotate("chance", (middles[0], first["chance_bits"]), fontsize=8, color="0.4", va="bottom")
-        for i, curve in enumerate(curves):
-            bits, colour = curve.bits(), _COLOURS[i % len(_COLOURS)]
-            axes.plot(middles, bits.mean(axis=0), marker="o", markersize=3, color=colour, label=curve.label)
-            axes.fill_between(middles, bits.min(axis=0), bits.max(axis=0), color=colour, alpha=0.15, linewidth=0)
-        axes.set_title(title, loc="left", fontsize=10)
-        axes.set_xlabel("steps since the fact was last seen", fontsize=9)
-        axes.tick_params(labelsize=8)
-        axes.grid(True, axis="y", color="0.9", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=8)
-    for axes in grid[:, 0]:
-        axes.set_ylabel("bits per answer", fontsize=9)
-    write_png(path, figure)
+    with panels(path, len(questions), columns=_COLUMNS, size=(4.3, 3.6), sharey=True) as every:
+        for i, (axes, (title, curves)) in enumerate(zip(every, questions, strict=True)):
+            axes.axhline(first["chance_bits"], color="0.6", linewidth=1, linestyle="--")
+            axes.annotate("chance", (middles[0], first["chance_bits"]), fontsize=8, color="0.4", va="bottom")
+            for j, curve in enumerate(curves):
+                draw_over_seeds(axes, j, curve.label, middles, curve.bits(), marker="o")
+            axes.set_title(title)
+            axes.set_xlabel("steps since the fact was last seen")
+            if i % _COLUMNS == 0:
+                axes.set_ylabel("bits per answer")
+            axes.set_ylim(bottom=0)
+            axes.legend()

@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from recipes.plots import draw_over_seeds
 from waveform.engine.metrics import read_metrics
-from waveform.system.output import write_png
+from waveform.system.panels import panels
 
-_COLOURS = ("#30578f", "#8a3b12", "#d98a2b", "#4a7c59", "#7a4b8c", "#777777", "#1b9e9e", "#b5527a")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 _POINTS = 40  # of a curve, on which seeds are averaged
 
 
@@ -29,45 +32,33 @@ def save_returns(
     curves: {label: what `read_returns` gave of each seed}; by_place: {label: {delay in steps or environment: share of
     right choices of each seed}}, for a panel of its own.
     """
-    from matplotlib.figure import Figure
-
-    num_panels = 2 if by_place else 1
-    figure = Figure(figsize=(4.6 * num_panels + 0.6, 3.8), dpi=110, layout="constrained")
-    returns, *others = figure.subplots(1, num_panels, squeeze=False)[0]
-    for i, (label, seeds) in enumerate(curves.items()):
-        seeds = [seed for seed in seeds if len(seed)]
-        if seeds:
-            steps = np.linspace(max(s[0, 0] for s in seeds), min(s[-1, 0] for s in seeds), _POINTS)
-            _draw(returns, i, label, steps / 1e6, np.array([_smoothed(seed, steps) for seed in seeds]))
-    returns.set_xlabel("million steps", fontsize=9)
-    returns.set_ylabel("return an episode", fontsize=9)
-    for axes in others:
-        assert by_place is not None
-        places = {place: i for i, place in enumerate(dict.fromkeys(p for shares in by_place.values() for p in shares))}
-        if all(place.isdigit() for place in places):
-            places = {place: int(place) for place in places}
-            axes.set_xlabel("delay, steps", fontsize=9)
-        else:
-            axes.set_xticks(list(places.values()), list(places), rotation=15, ha="right")
-        for i, (label, shares) in enumerate(by_place.items()):
-            if shares:
-                _draw(axes, i, label, np.array([places[p] for p in shares]), np.array(list(shares.values())).T)
-        axes.axhline(0.5, color="0.6", linewidth=1, linestyle="--")
-        axes.set_ylabel("right choices of the trained agent", fontsize=9)
-    panels = (returns, *others)
-    for axes in panels:
-        axes.tick_params(labelsize=8)
-        axes.grid(True, axis="y", color="0.9", linewidth=0.6)
-    if panels[-1].get_legend_handles_labels()[0]:
-        panels[-1].legend(frameon=False, fontsize=8)
-    write_png(path, figure)
+    with panels(path, 2 if by_place else 1, size=(4.9, 3.8)) as every:
+        returns = every[0]
+        for i, (label, seeds) in enumerate(curves.items()):
+            seeds = [seed for seed in seeds if len(seed)]
+            if seeds:
+                steps = np.linspace(max(s[0, 0] for s in seeds), min(s[-1, 0] for s in seeds), _POINTS)
+                draw_over_seeds(returns, i, label, steps / 1e6, np.array([_smoothed(seed, steps) for seed in seeds]))
+        returns.set_xlabel("million steps")
+        returns.set_ylabel("return an episode")
+        if by_place:
+            _draw_places(every[1], by_place)
+        if every[-1].get_legend_handles_labels()[0]:
+            every[-1].legend()
 
 
-def _draw(axes: Any, i: int, label: str, x: np.ndarray, values: np.ndarray) -> None:
-    """The i-th curve: values [seeds, x]."""
-    colour = _COLOURS[i % len(_COLOURS)]
-    axes.plot(x, values.mean(axis=0), color=colour, label=label)
-    axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+def _draw_places(axes: "Axes", by_place: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+    places = {place: i for i, place in enumerate(dict.fromkeys(p for shares in by_place.values() for p in shares))}
+    if all(place.isdigit() for place in places):
+        places = {place: int(place) for place in places}
+        axes.set_xlabel("delay, steps")
+    else:
+        axes.set_xticks(list(places.values()), list(places), rotation=15, ha="right")
+    for i, (label, shares) in enumerate(by_place.items()):
+        if shares:
+            draw_over_seeds(axes, i, label, [places[p] for p in shares], np.array(list(shares.values())).T)
+    axes.axhline(0.5, color="0.6", linewidth=1, linestyle="--")
+    axes.set_ylabel("right choices of the trained agent")
 
 
 def _smoothed(seed: np.ndarray, steps: np.ndarray) -> np.ndarray:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from waveform.system.output import write_bytes, write_png
+from waveform.system.output import write_bytes
+from waveform.system.panels import panels
 
 _COLUMNS = 12
 _FRAME_MS = 160  # of a GIF
@@ -26,15 +27,8 @@ def save_gif(path: Path, frames: Sequence[np.ndarray]) -> None:
 
 def save_steps(path: Path, frames: Sequence[np.ndarray], captions: Sequence[str]) -> None:
     """Draw frames with a caption each, in reading order, as a PNG. Raises UserError if it cannot be written."""
-    from matplotlib.figure import Figure
-
-    columns = min(len(frames), _COLUMNS)
-    rows = -(-len(frames) // columns)
-    figure = Figure(figsize=(1.0 * columns, 1.5 * rows), dpi=110, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for axes in grid.flat:
-        axes.set_axis_off()
-    for axes, frame, caption in zip(grid.flat, frames, captions, strict=False):
-        axes.imshow(frame, interpolation="nearest")
-        axes.set_title(caption, fontsize=7)
-    write_png(path, figure)
+    with panels(path, len(frames), columns=_COLUMNS, size=(1.0, 1.5)) as every:
+        for axes, frame, caption in zip(every, frames, captions, strict=True):
+            axes.imshow(frame, interpolation="nearest")
+            axes.set_title(caption, fontsize=7, loc="center")
+            axes.set_axis_off()

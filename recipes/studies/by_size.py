@@ -13,7 +13,7 @@ from recipes.studies.report import Config, Figures, Runs
 from waveform.runs.folder import read_config
 from waveform.runs.statistics import mean_and_interval, shown
 from waveform.system.console import table
-from waveform.system.output import write_png
+from waveform.system.panels import COLOURS, panels
 
 _FILE = "sizes.json"
 
@@ -89,33 +89,18 @@ class BySize:
         return "\n".join(lines)
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(11, 4), dpi=110, layout="constrained")
-        ours, paper = figure.subplots(1, 2)
-        for label, entry in summary["models"].items():
-            sizes = [at["size"] for at in entry["valid"]]
-            (line,) = ours.plot(
-                sizes, [at["mean"] for at in entry["valid"]], marker="o", label=f"{label}, {entry['swept']}, valid"
-            )
-            ours.plot(
-                entry["chosen"],
-                entry["test"]["seeds"],
-                marker="*",
-                markersize=11,
-                linestyle="",
-                color=line.get_color(),
-                label=f"{label}, the best, test",
-            )
-        ours.legend(frameon=False, fontsize=8)
-        ours.set_title(f"here, on {summary['recipe']}", loc="left", fontsize=10)
-        ours.set_xlabel("slots at evaluation", fontsize=9)
-        ours.set_ylabel(UNITS[summary["headline"]], fontsize=9)
-        paper.plot(list(self.published), list(self.published.values()), marker="o", color="#8a3b12")
-        paper.set_title("in the paper", loc="left", fontsize=10)
-        paper.set_xlabel("slots of compressed memory at evaluation", fontsize=9)
-        paper.set_ylabel(self.published_as, fontsize=9)
-        for axes in (ours, paper):
-            axes.grid(color="0.9", linewidth=0.6)
-            axes.set_axisbelow(True)
-        write_png(path, figure)
+        with panels(path, 2, size=(5.5, 4)) as (ours, paper):
+            for label, entry in summary["models"].items():
+                sizes, nats = zip(*((at["size"], at["mean"]) for at in entry["valid"]), strict=True)
+                (line,) = ours.plot(sizes, nats, marker="o", label=f"{label}, {entry['swept']}, valid")
+                best, colour = (entry["chosen"], entry["test"]["seeds"]), line.get_color()
+                name = f"{label}, the best, test"
+                ours.plot(*best, marker="*", markersize=11, linestyle="", color=colour, label=name)
+            ours.legend()
+            ours.set_title(f"here, on {summary['recipe']}")
+            ours.set_xlabel("slots at evaluation")
+            ours.set_ylabel(UNITS[summary["headline"]])
+            paper.plot(list(self.published), list(self.published.values()), marker="o", color=COLOURS[1])
+            paper.set_title("in the paper")
+            paper.set_xlabel("slots of compressed memory at evaluation")
+            paper.set_ylabel(self.published_as)

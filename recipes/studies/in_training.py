@@ -12,7 +12,7 @@ from recipes.studies.report import Config, Figures, Runs
 from waveform.engine.metrics import read_metrics
 from waveform.runs.statistics import mean_and_interval, shown
 from waveform.system.console import table
-from waveform.system.output import write_png
+from waveform.system.panels import panels
 
 _FILE = "evaluation.json"
 _BEGINNING = 0.1  # share of the steps whose fall is cut off in the picture, or nothing else would be seen
@@ -65,21 +65,15 @@ class InTraining:
         return "\n".join([*table(header, rows), f"ours on {summary['recipe']}; the paper: {self.published_as}"])
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9, 4.6), dpi=110, layout="constrained")
-        axes = figure.subplots()
-        for label, entry in summary["variants"].items():
-            steps, bits = np.array(entry["train_steps"]), np.array(entry["train_bits"])
-            shown_steps = steps > _BEGINNING * steps[-1]
-            axes.plot(steps[shown_steps], bits[shown_steps], label=self.labels[label])
-        axes.set_title(f"here, on {summary['recipe']}; the paper: {self.published_as}", loc="left", fontsize=9)
-        axes.set_xlabel("steps")
-        axes.set_ylabel("training, bits per token")
-        axes.legend(frameon=False, fontsize=8)
-        axes.grid(color="0.9", linewidth=0.6)
-        axes.set_axisbelow(True)
-        write_png(path, figure)
+        with panels(path, 1, size=(9, 4.6)) as (axes,):
+            for label, entry in summary["variants"].items():
+                steps, bits = np.array(entry["train_steps"]), np.array(entry["train_bits"])
+                shown_steps = steps > _BEGINNING * steps[-1]
+                axes.plot(steps[shown_steps], bits[shown_steps], label=self.labels[label])
+            axes.set_title(f"here, on {summary['recipe']}; the paper: {self.published_as}")
+            axes.set_xlabel("steps")
+            axes.set_ylabel("training, bits per token")
+            axes.legend()
 
 
 def _at_the_end(run: Figures) -> float:

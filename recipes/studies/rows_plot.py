@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from waveform.system.output import write_png
+from waveform.system.panels import COLOURS, panels
 
 
 @dataclass(frozen=True)
@@ -25,25 +25,18 @@ def save_rows(path: Path, rows: Sequence[Row], *, recipe: str, unit: str, publis
 
     Raises UserError if the picture cannot be written.
     """
-    from matplotlib.figure import Figure
-
     places = np.arange(len(rows))[::-1]
-    figure = Figure(figsize=(11, 1 + 0.45 * len(rows)), dpi=110, layout="constrained")
-    ours, paper = figure.subplots(1, 2, sharey=True)
-    for place, row in zip(places, rows, strict=True):
-        seeds = row.ours["seeds"]
-        ours.plot(seeds, [place] * len(seeds), marker="o", linestyle="", color="#30578f", alpha=0.4)
-        ours.plot([row.ours["mean"]], [place], marker="D", color="#30578f")
-        ours.annotate(row.note, (row.ours["mean"], place), (0, 6), textcoords="offset points", fontsize=7)
-        paper.plot([row.published], [place], marker="D", color="#8a3b12")
-    ours.set_yticks(places, [row.name for row in rows])
-    ours.set_title(f"here, on {recipe}", loc="left", fontsize=10)
-    ours.set_xlabel(f"test, {unit}", fontsize=9)
-    paper.set_title("in the paper", loc="left", fontsize=10)
-    paper.set_xlabel(published_as, fontsize=9)
-    for axes in (ours, paper):
-        axes.margins(0.1)  # room for the notes of the outermost
-        axes.grid(color="0.9", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.tick_params(labelsize=8)
-    write_png(path, figure)
+    with panels(path, 2, size=(5.5, 1 + 0.45 * len(rows)), sharey=True) as (ours, paper):
+        for place, row in zip(places, rows, strict=True):
+            seeds = row.ours["seeds"]
+            ours.plot(seeds, [place] * len(seeds), marker="o", linestyle="", color=COLOURS[0], alpha=0.4)
+            ours.plot([row.ours["mean"]], [place], marker="D", color=COLOURS[0])
+            ours.annotate(row.note, (row.ours["mean"], place), (0, 6), textcoords="offset points", fontsize=7)
+            paper.plot([row.published], [place], marker="D", color=COLOURS[1])
+        ours.set_yticks(places, [row.name for row in rows])
+        ours.set_title(f"here, on {recipe}")
+        ours.set_xlabel(f"test, {unit}")
+        paper.set_title("in the paper")
+        paper.set_xlabel(published_as)
+        for axes in (ours, paper):
+            axes.margins(0.1)  # room for the notes of the outermost

@@ -12,7 +12,8 @@ from waveform.engine.interface import State
 from waveform.runs.opened import TrainedRun
 from waveform.system.console import table
 from waveform.system.errors import UserError
-from waveform.system.output import check_files, write_json, write_png
+from waveform.system.output import check_files, write_json
+from waveform.system.panels import panels
 
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length -> times slower: 64 layers against 24, one GPU
 _ROUNDS = 5
@@ -123,16 +124,11 @@ def format_table(figures: dict[str, Any]) -> str:
 
 def save_plot(path: Path, figures: dict[str, Any]) -> None:
     """Draw how many times slower reading anew is. Raises UserError if the picture cannot be written."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
-    axes = figure.subplots()
     entries = figures["contexts"]
-    axes.plot([e["context"] for e in entries], [e["times_slower"] for e in entries], marker="o", label="this run")
-    axes.plot(list(PAPER), list(PAPER.values()), marker="o", linestyle="--", color="0.5", label="Dai et al. 2019")
-    axes.set_xlabel("tokens of context at evaluation")
-    axes.set_ylabel("times slower without carried memory")
-    axes.set_yscale("log")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    write_png(path, figure)
+    with panels(path, 1, size=(6, 4), dpi=150) as (axes,):
+        axes.plot([e["context"] for e in entries], [e["times_slower"] for e in entries], marker="o", label="this run")
+        axes.plot(list(PAPER), list(PAPER.values()), marker="o", linestyle="--", color="0.5", label="Dai et al. 2019")
+        axes.set_xlabel("tokens of context at evaluation")
+        axes.set_ylabel("times slower without carried memory")
+        axes.set_yscale("log")
+        axes.legend()

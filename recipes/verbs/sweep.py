@@ -13,7 +13,8 @@ from waveform.runs.scoring import EvaluateOptions, own_tokens
 from waveform.system.atomic import require_writable
 from waveform.system.console import table
 from waveform.system.errors import UserError
-from waveform.system.output import write_json, write_png
+from waveform.system.output import write_json
+from waveform.system.panels import panels
 
 
 def _sizes(text: str | None, *, option: str) -> Sequence[int | None]:
@@ -113,25 +114,21 @@ def format_table(result: dict[str, Any]) -> str:
 
 def save_plot(path: Path, result: dict[str, Any]) -> None:
     """Draw the headline metric over the slots that were swept. Raises UserError if the PNG cannot be written."""
-    from matplotlib.figure import Figure
-
     entries, chosen = result["sizes"], result["chosen"]
     headline = entries[0]["headline"]
-    figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
-    axes = figure.subplots()
     # With both memories swept, a line for each size of the uncompressed one.
     along = "compressed" if len({entry["compressed"] for entry in entries}) > 1 else "memory"
     across = "memory" if along == "compressed" else "compressed"
     by_line = sorted(entries, key=lambda entry: (entry[across] or 0, entry[along]))
-    for size, line in groupby(by_line, key=lambda entry: entry[across]):
-        points = [(entry[along], entry[headline]) for entry in line]
-        label = entries[0]["split"] if size is None else f"{entries[0]['split']}, {across} {size}"
-        axes.plot(*zip(*points, strict=True), marker="o", label=label)
-    if chosen is not None:
-        axes.plot([chosen[along]], [chosen[headline]], marker="*", markersize=12, linestyle="", label="test, the best")
-    axes.set_xlabel(f"slots of {'compressed memory' if along == 'compressed' else 'memory'} at evaluation")
-    axes.set_ylabel(UNITS[headline])
-    axes.set_title(_trained_with(entries), fontsize="medium")
-    axes.legend(frameon=False, fontsize=8)
-    axes.grid(alpha=0.3)
-    write_png(path, figure)
+    with panels(path, 1, size=(6, 4), dpi=150) as (axes,):
+        for size, line in groupby(by_line, key=lambda entry: entry[across]):
+            points = [(entry[along], entry[headline]) for entry in line]
+            label = entries[0]["split"] if size is None else f"{entries[0]['split']}, {across} {size}"
+            axes.plot(*zip(*points, strict=True), marker="o", label=label)
+        if chosen is not None:
+            best = [chosen[along]], [chosen[headline]]
+            axes.plot(*best, marker="*", markersize=12, linestyle="", label="test, the best")
+        axes.set_xlabel(f"slots of {'compressed memory' if along == 'compressed' else 'memory'} at evaluation")
+        axes.set_ylabel(UNITS[headline])
+        axes.set_title(_trained_with(entries))
+        axes.legend()

@@ -25,8 +25,7 @@ def draw_heads(axes: "list[Axes]", entry: dict[str, Any]) -> None:
     highest = max(float((np.array(values["weight"]) / slots).max()) for values in every)
     panels = [("all terms", figures), *((f"({i}) {TERMS[i]}", figures["terms"].get(i)) for i in TERMS)]
     for panel, (title, values) in zip(axes, panels, strict=True):
-        panel.set_title(title, loc="left", fontsize=10)
-        panel.tick_params(labelsize=8)
+        panel.set_title(title)
         if values is None:
             panel.text(0.5, 0.5, "this score has no such term", ha="center", va="center", color="0.4", fontsize=9)
             panel.set_axis_off()
@@ -39,8 +38,8 @@ def draw_heads(axes: "list[Axes]", entry: dict[str, Any]) -> None:
         panel.set_yticks([i * num_heads for i in range(num_layers)], [str(i) for i in range(num_layers)])
         step = max(1, num_buckets // 4)
         panel.set_xticks(range(0, num_buckets, step), [b["from"] for b in figures["buckets"][::step]])
-        panel.set_xlabel("steps back", fontsize=9)
-    axes[0].set_ylabel("head of layer", fontsize=9)
+        panel.set_xlabel("steps back")
+    axes[0].set_ylabel("head of layer")
 
 
 def draw_widest(axes: "list[Axes]", entry: dict[str, Any]) -> None:
@@ -54,16 +53,17 @@ def draw_widest(axes: "list[Axes]", entry: dict[str, Any]) -> None:
         rows, columns = np.nonzero(weight > np.quantile(weight, 1 - _TOP))
         panel.scatter(columns, rows, s=4, color="#c8102e", linewidths=0)
         title = f"layer {head['layer']} head {head['head']}, {head['mean_distance']:.0f} steps back on average"
-        panel.set_title(title, loc="left", fontsize=10)
+        panel.set_title(title)
         panel.set_xticks([])
         panel.set_yticks([])
-        panel.set_xlabel("slots, oldest first; red: the highest fifth", fontsize=9)
-    axes[0].set_ylabel("last queries of a window", fontsize=9)
+        panel.set_xlabel("slots, oldest first; red: the highest fifth")
+    axes[0].set_ylabel("last queries of a window")
 
 
 def _image(axes: "Axes", values: np.ndarray, *, highest: float) -> None:
     from matplotlib.colors import LogNorm
 
+    axes.grid(False)
     clipped = np.maximum(values, highest * _CONTRAST)
     axes.imshow(
         clipped, aspect="auto", interpolation="nearest", cmap="Greys", norm=LogNorm(highest * _CONTRAST, highest)

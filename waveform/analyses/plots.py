@@ -1,4 +1,4 @@
-"""Draws the figures of an analysis, on matplotlib's Agg canvas without pyplot: no display, no shared state."""
+"""Draws the figures of an analysis, panel by panel."""
 
 import textwrap
 from pathlib import Path
@@ -8,12 +8,12 @@ import numpy as np
 
 from waveform.analyses.head_plots import draw_heads, draw_widest
 from waveform.analyses.heads import TERMS
-from waveform.system.output import write_png
+from waveform.system.panels import COLOURS, drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = {"compressed": "#8a3b12", "memory": "#d98a2b", "window": "#30578f"}
+_COLOURS = {"compressed": COLOURS[1], "memory": COLOURS[2], "window": COLOURS[0]}
 _ROWS_PER_RUN = 3  # by position and layer, by head and term, the widest heads
 _RATIO = "0.1"  # of the effective context's gains, as in the paper's figure
 
@@ -23,54 +23,45 @@ def save_analysis(path: Path, figures: dict[str, Any]) -> None:
 
     1600 pixels wide. Raises UserError if the picture cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     runs = [entry for entry in figures["runs"] if "absent" not in entry["attention_by_position"]]
     columns = 4 if any("attention_on_answers" in entry for entry in runs) else 3
     rows = _ROWS_PER_RUN * len(runs) + 1
-    figure = Figure(figsize=(16, 3.6 * rows), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(rows, 1)
+    with drawing(path, size=(16, 3.6 * rows), dpi=100) as figure:
+        grid = figure.add_gridspec(rows, 1)
 
-    def panels(row: int, num: int) -> "list[Axes]":
-        parts = grid[row].subgridspec(1, num)
-        return [figure.add_subplot(parts[i]) for i in range(num)]
+        def row_of(row: int, num: int) -> "list[Axes]":
+            parts = grid[row].subgridspec(1, num)
+            return [figure.add_subplot(parts[i]) for i in range(num)]
 
-    for i, entry in enumerate(runs):
-        row = _ROWS_PER_RUN * i
-        axes = panels(row, columns)
-        draw_attention(axes[0], entry)
-        _draw_layers(axes[1], entry, figure)
-        _draw_compression(axes[2], entry)
-        if columns > 3:
-            _draw_answers(axes[3], entry, figure)
-        draw_heads(panels(row + 1, 1 + len(TERMS)), entry)
-        draw_widest(panels(row + 2, 3), entry)
-    without = [entry for entry in figures["runs"] if entry not in runs]
-    if without:
-        reasons = "; ".join(f"{entry['label']}: {entry['attention_by_position']['absent']}" for entry in without)
-        figure.suptitle(f"not drawn by layer: {reasons}", fontsize=9, color="0.4", x=0.01, ha="left")
-    below = panels(rows - 1, 3)
-    _draw_nats(below[0], figures)
-    _draw_gains(below[1], figures)
-    _draw_speed(below[2], figures)
-    write_png(path, figure)
+        for i, entry in enumerate(runs):
+            row = _ROWS_PER_RUN * i
+            axes = row_of(row, columns)
+            draw_attention(axes[0], entry)
+            _draw_layers(axes[1], entry)
+            _draw_compression(axes[2], entry)
+            if columns > 3:
+                _draw_answers(axes[3], entry)
+            draw_heads(row_of(row + 1, 1 + len(TERMS)), entry)
+            draw_widest(row_of(row + 2, 3), entry)
+        without = [entry for entry in figures["runs"] if entry not in runs]
+        if without:
+            reasons = "; ".join(f"{entry['label']}: {entry['attention_by_position']['absent']}" for entry in without)
+            figure.suptitle(f"not drawn by layer: {reasons}", fontsize=9, color="0.4", x=0.01, ha="left")
+        below = row_of(rows - 1, 3)
+        _draw_nats(below[0], figures)
+        _draw_gains(below[1], figures)
+        _draw_speed(below[2], figures)
 
 
 def _titled(axes: "Axes", title: str, *, absent: str | None = None) -> bool:
     """Set the title; if there is nothing to draw, write why in the axes. Returns whether there is something to draw."""
-    axes.set_title(title, loc="left", fontsize=10)
-    axes.tick_params(labelsize=8)
-    if absent is None:
-        axes.grid(True, axis="y", color="0.9", linewidth=0.6)
-        axes.set_axisbelow(True)
-        return True
-    reason = textwrap.fill(absent, 40)
-    axes.text(0.5, 0.5, reason, ha="center", va="center", color="0.4", fontsize=9, transform=axes.transAxes)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    return False
+    axes.set_title(title)
+    if absent is not None:
+        reason = textwrap.fill(absent, 40)
+        axes.text(0.5, 0.5, reason, ha="center", va="center", color="0.4", fontsize=9, transform=axes.transAxes)
+        axes.set_xticks([])
+        axes.set_yticks([])
+    return absent is None
 
 
 def draw_attention(axes: "Axes", entry: dict[str, Any]) -> None:
@@ -93,12 +84,12 @@ def draw_attention(axes: "Axes", entry: dict[str, Any]) -> None:
         highest = max(highest, *values["weight"])
     axes.set_ylim(0, 1.3 * highest)  # room for the legend
     axes.set_xticks([])
-    axes.set_xlabel("six equal buckets of each, oldest first", fontsize=9)
-    axes.set_ylabel("weight of an average query", fontsize=9)
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    axes.set_xlabel("six equal buckets of each, oldest first")
+    axes.set_ylabel("weight of an average query")
+    axes.legend(loc="upper left")
 
 
-def _draw_layers(axes: "Axes", entry: dict[str, Any], figure: Any) -> None:
+def _draw_layers(axes: "Axes", entry: dict[str, Any]) -> None:
     attention = entry["attention_by_position"]
     _titled(axes, "by layer, weight per slot that a query sees")
     regions = list(attention["regions"])
@@ -113,21 +104,21 @@ def _draw_layers(axes: "Axes", entry: dict[str, Any], figure: Any) -> None:
         axes.axvline(6 * i - 0.5, color="white", linewidth=1)
     axes.set_xticks([6 * i + 2.5 for i in range(len(regions))], regions)
     axes.set_yticks(range(len(image)) if len(image) <= 12 else range(0, len(image), 4))
-    axes.set_ylabel("layer, from the input", fontsize=9)
-    figure.colorbar(shown, ax=axes).ax.tick_params(labelsize=8)
+    axes.set_ylabel("layer, from the input")
+    axes.figure.colorbar(shown, ax=axes)
 
 
 def _draw_compression(axes: "Axes", entry: dict[str, Any]) -> None:
     loss = entry["compression_loss_by_layer"]
     if not _titled(axes, "compression loss by layer", absent=loss.get("absent")):
         return
-    axes.bar(range(len(loss["mean"])), loss["mean"], yerr=loss["standard_error"], color="#4a7c59", capsize=2)
+    axes.bar(range(len(loss["mean"])), loss["mean"], yerr=loss["standard_error"], color=COLOURS[3], capsize=2)
     axes.set_xticks(range(len(loss["mean"])) if len(loss["mean"]) <= 24 else range(0, len(loss["mean"]), 4))
-    axes.set_xlabel("layer, from the input", fontsize=9)
-    axes.set_ylabel(f"{loss['loss']} loss", fontsize=9)
+    axes.set_xlabel("layer, from the input")
+    axes.set_ylabel(f"{loss['loss']} loss")
 
 
-def _draw_answers(axes: "Axes", entry: dict[str, Any], figure: Any) -> None:
+def _draw_answers(axes: "Axes", entry: dict[str, Any]) -> None:
     answers = entry["attention_on_answers"]
     if not _titled(axes, "weight on the slot that holds the answer", absent=answers.get("absent")):
         return
@@ -137,10 +128,10 @@ def _draw_answers(axes: "Axes", entry: dict[str, Any], figure: Any) -> None:
     shown = axes.imshow(image, aspect="auto", cmap="magma", vmin=0)
     ends = [bucket["to"] for bucket in answers["buckets"]]
     axes.set_xticks([place + 0.5 for place in range(len(ends))], ends)
-    axes.set_xlabel("steps since it was last seen", fontsize=9)
+    axes.set_xlabel("steps since it was last seen")
     axes.set_yticks(range(len(heads)), [name for name, _ in heads])
-    axes.set_ylabel("layer.head", fontsize=9)
-    figure.colorbar(shown, ax=axes).ax.tick_params(labelsize=8)
+    axes.set_ylabel("layer.head")
+    axes.figure.colorbar(shown, ax=axes)
 
 
 def _draw_nats(axes: "Axes", figures: dict[str, Any]) -> None:
@@ -149,9 +140,9 @@ def _draw_nats(axes: "Axes", figures: dict[str, Any]) -> None:
         return
     for entry, nats in zip(figures["runs"], context["nats_by_length"], strict=True):
         axes.plot(context["lengths"], nats, marker="o", markersize=3, label=entry["label"])
-    axes.set_xlabel(f"{unit}s of context", fontsize=9)
-    axes.set_ylabel(f"nats per {unit}", fontsize=9)
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_xlabel(f"{unit}s of context")
+    axes.set_ylabel(f"nats per {unit}")
+    axes.legend()
 
 
 def _draw_gains(axes: "Axes", figures: dict[str, Any]) -> None:
@@ -165,10 +156,10 @@ def _draw_gains(axes: "Axes", figures: dict[str, Any]) -> None:
             context["lengths"][:-1], result["gains"], marker="o", markersize=3, label=f"{entry['label']}: RECL {recl}"
         )
     axes.axhline(context["threshold"], color="0.4", linewidth=0.8, linestyle="--")
-    axes.set_xlabel(f"{figures['unit']}s of context", fontsize=9)
-    axes.set_ylabel("share of perplexity", fontsize=9)
+    axes.set_xlabel(f"{figures['unit']}s of context")
+    axes.set_ylabel("share of perplexity")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend()
 
 
 def _draw_speed(axes: "Axes", figures: dict[str, Any]) -> None:
@@ -189,5 +180,5 @@ def _draw_speed(axes: "Axes", figures: dict[str, Any]) -> None:
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** 0.3)  # room for the legend
     axes.set_xticks(range(len(measured)), [entry["label"] for entry in measured])
-    axes.set_ylabel("microseconds", fontsize=9)
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_ylabel("microseconds")
+    axes.legend()

@@ -1,7 +1,4 @@
-"""Pictures of audio: the demo's panel of clips and learning curves, and the mel spectrograms in TensorBoard.
-
-They are drawn on matplotlib's Agg canvas without pyplot, so that nothing depends on a display or on another figure.
-"""
+"""Pictures of audio: the demo's panel of clips and learning curves, and the mel spectrograms in TensorBoard."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from waveform.system.output import write_png
+from waveform.system.panels import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +16,8 @@ _FFT_S = 0.043  # of which the nearest power of two in samples is taken
 _HOPS_PER_S = 100
 _NUM_MELS = 80
 _FLOOR_DB, _CEILING_DB = -90.0, -10.0  # speech peaks near -20
-_WIDTH_IN, _DPI = 16, 100
+_DPI = 110
+_WIDTH_IN = 1600 / _DPI
 _COLOURS = "magma"
 _TICKS_HZ = tuple(500 * 2**octave for octave in range(5))
 
@@ -79,40 +77,32 @@ def save_demo_panel(
     `clips`: title -> mono samples [n]; `curves`: model -> (training seconds, nats per sample) points. Either
     may be empty. Raises UserError if the picture cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    curve_rows = [1.9] if curves else []
-    heights = [1.0] * len(clips) + curve_rows
-    figure = Figure(figsize=(_WIDTH_IN, max(2.0, 1.75 * sum(heights) + 0.4)), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(len(heights) or 1, 2, height_ratios=heights or [1])
+    heights = [1.0] * len(clips) + [1.9] * bool(curves)
     # One time axis for all clips, so that a short one looks short; one amplitude, so that a quiet one looks quiet.
     longest_s = max((len(samples) / sample_rate_hz for samples in clips.values()), default=0.0)
     loudest = max((float(np.abs(samples).max()) for samples in clips.values() if len(samples)), default=1.0) or 1.0
-    spectrogram_axes: list[Axes] = []
-    mesh: Any = None
-    for row, (title, samples) in enumerate(clips.items()):
-        left = figure.add_subplot(grid[row, 0])
-        right = figure.add_subplot(grid[row, 1])
-        _draw_waveform(left, samples, limit=1.05 * loudest, sample_rate_hz=sample_rate_hz)
-        mesh = _draw_spectrogram(right, samples, sample_rate_hz=sample_rate_hz)
-        left.set_title(f"{title}  ({len(samples) / sample_rate_hz:.2f} s)", loc="left", fontsize=11)
-        right.set_title("mel spectrogram", loc="left", fontsize=11, color="0.4")
-        for axes in (left, right):
-            axes.set_xlim(0, longest_s or 1.0)
-            axes.tick_params(labelsize=9, labelbottom=row == len(clips) - 1)
-        if row == len(clips) - 1:
-            left.set_xlabel("seconds")
-            right.set_xlabel("seconds")
-        spectrogram_axes.append(right)
-    if mesh is not None:
-        bar = figure.colorbar(mesh, ax=spectrogram_axes, fraction=0.025, pad=0.01, aspect=40)
-        bar.set_label("dB, 0 = full-scale sine", fontsize=9)
-        bar.ax.tick_params(labelsize=9)
-    if curves:
-        _draw_curves(figure.add_subplot(grid[len(clips), :]), curves)
-    write_png(path, figure)
+    with drawing(path, size=(_WIDTH_IN, max(2.0, 1.6 * sum(heights) + 0.4)), dpi=_DPI) as figure:
+        grid = figure.add_gridspec(len(heights) or 1, 2, height_ratios=heights or [1])
+        spectrogram_axes: list[Axes] = []
+        mesh: Any = None
+        for row, (title, samples) in enumerate(clips.items()):
+            left = figure.add_subplot(grid[row, 0])
+            right = figure.add_subplot(grid[row, 1])
+            _draw_waveform(left, samples, limit=1.05 * loudest, sample_rate_hz=sample_rate_hz)
+            mesh = _draw_spectrogram(right, samples, sample_rate_hz=sample_rate_hz)
+            left.set_title(f"{title}  ({len(samples) / sample_rate_hz:.2f} s)")
+            right.set_title("mel spectrogram", color="0.4")
+            is_last = row == len(clips) - 1
+            for axes in (left, right):
+                axes.set_xlim(0, longest_s or 1.0)
+                axes.tick_params(labelbottom=is_last)
+                axes.set_xlabel("seconds" * is_last)
+            spectrogram_axes.append(right)
+        if mesh is not None:
+            bar = figure.colorbar(mesh, ax=spectrogram_axes, fraction=0.025, pad=0.01, aspect=40)
+            bar.set_label("dB, 0 = full-scale sine")
+        if curves:
+            _draw_curves(figure.add_subplot(grid[len(clips), :]), curves)
 
 
 def _draw_waveform(axes: "Axes", samples: np.ndarray, *, limit: float, sample_rate_hz: int) -> None:
@@ -126,11 +116,10 @@ def _draw_waveform(axes: "Axes", samples: np.ndarray, *, limit: float, sample_ra
     if columns:
         axes.fill_between(times_s, parts.min(axis=1), parts.max(axis=1), color="#30578f", linewidth=0.4)
     axes.set_ylim(-limit, limit)
-    axes.grid(True, color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
 
 
 def _draw_spectrogram(axes: "Axes", samples: np.ndarray, *, sample_rate_hz: int) -> Any:
+    axes.grid(False)
     decibels = mel_decibels(samples, sample_rate_hz=sample_rate_hz)
     mesh = axes.imshow(
         decibels,
@@ -153,9 +142,7 @@ def _draw_curves(axes: "Axes", curves: Mapping[str, Sequence[tuple[float, float]
         ordered = sorted(points)
         label = f"{name}: {ordered[-1][1]:.3f}" if ordered else f"{name}: no points"
         axes.plot(*zip(*ordered, strict=True) if ordered else ([], []), marker="o", markersize=3, label=label)
-    axes.set_title("NLL over training time (the last value in the legend)", loc="left", fontsize=11)
+    axes.set_title("NLL over training time (the last value in the legend)")
     axes.set_xlabel("training seconds")
     axes.set_ylabel("nats per sample")
-    axes.grid(True, color="0.9", linewidth=0.6)
-    axes.legend(frameon=False, fontsize=10)
-    axes.tick_params(labelsize=9)
+    axes.legend()

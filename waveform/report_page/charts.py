@@ -12,14 +12,12 @@ import numpy as np
 from waveform.analyses.by_place import NllByPlace
 from waveform.analyses.plots import draw_attention
 from waveform.report_page.page import Chart, data_uri
-from waveform.runs.learning_curves import LearningCurve, draw_learning_curves
+from waveform.runs.learning_curves import NUM_PANELS, LearningCurve, draw_learning_curves
+from waveform.system.panels import panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-_COLUMNS = 3
-_PANEL_IN, _HEIGHT_IN = 4.4, 3.6
 # What matplotlib draws in these is drawn in the page's ink, or faintly.
 _INKS = {"#000000": "var(--ink)", "#666666": "var(--ink)", "#e6e6e6": "var(--faint)"}
 _STYLE = """<style>
@@ -33,11 +31,11 @@ def learning_chart(curves: Sequence[tuple[str, LearningCurve]], *, unit: str) ->
     """Validation NLL in training, against updates, tokens seen and seconds; None if no training was evaluated."""
     if not any(curve.nats for _, curve in curves):
         return None
-    return Chart(
-        "NLL in training",
-        f"Nats per {unit} of the validation split, at the evaluations of each training; lower is better.",
-        _svg(draw_learning_curves([(_plain(label), curve) for label, curve in curves], unit=unit)),
-    )
+    with panels(None, NUM_PANELS) as every:
+        draw_learning_curves(every, [(_plain(label), curve) for label, curve in curves], unit=unit)
+        picture = _svg(every)
+    note = f"Nats per {unit} of the validation split, at the evaluations of each training; lower is better."
+    return Chart("NLL in training", note, picture)
 
 
 def place_chart(places: Mapping[str, NllByPlace], *, unit: str, unit_s: float | None) -> Chart:
@@ -47,24 +45,25 @@ def place_chart(places: Mapping[str, NllByPlace], *, unit: str, unit_s: float | 
     """
     first = next(iter(places))
     others = [label for label in places if label != first]
-    figure, panels = _panels(1 + bool(others))
-    _draw_places(panels[0], {label: place.figures() for label, place in places.items()}, unit_s=unit_s)
-    panels[0].set_ylabel(f"NLL, nats per {unit}")
-    if others:
-        panels[1].axhline(0, color="0.4", linewidth=0.8)
-        panels[1].plot([], [])  # the first run's colour
-        differences = {label: places[label].difference_to(places[first]) for label in others}
-        _draw_places(panels[1], differences, unit_s=unit_s)
-        panels[1].set_ylabel(f"difference to\n{_plain(first)}")
     piece = "document" if unit_s is None else "utterance"
-    for axes in panels:
-        axes.set_xlabel(f"{unit if unit_s is None else 'second'}s since the {piece} began")
+    with panels(None, 1 + bool(others)) as every:
+        _draw_places(every[0], {label: place.figures() for label, place in places.items()}, unit_s=unit_s)
+        every[0].set_ylabel(f"NLL, nats per {unit}")
+        if others:
+            every[1].axhline(0, color="0.4", linewidth=0.8)
+            every[1].plot([], [])  # the first run's colour
+            differences = {label: places[label].difference_to(places[first]) for label in others}
+            _draw_places(every[1], differences, unit_s=unit_s)
+            every[1].set_ylabel(f"difference to\n{_plain(first)}")
+        for axes in every:
+            axes.set_xlabel(f"{unit if unit_s is None else 'second'}s since the {piece} began")
+        picture = _svg(every)
     return Chart(
         f"NLL over the course of {'a document' if unit_s is None else 'an utterance'}",
         f"Does longer memory help later on? The mean over {piece}s, in stretches that double in length, with 95% "
         f"intervals by the bootstrap over {piece}s (none for fewer than five). What comes late may be easier or harder "
         f"to predict for any model; the difference, paired by {piece}, is free of that.",
-        _svg(figure),
+        picture,
     )
 
 
@@ -77,7 +76,7 @@ def _draw_places(axes: "Axes", lines: Mapping[str, Mapping[str, Any]], *, unit_s
         if known:
             axes.fill_between(*np.array(known).T, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set_xscale("log")
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend()
 
 
 def attention_chart(entries: Sequence[Mapping[str, Any]]) -> Chart | None:
@@ -88,32 +87,16 @@ def attention_chart(entries: Sequence[Mapping[str, Any]]) -> Chart | None:
     seen = [entry for entry in entries if "absent" not in entry["attention_by_position"]]
     if not seen:
         return None
-    figure, panels = _panels(len(seen))
-    for axes, entry in zip(panels, seen, strict=True):
-        draw_attention(axes, {**entry, "label": _plain(entry["label"])})
-        axes.set_title(_plain(entry["label"]), loc="left", fontsize=10)
+    with panels(None, len(seen)) as every:
+        for axes, entry in zip(every, seen, strict=True):
+            draw_attention(axes, {**entry, "label": _plain(entry["label"])})
+            axes.set_title(_plain(entry["label"]))
+        picture = _svg(every)
     without = [
         f"{entry['label']}: {entry['attention_by_position']['absent']}" for entry in entries if entry not in seen
     ]
     note = "The share of an average query's attention that each sixth of a region gets, oldest first, memories full."
-    return Chart("Attention by position", " ".join([note, *(f"{line}." for line in without)]), _svg(figure))
-
-
-def _panels(num: int) -> "tuple[Figure, list[Axes]]":
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    columns = min(num, _COLUMNS)
-    rows = -(-num // columns)
-    figure = Figure(figsize=(_PANEL_IN * columns, _HEIGHT_IN * rows), layout="constrained")
-    FigureCanvasSVG(figure)
-    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in grid[num:]:
-        axes.set_axis_off()
-    for axes in grid[:num]:
-        axes.grid(color="0.9", linewidth=0.6)
-        axes.set_axisbelow(True)
-    return figure, grid[:num]
+    return Chart("Attention by position", " ".join([note, *(f"{line}." for line in without)]), picture)
 
 
 def _plain(label: str) -> str:
@@ -122,11 +105,13 @@ def _plain(label: str) -> str:
     return hidden + label.replace("$", r"\$")
 
 
-def _svg(figure: "Figure") -> str:
-    """The figure as a data URI; its text stays text, in the page's ink."""
+def _svg(every: Sequence["Axes"]) -> str:
+    """The figure of some panels as a data URI; its text stays text, in the page's ink."""
     from matplotlib import rc_context
 
     content = io.BytesIO()
+    figure = every[0].get_figure(root=True)
+    assert figure is not None
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "waveform"}):
         figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
     text = content.getvalue().decode()

@@ -9,12 +9,12 @@ import numpy as np
 
 from waveform.engine.metrics import read_metrics
 from waveform.engine.schedule import updates_until
-from waveform.system.output import write_png
+from waveform.system.panels import panels
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
-_PANEL_IN, _HEIGHT_IN, _DPI = 4.4, 4, 110
+NUM_PANELS = 3  # updates, tokens and seconds
 
 
 @dataclass(frozen=True)
@@ -63,36 +63,33 @@ def save_learning_curves(
     unit: str,
     scores: Sequence[tuple[str, int, float]] = (),
 ) -> None:
-    """Draw validation NLL against updates, tokens seen and seconds: a panel each, a line for each (label, curve).
+    """Draw `draw_learning_curves` into a file, and beside it test NLL against the number of parameters.
 
-    As `draw_learning_curves`, into a file. Raises UserError if the picture cannot be written.
+    scores: (label, number of parameters, test NLL in nats) of each run; none: no such panel. Raises UserError if the
+    picture cannot be written.
     """
-    write_png(path, draw_learning_curves(curves, unit=unit, scores=scores))
+    with panels(path, NUM_PANELS + bool(scores), columns=NUM_PANELS + 1, size=(4.4, 4)) as every:
+        colours = draw_learning_curves(every, curves, unit=unit)
+        for name, num_parameters, nats in scores:
+            every[-1].plot(num_parameters / 1e6, nats, marker="o", color=colours[name])
+        if scores:
+            every[-1].set_xlabel("parameters, millions")
+            every[-1].set_ylabel(f"test NLL, nats per {unit}")
 
 
 def draw_learning_curves(
-    curves: Sequence[tuple[str, LearningCurve]], *, unit: str, scores: Sequence[tuple[str, int, float]] = ()
-) -> "Figure":
-    """The figure with a panel each for updates, tokens seen and seconds, and a line for each (label, curve).
+    every: Sequence["Axes"], curves: Sequence[tuple[str, LearningCurve]], *, unit: str
+) -> dict[str, str]:
+    """Draw validation NLL against updates, tokens seen and seconds: a panel each, a line for each (label, curve).
 
-    Curves with the same label, of several seeds, have one colour. unit: what users call a token. scores: (label, number
-    of parameters, test NLL in nats) of each run, for a panel more.
+    Curves with the same label, of several seeds, have one colour; returns it by label. unit: what users call a token.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    panels = {"updates": "updates", "tokens": f"{unit}s seen", "seconds": "seconds of training"}
-    num_panels = len(panels) + bool(scores)
-    figure = Figure(figsize=(_PANEL_IN * num_panels, _HEIGHT_IN), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    all_axes = figure.subplots(1, num_panels, squeeze=False)[0]
-    for axes in all_axes:
-        axes.grid(color="0.9", linewidth=0.6)
-        axes.set_axisbelow(True)
+    fields = {"updates": "updates", "tokens": f"{unit}s seen", "seconds": "seconds of training"}
     colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(name for name, _ in curves))}
-    for axes, (field, label) in zip(all_axes, panels.items(), strict=False):
-        axes.sharey(all_axes[0])
+    for axes, (field, label) in zip(every, fields.items(), strict=False):
+        axes.sharey(every[0])
         for name, curve in curves:
             axes.plot(getattr(curve, field), curve.nats, marker="o", markersize=3, color=colours[name])
         axes.set_xlabel(label)
@@ -101,12 +98,7 @@ def draw_learning_curves(
     for name, colour in colours.items():
         last = [curve.nats[-1] for label, curve in curves if label == name and curve.nats]
         shown = f"{np.mean(last):.3f}" if last else "no evaluations"
-        all_axes[0].plot([], [], marker="o", markersize=3, color=colour, label=f"{name}: {shown}")
-    all_axes[0].set_ylabel(f"validation NLL, nats per {unit}")
-    all_axes[0].legend(frameon=False, fontsize=9)
-    for name, num_parameters, nats in scores:
-        all_axes[-1].plot(num_parameters / 1e6, nats, marker="o", color=colours[name])
-    if scores:
-        all_axes[-1].set_xlabel("parameters, millions")
-        all_axes[-1].set_ylabel(f"test NLL, nats per {unit}")
-    return figure
+        every[0].plot([], [], marker="o", markersize=3, color=colour, label=f"{name}: {shown}")
+    every[0].set_ylabel(f"validation NLL, nats per {unit}")
+    every[0].legend()
+    return colours
