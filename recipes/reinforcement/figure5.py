@@ -8,24 +8,22 @@ environments. Models have a single layer, because deeper ones relay what they sa
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from recipes.reinforcement.curves import read_returns, save_returns
 from recipes.reinforcement.evaluation import in_env
 from recipes.reinforcement.recipes import AGENTS_STUDY as NAME
 from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.settings import compose_config, environment_text
-from recipes.studies.children import Children
+from recipes.studies.children import Children, StudyConfig
 from waveform.engine import checkpoint
 from waveform.runs.statistics import mean_and_interval, shown
 from waveform.system.console import say, table
-from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 
-SEEDS = 3  # the paper's
+_SEEDS = 3  # the paper's
 _TITLE = "Rae et al. 2019, Figure 5: {} by compression rate"
 _PUBLISHED = "the paper, after 1e9 frames of DMLab's level: rate 4 is best, and rate 1 does not learn it as well"
 _CT = "model=compressive_transformer"
@@ -41,37 +39,11 @@ _WAYS = 8  # of the longest delay, for which an episode has room
 _EIGHTHS = (1, 2, 4, 6, 8)  # of the longest delay: where trained agents are evaluated
 
 
-@dataclass(frozen=True)
-class Extent:
-    """How much of the study is run, and how fast."""
-
-    seeds: int = SEEDS
-    jobs: int = 2  # runs at a time
-    agents: Sequence[str] = ()  # labels of `VARIANTS`; none: all
-    envs: Sequence[str] = ()  # of Gymnasium: in which trained agents are evaluated besides
-
-    def __post_init__(self) -> None:
-        unknown = set(self.agents) - set(VARIANTS)
-        if unknown:
-            raise UserError(f"there is no agent {min(unknown)!r} in {NAME}; choose from {', '.join(VARIANTS)}")
-
-    @property
-    def labels(self) -> list[str]:
-        """Of the agents that are trained, in the order of `VARIANTS`."""
-        return [label for label in VARIANTS if label in self.agents or not self.agents]
-
-
-class _Run(NamedTuple):
-    label: str
-    seed: int
-    settings: tuple[str, ...]
-
-
 def figure5(
     out_dir: Path,
     overrides: Sequence[str] = (),
     *,
-    extent: Extent | None = None,
+    config: StudyConfig | None = None,
     json_file: Path | None = None,
     plot_file: Path | None = None,
     show_progress: bool = True,
@@ -82,68 +54,67 @@ def figure5(
     Compressive Transformer's; Transformer-XL has as many slots. Prints a table, returns the figures, writes and draws
     them. Raises UserError for settings that a run refuses, and if a run fails.
     """
-    extent = extent or Extent()
+    config = config or StudyConfig()
+    if unknown := set(config.agents) - set(VARIANTS):
+        raise UserError(f"there is no agent {min(unknown)!r} in {NAME}; choose from {', '.join(VARIANTS)}")
+    labels = [label for label in VARIANTS if label in config.agents or not config.agents]
     json_file, plot_file = json_file or out_dir / f"{NAME}.json", plot_file or out_dir / f"{NAME}.png"
     check_files(json_file=json_file, plot_file=plot_file)
     recipe = GYMNASIUM if any(override.startswith("env=") for override in overrides) else OBJECT_MATCHING
-    if recipe == OBJECT_MATCHING and extent.envs:
+    if recipe == OBJECT_MATCHING and config.envs:
         raise UserError("--envs is for Gymnasium; name an environment to train in too, env=NAME, or leave it out")
-    settings_by_agent = _by_agent(recipe, overrides)
-    task = () if recipe == GYMNASIUM else _task(overrides, settings_by_agent)
-    runs = []
-    for label in extent.labels:
-        settings = (*task, *settings_by_agent[label])
-        config = compose_config(recipe, settings)  # refuses bad settings before anything is trained
-        runs += [_Run(label, seed, settings) for seed in range(extent.seeds)]
-    runs.sort(key=lambda run: run.seed)
-    by, places = "env", list(extent.envs)
+    by_agent = _by_agent(recipe, overrides)
+    task = () if recipe == GYMNASIUM else _task(overrides, by_agent)
+    settings = {label: (*task, *by_agent[label]) for label in labels}
+    for given in settings.values():
+        composed = compose_config(recipe, given)  # refuses bad settings before anything is trained
+    by, places = "env", list(config.envs)
     if task:
-        longest = config["task"]["delay"]
+        longest = composed["task"]["delay"]
         by, places = "delay", [str(n) for n in sorted({longest * eighths // 8 for eighths in _EIGHTHS})]
-    for env in extent.envs:
-        in_env(config, env)  # likewise
-    children = Children(threads=max(1, num_cores() // extent.jobs))
-    where = ["--device", device] if (device := config["train"]["device"]) else []
+    for env in config.envs:
+        in_env(composed, env)  # likewise
+    children = Children(config.jobs)
+    where = ["--device", device] if (device := composed["train"]["device"]) else []
 
-    def finish(run: _Run) -> dict[str, Any]:
-        folder = _folder(out_dir, run)
-        children.call("train", recipe, str(folder), *run.settings, f"seed={run.seed}")
+    def finish(run: tuple[str, int]) -> dict[str, Any]:
+        label, seed = run
+        folder = out_dir / f"{label}-{seed}"
+        children.call("train", recipe, str(folder), *settings[label], f"seed={seed}")
         found, path = checkpoint.newest(folder), folder / "evaluation.json"
         assert found is not None
         figures: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
         played = [str(at[by]) for at in figures.get(f"by_{by}", [{by: None}])]
         if figures.get("step") != found.step or played != places:
-            named = ["--env", environment_text(config)] if recipe == GYMNASIUM else []
+            named = ["--env", environment_text(composed)] if recipe == GYMNASIUM else []
             elsewhere = [f"--{by}s", *places] if places else []
             children.call("evaluate", str(folder), *named, *elsewhere, "--json", str(path), *where)
             figures = json.loads(path.read_bytes())
         if show_progress:
             say(f"{folder}: trained and evaluated")
-        return figures
+        return {**figures, "curve": read_returns(folder)}
 
-    every = children.finish_all(runs, finish, jobs=extent.jobs)
+    seeds = range(config.seeds or _SEEDS)
+    every = children.finish_all([(label, seed) for seed in seeds for label in labels], finish)
+    by_label = {label: [every[label, seed] for seed in seeds] for label in labels}
+    figures = {label: _over_seeds(runs, by=by) for label, runs in by_label.items()}
     summary = {
         "study": NAME,
-        "title": _TITLE.format(config["env"] if recipe == GYMNASIUM else "object matching"),
+        "title": _TITLE.format(composed["env"] if recipe == GYMNASIUM else "object matching"),
         "published": _PUBLISHED,
         "recipe": recipe,
         "overrides": [*task, *overrides],
         "by": by,
-        "seeds": extent.seeds,
+        "seeds": len(seeds),
         "threads_per_run": children.threads,
-        "steps_seen": max(figures["train_steps_seen"] for figures in every.values()),
-        "figures": {
-            label: _over_seeds([figures for run, figures in every.items() if run.label == label], by=by)
-            for label in extent.labels
-        },
+        "steps_seen": max(run["train_steps_seen"] for run in every.values()),
+        "figures": figures,
     }
     if show_progress:
         print(f"{summary['title']}\n{_PUBLISHED}\n{format_table(summary)}")
     write_json(json_file, summary)
-    curves: dict[str, list[Any]] = {label: [] for label in extent.labels}
-    for run in runs:
-        curves[run.label].append(read_returns(_folder(out_dir, run)))
-    by_place = {label: _successes(figures[f"by_{by}"]) for label, figures in summary["figures"].items()}
+    curves = {label: [run["curve"] for run in runs] for label, runs in by_label.items()}
+    by_place = {label: _successes(row[f"by_{by}"]) for label, row in figures.items()}
     save_returns(plot_file, curves, by_place if places else None)
     return summary
 
@@ -187,10 +158,6 @@ def _reach(settings: Sequence[str]) -> tuple[int, int]:
     model = compose_config(OBJECT_MATCHING, settings)["model"]
     back = model["memory"] + model.get("compressed", 0) * model.get("compression_rate", 0)
     return back, back + model["window"]
-
-
-def _folder(out_dir: Path, run: _Run) -> Path:
-    return out_dir / f"{run.label}-{run.seed}"
 
 
 def _over_seeds(seeds: Sequence[Mapping[str, Any]], *, by: str) -> dict[str, Any]:

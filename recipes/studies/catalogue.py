@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from recipes.reinforcement.recipes import AGENTS_STUDY
-from recipes.studies.ablations import Ablations
-from recipes.studies.best_of_rows import BestOfRows
-from recipes.studies.by_distance import ByDistance
-from recipes.studies.by_size import BySize, Sizes
-from recipes.studies.in_training import InTraining
+from recipes.studies.curves import ByDistance, BySize, InTraining, Sizes
 from recipes.studies.report import Config, Report
+from recipes.studies.rows import Ablations, BestOfRows
 from recipes.text import compose_config
 from waveform.system.errors import UserError
 

@@ -1,26 +1,48 @@
-"""The processes of a study, each of which trains or evaluates one run."""
+"""How much of a study is run, and its processes, each of which trains or evaluates one run."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
+from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.signals import Interrupted
 
 Run = TypeVar("Run", bound=Hashable)
 Done = TypeVar("Done")
 _LAST_WORDS = 3  # lines of a failed child's output that are shown
+_MOST = 1 << 16  # runs, jobs or rows; far more than anybody waits for
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """How much of a study is run, and how fast."""
+
+    seeds: int | None = None  # runs of each setting; None: the study's own number
+    jobs: int = 2  # runs at a time
+    rows: int | None = None  # of evaluations: pieces that text is cut into; None: whole documents
+    config_dir: Path | None = None  # of Hydra configs of the user's own
+    agents: Sequence[str] = ()  # of figure5: which are trained; none named: all
+    envs: Sequence[str] = ()  # of Gymnasium: in which they are evaluated besides
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "jobs", "rows"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= _MOST:
+                raise UserError(f"--{name} is {value}; it must be from 1 to {_MOST}")
 
 
 class Children:
     """Runs `python -m recipes` in processes of their own; each saves what it did if it is asked to end."""
 
-    def __init__(self, *, threads: int) -> None:
-        """threads: of the CPU, for each."""
-        self.threads = threads
+    def __init__(self, jobs: int) -> None:
+        """jobs: how many run at a time, each with its share of the CPU's threads."""
+        self._jobs, self.threads = jobs, max(1, num_cores() // jobs)
         self._running: set[subprocess.Popen[str]] = set()
 
     def call(self, *arguments: str) -> None:
@@ -41,12 +63,12 @@ class Children:
             last = " | ".join(output.strip().splitlines()[-_LAST_WORDS:])
             raise UserError(f"`recipes {' '.join(arguments)}` failed with exit code {child.returncode}: {last}")
 
-    def finish_all(self, runs: Sequence[Run], finish: Callable[[Run], Done], *, jobs: int) -> dict[Run, Done]:
-        """Call `finish`, which uses `call`, on each of `runs`, `jobs` at a time; returns what it returned, by run.
+    def finish_all(self, runs: Sequence[Run], finish: Callable[[Run], Done]) -> dict[Run, Done]:
+        """Call `finish`, which uses `call`, on each of `runs`, some at a time; returns what it returned, by run.
 
         If one fails, or a signal asks to stop, the others are asked to end as well, and the first error is raised.
         """
-        pool = ThreadPoolExecutor(jobs)
+        pool = ThreadPoolExecutor(self._jobs)
         try:
             return dict(zip(runs, pool.map(finish, runs), strict=True))
         except BaseException as error:

@@ -2,41 +2,19 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recipes.reinforcement.recipes import AGENTS_STUDY
 from recipes.studies.catalogue import Study, find_study
-from recipes.studies.children import Children
+from recipes.studies.children import Children, StudyConfig
 from recipes.studies.report import Config, Figures
 from recipes.text import compose_config
 from waveform.engine import checkpoint
 from waveform.engine.dataset import Dataset, read_dataset
 from waveform.system.console import say
-from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
-
-_MOST = 1 << 16  # runs, jobs or rows; far more than anybody waits for
-
-
-@dataclass(frozen=True)
-class StudyConfig:
-    """How much of a study is run, and how fast."""
-
-    seeds: int | None = None  # runs of each setting; None: the study's own number
-    jobs: int = 2  # runs at a time
-    rows: int | None = None  # of evaluations: pieces that text is cut into; None: whole documents
-    config_dir: Path | None = None  # of Hydra configs of the user's own
-    agents: Sequence[str] = ()  # of figure5: which are trained; none named: all
-    envs: Sequence[str] = ()  # of Gymnasium: in which they are evaluated besides
-
-    def __post_init__(self) -> None:
-        for name in ("seeds", "jobs", "rows"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= _MOST:
-                raise UserError(f"--{name} is {value}; it must be from 1 to {_MOST}")
 
 
 def study_paths(
@@ -55,10 +33,9 @@ def study_paths(
             raise UserError(f"study {name} has no data: give OUT_DIR alone, and then settings")
         if config.rows is not None or config.config_dir is not None:
             raise UserError(f"study {name} does not know --rows or --config-dir; leave them out")
-        from recipes.reinforcement.figure5 import SEEDS, Extent, figure5  # here: others do without it
+        from recipes.reinforcement.figure5 import figure5  # here: others do without it
 
-        extent = Extent(config.seeds or SEEDS, config.jobs, config.agents, config.envs)
-        return figure5(Path(paths[0]), overrides, extent=extent, json_file=json_file, plot_file=plot_file)
+        return figure5(Path(paths[0]), overrides, config=config, json_file=json_file, plot_file=plot_file)
     find_study(name)
     if config.agents or config.envs:
         raise UserError(f"study {name} does not know --agents or --envs; leave them out")
@@ -98,7 +75,7 @@ def study(
     configs = {label: compose_config(recipe, given, config_dir=config.config_dir) for label, given in settings.items()}
     num_seeds = config.seeds or chosen.seeds
     runs = [(label, seed) for seed in range(num_seeds) for label in chosen.variants]
-    children = Children(threads=max(1, num_cores() // config.jobs))
+    children = Children(config.jobs)
     options = ["--config-dir", str(config.config_dir)] if config.config_dir is not None else []
 
     def finish(run: tuple[str, int]) -> Figures:
@@ -110,7 +87,7 @@ def study(
             say(f"{folder}: trained and scored")
         return chosen.report.read(folder, files)
 
-    every = children.finish_all(runs, finish, jobs=config.jobs)
+    every = children.finish_all(runs, finish)
     by_label = {label: [every[label, seed] for seed in range(num_seeds)] for label in chosen.variants}
     figures = chosen.report.summarise(by_label)
     summary = {

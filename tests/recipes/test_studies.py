@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from recipes.studies import children
-from recipes.studies.ablations import Ablations
-from recipes.studies.best_of_rows import BestOfRows
-from recipes.studies.by_size import Sizes
 from recipes.studies.catalogue import find_study
-from recipes.studies.in_training import InTraining
+from recipes.studies.curves import InTraining, Sizes
+from recipes.studies.rows import Ablations, BestOfRows
 from recipes.text import compose_config
 from tests.recipes.calling import mistake, run
 from tests.recipes.corpus_files import write_source
