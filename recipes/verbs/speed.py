@@ -1,15 +1,15 @@
 """`python -m recipes speed`: what carried memory saves, by context length (Dai et al. 2019, Table 9)."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from recipes.text import load
-from waveform.analyses.state_reuse import seconds_per_token
-from waveform.engine.interface import State
-from waveform.runs.opened import TrainedRun
+from recipes.verbs.sweep import numbers_from
+from waveform.analyses.state_reuse import fresh_state, read_windows, seconds_per_token
 from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
@@ -17,17 +17,6 @@ from waveform.system.panels import panels
 
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length -> times slower: 64 layers against 24, one GPU
 _ROUNDS = 5
-
-
-def lengths_from(text: str) -> list[int]:
-    """`800,1800` -> [800, 1800]. Raises UserError for anything else."""
-    try:
-        lengths = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        lengths = []
-    if not lengths or lengths[0] < 1:
-        raise UserError(f"--contexts is {text!r}; give whole numbers separated by commas, for example 800,1800")
-    return lengths
 
 
 def speed(
@@ -44,9 +33,10 @@ def speed(
     contexts: attention lengths, or text like "800,1800". With memory of that length it reads a window and scores all of
     it; without, it reads that many tokens anew for each one that it scores. Raises UserError for other models.
     """
-    lengths = lengths_from(contexts) if isinstance(contexts, str) else list(contexts)
+    if isinstance(contexts, str):
+        contexts = numbers_from(contexts, option="--contexts", least=1, example="800,1800")
     check_files(json_file=json_file, plot_file=plot_file)
-    entries = [_measure(run_dir, length, device=device) for length in lengths]
+    entries = [_measure(run_dir, length, device=device) for length in contexts]
     figures = {
         "run": str(run_dir),
         "rows": 1,
@@ -75,15 +65,12 @@ def _measure(run_dir: Path | str, length: int, *, device: str | None) -> dict[st
     vocab_size = recurrent.config["dataset"]["vocab_size"]
     tokens = torch.randint(vocab_size, (1, length + window), generator=generator).to(recurrent.device)
     with torch.inference_mode():
-        full = _read(recurrent, tokens[:, :length], _fresh(recurrent), num_scored=1)
-        fresh = _fresh(plain)
-        seconds = seconds_per_token(
-            {
-                "carried": (lambda: _read(recurrent, tokens[:, length:], full, num_scored=window), window),
-                "anew": (lambda: _read(plain, tokens[:, :length], fresh, num_scored=1), 1),
-            },
-            rounds=_ROUNDS,
-        )
+        empty, fresh = (fresh_state(run.model, device=run.device) for run in (recurrent, plain))
+        read = partial(read_windows, recurrent.model, window=window)
+        full = read(tokens[:, :length], empty, num_scored=1)
+        anew = partial(read_windows, plain.model, tokens[:, :length], fresh, window=length, num_scored=1)
+        carried = partial(read, tokens[:, length:], full, num_scored=window)
+        seconds = seconds_per_token({"carried": (carried, window), "anew": (anew, 1)}, rounds=_ROUNDS)
     return {
         "context": length,
         "window": window,
@@ -91,19 +78,6 @@ def _measure(run_dir: Path | str, length: int, *, device: str | None) -> dict[st
         "times_slower": seconds["anew"] / seconds["carried"],
         "device": str(recurrent.device),
     }
-
-
-def _fresh(run: TrainedRun) -> State:
-    return run.model.init_state(1, device=run.device, dtype=next(iter(run.model.parameters())).dtype)
-
-
-def _read(run: TrainedRun, tokens: torch.Tensor, state: State, *, num_scored: int) -> State:
-    """Read tokens in the run's windows and compute the NLL of the last ones; returns the state."""
-    for part in tokens.split(run.window, dim=1):
-        hidden, state, _ = run.model.forward(part, state)
-    num = min(num_scored, part.shape[1])
-    run.model.head.nll(hidden[:, -num:], part[:, -num:]).sum().item()  # waits for the device
-    return state
 
 
 def format_table(figures: dict[str, Any]) -> str:

@@ -17,17 +17,20 @@ from waveform.system.output import write_json
 from waveform.system.panels import panels
 
 
-def _sizes(text: str | None, *, option: str) -> Sequence[int | None]:
-    """`512,1024` -> [512, 1024]; None, for the size in training, if it was not given. Raises UserError."""
-    if text is None:
-        return [None]
+def numbers_from(text: str, *, option: str, least: int, example: str) -> list[int]:
+    """`512,1024` -> [512, 1024], each once, in order. Raises UserError for anything else."""
     try:
-        sizes = [int(part) for part in text.split(",")]
+        numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 0:
-        raise UserError(f"{option} is {text!r}; give whole numbers separated by commas, for example 512,1024,2048")
-    return sorted(set(sizes))
+        numbers = []
+    if not numbers or numbers[0] < least:
+        raise UserError(f"{option} is {text!r}; give whole numbers separated by commas, for example {example}")
+    return numbers
+
+
+def _sizes(text: str | None, *, option: str) -> Sequence[int | None]:
+    """Sizes of a memory; None, for the size in training, if none were given."""
+    return [None] if text is None else numbers_from(text, option=option, least=0, example="512,1024,2048")
 
 
 def sweep(

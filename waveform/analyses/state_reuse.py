@@ -9,6 +9,7 @@ field).
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,20 @@ def seconds_per_token(ways: Mapping[str, tuple[Callable[[], Any], int]], *, roun
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
+def fresh_state(model: SequenceModel, *, device: torch.device) -> State:
+    """The state of one row that has read nothing."""
+    return model.init_state(1, device=device, dtype=next(iter(model.parameters())).dtype)
+
+
+def read_windows(model: SequenceModel, tokens: torch.Tensor, state: State, *, window: int, num_scored: int) -> State:
+    """Read tokens in windows and compute the NLL of the last ones, as far as one window has them; returns the state."""
+    for part in tokens.split(window, dim=1):
+        hidden, state, _ = model.forward(part, state)
+    num = min(num_scored, part.shape[1])
+    model.head.nll(hidden[:, -num:], part[:, -num:]).sum().item()  # waits for the device
+    return state
+
+
 @torch.inference_mode()
 def state_reuse_speed(
     model: SequenceModel, *, vocab_size: int, window: int, device: torch.device, rounds: int = _ROUNDS
@@ -45,21 +60,13 @@ def state_reuse_speed(
     context = -(-max(length - window, 1) // window) * window
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(vocab_size, (1, context + window), generator=generator).to(device)
-    fresh = model.init_state(1, device=device, dtype=next(iter(model.parameters())).dtype)
-
-    def read(inputs: torch.Tensor, state: State, scored: int) -> State:
-        """Read in windows and compute the NLL of the last `scored` tokens."""
-        for part in inputs.split(window, dim=1):
-            hidden, state, _ = model.forward(part, state)
-        num = min(scored, part.shape[1])
-        model.head.nll(hidden[:, -num:], part[:, -num:]).sum().item()  # waits for the device
-        return state
-
-    full = read(tokens[:, :context], fresh, 1)
+    fresh = fresh_state(model, device=device)
+    read = partial(read_windows, model, window=window)
+    full = read(tokens[:, :context], fresh, num_scored=1)
     ways: dict[str, tuple[Callable[[], Any], int]] = {
-        "carried": (lambda: read(tokens[:, context:], full, window), window),
-        "anew_for_each_window": (lambda: read(tokens, fresh, window), window),
-        "anew_for_each_token": (lambda: read(tokens[:, window:], fresh, 1), 1),
+        "carried": (partial(read, tokens[:, context:], full, num_scored=window), window),
+        "anew_for_each_window": (partial(read, tokens, fresh, num_scored=window), window),
+        "anew_for_each_token": (partial(read, tokens[:, window:], fresh, num_scored=1), 1),
     }
     medians = seconds_per_token(ways, rounds=rounds)
     return {
