@@ -124,6 +124,9 @@ RUN_VERBS = (
                 metavar="FILE.yaml",
                 help="what to search, if not what comes with the model (docs/tuning.md)",
             ),
+            argument(
+                "--storage", metavar="URL", help="database in which several machines share the search (docs/tuning.md)"
+            ),
             JSON,
             overrides(
                 "model=wavenet train.batch_size=8; settings given here stay fixed; the default preset is demo, of text "

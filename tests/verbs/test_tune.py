@@ -279,3 +279,28 @@ def test_without_optuna_one_line_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert 'pip install "waveform[tune]"' in mistake(["tune", str(tmp_path), str(tmp_path / "s")], capsys)
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_study(place: Path, tmp_path: Path) -> None:
+    """Begun at the same moment, each with a folder of its own: together they run the trials, and both know all."""
+    storage = ["--storage", f"sqlite:///{tmp_path}/shared.db"]
+    folders = [tmp_path / "one", tmp_path / "two"]
+    processes = [
+        subprocess.Popen([sys.executable, "-m", "waveform", *tune(place, folder, *storage, trials=4)])
+        for folder in folders
+    ]
+    assert [process.wait() for process in processes] == [0, 0]
+    run_dirs = sorted(path for folder in folders for path in folder.glob("trial-*"))
+    assert sorted(path.name for path in run_dirs) == [f"trial-{i:03d}" for i in range(4)]
+    assert not (folders[0] / "study.db").exists()
+    assert main(tune(place, folders[0], *storage, trials=4)) == 0  # all have ended
+    entries = trials_of(folders[0])
+    assert sorted(entry["trial"] for entry in entries) == [0, 1, 2, 3]
+    own = {entry["run"] for entry in entries} - {None}
+    assert own == {str(path) for path in folders[0].glob("trial-*")}
+
+
+def test_a_database_that_cannot_be_used(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = tune(place, tmp_path / "s", "--storage", "sqlite:////nowhere/of/all.db")
+    assert "the database of --storage cannot be used (unable to open database file)" in mistake(command, capsys)

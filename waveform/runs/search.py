@@ -3,15 +3,19 @@
     DIR/study.db       what each trial drew, its figures and how it ended: an Optuna study in SQLite
     DIR/trial-000 ...  its runs
 
-A search that was interrupted goes on where it was: the trial that had not ended is resumed, like any run.
+A search that was interrupted goes on where it was: the trial that had not ended is resumed, like any run. Several
+machines can share a study in a database, each with a DIR of its own that has the runs of its trials.
 """
 
 import math
+import os
 import random
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +53,7 @@ STUDY_FILE = "study.db"
 STATES = ("complete", "pruned", "failed")
 _LOCK_FILE = ".tune.lock"
 _PREPARED = ".prepared"  # ending of a data set that was prepared for the search
+_PATIENCE_S = 2.0
 _UNITS_S = {"s": 1, "min": 60, "h": 3600}
 _MOST_TOKENS = 2_000_000  # about how much of the validation split a trial is judged by
 _NUM_LOOKS = 5  # parts of the budget; after each but the last there is a look, and a trial may be pruned,
@@ -67,6 +72,7 @@ class SearchConfig:
     trials: int = 20
     seed: int = 0  # of what is drawn from the space; that of the runs is the setting `seed`
     space: Path | None = None  # a YAML file; None: the one that comes with the model
+    storage: str | None = None  # URL of a database that other machines search in too; None: a file in the folder
 
     def __post_init__(self) -> None:
         if self.trials < 1:
@@ -104,36 +110,18 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The settings of a search's trials."""
-
-    base: Sequence[str]
-    space: Space
-    budget_s: float
-
-    def settings(self, drawn: dict[str, Any]) -> list[str]:
-        """The settings of the trial that drew `drawn`, with which `train` trains it again."""
-        limits = ("train.max_steps=null", f"train.max_seconds={self.budget_s:g}")
-        return [*self.base, *self.space.overrides(drawn), *limits]
-
-    def watched(self, drawn: dict[str, Any]) -> list[str]:
-        """The same settings, with looks at the validation split that a preset leaves out."""
-        looks = ("train.evaluate_every=1000000", f"train.evaluate_every_seconds={self.budget_s / _NUM_LOOKS:g}")
-        return [*_DEFAULTS, *self.settings(drawn), *looks]
-
-
-@dataclass(frozen=True)
 class Found:
     """What a search has found."""
 
-    entries: list[dict[str, Any]]  # of every trial, the best first
+    entries: list[dict[str, Any]]  # of every trial that has ended, the best first
     data_dir: Path
+    num_elsewhere: int  # trials that other machines have begun
 
 
 def search(
     out_dir: Path, overrides: Sequence[str], task: Task, config: SearchConfig, *, show_progress: bool = True
 ) -> Found:
-    """Run trials in `out_dir` until `config.trials` have ended, those of earlier calls included.
+    """Run trials in `out_dir` until `config.trials` have ended, those of earlier calls and other machines included.
 
     overrides: settings of every trial, which are not searched. Raises UserError for settings that a run refuses, for a
     folder with anything but a search by the same settings, and if Optuna is missing; Interrupted if a signal asks to
@@ -146,19 +134,14 @@ def search(
         if world.size > 1:
             raise UserError("a search trains one model at a time, in one process; start it without torchrun")
         space = _free(task.space(base_config["model"]["name"]), overrides)
-        plan = Plan(overrides, space, config.budget_s)
-        _check_alone(plan, task, world)
+        running = _Search(out_dir, overrides, space, task, config, world, show_progress)
+        running.check_alone()
         _require_own(out_dir)
         with (
             locked(out_dir / _LOCK_FILE, refusal=f"another process is searching in {out_dir}; wait for it"),
-            _explained(out_dir / STUDY_FILE),
+            _explained(out_dir, shared=config.storage is not None),
         ):
-            data = task.open_data(world)
-            running = _Search(out_dir, plan, task, config, data=data, world=world, show_progress=show_progress)
-            if show_progress:
-                what = ", ".join(map(_short, space.dimensions))
-                say(f"searching {what} in {config.trials} trials of {config.budget} of training each")
-            return Found(running.run(), data.folder)
+            return running.run()
 
 
 def _require_optuna() -> None:
@@ -184,34 +167,22 @@ def _free(space: Space, overrides: Sequence[str]) -> Space:
     return free
 
 
-def _check_alone(plan: Plan, task: Task, world: World) -> None:
-    """Raises UserError for a choice, or an end of a range, that a run would refuse even without the others."""
-    for drawn in plan.space.each_alone():
-        try:
-            _checked(plan.watched(drawn), task, world)
-        except UserError as error:
-            raise UserError(f"{plan.space.place}: with {' '.join(plan.space.overrides(drawn))}: {error}") from error
-
-
-def _checked(settings: Sequence[str], task: Task, world: World) -> tuple[dict[str, Any], TrainConfig]:
-    """The configuration of some settings. Raises UserError if a run would refuse it."""
-    config = task.compose(settings)
-    train_config = typed(task.train_config, config["train"], section="train")
-    check_fits(config, train_config, dataset=task.dataset, world=world)
-    return config, train_config
-
-
 def _require_own(out_dir: Path) -> None:
     """Make `out_dir` if need be. Raises UserError if it contains anything but a search."""
     with explain_write_errors(out_dir):
         out_dir.mkdir(parents=True, exist_ok=True)
     others = [path.name for path in out_dir.iterdir() if not path.name.startswith(".") and path.suffix != _PREPARED]
-    if others and not (out_dir / STUDY_FILE).exists():
+    if others and not has_begun(out_dir):
         raise UserError(f"{out_dir} is not a search but contains other files ({others[0]}, ...); give a new folder")
 
 
+def has_begun(out_dir: Path) -> bool:
+    """Whether there is a search in a folder."""
+    return (out_dir / STUDY_FILE).exists() or any(out_dir.glob("trial-*"))
+
+
 @contextmanager
-def _explained(study_file: Path) -> Iterator[None]:
+def _explained(out_dir: Path, *, shared: bool) -> Iterator[None]:
     """Explain in one line why a search ends early: a study that cannot be read or written, or a signal."""
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
@@ -222,99 +193,152 @@ def _explained(study_file: Path) -> Iterator[None]:
         raise Interrupted(interrupted.number, "the same command continues the search") from None
     except (SQLAlchemyError, StorageInternalError) as error:
         reason = str(error.__cause__ or error).splitlines()[0]
+        if shared:
+            raise UserError(f"the database of --storage cannot be used ({reason}); check its URL and access") from error
         raise UserError(
-            f"{study_file} cannot be used ({reason}); free space on its disk if that is full, or else restore it from "
-            "a copy, or search in a new folder"
+            f"{out_dir / STUDY_FILE} cannot be used ({reason}); free space on its disk if that is full, or else "
+            "restore it from a copy, or search in a new folder"
         ) from error
 
 
+@dataclass
 class _Search:
     """One study, and the runs of its trials."""
 
-    def __init__(
-        self,
-        out_dir: Path,
-        plan: Plan,
-        task: Task,
-        config: SearchConfig,
-        *,
-        data: Dataset,
-        world: World,
-        show_progress: bool,
-    ) -> None:
-        """Open the study in `out_dir`, or begin it. Raises UserError if it is one of other settings or other data."""
-        self._out_dir, self._plan, self._task, self._config, self._data = out_dir, plan, task, config, data
-        self._world, self._show_progress = world, show_progress
-        self._valid = data.open_split("valid")
+    out_dir: Path
+    overrides: Sequence[str]  # settings of every trial
+    space: Space
+    task: Task
+    config: SearchConfig
+    world: World
+    show_progress: bool
+
+    def check_alone(self) -> None:
+        """Raises UserError for a choice, or an end of a range, that a run would refuse even without the others."""
+        for drawn in self.space.each_alone():
+            try:
+                self._checked(drawn)
+            except UserError as error:
+                settings = " ".join(self.space.overrides(drawn))
+                raise UserError(f"{self.space.place}: with {settings}: {error}") from error
+
+    def _settings(self, drawn: dict[str, Any]) -> list[str]:
+        """The settings of the trial that drew `drawn`, with which `train` trains it again."""
+        limits = ("train.max_steps=null", f"train.max_seconds={self.config.budget_s:g}")
+        return [*self.overrides, *self.space.overrides(drawn), *limits]
+
+    def _checked(self, drawn: dict[str, Any]) -> tuple[dict[str, Any], TrainConfig]:
+        """The configuration of a trial, with looks at the validation split. Raises UserError if a run would refuse."""
+        every_s = self.config.budget_s / _NUM_LOOKS
+        looks = ("train.evaluate_every=1000000", f"train.evaluate_every_seconds={every_s:g}")
+        config = self.task.compose([*_DEFAULTS, *self._settings(drawn), *looks])
+        train_config = typed(self.task.train_config, config["train"], section="train")
+        check_fits(config, train_config, dataset=self.task.dataset, world=self.world)
+        return config, train_config
+
+    def run(self) -> Found:
+        """Run trials until enough have ended or are run by other machines."""
+        self._data = self.task.open_data(self.world)
+        self._valid = self._data.open_split("valid")
         self._valid.verify()
         self._study = self._opened()
+        self._say(
+            f"searching {', '.join(map(_short, self.space.dimensions))} in {self.config.trials} trials of "
+            f"{self.config.budget} of training each"
+        )
+        while (trial := self._next()) is not None:
+            drawn = self.space.draw(trial)
+            self._say(f"trial {trial.number} ({trial.number + 1} of {self.config.trials}): {shown(drawn)}")
+            self._run_trial(trial, drawn)
+        ended = [trial for trial in self._study.trials if trial.state.is_finished()]
+        entries = [self._entry(trial) for trial in ended]
+        entries.sort(key=lambda entry: (STATES.index(entry["state"]), entry["nats_per_token"] or 0))
+        return Found(entries, self._data.folder, num_elsewhere=len(self._running()))
 
     def _opened(self) -> "Study":
+        """Open the study, or begin it. Raises UserError if it is one of other settings or other data."""
         import optuna
         from sqlalchemy import URL
+        from sqlalchemy.exc import SQLAlchemyError
 
-        path = self._out_dir / STUDY_FILE
-        study = optuna.create_study(
-            storage=URL.create("sqlite", database=str(path.absolute())).render_as_string(),
+        own = URL.create("sqlite", database=str((self.out_dir / STUDY_FILE).absolute())).render_as_string()
+        begin = partial(
+            optuna.create_study,
+            storage=self.config.storage or own,
             study_name="tune",
             load_if_exists=True,
-            pruner=optuna.pruners.MedianPruner(self._config.num_unpruned, n_warmup_steps=_FIRST_PRUNED),
+            pruner=optuna.pruners.MedianPruner(self.config.num_unpruned, n_warmup_steps=_FIRST_PRUNED),
         )
-        base = self._task.compose(self._plan.settings({}))
+        try:
+            study = begin()
+        except SQLAlchemyError:
+            time.sleep(_PATIENCE_S)  # another machine may be making the tables at this moment
+            study = begin()
+        except ImportError as error:
+            raise UserError("--storage needs a database driver that is not installed") from error
+        base = self.task.compose(self._settings({}))
         checksums = {split: self._data.open_split(split).checksum for split in ("train", "valid")}
         if self._data.labels:
             checksums["labels"] = labels_checksum(self._data.open_split(split) for split in ("train", "valid"))
         settings = {
             **comparable({**base, "dataset": {"checksums": checksums}}),
-            "--budget": self._plan.budget_s,
-            "--seed": self._config.seed,
-            "space": msgspec.to_builtins(self._plan.space.dimensions),
+            "--budget": self.config.budget_s,
+            "--seed": self.config.seed,
+            "space": msgspec.to_builtins(self.space.dimensions),
         }
         known = study.user_attrs.get("settings", settings)
         if different := differing_keys(known, settings):
-            raise UserError(f"{self._out_dir} contains another search: {_in_short(different)}. Give another folder")
+            shared = self.config.storage is not None
+            place, remedy = ("--storage", "database") if shared else (self.out_dir, "folder")
+            raise UserError(f"{place} contains another search: {_in_short(different)}. Give another {remedy}")
         study.set_user_attr("settings", settings)
         if not study.trials:  # the first one is the preset's, as far as the space contains it
-            study.enqueue_trial(self._plan.space.drawn_by(base))
+            study.enqueue_trial(self.space.drawn_by(base), skip_if_exists=True)
         return study
 
-    def run(self) -> list[dict[str, Any]]:
-        """Run trials until enough have ended; returns an entry for each, the best first."""
-        import optuna
+    def _running(self) -> "list[FrozenTrial]":
         from optuna.trial import TrialState
 
-        most, key = self._config.trials, "nats_per_token"
-        while (num_ended := sum(trial.state.is_finished() for trial in self._study.trials)) < most:
-            # Seeded for each trial: a search that goes on would otherwise draw its first trials once more.
-            seed = random.Random(f"{self._config.seed} {num_ended}").getrandbits(32)
-            self._study.sampler = optuna.samplers.TPESampler(seed=seed)
-            begun = self._study.get_trials(states=(TrialState.RUNNING,))
-            trial = optuna.Trial(self._study, begun[0]._trial_id) if begun else self._study.ask()
-            drawn = self._plan.space.draw(trial)
-            self._say(f"trial {trial.number} ({num_ended + 1} of {most}): {shown(drawn)}")
-            self._run_trial(trial, self._plan.watched(drawn))
-        entries = [self._entry(trial) for trial in self._study.trials if trial.state.is_finished()]
-        return sorted(entries, key=lambda entry: (STATES.index(entry["state"]), entry[key] or 0))
+        return self._study.get_trials(states=(TrialState.RUNNING,))
 
-    def _run_trial(self, trial: "Trial", settings: list[str]) -> None:
+    def _next(self) -> "Trial | None":
+        """The trial of this folder that has not ended, or a new one; None if enough have ended or are running."""
+        import optuna
+
+        running = self._running()
+        for begun in running:
+            if self.config.storage is None or self._run_dir(begun.number).exists():
+                return optuna.Trial(self._study, begun._trial_id)
+        num_begun = len(running) + sum(trial.state.is_finished() for trial in self._study.trials)
+        if num_begun >= self.config.trials:
+            return None
+        # Seeded for each trial: a search that goes on would otherwise draw its first trials once more.
+        process = "" if self.config.storage is None else f" {os.getpid()}"  # others draw at the same time
+        seed = random.Random(f"{self.config.seed} {num_begun}{process}").getrandbits(32)
+        self._study.sampler = optuna.samplers.TPESampler(seed=seed)
+        trial = self._study.ask()
+        self._run_dir(trial.number).mkdir(exist_ok=True)  # it is this folder's
+        return trial
+
+    def _run_trial(self, trial: "Trial", drawn: dict[str, Any]) -> None:
         """Train and judge what is left of a trial, and note how it ended."""
         from optuna import TrialPruned
         from optuna.trial import TrialState
 
         run_dir = self._run_dir(trial.number)
         try:
-            config, train_config = _checked(settings, self._task, self._world)
+            config, train_config = self._checked(drawn)
         except UserError as error:
             return self._fail(trial, str(error))
         context = RunContext(
             run_dir,
-            self._world,
+            self.world,
             units_per_second=self._data.modality.get("sample_rate_hz"),
             on_evaluate=self._look(trial, run_dir, config),
-            show_progress=self._show_progress,
+            show_progress=self.show_progress,
         )
+        amount = self.task.amount_of(self._data)
         try:
-            amount = self._task.amount_of(self._data)
             with open_training(self._data, config, train_config, context, amount=amount, cut_valid=True) as trainer:
                 result = trainer.run()
         except TrialPruned:
@@ -328,15 +352,15 @@ class _Search:
             return self._fail(trial, "there is not enough memory for it")
         if result.asked_by:
             raise Interrupted(result.asked_by)
-        run = self._task.load(run_dir, device=self._world.device.type)
-        nats = score(run, self._valid, max_tokens=_MOST_TOKENS, show_progress=self._show_progress).nats_per_token
+        run = self.task.load(run_dir, device=self.world.device.type)
+        nats = score(run, self._valid, max_tokens=_MOST_TOKENS, show_progress=self.show_progress).nats_per_token
         if not math.isfinite(nats):
             return self._fail(trial, f"its validation NLL is {nats}")
         self._note(trial, run.model, run.train_seconds, run.tokens_seen)
         self._study.tell(trial, nats)
-        best = self._study.best_trial
-        so_far = "the best so far" if best.number == trial.number else f"the best so far is trial {best.number}"
-        self._say(f"trial {trial.number}: {nats:.4f} nats = {bits(nats):.4f} bits per {self._task.unit}; {so_far}")
+        best = self._study.best_trial.number
+        so_far = "the best so far" if best == trial.number else f"the best so far is trial {best}"
+        self._say(f"trial {trial.number}: {nats:.4f} nats = {bits(nats):.4f} bits per {self.task.unit}; {so_far}")
 
     def _look(self, trial: "Trial", run_dir: Path, config: dict[str, Any]) -> OnEvaluate:
         """What training calls after each evaluation: reports it to Optuna, and raises TrialPruned to end the trial."""
@@ -344,7 +368,7 @@ class _Search:
 
         def look(model: SequenceModel, step: int, log: MetricsLog, stop: StopRequest) -> None:
             curve = read_learning_curve(run_dir, config)
-            share = int(curve.seconds[-1] / self._plan.budget_s * _NUM_LOOKS + 1e-6)  # seconds are rounded
+            share = int(curve.seconds[-1] / self.config.budget_s * _NUM_LOOKS + 1e-6)  # seconds are rounded
             seen = self._study.trials[trial.number].intermediate_values
             if not 0 < share < _NUM_LOOKS or share in seen or not math.isfinite(curve.nats[-1]):
                 return
@@ -371,13 +395,13 @@ class _Search:
         looks = trial.intermediate_values
         nats = trial.value if trial.value is not None else (looks[max(looks)] if looks else None)
         state = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}[trial.state.name]
-        failed = state == "failed"
+        failed, run_dir = state == "failed", self._run_dir(trial.number)
         return {
             "trial": trial.number,
-            "run": str(self._run_dir(trial.number)),
+            "run": str(run_dir) if self.config.storage is None or run_dir.exists() else None,  # on another machine
             "state": state,
             "drawn": trial.params,
-            "settings": self._plan.settings(trial.params),
+            "settings": self._settings(trial.params),
             "nats_per_token": None if failed else nats,
             "bits_per_token": None if failed or nats is None else bits(nats),
             "nll_nats_by_share_of_budget": {f"{share / _NUM_LOOKS:g}": looks[share] for share in sorted(looks)},
@@ -386,10 +410,10 @@ class _Search:
         }
 
     def _run_dir(self, number: int) -> Path:
-        return self._out_dir / f"trial-{number:03d}"
+        return self.out_dir / f"trial-{number:03d}"
 
     def _say(self, line: str) -> None:
-        if self._show_progress:
+        if self.show_progress:
             say(line)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from waveform.runs.search import Found, Task, shown
 from waveform.runs.settings import to_yaml
 from waveform.system.atomic import explain_write_errors, write_file
-from waveform.system.console import table
+from waveform.system.console import counted, table
 from waveform.system.errors import UserError
 
 _NUM_ROWS = 10  # of the table
@@ -27,11 +27,15 @@ def report_search(
     command: what trains a run. config_dir: the user's own configs, with which it was found. Raises UserError if no
     trial is complete.
     """
+    if not found.entries:
+        raise UserError("no trial has ended; other machines run all that --trials allows")
     best = found.entries[0]
     if show_progress:
         print("\n".join(_table(found.entries[:_NUM_ROWS], task.unit)))
         if (num_others := len(found.entries) - _NUM_ROWS) > 0:
             print(f"and {num_others} other trials")
+        if found.num_elsewhere:
+            print(f"{counted(found.num_elsewhere, 'trial')} of other machines have not ended")
     if best["state"] != "complete":
         raise UserError(f"no trial is complete; the last one failed: {found.entries[-1]['reason']}")
     config = task.compose(best["settings"])
@@ -41,7 +45,8 @@ def report_search(
         train = [*command.split(), str(found.data_dir), "RUN_DIR"]
         own = [] if config_dir is None else ["--config-dir", str(config_dir)]
         chosen = [f"model={config['model']['name']}", "preset=best", f"seed={config['seed']}"]
-        print(f"the best run is {best['run']}; to train it again (longer: with another train.max_seconds):")
+        run = best["run"] or "on another machine"
+        print(f"the best run is {run}; to train it again (longer: with another train.max_seconds):")
         print(f"    {shlex.join([*train, *own, *best['settings']])}")
         print(f"the same with {path}:\n    {shlex.join([*train, '--config-dir', str(out_dir), *chosen])}")
 
