@@ -172,13 +172,8 @@ def _require_own(out_dir: Path) -> None:
     with explain_write_errors(out_dir):
         out_dir.mkdir(parents=True, exist_ok=True)
     others = [path.name for path in out_dir.iterdir() if not path.name.startswith(".") and path.suffix != _PREPARED]
-    if others and not has_begun(out_dir):
+    if others and STUDY_FILE not in others and not any(out_dir.glob("trial-*")):
         raise UserError(f"{out_dir} is not a search but contains other files ({others[0]}, ...); give a new folder")
-
-
-def has_begun(out_dir: Path) -> bool:
-    """Whether there is a search in a folder."""
-    return (out_dir / STUDY_FILE).exists() or any(out_dir.glob("trial-*"))
 
 
 @contextmanager
