@@ -102,6 +102,60 @@ def test_a_dying_worker_is_reported(
         _prepare(corpus_dir, tmp_path / "data", DataConfig(num_workers=2))
 
 
+_DYING_POOL = """
+import multiprocessing, sys, time
+from pathlib import Path
+from waveform.audio.corpus import groups, prepare, workers
+from waveform.system.errors import UserError
+
+Process, Pool = multiprocessing.get_context("spawn").Process, workers.ProcessPoolExecutor
+start, submit, started = Process.start, Pool.submit, []
+
+
+def kill_first():
+    started[0].kill()
+    time.sleep(1)  # in which the pool notices
+
+
+def patched_start(self):
+    if started and moment == "before the second starts":
+        kill_first()
+    start(self)
+    started.append(self)
+    if len(started) == 2 and moment == "while the second starts":
+        kill_first()
+
+
+def patched_submit(self, *args, **kwargs):
+    if started and moment == "between two groups":
+        kill_first()
+    return submit(self, *args, **kwargs)
+
+
+if __name__ == "__main__":
+    moment = sys.argv[3]
+    Process.start, Pool.submit = patched_start, patched_submit
+    groups._MIN_GROUP_BYTES, workers._MIN_POOL_BYTES = 40_000, 0
+    config = prepare.DataConfig(num_workers=2)
+    try:
+        prepare.prepare(Path(sys.argv[1]), Path(sys.argv[2]), config=config, show_progress=False)
+    except UserError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before the second starts", "while the second starts", "between two groups"])
+def test_a_worker_that_dies_while_others_start_is_reported(corpus_dir: Path, tmp_path: Path, moment: str) -> None:
+    """Python's pool does not end a process that it is starting meanwhile; `submit` may raise two kinds of errors."""
+    script = tmp_path / "script.py"
+    script.write_text(_DYING_POOL)
+    command = [sys.executable, str(script), str(corpus_dir), str(tmp_path / "data"), moment]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.stdout.startswith("a process that decodes audio died"), ended.stderr
+    assert not ended.stderr
+
+
 def test_nothing_is_done_twice(
     corpus_dir: Path, tmp_path: Path, decoded: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ from waveform.audio.corpus.groups import Group, GroupResult, prepare_group
 from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
-from waveform.system.signals import SIGNALS, Interrupted
+from waveform.system.signals import SIGNALS
 from waveform.system.threads import torch_in_one_thread
 
 # Starting a process costs 2-3 s of imports, in which one core prepares this much FLAC.
@@ -64,36 +64,38 @@ def _run_pool(
     # Spawned, not forked: a forked child of a process that has run torch threads may hang.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker) as pool:
-        largest_first = sorted(groups, key=lambda group: -group.size)  # so that no long file is left for the end
+    pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker)
+    largest_first = sorted(groups, key=lambda group: -group.size)  # so that no long file is left for the end
+    futures: dict[Future[GroupResult], Group] = {}
+    try:
         with _held_signals():
-            futures: dict[Future[GroupResult], Group] = {
-                pool.submit(prepare_group, group, audio_dir=audio_dir, data_dir=data_dir): group
-                for group in largest_first
-            }
-        try:
-            for future in as_completed(futures):
-                finish(futures[future], future.result())
-        except BrokenProcessPool as error:
-            raise UserError(
-                "a process that decodes audio died (killed, or out of RAM); run the same command again to continue, "
-                "with data.num_workers=1 if it happens again"
-            ) from error
-        except (Interrupted, KeyboardInterrupt):
-            for worker in set(multiprocessing.active_children()) - others:
-                worker.terminate()  # instead of waiting for a long file; what is half-written is not used
-            raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            try:
+                for group in largest_first:
+                    futures[pool.submit(prepare_group, group, audio_dir=audio_dir, data_dir=data_dir)] = group
+            except OSError as error:  # "handle is closed", by the pool: a process died while another was starting
+                raise BrokenProcessPool from error
+        for future in as_completed(futures):
+            finish(futures[future], future.result())
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a process that decodes audio died (killed, or out of RAM); run the same command again to continue, "
+            "with data.num_workers=1 if it happens again"
+        ) from error
+    finally:
+        # The pool does not know of a process that it was starting when another one died, and would wait for it for
+        # ever. After an error, what is half-written is not used.
+        workers = set(multiprocessing.active_children()) - others
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.join()
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _start_worker() -> None:
-    """Set up a process of the pool: one thread, no traceback on Ctrl-C, and it ends when its parent does."""
+    """Set up a process of the pool: one thread, only its parent answers Ctrl-C, and it ends when its parent does."""
     torch.set_num_threads(1)
-    for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # held until now, when they no longer cause a traceback
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -106,7 +108,7 @@ def _start_worker() -> None:
 
 @contextmanager
 def _held_signals() -> Iterator[None]:
-    """Delay signals that ask to stop until after the block; processes that are started in it hold them until ready."""
+    """Delay signals that ask to stop until after the block; processes that are started in it inherit that."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
