@@ -366,6 +366,11 @@ VERBS = (
                 help="AUDIO_DIR is this published corpus: sc09, youtubemix, beethoven, ljspeech, libritts or vctk",
             ),
             argument("--partial", action="store_true", help="with --corpus: a part of it is enough"),
+            argument(
+                "--executor",
+                metavar="dask://HOST:PORT",
+                help="work on the files on this Dask cluster, whose workers must see both folders under the same paths",
+            ),
             overrides(
                 "data.split.valid=0.1 data.split.by=folder; data.labels=folder or FILE.csv: labels of utterances"
             ),

@@ -101,11 +101,12 @@ class DecodingProcess:
 
 def take_decoding_process() -> DecodingProcess:
     """Return an idle decoding process of this process if there is one, otherwise a new one."""
-    while _idle:
-        idle = _idle.pop()
-        if idle.owner == os.getpid() and idle._process.poll() is None:
-            return idle
-        idle.kill()
+    with contextlib.suppress(IndexError):  # there is none, or another thread took it
+        while True:
+            idle = _idle.pop()
+            if idle.owner == os.getpid() and idle._process.poll() is None:
+                return idle
+            idle.kill()
     return DecodingProcess()
 
 

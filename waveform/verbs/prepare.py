@@ -1,9 +1,12 @@
 """`waveform prepare`: a folder of audio into a data set of tokens, or one brought up to date."""
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
+from contextlib import nullcontext
 from pathlib import Path
 
 from waveform.audio.corpus.catalogue import find_corpus
+from waveform.audio.corpus.cluster import cluster
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.audio.corpus.prepare import prepare as prepare_folder
 from waveform.engine.dataset import Dataset
@@ -19,13 +22,16 @@ def prepare(
     *,
     corpus: str | None = None,
     partial: bool = False,
+    executor: Executor | str | None = None,
     config_dir: Path | None = None,
     show_progress: bool = True,
 ) -> Dataset:
     """Prepare the audio under `audio_dir` into `data_dir`, which gains what is new and loses what is gone.
 
     overrides: `data.NAME=value` settings. corpus: the name of a published corpus that `audio_dir` is, which sets some
-    of them. partial: a part of it is enough. Raises UserError for bad settings and as `audio.corpus.prepare` does.
+    of them. partial: a part of it is enough. executor: does the work on files instead of processes of this machine;
+    dask://HOST:PORT of a Dask cluster, or any other. Its processes must see both folders under the same paths.
+    Raises UserError for bad settings and as `audio.corpus.prepare` does.
     """
     published = None if corpus is None else find_corpus(corpus)
     if partial and published is None:
@@ -36,6 +42,13 @@ def prepare(
                 raise UserError(f"{override}: {published.title} is divided as published; leave it out")
         overrides = [*published.settings, *overrides]
     config = typed(DataConfig, compose_config(overrides, config_dir=config_dir)["data"], section="data")
-    return prepare_folder(
-        Path(audio_dir), Path(data_dir), config=config, corpus=published, partial=partial, show_progress=show_progress
-    )
+    with cluster(executor) if isinstance(executor, str) else nullcontext(executor) as opened:
+        return prepare_folder(
+            Path(audio_dir),
+            Path(data_dir),
+            config=config,
+            corpus=published,
+            partial=partial,
+            executor=opened,
+            show_progress=show_progress,
+        )

@@ -8,10 +8,12 @@ preparation continues from these records; a group's record is written last.
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from waveform.engine.shards import Shard, ShardWriter, Utterance
 from waveform.engine.token_set import piece_name
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.errors import UserError
+from waveform.system.threads import torch_in_one_thread
 
 FORMAT = 1  # raise it whenever the same audio would give different tokens or records
 SHARDS, UNFINISHED = "shards", "unfinished"  # folders inside the data set
@@ -88,12 +91,15 @@ def cut_into_groups(files: Iterable[tuple[FoundFile, str]], audio_format: AudioF
 def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> GroupResult:
     """Decode, resample and quantise the files of a group into a shard. Files that are refused are recorded.
 
-    Raises UserError if the shard or the record cannot be written.
+    Raises UserError if the shard or the record cannot be written, and if a folder is not there, as on another machine.
     """
-    partial = data_dir / UNFINISHED / f"{group.key}.{os.getpid()}.shard"
+    for folder in (audio_dir, data_dir / UNFINISHED):
+        if not folder.is_dir():
+            raise UserError(f"{socket.gethostname()} does not see {folder}; all workers need the same folders")
+    partial = data_dir / UNFINISHED / f"{group.key}.{uuid4().hex}.shard"
     records: dict[str, dict[str, Any]] = {}
     file_of: dict[str, str] = {}  # utterance -> the file that it is of
-    with ShardWriter(partial, vocab_size=group.audio_format.num_classes) as writer:
+    with torch_in_one_thread(), ShardWriter(partial, vocab_size=group.audio_format.num_classes) as writer:
         for file in group.files:
             record: dict[str, Any] = {"size": file.size, "mtime_ns": file.mtime_ns, "split": group.split}
             for last_try in (False, True):

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -84,6 +84,7 @@ def prepare(
     config: DataConfig | None = None,
     corpus: Corpus | None = None,
     partial: bool = False,
+    executor: Executor | None = None,
     show_progress: bool = True,
 ) -> Dataset:
     """Bring `data_dir` up to date with the audio under `audio_dir`, and report what was found.
@@ -93,9 +94,10 @@ def prepare(
     were killed. The report is written to `data_dir`/report.json, and printed if `show_progress`.
 
     corpus: `audio_dir` is this published corpus, of which only the recordings count, divided as its authors did.
-    partial: a part of it is enough. Raises UserError for anything that a user can fix: no usable audio, a split that
-    would be empty, split settings that differ from those of the data set, a part of a corpus, another preparation that
-    is running, a full disk.
+    partial: a part of it is enough. executor: does the work on files, in processes that see both folders; None: this
+    machine does. Raises UserError for anything that a user can fix: no usable audio, a split that would be empty, split
+    settings that differ from those of the data set, a part of a corpus, another preparation that is running, a full
+    disk.
     """
     config = config or DataConfig()
     audio_dir, data_dir = Path(audio_dir), Path(data_dir)
@@ -123,7 +125,7 @@ def prepare(
         label_source = _label_source(asked, old, data_dir)
         if asked is None:
             labels = find_labels(label_source, paths=paths, layout=layout, corpus=corpus)
-        plan = _Plan(config, division, corpus, labels, label_source)
+        plan = _Plan(config, division, corpus, labels, label_source, executor)
         dataset, notes = _update(audio_dir, data_dir, old=old, wanted=wanted, plan=plan, show=show_progress)
         _clean(dataset)
         report = build_report(
@@ -171,6 +173,7 @@ class _Plan:
     corpus: Corpus | None
     labels: dict[str, str]  # path -> label
     label_source: str | None  # `data.labels`, or what it was when the data set was labelled; None: there are none
+    executor: Executor | None
 
     def modality(self, usable: list[str]) -> dict[str, Any]:
         """What dataset.json says of the tokens of the `usable` files."""
@@ -297,7 +300,12 @@ def _update(
     num_reused = sum(len(group.files) for group in groups) - sum(len(group.files) for group in todo)
     if todo:
         results |= run_groups(
-            todo, audio_dir=audio_dir, data_dir=data_dir, num_workers=plan.config.num_workers, show=show
+            todo,
+            audio_dir=audio_dir,
+            data_dir=data_dir,
+            num_workers=plan.config.num_workers,
+            executor=plan.executor,
+            show=show,
         )
     records = dict(kept)
     for result in results.values():

@@ -1,4 +1,4 @@
-"""Prepares the groups of a corpus: in this process, or in a pool of processes if that pays off."""
+"""Prepares the groups of a corpus: in this process, in processes of this machine, or with any other executor."""
 
 import multiprocessing
 import os
@@ -6,19 +6,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-
-import torch
 
 from waveform.audio.corpus.groups import Group, GroupResult, prepare_group
 from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 from waveform.system.signals import SIGNALS
-from waveform.system.threads import torch_in_one_thread
 
 # Starting a process costs 2-3 s of imports, in which one core prepares this much FLAC.
 _MIN_POOL_BYTES = 128 << 20
@@ -26,57 +23,64 @@ _LOSSY_SUFFIXES, _LOSSY_WEIGHT = (".mp3", ".ogg", ".opus"), 8  # the same audio 
 
 
 def run_groups(
-    groups: list[Group], *, audio_dir: Path, data_dir: Path, num_workers: int | None, show: bool
-) -> dict[str, GroupResult]:
-    """Prepare `groups`, in a pool of processes if that pays off. Returns the results by group key."""
-    num_workers = min(num_workers or num_cores(), len(groups))
-    total_bytes = sum(group.size for group in groups)
-    lossy_bytes = sum(
-        file.size for group in groups for file in group.files if file.path.lower().endswith(_LOSSY_SUFFIXES)
-    )
-    work_bytes = total_bytes + (_LOSSY_WEIGHT - 1) * lossy_bytes
-    results: dict[str, GroupResult] = {}
-    start_s = time.monotonic()
-    with Progress("prepare", total=total_bytes / 1e6, unit="MB", enabled=show) as progress:
-
-        def finish(group: Group, result: GroupResult) -> None:
-            results[group.key] = result
-            audio_s = sum(done.duration_s for done in results.values())
-            progress.update(group.size / 1e6, note=f"{audio_s / (time.monotonic() - start_s):,.0f}x real time")
-
-        if num_workers == 1 or work_bytes < _MIN_POOL_BYTES:
-            with torch_in_one_thread():
-                for group in groups:
-                    finish(group, prepare_group(group, audio_dir=audio_dir, data_dir=data_dir))
-        else:
-            _run_pool(groups, finish, audio_dir=audio_dir, data_dir=data_dir, num_workers=num_workers)
-    return results
-
-
-def _run_pool(
     groups: list[Group],
-    finish: Callable[[Group, GroupResult], None],
     *,
     audio_dir: Path,
     data_dir: Path,
-    num_workers: int,
-) -> None:
+    num_workers: int | None,
+    executor: Executor | None,
+    show: bool,
+) -> dict[str, GroupResult]:
+    """Prepare `groups` and return the results by group key.
+
+    executor: calls a function for each group; its processes must see both folders. None: this process, or if that
+    pays off, `num_workers` processes of this machine.
+    """
+    num_workers = min(num_workers or num_cores(), len(groups))
+    sizes = [(file.size, file.path.lower().endswith(_LOSSY_SUFFIXES)) for group in groups for file in group.files]
+    work_bytes = sum(size * (_LOSSY_WEIGHT if is_lossy else 1) for size, is_lossy in sizes)
+    opened: AbstractContextManager[Executor | None] = nullcontext(executor)
+    if executor is None and num_workers > 1 and work_bytes >= _MIN_POOL_BYTES:
+        opened = _processes(num_workers)
+    work = partial(prepare_group, audio_dir=audio_dir.absolute(), data_dir=data_dir.absolute())
+    results: dict[str, GroupResult] = {}
+    total_mb, start_s, audio_s = sum(size for size, _ in sizes) / 1e6, time.monotonic(), 0.0
+    with opened as used, Progress("prepare", total=total_mb, unit="MB", enabled=show) as progress:
+        for group, result in _results(groups, work, used):
+            results[group.key] = result
+            audio_s += result.duration_s
+            progress.update(group.size / 1e6, note=f"{audio_s / (time.monotonic() - start_s):,.0f}x real time")
+    return results
+
+
+def _results(
+    groups: list[Group], work: Callable[[Group], GroupResult], executor: Executor | None
+) -> Iterator[tuple[Group, GroupResult]]:
+    """Yield each group with what `work` returns for it, in the order in which they are done."""
+    if executor is None:
+        for group in groups:
+            yield group, work(group)
+        return
+    largest_first = sorted(groups, key=lambda group: -group.size)  # so that no long file is left for the end
+    with _held_signals():
+        try:
+            futures = {executor.submit(work, group): group for group in largest_first}
+        except OSError as error:  # "handle is closed": a process died while another was starting
+            raise BrokenExecutor from error
+    for future in as_completed(futures):
+        yield futures[future], future.result()
+
+
+@contextmanager
+def _processes(num: int) -> Iterator[Executor]:
+    """Start processes of this machine when they are needed. Raises UserError if one dies."""
     # Spawned, not forked: a forked child of a process that has run torch threads may hang.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker)
-    largest_first = sorted(groups, key=lambda group: -group.size)  # so that no long file is left for the end
-    futures: dict[Future[GroupResult], Group] = {}
+    pool = ProcessPoolExecutor(num, mp_context=context, initializer=_start_worker)
     try:
-        with _held_signals():
-            try:
-                for group in largest_first:
-                    futures[pool.submit(prepare_group, group, audio_dir=audio_dir, data_dir=data_dir)] = group
-            except OSError as error:  # "handle is closed", by the pool: a process died while another was starting
-                raise BrokenProcessPool from error
-        for future in as_completed(futures):
-            finish(futures[future], future.result())
-    except BrokenProcessPool as error:
+        yield pool
+    except BrokenExecutor as error:
         raise UserError(
             "a process that decodes audio died (killed, or out of RAM); run the same command again to continue, "
             "with data.num_workers=1 if it happens again"
@@ -93,8 +97,7 @@ def _run_pool(
 
 
 def _start_worker() -> None:
-    """Set up a process of the pool: one thread, only its parent answers Ctrl-C, and it ends when its parent does."""
-    torch.set_num_threads(1)
+    """Set up a process of this machine: only its parent answers Ctrl-C, and it ends when its parent does."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -1,0 +1,121 @@
+"""Preparing on a Dask cluster of two processes of this machine, one of which is killed."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import waveform
+from tests.faults.forks import free_port
+from waveform.audio.corpus import cluster, groups, workers
+from waveform.system.errors import UserError
+
+_DIES_ONCE = """
+import os, signal
+from waveform.audio.corpus import groups
+from waveform.audio.files import AudioFile
+
+def dies_once(path):
+    try:
+        os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return AudioFile(path)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+groups.AudioFile = dies_once
+"""
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "_MIN_GROUP_BYTES", 40_000)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of Dask
+def test_a_cluster_that_loses_a_worker_continues(
+    corpus_dir: Path, tmp_path: Path, small_groups: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("distributed")
+    waveform.prepare(corpus_dir, tmp_path / "here", show_progress=False)
+    _interrupt(monkeypatch, lambda: waveform.prepare(corpus_dir, tmp_path / "there", show_progress=False))
+    assert len(list((tmp_path / "there" / "shards").iterdir())) == 2
+    (tmp_path / "dies_once.py").write_text(_DIES_ONCE.format(marker=str(tmp_path / "died")))
+    address = f"127.0.0.1:{free_port()}"
+    worker = ["dask_worker", address, "--no-nanny", "--no-dashboard", "--preload", str(tmp_path / "dies_once.py")]
+    commands = [["dask_scheduler", "--host", address, "--no-dashboard"], worker, worker]
+    processes = [
+        subprocess.Popen([sys.executable, "-m", f"distributed.cli.{module}", *rest], cwd=tmp_path)
+        for module, *rest in commands
+    ]
+    monkeypatch.setattr(cluster, "_PATIENCE_S", 120)  # while other tests run
+    try:
+        waveform.prepare(corpus_dir, tmp_path / "there", executor=f"dask://{address}", show_progress=False)
+        assert sorted(process.poll() or 0 for process in processes) == [-9, 0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert _content(tmp_path / "there") == _content(tmp_path / "here")
+
+
+def _interrupt(monkeypatch: pytest.MonkeyPatch, prepare: Callable[[], Any]) -> None:
+    real, calls = workers.prepare_group, []
+
+    def interrupted(group: groups.Group, **folders: Path) -> groups.GroupResult:
+        calls.append(group)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(group, **folders)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(workers, "prepare_group", interrupted)
+        prepare()
+
+
+def test_any_executor_will_do(corpus_dir: Path, tmp_path: Path, small_groups: None) -> None:
+    waveform.prepare(corpus_dir, tmp_path / "here", show_progress=False)
+    with ThreadPoolExecutor(3) as threads:
+        waveform.prepare(corpus_dir, tmp_path / "threads", executor=threads, show_progress=False)
+    assert _content(tmp_path / "threads") == _content(tmp_path / "here")
+
+
+def test_a_worker_must_see_the_folders(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = groups.prepare_group
+    monkeypatch.setattr(
+        workers, "prepare_group", lambda group, **_: real(group, audio_dir=tmp_path / "a", data_dir=tmp_path)
+    )
+    with pytest.raises(UserError, match=r"does not see .*/a; all workers need the same folders"):
+        waveform.prepare(corpus_dir, tmp_path / "data", show_progress=False)
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("spark://host:1", "--executor spark://host:1 is not dask://HOST:PORT"),
+        ("dask://host", "--executor dask://host is not dask://HOST:PORT"),
+        ("dask://127.0.0.1:1", "no scheduler answers at 127.0.0.1:1"),
+    ],
+)
+def test_mistakes(
+    corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, message: str
+) -> None:
+    if "127" in address:
+        pytest.importorskip("distributed")
+    monkeypatch.setattr(cluster, "_PATIENCE_S", 1)
+    with pytest.raises(UserError, match=message):
+        waveform.prepare(corpus_dir, tmp_path / "data", executor=address)
+
+
+def test_distributed_is_not_installed(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(UserError, match=r'--executor needs distributed: pip install "waveform\[cluster\]"'):
+        waveform.prepare(corpus_dir, tmp_path / "data", executor="dask://127.0.0.1:1")
