@@ -7,6 +7,8 @@ hang or fill its RAM. `serve` therefore runs in a child, which starts in 0.1 s a
     parent -> child   path
     child -> parent   header | piece | piece | ... | end        or a refusal with its reason
 
+A message is a line of JSON; that of a piece says how many samples follow, in float32.
+
 If the child dies, only the file that it was reading is lost.
 """
 
@@ -15,12 +17,12 @@ import os
 import re
 import resource
 import signal
-import struct
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -29,13 +31,11 @@ from waveform.audio.refusal import RefusedFile
 
 CLIPPED_AMPLITUDE = 0.999  # a decoded sample at or above it counts as clipped
 
-HEADER, PIECE, END, REFUSED = b"h", b"p", b"e", b"r"
-FRAME = struct.Struct("<cQ")  # of a message: its kind, and the number of bytes that follow
-LENGTH = struct.Struct("<Q")
+HEADER, PIECE, END, REFUSED = "header", "piece", "end", "refused"  # kinds of messages
+MAX_PIECE = 1 << 20  # samples x channels decoded at a time
 
 _MIN_RATE_HZ, _MAX_RATE_HZ = 1_000, 768_000
 _MAX_CHANNELS = 64
-_READ_VALUES = 1 << 20  # samples x channels decoded at a time
 _UNKNOWN_LENGTH = 0x7FFF0000  # programs that write a WAV to a pipe declare this length or a greater one
 _MPEG_SLACK = 2 * 1152 + 529  # samples: encoders disagree on whether delay and padding count
 _MAX_ADDRESS_SPACE = 4 << 30  # bytes; decoding takes a tenth of it
@@ -90,7 +90,7 @@ class Source:
     def pieces(self) -> Iterator[np.ndarray]:
         """Yield mono float32 pieces [n] at the file's own rate; count and check the samples on the way."""
         declared: int = self._file.frames
-        piece = np.empty((max(1, _READ_VALUES // self.num_channels), self.num_channels), dtype=np.float32)
+        piece = np.empty((max(1, MAX_PIECE // self.num_channels), self.num_channels), dtype=np.float32)
         while True:
             try:
                 block = self._file.read(dtype="float32", out=piece)
@@ -144,19 +144,16 @@ def _judge_ogg_end(path: str | Path) -> None:
 
 
 def serve() -> None:
-    """Decode the files that the parent names until it closes the pipe: all that the child does."""
-    channel = os.fdopen(os.dup(1), "wb", buffering=0)
-    silence = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):  # some codecs print remarks
-        os.dup2(silence, descriptor)
+    """Decode the files that the parent names until it closes the channel: all that the child does."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGHUP):  # the parent answers Ctrl-C and a closed terminal
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError, ValueError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (_MAX_ADDRESS_SPACE, _MAX_ADDRESS_SPACE))
-    while length := sys.stdin.buffer.read(LENGTH.size):
-        path = os.fsdecode(sys.stdin.buffer.read(LENGTH.unpack(length)[0]))
+    for request in channel.makefile("rb"):
+        path = json.loads(request)
         try:
             _send_file(channel, path)
         except RefusedFile as refusal:
@@ -167,24 +164,17 @@ def serve() -> None:
             _send(channel, REFUSED, f"not readable as audio ({' '.join(str(error).split())})")
 
 
-def _send_file(channel: BinaryIO, path: str) -> None:
+def _send_file(channel: socket.socket, path: str) -> None:
     source = Source(path)
     try:
         _send(channel, HEADER, [source.sample_rate_hz, source.num_channels])
         for piece in source.pieces():
-            _write(channel, FRAME.pack(PIECE, piece.nbytes))
-            _write(channel, piece.data.cast("B"))
+            _send(channel, PIECE, len(piece))
+            channel.sendall(piece)
         _send(channel, END, [source.num_frames, source.num_clipped])
     finally:
         source.close()
 
 
-def _send(channel: BinaryIO, kind: bytes, content: Any) -> None:
-    raw = json.dumps(content).encode()
-    _write(channel, FRAME.pack(kind, len(raw)) + raw)
-
-
-def _write(channel: BinaryIO, content: bytes | memoryview) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[channel.write(view) :]
+def _send(channel: socket.socket, kind: str, content: Any) -> None:
+    channel.sendall(json.dumps([kind, content]).encode() + b"\n")

@@ -70,7 +70,7 @@ class AudioFile:
         """Yield mono float32 blocks [n] at `sample_rate_hz`; all but the last are a whole number of seconds."""
         yield from resample_blocks(self._pieces(), from_hz=self.sample_rate_hz, to_hz=sample_rate_hz)
 
-    def _receive(self) -> tuple[bytes, Any]:
+    def _receive(self) -> tuple[str, Any]:
         """Return the next message about this file. Raises RefusedFile if it is a refusal."""
         assert self._decoding is not None
         kind, content = self._decoding.receive(self.path)
