@@ -54,7 +54,6 @@ class Group:
     def key(self) -> str:
         """Hex digest of all that determines the shard and can be known without reading the audio."""
         files = [[file.path, file.size, file.mtime_ns] for file in self.files]
-        files = [[file.path, file.size, file.mtime_ns] for file in self.files]
         content = json.dumps([FORMAT, self.audio_format.modality(), self.split, files])
         return hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
 
