@@ -27,7 +27,6 @@ from waveform.engine.shards import Shard, ShardWriter, Utterance
 from waveform.engine.token_set import piece_name
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.errors import UserError
-from waveform.system.threads import torch_in_one_thread
 
 FORMAT = 1  # raise it whenever the same audio would give different tokens or records
 SHARDS, UNFINISHED = "shards", "unfinished"  # folders inside the data set
@@ -98,7 +97,7 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> GroupResu
     partial = data_dir / UNFINISHED / f"{group.key}.{uuid4().hex}.shard"
     records: dict[str, dict[str, Any]] = {}
     file_of: dict[str, str] = {}  # utterance -> the file that it is of
-    with torch_in_one_thread(), ShardWriter(partial, vocab_size=group.audio_format.num_classes) as writer:
+    with ShardWriter(partial, vocab_size=group.audio_format.num_classes) as writer:
         for file in group.files:
             record: dict[str, Any] = {"size": file.size, "mtime_ns": file.mtime_ns, "split": group.split}
             for last_try in (False, True):

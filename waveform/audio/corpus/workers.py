@@ -11,11 +11,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from waveform.audio.corpus.groups import Group, GroupResult, prepare_group
 from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 from waveform.system.signals import SIGNALS
+from waveform.system.threads import torch_in_one_thread
 
 # Starting a process costs 2-3 s of imports, in which one core prepares this much FLAC.
 _MIN_POOL_BYTES = 128 << 20
@@ -39,10 +42,15 @@ def run_groups(
     num_workers = min(num_workers or num_cores(), len(groups))
     sizes = [(file.size, file.path.lower().endswith(_LOSSY_SUFFIXES)) for group in groups for file in group.files]
     work_bytes = sum(size * (_LOSSY_WEIGHT if is_lossy else 1) for size, is_lossy in sizes)
-    opened: AbstractContextManager[Executor | None] = nullcontext(executor)
-    if executor is None and num_workers > 1 and work_bytes >= _MIN_POOL_BYTES:
+    opened: AbstractContextManager[Executor | None]
+    if executor is not None:
+        opened = nullcontext(executor)
+        audio_dir, data_dir = audio_dir.absolute(), data_dir.absolute()
+    elif num_workers > 1 and work_bytes >= _MIN_POOL_BYTES:
         opened = _processes(num_workers)
-    work = partial(prepare_group, audio_dir=audio_dir.absolute(), data_dir=data_dir.absolute())
+    else:
+        opened = torch_in_one_thread()
+    work = partial(prepare_group, audio_dir=audio_dir, data_dir=data_dir)
     results: dict[str, GroupResult] = {}
     total_mb, start_s, audio_s = sum(size for size, _ in sizes) / 1e6, time.monotonic(), 0.0
     with opened as used, Progress("prepare", total=total_mb, unit="MB", enabled=show) as progress:
@@ -97,7 +105,8 @@ def _processes(num: int) -> Iterator[Executor]:
 
 
 def _start_worker() -> None:
-    """Set up a process of this machine: only its parent answers Ctrl-C, and it ends when its parent does."""
+    """Set up a process of this machine: one thread; its parent answers Ctrl-C; it ends when its parent does."""
+    torch.set_num_threads(1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     parent = multiprocessing.parent_process()
     assert parent is not None
