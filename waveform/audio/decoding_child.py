@@ -170,7 +170,7 @@ def _send_file(channel: socket.socket, path: str) -> None:
         _send(channel, HEADER, [source.sample_rate_hz, source.num_channels])
         for piece in source.pieces():
             _send(channel, PIECE, len(piece))
-            channel.sendall(piece)
+            channel.sendall(piece.data)
         _send(channel, END, [source.num_frames, source.num_clipped])
     finally:
         source.close()
