@@ -11,8 +11,8 @@ import torch
 import waveform
 from recipes.corpora.episodes import make_episodes, read_distances, vocabulary
 from recipes.corpora.recall import RecallConfig
-from recipes.studies.by_distance import ByDistance
 from recipes.studies.catalogue import STUDIES, Study
+from recipes.studies.curves import ByDistance
 from recipes.text import load
 from recipes.verbs.prepare import prepare
 from tests.recipes.calling import mistake, run

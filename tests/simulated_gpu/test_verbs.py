@@ -17,8 +17,8 @@ import recipes.cli
 import waveform.cli
 from recipes import metrics
 from recipes.studies import children
-from recipes.studies.by_distance import ByDistance
 from recipes.studies.catalogue import Study
+from recipes.studies.curves import ByDistance
 from recipes.verbs import study
 from tests.simulated_gpu.device import NEEDS_CUDNN, SimulatedGpu, simulated_gpu, without_gpu
 from waveform.benchmarks.child import Job
