@@ -122,7 +122,7 @@ RUN_VERBS = (
                 "--space",
                 type=Path,
                 metavar="FILE.yaml",
-                help="what to search, if not what comes with the model (docs/tuning.md)",
+                help="what to search, if not what comes with the model (docs/performance.md)",
             ),
             argument(
                 "--storage", metavar="URL", help="database in which several machines share the search (docs/tuning.md)"

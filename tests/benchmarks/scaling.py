@@ -1,4 +1,4 @@
-"""How far the papers' configurations could scale over GPUs, on paper: the tables of docs/several-gpus.md.
+"""How far the papers' configurations could scale over GPUs, on paper: the tables of docs/performance.md.
 
 python -m tests.benchmarks.scaling
 
@@ -17,7 +17,7 @@ from waveform.runs.configured_model import num_parameters
 from waveform.speech.config import compose_config as compose_speech
 
 PEAK_FLOPS = 989e12  # a second, of an H100 in bf16 without sparsity
-SHARES = (0.1, 0.4)  # of it that training reaches; docs/several-gpus.md says what each stands for
+SHARES = (0.1, 0.4)  # of it that training reaches; docs/performance.md says what each stands for
 _ACHIEVED = 0.8  # share of a network's rate
 _BYTES_PER_SECOND = {8: 450e9, 32: 400e9}  # NVLink within 8 GPUs; eight 400 Gb/s links per node, 4 nodes of 8
 

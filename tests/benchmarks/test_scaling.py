@@ -1,4 +1,4 @@
-"""The scaling tables in docs/several-gpus.md are what the command prints."""
+"""The scaling tables in docs/performance.md are what the command prints."""
 
 from pathlib import Path
 
@@ -6,5 +6,5 @@ from tests.benchmarks.scaling import SHARES, table
 
 
 def test_the_page_has_what_the_command_prints() -> None:
-    page = (Path(__file__).parents[2] / "docs/several-gpus.md").read_text().splitlines()
+    page = (Path(__file__).parents[2] / "docs/performance.md").read_text().splitlines()
     assert [line for share in SHARES for line in table(share) if line not in page] == []

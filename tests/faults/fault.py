@@ -34,9 +34,9 @@ def fault(name: str, must_hold: str, *, short: int, long: int, in_server: bool =
     """Register the function that causes a fault.
 
     The function takes an empty folder, the number of cases and a source of random numbers. It raises AssertionError,
-    naming the case, if something does not hold, and returns figures for results/faults.json.
+    naming the case, if something does not hold, and returns figures for results/faults/faults.json.
 
-    name, must_hold: as in results/faults.json.
+    name, must_hold: as in results/faults/faults.json.
     short: number of cases in the test suite; 0 for a fault that has only a long form.
     long: number of cases with `pytest tests/faults --faults=long`.
     in_server: call the function in a process from which it can fork its cases (see `forks`).

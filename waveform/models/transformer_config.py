@@ -60,7 +60,7 @@ class TransformerConfig(LargeVocabularyConfig):
     attention_dropout: Annotated[float, BELOW_1] = 0.0  # of attention weights
     project_first: bool = False  # an adaptive head's first cluster has a projection too, another one than the input's
 
-    # How the authors' own code differs (study=sonnet; docs/sonnet.md).
+    # How the authors' own code differs (study=sonnet; docs/papers.md).
     memory_norm: Annotated[str, one_of("read", "stored")] = "read"  # when the attention's norm before it is applied
     final_norm: bool = True  # whether there is a norm after the last layer, unless norm=post
     output_bias: bool = False  # of the attention's output projection

@@ -59,7 +59,7 @@ class DataConfig:
     # which files train, validate and test
     split: SplitConfig = field(default_factory=SplitConfig)
     sample_rate_hz: int = AudioFormat.sample_rate_hz  # to which everything is resampled
-    # mu_law | linear | mu_law_floor | linear_floor: how a sample becomes one of 256 classes (docs/corpora.md)
+    # mu_law | linear | mu_law_floor | linear_floor: how a sample becomes one of 256 classes (docs/your-data.md)
     quantiser: str = AudioFormat.quantiser
     normalise: str = AudioFormat.normalise  # none; clip: each utterance scaled by its own range, which looks ahead
     # recordings are cut into utterances of so many samples, from which state begins anew; null: one utterance each
