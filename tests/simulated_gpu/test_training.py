@@ -109,7 +109,7 @@ def test_what_is_copied_does_not_grow_with_the_layers(gpu: SimulatedGpu, steady:
 
 
 def test_a_layer_launches_few_operations(gpu: SimulatedGpu, tmp_path: Path) -> None:
-    """Of an update in bf16, memories full, rows side by side: 176 a layer and window, at any width (docs/performance.md)."""
+    """Of an update in bf16, full memories, equal rows: 176 a layer and window, at any width (docs/performance.md)."""
     num_windows = 5  # of a call, as in the paper's runs on speech
     tokens = write_tokens(tmp_path / "tokens.shard", [160])
     fields = {
