@@ -37,7 +37,7 @@ from waveform.system.errors import UserError
 _GROUP = "waveform.domains"
 _DEFAULT = "audio"  # of a folder that is not a data set
 _IS = {"audio": "a run on audio", "text": "a run on text", "environment": "a run of an agent"}
-SCHEMA = 1  # of the JSON that `evaluate`, `compare` and `race` write (docs/reading-nll.md)
+SCHEMA = 1  # of the JSON that `evaluate`, `compare` and `race` write (docs/evaluation.md)
 
 
 class Metrics(NamedTuple):
@@ -234,7 +234,7 @@ class TokenDomain(Domain):
         metrics: Metrics | None = None,
         num_utterances: int | None = None,
     ) -> dict[str, Any]:
-        """What `evaluate --json` writes of a result on `tokens` (docs/reading-nll.md)."""
+        """What `evaluate --json` writes of a result on `tokens` (docs/evaluation.md)."""
         metrics = metrics or self.metrics(run, tokens, options)
         return {
             "schema": SCHEMA,
