@@ -125,7 +125,9 @@ RUN_VERBS = (
                 help="what to search, if not what comes with the model (docs/performance.md)",
             ),
             argument(
-                "--storage", metavar="URL", help="database in which several machines share the search (docs/tuning.md)"
+                "--storage",
+                metavar="URL",
+                help="database in which several machines share the search (docs/performance.md)",
             ),
             JSON,
             overrides(

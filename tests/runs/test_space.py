@@ -111,7 +111,7 @@ def test_the_spaces_that_models_come_with(model: str) -> None:
 
 
 def test_the_example_in_the_docs(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
     (text,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     space = written(text, tmp_path)
     assert space.dimensions["train.lr"] == Range(low=1e-4, high=1e-2, log=True)
