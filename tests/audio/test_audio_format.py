@@ -19,8 +19,8 @@ from waveform.audio.audio_format import AudioFormat, differences, format_of
 from waveform.cli import main
 from waveform.engine.dataset import read_dataset
 from waveform.runs.folder import read_config
+from waveform.speech import domain as verb
 from waveform.system.errors import UserError
-from waveform.verbs import train as verb
 from waveform.verbs.report import _settings_of
 
 FORMAT = AudioFormat(16_000, "linear", "clip")
