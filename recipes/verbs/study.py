@@ -81,7 +81,7 @@ def study(
     def finish(run: tuple[str, int]) -> Figures:
         label, seed = run
         folder = out_dir / f"{label}-{seed}"
-        children.call("train", recipe, str(data_dir), str(folder), *settings[label], f"seed={seed}", *options)
+        children.call("train", str(data_dir), str(folder), *settings[label], f"seed={seed}", *options)
         files = _scored(chosen, folder, configs[label], rows=config.rows, children=children)
         if show_progress:
             say(f"{folder}: trained and scored")
