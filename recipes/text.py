@@ -27,7 +27,7 @@ from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.origin import Origin, compose_from
 from waveform.runs.race import ScoredRun
-from waveform.runs.scoring import EvaluateOptions
+from waveform.runs.scoring import EvaluateOptions, own_tokens
 from waveform.runs.settings import ConfigFamily, compose_family
 from waveform.runs.sources import annotated
 from waveform.runs.space import Space, space_of
@@ -84,17 +84,19 @@ def require_text(run_dir: Path | str, *, remedy: str | None = None) -> dict[str,
     if kind == "environment":
         raise UserError(f"{run_dir} is a run of an agent, not on text; {remedy or 'use evaluate, compare or play'}")
     if kind != "text":
-        raise UserError(f"{run_dir} is a run on {kind}, not on text; {remedy or 'use the command waveform'}")
+        raise UserError(f"{run_dir} is a run on {kind}, not on text; {remedy or 'this verb is for text'}")
     return dataset
 
 
-def _refuse_other_vocabulary(origin: Path, data_dir: Path) -> None:
+def _refuse_other_vocabulary(
+    origin: Path, data_dir: Path, *, remedy: str = "begin without --from, or use data prepared with that vocabulary"
+) -> None:
     """Raises UserError if the run at `origin` is not on text, or has another vocabulary than that of `data_dir`."""
     known = Path(require_text(origin, remedy="name one on text, or begin without --from")["path"])
     if load_tokenizer(known).content() != load_tokenizer(data_dir).content():
         raise UserError(
             f"{data_dir} has a different vocabulary from {known}, with which {origin} was trained, so its tokens mean "
-            "something else; begin without --from, or use data prepared with that vocabulary"
+            f"something else; {remedy}"
         )
 
 
@@ -136,6 +138,16 @@ class Text(TokenDomain):
 
     def load(self, run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedRun:
         return load(run_dir, device=device, **model_fields)
+
+    def open_split(
+        self, run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool = True
+    ) -> TokenSet:
+        if data is not None:
+            _refuse_other_vocabulary(
+                Path(run.given), Path(data), remedy="name data that was prepared with that vocabulary"
+            )
+            run.config["dataset"]["path"] = str(Path(data).resolve())  # what counts words and bytes reads it too
+        return own_tokens(run, split=split)
 
     def distances(self, run: TrainedRun, split: str) -> TokenSet | None:
         folder = Path(run.config["dataset"]["path"])

@@ -226,7 +226,7 @@ RUN_VERBS = (
     ),
     Verb(
         "compare",
-        "compare runs on the same held-out data: NLL, difference to WaveNet or the first, size and speed",
+        "compare runs on the same held-out data: NLL, difference to WaveNet (or the first run), size and speed",
         _SCORES["compare"],
         (
             RUN_DIRS,

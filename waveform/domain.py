@@ -27,7 +27,7 @@ from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun
 from waveform.runs.origin import Origin
 from waveform.runs.race import ScoredRun
-from waveform.runs.scoring import EvaluateOptions, describe_dynamic, own_tokens, score
+from waveform.runs.scoring import EvaluateOptions, describe_dynamic, score
 from waveform.runs.sliding import evaluate_sliding
 from waveform.runs.space import Space
 from waveform.runs.training import check_settings, open_training
@@ -163,13 +163,11 @@ class TokenDomain(Domain):
     def load(self, run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedRun:
         """Open the newest checkpoint of a run. Raises UserError."""
 
+    @abstractmethod
     def open_split(
         self, run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool = True
     ) -> TokenSet:
         """The tokens of a split of the run's own data set, or of another. Raises UserError."""
-        if data is not None:
-            raise UserError(f"--data is for runs on audio; {run.given} is scored on its own data set: leave it out")
-        return own_tokens(run, split=split)
 
     def distances(self, run: TrainedRun, split: str) -> TokenSet | None:
         """Of tasks of recall: how far back each answer stands; None of other data."""
@@ -293,7 +291,7 @@ class TokenDomain(Domain):
         """Raises UserError if there is nothing to draw of one run."""
         raise UserError("--plot draws nothing of one run on audio; use compare, or report")
 
-    def baseline(self, scored: Sequence[ScoredRun]) -> ScoredRun | None:
+    def baseline(self, scored: Sequence[ScoredRun]) -> ScoredRun:
         """The run that the others are compared with."""
         return scored[0]
 

@@ -53,6 +53,8 @@ def sample(
     if num_tokens < 1:
         raise UserError(f"--tokens is {num_tokens}; it must be at least 1")
     sampling, prefixes = sampling or SamplingConfig(), prefixes or Prefixes()
+    if sampling.int8:
+        raise UserError("--int8 is for runs on audio; leave it out")
     if sampling.top_k is None and sampling.top_p is None:
         sampling = replace(sampling, top_p=NUCLEUS)
     if prompt and prefixes.documents is not None:

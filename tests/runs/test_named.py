@@ -175,7 +175,12 @@ def test_text_is_exported_with_its_vocabulary(text: Path, tmp_path: Path, capsys
         assert recipes(["sample", run, "--prompt", "a", "--tokens", "8"]) == 0
     shown = capsys.readouterr().out
     assert len(shown) % 2 == 0 and shown[: len(shown) // 2] == shown[len(shown) // 2 :]
-    assert "trained on; unzip it and set dataset.path" in recipes_mistake(["evaluate", file], capsys)
+    assert "trained on; name a data set with --data" in recipes_mistake(["evaluate", file], capsys)
+    printed = []
+    for options in ([file, "--data", str(text / "data")], [str(text / "run")]):
+        assert recipes(["evaluate", *options]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
     command = ["train", str(text / "data"), str(tmp_path / "run"), "--from", file, "train.max_steps=1"]
     assert recipes(command) == 0
 

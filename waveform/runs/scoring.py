@@ -33,9 +33,7 @@ def own_tokens(run: TrainedRun, *, split: str) -> TokenSet:
     """
     folder = Path(run.config["dataset"]["path"])
     if folder == run.folder / OWN_DATA_DIR:
-        audio = run.config["dataset"]["modality"].get("kind") == "audio"
-        remedy = "name a data set with --data" if audio else f"unzip it and set dataset.path in its {CONFIG_FILE}"
-        raise UserError(f"{run.given} comes without the data that it was trained on; {remedy}")
+        raise UserError(f"{run.given} comes without the data that it was trained on; name a data set with --data")
     if not is_dataset(folder):
         raise UserError(
             f"the data set of {run.folder}, {folder}, is gone; put it back, name one with --data, or set dataset.path "
@@ -115,7 +113,8 @@ def nll_by_label(result: Evaluation, tokens: TokenSet) -> list[dict[str, Any]]:
     groups: dict[str | None, list[int]] = {}
     for i, name in enumerate(result.names):
         if result.counts[i]:
-            groups.setdefault(label_of[name], []).append(i)
+            whole = name if name in label_of else name.rpartition("#")[0]  # of which it is a piece
+            groups.setdefault(label_of[whole], []).append(i)
     if groups.keys() <= {None}:
         return []
     entries = [

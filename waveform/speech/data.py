@@ -120,7 +120,7 @@ def require_audio(modality: dict[str, Any], place: Path | str) -> None:
     kind = modality.get("kind")
     if kind != "audio":
         what = "is a run of an agent, not on audio" if kind == "environment" else f"contains {kind}, not audio"
-        raise UserError(f"{place} {what}; use python -m recipes")
+        raise UserError(f"{place} {what}")
 
 
 def open_split(run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool = True) -> TokenSet:

@@ -142,8 +142,8 @@ class Speech(TokenDomain):
         measured = measure_quality(on_audio, config, held_out=tokens, others=others, show_progress=show_progress)
         return measured.as_json(), describe_quality(measured)
 
-    def baseline(self, scored: Sequence[ScoredRun]) -> ScoredRun | None:
-        return next((one for one in scored if one.run.name == self.race_baseline), None)
+    def baseline(self, scored: Sequence[ScoredRun]) -> ScoredRun:
+        return next((one for one in scored if one.run.name == self.race_baseline), scored[0])
 
     def compared(self, entries: list[dict[str, Any]], scored: Sequence[ScoredRun]) -> list[dict[str, Any]]:
         speeds = [sampling_speed(one.run) for one in scored]

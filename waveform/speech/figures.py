@@ -103,17 +103,17 @@ def sampling_speed(run: TrainedRun) -> float:
 
 def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """The comparison as a table's header and rows, best NLL first."""
-    header = ["model", "nats/sample", "bits/sample", "vs WaveNet, nats [95% interval]", "prediction", "parameters",
+    (baseline,) = {entry["model"] for entry in entries if entry["run"] == entry["baseline"]}
+    other = "WaveNet" if baseline == "wavenet" else "the first"
+    header = ["model", "nats/sample", "bits/sample", f"vs {other}, nats [95% interval]", "prediction", "parameters",
               "trained on", "training", "sampling"]  # fmt: skip
     rows = []
     for label, entry in sorted(
         zip(labels_of(entries), entries, strict=True), key=lambda labelled: labelled[1]["nats_per_token"]
     ):
-        difference = entry["difference_nats"]
-        if difference is None or entry["run"] == entry["baseline"]:
-            against = "-"
-        else:
-            against = with_intervals(difference, entry["interval_95"], sign="+")
+        against = "-"
+        if entry["run"] != entry["baseline"]:
+            against = with_intervals(entry["difference_nats"], entry["interval_95"], sign="+")
         rate = entry["train_tokens_per_second"]
         rows.append(
             [

@@ -76,6 +76,8 @@ def open_runs(
     show_progress: bool,
 ) -> tuple[list[TrainedRun], TokenSet]:
     """Open runs, and the tokens that all are scored on. Raises UserError if these differ."""
+    if not run_dirs:
+        raise UserError("name at least one run folder")
     runs = [domain.load(run_dir, device=device, **options.model_fields) for run_dir in run_dirs]
     domain.refuse_unlike(runs, options)
     token_sets = [domain.open_split(run, data=data, split=options.split, show_progress=show_progress) for run in runs]
@@ -90,18 +92,14 @@ def open_runs(
 
 def entries_of(domain: TokenDomain, scored: Sequence[ScoredRun]) -> list[dict[str, Any]]:
     """The figures of runs that were scored on the same tokens, as `compare` returns them."""
-    baseline, entries = domain.baseline(scored), []
-    for one in scored:
-        difference = interval = None
-        if baseline is not None:
-            difference = one.result.nats_per_token - baseline.result.nats_per_token
-            interval = None if one is baseline else paired_interval(one.result, baseline.result)
-        entries.append(
-            {
-                **one.all_figures,
-                "baseline": None if baseline is None else str(baseline.run.given),
-                "difference_nats": difference,
-                "interval_95": interval,
-            }
-        )
+    baseline = domain.baseline(scored)
+    entries = [
+        {
+            **one.all_figures,
+            "baseline": str(baseline.run.given),
+            "difference_nats": one.result.nats_per_token - baseline.result.nats_per_token,
+            "interval_95": None if one is baseline else paired_interval(one.result, baseline.result),
+        }
+        for one in scored
+    ]
     return domain.compared(entries, scored)
