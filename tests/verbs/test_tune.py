@@ -28,7 +28,14 @@ optuna = pytest.importorskip("optuna", reason="the extra `tune` is not installed
 
 GOOD, BAD = 8e-3, 1e-9  # learning rates; the first is the preset's, and so the first trial's
 SETTINGS = ["model=transformer_xl", "preset=mine", *(f"model.{field}" for field in SMALL["transformer_xl"].split())]
-SETTINGS += ["train.batch_size=2", "train.chunk=64", "train.log_every=2", "train.device=cpu", "seed=3"]
+SETTINGS += [
+    "train.batch_size=2",
+    "train.chunk=64",
+    "train.log_every=2",
+    "train.device=cpu",
+    "seed=3",
+    "model.prediction=none",
+]
 
 
 def space(place: Path, text: str) -> list[str]:
