@@ -208,7 +208,10 @@ def _explain_no_audio(audio_dir: Path, scan: Scan) -> str:
         return f"no usable audio in {audio_dir}: {_first_reasons(scan.refused)}"
     if scan.other:
         common = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in scan.other.most_common(3))
-        return f"no audio in {audio_dir}: it holds {scan.other.total()} other files ({common}); audio is {suffixes}"
+        hint = "; for text: python -m recipes prepare folder" if scan.other[".txt"] else ""
+        return (
+            f"no audio in {audio_dir}: it holds {scan.other.total()} other files ({common}); audio is {suffixes}{hint}"
+        )
     return f"{audio_dir} is empty; put audio files there ({suffixes})"
 
 
