@@ -19,7 +19,7 @@ from recipes.corpora.tokenizers import TOKENIZER_FILE, load_tokenizer, save_toke
 from recipes.metrics import UNITS
 from recipes.plots import Curve, save_recall
 from recipes.text_figures import describe, format_table, metrics_of, relative_gain, scope_of
-from waveform.domain import Metrics, TokenDomain
+from waveform.domain import Metrics, TokenDomain, TrainRequest
 from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, read_dataset, write_dataset
 from waveform.engine.token_set import TokenSet
 from waveform.runs.folder import CONFIG_FILE, read_config
@@ -104,40 +104,33 @@ class Text(TokenDomain):
     """What runs on text, and on recall, bring to the verbs."""
 
     kind = "text"
+    runs = "runs on text"
     cuts_valid = True
+    space = staticmethod(search_space)
+    load = staticmethod(load)
+    describe = staticmethod(describe)
+    format_table = staticmethod(format_table)
+    scope = staticmethod(scope_of)
 
     def knows(self, name: str) -> bool:
         return name in recipe_names()
 
-    def compose(
-        self,
-        source: Path,
-        overrides: Sequence[str] = (),
-        *,
-        config_dir: Path | None = None,
-        origin: Origin | None = None,
-        run_dir: Path | None = None,
-    ) -> dict[str, Any]:
+    def compose(self, request: TrainRequest) -> dict[str, Any]:
+        source = request.source
         recipe = str(read_dataset(source).modality["recipe"]) if is_dataset(source) else str(source)
-        return compose_config(recipe, overrides, config_dir=config_dir, origin=origin, run_dir=run_dir)
+        how: dict[str, Any] = {"config_dir": request.config_dir, "origin": request.origin, "run_dir": request.run_dir}
+        return compose_config(recipe, request.overrides, **how)
 
     def annotated(self, config: dict[str, Any], overrides: Sequence[str]) -> str:
         return annotated(config, domain=config["recipe"], overrides=overrides)
 
-    def space(self, model: str, *, file: Path | None = None) -> Space:
-        return search_space(model, file=file)
-
-    def refuse(
-        self, source: Path, run_dir: Path, config: dict[str, Any], *, overrides: Sequence[str], origin: Origin | None
-    ) -> None:
-        if origin is not None and origin.run is not None and not (run_dir / CONFIG_FILE).exists():
-            _refuse_other_vocabulary(Path(origin.run), source)
+    def refuse(self, request: TrainRequest, config: dict[str, Any]) -> None:
+        begun = request.run_dir is not None and (request.run_dir / CONFIG_FILE).exists()
+        if request.origin is not None and request.origin.run is not None and not begun:
+            _refuse_other_vocabulary(Path(request.origin.run), request.source)
 
     def amount(self, data: Dataset) -> Callable[[TokenSet], str]:
         return lambda tokens: f"{tokens.num_tokens:,} {data.modality['tokens']} of {data.modality['recipe']}"
-
-    def load(self, run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedRun:
-        return load(run_dir, device=device, **model_fields)
 
     def open_split(
         self, run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool = True
@@ -185,9 +178,6 @@ class Text(TokenDomain):
     def metrics(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions) -> Metrics:
         return metrics_of(run, options)
 
-    def describe(self, figures: dict[str, Any]) -> str:
-        return describe(figures)
-
     def require_plot(self, run: TrainedRun) -> None:
         require_recall(run)
 
@@ -197,9 +187,6 @@ class Text(TokenDomain):
         gains = [{"relative_gain_over_first": relative_gain(entry, entries[0])} for entry in entries[1:]]
         return [entries[0], *(entry | gain for entry, gain in zip(entries[1:], gains, strict=True))]
 
-    def format_table(self, entries: Sequence[dict[str, Any]]) -> str:
-        return format_table(entries)
-
     def save_plot(self, path: Path, scored: Sequence[ScoredRun], entries: Sequence[dict[str, Any]]) -> None:
         if not is_recall(scored[0].run):
             return super().save_plot(path, scored, entries)
@@ -207,6 +194,3 @@ class Text(TokenDomain):
 
     def race_columns(self, entry: dict[str, Any]) -> Mapping[str, str]:
         return {name: heading for name, heading in UNITS.items() if name in entry}
-
-    def scope(self, entry: dict[str, Any]) -> str:
-        return scope_of(entry)

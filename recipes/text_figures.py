@@ -143,10 +143,10 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def scope_of(first: dict[str, Any]) -> str:
+def scope_of(entry: dict[str, Any]) -> str:
     """What the figures of runs are of."""
-    documents = counted(first["num_utterances"], "document")
-    return f"{first['split']} split: {first['num_tokens']:,} tokens of {documents}, state {first['state']}"
+    documents = counted(entry["num_utterances"], "document")
+    return f"{entry['split']} split: {entry['num_tokens']:,} tokens of {documents}, state {entry['state']}"
 
 
 def relative_gain(entry: dict[str, Any], first: dict[str, Any]) -> dict[str, float]:

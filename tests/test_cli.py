@@ -10,7 +10,9 @@ import subprocess
 import sys
 import wave
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +20,13 @@ import soundfile
 import torch
 
 import waveform
+from waveform import domain
 from waveform.audio.files import read_audio
 from waveform.cli import main
 from waveform.decoding.int8 import int8_cost, middles
 from waveform.engine.dataset import read_dataset
 from waveform.engine.sampler import SamplingConfig
+from waveform.ranks.distributed import World
 from waveform.system.cpu import why_threads
 from waveform.system.errors import UserError
 from waveform.verbs.sample import _int8_cost
@@ -333,7 +337,7 @@ def test_one_command_knows_text_too(place: Path, tmp_path: Path, capsys: pytest.
     assert "--quality is for runs on audio" in mistake(["evaluate", run, "--quality"], capsys)
     assert main(["compare", run, "--data", str(tmp_path / "data")]) == 0
     assert "--out is not for runs on text" in mistake(["sample", run, "--out", tmp_path / "wavs"], capsys)
-    assert "a run on text" in mistake(["compare", run, place / "wavenet"], capsys)
+    assert "runs on text" in mistake(["compare", run, place / "wavenet"], capsys)
     assert not (tmp_path / "wavs").exists()
 
 
@@ -727,22 +731,14 @@ def test_full_disk_is_one_line(place: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_trains_one_run(place: Path, tmp_path: Path) -> None:
+    torchrun = [sys.executable, *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]]
+    torchrun += ["-m", "waveform"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc-per-node=2",
-                "-m",
-                "waveform",
-            ),
-            *("train", str(place / "data"), str(tmp_path / "run"), *settings("compressive_transformer")),
-        ],
+        [*torchrun, "train", str(place / "data"), str(tmp_path / "run"), *settings("compressive_transformer")],
         capture_output=True,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=env,
     )
     assert done.returncode == 0, done.stderr
     run = waveform.load(tmp_path / "run")
@@ -750,7 +746,32 @@ def test_torchrun_trains_one_run(place: Path, tmp_path: Path) -> None:
     alone = waveform.evaluate(place / "compressive_transformer", show_progress=False)
     together = waveform.evaluate(tmp_path / "run", show_progress=False)
     assert together["train_tokens_seen"] == alone["train_tokens_seen"]
+    done = subprocess.run(
+        [*torchrun, "evaluate", str(tmp_path / "run"), "--json", str(tmp_path / "shared.json")],
+        capture_output=True,
+        text=True,
+        env=env,
+    )
+    assert done.returncode == 0, done.stderr
+    shared = json.loads((tmp_path / "shared.json").read_text())
+    assert shared["num_tokens"] == together["num_tokens"] and done.stdout.count("nats = ") == 1
+    assert shared["nats_per_token"] == pytest.approx(together["nats_per_token"], rel=1e-9)
     assert together["nats_per_token"] == pytest.approx(alone["nats_per_token"], abs=1e-3)
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "compare"])
+def test_scoring_is_shared_among_processes(verb: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the job, of which torchrun starts several; that each scores its share is tested with the evaluator."""
+    ours, seen, score = World(), [], domain.score
+
+    def scored(*arguments: Any, world: World, **options: Any) -> Any:
+        seen.append(world)
+        return score(*arguments, world=world, **options)
+
+    monkeypatch.setattr(f"waveform.verbs.{verb}.job", lambda **_: nullcontext(ours))
+    monkeypatch.setattr(domain, "score", scored)
+    assert main([verb, str(place / "wavenet")]) == 0
+    assert seen and all(world is ours for world in seen)
 
 
 def test_a_forgotten_run_folder_is_pointed_out(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

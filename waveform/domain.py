@@ -8,6 +8,7 @@ otherwise the same for all.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -36,7 +37,6 @@ from waveform.system.errors import UserError
 
 _GROUP = "waveform.domains"
 _DEFAULT = "audio"  # of a folder that is not a data set
-_IS = {"audio": "a run on audio", "text": "a run on text", "environment": "a run of an agent"}
 SCHEMA = 1  # of the JSON that `evaluate`, `compare` and `race` write (docs/evaluation.md)
 
 
@@ -47,12 +47,23 @@ class Metrics(NamedTuple):
     classes: Classes | None = None  # of the tokens, over which NLL is summed apart, too
 
 
+@dataclass(frozen=True)
+class TrainRequest:
+    """What a user asks `train` for."""
+
+    source: Path
+    run_dir: Path | None = None  # None: only the configuration is wanted
+    overrides: Sequence[str] = ()
+    origin: Origin | None = None  # a run whose weights and settings this one begins with
+    config_dir: Path | None = None  # of Hydra configs of the user's own
+
+
 class Domain(ABC):
     """What one kind of run brings: its settings, and how it is trained."""
 
     kind: ClassVar[str]
+    runs: ClassVar[str]  # what messages call its runs
     unit: ClassVar[str] = "token"  # what users call a token
-    seen: ClassVar[str] = "tokens"  # what training counts
     train_config: ClassVar[type[TrainConfig]] = TrainConfig
     # Whether training cuts long validation utterances, so that its quick looks have several rows
     cuts_valid: ClassVar[bool] = False
@@ -62,16 +73,8 @@ class Domain(ABC):
         return False
 
     @abstractmethod
-    def compose(
-        self,
-        source: Path,
-        overrides: Sequence[str] = (),
-        *,
-        config_dir: Path | None = None,
-        origin: Origin | None = None,
-        run_dir: Path | None = None,
-    ) -> dict[str, Any]:
-        """The resolved configuration of a run on `source` in `run_dir`. Raises UserError."""
+    def compose(self, request: TrainRequest) -> dict[str, Any]:
+        """The resolved configuration. Raises UserError."""
 
     @abstractmethod
     def annotated(self, config: dict[str, Any], overrides: Sequence[str]) -> str:
@@ -79,22 +82,18 @@ class Domain(ABC):
 
     # Training
 
-    def refuse(
-        self, source: Path, run_dir: Path, config: dict[str, Any], *, overrides: Sequence[str], origin: Origin | None
-    ) -> None:
+    def refuse(self, request: TrainRequest, config: dict[str, Any]) -> None:
         """Raises UserError for a source that is not what the settings, or the run that it begins from, need."""
         return None
 
     @abstractmethod
-    def check(
-        self, source: Path, run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, world: World
-    ) -> None:
+    def check(self, request: TrainRequest, config: dict[str, Any], train_config: TrainConfig, *, world: World) -> None:
         """Raises UserError, before anything is prepared or written, for a run that cannot begin or continue."""
 
     def open_data(
-        self, source: Path, run_dir: Path, config: dict[str, Any], *, world: World, show_progress: bool
+        self, request: TrainRequest, config: dict[str, Any], *, world: World, show_progress: bool
     ) -> Dataset | None:
-        """The data set at `source`, prepared first if need be; None for a domain without data."""
+        """The data set of the source, prepared first if need be; None for a domain without data."""
         return None
 
     def context(self, data: Dataset | None, train_config: TrainConfig, context: RunContext) -> RunContext:
@@ -119,26 +118,22 @@ class TokenDomain(Domain):
 
     tune_preset: ClassVar[str] = "cpu"  # of small models, for which the search spaces are
 
+    @abstractmethod
     def space(self, model: str, *, file: Path | None = None) -> Space:
         """What `tune` searches of a model; arguments and errors as of `space_of`."""
-        raise UserError(f"tune does not know runs of {self.kind}")
 
-    def check(
-        self, source: Path, run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, world: World
-    ) -> None:
-        """Raises UserError, before anything is prepared or written, for a run that cannot begin or continue."""
-        check_run_dir(run_dir)
-        check_settings(run_dir, config, train_config, dataset=self.dataset(source, config), world=world)
+    def check(self, request: TrainRequest, config: dict[str, Any], train_config: TrainConfig, *, world: World) -> None:
+        assert request.run_dir is not None
+        check_run_dir(request.run_dir)
+        dataset = self.dataset(request.source, config)
+        check_settings(request.run_dir, config, train_config, dataset=dataset, world=world)
 
     def dataset(self, source: Path, config: dict[str, Any]) -> Mapping[str, Any]:
         """`vocab_size` and `modality` of what training will read."""
         return vars(read_dataset(source))
 
-    def open_data(
-        self, source: Path, run_dir: Path, config: dict[str, Any], *, world: World, show_progress: bool
-    ) -> Dataset:
-        """The data set at `source`, prepared first if need be."""
-        return read_dataset(source)
+    def open_data(self, request: TrainRequest, config: dict[str, Any], *, world: World, show_progress: bool) -> Dataset:
+        return read_dataset(request.source)
 
     @abstractmethod
     def amount(self, data: Dataset) -> Callable[[TokenSet], str]:
@@ -153,7 +148,6 @@ class TokenDomain(Domain):
         *,
         cut_valid: bool,
     ) -> AbstractContextManager[Trainer]:
-        """As `Domain.open_training`, on `data`."""
         assert data is not None
         return open_training(data, config, train_config, context, amount=self.amount(data), cut_valid=cut_valid)
 
@@ -219,8 +213,8 @@ class TokenDomain(Domain):
         if dynamic is not None:
             learned = score(run, tokens, protocol=protocol, dynamic=dynamic, **how)
             apart["dynamic"] = {**describe_dynamic(learned, dynamic, plain=result), **metrics.of(learned)}
-        figures = self.figures(run, tokens, result, options, metrics=metrics, num_utterances=len(whole))
-        return ScoredRun.of(run, tokens, result, {**figures, "data_checksum": whole.checksum, **apart})
+        figures = self.figures(run, whole, result, options, metrics=metrics) | apart
+        return ScoredRun.of(run, tokens, result, figures)
 
     def figures(
         self,
@@ -230,10 +224,9 @@ class TokenDomain(Domain):
         options: EvaluateOptions,
         *,
         metrics: Metrics | None = None,
-        num_utterances: int | None = None,
     ) -> dict[str, Any]:
-        """What `evaluate --json` writes of a result on `tokens` (docs/evaluation.md)."""
-        metrics = metrics or self.metrics(run, tokens, options)
+        """What `evaluate --json` writes of a result on `tokens`, or on pieces of them (docs/evaluation.md)."""
+        metrics, num_scored = metrics or self.metrics(run, tokens, options), len(result.names)
         return {
             "schema": SCHEMA,
             "kind": self.kind,
@@ -245,12 +238,12 @@ class TokenDomain(Domain):
             "bits_per_token": result.bits_per_token,
             **metrics.of(result),
             "num_tokens": int(result.counts.sum()),
-            "num_utterances": num_utterances or len(result.names),
+            "num_utterances": num_scored if options.rows is None else len(tokens),
             "protocol": result.protocol,
             "chunk": run.config["train"]["chunk"] if result.protocol == "chunk" else None,
             "rows": options.rows,
             "stride": options.stride,
-            "state": f"reset at the start of {len(tokens)} pieces" if options.rows else f"by {result.protocol}",
+            "state": f"by {result.protocol}" if options.rows is None else f"reset at the start of {num_scored} pieces",
             "memory": run.config["model"].get("memory"),
             "compressed": run.config["model"].get("compressed"),
             "num_parameters": num_parameters(run.model),
@@ -315,7 +308,9 @@ class TokenDomain(Domain):
     def save_plot(self, path: Path, scored: Sequence[ScoredRun], entries: Sequence[dict[str, Any]]) -> None:
         """Draw a comparison: validation NLL in training. Raises UserError if it cannot be written."""
         save_learning_curves(
-            path, [(label, one.curve) for label, one in zip(labels_of(entries), scored, strict=True)], unit=self.unit
+            path,
+            [(label, one.curve) for label, one in zip(display_names(entries), scored, strict=True)],
+            unit=self.unit,
         )
 
     def race_columns(self, entry: dict[str, Any]) -> Mapping[str, str]:
@@ -362,31 +357,31 @@ def token_domain_of(source: Path | str) -> TokenDomain:
     return domain
 
 
-def domain_of_run(run_dir: Path | str) -> TokenDomain:
-    """The domain of a run on a data set. Raises UserError if `run_dir` is not one."""
-    return domain_of_runs([run_dir])
-
-
-def kind_of_runs(run_dirs: Sequence[Path | str]) -> str:
-    """The kind of several runs. Raises UserError if there is none, and if they are of different kinds."""
+def any_domain_of_runs(run_dirs: Sequence[Path | str]) -> Domain:
+    """The domain of several runs. Raises UserError if there is no run, or none of their kind, or if kinds differ."""
     if not run_dirs:
         raise UserError("name at least one run folder")
-    kinds = [str(read_config(find_run(run_dir))["dataset"]["modality"].get("kind")) for run_dir in run_dirs]
-    for run_dir, kind in zip(run_dirs, kinds, strict=True):
-        if kind != kinds[0]:
-            raise UserError(f"{run_dirs[0]} is {_IS[kinds[0]]} and {run_dir} {_IS[kind]}; they cannot be compared")
-    return kinds[0]
+    first, *others = (
+        _domain_named(str(read_config(find_run(run_dir))["dataset"]["modality"].get("kind"))) for run_dir in run_dirs
+    )
+    for run_dir, domain in zip(run_dirs[1:], others, strict=True):
+        if domain.kind != first.kind:
+            raise UserError(
+                f"{run_dirs[0]} is one of the {first.runs}, and {run_dir} one of the {domain.runs}: they cannot be "
+                "compared"
+            )
+    return first
 
 
 def domain_of_runs(run_dirs: Sequence[Path | str]) -> TokenDomain:
-    """The domain of several runs on data sets. Raises UserError as `kind_of_runs` does, and for runs of agents."""
-    domain = _domain_named(kind_of_runs(run_dirs))
+    """The same for runs on data sets. Raises UserError for runs of agents."""
+    domain = any_domain_of_runs(run_dirs)
     if not isinstance(domain, TokenDomain):
-        raise UserError(f"{run_dirs[0]} is {_IS[domain.kind]}; use evaluate, compare or play")
+        raise UserError(f"only evaluate, compare and play know {domain.runs}, and {run_dirs[0]} is one of them")
     return domain
 
 
-def labels_of(entries: Sequence[dict[str, Any]]) -> list[str]:
+def display_names(entries: Sequence[dict[str, Any]]) -> list[str]:
     """The model of each run, with the run's name, or at need its path, if several are of the same model."""
     models = [entry["model"] for entry in entries]
     named = [f"{entry['model']} ({Path(entry['run']).name})" for entry in entries]

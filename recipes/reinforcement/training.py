@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from recipes.reinforcement.agent_learner import AgentLearner, own_rows
 from recipes.reinforcement.catalogue import make_environments
 from recipes.reinforcement.recipes import RECIPES
 from recipes.reinforcement.settings import annotated_settings, compose_config, learner_config, train_config
-from waveform.domain import Domain
+from waveform.domain import Domain, TrainRequest
 from waveform.engine.dataset import Dataset
 from waveform.engine.streams import check_sizes
 from waveform.engine.train_config import TrainConfig
@@ -21,7 +20,6 @@ from waveform.engine.trainer import RunContext, Trainer
 from waveform.ranks.distributed import World
 from waveform.runs.configured_model import window_of
 from waveform.runs.folder import CONFIG_FILE, check_recorded, check_run_dir, comparable
-from waveform.runs.origin import Origin
 from waveform.runs.settings import to_yaml
 from waveform.runs.training import check_fits, claim
 from waveform.system.atomic import write_file
@@ -33,31 +31,23 @@ class Agents(Domain):
     """What runs of agents bring to the verbs."""
 
     kind = "environment"
-    unit = seen = "steps"
+    runs = "runs of agents"
+    unit = "step"
 
     def knows(self, name: str) -> bool:
         return name in RECIPES
 
-    def compose(
-        self,
-        source: Path,
-        overrides: Sequence[str] = (),
-        *,
-        config_dir: Path | None = None,
-        origin: Origin | None = None,
-        run_dir: Path | None = None,
-    ) -> dict[str, Any]:
-        if origin is not None and origin.run is not None:
+    def compose(self, request: TrainRequest) -> dict[str, Any]:
+        if request.origin is not None and request.origin.run is not None:
             raise UserError("--from: an agent begins with weights of its own; leave it out")
-        return compose_config(str(source), overrides, config_dir=config_dir)
+        return compose_config(str(request.source), request.overrides, config_dir=request.config_dir)
 
     def annotated(self, config: dict[str, Any], overrides: Sequence[str]) -> str:
         return annotated_settings(config, overrides)
 
-    def check(
-        self, source: Path, run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, world: World
-    ) -> None:
-        check_run_dir(run_dir)  # the rest once there are environments
+    def check(self, request: TrainRequest, config: dict[str, Any], train_config: TrainConfig, *, world: World) -> None:
+        assert request.run_dir is not None
+        check_run_dir(request.run_dir)  # the rest once there are environments
 
     def open_training(
         self,

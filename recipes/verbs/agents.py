@@ -36,6 +36,7 @@ def evaluate(
 
     Raises UserError as `open_agent` does.
     """
+    check_files(json_file=json_file, plot_file=plot_file)
     (entry,) = _play([run_dir], playing or Playing(), plot_file=plot_file, device=device, show_progress=show_progress)
     write_json(json_file, entry)
     return entry
@@ -51,6 +52,7 @@ def compare(
     show_progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Let each agent play the same episodes, as `evaluate` does one. Raises UserError for different environments."""
+    check_files(json_file=json_file, plot_file=plot_file)
     entries = _play(run_dirs, playing or Playing(), plot_file=plot_file, device=device, show_progress=show_progress)
     write_json(json_file, entries)
     return entries
@@ -64,7 +66,6 @@ def _play(
     device: str | None,
     show_progress: bool,
 ) -> list[dict[str, Any]]:
-    check_files(json_file=None, plot_file=plot_file)
     sizes = {"memory": playing.memory, "compressed": playing.compressed}
     fields = {name: size for name, size in sizes.items() if size is not None}
     agents = [open_agent(run, env=playing.env, device=device, **fields) for run in run_dirs]

@@ -365,6 +365,10 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "a different corpus": (lambda p, t: ["prepare", "ptb", p / "source/wikitext-103-v1.zip", t / "d"], "ptb.train.txt"),
     "too few files": (lambda p, t: ["prepare", "folder", p / "source", t / "d"], "at least 3"),
     "no data": (lambda p, t: ["train", t / "x", t / "r"], "give a folder of audio or a prepared data set"),
+    "data of a different recipe": (
+        lambda p, t: ["train", "ptb", p / "data", t / "r", "preset=smoke"],
+        "was prepared as wikitext103, not as ptb",
+    ),
     "a recipe instead of data": (lambda p, t: ["train", "enwik8", t / "r"], "enwik8 is not a prepared data set"),
     "no such preset": (
         lambda p, t: ["train", p / "data", t / "r", "preset=big"],
@@ -406,6 +410,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     ),
     "sweep words": (lambda p, t: ["sweep", p / "run", "--compressed", "4,x"], "--compressed is '4,x'"),
     "sample zero tokens": (lambda p, t: ["sample", p / "run", "--tokens", 0], "--tokens is 0"),
+    "sample text in 8 bits": (lambda p, t: ["sample", p / "run", "--int8"], "--int8 is for runs on audio"),
     "sample from an empty nucleus": (lambda p, t: ["sample", p / "run", "--top-p", 0], "top-p is 0"),
 }
 

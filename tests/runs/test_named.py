@@ -161,6 +161,17 @@ def test_a_run_does_not_say_how_many_processes_prepare_other_audio(
     assert [config.num_workers for config in opened] == [None]
 
 
+@pytest.mark.parametrize("verb", ["evaluate", "compare", "sample", "export"])
+def test_a_run_of_a_kind_that_nothing_knows_is_one_line(
+    verb: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    edit_config(run, lambda config: config["dataset"]["modality"].update(kind="video"))
+    runs = [str(run), str(place / "run")] if verb == "compare" else [str(run)]
+    more = {"sample": ["--out", str(tmp_path / "x")], "export": [str(tmp_path / "x.zip")]}.get(verb, [])
+    assert "nothing registered for data of the kind 'video'" in mistake([verb, *runs, *more], capsys)
+
+
 def test_export_overwrites_nothing(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("mine")
     assert "exists; give a new file" in mistake(["export", place / "run", tmp_path / "file"], capsys)

@@ -161,6 +161,8 @@ def test_text_goes_on_with_its_vocabulary(text: Path, tmp_path: Path, capsys: py
         arguments = ["prepare", "folder", str(text / "texts"), str(tmp_path / name), *(f"corpus.{s}" for s in settings)]
         assert recipes(arguments) == 0
         assert "has a different vocabulary" in recipes_mistake(command(tmp_path / name), capsys)
+        line = recipes_mistake(["evaluate", str(text / "run"), "--data", str(tmp_path / name)], capsys)
+        assert "has a different vocabulary" in line and "--from" not in line
 
 
 def test_a_run_names_no_file_of_settings(tmp_path: Path) -> None:

@@ -114,6 +114,15 @@ def test_evaluate_by_label(place: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert by_label["ann"]["nats_per_token"] == pytest.approx(own, rel=1e-5) != pytest.approx(other, rel=1e-4)
 
 
+def test_pieces_keep_the_labels_of_their_utterances(place: Path) -> None:
+    whole, pieces = (
+        waveform.evaluate(place / "run", EvaluateOptions(rows=rows), show_progress=False) for rows in (None, 8)
+    )
+    sizes = [{one["label"]: one["num_tokens"] for one in figures["nll_by_label"]} for figures in (whole, pieces)]
+    assert sizes[0] == sizes[1] and pieces["state"] != whole["state"]
+    assert pieces["num_utterances"] == whole["num_utterances"] and pieces["data_checksum"] == whole["data_checksum"]
+
+
 def test_many_labels_are_cut_short() -> None:
     entries = [{"label": f"s{i}", "num_utterances": 1, "nats_per_token": 2.0} for i in range(31)]
     rows = by_label_rows([entries])

@@ -80,24 +80,23 @@ class Verb:
             arguments, _ = arguments_of(_load(instead), values)
             _load(instead)(**arguments)
             return 0
-        function, of_kind = self._function(values)
+        function, of_runs = self._function(values)
         arguments, unknown = arguments_of(function, values)
         for arg in self.arguments:
             if arg.name in unknown:
-                raise UserError(f"{arg.names[-1]} is not for runs {of_kind}; leave it out")
+                raise UserError(f"{arg.names[-1]} is not for {of_runs}; leave it out")
         result = function(**arguments)
         return 0 if self.report is None else _load(self.report)(result) or 0
 
     def _function(self, values: Mapping[str, Any]) -> tuple[Callable[..., Any], str]:
-        """The function to call, and for which kind of run it is, as a message has it."""
+        """The function to call, and what messages call the runs that it is for."""
         if isinstance(self.function, str):
-            return _load(self.function), "of this kind"
+            return _load(self.function), "runs of this kind"
         runs = values.get("run_dirs") or values.get("listen") or [run for run in (values.get("run_dir"),) if run]
-        kind = _load("waveform.domain:kind_of_runs")(runs)
-        of_kind = {"audio": "on audio", "text": "on text", "environment": "of agents"}[kind]
-        if kind not in self.function:
-            raise UserError(f"{runs[0]} is a run {of_kind}, which {self.name} does not know")
-        return _load(self.function[kind]), of_kind
+        domain = _load("waveform.domain:any_domain_of_runs")(runs)
+        if domain.kind not in self.function:
+            raise UserError(f"{self.name} does not know {domain.runs}, and {runs[0]} is one of them")
+        return _load(self.function[domain.kind]), domain.runs
 
 
 def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from waveform.audio.audio_format import differences, format_of
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.audio.corpus.published import find_published
-from waveform.domain import Metrics, TokenDomain
+from waveform.domain import Metrics, TokenDomain, TrainRequest
 from waveform.engine.dataset import Dataset, is_dataset, read_dataset
 from waveform.engine.interface import SequenceModel
 from waveform.engine.metrics import MetricsLog
@@ -23,12 +23,10 @@ from waveform.engine.trainer import OnEvaluate, RunContext
 from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import World
 from waveform.runs.opened import TrainedRun
-from waveform.runs.origin import Origin
 from waveform.runs.race import ScoredRun
 from waveform.runs.scoring import EvaluateOptions
 from waveform.runs.settings import typed
 from waveform.runs.sources import annotated
-from waveform.runs.space import Space
 from waveform.speech.config import SpeechTrainConfig, compose_config, search_space
 from waveform.speech.data import data_of_training, open_split, refuse_other_data
 from waveform.speech.figures import describe, format_table, metrics_of, race_scope, sampling_speed
@@ -41,47 +39,40 @@ class Speech(TokenDomain):
     """What runs on speech bring to the verbs."""
 
     kind = "audio"
+    runs = "runs on audio"
     unit = "sample"
-    seen = "samples"
     train_config = SpeechTrainConfig
     race_models = ("compressive_transformer", "transformer_xl", "wavenet")
     race_baseline = "wavenet"
     tune_preset = "demo"  # its schedule is one of time, for small models
+    space = staticmethod(search_space)
+    load = staticmethod(load)
+    open_split = staticmethod(open_split)
+    describe = staticmethod(describe)
+    format_table = staticmethod(format_table)
+    scope = staticmethod(race_scope)
 
-    def compose(
-        self,
-        source: Path,
-        overrides: Sequence[str] = (),
-        *,
-        config_dir: Path | None = None,
-        origin: Origin | None = None,
-        run_dir: Path | None = None,
-    ) -> dict[str, Any]:
-        return compose_config(overrides, config_dir=config_dir, origin=origin, run_dir=run_dir)
+    def compose(self, request: TrainRequest) -> dict[str, Any]:
+        how: dict[str, Any] = {"config_dir": request.config_dir, "origin": request.origin, "run_dir": request.run_dir}
+        return compose_config(request.overrides, **how)
 
     def annotated(self, config: dict[str, Any], overrides: Sequence[str]) -> str:
         return annotated(config, domain="speech", overrides=overrides)
 
-    def space(self, model: str, *, file: Path | None = None) -> Space:
-        return search_space(model, file=file)
-
-    def refuse(
-        self, source: Path, run_dir: Path, config: dict[str, Any], *, overrides: Sequence[str], origin: Origin | None
-    ) -> None:
-        if not source.exists():
-            raise UserError(f"no such folder: {source}; give a folder of audio or a prepared data set")
-        if is_dataset(source):
-            refuse_other_data(source, config, overrides)
+    def refuse(self, request: TrainRequest, config: dict[str, Any]) -> None:
+        if not request.source.exists():
+            raise UserError(f"no such folder: {request.source}; give a folder of audio or a prepared data set")
+        if is_dataset(request.source):
+            refuse_other_data(request.source, config, request.overrides)
 
     def dataset(self, source: Path, config: dict[str, Any]) -> Mapping[str, Any]:
         data_config: DataConfig = typed(DataConfig, config["data"], section="data")
         audio_format = data_config.audio_format
         return {"vocab_size": audio_format.num_classes, "modality": audio_format.modality()}
 
-    def open_data(
-        self, source: Path, run_dir: Path, config: dict[str, Any], *, world: World, show_progress: bool
-    ) -> Dataset:
-        return data_of_training(source, run_dir, config, world=world, show_progress=show_progress)
+    def open_data(self, request: TrainRequest, config: dict[str, Any], *, world: World, show_progress: bool) -> Dataset:
+        assert request.run_dir is not None
+        return data_of_training(request.source, request.run_dir, config, world=world, show_progress=show_progress)
 
     def amount(self, data: Dataset) -> Callable[[TokenSet], str]:
         rate = data.modality["sample_rate_hz"]
@@ -91,14 +82,6 @@ class Speech(TokenDomain):
         assert data is not None and isinstance(train_config, SpeechTrainConfig)
         summary = _audio_summary(train_config, data)
         return replace(context, units_per_second=data.modality.get("sample_rate_hz"), on_evaluate=summary)
-
-    def load(self, run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> "Run":
-        return load(run_dir, device=device, **model_fields)
-
-    def open_split(
-        self, run: TrainedRun, *, data: Path | str | None, split: str, show_progress: bool = True
-    ) -> TokenSet:
-        return open_split(run, data=data, split=split, show_progress=show_progress)
 
     def refuse_unlike(self, runs: Sequence[TrainedRun], options: EvaluateOptions) -> None:
         formats = [format_of(run.config["dataset"]["modality"]) for run in runs]
@@ -123,9 +106,6 @@ class Speech(TokenDomain):
     def metrics(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions) -> Metrics:
         return metrics_of(run, tokens)
 
-    def describe(self, figures: dict[str, Any]) -> str:
-        return describe(figures)
-
     def measure_quality(
         self,
         runs: Sequence[tuple[str, TrainedRun]],
@@ -149,9 +129,6 @@ class Speech(TokenDomain):
         speeds = [sampling_speed(one.run) for one in scored]
         return [{**entry, "sampling_tokens_per_second": speed} for entry, speed in zip(entries, speeds, strict=True)]
 
-    def format_table(self, entries: Sequence[dict[str, Any]]) -> str:
-        return format_table(entries)
-
     def published(
         self, runs: Sequence[TrainedRun], options: EvaluateOptions, *, data: Path | str | None
     ) -> tuple[list[dict[str, Any]], EvaluateOptions]:
@@ -164,9 +141,6 @@ class Speech(TokenDomain):
             )
         self.refuse_unlike(runs, options)
         return found.as_json(), options
-
-    def scope(self, entry: dict[str, Any]) -> str:
-        return race_scope(entry)
 
 
 def _audio_summary(config: SpeechTrainConfig, data: Dataset) -> OnEvaluate | None:

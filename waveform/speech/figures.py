@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from waveform.audio.audio_format import LOOKS_AHEAD, format_of
-from waveform.domain import Metrics, labels_of
+from waveform.domain import Metrics, display_names
 from waveform.engine.drawing import DrawConfig
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.inputs import begin_of_utterance
@@ -109,7 +109,7 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
               "trained on", "training", "sampling"]  # fmt: skip
     rows = []
     for label, entry in sorted(
-        zip(labels_of(entries), entries, strict=True), key=lambda labelled: labelled[1]["nats_per_token"]
+        zip(display_names(entries), entries, strict=True), key=lambda labelled: labelled[1]["nats_per_token"]
     ):
         against = "-"
         if entry["run"] != entry["baseline"]:
@@ -139,19 +139,19 @@ def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
     return header, rows
 
 
-def scope_of(first: dict[str, Any]) -> str:
+def scope_of(entry: dict[str, Any]) -> str:
     """What the NLL of several runs is of, from the figures of any of them."""
     return (
-        f"{first['split']} split: {first['num_tokens']:,} samples of {counted(first['num_utterances'], 'utterance')}, "
-        f"state {first['state']}{LOOKS_AHEAD if first['looks_ahead'] else ''}"
+        f"{entry['split']} split: {entry['num_tokens']:,} samples of {counted(entry['num_utterances'], 'utterance')}, "
+        f"state {entry['state']}{LOOKS_AHEAD if entry['looks_ahead'] else ''}"
     )
 
 
-def race_scope(first: dict[str, Any]) -> str:
+def race_scope(entry: dict[str, Any]) -> str:
     """The same below a race, with what is known without training."""
     return (
-        f"{scope_of(first)}; linear prediction alone {first['linear_prediction_nats_per_token']:.4f} nats, unigram "
-        f"{first['unigram_nats_per_token']:.4f} nats; {first['device']}, {counted(first['num_threads'], 'thread')}"
+        f"{scope_of(entry)}; linear prediction alone {entry['linear_prediction_nats_per_token']:.4f} nats, unigram "
+        f"{entry['unigram_nats_per_token']:.4f} nats; {entry['device']}, {counted(entry['num_threads'], 'thread')}"
     )
 
 
@@ -159,7 +159,7 @@ def note_of(entries: Sequence[dict[str, Any]]) -> str:
     """What the figures of a comparison are of, and which models know less than linear prediction alone."""
     first = entries[0]
     known = first["linear_prediction_nats_per_token"]
-    nats = {label: entry["nats_per_token"] for label, entry in zip(labels_of(entries), entries, strict=True)}
+    nats = {label: entry["nats_per_token"] for label, entry in zip(display_names(entries), entries, strict=True)}
     worse = [label for label, value in nats.items() if known is not None and value >= known]
     return (
         f"{scope_of(first)}; lower NLL is better; speeds on {first['device']} with "
@@ -175,6 +175,6 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
         lines.append(f"(published): measured by others, in bits; {'; '.join(sources)}")
     speeds = [entry["train_tokens_per_second_by_slice"] for entry in entries]
     waited = [entry["train_waited_share"] for entry in entries]
-    labels = labels_of(entries)
+    labels = display_names(entries)
     lines += warnings_of(dict(zip(labels, speeds, strict=True)), dict(zip(labels, waited, strict=True)))
     return "\n".join(lines)

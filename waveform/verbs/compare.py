@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from waveform.domain import TokenDomain, domain_of_runs, labels_of
+from waveform.domain import TokenDomain, display_names, domain_of_runs
 from waveform.engine.token_set import TokenSet
 from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
@@ -53,7 +53,7 @@ def compare(
         if shown:
             print(domain.format_table(entries))
         if quality_config is not None and quality_config.quality and world.is_first:
-            named = list(zip(labels_of(entries), runs, strict=True))
+            named = list(zip(display_names(entries), runs, strict=True))
             train = domain.open_split(runs[0], data=data, split="train", show_progress=False)
             sound, text = domain.measure_quality(named, quality_config, tokens, train, show_progress=shown)
             entries = [{**entry, "quality": sound} for entry in entries]

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from waveform.domain import domain_of_run
+from waveform.domain import domain_of_runs
 from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.scoring import EvaluateOptions
@@ -31,7 +31,7 @@ def evaluate(
     if there is no complete run, if its data is gone, for options that do not fit, and if there is nothing to draw.
     """
     check_files(json_file=json_file, plot_file=plot_file)
-    options, domain = options or EvaluateOptions(), domain_of_run(run_dir)
+    options, domain = options or EvaluateOptions(), domain_of_runs([run_dir])
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
         shown = show_progress and world.is_first
         run = domain.load(run_dir, device=world.device.type, **options.model_fields)

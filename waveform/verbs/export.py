@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from waveform.domain import domain_of_run
+from waveform.domain import domain_of_runs
 from waveform.runs.archive import write_archive
 from waveform.runs.opened import use_saved
 
@@ -13,7 +13,7 @@ def export(run_dir: Path | str, file: Path | str, *, optimiser: bool = False, sh
     optimiser: also what only training needs. Raises UserError as `load` does, if the vocabulary is gone, if `file`
     exists, and if the run itself was exported without its optimiser.
     """
-    file, domain = Path(file), domain_of_run(run_dir)
+    file, domain = Path(file), domain_of_runs([run_dir])
     run = domain.load(run_dir, device="cpu")  # what cannot be opened should not be handed on
     with domain.exported(run) as files:
         use_saved(run_dir, lambda saved: write_archive(*saved, file, optimiser=optimiser, data_files=files))

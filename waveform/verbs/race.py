@@ -2,11 +2,10 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from waveform.domain import token_domain_of
+from waveform.domain import TrainRequest, token_domain_of
 from waveform.engine.trainer import TrainResult
 from waveform.runs.folder import read_config
 from waveform.runs.race import Entrants, Scored, figures_of_race, race_table, save_race, train_rounds
@@ -51,7 +50,7 @@ def race(
         overrides,
         models,
         num_seeds=entrants.seeds,
-        compose=partial(domain.compose, data, config_dir=config_dir),
+        compose=lambda given: domain.compose(TrainRequest(data, overrides=given, config_dir=config_dir)),
         train=train,
     )
     if os.environ.get("RANK", "0") != "0":

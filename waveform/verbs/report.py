@@ -11,7 +11,7 @@ import torch
 from waveform.analyses.by_place import NllByPlace
 from waveform.audio.audio_format import AudioFormat
 from waveform.audio.embedded import flac_bytes, mel_jpeg
-from waveform.domain import labels_of
+from waveform.domain import display_names
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.token_set import TokenSet
@@ -135,7 +135,7 @@ def report(
     entries = entries_of(domain, scored)
     if show_progress:
         print(format_table(entries))
-    names = labels_of(entries)
+    names = display_names(entries)
     by_name = dict(zip(names, places, strict=True))
     attention = [
         measure_attention(run, tokens, label=name, show_progress=show_progress)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from waveform.domain import domain_of
+from waveform.domain import Domain, TrainRequest, domain_of
 from waveform.engine.trainer import RunContext, Trainer, TrainResult
 from waveform.engine.turns import train_in_turn
 from waveform.ranks.distributed import job
@@ -32,15 +32,14 @@ def train(
     torchrun every process calls this. Raises UserError for bad settings or data, for a run folder with a different
     configuration, for an origin that does not fit, and if the loss stops being finite.
     """
-    with _opened(
-        source, {Path(run_dir): overrides}, origin=origin, config_dir=config_dir, show_progress=show_progress
-    ) as trainers:
+    domain, request = domain_of(source), _request(source, run_dir, overrides, origin=origin, config_dir=config_dir)
+    with _opened(domain, [request], show_progress=show_progress) as trainers:
         result = trainers[0].run()
     if show_progress and os.environ.get("RANK", "0") == "0":
         how = "finished"
         if result.interrupted:
             how = f"stopped by {signal.Signals(result.stopped_by).name}; the same command resumes"
-        seen = f"{result.tokens_seen:,} {domain_of(source).seen} seen"
+        seen = f"{result.tokens_seen:,} {domain.unit}s seen"
         say(f"{how}: step {result.step}, {result.seconds:.0f} s of training, {seen}")
     return result
 
@@ -57,46 +56,48 @@ def train_all(
     runs: `key=value` settings of each run folder. Raises UserError as `train` does, before anything is prepared if it
     is for a setting; if one run's loss stops being finite, the others are saved.
     """
-    with _opened(source, runs, config_dir=config_dir, show_progress=show_progress) as trainers:
+    requests = [_request(source, *run, config_dir=config_dir) for run in runs.items()]
+    with _opened(domain_of(source), requests, show_progress=show_progress) as trainers:
         return train_in_turn({run_dir.name: trainer for run_dir, trainer in zip(runs, trainers, strict=True)})
 
 
-@contextmanager
-def _opened(
+def _request(
     source: Path | str,
-    runs: Mapping[Path, Sequence[str]],
+    run_dir: Path | str,
+    overrides: Sequence[str],
     *,
     origin: Origin | None = None,
     config_dir: Path | str | None,
-    show_progress: bool,
-) -> Iterator[list[Trainer]]:
+) -> TrainRequest:
+    own = None if config_dir is None else Path(config_dir)
+    return TrainRequest(Path(source), Path(run_dir), overrides, origin=origin, config_dir=own)
+
+
+@contextmanager
+def _opened(domain: Domain, requests: Sequence[TrainRequest], *, show_progress: bool) -> Iterator[list[Trainer]]:
     """Trainers of runs on one source, new or resumed. Whatever can be refused is, before anything is prepared."""
-    source, domain = Path(source), domain_of(source)
-    settings = []
-    for run_dir, overrides in runs.items():
-        config = domain.compose(
-            source,
-            overrides,
-            config_dir=None if config_dir is None else Path(config_dir),
-            origin=origin,
-            run_dir=run_dir,
-        )
-        train_config = typed(domain.train_config, config["train"], section="train")
-        domain.refuse(source, run_dir, config, overrides=overrides, origin=origin)
-        settings.append((run_dir, config, train_config))
-    first_dir, first, train_config = settings[0]
+    runs = []
+    for request in requests:
+        config = domain.compose(request)
+        runs.append((request, config, typed(domain.train_config, config["train"], section="train")))
+        domain.refuse(request, config)
+    first, config, train_config = runs[0]
     with job(device=train_config.device, timeout_s=train_config.timeout_s) as world, ExitStack() as opened:
-        for run_dir, config, train_config in settings:
-            domain.check(source, run_dir, config, train_config, world=world)
-        data = domain.open_data(source, first_dir, first, world=world, show_progress=show_progress)
+        for run in runs:
+            domain.check(*run, world=world)
+        data = domain.open_data(first, config, world=world, show_progress=show_progress)
         trainers = []
-        for run_dir, config, train_config in settings:
-            context = domain.context(data, train_config, RunContext(run_dir, world, show_progress=show_progress))
-            # Models in turn are looked at in pieces that have the same lengths.
-            cut_valid = domain.cuts_valid or len(runs) > 1
-            trainers.append(
-                opened.enter_context(domain.open_training(data, config, train_config, context, cut_valid=cut_valid))
+        for request, config, train_config in runs:
+            assert request.run_dir is not None
+            context = RunContext(request.run_dir, world, show_progress=show_progress)
+            training = domain.open_training(
+                data,
+                config,
+                train_config,
+                domain.context(data, train_config, context),
+                cut_valid=domain.cuts_valid or len(runs) > 1,  # in turn: looked at in pieces of the same lengths
             )
+            trainers.append(opened.enter_context(training))
         if show_progress:
             say_threads(world, in_kernels=all(trainer.learner.runs_in_kernels for trainer in trainers))
         yield trainers
@@ -114,9 +115,8 @@ def print_config(
 
     source may be the name of a recipe, too.
     """
-    source, domain = Path(source), domain_of(source)
-    config = domain.compose(source, overrides, config_dir=config_dir, origin=origin, run_dir=Path(run_dir))
-    print(domain.annotated(config, overrides), end="")
+    domain, request = domain_of(source), _request(source, run_dir, overrides, origin=origin, config_dir=config_dir)
+    print(domain.annotated(domain.compose(request), overrides), end="")
 
 
 def exit_code(result: TrainResult) -> int:

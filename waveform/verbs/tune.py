@@ -1,13 +1,12 @@
 """`tune`: searches the settings that reach the best validation NLL on one's own data in a given time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from waveform.domain import token_domain_of
-from waveform.engine.dataset import Dataset
-from waveform.ranks.distributed import World
+from waveform.domain import TrainRequest, token_domain_of
 from waveform.runs.search import SearchConfig, Task, search
 from waveform.runs.search_report import report_search
 from waveform.system.atomic import require_writable
@@ -36,21 +35,19 @@ def tune(
     source, out_dir, domain = Path(source), Path(out_dir), token_domain_of(source)
     config = config or SearchConfig()
     require_writable(json_file, option="--json")
-    compose = partial(domain.compose, source, config_dir=None if config_dir is None else Path(config_dir))
     if not any(override.startswith("preset=") for override in overrides):
         overrides = [f"preset={domain.tune_preset}", *overrides]
-    first_run = out_dir / "trial-000"  # what is prepared for it serves for all
-    first = compose(overrides)
-    domain.refuse(source, first_run, first, overrides=overrides, origin=None)
-
-    def open_data(world: World) -> Dataset:
-        return domain.open_data(source, first_run, first, world=world, show_progress=show_progress)
+    own = None if config_dir is None else Path(config_dir)
+    request = TrainRequest(source, overrides=overrides, config_dir=own)
+    first = domain.compose(request)
+    domain.refuse(request, first)
+    first_run = replace(request, run_dir=out_dir / "trial-000")  # what is prepared for it serves for all
 
     task = Task(
-        compose=compose,
+        compose=lambda given: domain.compose(replace(request, overrides=given)),
         train_config=domain.train_config,
         space=partial(domain.space, file=config.space),
-        open_data=open_data,
+        open_data=lambda world: domain.open_data(first_run, first, world=world, show_progress=show_progress),
         dataset=domain.dataset(source, first),
         load=domain.load,
         unit=domain.unit,

@@ -131,7 +131,7 @@ def test_bad_settings_are_one_line(
 
 
 def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is a run of agents, which sample does not know" in mistake(["sample", runs / "ct"], capsys)
+    assert "sample does not know runs of agents, and" in mistake(["sample", runs / "ct"], capsys)
     assert "--rows is not for runs of agents" in mistake(["evaluate", runs / "ct", "--rows", 4], capsys)
     assert "task.delay is -1" in mistake(["evaluate", runs / "ct", "--delays", 3, -1], capsys)
     line = mistake(["evaluate", runs / "ct", "--envs", "CartPole-v1"], capsys)
@@ -141,14 +141,22 @@ def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: pytest.Ca
     capsys.readouterr()
     assert main(["report", str(runs / "ct"), "--out", str(runs / "page.html")]) == 2
     said = capsys.readouterr()
-    assert "is a run of agents, which report does not know" in said.err and said.out == ""  # it has not played before
+    assert "report does not know runs of agents, and" in said.err and said.out == ""  # it has not played before
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "compare"])
+def test_a_file_that_cannot_be_written_is_refused_before_it_plays(
+    verb: str, runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recipes.verbs.agents.play", lambda *_, **__: pytest.fail("it played"))
+    assert "is a folder" in mistake([verb, runs / "ct", "--json", runs], capsys)
 
 
 @pytest.mark.parametrize("verb", ["sample", "report", "analyse", "export"])
 def test_an_agent_is_refused_in_words(verb: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = {"sample": ["--out", str(runs / "x")], "export": [str(runs / "x.zip")]}.get(verb, [])
     line = speech_mistake([verb, str(runs / "ct"), *more], capsys)
-    assert re.search("is a run of an agent; use evaluate, compare or play|is a run of agents, which", line)
+    assert re.search("only evaluate, compare and play know runs of agents|does not know runs of agents", line)
 
 
 @pytest.mark.parametrize("room, rows", [(100, 1), (10_000, 20)])
