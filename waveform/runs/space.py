@@ -1,4 +1,4 @@
-"""A search space: the settings that `tune` varies and their values, read from YAML before runs/search begins.
+"""A search space: the settings that `tune` varies and their values, read from YAML before tuning/search begins.
 
     train.lr: {low: 1e-3, high: 2e-2, log: true}   a range
     train.batch_size: [4, 8, 16]                   choices

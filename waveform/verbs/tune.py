@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from waveform.domain import TrainRequest, token_domain_of
-from waveform.runs.search import SearchConfig, Task, search
-from waveform.runs.search_report import report_search
 from waveform.system.atomic import require_writable
 from waveform.system.output import write_json
+from waveform.tuning.report import report_search
+from waveform.tuning.search import SearchConfig, Task, search
 
 
 def tune(

@@ -4,11 +4,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from waveform.runs.search import Found, Task, shown
 from waveform.runs.settings import to_yaml
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.console import counted, table
 from waveform.system.errors import UserError
+from waveform.tuning.search import Found, Task, shown
 
 _NUM_ROWS = 10  # of the table
 
