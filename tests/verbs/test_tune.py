@@ -19,10 +19,10 @@ import pytest
 from tests.test_cli import SMALL, mistake, write_tones
 from waveform.cli import main
 from waveform.engine import checkpoint
-from waveform.runs import search
 from waveform.runs.folder import read_config
 from waveform.speech.config import compose_config
 from waveform.system.signals import Interrupted
+from waveform.tuning import search
 
 optuna = pytest.importorskip("optuna", reason="the extra `tune` is not installed")
 

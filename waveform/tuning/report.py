@@ -1,49 +1,44 @@
 """What a search ends with: a table of its best trials, and the best one's settings as a command and as a preset."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from waveform.domain import TokenDomain, TrainRequest
 from waveform.runs.settings import to_yaml
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.console import counted, table
 from waveform.system.errors import UserError
-from waveform.tuning.search import Found, Task, shown
+from waveform.tuning.search import Found, shown
 
 _NUM_ROWS = 10  # of the table
 
 
 def report_search(
-    found: Found,
-    out_dir: Path,
-    task: Task,
-    *,
-    command: str,
-    config_dir: Path | str | None = None,
-    show_progress: bool = True,
+    found: Found, out_dir: Path, request: TrainRequest, domain: TokenDomain, *, show_progress: bool = True
 ) -> None:
     """Print the best trials and what trains the best one again, whose settings become `out_dir`/preset/best.yaml.
 
-    command: what trains a run. config_dir: the user's own configs, with which it was found. Raises UserError if no
-    trial is complete.
+    Raises UserError if no trial is complete.
     """
     if not found.entries:
         raise UserError("no trial has ended; other machines run all that --trials allows")
     best = found.entries[0]
     if show_progress:
-        print("\n".join(_table(found.entries[:_NUM_ROWS], task.unit)))
+        print("\n".join(_table(found.entries[:_NUM_ROWS], domain.unit)))
         if (num_others := len(found.entries) - _NUM_ROWS) > 0:
             print(f"and {num_others} other trials")
         if found.num_elsewhere:
             print(f"{counted(found.num_elsewhere, 'trial')} of other machines have not ended")
     if best["state"] != "complete":
         raise UserError(f"no trial is complete; the last one failed: {found.entries[-1]['reason']}")
-    config = task.compose(best["settings"])
+    config = domain.compose(replace(request, overrides=best["settings"]))
     path = out_dir / "preset" / "best.yaml"
     _write_preset(path, config)
     if show_progress:
-        train = [*command.split(), str(found.data_dir), "RUN_DIR"]
-        own = [] if config_dir is None else ["--config-dir", str(config_dir)]
+        train = ["waveform", "train", str(found.data_dir), "RUN_DIR"]
+        own = [] if request.config_dir is None else ["--config-dir", str(request.config_dir)]
         chosen = [f"model={config['model']['name']}", "preset=best", f"seed={config['seed']}"]
         run = best["run"] or "on another machine"
         print(f"the best run is {run}; to train it again (longer: with another train.max_seconds):")

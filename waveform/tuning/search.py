@@ -12,28 +12,26 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from waveform.engine.dataset import Dataset
+from waveform.domain import TokenDomain, TrainRequest
 from waveform.engine.interface import SequenceModel
 from waveform.engine.labels import labels_checksum
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.nonfinite import Diverged
-from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import OnEvaluate, RunContext
 from waveform.ranks.distributed import World, job
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.folder import comparable
 from waveform.runs.learning_curves import read_learning_curve
-from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import score
 from waveform.runs.settings import differing_keys, typed
 from waveform.runs.space import Space
@@ -96,20 +94,6 @@ class SearchConfig:
 
 
 @dataclass(frozen=True)
-class Task:
-    """What the runs of a search are, for example of speech."""
-
-    compose: Callable[[Sequence[str]], dict[str, Any]]  # settings -> configuration
-    train_config: type[TrainConfig]
-    space: Callable[[str], Space]  # of a model
-    open_data: Callable[[World], Dataset]
-    dataset: Mapping[str, Any]  # `vocab_size` and `modality` of the data
-    load: Callable[..., TrainedRun]
-    unit: str  # what a token is called
-    amount_of: Callable[[Dataset], Callable[[TokenSet], str]]  # describes the size of a split of the data
-
-
-@dataclass(frozen=True)
 class Found:
     """What a search has found."""
 
@@ -119,22 +103,23 @@ class Found:
 
 
 def search(
-    out_dir: Path, overrides: Sequence[str], task: Task, config: SearchConfig, *, show_progress: bool = True
+    out_dir: Path, request: TrainRequest, domain: TokenDomain, config: SearchConfig, *, show_progress: bool = True
 ) -> Found:
     """Run trials in `out_dir` until `config.trials` have ended, those of earlier calls and other machines included.
 
-    overrides: settings of every trial, which are not searched. Raises UserError for settings that a run refuses, for a
-    folder with anything but a search by the same settings, and if Optuna is missing; Interrupted if a signal asks to
-    stop, after what was trained has been saved.
+    request: what every trial trains on, with settings that are not searched. Raises UserError for settings that a run
+    refuses, for a folder with anything but a search by the same settings, and if Optuna is missing; Interrupted if a
+    signal asks to stop, after what was trained has been saved.
     """
     _require_optuna()
-    base_config = task.compose(overrides)
-    train_config = typed(task.train_config, base_config["train"], section="train")
+    base = domain.compose(request)
+    domain.refuse(request, base)
+    train_config = typed(domain.train_config, base["train"], section="train")
     with job(device=train_config.device, timeout_s=train_config.timeout_s) as world:
         if world.size > 1:
             raise UserError("a search trains one model at a time, in one process; start it without torchrun")
-        space = _free(task.space(base_config["model"]["name"]), overrides)
-        running = _Search(out_dir, overrides, space, task, config, world, show_progress)
+        space = _free(domain.space(base["model"]["name"], file=config.space), request.overrides)
+        running = _Search(out_dir, request, base, space, domain, config, world, show_progress)
         running.check_alone()
         _require_own(out_dir)
         with (
@@ -201,9 +186,10 @@ class _Search:
     """One study, and the runs of its trials."""
 
     out_dir: Path
-    overrides: Sequence[str]  # settings of every trial
+    request: TrainRequest  # with the settings of every trial
+    base: dict[str, Any]  # the configuration that they give
     space: Space
-    task: Task
+    domain: TokenDomain
     config: SearchConfig
     world: World
     show_progress: bool
@@ -220,20 +206,25 @@ class _Search:
     def _settings(self, drawn: dict[str, Any]) -> list[str]:
         """The settings of the trial that drew `drawn`, with which `train` trains it again."""
         limits = ("train.max_steps=null", f"train.max_seconds={self.config.budget_s:g}")
-        return [*self.overrides, *self.space.overrides(drawn), *limits]
+        return [*self.request.overrides, *self.space.overrides(drawn), *limits]
+
+    def _composed(self, settings: Sequence[str]) -> dict[str, Any]:
+        return self.domain.compose(replace(self.request, overrides=settings))
 
     def _checked(self, drawn: dict[str, Any]) -> tuple[dict[str, Any], TrainConfig]:
         """The configuration of a trial, with looks at the validation split. Raises UserError if a run would refuse."""
         every_s = self.config.budget_s / _NUM_LOOKS
         looks = ("train.evaluate_every=1000000", f"train.evaluate_every_seconds={every_s:g}")
-        config = self.task.compose([*_DEFAULTS, *self._settings(drawn), *looks])
-        train_config = typed(self.task.train_config, config["train"], section="train")
-        check_fits(config, train_config, dataset=self.task.dataset, world=self.world)
+        config = self._composed([*_DEFAULTS, *self._settings(drawn), *looks])
+        train_config = typed(self.domain.train_config, config["train"], section="train")
+        dataset = self.domain.dataset(self.request.source, config)
+        check_fits(config, train_config, dataset=dataset, world=self.world)
         return config, train_config
 
     def run(self) -> Found:
         """Run trials until enough have ended or are run by other machines."""
-        self._data = self.task.open_data(self.world)
+        first_run = replace(self.request, run_dir=self._run_dir(0))  # what is prepared for it serves for all
+        self._data = self.domain.open_data(first_run, self.base, world=self.world, show_progress=self.show_progress)
         self._valid = self._data.open_split("valid")
         self._valid.verify()
         self._study = self._opened()
@@ -271,7 +262,7 @@ class _Search:
             study = begin()
         except ImportError as error:
             raise UserError("--storage needs a database driver that is not installed") from error
-        base = self.task.compose(self._settings({}))
+        base = self._composed(self._settings({}))
         checksums = {split: self._data.open_split(split).checksum for split in ("train", "valid")}
         if self._data.labels:
             checksums["labels"] = labels_checksum(self._data.open_split(split) for split in ("train", "valid"))
@@ -332,7 +323,7 @@ class _Search:
             on_evaluate=self._look(trial, run_dir, config),
             show_progress=self.show_progress,
         )
-        amount = self.task.amount_of(self._data)
+        amount = self.domain.amount(self._data)
         try:
             with open_training(self._data, config, train_config, context, amount=amount, cut_valid=True) as trainer:
                 result = trainer.run()
@@ -347,7 +338,7 @@ class _Search:
             return self._fail(trial, "there is not enough memory for it")
         if result.asked_by:
             raise Interrupted(result.asked_by)
-        run = self.task.load(run_dir, device=self.world.device.type)
+        run = self.domain.load(run_dir, device=self.world.device.type)
         nats = score(run, self._valid, max_tokens=_MOST_TOKENS, show_progress=self.show_progress).nats_per_token
         if not math.isfinite(nats):
             return self._fail(trial, f"its validation NLL is {nats}")
@@ -355,7 +346,7 @@ class _Search:
         self._study.tell(trial, nats)
         best = self._study.best_trial.number
         so_far = "the best so far" if best == trial.number else f"the best so far is trial {best}"
-        self._say(f"trial {trial.number}: {nats:.4f} nats = {bits(nats):.4f} bits per {self.task.unit}; {so_far}")
+        self._say(f"trial {trial.number}: {nats:.4f} nats = {bits(nats):.4f} bits per {self.domain.unit}; {so_far}")
 
     def _look(self, trial: "Trial", run_dir: Path, config: dict[str, Any]) -> OnEvaluate:
         """What training calls after each evaluation: reports it to Optuna, and raises TrialPruned to end the trial."""

@@ -1,8 +1,6 @@
 """`tune`: searches the settings that reach the best validation NLL on one's own data in a given time."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ from waveform.domain import TrainRequest, token_domain_of
 from waveform.system.atomic import require_writable
 from waveform.system.output import write_json
 from waveform.tuning.report import report_search
-from waveform.tuning.search import SearchConfig, Task, search
+from waveform.tuning.search import SearchConfig, search
 
 
 def tune(
@@ -39,21 +37,7 @@ def tune(
         overrides = [f"preset={domain.tune_preset}", *overrides]
     own = None if config_dir is None else Path(config_dir)
     request = TrainRequest(source, overrides=overrides, config_dir=own)
-    first = domain.compose(request)
-    domain.refuse(request, first)
-    first_run = replace(request, run_dir=out_dir / "trial-000")  # what is prepared for it serves for all
-
-    task = Task(
-        compose=lambda given: domain.compose(replace(request, overrides=given)),
-        train_config=domain.train_config,
-        space=partial(domain.space, file=config.space),
-        open_data=lambda world: domain.open_data(first_run, first, world=world, show_progress=show_progress),
-        dataset=domain.dataset(source, first),
-        load=domain.load,
-        unit=domain.unit,
-        amount_of=domain.amount,
-    )
-    found = search(out_dir, overrides, task, config, show_progress=show_progress)
+    found = search(out_dir, request, domain, config, show_progress=show_progress)
     write_json(json_file, found.entries)
-    report_search(found, out_dir, task, command="waveform train", config_dir=config_dir, show_progress=show_progress)
+    report_search(found, out_dir, request, domain, show_progress=show_progress)
     return found.entries
