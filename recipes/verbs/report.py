@@ -13,7 +13,7 @@ from waveform.analyses.analyse import DEFAULT_TOKENS, common_tokens
 from waveform.engine.sampler import SamplingConfig
 from waveform.report_page.charts import attention_chart, learning_chart, place_chart
 from waveform.report_page.measures import measure_attention, measure_places
-from waveform.report_page.page import Page, Table, Writing, require_page, write_page
+from waveform.report_page.page import Page, Table, Writing, require_each_once, require_page, write_page
 from waveform.report_page.settings import settings_tables
 from waveform.runs.learning_curves import read_learning_curve
 from waveform.runs.opened import TrainedRun
@@ -73,10 +73,8 @@ def report(
     config = config or ReportConfig()
     require_page(out)
     require_writable(json_file, option="--json")
-    for run_dir in run_dirs:
-        if [other.resolve() for other in run_dirs].count(run_dir.resolve()) > 1:
-            raise UserError(f"{run_dir} is named twice; name each run once")
-    runs = [load(run_dir, device=device) for run_dir in run_dirs]  # first, because `compare` takes agents too
+    require_each_once(run_dirs)
+    runs = [load(run_dir, device=device) for run_dir in run_dirs]  # first, because `compare` takes other kinds too
     options = EvaluateOptions(rows=config.rows, split=config.split)
     entries = compare(run_dirs, options, device=device, show_progress=show_progress)
     tokens = common_tokens(runs, [own_tokens(run, split=config.split) for run in runs], split=config.split)

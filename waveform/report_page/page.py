@@ -81,6 +81,14 @@ class Page:
     different_settings: Table = field(default_factory=lambda: Table((), ()))
 
 
+def require_each_once(run_dirs: Sequence[Path | str]) -> None:
+    """Raises UserError if a run stands twice among those of a page."""
+    everyone = [Path(run_dir).resolve() for run_dir in run_dirs]
+    for run_dir in run_dirs:
+        if everyone.count(Path(run_dir).resolve()) > 1:
+            raise UserError(f"{run_dir} is named twice; name each run once")
+
+
 def require_page(path: Path) -> None:
     """Raises UserError, before any work is done, if no page can be written there or it would replace another file."""
     require_writable(path, option="--out")

@@ -143,7 +143,7 @@ class EvaluateOptions:
     dynamic_lr: float | None = None  # None: the optimiser's default in `DynamicConfig`; continued: that of training
     average: int = 1  # newest checkpoints whose weights are averaged
     stride: int | None = None  # tokens by which the window of a model without memory moves; None: its length
-    published: str | None = None  # a corpus of audio, whose published figures are shown beside
+    published: str | None = None  # of `compare`: a corpus of audio, whose published figures are shown beside
     published_words: bool = False  # word-level perplexity divides by the words that the corpus was published with
     rows: int | None = None  # pieces that text is cut into, each from empty memories; None: whole documents
 

@@ -20,13 +20,21 @@ from waveform.quality.measure import measure_quality
 from waveform.quality.report import quality_notes, quality_rows
 from waveform.report_page.charts import attention_chart, learning_chart, place_chart
 from waveform.report_page.measures import measure_attention, measure_places
-from waveform.report_page.page import Page, Player, PlayerRow, Table, data_uri, require_page, write_page
+from waveform.report_page.page import (
+    Page,
+    Player,
+    PlayerRow,
+    Table,
+    data_uri,
+    require_each_once,
+    require_page,
+    write_page,
+)
 from waveform.report_page.settings import settings_tables
 from waveform.runs.race import ScoredRun
 from waveform.runs.scoring import EvaluateOptions
-from waveform.speech.data import open_split
 from waveform.speech.domain import Speech
-from waveform.speech.figures import by_label_rows, format_table, note_of, rows_of
+from waveform.speech.figures import by_label_rows, note_of, rows_of
 from waveform.speech.run import Run, check_amount, load
 from waveform.system.atomic import require_writable
 from waveform.system.console import counted, printable
@@ -105,10 +113,7 @@ def report(
     config, out = config or ReportConfig(), Path(out)
     require_page(out)
     require_writable(json_file, option="--json")
-    everyone = [Path(run_dir).resolve() for run_dir in (*run_dirs, *listen)]
-    for run_dir in (*run_dirs, *listen):
-        if everyone.count(Path(run_dir).resolve()) > 1:
-            raise UserError(f"{run_dir} is named twice; name each run once")
+    require_each_once([*run_dirs, *listen])
     domain, options = Speech(), EvaluateOptions(split=config.split)
     opened, tokens = open_runs(domain, run_dirs, options, data=data, device=device, show_progress=show_progress)
     runs = [run for run in opened if isinstance(run, Run)]
@@ -134,7 +139,7 @@ def report(
         scored.append(ScoredRun.of(run, tokens, result, domain.figures(run, tokens, result, options)))
     entries = entries_of(domain, scored)
     if show_progress:
-        print(format_table(entries))
+        print(domain.format_table(entries))
     names = display_names(entries)
     by_name = dict(zip(names, places, strict=True))
     attention = [
@@ -143,7 +148,7 @@ def report(
     ]
     quality = None
     if config.quality:
-        others = open_split(runs[0], data=data, split="train", show_progress=False)
+        others = domain.open_split(runs[0], data=data, split="train", show_progress=False)
         named = list(zip(names, runs, strict=True))
         quality = measure_quality(
             named, config.of_quality(), held_out=tokens, others=others, show_progress=show_progress
