@@ -19,6 +19,7 @@ from recipes.corpora.tokenizers import TOKENIZER_FILE, load_tokenizer, save_toke
 from recipes.metrics import UNITS
 from recipes.plots import Curve, save_recall
 from recipes.text_figures import describe, format_table, metrics_of, relative_gain, scope_of
+from recipes.text_report import TextContents
 from waveform.domain import Metrics, TokenDomain, TrainRequest
 from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, read_dataset, write_dataset
 from waveform.engine.token_set import TokenSet
@@ -106,6 +107,7 @@ class Text(TokenDomain):
     kind = "text"
     runs = "runs on text"
     cuts_valid = True
+    report_contents = TextContents
     space = staticmethod(search_space)
     load = staticmethod(load)
     describe = staticmethod(describe)

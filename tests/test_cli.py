@@ -731,32 +731,37 @@ def test_full_disk_is_one_line(place: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_trains_one_run(place: Path, tmp_path: Path) -> None:
-    torchrun = [sys.executable, *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]]
-    torchrun += ["-m", "waveform"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*torchrun, "train", str(place / "data"), str(tmp_path / "run"), *settings("compressive_transformer")],
-        capture_output=True,
-        text=True,
-        env=env,
-    )
-    assert done.returncode == 0, done.stderr
+    def torchrun(*arguments: Any) -> str:
+        command = [sys.executable, *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]]
+        command += ["-m", "--", "waveform", *map(str, arguments)]  # --: or torchrun takes --num for its own
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    torchrun("train", place / "data", tmp_path / "run", *settings("compressive_transformer"))
     run = waveform.load(tmp_path / "run")
     assert run.step == 6
     alone = waveform.evaluate(place / "compressive_transformer", show_progress=False)
     together = waveform.evaluate(tmp_path / "run", show_progress=False)
     assert together["train_tokens_seen"] == alone["train_tokens_seen"]
-    done = subprocess.run(
-        [*torchrun, "evaluate", str(tmp_path / "run"), "--json", str(tmp_path / "shared.json")],
-        capture_output=True,
-        text=True,
-        env=env,
-    )
-    assert done.returncode == 0, done.stderr
+    out = torchrun("evaluate", tmp_path / "run", "--json", tmp_path / "shared.json")
     shared = json.loads((tmp_path / "shared.json").read_text())
-    assert shared["num_tokens"] == together["num_tokens"] and done.stdout.count("nats = ") == 1
+    assert shared["num_tokens"] == together["num_tokens"] and out.count("nats = ") == 1
     assert shared["nats_per_token"] == pytest.approx(together["nats_per_token"], rel=1e-9)
     assert together["nats_per_token"] == pytest.approx(alone["nats_per_token"], abs=1e-3)
+
+    sampling = ["sample", str(tmp_path / "run"), "--num", "3", "--seconds", "0.05", "--out"]
+    assert torchrun(*sampling, tmp_path / "shared").count(".wav") == 3
+    assert main([*sampling, str(tmp_path / "alone")]) == 0
+    for path in (tmp_path / "alone").iterdir():  # each stream is drawn once, as by one process
+        assert path.read_bytes() == (tmp_path / "shared" / path.name).read_bytes()
+    reporting = ["report", str(tmp_path / "run"), "--num", "2", "--seconds", "0.05", "--real", "1", "--out"]
+    torchrun(*reporting, tmp_path / "shared.html")
+    assert main([*reporting, str(tmp_path / "alone.html")]) == 0
+    pages = [(tmp_path / f"{name}.html").read_text() for name in ("alone", "shared")]
+    sounds, shared_sounds = (re.findall(r"data:audio/flac;base64,([^\"]+)", page) for page in pages)
+    assert len(sounds) == 6 and shared_sounds == sounds
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare"])

@@ -29,8 +29,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "waveform.conf": (),
     "waveform.bundled": (),
     "waveform.quality": (*_RUNS, "audio"),
-    "waveform.domain": (*_RUNS, "quality"),
-    "waveform.speech": (*_RUNS, "audio", "quality", "domain"),
+    "waveform.domain": (*_RUNS, "quality", "report_page"),
+    "waveform.speech": (*_RUNS, "analyses", "audio", "quality", "report_page", "domain"),
     "waveform.tuning": (*_RUNS, "quality", "domain"),
     "waveform.verbs": (
         *_RUNS,

@@ -64,10 +64,7 @@ _SCORES = {
     }
     for verb in ("evaluate", "compare")
 }
-_MAKES = {
-    verb: {"audio": f"waveform.verbs.{verb}:{verb}", "text": f"recipes.verbs.{verb}:{verb}"}
-    for verb in ("sample", "report")
-}
+_SAMPLES = {"audio": "waveform.verbs.sample:sample", "text": "recipes.verbs.sample:sample"}
 
 RUN_VERBS = (
     Verb(
@@ -166,7 +163,7 @@ RUN_VERBS = (
     Verb(
         "sample",
         "generate audio into WAV files or stdout, or play it, as it is drawn; or print text",
-        _MAKES["sample"],
+        _SAMPLES,
         (
             RUN_DIR,
             argument(
@@ -289,7 +286,7 @@ RUN_VERBS = (
     Verb(
         "report",
         "write a page to read and to listen to: samples beside real data, NLL, attention, settings",
-        _MAKES["report"],
+        "waveform.verbs.report:report",
         (
             argument("run_dirs", type=Path, nargs="*", metavar="RUN_DIR", help="several stand side by side"),
             argument("--out", type=Path, metavar="FILE.html", help="the page (default report.html)"),
@@ -349,6 +346,7 @@ RUN_VERBS = (
                 instead="waveform.report_page.ratings:rate",
             ),
         ),
+        asks={"contents": "report_contents"},
     ),
 )
 

@@ -20,6 +20,7 @@ from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, Trainer
 from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import World
+from waveform.report_page.contents import ReportContents
 from waveform.runs.averaging import average_weights
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.folder import check_run_dir, read_config
@@ -28,11 +29,10 @@ from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun
 from waveform.runs.origin import Origin
 from waveform.runs.race import ScoredRun
-from waveform.runs.scoring import EvaluateOptions, describe_dynamic, score
+from waveform.runs.scoring import EvaluateOptions, describe_dynamic, display_names, score
 from waveform.runs.sliding import evaluate_sliding
 from waveform.runs.space import Space
 from waveform.runs.training import check_settings, open_training
-from waveform.system.console import printable
 from waveform.system.errors import UserError
 
 _GROUP = "waveform.domains"
@@ -321,6 +321,10 @@ class TokenDomain(Domain):
     def scope(self, entry: dict[str, Any]) -> str:
         """What the figures of a run are of, as a sentence."""
 
+    # Reports
+
+    report_contents: ClassVar[type[ReportContents]]
+
     @contextmanager
     def exported(self, run: TrainedRun) -> Iterator[Sequence[Path]]:
         """Files of its data set that the archive of a run contains. Raises UserError if they are gone."""
@@ -379,15 +383,3 @@ def domain_of_runs(run_dirs: Sequence[Path | str]) -> TokenDomain:
     if not isinstance(domain, TokenDomain):
         raise UserError(f"only evaluate, compare and play know {domain.runs}, and {run_dirs[0]} is one of them")
     return domain
-
-
-def display_names(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """The model of each run, with the run's name, or at need its path, if several are of the same model."""
-    models = [entry["model"] for entry in entries]
-    named = [f"{entry['model']} ({Path(entry['run']).name})" for entry in entries]
-    return [
-        printable(
-            model if models.count(model) == 1 else name if named.count(name) == 1 else f"{model} ({entry['run']})"
-        )
-        for model, name, entry in zip(models, named, entries, strict=True)
-    ]

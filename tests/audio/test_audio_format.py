@@ -20,8 +20,8 @@ from waveform.cli import main
 from waveform.engine.dataset import read_dataset
 from waveform.runs.folder import read_config
 from waveform.speech import domain as verb
+from waveform.speech.report import SoundContents
 from waveform.system.errors import UserError
-from waveform.verbs.report import _settings_of
 
 FORMAT = AudioFormat(16_000, "linear", "clip")
 SETTINGS = ["data.sample_rate_hz=16000", "data.quantiser=linear", "data.normalise=clip"]
@@ -90,7 +90,7 @@ def test_figures_that_look_ahead_say_so(place: Path, tmp_path: Path, capsys: pyt
 
 def test_a_report_shows_the_format_of_the_data(place: Path) -> None:
     """A run on a data set has the defaults in its own settings of `data`."""
-    shown = _settings_of(waveform.load(place / "run"))
+    shown = SoundContents().settings(waveform.load(place / "run"))
     assert format_of(shown["dataset"]["modality"]) == FORMAT
     assert {name: shown["data"][name] for name in ("sample_rate_hz", "quantiser", "normalise")} == {
         "sample_rate_hz": 16_000,

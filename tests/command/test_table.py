@@ -14,8 +14,10 @@ import pytest
 
 import recipes.cli
 import waveform.cli
+from recipes.text import Text
 from waveform.command.arguments import overrides
 from waveform.command.table import OVERRIDES, Verb, argument, run_command
+from waveform.speech.domain import Speech
 
 CALLS: list[tuple[str, dict[str, Any]]] = []
 
@@ -118,6 +120,9 @@ def test_functions_take_the_arguments_of_their_verbs(verb: Verb) -> None:
         function = loaded(name)
         assert len(signature(function).parameters) <= 8
         unknown -= parameters_of(function)
+    for attribute in verb.asks.values():
+        for domain in (Speech, Text):
+            unknown -= {field.name for field in fields(getattr(domain, attribute))}
     assert not unknown
     for arg in verb.arguments:
         if arg.setting is not None:

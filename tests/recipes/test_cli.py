@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from recipes.cli import main
+from recipes.continuations import _evenly_spaced
 from recipes.corpora.catalogue import RECIPES
 from recipes.corpora.detokenize import detokenize
 from recipes.corpora.tokenizers import load_tokenizer
-from recipes.verbs.sample import _evenly_spaced
 from recipes.verbs.sweep import sweep
 from tests.recipes.calling import mistake, run
 from tests.recipes.corpus_files import write_source

@@ -15,7 +15,7 @@ from tests.test_cli import mistake, settings, write_tones
 from waveform.audio.audio_format import AudioFormat
 from waveform.cli import main
 from waveform.speech import figures
-from waveform.verbs.report import _recordings
+from waveform.speech.report import _recordings
 
 NAME = "<b>odd $name"
 

@@ -13,6 +13,7 @@ import torch
 from waveform.engine.interface import SequenceModel
 from waveform.engine.single_pass import score_once
 from waveform.engine.token_set import TokenSet
+from waveform.ranks.distributed import World
 from waveform.runs.statistics import interval_over_utterances
 from waveform.system.progress import Progress
 
@@ -80,20 +81,23 @@ def nll_by_place(
     window: int,
     rows: int,
     max_tokens: int | None = None,
+    world: World | None = None,
     progress: Progress | None = None,
 ) -> NllByPlace:
     """Score utterances, each from a fresh state, and sum by place; bins double in length from `first` tokens on.
 
     window: tokens of one call; rows: utterances side by side. max_tokens: at most how many to score, longest
-    utterances first, leaving out those that are longer than what remains; None: all.
+    utterances first, leaving out those that are longer than what remains; None: all. Each rank of `world` scores a
+    share of them, and every rank gets the whole result.
     """
+    world = world or World()
     order = sorted(range(len(tokens)), key=lambda i: (-tokens.lengths[i], i))
     if max_tokens is not None:
         order = _fitting(order, tokens.lengths, max_tokens)
     edges = doubling_edges(max(tokens.lengths[i] for i in order), first=first)
     nats, counts = np.zeros((len(tokens), len(edges) - 1)), np.zeros((len(tokens), len(edges) - 1), dtype=np.int64)
-    device = next(iter(model.parameters())).device
-    for dealt, scores in score_once(model, tokens, order, window=window, rows=rows, device=device):
+    device, own = next(iter(model.parameters())).device, order[world.rank :: world.size]
+    for dealt, scores in score_once(model, tokens, own, window=window, rows=rows, device=device):
         bins = np.searchsorted(edges, dealt.start + np.arange(window), side="right") - 1
         scored = dealt.window.scored.numpy()  # [B, W]
         nll = np.where(scored, scores.nll.double().cpu().numpy(), 0)
@@ -102,4 +106,6 @@ def nll_by_place(
             counts[dealt.utterances, j] += scored[:, bins == j].sum(axis=1)
         if progress is not None:
             progress.update(int(scored.sum()))
+    for sums in (nats, counts):
+        world.sum_(torch.from_numpy(sums))  # in place
     return NllByPlace(edges, nats, counts)

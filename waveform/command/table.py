@@ -9,7 +9,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
 from inspect import signature
 from typing import Any, get_args, get_type_hints
@@ -59,6 +59,8 @@ class Verb:
     function: str | Mapping[str, str]  # `module:function`, or one for each kind of run
     arguments: Sequence[Argument]
     epilog: str | None = None
+    # of the runs' domain: the dataclass of what users choose, for the parameter of that name
+    asks: Mapping[str, str] = field(default_factory=dict)
     report: str | None = None  # `module:function` that gets the function's result and returns the exit code
     computes: bool = True  # trains or runs a model, for which the CPU is set up first
 
@@ -80,29 +82,38 @@ class Verb:
             arguments, _ = arguments_of(_load(instead), values)
             _load(instead)(**arguments)
             return 0
-        function, of_runs = self._function(values)
-        arguments, unknown = arguments_of(function, values)
+        function, of_runs, asked = self._function(values)
+        arguments, unknown = arguments_of(function, values, asked)
         for arg in self.arguments:
             if arg.name in unknown:
                 raise UserError(f"{arg.names[-1]} is not for {of_runs}; leave it out")
         result = function(**arguments)
         return 0 if self.report is None else _load(self.report)(result) or 0
 
-    def _function(self, values: Mapping[str, Any]) -> tuple[Callable[..., Any], str]:
-        """The function to call, and what messages call the runs that it is for."""
-        if isinstance(self.function, str):
-            return _load(self.function), "runs of this kind"
+    def _function(self, values: Mapping[str, Any]) -> tuple[Callable[..., Any], str, dict[str, type]]:
+        """The function to call, what messages call the runs that it is for, and the dataclasses that it asks for."""
         runs = values.get("run_dirs") or values.get("listen") or [run for run in (values.get("run_dir"),) if run]
+        if self.asks:
+            assert isinstance(self.function, str)
+            domain = _load("waveform.domain:domain_of_runs")(runs)
+            return _load(self.function), domain.runs, {name: getattr(domain, of) for name, of in self.asks.items()}
+        if isinstance(self.function, str):
+            return _load(self.function), "runs of this kind", {}
         domain = _load("waveform.domain:any_domain_of_runs")(runs)
         if domain.kind not in self.function:
             raise UserError(f"{self.name} does not know {domain.runs}, and {runs[0]} is one of them")
-        return _load(self.function[domain.kind]), domain.runs
+        return _load(self.function[domain.kind]), domain.runs, {}
 
 
-def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """What `function` is called with, and the names in `values` that it does not know."""
+def arguments_of(
+    function: Callable[..., Any], values: Mapping[str, Any], asked: Mapping[str, type] | None = None
+) -> tuple[dict[str, Any], set[str]]:
+    """What `function` is called with, and the names in `values` that it does not know.
+
+    asked: the dataclasses of parameters whose annotation does not say which one.
+    """
     parameters, hints = signature(function).parameters, get_type_hints(function)
-    dataclasses: dict[str, type] = {}
+    dataclasses: dict[str, type] = dict(asked or {})
     for name in parameters:
         for kind in (hints.get(name), *get_args(hints.get(name))):
             if isinstance(kind, type) and is_dataclass(kind):

@@ -28,6 +28,7 @@ class SamplingConfig(DrawConfig):
     """How streams are sampled."""
 
     seed: int = 0  # stream i's generator is seeded by (seed, i)
+    first_stream: int = 0  # number of the first stream: calls that share the work draw what one would
     int8: bool = False  # compute with weights, and what is remembered, in 8 bits: faster on a CPU
 
     def __post_init__(self) -> None:
@@ -67,7 +68,8 @@ def sample(
         vocab_size=vocab_size,
     )
     stepper = decoder(model, state, int8=config.int8)
-    generators = [torch.Generator().manual_seed(config.seed * 1_000_003 + i) for i in range(num_streams)]
+    numbers = range(config.first_stream, config.first_stream + num_streams)
+    generators = [torch.Generator().manual_seed(config.seed * 1_000_003 + i) for i in numbers]
     made = torch.empty(made_shape, dtype=torch.int64)
     for begin in range(0, num_steps, _BLOCK_STEPS):
         length = min(_BLOCK_STEPS, num_steps - begin)

@@ -9,12 +9,13 @@ import gc
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Event
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from waveform.ranks.rendezvous import rendezvous_store
 from waveform.system.errors import Trouble, UserError
 from waveform.system.signals import die_with_parent
 
+T = TypeVar("T")
 _BUCKET_ELEMENTS = 1 << 24
 TIMEOUT_S = 600.0  # a rank that keeps the others waiting this long in training hangs
 SCORING_TIMEOUT_S = 7200.0  # one rank scores a document, and the others may have finished theirs long ago
@@ -129,6 +131,16 @@ class World:
         largest = torch.tensor(values, dtype=torch.int64)  # on the CPU, so through gloo
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return [int(value) for value in largest.tolist()]
+
+    def share(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+        """What each of `jobs` returns, each done by one rank, on every rank. Results must be picklable."""
+        own = {i: jobs[i]() for i in range(self.rank, len(jobs), self.size)}
+        of_ranks: list[Any] = [own]
+        if self.size > 1:
+            of_ranks = [None] * self.size
+            dist.all_gather_object(of_ranks, own)
+        done = {i: result for results in of_ranks for i, result in results.items()}
+        return [done[i] for i in range(len(jobs))]
 
     def barrier(self) -> None:
         """Wait for every rank as long as in training. Raises RuntimeError as a reduction does if one does not come."""

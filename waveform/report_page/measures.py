@@ -7,15 +7,16 @@ from waveform.analyses.by_place import NllByPlace, nll_by_place
 from waveform.analyses.layers import attention_by_position, observe_layers
 from waveform.engine.state_ram import fast_rows
 from waveform.engine.token_set import TokenSet
+from waveform.ranks.distributed import World
 from waveform.runs.opened import TrainedRun
 from waveform.system.progress import Progress
 
 
 def measure_places(
-    run: TrainedRun, tokens: TokenSet, *, first: int, max_tokens: int | None, show_progress: bool
+    run: TrainedRun, tokens: TokenSet, *, first: int, max_tokens: int | None, world: World, show_progress: bool
 ) -> NllByPlace:
     """`nll_by_place` of a run."""
-    total = min(tokens.num_tokens, max_tokens or tokens.num_tokens)
+    total = min(tokens.num_tokens, max_tokens or tokens.num_tokens) // world.size
     with Progress(
         f"evaluate {run.folder.name}", total=total, unit=run.unit, unit_s=run.unit_s, enabled=show_progress
     ) as progress:
@@ -27,6 +28,7 @@ def measure_places(
             window=run.window,
             rows=rows,
             max_tokens=max_tokens,
+            world=world,
             progress=progress,
         )
 

@@ -19,6 +19,7 @@ from waveform.models.predictors_alone import PredictorsAlone
 from waveform.ranks.distributed import World
 from waveform.runs.folder import CONFIG_FILE, OWN_DATA_DIR
 from waveform.runs.opened import TrainedRun
+from waveform.system.console import printable
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
@@ -214,3 +215,15 @@ def unigram_nats(run: TrainedRun, tokens: TokenSet) -> float | None:
     if not is_dataset(folder):
         return None
     return unigram_nll(read_dataset(folder).open_split("train").counts, tokens.counts)
+
+
+def display_names(entries: Sequence[dict[str, Any]]) -> list[str]:
+    """The model of each run, with the run's name, or at need its path, if several are of the same model."""
+    models = [entry["model"] for entry in entries]
+    named = [f"{entry['model']} ({Path(entry['run']).name})" for entry in entries]
+    return [
+        printable(
+            model if models.count(model) == 1 else name if named.count(name) == 1 else f"{model} ({entry['run']})"
+        )
+        for model, name, entry in zip(models, named, entries, strict=True)
+    ]

@@ -30,6 +30,7 @@ from waveform.runs.sources import annotated
 from waveform.speech.config import SpeechTrainConfig, compose_config, search_space
 from waveform.speech.data import data_of_training, open_split, refuse_other_data
 from waveform.speech.figures import describe, format_table, metrics_of, race_scope, sampling_speed
+from waveform.speech.report import SoundContents
 from waveform.speech.run import Run, load
 from waveform.system.errors import UserError
 from waveform.system.signals import StopRequest
@@ -45,6 +46,7 @@ class Speech(TokenDomain):
     race_models = ("compressive_transformer", "transformer_xl", "wavenet")
     race_baseline = "wavenet"
     tune_preset = "demo"  # its schedule is one of time, for small models
+    report_contents = SoundContents
     space = staticmethod(search_space)
     load = staticmethod(load)
     open_split = staticmethod(open_split)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from waveform.audio.audio_format import LOOKS_AHEAD, format_of
-from waveform.domain import Metrics, display_names
+from waveform.domain import Metrics
 from waveform.engine.drawing import DrawConfig
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.inputs import begin_of_utterance
@@ -17,7 +17,7 @@ from waveform.engine.interface import decoder
 from waveform.engine.metrics import bits
 from waveform.engine.token_set import TokenSet
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import linear_prediction_nats, nll_by_label, unigram_nats
+from waveform.runs.scoring import display_names, linear_prediction_nats, nll_by_label, unigram_nats
 from waveform.runs.speeds import warnings_of
 from waveform.runs.statistics import with_intervals
 from waveform.system.console import counted, printable, table

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from waveform.domain import TokenDomain, display_names, domain_of_runs
+from waveform.domain import TokenDomain, domain_of_runs
 from waveform.engine.token_set import TokenSet
 from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.opened import TrainedRun
 from waveform.runs.race import ScoredRun
-from waveform.runs.scoring import EvaluateOptions, with_labels
+from waveform.runs.scoring import EvaluateOptions, display_names, with_labels
 from waveform.runs.statistics import paired_interval
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json

@@ -19,11 +19,12 @@ from waveform.runs.named import bundled_names
 from waveform.runs.settings import typed
 from waveform.speech.config import SpeechTrainConfig, compose_config
 from waveform.speech.domain import Speech
+from waveform.speech.report import SoundContents
 from waveform.system.console import say
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
 from waveform.system.signals import Interrupted
-from waveform.verbs.report import ReportConfig, report
+from waveform.verbs.report import report
 from waveform.verbs.sample import sample
 from waveform.verbs.train import train_all
 
@@ -59,9 +60,9 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
         raise Interrupted(asked_by, f"`waveform demo --out {out_dir}` continues from here")
 
     say(f"3/5 comparing them on the held-out recordings, and writing {out_dir / 'report.html'}")
-    page = ReportConfig(num=1, seconds=_REPORT_SECONDS, real=2, temperatures=(_TEMPERATURE,))
+    page = SoundContents(num=1, seconds=_REPORT_SECONDS, real=2, temperatures=(_TEMPERATURE,), listen=bundled_names())
     where: dict[str, Any] = {"device": device, "show_progress": show_progress}
-    figures = report(run_dirs, page, out=out_dir / "report.html", listen=bundled_names(), **where)
+    figures = report(run_dirs, page, out=out_dir / "report.html", **where)
     write_json(out_dir / "comparison.json", figures["comparison"])
 
     say(f"4/5 sampling {_SAMPLE_SECONDS} s from each")

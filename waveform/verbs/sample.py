@@ -2,7 +2,7 @@
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from waveform.decoding.int8 import Int8Cost, int8_cost
 from waveform.engine.dataset import is_dataset, read_dataset
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.state_ram import require_ram_for_state
+from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.speech.run import Run, check_amount, load
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
@@ -44,47 +45,57 @@ def sample(
     `seconds`; they may be inf if someone listens. What `sampling.int8` costs in NLL is measured and printed first.
     With a `SampleConfig`, `sampling.label` is what they are samples of: with `each`, there are `num` of each label.
     Files are named after model, step, seed, label and number; existing ones are never overwritten. Until all are done
-    they are named `.unfinished.wav`; the next call that makes the same ones replaces them. Raises UserError as `load`
+    they are named `.unfinished.wav`; the next call that makes the same ones replaces them. Under torchrun every process
+    calls this and draws a share of the same sounds. Raises UserError as `load`
     does, for a label that the run does not know, and for a full disk.
     """
     output = output if isinstance(output, Output) else Output(output)
     check_amount(num, seconds, endless=output.is_live)  # settings out of range must leave no empty files behind
     output.require_possible(num=num)
     sampling = sampling or SamplingConfig()
-    run = load(run_dir, device=device)
-    known = _labels(run, sampling)
-    output.require_possible(num=num * len(known))
-    require_ram_for_state(run.model, num * len(known))  # before there is a list of them
-    labels = [label for label in known for _ in range(num)]
-    rate = run.audio_format.sample_rate_hz
-    output.require_playable(rate)
-    cost = _int8_cost(run) if sampling.int8 else None
-    if cost is not None and show_progress:
-        print(cost, file=sys.stderr if output.is_piped else sys.stdout, flush=True)
-    primer = run.audio_format.scale(read_audio(prime, sample_rate_hz=rate)) if prime is not None else None
-    name = f"{run.name}_step{run.step}_seed{sampling.seed}"
-    paths = []
-    if output.folder is not None:
-        numbered = [(name if label is None else f"{name}_{label}", i % num) for i, label in enumerate(labels)]
-        paths = [output.folder / f"{beginning}_{i}.wav" for beginning, i in numbered]
-    require_free(paths)
-    primer_s = 0 if primer is None else len(primer) / rate
-    total_s = len(labels) * seconds if math.isfinite(seconds) else None
-    with (
-        Progress("sample", total=total_s, unit="s", unit_s=1, enabled=show_progress) as progress,
-        output.open(paths, sample_rate_hz=rate, seconds=primer_s + seconds, tell=progress.write) as write,
-    ):
-        if primer is not None:
-            write(np.broadcast_to(primer, (len(labels), len(primer))))
+    with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
+        shown = show_progress and world.is_first
+        run = load(run_dir, device=world.device.type)
+        known = _labels(run, sampling)
+        output.require_possible(num=num * len(known))
+        require_ram_for_state(run.model, num * len(known))  # before there is a list of them
+        labels = [label for label in known for _ in range(num)]
+        rate = run.audio_format.sample_rate_hz
+        output.require_playable(rate)
+        if shown and sampling.int8:
+            print(_int8_cost(run), file=sys.stderr if output.is_piped else sys.stdout, flush=True)
+        primer = run.audio_format.scale(read_audio(prime, sample_rate_hz=rate)) if prime is not None else None
+        name = f"{run.name}_step{run.step}_seed{sampling.seed}"
+        paths = []
+        if output.folder is not None:
+            numbered = [(name if label is None else f"{name}_{label}", i % num) for i, label in enumerate(labels)]
+            paths = [output.folder / f"{beginning}_{i}.wav" for beginning, i in numbered]
+        require_free(paths)
+        world.barrier()  # now that every rank has looked, files may appear
+        first, end = (-(-len(labels) * rank // world.size) for rank in (world.rank, world.rank + 1))
+        own = labels[first:end]
+        primer_s = 0 if primer is None else len(primer) / rate
+        total_s = len(own) * seconds if math.isfinite(seconds) else None
+        if own:
+            with (
+                Progress("sample", total=total_s, unit="s", unit_s=1, enabled=shown) as progress,
+                output.open(
+                    paths[first:end], sample_rate_hz=rate, seconds=primer_s + seconds, tell=progress.write
+                ) as write,
+            ):
+                if primer is not None:
+                    write(np.broadcast_to(primer, (len(own), len(primer))))
 
-        def take(block: np.ndarray) -> None:
-            write(block)
-            progress.update(block.size / rate)
+                def take(block: np.ndarray) -> None:
+                    write(block)
+                    progress.update(block.size / rate)
 
-        run.sample(num=len(labels), seconds=seconds, sampling=sampling, prime=primer, on_block=take, labels=labels)
-    if show_progress:
-        for path in paths:
-            print(path)
+                own_streams = replace(sampling, first_stream=first)
+                run.sample(num=len(own), seconds=seconds, sampling=own_streams, prime=primer, on_block=take, labels=own)
+        world.barrier()
+        if shown:
+            for path in paths:
+                print(path)
     return paths
 
 

@@ -1,0 +1,110 @@
+"""What a report shows of runs on text: how they continue held-out documents, and perplexity by frequency."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from recipes.continuations import NUCLEUS, Prefixes, continue_documents
+from recipes.corpora.episodes import is_recall
+from recipes.text_figures import frequencies_of, names_of, rows_of
+from waveform.analyses.analyse import DEFAULT_TOKENS
+from waveform.engine.sampler import SamplingConfig
+from waveform.engine.token_set import TokenSet
+from waveform.ranks.distributed import World
+from waveform.report_page.contents import Figures, ReportContents
+from waveform.report_page.page import Table, Writing
+from waveform.runs.opened import TrainedRun
+from waveform.runs.scoring import EvaluateOptions
+from waveform.system.console import counted, printable
+from waveform.system.errors import UserError
+
+_FIRST_TOKENS = 64  # the first stretch of NLL over the course of a document
+
+
+@dataclass(frozen=True)
+class TextContents(ReportContents):
+    """What a report on text contains."""
+
+    documents: int = 3  # held-out documents that every run continues; 0: none
+    prefix: int = 512  # tokens of each that are read
+    tokens: int = 256  # that every run makes
+    temperature: float = 1.0
+    seed: int = 0
+    split: str = "test"
+    rows: int | None = None  # pieces that the text is cut into to be scored; None: whole documents
+
+    def __post_init__(self) -> None:
+        if self.documents < 0 or self.tokens < 1:
+            raise UserError(
+                f"--documents is {self.documents} and --tokens is {self.tokens}; the first must be at least 0, the "
+                "second at least 1"
+            )
+        _ = self.prefixes, self.sampling  # they raise
+
+    @property
+    def prefixes(self) -> Prefixes:
+        return Prefixes(documents=self.documents or None, prefix=self.prefix, split=self.split)
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        return SamplingConfig(temperature=self.temperature, top_p=NUCLEUS, seed=self.seed)
+
+    @property
+    def options(self) -> EvaluateOptions:
+        return EvaluateOptions(rows=self.rows, split=self.split)
+
+    @property
+    def max_tokens(self) -> int:
+        return DEFAULT_TOKENS
+
+    def first(self, run: TrainedRun) -> int:
+        return _FIRST_TOKENS
+
+    def names(self, entries: list[dict[str, Any]]) -> list[str]:
+        return names_of(entries)
+
+    def made_of(self, tokens: TokenSet, entries: Figures) -> str:
+        return (
+            f"NLL and documents are of the {self.split} split ({entries[0]['num_tokens']:,} tokens of "
+            f"{counted(entries[0]['num_utterances'], 'document')}); texts are of temperature {self.temperature:g}, "
+            f"nucleus {NUCLEUS:g}, seed {self.seed}."
+        )
+
+    def comparison(self, names: Sequence[str], entries: list[dict[str, Any]]) -> Table:
+        header, rows = rows_of(entries)
+        return Table(header, [[name, *row[1:]] for name, row in zip(names, rows, strict=True)])
+
+    def shown(
+        self,
+        runs: dict[str, TrainedRun],
+        tokens: TokenSet,
+        entries: list[dict[str, Any]],
+        *,
+        data: Path | str | None,
+        world: World,
+        show_progress: bool,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {
+            "writings": self._writings(runs, world),
+            "frequencies": Table(*frequencies_of(entries)) if "perplexity_by_frequency" in entries[0] else None,
+        }, {}
+
+    def _writings(self, runs: dict[str, TrainedRun], world: World) -> list[Writing]:
+        """How every run continues the same documents, and how they go on; none of recall, which is not read."""
+        if not self.documents or is_recall(next(iter(runs.values()))):
+            return []
+        how: dict[str, Any] = {"num_tokens": self.tokens, "sampling": self.sampling}
+        by_run = world.share([partial(continue_documents, run, self.prefixes, **how) for run in runs.values()])
+        return [
+            Writing(
+                title=f"{printable(of_document[0].name)}: {of_document[0].num_read} tokens of it, continued",
+                beginning=of_document[0].read,
+                continuations=[
+                    *((name, one.made) for name, one in zip(runs, of_document, strict=True)),
+                    ("as it goes on", of_document[0].truth),
+                ],
+            )
+            for of_document in zip(*by_run, strict=True)
+        ]

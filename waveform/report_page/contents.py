@@ -1,0 +1,77 @@
+"""What a report shows of runs of one kind, besides what all have: NLL by place, attention, training and settings."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from waveform.analyses.by_place import NllByPlace
+from waveform.engine.evaluator import Evaluation
+from waveform.engine.token_set import TokenSet
+from waveform.ranks.distributed import World
+from waveform.report_page.page import Table
+from waveform.runs.opened import TrainedRun
+from waveform.runs.scoring import EvaluateOptions, display_names
+
+Figures = Sequence[Mapping[str, Any]]  # of each run, as `compare` returns them
+
+
+class ReportContents(ABC):
+    """A dataclass of what users choose, for each kind of runs, and what follows from it."""
+
+    split: str
+    listen: Sequence[Path | str] = ()  # further runs, of which only samples are shown
+
+    @property
+    def options(self) -> EvaluateOptions:
+        """How runs are scored."""
+        return EvaluateOptions(split=self.split)
+
+    @property
+    @abstractmethod
+    def max_tokens(self) -> int | None:
+        """About how many tokens are scored by place; None: all."""
+
+    @abstractmethod
+    def first(self, run: TrainedRun) -> int:
+        """Tokens of the first stretch of NLL over the course of an utterance."""
+
+    def result(self, tokens: TokenSet, places: NllByPlace) -> Evaluation | None:
+        """The NLL in the tables, if it follows from that by place; None: it is measured as `evaluate` does."""
+        return None
+
+    def others(self, runs: Sequence[TrainedRun], *, device: str) -> dict[str, TrainedRun]:
+        """Runs, by name, of which only samples are shown. Raises UserError for those that do not fit."""
+        return {}
+
+    def names(self, entries: list[dict[str, Any]]) -> list[str]:
+        """What the page calls the runs."""
+        return display_names(entries)
+
+    def settings(self, run: TrainedRun) -> dict[str, Any]:
+        """A run's settings, to be shown."""
+        return run.config
+
+    @abstractmethod
+    def made_of(self, tokens: TokenSet, entries: Figures) -> str:
+        """A line that says what the page was made of."""
+
+    @abstractmethod
+    def comparison(self, names: Sequence[str], entries: list[dict[str, Any]]) -> Table:
+        """The NLL of runs."""
+
+    @abstractmethod
+    def shown(
+        self,
+        runs: dict[str, TrainedRun],
+        tokens: TokenSet,
+        entries: list[dict[str, Any]],
+        *,
+        data: Any,
+        world: World,
+        show_progress: bool,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Fields of the `Page`, and figures for its JSON; runs: by name, those with figures first.
+
+        Every rank of `world` calls this; the first one's result is shown.
+        """

@@ -1,0 +1,260 @@
+"""What a report shows of runs on speech: sounds beside real recordings, and figures of quality."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from waveform.analyses.by_place import NllByPlace
+from waveform.audio.audio_format import AudioFormat
+from waveform.audio.embedded import flac_bytes, mel_jpeg
+from waveform.engine.evaluator import Evaluation
+from waveform.engine.sampler import SamplingConfig
+from waveform.engine.token_set import TokenSet
+from waveform.quality.config import FEWEST_CLIPS, QualityConfig
+from waveform.quality.measure import measure_quality
+from waveform.quality.report import quality_notes, quality_rows
+from waveform.ranks.distributed import World
+from waveform.report_page.contents import Figures, ReportContents
+from waveform.report_page.page import Player, PlayerRow, Table, data_uri
+from waveform.runs.opened import TrainedRun
+from waveform.speech.data import open_split
+from waveform.speech.figures import by_label_rows, note_of, rows_of
+from waveform.speech.run import Run, check_amount, load
+from waveform.system.console import counted, printable
+from waveform.system.errors import UserError
+from waveform.system.progress import Progress
+
+REAL = "real speech"
+_FIRST_S = 0.01  # the first stretch of NLL over the course of an utterance
+_MOST_LABELS = 6  # of which a sound is drawn
+_GIVEN_S = 0.5  # of real speech that runs continue, at most a quarter of a sound
+_ONSET = 0.1  # share of a recording's peak at which speech has begun
+_BEFORE_ONSET_S = 0.05
+_SEARCHED_S = 5.0  # for the onset
+
+
+@dataclass(frozen=True)
+class SoundContents(ReportContents):
+    """What a report on runs on audio contains."""
+
+    num: int = 2  # sounds of each run at each temperature, from nothing
+    seconds: float = 2.0  # length of each sound
+    real: int = 4  # recordings, whose beginnings every run continues; 0: none
+    temperatures: Sequence[float] = (1.0, 0.9)  # the first one serves for continuations too
+    seed: int = 0
+    split: str = "test"  # of the recordings and the NLL
+    quality: int = 0  # sounds of each run by which figures of quality are measured; 0: none are
+    tokens: int | None = None  # samples that are scored, longest utterances first; None: all
+    listen: Sequence[Path | str] = ()  # further runs, of which only sounds are shown; their data may be different
+
+    def __post_init__(self) -> None:
+        for name, value in {"num": self.num, "real": self.real}.items():
+            if value < 0:
+                raise UserError(f"--{name} is {value}; it must be 0 or more")
+        if self.tokens is not None and self.tokens < 1:
+            raise UserError(f"--tokens is {self.tokens}; it must be at least 1")
+        check_amount(1, self.seconds, endless=False)
+        if self.quality:
+            if self.quality < FEWEST_CLIPS:
+                raise UserError(f"--quality is {self.quality}; it must be at least {FEWEST_CLIPS}, or 0 for none")
+            self.of_quality()
+        for temperature in self.temperatures:
+            self.sampling(temperature)
+            if list(self.temperatures).count(temperature) > 1:
+                raise UserError(f"--temperatures has {temperature:g} twice; give each once")
+
+    def of_quality(self) -> QualityConfig:
+        """How quality is measured. Raises UserError."""
+        return QualityConfig(
+            quality=True, num=self.quality, seconds=self.seconds, temperature=self.temperatures[0], seed=self.seed
+        )
+
+    def sampling(self, temperature: float) -> SamplingConfig:
+        """How sounds are drawn at a temperature. Raises UserError."""
+        return SamplingConfig(temperature=temperature, seed=self.seed)
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.tokens
+
+    def first(self, run: TrainedRun) -> int:
+        return round(_FIRST_S * _on_audio(run).audio_format.sample_rate_hz)
+
+    def result(self, tokens: TokenSet, places: NllByPlace) -> Evaluation:
+        scored = np.flatnonzero(places.counts.sum(axis=1))
+        nats, counts = places.nats[scored].sum(axis=1), places.counts[scored].sum(axis=1)
+        return Evaluation([tokens.names[i] for i in scored], nats, counts, "utterance")
+
+    def others(self, runs: Sequence[TrainedRun], *, device: str) -> dict[str, TrainedRun]:
+        rate = _on_audio(runs[0]).audio_format.sample_rate_hz
+        others: dict[str, TrainedRun] = {}
+        for run_dir in self.listen:
+            name, run = printable(str(run_dir)), load(run_dir, device=device)
+            if (own_rate := run.audio_format.sample_rate_hz) != rate:
+                raise UserError(f"--listen {name} is at {own_rate} Hz, the others are at {rate} Hz; leave it out")
+            others[name] = run
+        return others
+
+    def settings(self, run: TrainedRun) -> dict[str, Any]:
+        # With the format that its data set was prepared with: training reads that, whatever is set.
+        data = run.config.get("data", {})
+        prepared_with = {name: value for name, value in vars(_on_audio(run).audio_format).items() if name in data}
+        return run.config | {"data": {**data, **prepared_with}}
+
+    def made_of(self, tokens: TokenSet, entries: Figures) -> str:
+        return (
+            f"NLL and recordings are of the {self.split} split "
+            f"({tokens.num_tokens / entries[0]['sample_rate_hz']:.0f} s, {counted(len(tokens), 'utterance')}), sounds "
+            f"of seed {self.seed}."
+        )
+
+    def comparison(self, names: Sequence[str], entries: list[dict[str, Any]]) -> Table:
+        return Table(*rows_of(entries), note=f"{note_of(entries)}.")
+
+    def shown(
+        self,
+        runs: dict[str, TrainedRun],
+        tokens: TokenSet,
+        entries: list[dict[str, Any]],
+        *,
+        data: Path | str | None,
+        world: World,
+        show_progress: bool,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        heard = {name: _on_audio(run) for name, run in runs.items()}
+        scored = list(heard.items())[: len(entries)]
+        quality = None
+        if self.quality and world.is_first:
+            others = open_split(scored[0][1], data=data, split="train", show_progress=False)
+            quality = measure_quality(
+                scored, self.of_quality(), held_out=tokens, others=others, show_progress=show_progress
+            )
+        return {
+            "players": _player_rows(heard, tokens, self, world=world, show_progress=show_progress),
+            "by_label": _by_label([name for name, _ in scored], entries),
+            "quality": quality and Table(*quality_rows(quality), note=f"{'; '.join(quality_notes(quality))}."),
+        }, {"quality": quality and quality.as_json()}
+
+
+def _on_audio(run: TrainedRun) -> Run:
+    assert isinstance(run, Run)
+    return run
+
+
+def _by_label(names: Sequence[str], entries: Figures) -> Table | None:
+    """The NLL of each run (its name, its figures) on the utterances of each label, if they have any."""
+    by_label = [entry["nll_by_label"] for entry in entries if "nll_by_label" in entry]
+    if not by_label:
+        return None
+    note = "Nats per sample, most speech first; a run without labels reads the same utterances without them."
+    return Table(["label", "utterances", *names], by_label_rows(by_label), note=note)
+
+
+def _player_rows(
+    runs: Mapping[str, Run], tokens: TokenSet, contents: SoundContents, *, world: World, show_progress: bool
+) -> list[PlayerRow]:
+    """Rows of players: recordings with every run's continuations of their beginnings, then sounds from nothing.
+
+    Recordings are continued without their labels; the last rows have a sound of each of the first labels. Each rank
+    draws some of the sounds.
+    """
+    audio_format = next(iter(runs.values())).audio_format
+    rate, first_temperature = audio_format.sample_rate_hz, contents.temperatures[0]
+    given_s = min(_GIVEN_S, contents.seconds / 4)
+    draws: list[tuple[float, Callable[[], np.ndarray]]] = []  # seconds of sound, and what draws them [num, n]
+    rows: list[tuple[str, list[Player], np.ndarray, list[tuple[str, int, int]]]] = []
+
+    def draw(run: Run, temperature: float, *, num: int = 1, seconds: float = contents.seconds, **how: Any) -> int:
+        sampling = contents.sampling(temperature)
+        draws.append((num * seconds, lambda: run.sample(num=num, seconds=seconds, sampling=sampling, **how)))
+        return len(draws) - 1
+
+    for recording, samples in _recordings(tokens, audio_format, num=contents.real, seconds=contents.seconds):
+        given = samples[: round(given_s * rate)]
+        drawn = {
+            name: draw(run, first_temperature, seconds=contents.seconds - given_s, prime=given)
+            for name, run in runs.items()
+        }
+        title = f"{printable(recording)}: {given_s:g} s of it, continued at temperature {first_temperature:g}"
+        rows.append((title, [_player(REAL, samples, rate)], given, [(name, i, 0) for name, i in drawn.items()]))
+    nothing = np.zeros(0, dtype=np.float32)
+    for temperature in contents.temperatures if contents.num else ():
+        drawn = {name: draw(run, temperature, num=contents.num) for name, run in runs.items()}
+        for number in range(contents.num):
+            title = f"From nothing, temperature {temperature:g}, number {number + 1}"
+            rows.append((title, [], nothing, [(name, i, number) for name, i in drawn.items()]))
+    if contents.num and (labels := _first_labels(list(runs.values()))):
+        drawn = {
+            name: draw(run, first_temperature, num=len(labels), labels=labels)
+            for name, run in runs.items()
+            if run.labels
+        }
+        for number, label in enumerate(labels):
+            title = f"Label {printable(label)}, temperature {first_temperature:g}"
+            rows.append((title, [], nothing, [(name, i, number) for name, i in drawn.items()]))
+
+    total_s = sum(seconds for seconds, _ in draws[world.rank :: world.size])
+    with Progress("sample", total=total_s, unit="s", unit_s=1, enabled=show_progress) as progress:
+
+        def work(seconds: float, make: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:
+            def sound() -> np.ndarray:
+                made = make()
+                progress.update(seconds)
+                return made
+
+            return sound
+
+        sounds = world.share([work(*one) for one in draws])
+    return [
+        PlayerRow(
+            title,
+            [
+                *real,
+                *(
+                    _player(name, np.concatenate([given, sounds[i][number]]), rate, own_from_s=len(given) / rate)
+                    for name, i, number in made
+                ),
+            ],
+        )
+        for title, real, given, made in rows
+    ]
+
+
+def _first_labels(runs: Sequence[Run]) -> list[str]:
+    """The first labels that all runs with labels know."""
+    known = [run.labels for run in runs if run.labels]
+    return [label for label in known[0] if all(label in labels for labels in known)][:_MOST_LABELS] if known else []
+
+
+def _recordings(
+    tokens: TokenSet, audio_format: AudioFormat, *, num: int, seconds: float
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Names and first `seconds` of speech [n] of `num` utterances, evenly spaced among those that are long enough.
+
+    If too few are, the longest ones serve, as far as they go.
+    """
+    rate = audio_format.sample_rate_hz
+    length = round(seconds * rate)
+    long = [i for i, n in enumerate(tokens.lengths) if n >= length]
+    if len(long) < num:
+        long = sorted(sorted(range(len(tokens)), key=lambda i: -tokens.lengths[i])[:num])
+    for index in (long[i * len(long) // num] for i in range(min(num, len(long)))):
+        read = tokens.read(index, start=0, stop=length + round(_SEARCHED_S * rate))
+        samples = audio_format.decode(torch.from_numpy(read.astype(np.int64))).numpy()
+        onset = int(np.argmax(np.abs(samples) >= _ONSET * np.abs(samples).max()))
+        start = max(0, min(onset - round(_BEFORE_ONSET_S * rate), len(samples) - length))
+        yield tokens.names[index], samples[start : start + length]
+
+
+def _player(label: str, samples: np.ndarray, rate_hz: int, *, own_from_s: float = 0.0) -> Player:
+    return Player(
+        label,
+        audio=data_uri(flac_bytes(samples, sample_rate_hz=rate_hz), kind="audio/flac"),
+        picture=data_uri(mel_jpeg(samples, sample_rate_hz=rate_hz), kind="image/jpeg"),
+        duration_s=round(len(samples) / rate_hz, 4),
+        own_from_s=own_from_s,
+    )
