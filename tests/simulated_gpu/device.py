@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,8 +198,56 @@ class SimulatedGpu(TorchDispatchMode):
         return moved
 
 
+@dataclass(frozen=True)
+class _Fresh:
+    """A new tensor that an operation gave."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def like(value: Any) -> Any:
+        return _Fresh(value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else value
+
+    def made(self) -> "OnGpu":
+        return OnGpu(torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta"))
+
+
+_KNOWN: dict[Any, Any] = {}  # by operation and what matters of its arguments: what it gave
+
+
 def _carry_out(func: Any, args: Any, kwargs: Any) -> Any:
-    """As torch does on its device `meta`; what comes out is on the device."""
+    """As torch does on its device `meta`; what comes out is on the device.
+
+    Much of what torch does there is Python, slower than many a kernel, so what it gave is remembered: for operations
+    that give new tensors, or change their first argument and return it.
+    """
+    tensors = _tensors(args)
+    if not tensors or _is_view(func):
+        return _on_meta(func, args, kwargs)
+    changes, key = func._schema.is_mutable, (func, _key(args), _key(tuple(kwargs.items())))
+    if key in _KNOWN:
+        return args[0] if changes else _mapped(lambda x: x.made() if isinstance(x, _Fresh) else x, _KNOWN[key])
+    result = _on_meta(func, args, kwargs)
+    if changes and result is args[0]:
+        _KNOWN[key] = None
+    elif not changes and not any(x is y for x in tensors for y in _tensors((result,))):
+        _KNOWN[key] = _mapped(_Fresh.like, result)
+    return result
+
+
+def _key(value: Any) -> Any:
+    """What decides what an operation gives: of tensors all but their values, of numbers all but fractions'."""
+    if isinstance(value, tuple | list):
+        return tuple(_key(part) for part in value)
+    if isinstance(value, Tensor):
+        return type(value), value.shape, value.stride(), value.dtype
+    return type(value), None if isinstance(value, float) else value
+
+
+def _on_meta(func: Any, args: Any, kwargs: Any) -> Any:
+    """The same, carried out by torch."""
     given: dict[int, OnGpu] = {}
 
     def inside(value: Any) -> Any:
@@ -234,10 +283,15 @@ def _is_view(func: Any) -> bool:
     return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
 
 
+def _tensors(args: Any) -> list[Tensor]:
+    """The tensors among arguments or results."""
+    parts = [part for value in args for part in (value if isinstance(value, tuple | list) else (value,))]
+    return [part for part in parts if isinstance(part, Tensor)]
+
+
 def _on_host(args: Any) -> list[Tensor]:
     """The arguments that are tensors on the CPU."""
-    parts = [part for value in args for part in (value if isinstance(value, tuple | list) else (value,))]
-    return [part for part in parts if isinstance(part, Tensor) and not isinstance(part, OnGpu)]
+    return [part for part in _tensors(args) if not isinstance(part, OnGpu)]
 
 
 def _read(source: Tensor, into: Tensor | None, dtype: torch.dtype | None) -> Tensor:
