@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,8 @@ import soundfile
 import torch
 
 import waveform
+from tests.faults import forkserver
+from tests.ranks.run_ranks import command_on_ranks
 from waveform import domain
 from waveform.audio.files import read_audio
 from waveform.cli import main
@@ -547,7 +550,7 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str | Path]], list[str]]] 
     "broken override": (lambda p, t: ["train", p / "data", t / "r", "train.lr=[1,"], ["train.lr"]),
     "unknown model": (
         lambda p, t: ["train", p / "data", t / "r", "model=rnn"],
-        ["unknown model 'rnn'", "compressive_transformer, lstm, transformer_xl, wavenet"],
+        ["unknown model 'rnn'", "choose one of compressive_transformer", ", transformer_xl, wavenet"],
     ),
     "unknown preset": (
         lambda p, t: ["train", p / "data", t / "r", "preset=huge"],
@@ -706,58 +709,57 @@ def test_a_second_training_of_one_run_is_refused(
         assert "another process is training" in mistake(command, capsys)
 
 
+def _on_a_small_disk(command: list[str]) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    assert main(command) == 2
+
+
 @pytest.mark.slow
 def test_full_disk_is_one_line(place: Path, tmp_path: Path) -> None:
     """A limit on the size of files stands in for a full disk: the operating system refuses the write."""
-    code = (
-        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000));"
-        "from waveform.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
     for command in (
         ["train", place / "data", tmp_path / "r", *settings("compressive_transformer"), "model.d_model=64"],
         ["sample", place / "wavenet", "--out", tmp_path / "o", "--seconds", "1"],
         ["prepare", place / "audio", tmp_path / "d"],
     ):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *map(str, command)],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert done.returncode == 2, done.stderr
-        assert "Traceback" not in done.stderr and "cannot write" in done.stderr.splitlines()[-1]
+        said = forkserver.run(_on_a_small_disk, [str(part) for part in command], output=tmp_path / "said", daemon=False)
+        assert "Traceback" not in said and "cannot write" in said.splitlines()[-1]
 
 
 @pytest.mark.slow
 def test_torchrun_trains_one_run(place: Path, tmp_path: Path) -> None:
-    def torchrun(*arguments: Any) -> str:
-        command = [sys.executable, *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]]
-        command += ["-m", "--", "waveform", *map(str, arguments)]  # --: or torchrun takes --num for its own
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, env=env)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    torchrun = [sys.executable, *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]]
+    command = ["-m", "--", "waveform", "train", str(place / "data"), str(tmp_path / "run")]
+    done = subprocess.run(
+        [*torchrun, *command, *settings("compressive_transformer")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
 
-    torchrun("train", place / "data", tmp_path / "run", *settings("compressive_transformer"))
+    def ranks(*arguments: Any) -> str:
+        return command_on_ranks("waveform", arguments, tmp_path / "ranks")
+
     run = waveform.load(tmp_path / "run")
     assert run.step == 6
     alone = waveform.evaluate(place / "compressive_transformer", show_progress=False)
     together = waveform.evaluate(tmp_path / "run", show_progress=False)
     assert together["train_tokens_seen"] == alone["train_tokens_seen"]
-    out = torchrun("evaluate", tmp_path / "run", "--json", tmp_path / "shared.json")
+    out = ranks("evaluate", tmp_path / "run", "--json", tmp_path / "shared.json")
     shared = json.loads((tmp_path / "shared.json").read_text())
     assert shared["num_tokens"] == together["num_tokens"] and out.count("nats = ") == 1
     assert shared["nats_per_token"] == pytest.approx(together["nats_per_token"], rel=1e-9)
     assert together["nats_per_token"] == pytest.approx(alone["nats_per_token"], abs=1e-3)
 
     sampling = ["sample", str(tmp_path / "run"), "--num", "3", "--seconds", "0.05", "--out"]
-    assert torchrun(*sampling, tmp_path / "shared").count(".wav") == 3
+    assert ranks(*sampling, tmp_path / "shared").count(".wav") == 3
     assert main([*sampling, str(tmp_path / "alone")]) == 0
     for path in (tmp_path / "alone").iterdir():  # each stream is drawn once, as by one process
         assert path.read_bytes() == (tmp_path / "shared" / path.name).read_bytes()
     reporting = ["report", str(tmp_path / "run"), "--num", "2", "--seconds", "0.05", "--real", "1", "--out"]
-    torchrun(*reporting, tmp_path / "shared.html")
+    ranks(*reporting, tmp_path / "shared.html")
     assert main([*reporting, str(tmp_path / "alone.html")]) == 0
     pages = [(tmp_path / f"{name}.html").read_text() for name in ("alone", "shared")]
     sounds, shared_sounds = (re.findall(r"data:audio/flac;base64,([^\"]+)", page) for page in pages)

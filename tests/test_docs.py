@@ -1,10 +1,7 @@
 """The pages under docs/ show what works: what docs/extending.md has is run, and what docs/papers.md names exists."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,18 +64,15 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(command: str, place: Path) -> None:
+def run(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run one line of a shell block in `place`."""
     words = shlex.split(command, comments=True)
     if words[:3] == ["pip", "install", "-e"]:
         install(place / words[3], place / "site")
         return
-    program = {"waveform": [sys.executable, "-m", "waveform"], "python": [sys.executable]}[words[0]]
-    path = os.pathsep.join([str(place / "site"), str(ROOT)])
-    done = subprocess.run(
-        [*program, *words[1:]], cwd=place, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, f"{command}\n{done.stderr}"
+    program, arguments = (waveform, words[1:]) if words[0] == "waveform" else (recipes, words[3:])
+    monkeypatch.chdir(place)
+    assert program.cli.main(arguments) == 0, command
 
 
 def test_every_section_has_files_and_commands() -> None:
@@ -90,15 +84,16 @@ def test_every_section_has_files_and_commands() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("title", TITLES)
-def test_example_works(title: str, place: Path) -> None:
+def test_example_works(title: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything in the section, from top to bottom."""
+    monkeypatch.syspath_prepend(place / "site")
     for file, language, body in blocks(title):
         if file is not None:
             (place / file).parent.mkdir(parents=True, exist_ok=True)
             (place / file).write_text(body)
         elif language == "sh":
             for command in body.splitlines():
-                run(command, place)
+                run(command, place, monkeypatch)
 
 
 def rows(paper: str) -> Iterator[list[str]]:

@@ -5,9 +5,9 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ import pytest
 
 from tests import laws
 from tests.plugin_models import LSTM, FullLSTM
+from tests.ranks.run_ranks import run_ranks
 from tests.test_cli import write_tones
 from waveform.cli import main
 from waveform.engine.interface import OptionalParts
 from waveform.models.registry import build, model_names
+from waveform.ranks.distributed import World
 
 MODELS = ("plain_lstm", "full_lstm")
 ROOT = Path(__file__).parents[1]
@@ -98,13 +100,17 @@ def test_bench(model: str, place: Path) -> None:
     assert kinds == ({"exact"} if model == "plain_lstm" else {"exact", "int8"})
 
 
+def _command(site: str, arguments: list[str], world: World, folder: Path) -> None:
+    sys.path.insert(0, site)
+    assert main(arguments) == 0
+
+
 @pytest.mark.slow
 def test_a_model_may_be_sharded(place: Path) -> None:
     run("prepare", place / "audio", place / "data")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "waveform"]
-    command += ["train", str(place / "data"), str(place / "run"), "model=full_lstm", *TRAIN, "train.sharding=fsdp"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    train = ["train", place / "data", place / "run", "model=full_lstm", *TRAIN, "train.sharding=fsdp"]
+    (place / "ranks").mkdir()
+    run_ranks(partial(_command, str(place / "site"), [str(part) for part in train]), 2, place / "ranks")
     run("evaluate", place / "run")
 
 

@@ -17,9 +17,10 @@ from tests.faults import forks
 from tests.faults.fault import fault
 from tests.faults.killed_training import same
 
+_STEPS = 20
 _TRAIN = [
-    *("preset=smoke", "train.max_steps=60", "train.checkpoint_every=7", "train.log_every=5", "train.device=cpu"),
-    "train.keep_checkpoints=1",
+    *("preset=smoke", f"train.max_steps={_STEPS}", "train.checkpoint_every=3", "train.log_every=5"),
+    *("train.device=cpu", "train.keep_checkpoints=1"),
 ]
 _ROWS = 8  # of preset=smoke
 
@@ -33,7 +34,7 @@ def _start(run_dir: Path, recipe: Sequence[str] = ("object_matching",)) -> forks
 
 
 def _last(run_dir: Path) -> dict[str, Any]:
-    folder = run_dir / "checkpoints" / "step_00000060"
+    folder = run_dir / "checkpoints" / f"step_{_STEPS:08d}"
     return {name: load_file(folder / f"{name}.safetensors") for name in ("model", "optimiser", "rank_0")}
 
 

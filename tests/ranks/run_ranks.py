@@ -2,12 +2,14 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tests.faults import forks, forkserver
-from waveform.ranks.distributed import job
+from waveform.ranks.distributed import World, job
 
 
 def run_ranks(work: Callable[..., Any], size: int, folder: Path, *, timeout_s: float = 120) -> None:
@@ -23,6 +25,17 @@ def run_ranks(work: Callable[..., Any], size: int, folder: Path, *, timeout_s: f
     for process, file in zip(ranks, files, strict=True):
         process.join(240)
         assert process.exitcode == 0, file.read_text()
+
+
+def command_on_ranks(program: str, arguments: Sequence[Any], folder: Path, *, size: int = 2) -> str:
+    """What `torchrun --nproc-per-node=SIZE -m PROGRAM ARGUMENTS` says, without the time that its imports take."""
+    folder.mkdir(exist_ok=True)
+    run_ranks(partial(_command, program, [str(argument) for argument in arguments]), size, folder)
+    return "".join((folder / f"said_{rank}").read_text() for rank in range(size))
+
+
+def _command(program: str, arguments: list[str], world: World, folder: Path) -> None:
+    assert import_module(f"{program}.cli").main(arguments) == 0
 
 
 def _rank(work: Callable[..., Any], place: tuple[int, int, int], folder: Path, timeout_s: float) -> None:

@@ -3,10 +3,7 @@
 import hashlib
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from recipes.corpora.catalogue import RECIPES
 from recipes.corpora.detokenize import detokenize
 from recipes.corpora.tokenizers import load_tokenizer
 from recipes.verbs.sweep import sweep
+from tests.ranks.run_ranks import command_on_ranks
 from tests.recipes.calling import mistake, run
 from tests.recipes.corpus_files import write_source
 from waveform.engine.dataset import read_dataset
@@ -88,23 +86,15 @@ def test_smoke_end_to_end(recipe: str, model: str, tmp_path: Path, capsys: pytes
 def test_two_processes_train_and_evaluate_as_one(place: Path, tmp_path: Path) -> None:
     """Under torchrun: the same run, and the processes together score each token of the test split once."""
 
-    def torchrun(*arguments: Any) -> str:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "recipes"]
-        done = subprocess.run(
-            [*command, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def ranks(*arguments: Any) -> str:
+        return command_on_ranks("recipes", arguments, tmp_path / "ranks")
 
     run_dir = tmp_path / "run"
-    out = torchrun("train", place / "data", run_dir, "preset=smoke", *SHORT)
+    out = ranks("train", place / "data", run_dir, "preset=smoke", *SHORT)
     assert "2 x cpu" in out and "1 thread in each process: OMP_NUM_THREADS=1" in out and "finished: step 4" in out
     dynamic = ["--dynamic", "--dynamic-optimiser", "adam", "--dynamic-lr", "1e-3"]
     run("evaluate", run_dir, "--rows", 3, *dynamic, "--json", tmp_path / "alone.json")
-    torchrun("evaluate", run_dir, "--rows", 3, *dynamic, "--json", tmp_path / "together.json")
+    ranks("evaluate", run_dir, "--rows", 3, *dynamic, "--json", tmp_path / "together.json")
     run("evaluate", place / "run", "--rows", 3, "--json", tmp_path / "one_process.json")
     alone, together, one = (
         json.loads((tmp_path / f"{name}.json").read_text()) for name in ("alone", "together", "one_process")

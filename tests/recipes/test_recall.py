@@ -16,6 +16,7 @@ from recipes.studies.curves import ByDistance
 from recipes.text import load
 from recipes.verbs.prepare import prepare
 from tests.recipes.calling import mistake, run
+from tests.recipes.conftest import calls_in_this_process
 from waveform.analyses.answers import _Answers, _holding, attention_on_answers
 from waveform.engine.dataset import read_dataset
 from waveform.models.attention import Slots
@@ -123,21 +124,19 @@ def test_a_study_is_made_of_runs_that_last(
     )
     monkeypatch.setitem(STUDIES, "recall", lambda: study)
     command = ["study", "recall", place / "data", tmp_path / "study", "preset=smoke", "train.max_steps=2"]
-    run(*command, "--seeds", 2, "--json", tmp_path / "s.json", "--plot", tmp_path / "s.png")
+    with monkeypatch.context() as patch:
+        calls_in_this_process(patch)
+        run(*command, "--seeds", 2, "--json", tmp_path / "s.json", "--plot", tmp_path / "s.png")
+        evaluation = tmp_path / "study" / "rate_8-0" / "evaluation.json"
+        made = evaluation.stat().st_mtime_ns
+        run(*command, "--seeds", 2)
+        assert evaluation.stat().st_mtime_ns == made
     summary = json.loads((tmp_path / "s.json").read_text())
     entry = summary["figures"]["rate_8"]["bits_per_answer"]
     assert entry["mean"] == pytest.approx(np.mean(entry["seeds"])) and len(set(entry["seeds"])) == 2
     half = 12.706 * np.std(entry["seeds"], ddof=1) / 2**0.5  # Student's t with one degree of freedom
     assert entry["interval_95"] == pytest.approx([entry["mean"] - half, entry["mean"] + half], rel=1e-3)
-    assert (
-        json.loads((tmp_path / "study" / "rate_8-0" / "evaluation.json").read_text())["model_config"][
-            "compression_rate"
-        ]
-        == 8
-    )
-    began = (tmp_path / "study" / "rate_8-0" / "evaluation.json").stat().st_mtime_ns
-    run(*command, "--seeds", 2)
-    assert (tmp_path / "study" / "rate_8-0" / "evaluation.json").stat().st_mtime_ns == began
+    assert json.loads(evaluation.read_text())["model_config"]["compression_rate"] == 8
     assert "failed with exit code 2" in mistake([*command, "train.lr=1"], capsys)
 
 

@@ -4,22 +4,19 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from recipes.studies import children
 from recipes.studies.catalogue import find_study
 from recipes.studies.curves import InTraining, Sizes
 from recipes.studies.rows import Ablations, BestOfRows
 from recipes.text import compose_config
 from tests.recipes.calling import mistake, run
+from tests.recipes.conftest import Calls
 from tests.recipes.corpus_files import write_source
 from waveform.runs.statistics import mean_and_interval, shown
-
-Calls = list[tuple[str, ...]]
 
 
 @pytest.fixture(scope="module")
@@ -27,22 +24,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("studies")
     run("prepare", "folder", write_source("folder", place / "source"), place / "data")
     return place / "data"
-
-
-@pytest.fixture(name="calls")
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """The study's calls, made in this process one after the other."""
-    calls: Calls = []
-
-    def call(self: children.Children, *arguments: str) -> None:
-        calls.append(arguments)
-        run(*arguments)
-
-    monkeypatch.setattr(children.Children, "call", call)
-    monkeypatch.setattr(
-        children, "ThreadPoolExecutor", lambda jobs: SimpleNamespace(map=map, shutdown=lambda **_: None)
-    )
-    return calls
 
 
 def composed(name: str, overrides: list[str]) -> dict[str, dict[str, Any]]:

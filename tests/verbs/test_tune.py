@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.faults import forkserver
 from tests.test_cli import SMALL, mistake, write_tones
 from waveform.cli import main
 from waveform.engine import checkpoint
@@ -168,12 +168,12 @@ def test_an_interrupted_search_goes_on(
 def test_a_killed_search_goes_on(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out_dir = tmp_path / "search"
     command = tune(place, out_dir, "train.checkpoint_every=20", budget="2s")
-    process = subprocess.Popen([sys.executable, "-m", "waveform", *command], stderr=subprocess.DEVNULL)
+    process = forkserver.start(main, command, output=tmp_path / "said", daemon=False)
     while not list((out_dir / "trial-001").glob("checkpoints/step_*/complete.json")):
         time.sleep(0.01)
-        assert process.poll() is None
+        assert process.is_alive(), (tmp_path / "said").read_text()
     process.kill()
-    process.wait()
+    process.join()
     killed = checkpoint.newest(out_dir / "trial-001")
     assert killed is not None and killed.progress.seconds < 2
     log = (out_dir / "trial-000" / "metrics.jsonl").read_bytes()
@@ -294,10 +294,11 @@ def test_two_processes_share_a_study(place: Path, tmp_path: Path) -> None:
     storage = ["--storage", f"sqlite:///{tmp_path}/shared.db"]
     folders = [tmp_path / "one", tmp_path / "two"]
     processes = [
-        subprocess.Popen([sys.executable, "-m", "waveform", *tune(place, folder, *storage, trials=4)])
+        forkserver.start(main, tune(place, folder, *storage, trials=4), output=tmp_path / folder.stem, daemon=False)
         for folder in folders
     ]
-    assert [process.wait() for process in processes] == [0, 0]
+    for process in processes:
+        process.join()
     run_dirs = sorted(path for folder in folders for path in folder.glob("trial-*"))
     assert sorted(path.name for path in run_dirs) == [f"trial-{i:03d}" for i in range(4)]
     assert not (folders[0] / "study.db").exists()

@@ -15,8 +15,6 @@ from waveform.engine.evaluator import Evaluation
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.token_set import TokenSet
 from waveform.quality.config import FEWEST_CLIPS, QualityConfig
-from waveform.quality.measure import measure_quality
-from waveform.quality.report import quality_notes, quality_rows
 from waveform.ranks.distributed import World
 from waveform.report_page.contents import Figures, ReportContents
 from waveform.report_page.page import Player, PlayerRow, Table, data_uri
@@ -127,16 +125,20 @@ class SoundContents(ReportContents):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         heard = {name: _on_audio(run) for name, run in runs.items()}
         scored = list(heard.items())[: len(entries)]
-        quality = None
+        quality = table = None
         if self.quality and world.is_first:
+            from waveform.quality.measure import measure_quality  # loads librosa and more
+            from waveform.quality.report import quality_notes, quality_rows
+
             others = open_split(scored[0][1], data=data, split="train", show_progress=False)
             quality = measure_quality(
                 scored, self.of_quality(), held_out=tokens, others=others, show_progress=show_progress
             )
+            table = Table(*quality_rows(quality), note=f"{'; '.join(quality_notes(quality))}.")
         return {
             "players": _player_rows(heard, tokens, self, world=world, show_progress=show_progress),
             "by_label": _by_label([name for name, _ in scored], entries),
-            "quality": quality and Table(*quality_rows(quality), note=f"{'; '.join(quality_notes(quality))}."),
+            "quality": table,
         }, {"quality": quality and quality.as_json()}
 
 
