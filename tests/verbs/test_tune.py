@@ -288,17 +288,24 @@ def test_without_optuna_one_line_says_how_to_get_it(
     assert 'pip install "waveform[tune]"' in mistake(["tune", str(tmp_path), str(tmp_path / "s")], capsys)
 
 
+def _search(command: list[str]) -> None:
+    assert main(command) == 0
+
+
 @pytest.mark.slow
 def test_two_processes_share_a_study(place: Path, tmp_path: Path) -> None:
     """Begun at the same moment, each with a folder of its own: together they run the trials, and both know all."""
     storage = ["--storage", f"sqlite:///{tmp_path}/shared.db"]
     folders = [tmp_path / "one", tmp_path / "two"]
     processes = [
-        forkserver.start(main, tune(place, folder, *storage, trials=4), output=tmp_path / folder.stem, daemon=False)
+        forkserver.start(
+            _search, tune(place, folder, *storage, trials=4), output=tmp_path / f"{folder.name}.txt", daemon=False
+        )
         for folder in folders
     ]
     for process in processes:
         process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
     run_dirs = sorted(path for folder in folders for path in folder.glob("trial-*"))
     assert sorted(path.name for path in run_dirs) == [f"trial-{i:03d}" for i in range(4)]
     assert not (folders[0] / "study.db").exists()
