@@ -18,6 +18,7 @@ from waveform.system.errors import UserError
 
 SPLITS = ("train", "valid", "test")
 END_OF_LINE = "<eos>"
+PLACEHOLDER = b"<DW>"  # as in the published PG-19
 _LONGEST_WORD = 1 << 20  # characters; anything longer is not text, and would have to be held in RAM
 # Learning merges takes time quadratic in the length of a word, so words are cut at this many characters.
 _ENDLESS_WORD = re.compile(r"\S{4096}|\s{4096}")
@@ -32,6 +33,7 @@ class Document:
     file: str
     start: int
     stop: int
+    replaced: re.Pattern[bytes] | None = None  # by `PLACEHOLDER`, for which the document is held in RAM
 
     @classmethod
     def whole(cls, source: Source, file: str, name: str | None = None) -> "Document":
@@ -44,7 +46,8 @@ class Document:
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes. Raises UserError if they cannot be read."""
-        return self.source.blocks(self.file, start=self.start, stop=self.stop)
+        blocks = self.source.blocks(self.file, start=self.start, stop=self.stop)
+        return iter([self.replaced.sub(PLACEHOLDER, b"".join(blocks))]) if self.replaced else blocks
 
 
 Documents = dict[str, list[Document]]  # by split

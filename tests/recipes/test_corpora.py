@@ -62,15 +62,13 @@ def test_the_published_file_has_100_million_bytes() -> None:
         assert RECIPES[name].size_bytes == 100_000_000 and len(RECIPES[name].md5 or "") == 32
     config, size = CorpusConfig(), 100_000_000
 
-    class Published(sources.FileSource):
-        def __init__(self) -> None:
-            self.path, self.sizes = Path("enwik8"), {"enwik8": size}
-
+    class Published(sources.Source):
         def blocks(self, name: str, *, start: int = 0, stop: int | None = None) -> Any:
             return iter([b""])
 
     recipe = dataclasses.replace(RECIPES["enwik8"], md5=hashlib.md5(b"").hexdigest())
-    found = open_corpus(recipe, Published(), config=config)
+    published = Published(Path("enwik8"), {"enwik8": size}, open=lambda name: pytest.fail("it was opened"))
+    found = open_corpus(recipe, published, config=config)
     assert [found[s][0].num_bytes for s in SPLITS] == [90_000_000, 5_000_000, 5_000_000]
 
 
