@@ -8,7 +8,7 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,7 +97,7 @@ def is_agent(run_dir: Path | str) -> bool:
     return bool(read_config(find_run(run_dir))["dataset"]["modality"].get("kind") == "environment")
 
 
-def environment_text(config: dict[str, Any]) -> str:
+def environment_text(config: Mapping[str, Any]) -> str:
     """An agent's environment as the option `--env` names it: its name, and the options that it is made with."""
     name, options = str(config.get("env") or config["recipe"]), config.get("env_options")
     return f"{name} {json.dumps(options, default=str)}" if options else name

@@ -9,30 +9,22 @@ import numpy as np
 
 from recipes.metrics import UNITS
 from recipes.plots import Curve, save_recall
-from recipes.studies.report import Config, Figures, Runs
+from recipes.studies.report import SIZES, TEST, Config, Figures, Report, Runs
 from waveform.engine.metrics import read_metrics
 from waveform.runs.folder import read_config
 from waveform.runs.statistics import mean_and_interval, shown
 from waveform.system.console import table
 from waveform.system.panels import COLOURS, panels
 
-_TEST, _SIZES = "evaluation.json", "sizes.json"
 _BEGINNING = 0.1  # share of the steps whose fall is cut off in the picture, or nothing else would be seen
 _END = 0.1  # share of the steps over which training NLL is averaged, at the end
 
 
 @dataclass(frozen=True)
-class ByDistance:
+class ByDistance(Report):
     """What a study of recall reports: bits per answer by distance; a panel of the picture for each question."""
 
     panels: Mapping[str, Mapping[str, str]]  # title -> label -> what the panel calls it
-
-    def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
-        return {_TEST: ["evaluate"]}
-
-    def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
-        figures: Figures = files[_TEST]
-        return figures
 
     def summarise(self, runs: Runs) -> dict[str, Any]:
         return {label: _summary(seeds) for label, seeds in runs.items()}
@@ -104,7 +96,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class BySize:
+class BySize(Report):
     """For each model the figures by size of memory at evaluation, and on the test split that of the best on validation.
 
     The sizes of Rae et al. 2019, Tables 8 and 9, are scaled to what a run was trained with, so that a study of a small
@@ -119,10 +111,10 @@ class BySize:
         model = config["model"]
         sizes = self.sizes[model["name"]]
         tried = ",".join(map(str, sizes.scaled(model[sizes.field])))
-        return {_SIZES: ["sweep", f"--{sizes.field}", tried]}
+        return {SIZES: ["sweep", f"--{sizes.field}", tried]}
 
     def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
-        return {**files[_SIZES], "trained_with": read_config(run_dir)["model"]}
+        return {**files[SIZES], "trained_with": read_config(run_dir)["model"]}
 
     def summarise(self, runs: Runs) -> dict[str, Any]:
         first = next(iter(runs.values()))[0]["chosen"]
@@ -183,19 +175,16 @@ class BySize:
 
 
 @dataclass(frozen=True)
-class InTraining:
+class InTraining(Report):
     """Training NLL by step: a curve for each setting, as Figure 3 of Rae et al. 2019 has them."""
 
     labels: Mapping[str, str]  # label of a setting -> what its curve is called
     published_as: str  # what the paper's curves show, of which it gives no figures
 
-    def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
-        return {_TEST: ["evaluate"]}
-
     def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
         logged = [record for record in read_metrics(run_dir) if record["kind"] == "train"]
         return {
-            **files[_TEST],
+            **files[TEST],
             "train_steps": [record["step"] for record in logged],
             "train_bits": [record["nll_bits"] for record in logged],
         }

@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recipes.metrics import UNITS
-from recipes.studies.report import Config, Figures, Runs
+from recipes.studies.report import SIZES, TEST, Config, Figures, Report, Runs
 from waveform.runs.statistics import mean_and_interval, shown
 from waveform.system.console import table
 from waveform.system.panels import COLOURS, panels
 
-_VALID, _TEST, _SIZES = "validation.json", "evaluation.json", "sizes.json"
+_VALID = "validation.json"
 _LONGER = (0.5, 1, 2, 4)  # sizes of memory that are tried, as shares of the one in training
 _STRIDE = 8  # a model without memory scores the last window / 8 tokens of each window, the others are context
 
 
 @dataclass(frozen=True)
-class Ablations:
+class Ablations(Report):
     """For each row its figure on the test split: as trained, and with the memory that is best on validation.
 
     Parts of a model are taken away, as in Dai et al. 2019, Tables 6 and 7.
@@ -32,12 +32,12 @@ class Ablations:
     def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
         model = config["model"]
         if model["memory"] == 0:
-            return {_TEST: ["evaluate", "--stride", str(max(1, model["window"] // _STRIDE))]}
+            return {TEST: ["evaluate", "--stride", str(max(1, model["window"] // _STRIDE))]}
         sizes = ",".join(str(max(1, round(share * model["memory"]))) for share in _LONGER)
-        return {_TEST: ["evaluate"], _SIZES: ["sweep", "--memory", sizes]}
+        return {TEST: ["evaluate"], SIZES: ["sweep", "--memory", sizes]}
 
     def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
-        return {"test": files[_TEST], "best": files[_SIZES]["chosen"] if _SIZES in files else None}
+        return {"test": files[TEST], "best": files[SIZES]["chosen"] if SIZES in files else None}
 
     def summarise(self, runs: Runs) -> dict[str, Any]:
         summary = _summary(runs, self.published_as)
@@ -73,7 +73,7 @@ class Ablations:
 
 
 @dataclass(frozen=True)
-class BestOfRows:
+class BestOfRows(Report):
     """For each row the candidate that is best on the validation split, and what it gives on the test split.
 
     Table 5 of Rae et al. 2019 has compression rates as candidates.
@@ -84,10 +84,10 @@ class BestOfRows:
     published_as: str  # what these are
 
     def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
-        return {_VALID: ["evaluate", "--split", "valid"], _TEST: ["evaluate"]}
+        return {_VALID: ["evaluate", "--split", "valid"], TEST: ["evaluate"]}
 
     def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
-        return {"valid": files[_VALID], "test": files[_TEST]}
+        return {"valid": files[_VALID], "test": files[TEST]}
 
     def summarise(self, runs: Runs) -> dict[str, Any]:
         summary = _summary(runs, self.published_as)
