@@ -15,6 +15,7 @@ from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.catalogue import make_environments
 from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.settings import check_agent, is_agent, learner_config, train_config
+from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.ranks.distributed import choose_device
 from waveform.runs.opened import Saved, load_model, use_saved
@@ -34,9 +35,7 @@ class TrainedAgent:
     folder: Path
     config: dict[str, Any]
     agent: Agent
-    step: int
-    train_seconds: float
-    steps_seen: int
+    checkpoint: Checkpoint
 
     @property
     def task(self) -> dict[str, Any]:
@@ -92,22 +91,14 @@ def open_agent(
         raise UserError(f"{run_dir} is not a run of an agent; train one with `python -m recipes train object_matching`")
 
     def load(saved: Saved) -> tuple[Saved, Agent]:
-        config = saved.config
-        check_agent(run_dir, config, env=env)
-        environments = make_environments(config, rows=np.arange(1))
-        make = partial(Agent, config["model"], environments.observation, num_actions=environments.num_actions)
+        check_agent(run_dir, saved.config, env=env)
+        environments = make_environments(saved.config, rows=np.arange(1))
+        make = partial(Agent, saved.config["model"], environments.observation, num_actions=environments.num_actions)
         return saved, load_model(saved, make, lambda agent: agent.trunk, **model_fields)
 
-    (_, config, found), agent = use_saved(run_dir, load, **model_fields)
+    saved, agent = use_saved(run_dir, load, **model_fields)
     agent.eval().requires_grad_(False)
-    return TrainedAgent(
-        folder=Path(run_dir),
-        config=config,
-        agent=agent.to(choose_device(device)),
-        step=found.step,
-        train_seconds=found.progress.seconds,
-        steps_seen=found.progress.tokens_seen,
-    )
+    return TrainedAgent(Path(run_dir), saved.config, agent.to(choose_device(device)), saved.checkpoint)
 
 
 def play(
@@ -148,10 +139,10 @@ def play(
         "task": config.get("task"),
         "model": config["model"]["name"],
         "num_parameters": sum(parameter.numel() for parameter in trained.agent.parameters()),
-        "step": trained.step,
+        "step": trained.checkpoint.step,
         "rows": None,
-        "train_steps_seen": trained.steps_seen,
-        "train_seconds": trained.train_seconds,
+        "train_steps_seen": trained.checkpoint.progress.tokens_seen,
+        "train_seconds": trained.checkpoint.progress.seconds,
         "episodes": len(counted),
         "return_mean": float(counted.mean()),
         "return_standard_error": float(counted.std(ddof=1) / math.sqrt(len(counted))) if len(counted) > 1 else None,
@@ -185,35 +176,34 @@ def compared(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for entry in entries:
         errors = [entry["return_standard_error"], first["return_standard_error"]]
         difference = entry["return_mean"] - first["return_mean"]
-        interval = None
-        if entry is not first and None not in errors:
-            half = 1.96 * math.hypot(*errors)
-            interval = [difference - half, difference + half]
+        half = None if entry is first or None in errors else 1.96 * math.hypot(*errors)
+        interval = None if half is None else [difference - half, difference + half]
         result.append({**entry, "difference_to_first": difference, "interval_95": interval})
     return result
 
 
 def describe(entries: Sequence[dict[str, Any]]) -> str:
     """Figures of one or several runs as a table."""
-    header = ["run", "return an episode", "successes", "parameters", "trained on"]
-    if len(entries) > 1:
-        header.insert(2, "to the first [95% interval]")
     rows = []
     for entry in entries:
         error = entry["return_standard_error"]
-        row = [
-            f"{Path(entry['run']).name} ({entry['model']})",
-            f"{entry['return_mean']:.2f}" + (f" ± {error:.2f}" if error is not None else ""),
-            _successes(entry),
-            f"{entry['num_parameters'] / 1e6:.2f} M",
-            f"{entry['train_steps_seen'] / 1e6:.2f} M steps, {entry['train_seconds']:.0f} s",
-        ]
-        if len(entries) > 1:
-            against = with_intervals(entry["difference_to_first"], entry["interval_95"], decimals=2, sign="+")
-            row.insert(2, "-" if entry is entries[0] else against)
+        against = with_intervals(entry["difference_to_first"], entry["interval_95"], decimals=2, sign="+")
+        row = {
+            "run": f"{Path(entry['run']).name} ({entry['model']})",
+            "return an episode": f"{entry['return_mean']:.2f}" + (f" ± {error:.2f}" if error is not None else ""),
+            "to the first [95% interval]": "-" if entry is entries[0] else against,
+            "successes": _successes(entry),
+            "parameters": f"{entry['num_parameters'] / 1e6:.2f} M",
+            "trained on": f"{entry['train_steps_seen'] / 1e6:.2f} M steps, {entry['train_seconds']:.0f} s",
+        }
+        if len(entries) == 1:
+            del row["to the first [95% interval]"]
         rows.append(row)
     first = entries[0]
-    lines = [*table(header, rows), f"{first['environment']}: {first['episodes']:,} episodes each"]
+    lines = [
+        *table(list(rows[0]), [list(row.values()) for row in rows]),
+        f"{first['environment']}: {first['episodes']:,} episodes each",
+    ]
     scores = [f"{entry['human_normalised']:.1%}" for entry in entries if "human_normalised" in entry]
     if scores:
         lines.append(f"human-normalised, as in Rae et al. 2019, Figure 5: {', '.join(scores)}")
@@ -221,8 +211,8 @@ def describe(entries: Sequence[dict[str, Any]]) -> str:
         if first[f"by_{by}"]:
             names = [Path(entry["run"]).name for entry in entries]
             places = zip(*(entry[f"by_{by}"] for entry in entries), strict=True)
-            rows = [[str(figures[0][by]), *map(_successes, figures)] for figures in places]
-            lines += ["", *table([f"successes {at}", *names], rows)]
+            cells = [[str(figures[0][by]), *map(_successes, figures)] for figures in places]
+            lines += ["", *table([f"successes {at}", *names], cells)]
     return "\n".join(lines)
 
 

@@ -37,7 +37,6 @@ def import_run(
     *,
     data_dir: Path | None = None,
     vocabulary: Path | None = None,
-    show_progress: bool = True,
 ) -> None:
     """Read published weights (recipes/published.py) and write them as a run at step 0 in `run_dir`, a new folder.
 
@@ -76,13 +75,12 @@ def import_run(
     except BaseException:  # half a run is none
         shutil.rmtree(run_dir, ignore_errors=True)
         raise
-    if show_progress:
-        print(
-            f"{run_dir}: Transformer-XL of {num_parameters(model):,} parameters and {published.vocab_size:,} words, "
-            f"from {published.layout.name} layout; memory {config['model']['memory']}, window {window_of(config)}"
-        )
-        if data_dir is not None:
-            print(f"to train it: python -m recipes train {recipe} {data_dir} {run_dir} {shlex.join(settings)}")
+    print(
+        f"{run_dir}: Transformer-XL of {num_parameters(model):,} parameters and {published.vocab_size:,} words, "
+        f"from {published.layout.name} layout; memory {config['model']['memory']}, window {window_of(config)}"
+    )
+    if data_dir is not None:
+        print(f"to train it: python -m recipes train {recipe} {data_dir} {run_dir} {shlex.join(settings)}")
 
 
 def _tokenizer(checkpoint: Path, data_dir: Path | None, vocabulary: Path | None) -> WordTokenizer | SymbolTokenizer:

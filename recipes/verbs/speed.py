@@ -26,7 +26,6 @@ def speed(
     json_file: Path | None = None,
     plot_file: Path | None = None,
     device: str | None = None,
-    show_progress: bool = True,
 ) -> dict[str, Any]:
     """Time a Transformer-XL with memory against itself as a plain Transformer; print, return and write the figures.
 
@@ -44,8 +43,7 @@ def speed(
         "num_threads": torch.get_num_threads(),
         "contexts": entries,
     }
-    if show_progress:
-        print(format_table(figures))
+    print(format_table(figures))
     write_json(json_file, figures)
     if plot_file is not None:
         save_plot(plot_file, figures)

@@ -38,7 +38,6 @@ def topics(
     *,
     config: TopicsConfig | None = None,
     json_file: Path | str | None = None,
-    show_progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Print the topics of the .txt files in a folder or an archive, each of which is a document; return their figures.
 
@@ -68,10 +67,9 @@ def topics(
         best = weights.argsort()[::-1][: config.words]
         share = float(weights.sum() / total)
         found.append({"share": share, "words": {str(names[i]): float(weights[i] / weights.sum()) for i in best}})
-    if show_progress:
-        print(f"{config.topics} topics of {len(files):,} documents, by their share of the words")
-        for topic in found:
-            print(f"{topic['share']:>6.1%}  {', '.join(topic['words'])}")
+    print(f"{config.topics} topics of {len(files):,} documents, by their share of the words")
+    for topic in found:
+        print(f"{topic['share']:>6.1%}  {', '.join(topic['words'])}")
     write_json(json_file, found)
     return found
 
