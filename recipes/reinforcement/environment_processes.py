@@ -23,7 +23,7 @@ class _Make(Protocol):
     def __call__(self, *, rows: np.ndarray) -> Environments: ...
 
 
-class EnvironmentProcesses:
+class EnvironmentProcesses(Environments):
     """N rows, a process each; see the module's docstring. The processes end with this object or its process."""
 
     def __init__(self, make: _Make, *, rows: np.ndarray) -> None:
@@ -45,11 +45,9 @@ class EnvironmentProcesses:
         (self.observation, self.num_actions), *_ = [self._answer(row) for row in range(len(rows))]
 
     def begin(self) -> np.ndarray:
-        """Begin the first episode of every row -> observations [N, ...]."""
         return np.concatenate(self._all("begin"))
 
     def step(self, actions: np.ndarray) -> Outcome:
-        """actions [N] -> what follows."""
         return Outcome(*map(np.concatenate, zip(*self._all("step", actions), strict=True)))
 
     def state(self) -> Sequence[np.ndarray]:
@@ -57,7 +55,6 @@ class EnvironmentProcesses:
         return [np.concatenate(arrays) for arrays in zip(*self._all("state"), strict=True)]
 
     def restore(self, state: Sequence[np.ndarray]) -> None:
-        """Continue from what `state` returned."""
         rows = range(len(self._connections))
         self._ask([("restore", [array[row : row + 1] for array in state]) for row in rows])
 

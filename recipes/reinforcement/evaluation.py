@@ -12,13 +12,15 @@ import torch
 
 from recipes.reinforcement.actors import Actors
 from recipes.reinforcement.agent import Agent
-from recipes.reinforcement.catalogue import make_environments
+from recipes.reinforcement.learner import LearnerConfig
 from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
-from recipes.reinforcement.settings import check_agent, is_agent, learner_config, train_config
+from recipes.reinforcement.settings import check_agent, is_agent, make_environments
 from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.state_ram import require_ram_for_state
+from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import choose_device
 from waveform.runs.opened import Saved, load_model, use_saved
+from waveform.runs.settings import typed
 from waveform.runs.statistics import with_intervals
 from waveform.system.console import table
 from waveform.system.errors import UserError
@@ -63,7 +65,7 @@ class TrainedAgent:
             make_environments(self.config, rows=rows),
             self.agent,
             unroll=1,
-            clipping=learner_config(self.config).reward_clipping,
+            clipping=typed(LearnerConfig, self.config["learner"], section="learner").reward_clipping,
             seed=self.config["seed"],
             rows=rows,
         )
@@ -117,7 +119,9 @@ def play(
         "by_env": [({"env": env}, trained.in_env(env)) for env in envs],
     }
     # Each row may need a process, of which there should be no more than in training.
-    most = min(_ROWS, train_config(trained.config).batch_size) if trained.config.get("env_processes") else _ROWS
+    config = trained.config
+    train: TrainConfig = typed(TrainConfig, config["train"], section="train")
+    most = min(_ROWS, train.batch_size) if config.get("env_processes") else _ROWS
     num_rows = min(most, episodes)
     each = -(-episodes // num_rows)
     actors = trained.actors(num_rows)
@@ -131,7 +135,6 @@ def play(
                 returns[row].append(value)
             successes, chances = successes + played.successes[counts].sum(), chances + played.chances[counts].sum()
     counted = np.array([value for row in returns for value in row[:each]])
-    config = trained.config
     return {
         "run": str(trained.folder),
         "recipe": config["recipe"],

@@ -10,10 +10,10 @@ import pytest
 
 from recipes.cli import main
 from recipes.reinforcement import evaluation
-from recipes.reinforcement.catalogue import make_environments
 from recipes.reinforcement.environment import Outcome
 from recipes.reinforcement.evaluation import open_agent, play
 from recipes.reinforcement.gymnasium_environments import GymnasiumEnvironments
+from recipes.reinforcement.settings import make_environments
 from tests.faults.hostile_runs import edit_config
 from tests.recipes.calling import mistake, run
 from tests.test_cli import mistake as speech_mistake
