@@ -1,9 +1,9 @@
 """What a study reports of a table of a paper: a figure for each row, beside the paper's."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +68,9 @@ class Ablations(Report):
         return _text(header, rows, summary)
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
-        rows = [_Row(self.rows[label], entry["test"], entry["published"][0]) for label, entry in _items(summary)]
+        rows = [
+            (self.rows[label], entry["test"], entry["published"][0], "") for label, entry in summary["rows"].items()
+        ]
         _save_rows(path, rows, summary, published_as=self.published_as.partition(" as trained")[0])
 
 
@@ -116,12 +118,12 @@ class BestOfRows(Report):
                 shown(entry["test"]),
                 f"{entry['published']:g}",
             ]
-            for row, entry in _items(summary)
+            for row, entry in summary["rows"].items()
         ]
         return _text([*header, "paper"], rows, summary)
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
-        rows = [_Row(row, entry["test"], entry["published"], entry["best"]) for row, entry in _items(summary)]
+        rows = [(row, entry["test"], entry["published"], entry["best"]) for row, entry in summary["rows"].items()]
         _save_rows(path, rows, summary, published_as=self.published_as)
 
 
@@ -139,36 +141,27 @@ def _test_of(seeds: Sequence[Figures]) -> dict[str, Any]:
     }
 
 
-def _items(summary: Figures) -> Iterable[tuple[str, Any]]:
-    rows: Mapping[str, Any] = summary["rows"]
-    return rows.items()
-
-
 def _text(header: Sequence[str], rows: Sequence[Sequence[str]], summary: Figures) -> str:
     note = f"ours on {summary['recipe']}; the paper's are {summary['published_as']}"
     return "\n".join([*table(header, rows), note])
 
 
-class _Row(NamedTuple):
-    """One row of a picture: what it is called, our figure of `mean_and_interval`, and the paper's."""
+def _save_rows(
+    path: Path, rows: Sequence[tuple[str, Figures, float, str]], summary: Figures, *, published_as: str
+) -> None:
+    """Draw each row's mean and seeds, and the paper's figure in a panel of its own.
 
-    name: str
-    ours: Mapping[str, Any]
-    published: float
-    note: str = ""  # written above our figure
-
-
-def _save_rows(path: Path, rows: Sequence[_Row], summary: Figures, *, published_as: str) -> None:
-    """Draw each row's mean and seeds, and the paper's figure in a panel of its own."""
+    rows: what each is called, our figure of `mean_and_interval`, the paper's, and what is written above ours.
+    """
     places = np.arange(len(rows))[::-1]
     with panels(path, 2, size=(5.5, 1 + 0.45 * len(rows)), sharey=True) as (ours, paper):
-        for place, row in zip(places, rows, strict=True):
-            seeds = row.ours["seeds"]
+        for place, (_, figure, published, note) in zip(places, rows, strict=True):
+            mean, seeds = figure["mean"], figure["seeds"]
             ours.plot(seeds, [place] * len(seeds), marker="o", linestyle="", color=COLOURS[0], alpha=0.4)
-            ours.plot([row.ours["mean"]], [place], marker="D", color=COLOURS[0])
-            ours.annotate(row.note, (row.ours["mean"], place), (0, 6), textcoords="offset points", fontsize=7)
-            paper.plot([row.published], [place], marker="D", color=COLOURS[1])
-        ours.set_yticks(places, [row.name for row in rows])
+            ours.plot([mean], [place], marker="D", color=COLOURS[0])
+            ours.annotate(note, (mean, place), (0, 6), textcoords="offset points", fontsize=7)
+            paper.plot([published], [place], marker="D", color=COLOURS[1])
+        ours.set_yticks(places, [name for name, *_ in rows])
         ours.set_title(f"here, on {summary['recipe']}")
         ours.set_xlabel(f"test, {UNITS[summary['headline']]}")
         paper.set_title("in the paper")

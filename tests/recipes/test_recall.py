@@ -121,7 +121,7 @@ def test_a_study_is_made_of_runs_that_last(
     study = Study(
         {"rate_8": ["model.compression_rate=8"]}, ByDistance({"one": {"rate_8": "c = 8"}}), "", recipe="recall"
     )
-    monkeypatch.setitem(STUDIES, "recall", lambda: study)
+    monkeypatch.setitem(STUDIES, "recall", study)
     command = ["study", "recall", place / "data", tmp_path / "study", "preset=smoke", "train.max_steps=2"]
     run(*command, "--seeds", 2, "--json", tmp_path / "s.json", "--plot", tmp_path / "s.png")
     summary = json.loads((tmp_path / "s.json").read_text())
