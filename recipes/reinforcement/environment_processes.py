@@ -45,18 +45,19 @@ class EnvironmentProcesses(Environments):
         (self.observation, self.num_actions), *_ = [self._answer(row) for row in range(len(rows))]
 
     def begin(self) -> np.ndarray:
-        return np.concatenate(self._all("begin"))
+        return np.concatenate(self._ask("begin"))
 
     def step(self, actions: np.ndarray) -> Outcome:
-        return Outcome(*map(np.concatenate, zip(*self._all("step", actions), strict=True)))
+        answers = self._ask("step", [actions[row : row + 1] for row in range(len(actions))])
+        return Outcome(*map(np.concatenate, zip(*answers, strict=True)))
 
     def state(self) -> Sequence[np.ndarray]:
         """Of every row, rows first."""
-        return [np.concatenate(arrays) for arrays in zip(*self._all("state"), strict=True)]
+        return [np.concatenate(arrays) for arrays in zip(*self._ask("state"), strict=True)]
 
     def restore(self, state: Sequence[np.ndarray]) -> None:
         rows = range(len(self._connections))
-        self._ask([("restore", [array[row : row + 1] for array in state]) for row in rows])
+        self._ask("restore", [[array[row : row + 1] for array in state] for row in rows])
 
     def picture(self) -> np.ndarray:
         """The first row as the environment draws it."""
@@ -64,19 +65,14 @@ class EnvironmentProcesses(Environments):
         picture: np.ndarray = self._answer(0)
         return picture
 
-    def _all(self, method: str, argument: np.ndarray | None = None) -> list[Any]:
-        """What a method returns for each row; argument: its share of rows is a row's argument."""
-        if argument is None:
-            return self._ask([(method,)] * len(self._connections))
-        return self._ask([(method, argument[row : row + 1]) for row in range(len(argument))])
-
-    def _ask(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        for row, (connection, call) in enumerate(zip(self._connections, calls, strict=True)):
+    def _ask(self, method: str, arguments: Sequence[Any] | None = None) -> list[Any]:
+        """What a method returns for each row; arguments: one for each."""
+        for row, connection in enumerate(self._connections):
             try:
-                connection.send(call)
+                connection.send((method,) if arguments is None else (method, arguments[row]))
             except OSError as error:
                 raise self._ended(row) from error
-        return [self._answer(row) for row in range(len(calls))]
+        return [self._answer(row) for row in range(len(self._connections))]
 
     def _answer(self, row: int) -> Any:
         try:

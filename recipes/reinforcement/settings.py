@@ -127,7 +127,8 @@ def check_agent(run_dir: Path | str, config: dict[str, Any], *, env: str | None)
 def make_environments(config: dict[str, Any], *, rows: np.ndarray) -> Environments:
     """The environment that a configuration names, in `rows`, indices [N] over all processes.
 
-    With the seed they decide what happens there. Raises UserError for an environment that is unknown, not installed, or that agents cannot see or act in.
+    With the seed they decide what happens there. Raises UserError for an environment that is unknown, not installed, or
+    that agents cannot see or act in.
     """
     if config["recipe"] == OBJECT_MATCHING:
         task = typed(ObjectMatchingConfig, config["task"], section="task")
