@@ -94,10 +94,7 @@ class GymnasiumEnvironments:
     def _seen(self, observation: Any) -> np.ndarray:
         """One observation, of the part that agents see."""
         part = observation if self._shown is None else observation[self._shown]
-        array = np.asarray(part)
-        if self.observation.kind == "grid":
-            array = array.reshape(-1)
-        return array.astype(self.observation.dtype).reshape(self.observation.shape)
+        return np.asarray(part).astype(self.observation.dtype).reshape(self.observation.shape)
 
     def state(self) -> Sequence[np.ndarray]:
         """The episode's number, its steps [N], its actions [N, limit] and what it was paid [N]."""

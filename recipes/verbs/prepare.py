@@ -69,12 +69,10 @@ def corpus_config(recipe: Recipe, settings: Sequence[str]) -> Any:
 
 def prepare_paths(recipe: str, paths: Sequence[str], overrides: Sequence[str] = ()) -> Dataset:
     """`prepare` with the paths of the command line: SOURCE and DATA_DIR, or DATA_DIR alone for a generated corpus."""
-    generated = find_recipe(recipe).generate is not None
-    if generated and len(paths) != 1:
-        raise UserError(f"{recipe} is generated and has no source; give a DATA_DIR alone, not {len(paths)} paths")
-    if not generated and len(paths) != 2:
-        raise UserError(f"{recipe} needs two paths, SOURCE and DATA_DIR, not {len(paths)}")
-    return prepare(recipe, None if generated else paths[0], paths[-1], overrides)
+    *source, data_dir = paths
+    if len(source) > 1:
+        raise UserError(f"give two paths, SOURCE and DATA_DIR, not {len(paths)}")
+    return prepare(recipe, source[0] if source else None, data_dir, overrides)
 
 
 def prepare(
@@ -96,7 +94,8 @@ def prepare(
     if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
         raise UserError(f"{data_dir} is not empty; give a new folder")
     if (source is None) != (chosen.generate is not None):
-        raise UserError(f"{recipe} {'needs a' if source is None else 'is generated and has no'} source")
+        generated = "is generated and has no source; give a DATA_DIR alone"
+        raise UserError(f"{recipe} {'needs two paths, SOURCE and DATA_DIR' if source is None else generated}")
     write = chosen.generate
     if source is not None:
         chosen, opened = chosen.with_config(config), open_source(Path(source))

@@ -125,17 +125,6 @@ def test_wikitext_tokens_are_words_and_line_ends(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "refused").exists()
 
 
-def test_a_folder_and_an_archive_give_the_same_corpus(tmp_path: Path) -> None:
-    source = write_source("wikitext103", tmp_path / "source")
-    with zipfile.ZipFile(source) as archive:
-        archive.extractall(tmp_path / "unpacked")
-    sets = [
-        prepare("wikitext103", path, tmp_path / name, ["corpus.check=false"], show_progress=False)
-        for name, path in (("a", source), ("b", tmp_path / "unpacked"))
-    ]
-    assert sets[0].open_split("train").checksum == sets[1].open_split("train").checksum
-
-
 def test_pg19_divides_by_its_own_words_and_compares_them_with_the_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from recipes.text import compose_config, load
+from recipes.text import load
 from recipes.verbs.speed import format_table
 from tests.recipes.calling import mistake, run
 from tests.recipes.corpus_files import write_source
@@ -98,27 +98,3 @@ def test_ablations_train_and_are_scored(place: Path, tmp_path: Path, capsys: pyt
     run("evaluate", tmp_path / "txl_learned_positions", "--stride", 4)
     said = mistake(["evaluate", tmp_path / "txl_learned_positions", "--memory", 16], capsys)
     assert "model.position=learned" in said and "set model.memory=0" in said
-
-
-def test_studies_are_table_6() -> None:
-    """Recurrence, encoding and loss of each row (Dai et al. 2019)."""
-
-    def row(study: str) -> tuple[bool, str, float]:
-        config = compose_config("wikitext103", ["preset=dai_standard", "model=transformer_xl", f"study={study}"])
-        return config["model"]["memory"] > 0, config["model"]["position"], config["train"]["loss_share"]
-
-    assert {name: row(name) for name in ("none", "txl_shaw", "txl_half_loss", "txl_no_recurrence")} == {
-        "none": (True, "relative", 1),
-        "txl_shaw": (True, "shaw", 1),
-        "txl_half_loss": (True, "relative", 0.5),
-        "txl_no_recurrence": (False, "relative", 1),
-    }
-    rest = ("no_recurrence_half_loss", "shaw_no_recurrence", "shaw_no_recurrence_half_loss")
-    rest += ("transformer", "learned_positions")
-    assert [row(f"txl_{name}") for name in rest] == [
-        (False, "relative", 0.5),
-        (False, "shaw", 1),
-        (False, "shaw", 0.5),
-        (False, "absolute", 0.5),
-        (False, "learned", 0.5),
-    ]
