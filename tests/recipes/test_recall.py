@@ -15,7 +15,7 @@ from recipes.studies.catalogue import STUDIES, Study
 from recipes.studies.curves import ByDistance
 from recipes.text import load
 from recipes.verbs.prepare import prepare
-from tests.recipes.calling import mistake, run
+from tests.recipes.calling import figures_of, mistake, run
 from waveform.analyses.answers import _Answers, _holding, attention_on_answers
 from waveform.engine.dataset import read_dataset
 from waveform.models.attention import Slots
@@ -241,8 +241,7 @@ def test_compressed_memory_pays(tmp_path: Path) -> None:
     for model, slots in (("compressive_transformer", "model.compressed=32"), ("transformer_xl", "model.memory=48")):
         size = ["model.window=16", "model.memory=16", "train.chunk=16", "train.max_steps=600", "train.batch_size=64"]
         run("train", tmp_path / "data", tmp_path / model, f"model={model}", *size, slots, "train.lr=4e-3")
-        run("evaluate", tmp_path / model, "--json", tmp_path / f"{model}.json")
-        figures = json.loads((tmp_path / f"{model}.json").read_text())
+        figures = figures_of(tmp_path / f"{model}.json", "evaluate", tmp_path / model)
         beyond = [entry for entry in figures["bits_by_distance"] if entry["from"] > 64 and entry["to"] <= 128]
         assert min(entry["num_answers"] for entry in beyond) > 30
         bits[model] = [entry["bits"] for entry in beyond]
