@@ -15,6 +15,7 @@ from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.learner import LearnerConfig
 from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.settings import check_agent, is_agent, make_environments
+from recipes.tables import as_table
 from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.engine.train_config import TrainConfig
@@ -27,6 +28,8 @@ from waveform.system.errors import UserError
 
 EPISODES = 256
 _ROWS = 64  # side by side
+# Mean returns of people and of random actions in that level (Espeholt et al. 2018, scalable_agent's dmlab30.py).
+_HUMAN, _RANDOM = 65.9, 0.312
 _FIRST_ROW = 1 << 40  # beyond all rows of training, whose episodes are others
 
 
@@ -114,10 +117,8 @@ def play(
     """
     if episodes < 1:
         raise UserError(f"--episodes is {episodes}; it must be at least 1")
-    elsewhere: dict[str, list[tuple[dict[str, Any], TrainedAgent]]] = {
-        "by_delay": [({"delay": delay}, trained.at_delay(delay)) for delay in delays],
-        "by_env": [({"env": env}, trained.in_env(env)) for env in envs],
-    }
+    at_delays = [({"delay": delay}, trained.at_delay(delay)) for delay in delays]
+    in_envs = [({"env": env}, trained.in_env(env)) for env in envs]
     # Each row may need a process, of which there should be no more than in training.
     config = trained.config
     train: TrainConfig = typed(TrainConfig, config["train"], section="train")
@@ -135,6 +136,11 @@ def play(
                 returns[row].append(value)
             successes, chances = successes + played.successes[counts].sum(), chances + played.chances[counts].sum()
     counted = np.array([value for row in returns for value in row[:each]])
+
+    def elsewhere(agent: TrainedAgent) -> dict[str, Any]:
+        figures = play(agent, episodes=episodes)
+        return {name: figures[name] for name in ("return_mean", "success", "chances")}
+
     return {
         "run": str(trained.folder),
         "recipe": config["recipe"],
@@ -152,24 +158,16 @@ def play(
         **_human_normalised(config, float(counted.mean())),
         "success": float(successes / chances) if chances else None,
         "chances": int(chances),
-        **{
-            by: [
-                where | {name: figures[name] for name in ("return_mean", "success", "chances")}
-                for where, agent in agents
-                for figures in [play(agent, episodes=episodes)]
-            ]
-            for by, agents in elsewhere.items()
-        },
+        "by_delay": [place | elsewhere(agent) for place, agent in at_delays],
+        "by_env": [place | elsewhere(agent) for place, agent in in_envs],
     }
 
 
 def _human_normalised(config: dict[str, Any], mean_return: float) -> dict[str, float]:
-    """The score of Rae et al. 2019, Figure 5, in that figure's environment: DMLab's level, by default."""
+    """The score of Rae et al. 2019, Figure 5, in DMLab's level there, its default: 0 as random actions, 1 as people."""
     if config.get("env") != "DMLab-v0" or "level" in (config.get("env_options") or {}):
         return {}
-    from recipes.reinforcement.dmlab import human_normalised
-
-    return {"human_normalised": human_normalised(mean_return)}
+    return {"human_normalised": (mean_return - _RANDOM) / (_HUMAN - _RANDOM)}
 
 
 def compared(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -203,10 +201,7 @@ def describe(entries: Sequence[dict[str, Any]]) -> str:
             del row["to the first [95% interval]"]
         rows.append(row)
     first = entries[0]
-    lines = [
-        *table(list(rows[0]), [list(row.values()) for row in rows]),
-        f"{first['environment']}: {first['episodes']:,} episodes each",
-    ]
+    lines = [as_table(rows, f"{first['environment']}: {first['episodes']:,} episodes each")]
     scores = [f"{entry['human_normalised']:.1%}" for entry in entries if "human_normalised" in entry]
     if scores:
         lines.append(f"human-normalised, as in Rae et al. 2019, Figure 5: {', '.join(scores)}")

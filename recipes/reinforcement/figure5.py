@@ -18,8 +18,8 @@ from recipes.reinforcement.settings import compose_config, environment_text
 from recipes.studies.catalogue import Study
 from recipes.studies.children import StudyConfig
 from recipes.studies.report import TEST, Config, Figures, Report, Runs
+from recipes.tables import as_table
 from waveform.runs.statistics import mean_and_interval, shown
-from waveform.system.console import table
 from waveform.system.errors import UserError
 
 _SEEDS = 3  # the paper's
@@ -72,15 +72,9 @@ def _by_agent(recipe: str, overrides: Sequence[str]) -> dict[str, Sequence[str]]
     sized = [override for override in overrides if override.partition("=")[0] in _MEMORIES]
     others = [override for override in overrides if override not in sized]
     model = compose_config(recipe, (*overrides, *VARIANTS["rate_4"]))["model"]
-    sizes = {
-        "compressive_transformer": sized,
-        "transformer_xl": [f"model.window={model['window']}", f"model.memory={model['memory'] + model['compressed']}"],
-        "lstm": [],
-    }
-    return {
-        label: (*others, *(sizes[chosen[0].removeprefix("model=")] if sized else ()), *chosen)
-        for label, chosen in VARIANTS.items()
-    }
+    slots = [f"model.window={model['window']}", f"model.memory={model['memory'] + model['compressed']}"]
+    sizes = {_CT: sized, "model=transformer_xl": slots if sized else [], "model=lstm": []}
+    return {label: (*others, *sizes[chosen[0]], *chosen) for label, chosen in VARIANTS.items()}
 
 
 def _task(overrides: Sequence[str], settings_by_agent: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
@@ -144,20 +138,21 @@ class ByPlace(Report):
         return {"published": _PUBLISHED, "by": self.by, "steps_seen": steps_seen}
 
     def table(self, summary: Figures) -> str:
-        columns = [f"delay {place}" if self.by == "delay" else place for place in self.places]
-        header = ["agent", "return an episode [95%]", "successes [95%]", *columns, "parameters"]
-        body = [
-            [
-                label,
-                shown(row["return"], 2),
-                *("-" if s is None else shown(s, 3) for s in (row["success"], *row[f"by_{self.by}"].values())),
-                f"{row['num_parameters'] / 1e6:.2f} M",
-            ]
-            for label, row in summary.items()
-        ]
+        rows = []
+        for label, row in summary.items():
+            places = {f"delay {p}" if self.by == "delay" else p: s for p, s in row[f"by_{self.by}"].items()}
+            shares = {"successes [95%]": row["success"], **places}
+            rows.append(
+                {
+                    "agent": label,
+                    "return an episode [95%]": shown(row["return"], 2),
+                    **{name: "-" if share is None else shown(share, 3) for name, share in shares.items()},
+                    "parameters": f"{row['num_parameters'] / 1e6:.2f} M",
+                }
+            )
         num_seeds = len(next(iter(summary.values()))["return"]["seeds"])
         steps = max(row["train_steps_seen"] for row in summary.values())
-        return "\n".join([_PUBLISHED, *table(header, body), f"{num_seeds} seeds of {steps / 1e6:.2f} M steps"])
+        return f"{_PUBLISHED}\n{as_table(rows, f'{num_seeds} seeds of {steps / 1e6:.2f} M steps')}"
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
         curves = {label: [run["curve"] for run in seeds] for label, seeds in runs.items()}

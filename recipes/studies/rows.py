@@ -9,11 +9,12 @@ import numpy as np
 
 from recipes.metrics import UNITS
 from recipes.studies.report import SIZES, TEST, Config, Figures, Report, Runs
+from recipes.tables import as_table
 from waveform.runs.statistics import mean_and_interval, shown
-from waveform.system.console import table
 from waveform.system.panels import COLOURS, panels
 
 _VALID = "validation.json"
+_NOTE = "ours on {recipe}; the paper's are {published_as}"
 _LONGER = (0.5, 1, 2, 4)  # sizes of memory that are tried, as shares of the one in training
 _STRIDE = 8  # a model without memory scores the last window / 8 tokens of each window, the others are context
 
@@ -52,20 +53,18 @@ class Ablations(Report):
         return summary
 
     def table(self, summary: Figures) -> str:
-        unit = UNITS[summary["headline"]]
-        header = ["setting", f"test, {unit}", "best memory", "test with it", "parameters", "paper"]
         rows = [
-            [
-                self.rows[label],
-                shown(entry["test"]),
-                " or ".join(map(str, sorted(set(entry["best_memory"])))) or "-",
-                shown(entry["best"]) if entry["best"] else "-",
-                f"{entry['num_parameters']:,}",
-                ", ".join(f"{value:g}" for value in entry["published"]),
-            ]
+            {
+                "setting": self.rows[label],
+                f"test, {UNITS[summary['headline']]}": shown(entry["test"]),
+                "best memory": " or ".join(map(str, sorted(set(entry["best_memory"])))) or "-",
+                "test with it": shown(entry["best"]) if entry["best"] else "-",
+                "parameters": f"{entry['num_parameters']:,}",
+                "paper": ", ".join(f"{value:g}" for value in entry["published"]),
+            }
             for label, entry in summary["rows"].items()
         ]
-        return _text(header, rows, summary)
+        return as_table(rows, _NOTE.format(**summary))
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
         rows = [
@@ -108,19 +107,17 @@ class BestOfRows(Report):
         return summary
 
     def table(self, summary: Figures) -> str:
-        names = list(next(iter(summary["rows"].values()))["valid"])
-        header = ["setting", *(f"valid, {name}" for name in names), "best", f"test, {UNITS[summary['headline']]}"]
         rows = [
-            [
-                row,
-                *(f"{entry['valid'][name]['mean']:.4f}" for name in names),
-                entry["best"],
-                shown(entry["test"]),
-                f"{entry['published']:g}",
-            ]
+            {
+                "setting": row,
+                **{f"valid, {name}": f"{valid['mean']:.4f}" for name, valid in entry["valid"].items()},
+                "best": entry["best"],
+                f"test, {UNITS[summary['headline']]}": shown(entry["test"]),
+                "paper": f"{entry['published']:g}",
+            }
             for row, entry in summary["rows"].items()
         ]
-        return _text([*header, "paper"], rows, summary)
+        return as_table(rows, _NOTE.format(**summary))
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
         rows = [(row, entry["test"], entry["published"], entry["best"]) for row, entry in summary["rows"].items()]
@@ -139,11 +136,6 @@ def _test_of(seeds: Sequence[Figures]) -> dict[str, Any]:
         "num_parameters": first["num_parameters"],
         "train_tokens_seen": first["train_tokens_seen"],
     }
-
-
-def _text(header: Sequence[str], rows: Sequence[Sequence[str]], summary: Figures) -> str:
-    note = f"ours on {summary['recipe']}; the paper's are {summary['published_as']}"
-    return "\n".join([*table(header, rows), note])
 
 
 def _save_rows(

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from recipes.tables import as_table
 from recipes.text import load
 from recipes.verbs.sweep import numbers_from
 from waveform.analyses.state_reuse import fresh_state, read_windows, seconds_per_token
-from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 from waveform.system.panels import panels
@@ -80,18 +80,17 @@ def _measure(run_dir: Path | str, length: int, *, device: str | None) -> dict[st
 
 def format_table(figures: dict[str, Any]) -> str:
     """Return a line for each context length, the paper's figure beside ours."""
-    header = ["attention length", "ms/token, memory carried", "ms/token, read anew", "times slower", "paper"]
     rows = [
-        [
-            f"{entry['context']:,}",
-            f"{1e3 * entry['seconds_per_token']['carried']:.3f}",
-            f"{1e3 * entry['seconds_per_token']['anew']:.2f}",
-            f"{entry['times_slower']:,.0f}",
-            f"{PAPER[entry['context']]:,}" if entry["context"] in PAPER else "-",
-        ]
+        {
+            "attention length": f"{entry['context']:,}",
+            "ms/token, memory carried": f"{1e3 * entry['seconds_per_token']['carried']:.3f}",
+            "ms/token, read anew": f"{1e3 * entry['seconds_per_token']['anew']:.2f}",
+            "times slower": f"{entry['times_slower']:,.0f}",
+            "paper": f"{PAPER[entry['context']]:,}" if entry["context"] in PAPER else "-",
+        }
         for entry in figures["contexts"]
     ]
-    return "\n".join([*table(header, rows), f"one row, {figures['contexts'][0]['device']}; one model both times"])
+    return as_table(rows, f"one row, {figures['contexts'][0]['device']}; one model both times")
 
 
 def save_plot(path: Path, figures: dict[str, Any]) -> None:
