@@ -5,10 +5,10 @@ Rows step side by side, and what happens in them is what would happen in this pr
 
 import multiprocessing
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +16,7 @@ from recipes.reinforcement.environment import Environments, Outcome
 from waveform.system.errors import Trouble, UserError
 from waveform.system.signals import SIGNALS
 
-
-class _Make(Protocol):
-    """Makes the environment of some rows; can be pickled."""
-
-    def __call__(self, *, rows: np.ndarray) -> Environments: ...
+_Make = Callable[..., Environments]  # of some `rows`; can be pickled
 
 
 class EnvironmentProcesses(Environments):

@@ -70,7 +70,12 @@ def import_run(
         with explain_write_errors(run_dir):
             run_dir.mkdir(parents=True, exist_ok=True)
         if data is None:
-            data = _vocabulary_alone(run_dir / _VOCABULARY_DIR, tokenizer)
+            folder = run_dir / _VOCABULARY_DIR
+            with explain_write_errors(folder):
+                folder.mkdir()
+            save_tokenizer(tokenizer, folder)
+            modality = {"kind": "text", "recipe": recipe, "tokens": tokenizer.kind}
+            data = write_dataset(Dataset(folder, tokenizer.vocab_size, modality, splits={}, sources={}))
         _write_run(run_dir, config, data, model)
     except BaseException:  # half a run is none
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -133,15 +138,6 @@ def _refuse_other_shapes(path: Path, config: dict[str, Any], published: Publishe
                 f"{path} does not fit model=transformer_xl: {name} has shape {found.get(name)}, not "
                 f"{wanted.get(name)}; leave out settings of sizes, or get the file again"
             )
-
-
-def _vocabulary_alone(folder: Path, tokenizer: WordTokenizer | SymbolTokenizer) -> Dataset:
-    """A data set that has a vocabulary but no text."""
-    with explain_write_errors(folder):
-        folder.mkdir()
-    save_tokenizer(tokenizer, folder)
-    modality = {"kind": "text", "recipe": _RECIPES[tokenizer.kind], "tokens": tokenizer.kind}
-    return write_dataset(Dataset(folder, tokenizer.vocab_size, modality, splits={}, sources={}))
 
 
 def _write_run(run_dir: Path, config: dict[str, Any], data: Dataset, model: SequenceModel) -> None:

@@ -369,10 +369,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         lambda p, t: ["train", p / "data", t / "r", "preset=big"],
         "choose one of cpu, dai, dai_12l, dai_18l, dai_24l, dai_base, dai_large, dai_standard, paper, small, smoke",
     ),
-    "no such study": (
-        lambda p, t: ["train", p / "data", t / "r", "study=table9"],
-        "table5_max",
-    ),
+    "no such study": (lambda p, t: ["train", p / "data", t / "r", "study=table9"], "table5_max"),
     "no such setting": (
         lambda p, t: ["train", p / "data", t / "r", "model.compresed=3"],
         "did you mean 'model.compressed'",
@@ -382,13 +379,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         "model.cutoffs is [20000, 40000, 200000]",
     ),
     "more layers than any model has": (
-        lambda p, t: [
-            "train",
-            p / "data",
-            t / "r",
-            "preset=smoke",
-            "model.num_layers=90000000",
-        ],
+        lambda p, t: ["train", p / "data", t / "r", "preset=smoke", "model.num_layers=90000000"],
         "model.num_layers is 90000000; it must be a whole number from 1 to 1000",
     ),
     "a run folder with other files": (

@@ -143,21 +143,17 @@ def test_a_study_is_made_of_runs_that_last(
 
 def test_mistakes_are_one_line(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new, made = tmp_path / "new", place / "data"
-    assert "corpus.keys is 0; it must be a whole number from 1" in mistake(
-        ["prepare", "recall", new, "corpus.keys=0"], capsys
-    )
-    assert "corpus.fillers=0.999 leaves no room for an answer" in mistake(
-        ["prepare", "recall", new, "corpus.fillers=0.999"], capsys
-    )
-    assert "no key comes up twice in the test split; lower corpus.keys (1000)" in mistake(
-        ["prepare", "recall", new, "corpus.keys=1000", "corpus.episode=8", "corpus.train=9999", "corpus.test=1"], capsys
-    )
-    assert "at most 65,536 are possible" in mistake(
-        ["prepare", "recall", new, "corpus.keys=1000", "corpus.values=1000"], capsys
-    )
-    assert "'corpus.check=false' is not a setting of prepare recall; its settings are corpus.keys" in mistake(
-        ["prepare", "recall", new, "corpus.check=false"], capsys
-    )
+    for settings, words in (
+        ("corpus.keys=0", "corpus.keys is 0; it must be a whole number from 1"),
+        ("corpus.fillers=0.999", "corpus.fillers=0.999 leaves no room for an answer"),
+        (
+            "corpus.keys=1000 corpus.episode=8 corpus.train=9999 corpus.test=1",
+            "no key comes up twice in the test split; lower corpus.keys (1000)",
+        ),
+        ("corpus.keys=1000 corpus.values=1000", "at most 65,536 are possible"),
+        ("corpus.check=false", "'corpus.check=false' is not a setting of prepare recall; its settings are corpus.keys"),
+    ):
+        assert words in mistake(["prepare", "recall", new, *settings.split()], capsys)
     assert "recall is generated and has no source" in mistake(["prepare", "recall", made, new], capsys)
     assert "enwik8 needs two paths, SOURCE and DATA_DIR" in mistake(["prepare", "enwik8", new], capsys)
     assert "--seeds is 0" in mistake(["study", "recall", made, new, "--seeds", 0], capsys)
