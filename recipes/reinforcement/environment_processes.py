@@ -56,10 +56,7 @@ class EnvironmentProcesses(Environments):
         self._ask("restore", [[array[row : row + 1] for array in state] for row in rows])
 
     def picture(self) -> np.ndarray:
-        """The first row as the environment draws it."""
-        self._connections[0].send(("picture",))
-        picture: np.ndarray = self._answer(0)
-        return picture
+        return np.asarray(self._ask("picture")[0])
 
     def _ask(self, method: str, arguments: Sequence[Any] | None = None) -> list[Any]:
         """What a method returns for each row; arguments: one for each."""

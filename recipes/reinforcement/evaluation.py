@@ -14,12 +14,14 @@ from recipes.reinforcement.actors import Actors
 from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.learner import LearnerConfig
 from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
-from recipes.reinforcement.settings import check_agent, is_agent, make_environments
+from recipes.reinforcement.settings import check_agent, make_environments
 from recipes.tables import as_table
 from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import choose_device
+from waveform.runs.folder import read_config
+from waveform.runs.named import find_run
 from waveform.runs.opened import Saved, load_model, use_saved
 from waveform.runs.settings import typed
 from waveform.runs.statistics import with_intervals
@@ -92,7 +94,7 @@ def open_agent(
     do not change the parameters, for example a longer `memory`. Raises UserError if the run is not an agent's, or has
     no complete checkpoint.
     """
-    if not is_agent(run_dir):
+    if read_config(find_run(run_dir))["dataset"]["modality"].get("kind") != "environment":
         raise UserError(f"{run_dir} is not a run of an agent; train one with `python -m recipes train object_matching`")
 
     def load(saved: Saved) -> tuple[Saved, Agent]:

@@ -21,8 +21,7 @@ from recipes.reinforcement.environment import Environments
 from recipes.reinforcement.learner import LearnerConfig
 from recipes.reinforcement.object_matching import ObjectMatching, ObjectMatchingConfig
 from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
-from waveform.runs.folder import CONFIG_FILE, read_config
-from waveform.runs.named import find_run
+from waveform.runs.folder import CONFIG_FILE
 from waveform.runs.settings import ConfigFamily, compose_family, typed
 from waveform.runs.sources import annotated
 from waveform.system.errors import UserError
@@ -92,11 +91,6 @@ def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Pa
             raise UserError(f"{name} is for the recipe {GYMNASIUM}; leave it out, or train {GYMNASIUM}")
     config["train"]["update_period"] = 1
     return config
-
-
-def is_agent(run_dir: Path | str) -> bool:
-    """Whether a run is an agent's. Raises UserError if `run_dir` is not a run."""
-    return bool(read_config(find_run(run_dir))["dataset"]["modality"].get("kind") == "environment")
 
 
 def environment_text(config: Mapping[str, Any]) -> str:

@@ -25,8 +25,7 @@ class Report(ABC):
 
     def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
         """The figures of one run, from the content of the files that `commands` names."""
-        figures: Figures = files[TEST]
-        return figures
+        return dict(files[TEST])
 
     @abstractmethod
     def summarise(self, runs: Runs) -> dict[str, Any]:
