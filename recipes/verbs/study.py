@@ -58,7 +58,7 @@ def study(
     preset = compose(recipe, overrides, config_dir=config.config_dir)
     own = {label: chosen.settings(label, preset) for label in chosen.variants}
     # Composed at once, so that a wrong setting is refused before anything is trained.
-    configs = {k: compose(recipe, [*given, *settings], config_dir=config.config_dir) for k, settings in own.items()}
+    configs = {k: compose(recipe, [*given, *each], config_dir=config.config_dir) for k, each in own.items()}
     seeds = range(config.seeds or chosen.seeds)
     children = Children(config.jobs)
     options = ["--config-dir", str(config.config_dir)] if config.config_dir is not None else []
