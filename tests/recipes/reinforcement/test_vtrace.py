@@ -68,15 +68,3 @@ def test_torchrl_agrees() -> None:
     made = vtrace(**given)
     assert torch.allclose(made.values, target[..., 0], rtol=0, atol=1e-12)
     assert torch.allclose(made.advantages, advantage[..., 0], rtol=0, atol=1e-12)
-
-
-def test_what_stands_after_an_end_has_no_effect() -> None:
-    given = drawn(3)
-    given["discounts"][:, 4] = 0
-    changed = {name: tensor.clone() for name, tensor in given.items()}
-    for name in ("log_ratios", "rewards", "discounts", "values"):
-        changed[name][:, 5:] = 7.0
-    changed["bootstrap"] += 100
-    first, second = vtrace(**given), vtrace(**changed)
-    assert torch.equal(first.values[:, :5], second.values[:, :5])
-    assert torch.equal(first.advantages[:, :5], second.advantages[:, :5])
