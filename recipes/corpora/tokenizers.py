@@ -125,8 +125,8 @@ class SymbolTokenizer(_BytesTokenizer):
     only = "which is not in the vocabulary; give that of a model of this corpus"
 
     @property
-    def space(self) -> int:
-        """The id of a space. Raises UserError if there is none."""
+    def begin(self) -> int:
+        """The id of a space, as before a text. Raises UserError if there is none."""
         if b" " not in self.symbols:
             raise UserError("the vocabulary has no space (32 or _), which stands for the beginning of a text; add it")
         return self.symbols.index(b" ")
@@ -152,8 +152,8 @@ class WordTokenizer(TextTokenizer):
         self._unknown = self._ids[UNKNOWN]
 
     @property
-    def end_of_line(self) -> int:
-        """The id of <eos>."""
+    def begin(self) -> int:
+        """The id of <eos>, as before a text."""
         return self._ids[END_OF_LINE]
 
     @classmethod

@@ -50,8 +50,7 @@ def import_run(
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         raise UserError(f"{run_dir} is not empty; give a new folder")
     tokenizer = _tokenizer(checkpoint, data_dir, vocabulary)
-    begin = tokenizer.end_of_line if isinstance(tokenizer, WordTokenizer) else tokenizer.space
-    published = read_published(checkpoint, first_input=begin)
+    published = read_published(checkpoint, first_input=tokenizer.begin)
     if published.vocab_size != tokenizer.vocab_size:
         raise UserError(
             f"the vocabulary has {tokenizer.vocab_size:,} words, but the weights in {checkpoint} are for "
