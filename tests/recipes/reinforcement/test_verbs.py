@@ -138,7 +138,7 @@ def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: pytest.Ca
     capsys.readouterr()
     assert main(["report", str(runs / "ct"), "--out", str(runs / "page.html")]) == 2
     said = capsys.readouterr()
-    assert "report does not know runs of agents, and" in said.err and said.out == ""  # it has not played before
+    assert "only evaluate, compare and play know runs of agents" in said.err and said.out == ""  # it has not played
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare"])
