@@ -123,7 +123,7 @@ VERBS = (
     Verb(
         "study",
         "train every setting of a paper's table or figure, or of recall, at a preset's size: table, plot and JSON",
-        "recipes.verbs.study:study_paths",
+        "recipes.verbs.study:study",
         (
             argument(
                 "name",

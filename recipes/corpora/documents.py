@@ -18,6 +18,7 @@ from waveform.system.errors import UserError
 
 SPLITS = ("train", "valid", "test")
 END_OF_LINE = "<eos>"
+PLACEHOLDER = b"<DW>"  # as in the published PG-19
 _LONGEST_WORD = 1 << 20  # characters; anything longer is not text, and would have to be held in RAM
 # Learning merges takes time quadratic in the length of a word, so words are cut at this many characters.
 _ENDLESS_WORD = re.compile(r"\S{4096}|\s{4096}")
@@ -32,6 +33,7 @@ class Document:
     file: str
     start: int
     stop: int
+    replaced: re.Pattern[bytes] | None = None  # by `PLACEHOLDER`, for which the document is held in RAM
 
     @classmethod
     def whole(cls, source: Source, file: str, name: str | None = None) -> "Document":
@@ -44,7 +46,8 @@ class Document:
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes. Raises UserError if they cannot be read."""
-        return self.source.blocks(self.file, start=self.start, stop=self.stop)
+        blocks = self.source.blocks(self.file, start=self.start, stop=self.stop)
+        return iter([self.replaced.sub(PLACEHOLDER, b"".join(blocks))]) if self.replaced else blocks
 
 
 Documents = dict[str, list[Document]]  # by split
@@ -67,9 +70,9 @@ def _decoded(document: Document, *, translate_newlines: bool) -> Iterator[str]:
 
 def read_words(document: Document) -> Iterator[list[str]]:
     """Yield lists of words, with <eos> for the end of each line. Raises UserError for an endless word."""
-    rest, ended = "", True
+    rest, last = "", "\n"
     for block in _decoded(document, translate_newlines=True):
-        text = rest + block
+        text, last = rest + block, block[-1:] or last
         # What follows the last space may continue in the next block.
         rest = "" if not text or text[-1].isspace() else text.rsplit(None, 1)[-1]
         if len(rest) > _LONGEST_WORD:
@@ -77,17 +80,11 @@ def read_words(document: Document) -> Iterator[list[str]]:
                 f"{document.source.path}: {document.file} contains a word of more than {_LONGEST_WORD:,} letters; "
                 "it must be text with spaces between words"
             )
-        complete = text[: len(text) - len(rest)]
-        if complete:
-            ended = complete.endswith("\n")
-            yield complete.replace("\n", f" {END_OF_LINE} ").split()
-        elif rest:
-            ended = False
+        if words := text[: len(text) - len(rest)].replace("\n", f" {END_OF_LINE} ").split():
+            yield words
     # A last line without a newline is still a line.
-    if rest:
-        yield [rest, END_OF_LINE]
-    elif document.num_bytes and not ended:
-        yield [END_OF_LINE]
+    if last != "\n":
+        yield [*rest.split(), END_OF_LINE]
 
 
 def read_text(document: Document) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from recipes.corpora.documents import SPLITS, Document, Documents
 from recipes.corpora.recipe import CorpusConfig, Recipe
-from recipes.corpora.sources import FileSource, FolderSource, Source
+from recipes.corpora.sources import Source
 from waveform.system.errors import UserError
 
 # Usual names of the splits' folders.
@@ -14,13 +14,10 @@ _SPLIT_FOLDERS = {"train": "train", "valid": "valid", "validation": "valid", "te
 
 def one_file(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
     """enwik8 and text8: the first 90%, the next 5% and the last 5% of one file."""
-    if isinstance(source, FileSource):
-        (file,) = source.sizes
-    else:
-        found = source.find(recipe.name)
-        if found is None:
-            raise recipe.refuse(source, f"it contains no file {recipe.name!r}")
-        file = found
+    name = source.path.name
+    file = name if list(source.sizes) == [name] else source.find(recipe.name)
+    if file is None:
+        raise recipe.refuse(source, f"it contains no file {recipe.name!r}")
     size = source.sizes[file]
     if config.check:
         if size != recipe.size_bytes:
@@ -87,7 +84,7 @@ def books(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
 
 def text_files(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
     """Any folder of .txt files: by its own folders train, valid(ation) and test, or else split by file."""
-    if not isinstance(source, FolderSource):
+    if not source.path.is_dir():
         raise UserError(f"{source.path} is not a folder; give a folder of .txt files")
     files = [file for file in source.sizes if file.lower().endswith(".txt") and source.sizes[file]]
     tops = {file.split("/")[0] for file in files if "/" in file}

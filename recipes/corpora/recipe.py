@@ -4,13 +4,12 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from recipes.corpora.cleaning import without_licence, without_words
 from recipes.corpora.documents import SPLITS, Documents
-from recipes.corpora.gutenberg import without_licence
-from recipes.corpora.replaced_words import without_words
 from recipes.corpora.sources import Source
 from waveform.system.errors import UserError
 from waveform.system.rules import check_rules, whole_number
@@ -68,9 +67,7 @@ class Recipe:
     num_files: Mapping[str, int] = field(default_factory=dict)  # by split
     num_tokens: Mapping[str, int] = field(default_factory=dict)  # by split, with <eos> at the end of each line
     num_types: int | None = None
-    num_words: Mapping[str, int] = field(
-        default_factory=dict
-    )  # by split: what its papers divide by for word-level perplexity
+    num_words: Mapping[str, int] = field(default_factory=dict)  # by split; papers divide by it for word perplexity
     settings: type = CorpusConfig  # a dataclass: what `prepare` can be asked for
     # Writes the data set: (folder, settings, whether to show progress) -> what it contains, in a few lines.
     generate: Callable[[Path, Any, bool], str] | None = None
@@ -84,6 +81,17 @@ class Recipe:
                     f"recipe {self.name}: {tokens} with the headline {self.headline}; choose from "
                     + ", ".join(f"{kind}: {' or '.join(names)}" for kind, names in METRICS.items())
                 )
+
+    def with_config(self, config: CorpusConfig) -> "Recipe":
+        """The recipe with the tokens that are asked for; it expects nothing of a corpus that is not to be checked.
+
+        Raises UserError for tokens that it does not have.
+        """
+        choices = (self.tokens, *self.other_tokens)
+        if config.tokens not in (None, *choices):
+            raise UserError(f"corpus.tokens is {config.tokens!r}; {self.name} is read as {' or '.join(choices)}")
+        chosen = replace(self, tokens=config.tokens or self.tokens)
+        return chosen if config.check else replace(chosen, num_tokens={}, num_types=None, num_words={})
 
     def refuse(self, source: Source, found: str) -> UserError:
         """Return the error for a source that is not the published corpus."""
@@ -102,9 +110,9 @@ def open_corpus(recipe: Recipe, source: Source, *, config: CorpusConfig) -> Docu
     if config.replaced_words is not None:
         found = without_words(found, Path(config.replaced_words))
     for split in SPLITS:
-        expected = recipe.num_files.get(split)
-        if config.check and expected is not None and len(found[split]) != expected:
-            raise recipe.refuse(source, f"its {split} split has {len(found[split]):,} files, not {expected:,}")
+        num_files = len(found[split])
+        if config.check and num_files != recipe.num_files.get(split, num_files):
+            raise recipe.refuse(source, f"its {split} split has {num_files:,} files, not {recipe.num_files[split]:,}")
         if not sum(document.num_bytes for document in found[split]):
             raise UserError(f"{source.path}: the {split} split is empty")
     return {split: sorted(found[split], key=lambda document: document.name) for split in SPLITS}

@@ -7,8 +7,8 @@ import lzma
 import tarfile
 import zipfile
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -32,15 +32,13 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-class Source(ABC):
+@dataclass(frozen=True)
+class Source:
     """Named files, sorted by name."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.sizes: dict[str, int] = {}  # bytes
-
-    @abstractmethod
-    def _open(self, name: str) -> IO[bytes]: ...
+    path: Path
+    sizes: Mapping[str, int]  # bytes
+    open: Callable[[str], IO[bytes]]
 
     def find(self, ending: str) -> str | None:
         """Return the one file whose path is `ending` or ends with /`ending`; None if there is none or several."""
@@ -51,7 +49,7 @@ class Source(ABC):
         """Yield bytes start..stop - 1 of a file in blocks. Raises UserError if it is damaged or cannot be read."""
         left = self.sizes[name] - start if stop is None else stop - start
         try:
-            with self._open(name) as file:
+            with self.open(name) as file:
                 if start:
                     file.seek(start)
                 while left > 0:
@@ -68,74 +66,46 @@ class Source(ABC):
             raise UserError(f"cannot read {name} of {self.path}: {error.strerror or error}") from error
 
 
-class FolderSource(Source):
-    """All files of a folder, nested ones by their relative path, except hidden ones."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        for file in sorted(path.rglob("*")):
-            relative = file.relative_to(path)
-            if file.is_file() and not any(part.startswith(".") for part in relative.parts):
-                self.sizes[relative.as_posix()] = file.stat().st_size
-
-    def _open(self, name: str) -> IO[bytes]:
-        return open(self.path / name, "rb")
-
-
-class FileSource(Source):
-    """A single file."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.sizes[path.name] = path.stat().st_size
-
-    def _open(self, name: str) -> IO[bytes]:
-        return open(self.path, "rb")
-
-
-class ZipSource(Source):
-    """The files in a zip archive."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._archive = zipfile.ZipFile(path)
-        for entry in sorted(self._archive.infolist(), key=lambda entry: entry.filename):
-            if not entry.is_dir():
-                self.sizes[entry.filename] = entry.file_size
-
-    def _open(self, name: str) -> IO[bytes]:
-        return self._archive.open(name)
-
-
-class TarSource(Source):
-    """The files in a tar archive, compressed or not."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._archive = tarfile.open(path)  # noqa: SIM115  # stays open as long as its files are read
-        members = [member for member in self._archive.getmembers() if member.isfile()]
-        self._members = {member.name.removeprefix("./"): member for member in members}
-        self.sizes = {name: self._members[name].size for name in sorted(self._members)}
-
-    def _open(self, name: str) -> IO[bytes]:
-        file = self._archive.extractfile(self._members[name])
-        assert file is not None
-        return file
-
-
 def open_source(path: Path) -> Source:
     """Open a folder, an archive, or any other file. Raises UserError if it is missing, unreadable or damaged."""
     try:
         if path.is_dir():
-            return FolderSource(path)
+            return _folder(path)
         if not path.exists():
             raise UserError(f"no such file or folder: {path}")
         if path.suffix == ".zip":
-            return ZipSource(path)
+            return _zip(path)
         if path.name.endswith(_ARCHIVES):
-            return TarSource(path)
-        return FileSource(path)
+            return _tar(path)
+        return Source(path, {path.name: path.stat().st_size}, lambda name: path.open("rb"))
     except _DAMAGE as error:
         raise UserError(f"{path} is damaged or cut short ({_one_line(error)}); fetch it again") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _folder(path: Path) -> Source:
+    """All files of a folder, nested ones by their relative path, except hidden ones."""
+    files = {file.relative_to(path): file for file in sorted(path.rglob("*")) if file.is_file()}
+    shown = {name.as_posix(): file for name, file in files.items() if not any(p.startswith(".") for p in name.parts)}
+    return Source(
+        path, {name: file.stat().st_size for name, file in shown.items()}, lambda name: shown[name].open("rb")
+    )
+
+
+def _zip(path: Path) -> Source:
+    archive = zipfile.ZipFile(path)
+    entries = sorted(archive.infolist(), key=lambda entry: entry.filename)
+    return Source(path, {entry.filename: entry.file_size for entry in entries if not entry.is_dir()}, archive.open)
+
+
+def _tar(path: Path) -> Source:
+    archive = tarfile.open(path)  # noqa: SIM115  # stays open as long as its files are read
+    members = {member.name.removeprefix("./"): member for member in archive.getmembers() if member.isfile()}
+
+    def open_(name: str) -> IO[bytes]:
+        file = archive.extractfile(members[name])
+        assert file is not None
+        return file
+
+    return Source(path, {name: members[name].size for name in sorted(members)}, open_)

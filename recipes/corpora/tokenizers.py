@@ -5,10 +5,11 @@ the data set, and loading it runs no code.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import tokenizers
@@ -24,118 +25,45 @@ _UNKNOWN_BYTE, _LEFT_OUT = -1, -2  # instead of the id of a symbol
 _ALPHABET = " abcdefghijklmnopqrstuvwxyz"
 
 
-class TextTokenizer(Protocol):
+class TextTokenizer(ABC):
     """Turns documents into token ids 0..vocab_size - 1, and ids into text."""
 
-    kind: str
+    kind: ClassVar[str]
     vocab_size: int
 
+    @abstractmethod
     def encode(self, document: Document) -> Iterator[np.ndarray]:
         """Yield the token ids [n] of a document in parts. Raises UserError for anything but its kind of text."""
-        ...
 
+    @abstractmethod
     def encode_prompt(self, text: str) -> np.ndarray:
         """Return the token ids [n] of a text to continue. Raises UserError for what the vocabulary cannot express."""
-        ...
 
+    @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids."""
-        ...
 
     def content(self) -> dict[str, Any]:
         """Return what `from_content` needs, for JSON."""
-        ...
+        return {}
 
     @classmethod
-    def from_content(cls, content: dict[str, Any]) -> "TextTokenizer":
+    def from_content(cls, content: dict[str, Any]) -> Self:
         """Return the tokenizer whose `content` this is."""
-        ...
-
-
-class ByteTokenizer:
-    """Every byte is a token."""
-
-    kind = "bytes"
-    vocab_size = 256
-
-    def encode(self, document: Document) -> Iterator[np.ndarray]:
-        for block in document.blocks():
-            yield np.frombuffer(block, dtype=np.uint8)
-
-    def encode_prompt(self, text: str) -> np.ndarray:
-        return np.frombuffer(text.encode(errors="surrogateescape"), dtype=np.uint8)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return bytes(ids).decode(errors="replace")
-
-    def content(self) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def from_content(cls, content: dict[str, Any]) -> "ByteTokenizer":
         return cls()
 
 
-class CharacterTokenizer:
-    """text8's characters: a space and the letters a to z."""
+class _BytesTokenizer(TextTokenizer):
+    """Every byte is a token, of those that `symbols` has, in the order of their ids."""
 
-    kind = "characters"
-    vocab_size = len(_ALPHABET)
-    _ids = np.full(256, 255, dtype=np.uint8)
-    _ids[np.frombuffer(_ALPHABET.encode(), dtype=np.uint8)] = np.arange(len(_ALPHABET))
-
-    def encode(self, document: Document) -> Iterator[np.ndarray]:
-        position = document.start
-        for block in document.blocks():
-            ids = self._ids[np.frombuffer(block, dtype=np.uint8)]
-            wrong = np.flatnonzero(ids == 255)
-            if len(wrong):
-                raise UserError(
-                    f"{document.source.path}: byte {position + int(wrong[0]):,} of {document.file} is "
-                    f"{block[wrong[0] : wrong[0] + 1]!r}, but text8 contains only a to z and spaces"
-                )
-            position += len(block)
-            yield ids
-
-    def encode_prompt(self, text: str) -> np.ndarray:
-        wrong = sorted(set(text.rstrip("\n")) - set(_ALPHABET))
-        if wrong:
-            raise UserError(f"the prompt contains {wrong[0]!r}, but this run knows only a to z and spaces")
-        return self._ids[np.frombuffer(text.rstrip("\n").encode(), dtype=np.uint8)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(_ALPHABET[i] for i in ids)
-
-    def content(self) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def from_content(cls, content: dict[str, Any]) -> "CharacterTokenizer":
-        return cls()
-
-
-class SymbolTokenizer:
-    """The bytes that a published model knows, in the order of its ids.
-
-    Ends of lines are left out if it does not know them: Dai et al. 2019's code reads enwik8 and text8 line by line, so
-    its vocabularies have none, and its figures are per character without them.
-    """
-
-    kind = "symbols"
+    left_out = b""  # unless it is a symbol
+    only = ""  # what a message says of the bytes that are
 
     def __init__(self, symbols: bytes) -> None:
-        """`symbols`: each once, in the order of their ids."""
-        self._symbols, self.vocab_size = symbols, len(symbols)
+        self.symbols, self.vocab_size = symbols, len(symbols)
         self._ids = np.full(256, _UNKNOWN_BYTE, dtype=np.int16)
-        self._ids[ord("\n")] = _LEFT_OUT
-        self._ids[np.frombuffer(symbols, dtype=np.uint8)] = np.arange(len(symbols))
-
-    @property
-    def space(self) -> int:
-        """The id of a space. Raises UserError if there is none."""
-        if b" " not in self._symbols:
-            raise UserError("the vocabulary has no space (32 or _), which stands for the beginning of a text; add it")
-        return self._symbols.index(b" ")
+        self._ids[list(self.left_out)] = _LEFT_OUT
+        self._ids[list(symbols)] = np.arange(len(symbols))
 
     def encode(self, document: Document) -> Iterator[np.ndarray]:
         position = document.start
@@ -145,30 +73,73 @@ class SymbolTokenizer:
             if len(wrong):
                 raise UserError(
                     f"{document.source.path}: byte {position + int(wrong[0]):,} of {document.file} is "
-                    f"{block[wrong[0] : wrong[0] + 1]!r}, which is not in the vocabulary; give that of a model of this "
-                    "corpus"
+                    f"{block[wrong[0] : wrong[0] + 1]!r}, {self.only}"
                 )
             position += len(block)
             yield ids[ids >= 0].astype(np.uint8)
 
     def encode_prompt(self, text: str) -> np.ndarray:
-        ids = self._ids[np.frombuffer(text.encode(errors="surrogateescape"), dtype=np.uint8)]
+        ids = self._ids[list(text.encode(errors="surrogateescape"))]
         if (ids == _UNKNOWN_BYTE).any():
             raise UserError("the prompt contains a character that this run does not know; leave it out")
         return ids[ids >= 0].astype(np.uint8)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return bytes(self._symbols[i] for i in ids).decode(errors="replace")
+        return bytes(self.symbols[i] for i in ids).decode(errors="replace")
+
+
+class ByteTokenizer(_BytesTokenizer):
+    """Every byte is a token."""
+
+    kind = "bytes"
+
+    def __init__(self) -> None:
+        super().__init__(bytes(range(256)))
+
+
+class CharacterTokenizer(_BytesTokenizer):
+    """text8's characters: a space and the letters a to z."""
+
+    kind = "characters"
+    only = "but text8 contains only a to z and spaces"
+
+    def __init__(self) -> None:
+        super().__init__(_ALPHABET.encode())
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        text = text.rstrip("\n")
+        if wrong := sorted(set(text) - set(_ALPHABET)):
+            raise UserError(f"the prompt contains {wrong[0]!r}, but this run knows only a to z and spaces")
+        return super().encode_prompt(text)
+
+
+class SymbolTokenizer(_BytesTokenizer):
+    """The bytes that a published model knows.
+
+    Ends of lines are left out if it does not know them: Dai et al. 2019's code reads enwik8 and text8 line by line, so
+    its vocabularies have none, and its figures are per character without them.
+    """
+
+    kind = "symbols"
+    left_out = b"\n"
+    only = "which is not in the vocabulary; give that of a model of this corpus"
+
+    @property
+    def begin(self) -> int:
+        """The id of a space, as before a text. Raises UserError if there is none."""
+        if b" " not in self.symbols:
+            raise UserError("the vocabulary has no space (32 or _), which stands for the beginning of a text; add it")
+        return self.symbols.index(b" ")
 
     def content(self) -> dict[str, Any]:
-        return {"symbols": list(self._symbols)}
+        return {"symbols": list(self.symbols)}
 
     @classmethod
-    def from_content(cls, content: dict[str, Any]) -> "SymbolTokenizer":
+    def from_content(cls, content: dict[str, Any]) -> Self:
         return cls(bytes(list(content["symbols"])))  # of a number, `bytes` would make so many
 
 
-class WordTokenizer:
+class WordTokenizer(TextTokenizer):
     """Words between spaces, and <eos> at the end of each line; ids are ranks by frequency in the training split."""
 
     kind = "words"
@@ -181,8 +152,8 @@ class WordTokenizer:
         self._unknown = self._ids[UNKNOWN]
 
     @property
-    def end_of_line(self) -> int:
-        """The id of <eos>."""
+    def begin(self) -> int:
+        """The id of <eos>, as before a text."""
         return self._ids[END_OF_LINE]
 
     @classmethod
@@ -222,11 +193,11 @@ class WordTokenizer:
         return {"words": self._words}
 
     @classmethod
-    def from_content(cls, content: dict[str, Any]) -> "WordTokenizer":
+    def from_content(cls, content: dict[str, Any]) -> Self:
         return cls([str(word) for word in content["words"]])
 
 
-class SubwordTokenizer:
+class SubwordTokenizer(TextTokenizer):
     """Byte-level byte-pair encoding by the `tokenizers` library: any text has an encoding, and it is lossless."""
 
     kind = "subwords"
@@ -263,7 +234,7 @@ class SubwordTokenizer:
         return {"tokenizer": json.loads(self._tokenizer.to_str())}
 
     @classmethod
-    def from_content(cls, content: dict[str, Any]) -> "SubwordTokenizer":
+    def from_content(cls, content: dict[str, Any]) -> Self:
         # Other parts could pad a text to any length, or replace a letter by a million.
         own = json.loads(_without_merges().to_str()) | {"model": content["tokenizer"]["model"]}
         return cls(tokenizers.Tokenizer.from_str(json.dumps(own)))

@@ -1,6 +1,7 @@
 """The words or symbols of a published model, from a file of JSON or text, in the order of their ids."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,14 @@ def read_vocabulary(path: Path) -> WordTokenizer | SymbolTokenizer:
         raise UserError(f"cannot read the vocabulary {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a vocabulary in JSON or one word a line: {error}") from error
-    seen: set[str] = set()
-    for word in words:
-        if word in seen:
-            raise UserError(f"{path} has the word {word!r} twice; each word has one line, or one id")
-        seen.add(word)
+    twice = [word for word, count in Counter(words).items() if count > 1]
+    if twice:
+        raise UserError(f"{path} has the word {twice[0]!r} twice; each word has one line, or one id")
     symbols = _symbols(words)
     if symbols is not None:
         return SymbolTokenizer(symbols)
     for word in (END_OF_LINE, UNKNOWN):
-        if word not in seen:
+        if word not in words:
             raise UserError(f"{path} lacks {word}, without which no text can be read with its {len(words):,} words")
     return WordTokenizer(words)
 

@@ -135,7 +135,8 @@ class Actors:
         ended = torch.from_numpy(outcome.ended)
         reward = torch.from_numpy(clipped(outcome.reward, self._clipping).astype(np.float32))
         rows = torch.arange(len(length))
-        for kept, new in zip(_flat(steps), (*present, action, log_mu, reward), strict=True):
+        every = (*steps.inputs, steps.action, steps.log_mu, steps.reward)
+        for kept, new in zip(every, (*present, action, log_mu, reward), strict=True):
             kept[rows, length] = new
         following = Inputs(torch.from_numpy(outcome.observation), action, reward)
         length = length + 1
@@ -188,7 +189,3 @@ class Actors:
 
 def _tensors(environments: Environments) -> tuple[Tensor, ...]:
     return tuple(torch.from_numpy(array.copy()) for array in environments.state())
-
-
-def _flat(steps: Steps) -> tuple[Tensor, ...]:
-    return (*steps.inputs, steps.action, steps.log_mu, steps.reward)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recipes.reinforcement.actors import Actors, ActorState, Played, Unrolls
+from recipes.reinforcement.actors import Actors, ActorState, Unrolls
 from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.encoders import GridEncoder
 from recipes.reinforcement.environment import Environments
@@ -77,7 +77,10 @@ class AgentLearner(Learner):
         """Let the actors act for an unroll's steps, and learn from what ended; returns the figures of this update."""
         self.agent.eval()
         unrolls, played = self.actors.collect(self.config.chunk)
-        self._count_played(played)
+        returns = [value for _, value in played.returns]
+        counts = [sum(returns), len(returns), float(played.successes.sum()), float(played.chances.sum())]
+        self.sums += torch.tensor(counts, dtype=torch.float64, device=self.sums.device)
+        self.tokens_seen += played.steps * self.world.size
         joined = Unrolls.joined(unrolls)
         figures = self.accumulate_gradients(joined)
         self.world.sum_gradients(self.agent.parameters())
@@ -109,12 +112,6 @@ class AgentLearner(Learner):
         shares = {"policy_loss": made.policy, "value_loss": made.value, "entropy": made.entropy}
         figures = {name: float(value.detach()) / num_steps for name, value in shares.items()}
         return figures | {"aux_loss": float(compression.detach())}
-
-    def _count_played(self, played: Played) -> None:
-        returns = [value for _, value in played.returns]
-        counts = [sum(returns), len(returns), float(played.successes.sum()), float(played.chances.sum())]
-        self.sums += torch.tensor(counts, dtype=torch.float64, device=self.sums.device)
-        self.tokens_seen += played.steps * self.world.size
 
     def _count_observed(self, unrolls: Unrolls) -> None:
         """Tell the encoder what all ranks observed; after learning, which then reads as the actors did."""

@@ -15,8 +15,6 @@ from gymnasium import spaces
 from waveform.system.errors import UserError
 
 LEVEL = "contributed/dmlab30/rooms_select_nonmatching_object"  # Rae et al. 2019, section 5.7
-# Mean returns of people and of random actions (Espeholt et al. 2018, scalable_agent's dmlab30.py).
-_HUMAN, _RANDOM = 65.9, 0.312
 _PIXELS = "RGB_INTERLEAVED"
 # Look right, look down, strafe right, forward, fire, jump, crouch; IMPALA's nine (Table D.2).
 _ACTIONS = np.array(
@@ -33,11 +31,6 @@ _ACTIONS = np.array(
     ],
     np.intc,
 )
-
-
-def human_normalised(mean_return: float) -> float:
-    """The score that Rae et al. 2019, Figure 5, show of `LEVEL`: 0 as random actions, 1 as people."""
-    return (mean_return - _RANDOM) / (_HUMAN - _RANDOM)
 
 
 class DMLab(gymnasium.Env[np.ndarray, int]):

@@ -5,10 +5,10 @@ Rows step side by side, and what happens in them is what would happen in this pr
 
 import multiprocessing
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +16,10 @@ from recipes.reinforcement.environment import Environments, Outcome
 from waveform.system.errors import Trouble, UserError
 from waveform.system.signals import SIGNALS
 
-
-class _Make(Protocol):
-    """Makes the environment of some rows; can be pickled."""
-
-    def __call__(self, *, rows: np.ndarray) -> Environments: ...
+_Make = Callable[..., Environments]  # of some `rows`; can be pickled
 
 
-class EnvironmentProcesses:
+class EnvironmentProcesses(Environments):
     """N rows, a process each; see the module's docstring. The processes end with this object or its process."""
 
     def __init__(self, make: _Make, *, rows: np.ndarray) -> None:
@@ -45,41 +41,31 @@ class EnvironmentProcesses:
         (self.observation, self.num_actions), *_ = [self._answer(row) for row in range(len(rows))]
 
     def begin(self) -> np.ndarray:
-        """Begin the first episode of every row -> observations [N, ...]."""
-        return np.concatenate(self._all("begin"))
+        return np.concatenate(self._ask("begin"))
 
     def step(self, actions: np.ndarray) -> Outcome:
-        """actions [N] -> what follows."""
-        return Outcome(*map(np.concatenate, zip(*self._all("step", actions), strict=True)))
+        answers = self._ask("step", [actions[row : row + 1] for row in range(len(actions))])
+        return Outcome(*map(np.concatenate, zip(*answers, strict=True)))
 
     def state(self) -> Sequence[np.ndarray]:
         """Of every row, rows first."""
-        return [np.concatenate(arrays) for arrays in zip(*self._all("state"), strict=True)]
+        return [np.concatenate(arrays) for arrays in zip(*self._ask("state"), strict=True)]
 
     def restore(self, state: Sequence[np.ndarray]) -> None:
-        """Continue from what `state` returned."""
         rows = range(len(self._connections))
-        self._ask([("restore", [array[row : row + 1] for array in state]) for row in rows])
+        self._ask("restore", [[array[row : row + 1] for array in state] for row in rows])
 
     def picture(self) -> np.ndarray:
-        """The first row as the environment draws it."""
-        self._connections[0].send(("picture",))
-        picture: np.ndarray = self._answer(0)
-        return picture
+        return np.asarray(self._ask("picture")[0])
 
-    def _all(self, method: str, argument: np.ndarray | None = None) -> list[Any]:
-        """What a method returns for each row; argument: its share of rows is a row's argument."""
-        if argument is None:
-            return self._ask([(method,)] * len(self._connections))
-        return self._ask([(method, argument[row : row + 1]) for row in range(len(argument))])
-
-    def _ask(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        for row, (connection, call) in enumerate(zip(self._connections, calls, strict=True)):
+    def _ask(self, method: str, arguments: Sequence[Any] | None = None) -> list[Any]:
+        """What a method returns for each row; arguments: one for each."""
+        for row, connection in enumerate(self._connections):
             try:
-                connection.send(call)
+                connection.send((method,) if arguments is None else (method, arguments[row]))
             except OSError as error:
                 raise self._ended(row) from error
-        return [self._answer(row) for row in range(len(calls))]
+        return [self._answer(row) for row in range(len(self._connections))]
 
     def _answer(self, row: int) -> Any:
         try:

@@ -1,19 +1,24 @@
-"""`python -m recipes play`: draws an episode of a trained agent, after its run was opened."""
+"""`python -m recipes play`: an agent plays an episode, which is drawn as a GIF and as a picture of its steps."""
 
+import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from recipes.reinforcement.drawing import save_gif, save_steps
 from recipes.reinforcement.evaluation import open_agent
 from waveform.system.atomic import require_writable
 from waveform.system.console import say
 from waveform.system.errors import UserError
-from waveform.system.output import check_files
+from waveform.system.output import check_files, write_bytes
+from waveform.system.panels import panels
 
 _STEPS = 60
+_COLUMNS = 12
+_FRAME_MS = 160  # of a GIF
+_ENLARGED_TO = 96  # pixels that a frame of a GIF is at least high
 
 
 def draw_episode(
@@ -65,3 +70,23 @@ def report(figures: dict[str, Any]) -> None:
     """Say what the agent was paid."""
     paid = [f"{reward:+g} at step {i}" for i, reward in enumerate(figures["rewards"], start=1) if reward]
     say(f"{figures['steps']} steps of {figures['run']}: {', '.join(paid) or 'nothing was paid'}")
+
+
+def save_gif(path: Path, frames: Sequence[np.ndarray]) -> None:
+    """Write frames [height, width, 3], uint8, as an endless GIF. Raises UserError if it cannot be written."""
+    from PIL import Image  # matplotlib brings it
+
+    factor = max(1, -(-_ENLARGED_TO // frames[0].shape[0]))
+    images = [Image.fromarray(frame.repeat(factor, axis=0).repeat(factor, axis=1)) for frame in frames]
+    content = io.BytesIO()
+    images[0].save(content, "GIF", save_all=True, append_images=images[1:], duration=_FRAME_MS, loop=0)
+    write_bytes(path, content.getvalue())
+
+
+def save_steps(path: Path, frames: Sequence[np.ndarray], captions: Sequence[str]) -> None:
+    """Draw frames with a caption each, in reading order, as a PNG. Raises UserError if it cannot be written."""
+    with panels(path, len(frames), columns=_COLUMNS, size=(1.0, 1.5)) as every:
+        for axes, frame, caption in zip(every, frames, captions, strict=True):
+            axes.imshow(frame, interpolation="nearest")
+            axes.set_title(caption, fontsize=7, loc="center")
+            axes.set_axis_off()

@@ -12,18 +12,26 @@ import torch
 
 from recipes.reinforcement.actors import Actors
 from recipes.reinforcement.agent import Agent
-from recipes.reinforcement.catalogue import make_environments
+from recipes.reinforcement.learner import LearnerConfig
 from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
-from recipes.reinforcement.settings import check_agent, is_agent, learner_config, train_config
+from recipes.reinforcement.settings import check_agent, make_environments
+from recipes.tables import as_table
+from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.state_ram import require_ram_for_state
+from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import choose_device
+from waveform.runs.folder import read_config
+from waveform.runs.named import find_run
 from waveform.runs.opened import Saved, load_model, use_saved
+from waveform.runs.settings import typed
 from waveform.runs.statistics import with_intervals
 from waveform.system.console import table
 from waveform.system.errors import UserError
 
 EPISODES = 256
 _ROWS = 64  # side by side
+# Mean returns of people and of random actions in that level (Espeholt et al. 2018, scalable_agent's dmlab30.py).
+_HUMAN, _RANDOM = 65.9, 0.312
 _FIRST_ROW = 1 << 40  # beyond all rows of training, whose episodes are others
 
 
@@ -34,9 +42,7 @@ class TrainedAgent:
     folder: Path
     config: dict[str, Any]
     agent: Agent
-    step: int
-    train_seconds: float
-    steps_seen: int
+    checkpoint: Checkpoint
 
     @property
     def task(self) -> dict[str, Any]:
@@ -64,7 +70,7 @@ class TrainedAgent:
             make_environments(self.config, rows=rows),
             self.agent,
             unroll=1,
-            clipping=learner_config(self.config).reward_clipping,
+            clipping=typed(LearnerConfig, self.config["learner"], section="learner").reward_clipping,
             seed=self.config["seed"],
             rows=rows,
         )
@@ -88,26 +94,18 @@ def open_agent(
     do not change the parameters, for example a longer `memory`. Raises UserError if the run is not an agent's, or has
     no complete checkpoint.
     """
-    if not is_agent(run_dir):
+    if read_config(find_run(run_dir))["dataset"]["modality"].get("kind") != "environment":
         raise UserError(f"{run_dir} is not a run of an agent; train one with `python -m recipes train object_matching`")
 
     def load(saved: Saved) -> tuple[Saved, Agent]:
-        config = saved.config
-        check_agent(run_dir, config, env=env)
-        environments = make_environments(config, rows=np.arange(1))
-        make = partial(Agent, config["model"], environments.observation, num_actions=environments.num_actions)
+        check_agent(run_dir, saved.config, env=env)
+        environments = make_environments(saved.config, rows=np.arange(1))
+        make = partial(Agent, saved.config["model"], environments.observation, num_actions=environments.num_actions)
         return saved, load_model(saved, make, lambda agent: agent.trunk, **model_fields)
 
-    (_, config, found), agent = use_saved(run_dir, load, **model_fields)
+    saved, agent = use_saved(run_dir, load, **model_fields)
     agent.eval().requires_grad_(False)
-    return TrainedAgent(
-        folder=Path(run_dir),
-        config=config,
-        agent=agent.to(choose_device(device)),
-        step=found.step,
-        train_seconds=found.progress.seconds,
-        steps_seen=found.progress.tokens_seen,
-    )
+    return TrainedAgent(Path(run_dir), saved.config, agent.to(choose_device(device)), saved.checkpoint)
 
 
 def play(
@@ -121,12 +119,12 @@ def play(
     """
     if episodes < 1:
         raise UserError(f"--episodes is {episodes}; it must be at least 1")
-    elsewhere: dict[str, list[tuple[dict[str, Any], TrainedAgent]]] = {
-        "by_delay": [({"delay": delay}, trained.at_delay(delay)) for delay in delays],
-        "by_env": [({"env": env}, trained.in_env(env)) for env in envs],
-    }
+    at_delays = [({"delay": delay}, trained.at_delay(delay)) for delay in delays]
+    in_envs = [({"env": env}, trained.in_env(env)) for env in envs]
     # Each row may need a process, of which there should be no more than in training.
-    most = min(_ROWS, train_config(trained.config).batch_size) if trained.config.get("env_processes") else _ROWS
+    config = trained.config
+    train: TrainConfig = typed(TrainConfig, config["train"], section="train")
+    most = min(_ROWS, train.batch_size) if config.get("env_processes") else _ROWS
     num_rows = min(most, episodes)
     each = -(-episodes // num_rows)
     actors = trained.actors(num_rows)
@@ -140,7 +138,11 @@ def play(
                 returns[row].append(value)
             successes, chances = successes + played.successes[counts].sum(), chances + played.chances[counts].sum()
     counted = np.array([value for row in returns for value in row[:each]])
-    config = trained.config
+
+    def elsewhere(agent: TrainedAgent) -> dict[str, Any]:
+        figures = play(agent, episodes=episodes)
+        return {name: figures[name] for name in ("return_mean", "success", "chances")}
+
     return {
         "run": str(trained.folder),
         "recipe": config["recipe"],
@@ -148,34 +150,26 @@ def play(
         "task": config.get("task"),
         "model": config["model"]["name"],
         "num_parameters": sum(parameter.numel() for parameter in trained.agent.parameters()),
-        "step": trained.step,
+        "step": trained.checkpoint.step,
         "rows": None,
-        "train_steps_seen": trained.steps_seen,
-        "train_seconds": trained.train_seconds,
+        "train_steps_seen": trained.checkpoint.progress.tokens_seen,
+        "train_seconds": trained.checkpoint.progress.seconds,
         "episodes": len(counted),
         "return_mean": float(counted.mean()),
         "return_standard_error": float(counted.std(ddof=1) / math.sqrt(len(counted))) if len(counted) > 1 else None,
         **_human_normalised(config, float(counted.mean())),
         "success": float(successes / chances) if chances else None,
         "chances": int(chances),
-        **{
-            by: [
-                where | {name: figures[name] for name in ("return_mean", "success", "chances")}
-                for where, agent in agents
-                for figures in [play(agent, episodes=episodes)]
-            ]
-            for by, agents in elsewhere.items()
-        },
+        "by_delay": [place | elsewhere(agent) for place, agent in at_delays],
+        "by_env": [place | elsewhere(agent) for place, agent in in_envs],
     }
 
 
 def _human_normalised(config: dict[str, Any], mean_return: float) -> dict[str, float]:
-    """The score of Rae et al. 2019, Figure 5, in that figure's environment: DMLab's level, by default."""
+    """The score of Rae et al. 2019, Figure 5, in DMLab's level there, its default: 0 as random actions, 1 as people."""
     if config.get("env") != "DMLab-v0" or "level" in (config.get("env_options") or {}):
         return {}
-    from recipes.reinforcement.dmlab import human_normalised
-
-    return {"human_normalised": human_normalised(mean_return)}
+    return {"human_normalised": (mean_return - _RANDOM) / (_HUMAN - _RANDOM)}
 
 
 def compared(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -185,35 +179,31 @@ def compared(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for entry in entries:
         errors = [entry["return_standard_error"], first["return_standard_error"]]
         difference = entry["return_mean"] - first["return_mean"]
-        interval = None
-        if entry is not first and None not in errors:
-            half = 1.96 * math.hypot(*errors)
-            interval = [difference - half, difference + half]
+        half = None if entry is first or None in errors else 1.96 * math.hypot(*errors)
+        interval = None if half is None else [difference - half, difference + half]
         result.append({**entry, "difference_to_first": difference, "interval_95": interval})
     return result
 
 
 def describe(entries: Sequence[dict[str, Any]]) -> str:
     """Figures of one or several runs as a table."""
-    header = ["run", "return an episode", "successes", "parameters", "trained on"]
-    if len(entries) > 1:
-        header.insert(2, "to the first [95% interval]")
     rows = []
     for entry in entries:
         error = entry["return_standard_error"]
-        row = [
-            f"{Path(entry['run']).name} ({entry['model']})",
-            f"{entry['return_mean']:.2f}" + (f" ± {error:.2f}" if error is not None else ""),
-            _successes(entry),
-            f"{entry['num_parameters'] / 1e6:.2f} M",
-            f"{entry['train_steps_seen'] / 1e6:.2f} M steps, {entry['train_seconds']:.0f} s",
-        ]
-        if len(entries) > 1:
-            against = with_intervals(entry["difference_to_first"], entry["interval_95"], decimals=2, sign="+")
-            row.insert(2, "-" if entry is entries[0] else against)
+        against = with_intervals(entry["difference_to_first"], entry["interval_95"], decimals=2, sign="+")
+        row = {
+            "run": f"{Path(entry['run']).name} ({entry['model']})",
+            "return an episode": f"{entry['return_mean']:.2f}" + (f" ± {error:.2f}" if error is not None else ""),
+            "to the first [95% interval]": "-" if entry is entries[0] else against,
+            "successes": _successes(entry),
+            "parameters": f"{entry['num_parameters'] / 1e6:.2f} M",
+            "trained on": f"{entry['train_steps_seen'] / 1e6:.2f} M steps, {entry['train_seconds']:.0f} s",
+        }
+        if len(entries) == 1:
+            del row["to the first [95% interval]"]
         rows.append(row)
     first = entries[0]
-    lines = [*table(header, rows), f"{first['environment']}: {first['episodes']:,} episodes each"]
+    lines = [as_table(rows, f"{first['environment']}: {first['episodes']:,} episodes each")]
     scores = [f"{entry['human_normalised']:.1%}" for entry in entries if "human_normalised" in entry]
     if scores:
         lines.append(f"human-normalised, as in Rae et al. 2019, Figure 5: {', '.join(scores)}")
@@ -221,8 +211,8 @@ def describe(entries: Sequence[dict[str, Any]]) -> str:
         if first[f"by_{by}"]:
             names = [Path(entry["run"]).name for entry in entries]
             places = zip(*(entry[f"by_{by}"] for entry in entries), strict=True)
-            rows = [[str(figures[0][by]), *map(_successes, figures)] for figures in places]
-            lines += ["", *table([f"successes {at}", *names], rows)]
+            cells = [[str(figures[0][by]), *map(_successes, figures)] for figures in places]
+            lines += ["", *table([f"successes {at}", *names], cells)]
     return "\n".join(lines)
 
 

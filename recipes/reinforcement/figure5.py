@@ -6,22 +6,21 @@ before the longest lies beyond its reach, and trained agents are evaluated by de
 environments. Models have a single layer, because deeper ones relay what they saw; two rows show how far that carries.
 """
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recipes.reinforcement.curves import read_returns, save_returns
 from recipes.reinforcement.evaluation import in_env
-from recipes.reinforcement.recipes import AGENTS_STUDY as NAME
-from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
+from recipes.reinforcement.recipes import AGENTS_STUDY, GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.settings import compose_config, environment_text
-from recipes.studies.children import Children, StudyConfig
-from waveform.engine import checkpoint
+from recipes.studies.catalogue import Study
+from recipes.studies.children import StudyConfig
+from recipes.studies.report import TEST, Config, Figures, Report, Runs
+from recipes.tables import as_table
 from waveform.runs.statistics import mean_and_interval, shown
-from waveform.system.console import say, table
 from waveform.system.errors import UserError
-from waveform.system.output import check_files, write_json
 
 _SEEDS = 3  # the paper's
 _TITLE = "Rae et al. 2019, Figure 5: {} by compression rate"
@@ -39,84 +38,33 @@ _WAYS = 8  # of the longest delay, for which an episode has room
 _EIGHTHS = (1, 2, 4, 6, 8)  # of the longest delay: where trained agents are evaluated
 
 
-def figure5(
-    out_dir: Path,
-    overrides: Sequence[str] = (),
-    *,
-    config: StudyConfig | None = None,
-    json_file: Path | None = None,
-    plot_file: Path | None = None,
-    show_progress: bool = True,
-) -> dict[str, Any]:
-    """Train and evaluate every agent with several seeds, a process each; interrupted, it continues.
+def study_of_agents(overrides: Sequence[str], config: StudyConfig) -> Study:
+    """The study of agents, whose variants have all settings; with env=NAME among them, in Gymnasium's environments.
 
-    overrides: settings of every run; with env=NAME the environment is Gymnasium's. Sizes of window and memories are the
-    Compressive Transformer's; Transformer-XL has as many slots. Prints a table, returns the figures, writes and draws
-    them. Raises UserError for settings that a run refuses, and if a run fails.
+    Sizes of window and memories are the Compressive Transformer's; Transformer-XL has as many slots. Raises UserError
+    for agents and environments that cannot be, and settings that are refused.
     """
-    config = config or StudyConfig()
     if unknown := set(config.agents) - set(VARIANTS):
-        raise UserError(f"there is no agent {min(unknown)!r} in {NAME}; choose from {', '.join(VARIANTS)}")
-    labels = [label for label in VARIANTS if label in config.agents or not config.agents]
-    json_file, plot_file = json_file or out_dir / f"{NAME}.json", plot_file or out_dir / f"{NAME}.png"
-    check_files(json_file=json_file, plot_file=plot_file)
+        raise UserError(f"there is no agent {min(unknown)!r} in {AGENTS_STUDY}; choose from {', '.join(VARIANTS)}")
     recipe = GYMNASIUM if any(override.startswith("env=") for override in overrides) else OBJECT_MATCHING
     if recipe == OBJECT_MATCHING and config.envs:
         raise UserError("--envs is for Gymnasium; name an environment to train in too, env=NAME, or leave it out")
     by_agent = _by_agent(recipe, overrides)
     task = () if recipe == GYMNASIUM else _task(overrides, by_agent)
-    settings = {label: (*task, *by_agent[label]) for label in labels}
-    for given in settings.values():
-        composed = compose_config(recipe, given)  # refuses bad settings before anything is trained
+    first = compose_config(recipe, (*task, *by_agent["rate_4"]))
+    for env in config.envs:
+        in_env(first, env)
     by, places = "env", list(config.envs)
     if task:
-        longest = composed["task"]["delay"]
+        longest = first["task"]["delay"]
         by, places = "delay", [str(n) for n in sorted({longest * eighths // 8 for eighths in _EIGHTHS})]
-    for env in config.envs:
-        in_env(composed, env)  # likewise
-    children = Children(config.jobs)
-    where = ["--device", device] if (device := composed["train"]["device"]) else []
-
-    def finish(run: tuple[str, int]) -> dict[str, Any]:
-        label, seed = run
-        folder = out_dir / f"{label}-{seed}"
-        children.call("train", recipe, str(folder), *settings[label], f"seed={seed}")
-        found, path = checkpoint.newest(folder), folder / "evaluation.json"
-        assert found is not None
-        figures: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
-        played = [str(at[by]) for at in figures.get(f"by_{by}", [{by: None}])]
-        if figures.get("step") != found.step or played != places:
-            named = ["--env", environment_text(composed)] if recipe == GYMNASIUM else []
-            elsewhere = [f"--{by}s", *places] if places else []
-            children.call("evaluate", str(folder), *named, *elsewhere, "--json", str(path), *where)
-            figures = json.loads(path.read_bytes())
-        if show_progress:
-            say(f"{folder}: trained and evaluated")
-        return {**figures, "curve": read_returns(folder)}
-
-    seeds = range(config.seeds or _SEEDS)
-    every = children.finish_all([(label, seed) for seed in seeds for label in labels], finish)
-    by_label = {label: [every[label, seed] for seed in seeds] for label in labels}
-    figures = {label: _over_seeds(runs, by=by) for label, runs in by_label.items()}
-    summary = {
-        "study": NAME,
-        "title": _TITLE.format(composed["env"] if recipe == GYMNASIUM else "object matching"),
-        "published": _PUBLISHED,
-        "recipe": recipe,
-        "overrides": [*task, *overrides],
-        "by": by,
-        "seeds": len(seeds),
-        "threads_per_run": children.threads,
-        "steps_seen": max(run["train_steps_seen"] for run in every.values()),
-        "figures": figures,
-    }
-    if show_progress:
-        print(f"{summary['title']}\n{_PUBLISHED}\n{format_table(summary)}")
-    write_json(json_file, summary)
-    curves = {label: [run["curve"] for run in runs] for label, runs in by_label.items()}
-    by_place = {label: _successes(row[f"by_{by}"]) for label, row in figures.items()}
-    save_returns(plot_file, curves, by_place if places else None)
-    return summary
+    return Study(
+        variants={k: (*task, *by_agent[k]) for k in VARIANTS if k in config.agents or not config.agents},
+        report=ByPlace(by, places),
+        title=_TITLE.format(first["env"] if recipe == GYMNASIUM else "object matching"),
+        recipe=recipe,
+        seeds=_SEEDS,
+    )
 
 
 def _by_agent(recipe: str, overrides: Sequence[str]) -> dict[str, Sequence[str]]:
@@ -124,15 +72,9 @@ def _by_agent(recipe: str, overrides: Sequence[str]) -> dict[str, Sequence[str]]
     sized = [override for override in overrides if override.partition("=")[0] in _MEMORIES]
     others = [override for override in overrides if override not in sized]
     model = compose_config(recipe, (*overrides, *VARIANTS["rate_4"]))["model"]
-    sizes = {
-        "compressive_transformer": sized,
-        "transformer_xl": [f"model.window={model['window']}", f"model.memory={model['memory'] + model['compressed']}"],
-        "lstm": [],
-    }
-    return {
-        label: (*others, *(sizes[chosen[0].removeprefix("model=")] if sized else ()), *chosen)
-        for label, chosen in VARIANTS.items()
-    }
+    slots = [f"model.window={model['window']}", f"model.memory={model['memory'] + model['compressed']}"]
+    sizes = {_CT: sized, "model=transformer_xl": slots if sized else [], "model=lstm": []}
+    return {label: (*others, *sizes[chosen[0]], *chosen) for label, chosen in VARIANTS.items()}
 
 
 def _task(overrides: Sequence[str], settings_by_agent: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
@@ -160,39 +102,68 @@ def _reach(settings: Sequence[str]) -> tuple[int, int]:
     return back, back + model["window"]
 
 
-def _over_seeds(seeds: Sequence[Mapping[str, Any]], *, by: str) -> dict[str, Any]:
-    places = zip(*(figures[f"by_{by}"] for figures in seeds), strict=True)
-    return {
-        "return": mean_and_interval([figures["return_mean"] for figures in seeds]),
-        "success": _success(seeds),
-        f"by_{by}": {str(figures[0][by]): _success(figures) for figures in places},
-        "num_parameters": seeds[0]["num_parameters"],
-    }
+@dataclass(frozen=True)
+class ByPlace(Report):
+    """What agents are paid and how often they choose right, in all and by delay or environment."""
+
+    by: str  # delay | env
+    places: Sequence[str]
+
+    def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
+        named = ["--env", environment_text(config)] if self.by == "env" else []
+        elsewhere = [f"--{self.by}s", *self.places] if self.places else []
+        return {TEST: ["evaluate", *named, *elsewhere]}
+
+    def has_all(self, content: Figures) -> bool:
+        return [str(at[self.by]) for at in content[f"by_{self.by}"]] == list(self.places)
+
+    def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
+        return {**files[TEST], "curve": read_returns(run_dir)}
+
+    def summarise(self, runs: Runs) -> dict[str, Any]:
+        summary = {}
+        for label, seeds in runs.items():
+            places = zip(*(figures[f"by_{self.by}"] for figures in seeds), strict=True)
+            summary[label] = {
+                "return": mean_and_interval([figures["return_mean"] for figures in seeds]),
+                "success": _success(seeds),
+                f"by_{self.by}": {str(figures[0][self.by]): _success(figures) for figures in places},
+                "num_parameters": seeds[0]["num_parameters"],
+                "train_steps_seen": max(figures["train_steps_seen"] for figures in seeds),
+            }
+        return summary
+
+    def beside(self, runs: Runs) -> dict[str, Any]:
+        steps_seen = max(run["train_steps_seen"] for seeds in runs.values() for run in seeds)
+        return {"published": _PUBLISHED, "by": self.by, "steps_seen": steps_seen}
+
+    def table(self, summary: Figures) -> str:
+        rows = []
+        for label, row in summary.items():
+            places = {f"delay {p}" if self.by == "delay" else p: s for p, s in row[f"by_{self.by}"].items()}
+            shares = {"successes [95%]": row["success"], **places}
+            rows.append(
+                {
+                    "agent": label,
+                    "return an episode [95%]": shown(row["return"], 2),
+                    **{name: "-" if share is None else shown(share, 3) for name, share in shares.items()},
+                    "parameters": f"{row['num_parameters'] / 1e6:.2f} M",
+                }
+            )
+        num_seeds = len(next(iter(summary.values()))["return"]["seeds"])
+        steps = max(row["train_steps_seen"] for row in summary.values())
+        return f"{_PUBLISHED}\n{as_table(rows, f'{num_seeds} seeds of {steps / 1e6:.2f} M steps')}"
+
+    def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
+        curves = {label: [run["curve"] for run in seeds] for label, seeds in runs.items()}
+        by_place = {
+            label: {place: s["seeds"] for place, s in row[f"by_{self.by}"].items() if s is not None}
+            for label, row in summary.items()
+        }
+        save_returns(path, curves, by_place if self.places else None)
 
 
-def _success(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def _success(seeds: Sequence[Figures]) -> dict[str, Any] | None:
     """None if an agent never came to a choice, or the environment has none."""
     shares = [figures["success"] for figures in seeds]
     return None if None in shares else mean_and_interval(shares)
-
-
-def _successes(by_place: Mapping[str, Any]) -> dict[str, list[float]]:
-    return {place: success["seeds"] for place, success in by_place.items() if success is not None}
-
-
-def format_table(summary: Mapping[str, Any]) -> str:
-    """The figures as text: a row for each agent."""
-    rows, by = summary["figures"], summary["by"]
-    places = list(next(iter(rows.values()))[f"by_{by}"])
-    columns = [f"delay {place}" if by == "delay" else place for place in places]
-    header = ["agent", "return an episode [95%]", "successes [95%]", *columns, "parameters"]
-    body = [
-        [
-            label,
-            shown(row["return"], 2),
-            *("-" if s is None else shown(s, 3) for s in (row["success"], *row[f"by_{by}"].values())),
-            f"{row['num_parameters'] / 1e6:.2f} M",
-        ]
-        for label, row in rows.items()
-    ]
-    return "\n".join([*table(header, body), f"{summary['seeds']} seeds of {summary['steps_seen'] / 1e6:.2f} M steps"])

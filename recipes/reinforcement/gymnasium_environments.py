@@ -61,7 +61,6 @@ class GymnasiumEnvironments:
         self._return = np.zeros(num_rows)
 
     def begin(self) -> np.ndarray:
-        """Begin the first episode of every row -> observations [N, ...]."""
         return np.stack([self._begin_episode(row) for row in range(len(self._envs))])
 
     def _begin_episode(self, row: int) -> np.ndarray:
@@ -95,10 +94,7 @@ class GymnasiumEnvironments:
     def _seen(self, observation: Any) -> np.ndarray:
         """One observation, of the part that agents see."""
         part = observation if self._shown is None else observation[self._shown]
-        array = np.asarray(part)
-        if self.observation.kind == "grid":
-            array = array.reshape(-1)
-        return array.astype(self.observation.dtype).reshape(self.observation.shape)
+        return np.asarray(part).astype(self.observation.dtype).reshape(self.observation.shape)
 
     def state(self) -> Sequence[np.ndarray]:
         """The episode's number, its steps [N], its actions [N, limit] and what it was paid [N]."""
@@ -168,10 +164,8 @@ def _observation(name: str, space: Any) -> tuple[Observation, str | None]:
     if len(shape) == 3 and shape[2] in (1, 3, 4) and min(shape[:2]) >= 16 and space.dtype == np.uint8:
         return Observation("image", shape), shown
     if np.issubdtype(space.dtype, np.integer) and np.prod(shape) <= _LARGEST_GRID and len(shape) < 4:
-        low_values = space.high.max() < 256 and space.low.min() >= 0
-        if low_values:
-            values = (
-                min(int(space.high.max()) + 1, _GRID_VALUES) if space.dtype == np.uint8 else int(space.high.max()) + 1
-            )
-            return Observation("grid", (int(np.prod(shape)),), values), shown
+        highest = int(space.high.max())
+        if highest < 256 and space.low.min() >= 0:
+            most = _GRID_VALUES if space.dtype == np.uint8 else 256
+            return Observation("grid", (int(np.prod(shape)),), min(highest + 1, most)), shown
     raise UserError(f"env={name} shows observations of the kind {space}; {_KINDS}")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recipes.reinforcement.actors import REWARD_CLIPPING, Unrolls
-from recipes.reinforcement.agent import Agent, Inputs
+from recipes.reinforcement.agent import Agent, AgentStep, Inputs
 from recipes.reinforcement.vtrace import vtrace
 from waveform.engine.interface import State, map_state, take_rows
 from waveform.system.rules import NOT_NEGATIVE, Rule, check_rules, one_of
@@ -49,16 +49,6 @@ class Losses(NamedTuple):
     num_windows: int
 
 
-class _Read(NamedTuple):
-    """What the agent makes of unrolls."""
-
-    logits: Tensor  # [U, T, A]
-    values: Tensor  # [U, T]
-    compression: Tensor
-    num_windows: int
-    bootstrap: Tensor  # [U]
-
-
 def losses(agent: Agent, unrolls: Unrolls, config: LearnerConfig, *, unroll_windows: int = 1) -> Losses:
     """The losses of unrolls by the present agent; unroll_windows: windows through which gradients flow."""
     order = unrolls.length.argsort(descending=True, stable=True).tolist()
@@ -66,7 +56,7 @@ def losses(agent: Agent, unrolls: Unrolls, config: LearnerConfig, *, unroll_wind
     longest = int(unrolls.length[0])
     device = agent.value.weight.device
     inputs, action_UT, log_mu_UT, reward_UT = map_state(lambda tensor: tensor[:, :longest].to(device), unrolls.steps)
-    read = _read(agent, inputs, unrolls, unroll_windows=unroll_windows)
+    read, num_windows = _read(agent, inputs, unrolls, unroll_windows=unroll_windows)
     steps_T, last_U1 = torch.arange(longest), (unrolls.length - 1)[:, None]
     took_place_UT = (steps_T <= last_U1).to(device)
     goes_on_UT = (steps_T < last_U1) | ((steps_T == last_U1) & ~unrolls.ended[:, None])
@@ -77,7 +67,7 @@ def losses(agent: Agent, unrolls: Unrolls, config: LearnerConfig, *, unroll_wind
         reward_UT,
         config.discount * goes_on_UT.to(device, read.values.dtype),
         read.values.detach(),
-        read.bootstrap,
+        _bootstrap(agent, unrolls, read.state),
         clip_rho=config.clip_rho,
         clip_c=config.clip_c,
     )
@@ -89,13 +79,16 @@ def losses(agent: Agent, unrolls: Unrolls, config: LearnerConfig, *, unroll_wind
         policy=-total(log_pi_UT * targets.advantages),
         value=total((targets.values - read.values) ** 2) / 2,
         entropy=total(-(log_pi_UTA.exp() * log_pi_UTA).sum(dim=-1)),
-        compression=read.compression,
-        num_windows=read.num_windows,
+        compression=read.aux_losses["compression"],
+        num_windows=num_windows,
     )
 
 
-def _read(agent: Agent, inputs: Inputs, unrolls: Unrolls, *, unroll_windows: int) -> _Read:
-    """Unrolls, longest first, read a window at a time; rows that have ended take no part in further ones."""
+def _read(agent: Agent, inputs: Inputs, unrolls: Unrolls, *, unroll_windows: int) -> tuple[AgentStep, int]:
+    """Unrolls, longest first, read a window at a time; rows that have ended take no part in further ones.
+
+    Returns what the agent makes of them, with the compression loss of all whole windows, and the number of these.
+    """
     lengths = unrolls.length.tolist()
     longest = lengths[0]
     window = agent.window or longest
@@ -116,8 +109,8 @@ def _read(agent: Agent, inputs: Inputs, unrolls: Unrolls, *, unroll_windows: int
         compression = compression + sum(loss[:whole].sum() for loss in step.aux_losses.values())
         num_windows += whole
     agent.parts.carry_gradient = False
-    bootstrap = _bootstrap(agent, unrolls, state)
-    return _Read(torch.cat(logits, dim=1), torch.cat(values, dim=1), compression, num_windows, bootstrap)
+    made = AgentStep(torch.cat(logits, dim=1), torch.cat(values, dim=1), state, {"compression": compression})
+    return made, num_windows
 
 
 @torch.no_grad()

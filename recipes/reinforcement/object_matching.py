@@ -80,7 +80,6 @@ class ObjectMatching:
         self._delay = self._delays()
 
     def begin(self) -> np.ndarray:
-        """Begin the first episode of every row -> observations [N, cells]."""
         self._begin_episode(self._rows)
         return self._observe()
 
@@ -164,7 +163,6 @@ class ObjectMatching:
                 self._differs)  # fmt: skip
 
     def restore(self, state: Sequence[np.ndarray]) -> None:
-        """Continue from what `state` returned."""
         (self._trial, self._step, self._place, self._waited, self._shown, self._other, self._agent, self._match,
          self._differs) = (array.copy() for array in state)  # fmt: skip
         self._delay = self._delays()

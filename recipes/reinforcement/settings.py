@@ -1,4 +1,4 @@
-"""Settings of agents: their configuration, composed as every run's is.
+"""Settings of agents: their configuration, composed as every run's is, and the environment that it names.
 
     config = { recipe, env, env_options, env_actions, env_processes, preset, seed,
                model: {name, ...}, train: {...}, learner: {...}, task: {...} }
@@ -8,19 +8,20 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
 
+from recipes.reinforcement.environment import Environments
 from recipes.reinforcement.learner import LearnerConfig
-from recipes.reinforcement.object_matching import ObjectMatchingConfig
+from recipes.reinforcement.object_matching import ObjectMatching, ObjectMatchingConfig
 from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
-from waveform.engine.train_config import TrainConfig
-from waveform.runs.folder import CONFIG_FILE, read_config
-from waveform.runs.named import find_run
+from waveform.runs.folder import CONFIG_FILE
 from waveform.runs.settings import ConfigFamily, compose_family, typed
 from waveform.runs.sources import annotated
 from waveform.system.errors import UserError
@@ -92,12 +93,7 @@ def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Pa
     return config
 
 
-def is_agent(run_dir: Path | str) -> bool:
-    """Whether a run is an agent's. Raises UserError if `run_dir` is not a run."""
-    return bool(read_config(find_run(run_dir))["dataset"]["modality"].get("kind") == "environment")
-
-
-def environment_text(config: dict[str, Any]) -> str:
+def environment_text(config: Mapping[str, Any]) -> str:
     """An agent's environment as the option `--env` names it: its name, and the options that it is made with."""
     name, options = str(config.get("env") or config["recipe"]), config.get("env_options")
     return f"{name} {json.dumps(options, default=str)}" if options else name
@@ -122,16 +118,21 @@ def check_agent(run_dir: Path | str, config: dict[str, Any], *, env: str | None)
         raise UserError(f"--env is {env}, but {run_dir} was trained in {own}; leave it out, or give --envs {env}")
 
 
-def learner_config(config: dict[str, Any]) -> LearnerConfig:
-    """The section `learner`, checked."""
-    made: LearnerConfig = typed(LearnerConfig, config["learner"], section="learner")
-    return made
+def make_environments(config: dict[str, Any], *, rows: np.ndarray) -> Environments:
+    """The environment that a configuration names, in `rows`, indices [N] over all processes.
 
+    With the seed they decide what happens there. Raises UserError for an environment that is unknown, not installed, or
+    that agents cannot see or act in.
+    """
+    if config["recipe"] == OBJECT_MATCHING:
+        task = typed(ObjectMatchingConfig, config["task"], section="task")
+        return ObjectMatching(task, seed=config["seed"], rows=rows)
+    from recipes.reinforcement.environment_processes import EnvironmentProcesses
+    from recipes.reinforcement.gymnasium_environments import GymnasiumEnvironments
 
-def train_config(config: dict[str, Any]) -> TrainConfig:
-    """The section `train`, checked."""
-    made: TrainConfig = typed(TrainConfig, config["train"], section="train")
-    return made
+    options, num_actions = config.get("env_options"), config.get("env_actions")
+    make = partial(GymnasiumEnvironments, config["env"], seed=config["seed"], options=options, num_actions=num_actions)
+    return EnvironmentProcesses(make, rows=rows) if config.get("env_processes") else make(rows=rows)
 
 
 def annotated_settings(config: dict[str, Any], overrides: Sequence[str] = ()) -> str:

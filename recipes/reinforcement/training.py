@@ -1,7 +1,7 @@
 """What runs of agents bring to the verbs: their settings, and a trainer of an agent in a run folder."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +9,9 @@ import torch
 
 from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.agent_learner import AgentLearner, own_rows
-from recipes.reinforcement.catalogue import make_environments
+from recipes.reinforcement.learner import LearnerConfig
 from recipes.reinforcement.recipes import RECIPES
-from recipes.reinforcement.settings import annotated_settings, compose_config, learner_config, train_config
+from recipes.reinforcement.settings import annotated_settings, compose_config, make_environments
 from waveform.domain import Domain, TrainRequest
 from waveform.engine.dataset import Dataset
 from waveform.engine.streams import check_sizes
@@ -20,7 +20,7 @@ from waveform.engine.trainer import RunContext, Trainer
 from waveform.ranks.distributed import World
 from waveform.runs.configured_model import window_of
 from waveform.runs.folder import CONFIG_FILE, check_recorded, check_run_dir, comparable
-from waveform.runs.settings import to_yaml
+from waveform.runs.settings import to_yaml, typed
 from waveform.runs.training import check_fits, claim
 from waveform.system.atomic import write_file
 from waveform.system.console import say
@@ -49,6 +49,7 @@ class Agents(Domain):
         assert request.run_dir is not None
         check_run_dir(request.run_dir)  # the rest once there are environments
 
+    @contextmanager
     def open_training(
         self,
         data: Dataset | None,
@@ -57,46 +58,38 @@ class Agents(Domain):
         context: RunContext,
         *,
         cut_valid: bool,
-    ) -> AbstractContextManager[Trainer]:
-        return open_agent_training(config, context)
-
-
-@contextmanager
-def open_agent_training(config: dict[str, Any], context: RunContext) -> Iterator[Trainer]:
-    """Claim the run folder of `context` for a trainer, new or resumed; `config` gains the section `dataset`."""
-    run_dir, world = context.run_dir, context.world
-    train, learner = train_config(config), learner_config(config)
-    check_sizes(
-        batch_size=train.batch_size,
-        window=window_of(config),
-        chunk=train.chunk,
-        mode=train.state,
-        num_ranks=world.size,
-    )
-    environments = make_environments(config, rows=own_rows(train.batch_size, rank=world.rank, num_ranks=world.size))
-    config["dataset"] = dataset_section(config, environments.num_actions)
-    two_states = replace(train, batch_size=2 * train.batch_size)  # now, and at the start of the unroll
-    check_fits(config, two_states, dataset=config["dataset"], world=world)
-    torch.manual_seed(config["seed"])
-    agent = Agent(config["model"], environments.observation, num_actions=environments.num_actions)
-    with claim(run_dir, config, world=world, timeout_s=train.timeout_s):
-        one = AgentLearner(agent, environments, train, learner, seed=config["seed"], world=world)
-        trainer = Trainer(one, replace(context, record=comparable(config)))
-        if trainer.resumed_from is not None:
-            check_recorded(run_dir, config, trainer.resumed_from)
-        if world.is_first:  # now that every setting has been accepted
-            write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())
-        if context.show_progress and world.is_first:
-            num_parameters = sum(parameter.numel() for parameter in agent.parameters())
-            say(
-                f"training an agent with {config['model']['name']} ({num_parameters:,} parameters, preset "
-                f"{config['preset']}) in {train.batch_size} rows of {config.get('env') or config['recipe']}, "
-                f"{world.size} x {world.device.type}, into {run_dir}"
-            )
-        yield trainer
-
-
-def dataset_section(config: dict[str, Any], num_actions: int) -> dict[str, Any]:
-    """What a run on data says of it, said of an environment."""
-    modality = {"kind": "environment", "recipe": config["recipe"]}
-    return {"path": "", "vocab_size": num_actions, "modality": modality, "checksums": {}}
+    ) -> Iterator[Trainer]:
+        """Claim the run folder of `context` for a trainer, new or resumed; `config` gains the section `dataset`."""
+        run_dir, world, num_rows = context.run_dir, context.world, train_config.batch_size
+        check_sizes(
+            batch_size=num_rows,
+            window=window_of(config),
+            chunk=train_config.chunk,
+            mode=train_config.state,
+            num_ranks=world.size,
+        )
+        environments = make_environments(config, rows=own_rows(num_rows, rank=world.rank, num_ranks=world.size))
+        # What a run on data says of it, said of an environment.
+        modality = {"kind": self.kind, "recipe": config["recipe"]}
+        dataset = {"path": "", "vocab_size": environments.num_actions, "modality": modality, "checksums": {}}
+        config["dataset"] = dataset
+        two_states = replace(train_config, batch_size=2 * num_rows)  # now, and at the start of the unroll
+        check_fits(config, two_states, dataset=dataset, world=world)
+        settings: LearnerConfig = typed(LearnerConfig, config["learner"], section="learner")
+        torch.manual_seed(config["seed"])
+        agent = Agent(config["model"], environments.observation, num_actions=environments.num_actions)
+        with claim(run_dir, config, world=world, timeout_s=train_config.timeout_s):
+            learner = AgentLearner(agent, environments, train_config, settings, seed=config["seed"], world=world)
+            trainer = Trainer(learner, replace(context, record=comparable(config)))
+            if trainer.resumed_from is not None:
+                check_recorded(run_dir, config, trainer.resumed_from)
+            if world.is_first:  # now that every setting has been accepted
+                write_file(run_dir / CONFIG_FILE, to_yaml(config).encode())
+            if context.show_progress and world.is_first:
+                num_parameters = sum(parameter.numel() for parameter in agent.parameters())
+                say(
+                    f"training an agent with {config['model']['name']} ({num_parameters:,} parameters, preset "
+                    f"{config['preset']}) in {num_rows} rows of {config.get('env') or config['recipe']}, "
+                    f"{world.size} x {world.device.type}, into {run_dir}"
+                )
+            yield trainer

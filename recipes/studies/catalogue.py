@@ -51,8 +51,98 @@ def _through_time(config: Config) -> list[str]:
     ]
 
 
-def _recall() -> Study:
+# Row -> its name in conf/studies.yaml, and the paper's bits per character.
+_TABLE_5_ROWS = {
+    "convolution, through time": ("conv_bptt", 0.996),
+    "max pooling": ("max", 0.986),
+    "convolution, auto-encoding": ("conv_autoencode", 0.984),
+    "mean pooling": ("mean", 0.982),
+    "most-used": ("most_used", 0.980),
+    "dilated convolutions, attention": ("dilated", 0.977),
+    "convolution, attention": ("conv", 0.973),
+}
+_RATES = (2, 3, 4)  # for each of which a row is trained, and the best counts
+
+
+def _row_of_table_5(config: Config, *, file: str, rate: int) -> list[str]:
+    relative = _through_time(config) if file == "conv_bptt" else []
+    return [f"study=table5_{file}", f"model.compression_rate={rate}", *relative]
+
+
+def _sizes(title: str, *, compressed: Sizes, memory: Sizes, published: Sequence[float], published_as: str) -> Study:
     return Study(
+        title=title,
+        variants={name: (f"model={name}",) for name in ("compressive_transformer", "transformer_xl")},
+        report=BySize(
+            sizes={"compressive_transformer": compressed, "transformer_xl": memory},
+            published=dict(zip(compressed.tried, published, strict=True)),
+            published_as=published_as,
+        ),
+    )
+
+
+_FIGURE_3 = {  # curve, `figure3_*` in conf/studies.yaml -> what becomes small or few in mid-training
+    "lr_0": "the rate drops to 0",
+    "lr_1e-7": "the rate drops to 1e-7",
+    "lr_1e-9": "the rate drops to 1e-9",
+    "lr_3e-4": "the rate stays",
+    "update_period_2": "the rate stays, an update every 2 steps",
+}
+
+
+def _curve_of_figure_3(config: Config, *, label: str) -> list[str]:
+    """Training changes, and ends, at the same share of the figure's axis as in the paper's preset."""
+    chosen = f"study=figure3_{label}"
+    if config["preset"] == "paper":
+        return [chosen]
+    paper = {each: compose_config("enwik8", ["preset=paper", f"study=figure3_{each}"])["train"] for each in _FIGURE_3}
+    axis = max(train["max_steps"] for train in paper.values())
+    moved = ("max_steps", "lr_change_at", "update_period_from")
+    at = {field: step for field in moved if (step := paper[label][field]) is not None}
+    return [chosen, *_at_the_same_share(config, at, of=axis)]
+
+
+def _at_the_same_share(config: Config, fields: Mapping[str, int], *, of: int) -> list[str]:
+    """Fields of `train` that are steps of a training of `of` steps, moved to the same share of this one's."""
+    steps = config["train"]["max_steps"]
+    if steps is None:
+        raise UserError("the study changes training at a step; limit the steps, for example train.max_steps=1000")
+    return [f"train.{field}={round(step * steps / of)}" for field, step in fields.items()]
+
+
+def _rarely_late(config: Config) -> list[str]:
+    paper = compose_config("enwik8", ["preset=paper", "model=transformer_xl"])["train"]
+    at = {"update_period_from": paper["update_period_from"]}
+    moved = _at_the_same_share(config, at, of=paper["max_steps"])
+    return ["model=transformer_xl", f"train.update_period={paper['update_period']}", *moved]
+
+
+_TXL_ROWS = {  # label -> its name in conf/studies.yaml, and the row of Dai et al. 2019
+    "transformer_xl": ("none", "as published"),
+    "shaw": ("txl_shaw", "Shaw's encodings"),
+    "half_loss": ("txl_half_loss", "half loss"),
+    "no_recurrence": ("txl_no_recurrence", "no recurrence"),
+    "no_recurrence_half_loss": ("txl_no_recurrence_half_loss", "no recurrence, half loss"),
+    "shaw_no_recurrence": ("txl_shaw_no_recurrence", "no recurrence, Shaw's encodings"),
+    "shaw_no_recurrence_half_loss": ("txl_shaw_no_recurrence_half_loss", "no recurrence, Shaw's, half loss"),
+    "transformer": ("txl_transformer", "no recurrence, absolute encodings, half loss"),
+    "learned_positions": ("txl_learned_positions", "no recurrence, learned positions, half loss"),
+}
+
+
+def _ablations(title: str, *, published: Mapping[str, Sequence[float]], published_as: str) -> Study:
+    """Rows of `_TXL_ROWS`, each with the paper's figure, and with the one at its best length of attention if named."""
+    return Study(
+        title=title,
+        variants={label: ("model=transformer_xl", f"study={_TXL_ROWS[label][0]}") for label in published},
+        report=Ablations(
+            rows={label: _TXL_ROWS[label][1] for label in published}, published=published, published_as=published_as
+        ),
+    )
+
+
+STUDIES = {
+    "recall": Study(
         title="what the parts of the Compressive Transformer do for recall",
         recipe="recall",
         seeds=3,
@@ -95,165 +185,60 @@ def _recall() -> Study:
                 },
             }
         ),
-    )
-
-
-def _table_5() -> Study:
-    """Compression functions and losses, each with the best of three rates."""
-    rows = {  # row -> its name in conf/studies.yaml
-        "convolution, through time": "conv_bptt",
-        "max pooling": "max",
-        "convolution, auto-encoding": "conv_autoencode",
-        "mean pooling": "mean",
-        "most-used": "most_used",
-        "dilated convolutions, attention": "dilated",
-        "convolution, attention": "conv",
-    }
-    published = (0.996, 0.986, 0.984, 0.982, 0.980, 0.977, 0.973)
-    rates = (2, 3, 4)
-    return Study(
+    ),
+    "table5": Study(
         title="Rae et al. 2019, Table 5: compression functions and losses, each at its best rate",
         variants={
             f"{file}-rate_{rate}": partial(_row_of_table_5, file=file, rate=rate)
-            for file in rows.values()
-            for rate in rates
+            for file, _ in _TABLE_5_ROWS.values()
+            for rate in _RATES
         },
         report=BestOfRows(
-            rows={row: {f"{file}-rate_{rate}": f"c = {rate}" for rate in rates} for row, file in rows.items()},
-            published=dict(zip(rows, published, strict=True)),
+            rows={
+                row: {f"{file}-rate_{rate}": f"c = {rate}" for rate in _RATES}
+                for row, (file, _) in _TABLE_5_ROWS.items()
+            },
+            published={row: published for row, (_, published) in _TABLE_5_ROWS.items()},
             published_as="bits per character on enwik8, at its preset=paper",
         ),
-    )
-
-
-def _row_of_table_5(config: Config, *, file: str, rate: int) -> list[str]:
-    relative = _through_time(config) if file == "conv_bptt" else []
-    return [f"study=table5_{file}", f"model.compression_rate={rate}", *relative]
-
-
-def _sizes(title: str, *, compressed: Sizes, memory: Sizes, published: Sequence[float], published_as: str) -> Study:
-    return Study(
-        title=title,
-        variants={name: (f"model={name}",) for name in ("compressive_transformer", "transformer_xl")},
-        report=BySize(
-            sizes={"compressive_transformer": compressed, "transformer_xl": memory},
-            published=dict(zip(compressed.tried, published, strict=True)),
-            published_as=published_as,
-        ),
-    )
-
-
-def _table_8() -> Study:
-    return _sizes(
+    ),
+    "table8": _sizes(
         "Rae et al. 2019, Table 8: compressed memory at evaluation, characters",
         compressed=Sizes("compressed", trained=1152, tried=(512, 1024, 2048, 3072, 4096)),
         # The paper chose 4,096 and does not say among which.
         memory=Sizes("memory", trained=2304, tried=(1024, 2304, 3072, 4096, 5120)),
         published=(1.01, 0.99, 0.98, 0.97, 1.00),
         published_as="bits per character on enwik8, test",
-    )
-
-
-def _table_9() -> Study:
-    return _sizes(
+    ),
+    "table9": _sizes(
         "Rae et al. 2019, Table 9: compressed memory at evaluation, words",
         compressed=Sizes("compressed", trained=512, tried=(256, 512, 1024, 1536, 2048)),
         # From no paper.
         memory=Sizes("memory", trained=1024, tried=(512, 1024, 1600, 2048, 2560)),
         published=(18.2, 17.9, 17.6, 17.1, 17.7),
         published_as="perplexity on WikiText-103, test",
-    )
-
-
-def _figure_3() -> Study:
-    """The learning rate, or the updates, become small or few in mid-training: `figure3_*` in conf/studies.yaml."""
-    labels = {
-        "lr_3e-4": "the rate stays",
-        "lr_1e-7": "the rate drops to 1e-7",
-        "lr_1e-9": "the rate drops to 1e-9",
-        "lr_0": "the rate drops to 0",
-        "update_period_2": "the rate stays, an update every 2 steps",
-    }
-    names = sorted(f"figure3_{name}" for name in labels)
-    return Study(
+    ),
+    "figure3": Study(
         title="Rae et al. 2019, Figure 3: smaller learning rates, or fewer updates, from mid-training on",
-        variants={name.removeprefix("figure3_"): partial(_curve_of_figure_3, names=names, name=name) for name in names},
-        report=InTraining(
-            labels=labels,
-            published_as="smaller rates raise the training loss, fewer updates do not",
-        ),
-    )
-
-
-def _curve_of_figure_3(config: Config, *, names: Sequence[str], name: str) -> list[str]:
-    """Training changes, and ends, at the same share of the figure's axis as in the paper's preset."""
-    if config["preset"] == "paper":
-        return [f"study={name}"]
-    paper = {other: compose_config("enwik8", ["preset=paper", f"study={other}"])["train"] for other in names}
-    axis = max(train["max_steps"] for train in paper.values())
-    moved = ("max_steps", "lr_change_at", "update_period_from")
-    at = {field: step for field in moved if (step := paper[name][field]) is not None}
-    return [f"study={name}", *_at_the_same_share(config, at, of=axis)]
-
-
-def _at_the_same_share(config: Config, fields: Mapping[str, int], *, of: int) -> list[str]:
-    """Fields of `train` that are steps of a training of `of` steps, moved to the same share of this one's."""
-    steps = config["train"]["max_steps"]
-    if steps is None:
-        raise UserError("the study changes training at a step; limit the steps, for example train.max_steps=1000")
-    return [f"train.{field}={round(step * steps / of)}" for field, step in fields.items()]
-
-
-def _rare_updates() -> Study:
-    """Transformer-XL with an update at every step, and with one every 4 steps late in training."""
-    rows = {"every_step": "an update at every step", "every_4_steps": "every 4 steps, late in training"}
-    return Study(
+        variants={label: partial(_curve_of_figure_3, label=label) for label in _FIGURE_3},
+        report=InTraining(labels=_FIGURE_3, published_as="smaller rates raise the training loss, fewer updates do not"),
+    ),
+    "rare_updates": Study(
         title="Rae et al. 2019, section 5.5.1: rare updates late in training, Transformer-XL",
         variants={
             "every_step": ("model=transformer_xl", "train.update_period=1"),
             "every_4_steps": _rarely_late,
         },
         report=BestOfRows(
-            rows={name: {label: "-"} for label, name in rows.items()},
-            published=dict(zip(rows.values(), (0.995, 0.984), strict=True)),
+            rows={
+                "an update at every step": {"every_step": "-"},
+                "every 4 steps, late in training": {"every_4_steps": "-"},
+            },
+            published={"an update at every step": 0.995, "every 4 steps, late in training": 0.984},
             published_as="bits per character on enwik8, test",
         ),
-    )
-
-
-def _rarely_late(config: Config) -> list[str]:
-    paper = compose_config("enwik8", ["preset=paper", "model=transformer_xl"])["train"]
-    at = {"update_period_from": paper["update_period_from"]}
-    moved = _at_the_same_share(config, at, of=paper["max_steps"])
-    return ["model=transformer_xl", f"train.update_period={paper['update_period']}", *moved]
-
-
-_TXL_ROWS = {  # label -> its name in conf/studies.yaml, and the row of Dai et al. 2019
-    "transformer_xl": ("none", "as published"),
-    "shaw": ("txl_shaw", "Shaw's encodings"),
-    "half_loss": ("txl_half_loss", "half loss"),
-    "no_recurrence": ("txl_no_recurrence", "no recurrence"),
-    "no_recurrence_half_loss": ("txl_no_recurrence_half_loss", "no recurrence, half loss"),
-    "shaw_no_recurrence": ("txl_shaw_no_recurrence", "no recurrence, Shaw's encodings"),
-    "shaw_no_recurrence_half_loss": ("txl_shaw_no_recurrence_half_loss", "no recurrence, Shaw's, half loss"),
-    "transformer": ("txl_transformer", "no recurrence, absolute encodings, half loss"),
-    "learned_positions": ("txl_learned_positions", "no recurrence, learned positions, half loss"),
-}
-
-
-def _ablations(title: str, *, published: Mapping[str, Sequence[float]], published_as: str) -> Study:
-    """Rows of `_TXL_ROWS`, each with the paper's figure, and with the one at its best length of attention if named."""
-    return Study(
-        title=title,
-        variants={label: ("model=transformer_xl", f"study={_TXL_ROWS[label][0]}") for label in published},
-        report=Ablations(
-            rows={label: _TXL_ROWS[label][1] for label in published}, published=published, published_as=published_as
-        ),
-    )
-
-
-def _txl_table_6() -> Study:
-    return _ablations(
+    ),
+    "txl_table6": _ablations(
         "Dai et al. 2019, Table 6: recurrence, encodings and half loss",
         published={
             "transformer_xl": (27.02, 26.77),
@@ -267,26 +252,12 @@ def _txl_table_6() -> Study:
             "learned_positions": (31.16, 31.16),
         },
         published_as="perplexity on WikiText-103 as trained, and at the best length of attention",
-    )
-
-
-def _txl_table_7() -> Study:
-    return _ablations(
+    ),
+    "txl_table7": _ablations(
         "Dai et al. 2019, Table 7: encodings and recurrence on text without context",
         published={"transformer_xl": (25.2,), "shaw": (25.7,), "no_recurrence": (27.1,)},
         published_as="perplexity on One Billion Word",
-    )
-
-
-STUDIES: dict[str, Callable[[], Study]] = {
-    "recall": _recall,
-    "table5": _table_5,
-    "table8": _table_8,
-    "table9": _table_9,
-    "figure3": _figure_3,
-    "rare_updates": _rare_updates,
-    "txl_table6": _txl_table_6,
-    "txl_table7": _txl_table_7,
+    ),
 }
 
 
@@ -294,4 +265,4 @@ def find_study(name: str) -> Study:
     """Return the study of that name. Raises UserError if there is none."""
     if name not in STUDIES:
         raise UserError(f"there is no study {name!r}; choose one of {', '.join([*STUDIES, AGENTS_STUDY])}")
-    return STUDIES[name]()
+    return STUDIES[name]

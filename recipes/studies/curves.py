@@ -9,63 +9,46 @@ import numpy as np
 
 from recipes.metrics import UNITS
 from recipes.plots import Curve, save_recall
-from recipes.studies.report import Config, Figures, Runs
+from recipes.studies.report import SIZES, TEST, Config, Figures, Report, Runs
+from recipes.tables import as_table
 from waveform.engine.metrics import read_metrics
 from waveform.runs.folder import read_config
 from waveform.runs.statistics import mean_and_interval, shown
-from waveform.system.console import table
 from waveform.system.panels import COLOURS, panels
 
-_TEST, _SIZES = "evaluation.json", "sizes.json"
 _BEGINNING = 0.1  # share of the steps whose fall is cut off in the picture, or nothing else would be seen
 _END = 0.1  # share of the steps over which training NLL is averaged, at the end
 
 
 @dataclass(frozen=True)
-class ByDistance:
+class ByDistance(Report):
     """What a study of recall reports: bits per answer by distance; a panel of the picture for each question."""
 
     panels: Mapping[str, Mapping[str, str]]  # title -> label -> what the panel calls it
-
-    def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
-        return {_TEST: ["evaluate"]}
-
-    def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
-        figures: Figures = files[_TEST]
-        return figures
 
     def summarise(self, runs: Runs) -> dict[str, Any]:
         return {label: _summary(seeds) for label, seeds in runs.items()}
 
     def table(self, summary: Figures) -> str:
-        first = next(iter(summary.values()))
-        distances = [f"to {bucket['to']}" for bucket in first["bits_by_distance"]]
-        header = ["setting", "bits per answer [95% interval]", *distances, "parameters"]
         rows = [
-            [
-                label,
-                shown(entry["bits_per_answer"], decimals=3),
-                *(f"{bucket['mean']:.2f}" for bucket in entry["bits_by_distance"]),
-                f"{entry['num_parameters']:,}",
-            ]
+            {
+                "setting": label,
+                "bits per answer [95% interval]": shown(entry["bits_per_answer"], decimals=3),
+                **{f"to {bucket['to']}": f"{bucket['mean']:.2f}" for bucket in entry["bits_by_distance"]},
+                "parameters": f"{entry['num_parameters']:,}",
+            }
             for label, entry in summary.items()
         ]
-        return "\n".join(
-            [
-                *table(header, rows),
-                f"bits per answer by the steps since its fact was last seen; chance is {first['chance_bits']:.2f} "
-                f"bits; means of {len(first['train_seconds'])} seeds",
-            ]
+        first = next(iter(summary.values()))
+        return as_table(
+            rows,
+            f"bits per answer by the steps since its fact was last seen; chance is {first['chance_bits']:.2f} bits; "
+            f"means of {len(first['train_seconds'])} seeds",
         )
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
-        save_recall(
-            path,
-            [
-                (title, [Curve(name, runs[label]) for label, name in named.items()])
-                for title, named in self.panels.items()
-            ],
-        )
+        curves = {t: [Curve(name, runs[label]) for label, name in named.items()] for t, named in self.panels.items()}
+        save_recall(path, list(curves.items()))
 
 
 def _summary(seeds: Sequence[Figures]) -> dict[str, Any]:
@@ -104,7 +87,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class BySize:
+class BySize(Report):
     """For each model the figures by size of memory at evaluation, and on the test split that of the best on validation.
 
     The sizes of Rae et al. 2019, Tables 8 and 9, are scaled to what a run was trained with, so that a study of a small
@@ -119,10 +102,10 @@ class BySize:
         model = config["model"]
         sizes = self.sizes[model["name"]]
         tried = ",".join(map(str, sizes.scaled(model[sizes.field])))
-        return {_SIZES: ["sweep", f"--{sizes.field}", tried]}
+        return {SIZES: ["sweep", f"--{sizes.field}", tried]}
 
     def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
-        return {**files[_SIZES], "trained_with": read_config(run_dir)["model"]}
+        return {**files[SIZES], "trained_with": read_config(run_dir)["model"]}
 
     def summarise(self, runs: Runs) -> dict[str, Any]:
         first = next(iter(runs.values()))[0]["chosen"]
@@ -151,18 +134,15 @@ class BySize:
         }
 
     def table(self, summary: Figures) -> str:
-        unit = UNITS[summary["headline"]]
-        rows = []
+        rows, valid = [], f"valid, {UNITS[summary['headline']]}"
         for label, entry in summary["models"].items():
             for i, at in enumerate(entry["valid"]):
                 size = f"{at['size']} {entry['swept']} slots" + (", as trained" * (at["size"] == entry["trained"]))
-                rows.append([label if i == 0 else "", size, shown(at), ""])
+                rows.append({"model": label * (i == 0), "at evaluation": size, valid: shown(at), "test": ""})
             chosen = " or ".join(str(size) for size in sorted(set(entry["chosen"])))
-            rows.append(["", f"chosen: {chosen}", "", shown(entry["test"])])
-        header = ["model", "at evaluation", f"valid, {unit}", "test"]
+            rows.append({"model": "", "at evaluation": f"chosen: {chosen}", valid: "", "test": shown(entry["test"])})
         paper = ", ".join(f"{size}: {value:g}" for size, value in summary["published"].items())
-        lines = [*table(header, rows), f"ours on {summary['recipe']}; the paper, {self.published_as}: {paper}"]
-        return "\n".join(lines)
+        return as_table(rows, f"ours on {summary['recipe']}; the paper, {self.published_as}: {paper}")
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
         with panels(path, 2, size=(5.5, 4)) as (ours, paper):
@@ -183,19 +163,16 @@ class BySize:
 
 
 @dataclass(frozen=True)
-class InTraining:
+class InTraining(Report):
     """Training NLL by step: a curve for each setting, as Figure 3 of Rae et al. 2019 has them."""
 
     labels: Mapping[str, str]  # label of a setting -> what its curve is called
     published_as: str  # what the paper's curves show, of which it gives no figures
 
-    def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
-        return {_TEST: ["evaluate"]}
-
     def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
         logged = [record for record in read_metrics(run_dir) if record["kind"] == "train"]
         return {
-            **files[_TEST],
+            **files[TEST],
             "train_steps": [record["step"] for record in logged],
             "train_bits": [record["nll_bits"] for record in logged],
         }
@@ -220,12 +197,15 @@ class InTraining:
 
     def table(self, summary: Figures) -> str:
         headline = summary["headline"]
-        header = ["setting", f"training, last {_END:.0%}, bits per token", f"test, {UNITS[headline]}"]
         rows = [
-            [self.labels[label], shown(entry["train_bits_at_the_end"]), shown(entry[headline])]
+            {
+                "setting": self.labels[label],
+                f"training, last {_END:.0%}, bits per token": shown(entry["train_bits_at_the_end"]),
+                f"test, {UNITS[headline]}": shown(entry[headline]),
+            }
             for label, entry in summary["variants"].items()
         ]
-        return "\n".join([*table(header, rows), f"ours on {summary['recipe']}; the paper: {self.published_as}"])
+        return as_table(rows, f"ours on {summary['recipe']}; the paper: {self.published_as}")
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
         with panels(path, 1, size=(9, 4.6)) as (axes,):

@@ -1,34 +1,44 @@
 """What a study reports of its runs: which evaluations it needs, and the figures, table and picture made of them."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+TEST, SIZES = "evaluation.json", "sizes.json"  # files of a run's folder: what `evaluate` and `sweep` write
 Config = Mapping[str, Any]  # resolved, as in a run's config.yaml
 Figures = Mapping[str, Any]
 # What was read of the runs of each setting, by its label and then by seed.
 Runs = Mapping[str, Sequence[Figures]]
 
 
-class Report(Protocol):
+class Report(ABC):
     """One kind of report; a study has its own, with the paper's figures in it."""
 
     def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
         """What to score of a run: file -> a verb and its options; the file gets the verb's --json."""
-        ...
+        return {TEST: ["evaluate"]}
+
+    def has_all(self, content: Figures) -> bool:
+        """Whether such a file, of the run's present step, holds all that is asked for now."""
+        return True
 
     def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
         """The figures of one run, from the content of the files that `commands` names."""
-        ...
+        return dict(files[TEST])
 
+    @abstractmethod
     def summarise(self, runs: Runs) -> dict[str, Any]:
         """The figures of the whole study over its seeds, for JSON, `table` and `draw`."""
-        ...
 
+    def beside(self, runs: Runs) -> dict[str, Any]:
+        """What else the JSON says of the study."""
+        return {}
+
+    @abstractmethod
     def table(self, summary: Figures) -> str:
         """The summary as text, with the paper's figures beside ours."""
-        ...
 
+    @abstractmethod
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
         """Draw it as a PNG, with the paper's figures beside ours. Raises UserError if it cannot be written."""
-        ...

@@ -1,25 +1,26 @@
 """What a study reports of a table of a paper: a figure for each row, beside the paper's."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from recipes.metrics import UNITS
-from recipes.studies.report import Config, Figures, Runs
+from recipes.studies.report import SIZES, TEST, Config, Figures, Report, Runs
+from recipes.tables import as_table
 from waveform.runs.statistics import mean_and_interval, shown
-from waveform.system.console import table
 from waveform.system.panels import COLOURS, panels
 
-_VALID, _TEST, _SIZES = "validation.json", "evaluation.json", "sizes.json"
+_VALID = "validation.json"
+_NOTE = "ours on {recipe}; the paper's are {published_as}"
 _LONGER = (0.5, 1, 2, 4)  # sizes of memory that are tried, as shares of the one in training
 _STRIDE = 8  # a model without memory scores the last window / 8 tokens of each window, the others are context
 
 
 @dataclass(frozen=True)
-class Ablations:
+class Ablations(Report):
     """For each row its figure on the test split: as trained, and with the memory that is best on validation.
 
     Parts of a model are taken away, as in Dai et al. 2019, Tables 6 and 7.
@@ -32,12 +33,12 @@ class Ablations:
     def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
         model = config["model"]
         if model["memory"] == 0:
-            return {_TEST: ["evaluate", "--stride", str(max(1, model["window"] // _STRIDE))]}
+            return {TEST: ["evaluate", "--stride", str(max(1, model["window"] // _STRIDE))]}
         sizes = ",".join(str(max(1, round(share * model["memory"]))) for share in _LONGER)
-        return {_TEST: ["evaluate"], _SIZES: ["sweep", "--memory", sizes]}
+        return {TEST: ["evaluate"], SIZES: ["sweep", "--memory", sizes]}
 
     def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
-        return {"test": files[_TEST], "best": files[_SIZES]["chosen"] if _SIZES in files else None}
+        return {"test": files[TEST], "best": files[SIZES]["chosen"] if SIZES in files else None}
 
     def summarise(self, runs: Runs) -> dict[str, Any]:
         summary = _summary(runs, self.published_as)
@@ -52,28 +53,28 @@ class Ablations:
         return summary
 
     def table(self, summary: Figures) -> str:
-        unit = UNITS[summary["headline"]]
-        header = ["setting", f"test, {unit}", "best memory", "test with it", "parameters", "paper"]
         rows = [
-            [
-                self.rows[label],
-                shown(entry["test"]),
-                " or ".join(map(str, sorted(set(entry["best_memory"])))) or "-",
-                shown(entry["best"]) if entry["best"] else "-",
-                f"{entry['num_parameters']:,}",
-                ", ".join(f"{value:g}" for value in entry["published"]),
-            ]
+            {
+                "setting": self.rows[label],
+                f"test, {UNITS[summary['headline']]}": shown(entry["test"]),
+                "best memory": " or ".join(map(str, sorted(set(entry["best_memory"])))) or "-",
+                "test with it": shown(entry["best"]) if entry["best"] else "-",
+                "parameters": f"{entry['num_parameters']:,}",
+                "paper": ", ".join(f"{value:g}" for value in entry["published"]),
+            }
             for label, entry in summary["rows"].items()
         ]
-        return _text(header, rows, summary)
+        return as_table(rows, _NOTE.format(**summary))
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
-        rows = [_Row(self.rows[label], entry["test"], entry["published"][0]) for label, entry in _items(summary)]
+        rows = [
+            (self.rows[label], entry["test"], entry["published"][0], "") for label, entry in summary["rows"].items()
+        ]
         _save_rows(path, rows, summary, published_as=self.published_as.partition(" as trained")[0])
 
 
 @dataclass(frozen=True)
-class BestOfRows:
+class BestOfRows(Report):
     """For each row the candidate that is best on the validation split, and what it gives on the test split.
 
     Table 5 of Rae et al. 2019 has compression rates as candidates.
@@ -84,10 +85,10 @@ class BestOfRows:
     published_as: str  # what these are
 
     def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
-        return {_VALID: ["evaluate", "--split", "valid"], _TEST: ["evaluate"]}
+        return {_VALID: ["evaluate", "--split", "valid"], TEST: ["evaluate"]}
 
     def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
-        return {"valid": files[_VALID], "test": files[_TEST]}
+        return {"valid": files[_VALID], "test": files[TEST]}
 
     def summarise(self, runs: Runs) -> dict[str, Any]:
         summary = _summary(runs, self.published_as)
@@ -106,22 +107,20 @@ class BestOfRows:
         return summary
 
     def table(self, summary: Figures) -> str:
-        names = list(next(iter(summary["rows"].values()))["valid"])
-        header = ["setting", *(f"valid, {name}" for name in names), "best", f"test, {UNITS[summary['headline']]}"]
         rows = [
-            [
-                row,
-                *(f"{entry['valid'][name]['mean']:.4f}" for name in names),
-                entry["best"],
-                shown(entry["test"]),
-                f"{entry['published']:g}",
-            ]
-            for row, entry in _items(summary)
+            {
+                "setting": row,
+                **{f"valid, {name}": f"{valid['mean']:.4f}" for name, valid in entry["valid"].items()},
+                "best": entry["best"],
+                f"test, {UNITS[summary['headline']]}": shown(entry["test"]),
+                "paper": f"{entry['published']:g}",
+            }
+            for row, entry in summary["rows"].items()
         ]
-        return _text([*header, "paper"], rows, summary)
+        return as_table(rows, _NOTE.format(**summary))
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
-        rows = [_Row(row, entry["test"], entry["published"], entry["best"]) for row, entry in _items(summary)]
+        rows = [(row, entry["test"], entry["published"], entry["best"]) for row, entry in summary["rows"].items()]
         _save_rows(path, rows, summary, published_as=self.published_as)
 
 
@@ -139,36 +138,22 @@ def _test_of(seeds: Sequence[Figures]) -> dict[str, Any]:
     }
 
 
-def _items(summary: Figures) -> Iterable[tuple[str, Any]]:
-    rows: Mapping[str, Any] = summary["rows"]
-    return rows.items()
+def _save_rows(
+    path: Path, rows: Sequence[tuple[str, Figures, float, str]], summary: Figures, *, published_as: str
+) -> None:
+    """Draw each row's mean and seeds, and the paper's figure in a panel of its own.
 
-
-def _text(header: Sequence[str], rows: Sequence[Sequence[str]], summary: Figures) -> str:
-    note = f"ours on {summary['recipe']}; the paper's are {summary['published_as']}"
-    return "\n".join([*table(header, rows), note])
-
-
-class _Row(NamedTuple):
-    """One row of a picture: what it is called, our figure of `mean_and_interval`, and the paper's."""
-
-    name: str
-    ours: Mapping[str, Any]
-    published: float
-    note: str = ""  # written above our figure
-
-
-def _save_rows(path: Path, rows: Sequence[_Row], summary: Figures, *, published_as: str) -> None:
-    """Draw each row's mean and seeds, and the paper's figure in a panel of its own."""
+    rows: what each is called, our figure of `mean_and_interval`, the paper's, and what is written above ours.
+    """
     places = np.arange(len(rows))[::-1]
     with panels(path, 2, size=(5.5, 1 + 0.45 * len(rows)), sharey=True) as (ours, paper):
-        for place, row in zip(places, rows, strict=True):
-            seeds = row.ours["seeds"]
+        for place, (_, figure, published, note) in zip(places, rows, strict=True):
+            mean, seeds = figure["mean"], figure["seeds"]
             ours.plot(seeds, [place] * len(seeds), marker="o", linestyle="", color=COLOURS[0], alpha=0.4)
-            ours.plot([row.ours["mean"]], [place], marker="D", color=COLOURS[0])
-            ours.annotate(row.note, (row.ours["mean"], place), (0, 6), textcoords="offset points", fontsize=7)
-            paper.plot([row.published], [place], marker="D", color=COLOURS[1])
-        ours.set_yticks(places, [row.name for row in rows])
+            ours.plot([mean], [place], marker="D", color=COLOURS[0])
+            ours.annotate(note, (mean, place), (0, 6), textcoords="offset points", fontsize=7)
+            paper.plot([published], [place], marker="D", color=COLOURS[1])
+        ours.set_yticks(places, [name for name, *_ in rows])
         ours.set_title(f"here, on {summary['recipe']}")
         ours.set_xlabel(f"test, {UNITS[summary['headline']]}")
         paper.set_title("in the paper")

@@ -30,14 +30,13 @@ def evaluate(
     json_file: Path | str | None = None,
     plot_file: Path | None = None,
     device: str | None = None,
-    show_progress: bool = True,
 ) -> dict[str, Any]:
     """Let an agent play; print a table, return (and write) the figures, draw its return in training.
 
     Raises UserError as `open_agent` does.
     """
     check_files(json_file=json_file, plot_file=plot_file)
-    (entry,) = _play([run_dir], playing or Playing(), plot_file=plot_file, device=device, show_progress=show_progress)
+    (entry,) = _play([run_dir], playing or Playing(), plot_file=plot_file, device=device)
     write_json(json_file, entry)
     return entry
 
@@ -49,22 +48,16 @@ def compare(
     json_file: Path | str | None = None,
     plot_file: Path | None = None,
     device: str | None = None,
-    show_progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Let each agent play the same episodes, as `evaluate` does one. Raises UserError for different environments."""
     check_files(json_file=json_file, plot_file=plot_file)
-    entries = _play(run_dirs, playing or Playing(), plot_file=plot_file, device=device, show_progress=show_progress)
+    entries = _play(run_dirs, playing or Playing(), plot_file=plot_file, device=device)
     write_json(json_file, entries)
     return entries
 
 
 def _play(
-    run_dirs: Sequence[Path | str],
-    playing: Playing,
-    *,
-    plot_file: Path | None,
-    device: str | None,
-    show_progress: bool,
+    run_dirs: Sequence[Path | str], playing: Playing, *, plot_file: Path | None, device: str | None
 ) -> list[dict[str, Any]]:
     sizes = {"memory": playing.memory, "compressed": playing.compressed}
     fields = {name: size for name, size in sizes.items() if size is not None}
@@ -74,11 +67,9 @@ def _play(
             raise UserError(
                 f"{agents[0].folder} and {agent.folder} were trained in different environments and cannot be compared"
             )
-    entries = compared(
-        [play(agent, episodes=playing.episodes, delays=playing.delays, envs=playing.envs) for agent in agents]
-    )
-    if show_progress:
-        print(describe(entries))
+    played = [play(agent, episodes=playing.episodes, delays=playing.delays, envs=playing.envs) for agent in agents]
+    entries = compared(played)
+    print(describe(entries))
     if plot_file is not None:
         save_returns(plot_file, {agent.folder.name: [read_returns(agent.folder)] for agent in agents})
     return entries

@@ -37,7 +37,6 @@ def import_run(
     *,
     data_dir: Path | None = None,
     vocabulary: Path | None = None,
-    show_progress: bool = True,
 ) -> None:
     """Read published weights (recipes/published.py) and write them as a run at step 0 in `run_dir`, a new folder.
 
@@ -51,8 +50,7 @@ def import_run(
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         raise UserError(f"{run_dir} is not empty; give a new folder")
     tokenizer = _tokenizer(checkpoint, data_dir, vocabulary)
-    begin = tokenizer.end_of_line if isinstance(tokenizer, WordTokenizer) else tokenizer.space
-    published = read_published(checkpoint, first_input=begin)
+    published = read_published(checkpoint, first_input=tokenizer.begin)
     if published.vocab_size != tokenizer.vocab_size:
         raise UserError(
             f"the vocabulary has {tokenizer.vocab_size:,} words, but the weights in {checkpoint} are for "
@@ -71,18 +69,22 @@ def import_run(
         with explain_write_errors(run_dir):
             run_dir.mkdir(parents=True, exist_ok=True)
         if data is None:
-            data = _vocabulary_alone(run_dir / _VOCABULARY_DIR, tokenizer)
+            folder = run_dir / _VOCABULARY_DIR
+            with explain_write_errors(folder):
+                folder.mkdir()
+            save_tokenizer(tokenizer, folder)
+            modality = {"kind": "text", "recipe": recipe, "tokens": tokenizer.kind}
+            data = write_dataset(Dataset(folder, tokenizer.vocab_size, modality, splits={}, sources={}))
         _write_run(run_dir, config, data, model)
     except BaseException:  # half a run is none
         shutil.rmtree(run_dir, ignore_errors=True)
         raise
-    if show_progress:
-        print(
-            f"{run_dir}: Transformer-XL of {num_parameters(model):,} parameters and {published.vocab_size:,} words, "
-            f"from {published.layout.name} layout; memory {config['model']['memory']}, window {window_of(config)}"
-        )
-        if data_dir is not None:
-            print(f"to train it: python -m recipes train {recipe} {data_dir} {run_dir} {shlex.join(settings)}")
+    print(
+        f"{run_dir}: Transformer-XL of {num_parameters(model):,} parameters and {published.vocab_size:,} words, "
+        f"from {published.layout.name} layout; memory {config['model']['memory']}, window {window_of(config)}"
+    )
+    if data_dir is not None:
+        print(f"to train it: python -m recipes train {recipe} {data_dir} {run_dir} {shlex.join(settings)}")
 
 
 def _tokenizer(checkpoint: Path, data_dir: Path | None, vocabulary: Path | None) -> WordTokenizer | SymbolTokenizer:
@@ -135,15 +137,6 @@ def _refuse_other_shapes(path: Path, config: dict[str, Any], published: Publishe
                 f"{path} does not fit model=transformer_xl: {name} has shape {found.get(name)}, not "
                 f"{wanted.get(name)}; leave out settings of sizes, or get the file again"
             )
-
-
-def _vocabulary_alone(folder: Path, tokenizer: WordTokenizer | SymbolTokenizer) -> Dataset:
-    """A data set that has a vocabulary but no text."""
-    with explain_write_errors(folder):
-        folder.mkdir()
-    save_tokenizer(tokenizer, folder)
-    modality = {"kind": "text", "recipe": _RECIPES[tokenizer.kind], "tokens": tokenizer.kind}
-    return write_dataset(Dataset(folder, tokenizer.vocab_size, modality, splits={}, sources={}))
 
 
 def _write_run(run_dir: Path, config: dict[str, Any], data: Dataset, model: SequenceModel) -> None:

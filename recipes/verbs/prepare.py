@@ -4,7 +4,8 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,7 @@ from recipes.corpora.catalogue import find_recipe
 from recipes.corpora.documents import SPLITS, Document, Documents
 from recipes.corpora.recipe import CorpusConfig, Recipe, open_corpus
 from recipes.corpora.sources import Source, open_source
-from recipes.corpora.tokenizers import (
-    ByteTokenizer,
-    CharacterTokenizer,
-    SubwordTokenizer,
-    TextTokenizer,
-    WordTokenizer,
-    save_tokenizer,
-)
+from recipes.corpora.tokenizers import TOKENIZERS, SubwordTokenizer, TextTokenizer, WordTokenizer, save_tokenizer
 from recipes.corpora.vocabulary import read_vocabulary
 from waveform.engine.dataset import Dataset, read_dataset, write_dataset
 from waveform.engine.shards import ShardWriter, dtype_for
@@ -36,13 +30,12 @@ _MEGABYTE = 1_000_000
 class _Amount:
     """What a split contains."""
 
-    documents: int = 0
     tokens: int = 0
     words: int = 0  # separated by ASCII white space
     bytes: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Counted(Document):
     """A document whose bytes and words are counted as they are read."""
 
@@ -76,12 +69,10 @@ def corpus_config(recipe: Recipe, settings: Sequence[str]) -> Any:
 
 def prepare_paths(recipe: str, paths: Sequence[str], overrides: Sequence[str] = ()) -> Dataset:
     """`prepare` with the paths of the command line: SOURCE and DATA_DIR, or DATA_DIR alone for a generated corpus."""
-    generated = find_recipe(recipe).generate is not None
-    if generated and len(paths) != 1:
-        raise UserError(f"{recipe} is generated and has no source; give a DATA_DIR alone, not {len(paths)} paths")
-    if not generated and len(paths) != 2:
-        raise UserError(f"{recipe} needs two paths, SOURCE and DATA_DIR, not {len(paths)}")
-    return prepare(recipe, None if generated else paths[0], paths[-1], overrides)
+    *source, data_dir = paths
+    if len(source) > 1:
+        raise UserError(f"give two paths, SOURCE and DATA_DIR, not {len(paths)}")
+    return prepare(recipe, source[0] if source else None, data_dir, overrides)
 
 
 def prepare(
@@ -103,19 +94,18 @@ def prepare(
     if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
         raise UserError(f"{data_dir} is not empty; give a new folder")
     if (source is None) != (chosen.generate is not None):
-        raise UserError(f"{recipe} {'needs a' if source is None else 'is generated and has no'} source")
+        generated = "is generated and has no source; give a DATA_DIR alone"
+        raise UserError(f"{recipe} {'needs two paths, SOURCE and DATA_DIR' if source is None else generated}")
+    write = chosen.generate
     if source is not None:
-        chosen, opened = _with_tokens(chosen, config), open_source(Path(source))
-        documents = open_corpus(chosen, opened, config=config)
-    with _partial_folder(data_dir) as partial:
-        if chosen.generate is not None:
-            content = chosen.generate(partial, config, show_progress)
-        else:
-            amounts = _write(chosen, opened, documents, partial, config=config, show_progress=show_progress)
-            content = _describe(partial, amounts)
+        chosen, opened = chosen.with_config(config), open_source(Path(source))
+        write = partial(_write, chosen, opened, open_corpus(chosen, opened, config=config))
+    assert write is not None
+    with _partial_folder(data_dir) as folder:
+        content = write(folder, config, show_progress)
         with explain_write_errors(data_dir):
-            partial.replace(data_dir)
-            sync(partial.parent)
+            folder.replace(data_dir)
+            sync(folder.parent)
     if show_progress:
         print(f"{data_dir}: {content}")
     return read_dataset(data_dir)
@@ -143,30 +133,23 @@ def _partial_folder(data_dir: Path) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _with_tokens(recipe: Recipe, config: CorpusConfig) -> Recipe:
-    choices = (recipe.tokens, *recipe.other_tokens)
-    if config.tokens not in (None, *choices):
-        raise UserError(f"corpus.tokens is {config.tokens!r}; {recipe.name} is read as {' or '.join(choices)}")
-    return replace(recipe, tokens=config.tokens or recipe.tokens)
-
-
 def _write(
-    recipe: Recipe, source: Source, documents: Documents, folder: Path, *, config: CorpusConfig, show_progress: bool
-) -> dict[str, _Amount]:
+    recipe: Recipe, source: Source, documents: Documents, folder: Path, config: CorpusConfig, show_progress: bool
+) -> str:
+    """Write the data set; returns what it contains, in a few lines."""
     tokenizer = _tokenizer(recipe, source, documents["train"], config=config, show_progress=show_progress)
-    amounts = {split: _Amount(documents=len(documents[split])) for split in SPLITS}
+    amounts = {split: _Amount() for split in SPLITS}
     total = sum(document.num_bytes for split in SPLITS for document in documents[split])
     with Progress(f"prepare {recipe.name}", total=total / _MEGABYTE, unit="MB", enabled=show_progress) as progress:
-        for split in SPLITS:
-            amount = amounts[split]
+        for split, amount in amounts.items():
             path = folder / f"{split}.shard"
             with ShardWriter(path, vocab_size=tokenizer.vocab_size, dtype=dtype_for(tokenizer.vocab_size)) as writer:
                 for document in documents[split]:
                     counted = _Counted(**vars(document), amount=amount, progress=progress)
                     amount.tokens += writer.write(document.name, tokenizer.encode(counted))
-            expected = recipe.num_tokens.get(split)
-            if config.check and expected is not None and amount.tokens != expected:
-                raise recipe.refuse(source, f"its {split} split has {amount.tokens:,} tokens, not {expected:,}")
+            if amount.tokens != recipe.num_tokens.get(split, amount.tokens):
+                raise _other_tokens(recipe, source, split, amount.tokens)
+    words_are = {split: _words_are(amount.words, recipe.num_words.get(split)) for split, amount in amounts.items()}
     save_tokenizer(tokenizer, folder)
     write_dataset(
         Dataset(
@@ -179,14 +162,27 @@ def _write(
                 "checked": config.check,
                 "bytes": {split: amount.bytes for split, amount in amounts.items()},
                 "words": {split: amount.words for split, amount in amounts.items()},
-                "words_are": {
-                    split: _words_are(amount.words, recipe.num_words.get(split) if config.check else None)
-                    for split, amount in amounts.items()
-                },
+                "words_are": words_are,
             },
         )
     )
-    return amounts
+    lines = [f"{recipe.name} as {tokenizer.kind}, vocabulary of {tokenizer.vocab_size:,}"]
+    for split, amount in amounts.items():
+        num_documents = len(documents[split])
+        lines.append(
+            f"  {split:5}  {amount.tokens:>13,} tokens  {amount.bytes:>14,} bytes  {amount.words:>13,} words  "
+            f"in {num_documents:,} documents of {amount.words / num_documents:,.0f} words on average"
+        )
+    lines += [
+        f"  {split} has {amounts[split].words:,} words, {words}: word-level perplexity divides by its own"
+        for split, words in words_are.items()
+        if ";" in words
+    ]
+    return "\n".join(lines)
+
+
+def _other_tokens(recipe: Recipe, source: Source, split: str, num_tokens: int) -> UserError:
+    return recipe.refuse(source, f"its {split} split has {num_tokens:,} tokens, not {recipe.num_tokens[split]:,}")
 
 
 def _words_are(counted: int, published: int | None) -> str:
@@ -212,10 +208,8 @@ def _tokenizer(
                 f"{recipe.tokens}; give {'a file of symbols' if wanted == 'symbols' else 'words'}, or leave it out"
             )
         return given
-    if recipe.tokens == "bytes":
-        return ByteTokenizer()
-    if recipe.tokens == "characters":
-        return CharacterTokenizer()
+    if recipe.tokens in ("bytes", "characters"):
+        return TOKENIZERS[recipe.tokens].from_content({})
     total = sum(document.num_bytes for document in train) / _MEGABYTE
     with Progress(f"{recipe.tokens} of {recipe.name}", total=total, unit="MB", enabled=show_progress) as progress:
         passing = (_Counted(**vars(document), amount=_Amount(), progress=progress) for document in train)
@@ -223,25 +217,8 @@ def _tokenizer(
             return SubwordTokenizer.train(passing, vocab_size=config.vocab_size)
         tokenizer, num_tokens = WordTokenizer.train(passing, min_count=recipe.min_count)
     # Checked here, a wrong source is read once rather than twice.
-    expected = recipe.num_tokens.get("train")
-    if config.check and expected is not None and num_tokens != expected:
-        raise recipe.refuse(source, f"its train split has {num_tokens:,} tokens, not {expected:,}")
-    if config.check and recipe.num_types is not None and tokenizer.vocab_size != recipe.num_types:
+    if num_tokens != recipe.num_tokens.get("train", num_tokens):
+        raise _other_tokens(recipe, source, "train", num_tokens)
+    if recipe.num_types not in (None, tokenizer.vocab_size):
         raise recipe.refuse(source, f"it has {tokenizer.vocab_size:,} types, not {recipe.num_types:,}")
     return tokenizer
-
-
-def _describe(data_dir: Path, amounts: dict[str, _Amount]) -> str:
-    data = read_dataset(data_dir)
-    lines = [f"{data.modality['recipe']} as {data.modality['tokens']}, vocabulary of {data.vocab_size:,}"]
-    for split, amount in amounts.items():
-        lines.append(
-            f"  {split:5}  {amount.tokens:>13,} tokens  {amount.bytes:>14,} bytes  {amount.words:>13,} words  "
-            f"in {amount.documents:,} documents of {amount.words / amount.documents:,.0f} words on average"
-        )
-    for split, words_are in data.sources["words_are"].items():
-        if ";" in words_are:
-            lines.append(
-                f"  {split} has {amounts[split].words:,} words, {words_are}: word-level perplexity divides by its own"
-            )
-    return "\n".join(lines)

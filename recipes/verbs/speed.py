@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from recipes.tables import as_table
 from recipes.text import load
 from recipes.verbs.sweep import numbers_from
 from waveform.analyses.state_reuse import fresh_state, read_windows, seconds_per_token
-from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 from waveform.system.panels import panels
@@ -26,7 +26,6 @@ def speed(
     json_file: Path | None = None,
     plot_file: Path | None = None,
     device: str | None = None,
-    show_progress: bool = True,
 ) -> dict[str, Any]:
     """Time a Transformer-XL with memory against itself as a plain Transformer; print, return and write the figures.
 
@@ -44,8 +43,7 @@ def speed(
         "num_threads": torch.get_num_threads(),
         "contexts": entries,
     }
-    if show_progress:
-        print(format_table(figures))
+    print(format_table(figures))
     write_json(json_file, figures)
     if plot_file is not None:
         save_plot(plot_file, figures)
@@ -82,18 +80,17 @@ def _measure(run_dir: Path | str, length: int, *, device: str | None) -> dict[st
 
 def format_table(figures: dict[str, Any]) -> str:
     """Return a line for each context length, the paper's figure beside ours."""
-    header = ["attention length", "ms/token, memory carried", "ms/token, read anew", "times slower", "paper"]
     rows = [
-        [
-            f"{entry['context']:,}",
-            f"{1e3 * entry['seconds_per_token']['carried']:.3f}",
-            f"{1e3 * entry['seconds_per_token']['anew']:.2f}",
-            f"{entry['times_slower']:,.0f}",
-            f"{PAPER[entry['context']]:,}" if entry["context"] in PAPER else "-",
-        ]
+        {
+            "attention length": f"{entry['context']:,}",
+            "ms/token, memory carried": f"{1e3 * entry['seconds_per_token']['carried']:.3f}",
+            "ms/token, read anew": f"{1e3 * entry['seconds_per_token']['anew']:.2f}",
+            "times slower": f"{entry['times_slower']:,.0f}",
+            "paper": f"{PAPER[entry['context']]:,}" if entry["context"] in PAPER else "-",
+        }
         for entry in figures["contexts"]
     ]
-    return "\n".join([*table(header, rows), f"one row, {figures['contexts'][0]['device']}; one model both times"])
+    return as_table(rows, f"one row, {figures['contexts'][0]['device']}; one model both times")
 
 
 def save_plot(path: Path, figures: dict[str, Any]) -> None:

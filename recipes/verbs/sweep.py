@@ -28,11 +28,6 @@ def numbers_from(text: str, *, option: str, least: int, example: str) -> list[in
     return numbers
 
 
-def _sizes(text: str | None, *, option: str) -> Sequence[int | None]:
-    """Sizes of a memory; None, for the size in training, if none were given."""
-    return [None] if text is None else numbers_from(text, option=option, least=0, example="512,1024,2048")
-
-
 def sweep(
     run_dir: Path | str,
     *,
@@ -55,14 +50,18 @@ def sweep(
     if compressed is None and memory is None:
         raise UserError("name the sizes with --compressed, --memory or both, for example --compressed 512,1024,2048")
     options, domain = options or EvaluateOptions(), Text()
-    pairs = list(product(_sizes(compressed, option="--compressed"), _sizes(memory, option="--memory")))
+    sizes: list[list[int | None]] = [
+        [None] if text is None else [*numbers_from(text, option=option, least=0, example="512,1024,2048")]
+        for option, text in (("--compressed", compressed), ("--memory", memory))
+    ]
+    pairs = list(product(*sizes))
     require_writable(json_file, option="--json")
     plot = None if json_file is None else Path(json_file).with_suffix(".png")
     if plot is not None and plot.exists() and not Path(json_file or "").exists():
         raise UserError(f"{plot} exists, and the plot would replace it; give another --json, or move it away")
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
 
-        def figures(sizes: tuple[int | None, int | None], of: str) -> dict[str, Any]:
+        def figures(sizes: tuple[int | None, ...], of: str) -> dict[str, Any]:
             sized = replace(options, compressed=sizes[0], memory=sizes[1], split=of)
             run = domain.load(run_dir, device=world.device.type, **sized.model_fields)
             tokens, shown = own_tokens(run, split=of), show_progress and world.is_first
@@ -81,12 +80,6 @@ def sweep(
             if plot is not None:
                 save_plot(plot, result)
         return result
-
-
-def describe_sizes(entry: dict[str, Any]) -> str:
-    """The slots of one evaluation, for a sentence."""
-    compressed = "" if entry["compressed"] is None else f", compressed {entry['compressed']}"
-    return f"memory {entry['memory']}{compressed}"
 
 
 def _trained_with(entries: Sequence[dict[str, Any]]) -> str:
@@ -109,7 +102,10 @@ def format_table(result: dict[str, Any]) -> str:
     ]
     lines = [_trained_with(entries), *table(["memory", "compressed", UNITS[headline], "nats/token"], rows)]
     if chosen is not None:
-        lines.append(f"the best of these, {describe_sizes(chosen)}, on the test split: {chosen[headline]:.4f}")
+        compressed = "" if chosen["compressed"] is None else f", compressed {chosen['compressed']}"
+        lines.append(
+            f"the best of these, memory {chosen['memory']}{compressed}, on the test split: {chosen[headline]:.4f}"
+        )
     if entries[0]["rows"]:
         lines.append(f"cut for speed, state {entries[0]['state']}")
     return "\n".join(lines)

@@ -3,13 +3,12 @@
 Latent Dirichlet allocation (Blei, Ng and Jordan 2003) by scikit-learn; its settings here are our own.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recipes.corpora.documents import Document, read_text
-from recipes.corpora.sources import Source, open_source
+from recipes.corpora.sources import open_source
 from waveform.system.atomic import require_writable
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
@@ -38,7 +37,6 @@ def topics(
     *,
     config: TopicsConfig | None = None,
     json_file: Path | str | None = None,
-    show_progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Print the topics of the .txt files in a folder or an archive, each of which is a document; return their figures.
 
@@ -58,7 +56,7 @@ def topics(
         raise UserError(f"{source} contains {len(files)} .txt files that are not empty; topics need at least 2")
     counter = CountVectorizer(stop_words="english", max_df=_MOST_DOCUMENTS, max_features=_VOCABULARY)
     try:
-        counts = counter.fit_transform(_texts(opened, files))
+        counts = counter.fit_transform("".join(read_text(Document.whole(opened, file))) for file in files)
     except ValueError as error:  # scikit-learn's, for an empty vocabulary
         raise UserError(f"{source} has no words that tell its documents apart; topics need other texts") from error
     model = LatentDirichletAllocation(n_components=config.topics, random_state=config.seed).fit(counts)
@@ -68,15 +66,8 @@ def topics(
         best = weights.argsort()[::-1][: config.words]
         share = float(weights.sum() / total)
         found.append({"share": share, "words": {str(names[i]): float(weights[i] / weights.sum()) for i in best}})
-    if show_progress:
-        print(f"{config.topics} topics of {len(files):,} documents, by their share of the words")
-        for topic in found:
-            print(f"{topic['share']:>6.1%}  {', '.join(topic['words'])}")
+    print(f"{config.topics} topics of {len(files):,} documents, by their share of the words")
+    for topic in found:
+        print(f"{topic['share']:>6.1%}  {', '.join(topic['words'])}")
     write_json(json_file, found)
     return found
-
-
-def _texts(source: Source, files: list[str]) -> Iterator[str]:
-    """The text of each file. Raises UserError if one cannot be read or is not UTF-8."""
-    for file in files:
-        yield "".join(read_text(Document.whole(source, file)))

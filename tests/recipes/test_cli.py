@@ -17,7 +17,7 @@ from recipes.corpora.detokenize import detokenize
 from recipes.corpora.tokenizers import load_tokenizer
 from recipes.verbs.sweep import sweep
 from tests.ranks.run_ranks import command_on_ranks
-from tests.recipes.calling import mistake, run
+from tests.recipes.calling import figures_of, mistake, run
 from tests.recipes.corpus_files import write_source
 from waveform.engine.dataset import read_dataset
 from waveform.engine.metrics import read_metrics
@@ -58,8 +58,7 @@ def test_smoke_end_to_end(recipe: str, model: str, tmp_path: Path, capsys: pytes
     run("prepare", recipe, source, data, *settings)
     steps = [] if model == "compressive_transformer" else SHORT
     run("train", recipe, data, run_dir, f"model={model}", "preset=smoke", *steps)
-    run("evaluate", run_dir, "--json", tmp_path / "figures.json")
-    figures = json.loads((tmp_path / "figures.json").read_text())
+    figures = figures_of(tmp_path / "figures.json", "evaluate", run_dir)
     headline = RECIPES[recipe].headline
     assert figures["headline"] == headline and 0 < figures[headline] < math.inf
     assert not figures["published_corpus"]
@@ -68,8 +67,7 @@ def test_smoke_end_to_end(recipe: str, model: str, tmp_path: Path, capsys: pytes
         assert figures[headline] == pytest.approx(math.exp(figures["nats_per_token"]))
     elif headline == "word_perplexity":
         assert figures[headline] == pytest.approx(math.exp(nats / figures["num_words"]))
-        run("evaluate", run_dir, "--published-words", "--json", tmp_path / "published.json")
-        published = json.loads((tmp_path / "published.json").read_text())
+        published = figures_of(tmp_path / "published.json", "evaluate", run_dir, "--published-words")
         assert published[headline] == pytest.approx(math.exp(nats / 6_966_499))  # Rae et al. 2019, Table 2
         assert published["words_are"] == f"as published; this text has {figures['num_words']:,}"
     else:
@@ -120,8 +118,7 @@ def test_a_run_is_scored_as_it_was_trained(tmp_path: Path, capsys: pytest.Captur
     figures = {}
     for name, options in {"default": [], "carry": ["--protocol", "carry"], "utterance": ["--protocol", "utterance"],
                           "rows": ["--rows", 4]}.items():  # fmt: skip
-        run("evaluate", carried, *options, "--json", tmp_path / f"{name}.json")
-        figures[name] = json.loads((tmp_path / f"{name}.json").read_text())
+        figures[name] = figures_of(tmp_path / f"{name}.json", "evaluate", carried, *options)
     assert figures["default"]["num_utterances"] > 1
     assert figures["default"]["nats_per_token"] == figures["carry"]["nats_per_token"]
     assert figures["default"]["nats_per_token"] != figures["utterance"]["nats_per_token"]
@@ -130,8 +127,7 @@ def test_a_run_is_scored_as_it_was_trained(tmp_path: Path, capsys: pytest.Captur
     assert "pieces" in states["rows"]
     assert "leave one of them out" in mistake(["evaluate", carried, "--rows", 4, "--protocol", "carry"], capsys)
     assert "train.state=carry and utterance and" in mistake(["compare", carried, reset], capsys)
-    run("compare", carried, reset, "--protocol", "utterance", "--json", tmp_path / "compared.json")
-    compared = json.loads((tmp_path / "compared.json").read_text())
+    compared = figures_of(tmp_path / "compared.json", "compare", carried, reset, "--protocol", "utterance")
     assert compared[0]["nats_per_token"] == pytest.approx(figures["utterance"]["nats_per_token"])
 
 
@@ -165,8 +161,7 @@ def test_longer_memories_and_rows(place: Path, tmp_path: Path, capsys: pytest.Ca
         "longer": ["--memory", 32, "--compressed", 24],
         "rows": ["--rows", 7],
     }.items():
-        run("evaluate", place / "run", *options, "--json", tmp_path / "f.json")
-        figures[name] = json.loads((tmp_path / "f.json").read_text())
+        figures[name] = figures_of(tmp_path / "f.json", "evaluate", place / "run", *options)
     assert figures["trained"]["perplexity"] == figures["the same, given"]["perplexity"]
     assert figures["trained"]["perplexity"] != figures["longer"]["perplexity"]
     assert figures["longer"]["compressed"] == 24
@@ -210,8 +205,9 @@ def test_sweep_chooses_on_the_validation_split(place: Path, tmp_path: Path, caps
     for entry in entries:
         assert f"20      {entry['compressed']:<10}  {entry['perplexity']:.4f}" in table
     best = min(entries, key=lambda entry: entry["perplexity"])
-    run("evaluate", place / "run", "--memory", 20, "--compressed", best["compressed"], "--json", tmp_path / "e.json")
-    assert chosen == json.loads((tmp_path / "e.json").read_text())
+    assert chosen == figures_of(
+        tmp_path / "e.json", "evaluate", place / "run", "--memory", 20, "--compressed", best["compressed"]
+    )
     assert f"compressed {best['compressed']}, on the test split: {chosen['perplexity']:.4f}" in table
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "mine.png").write_text("a picture of mine")
@@ -260,8 +256,7 @@ def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: pyt
 @pytest.mark.slow
 def test_compare_words_by_frequency(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("train", place / "data", tmp_path / "other", "preset=smoke", "seed=1", *SHORT)
-    run("compare", place / "run", tmp_path / "other", "--json", tmp_path / "c.json")
-    first, other = json.loads((tmp_path / "c.json").read_text())
+    first, other = figures_of(tmp_path / "c.json", "compare", place / "run", tmp_path / "other")
     gains = other["relative_gain_over_first"]
     assert "relative_gain_over_first" not in first
     assert gains["all"] == pytest.approx(first["perplexity"] / other["perplexity"] - 1)
@@ -364,10 +359,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         lambda p, t: ["train", p / "data", t / "r", "preset=big"],
         "choose one of cpu, dai, dai_12l, dai_18l, dai_24l, dai_base, dai_large, dai_standard, paper, small, smoke",
     ),
-    "no such study": (
-        lambda p, t: ["train", p / "data", t / "r", "study=table9"],
-        "table5_max",
-    ),
+    "no such study": (lambda p, t: ["train", p / "data", t / "r", "study=table9"], "table5_max"),
     "no such setting": (
         lambda p, t: ["train", p / "data", t / "r", "model.compresed=3"],
         "did you mean 'model.compressed'",
@@ -377,13 +369,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         "model.cutoffs is [20000, 40000, 200000]",
     ),
     "more layers than any model has": (
-        lambda p, t: [
-            "train",
-            p / "data",
-            t / "r",
-            "preset=smoke",
-            "model.num_layers=90000000",
-        ],
+        lambda p, t: ["train", p / "data", t / "r", "preset=smoke", "model.num_layers=90000000"],
         "model.num_layers is 90000000; it must be a whole number from 1 to 1000",
     ),
     "a run folder with other files": (

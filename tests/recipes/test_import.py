@@ -15,7 +15,7 @@ from recipes.corpora.tokenizers import WordTokenizer, load_tokenizer
 from recipes.corpora.vocabulary import read_vocabulary
 from recipes.published import read_published
 from recipes.text import load
-from tests.recipes.calling import mistake, run
+from tests.recipes.calling import figures_of, mistake, run
 from tests.recipes.corpus_files import sentences, write_source
 from tests.references import published_transformer_xl as reference
 from tests.references.published_transformer_xl import Shape, Weights
@@ -108,20 +108,17 @@ def test_the_run_works_in_every_verb(source: Path, capsys: pytest.CaptureFixture
     run_dir, data = source / "run", source / "data"
     run("import", source / "checkpoint", run_dir, "--data", data, "train.max_steps=2", "train.warmup_steps=1")
     command = capsys.readouterr().out.splitlines()[-1]
-    run("evaluate", run_dir, "--json", source / "before.json")
-    before = json.loads((source / "before.json").read_text())
+    before = figures_of(source / "before.json", "evaluate", run_dir)
     assert before["step"] == 0 and before["memory"] == 7
     assert abs(before["nats_per_token"] - expected_nats(source)) < 1e-5
     run("evaluate", run_dir, "--memory", "12", "--rows", "4", "--dynamic")
     run("import", source / "checkpoint", source / "other", "--data", data, "model.memory=20", "model.clamp_len=0")
-    run("compare", run_dir, source / "other", "--json", source / "compared.json")
-    assert json.loads((source / "compared.json").read_text())[1]["difference_nats"] != 0
+    assert figures_of(source / "compared.json", "compare", run_dir, source / "other")[1]["difference_nats"] != 0
     run("sample", run_dir, "--tokens", "20", "--prompt", " ".join(_WORDS[2:8]))
     run("analyse", run_dir, "--tokens", "300")
     assert command.startswith("to train it: python -m recipes train")
     run(*shlex.split(command)[6:])
-    run("evaluate", run_dir, "--json", source / "after.json")
-    after = json.loads((source / "after.json").read_text())
+    after = figures_of(source / "after.json", "evaluate", run_dir)
     assert after["step"] == 2 and after["nats_per_token"] != before["nats_per_token"]
 
 
@@ -319,8 +316,7 @@ def test_symbols_are_scored_as_by_the_code(symbols: tuple[str, Path, Shape, byte
     """Per symbol, after a space, without the ends of lines that the model does not know."""
     recipe, place, shape, text = symbols
     run("import", place / "checkpoint", place / "run", "--data", place / "data")
-    run("evaluate", place / "run", "--split", "test", "--json", place / "e.json")
-    figures = json.loads((place / "e.json").read_text())
+    figures = figures_of(place / "e.json", "evaluate", place / "run", "--split", "test")
     order = symbol_bytes(recipe)
     test = text[len(text) - len(text) // 20 :]
     ids = torch.tensor([order.index(byte) for byte in test if byte != ord("\n")])

@@ -1,16 +1,14 @@
 """A package of one's own adds a corpus by one `Recipe` and one entry point: every verb knows it."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from recipes.cli import main
 from recipes.corpora.catalogue import find_recipe, recipe_names
 from recipes.corpora.layouts import text_files
 from recipes.corpora.recipe import Recipe
 from recipes.text import compose_config
+from tests.recipes.calling import figures_of, run
 from tests.recipes.corpus_files import sentences
 from waveform.system.errors import UserError
 
@@ -47,14 +45,10 @@ def test_a_corpus_of_your_own_is_prepared_trained_and_evaluated(package: Path) -
     for split, num in (("train", 300), ("valid", 40), ("test", 50)):
         (package / f"kjv.{split}.txt").write_text("\n".join(sentences(num, seed=num)) + "\n")
 
-    def run(*arguments: Any) -> None:
-        assert main([str(argument) for argument in arguments]) == 0
-
     assert recipe_names()[-3:] == ["broken", "kjv", "wrong"]
     run("prepare", "kjv", package, package / "data")
     run("train", package / "data", package / "run", "preset=smoke", "train.max_steps=2")
-    run("evaluate", package / "run", "--json", package / "figures.json")
-    figures = json.loads((package / "figures.json").read_text())
+    figures = figures_of(package / "figures.json", "evaluate", package / "run")
     assert (figures["recipe"], figures["headline"]) == ("kjv", "perplexity")
     assert figures["num_tokens"] == len((package / "kjv.test.txt").read_text().replace("\n", " <eos> ").split())
     assert compose_config("kjv")["train"]["state"] == "carry"

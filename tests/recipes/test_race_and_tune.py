@@ -9,7 +9,7 @@ import pytest
 
 from recipes.cli import main
 from recipes.text import search_space
-from tests.recipes.calling import mistake, run
+from tests.recipes.calling import figures_of, mistake, run
 from tests.recipes.corpus_files import write_source
 
 SHORT = ["preset=smoke", "train.max_steps=3", "train.log_every=1", "train.device=cpu"]
@@ -48,16 +48,17 @@ def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert f"{nll['mean']:.4f} [" in row and f"{difference['mean']:+.4f} [" in row
     assert "bits per byte" in out and "over 2 seeds" in out
 
-    run("evaluate", tmp_path / "runs" / names[0], "--rows", 6, "--json", tmp_path / "one.json")
-    assert json.loads((tmp_path / "one.json").read_text())["nats_per_token"] == nll["seeds"][0]
+    assert (
+        figures_of(tmp_path / "one.json", "evaluate", tmp_path / "runs" / names[0], "--rows", 6)["nats_per_token"]
+        == nll["seeds"][0]
+    )
 
 
 @pytest.mark.slow
 def test_a_search(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["tune", data, tmp_path / "search", "preset=smoke", "model=transformer_xl", "--trials", 2]
     (tmp_path / "space.yaml").write_text("train.lr: [1e-9, 3e-3]\n")
-    run(*command, "--budget", "1s", "--space", tmp_path / "space.yaml", "--json", tmp_path / "search.json")
-    best, other = json.loads((tmp_path / "search.json").read_text())
+    best, other = figures_of(tmp_path / "search.json", *command, "--budget", "1s", "--space", tmp_path / "space.yaml")
     assert best["nats_per_token"] <= other["nats_per_token"]
     again, _ = re.findall(r"^    waveform (train .*)$", capsys.readouterr().out, re.MULTILINE)
     assert main([*shlex.split(again), "--print-config"]) == 0

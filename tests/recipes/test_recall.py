@@ -15,7 +15,7 @@ from recipes.studies.catalogue import STUDIES, Study
 from recipes.studies.curves import ByDistance
 from recipes.text import load
 from recipes.verbs.prepare import prepare
-from tests.recipes.calling import mistake, run
+from tests.recipes.calling import figures_of, mistake, run
 from tests.recipes.conftest import calls_in_this_process
 from waveform.analyses.answers import _Answers, _holding, attention_on_answers
 from waveform.engine.dataset import read_dataset
@@ -122,7 +122,7 @@ def test_a_study_is_made_of_runs_that_last(
     study = Study(
         {"rate_8": ["model.compression_rate=8"]}, ByDistance({"one": {"rate_8": "c = 8"}}), "", recipe="recall"
     )
-    monkeypatch.setitem(STUDIES, "recall", lambda: study)
+    monkeypatch.setitem(STUDIES, "recall", study)
     command = ["study", "recall", place / "data", tmp_path / "study", "preset=smoke", "train.max_steps=2"]
     with monkeypatch.context() as patch:
         calls_in_this_process(patch)
@@ -142,23 +142,19 @@ def test_a_study_is_made_of_runs_that_last(
 
 def test_mistakes_are_one_line(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new, made = tmp_path / "new", place / "data"
-    assert "corpus.keys is 0; it must be a whole number from 1" in mistake(
-        ["prepare", "recall", new, "corpus.keys=0"], capsys
-    )
-    assert "corpus.fillers=0.999 leaves no room for an answer" in mistake(
-        ["prepare", "recall", new, "corpus.fillers=0.999"], capsys
-    )
-    assert "no key comes up twice in the test split; lower corpus.keys (1000)" in mistake(
-        ["prepare", "recall", new, "corpus.keys=1000", "corpus.episode=8", "corpus.train=9999", "corpus.test=1"], capsys
-    )
-    assert "at most 65,536 are possible" in mistake(
-        ["prepare", "recall", new, "corpus.keys=1000", "corpus.values=1000"], capsys
-    )
-    assert "'corpus.check=false' is not a setting of prepare recall; its settings are corpus.keys" in mistake(
-        ["prepare", "recall", new, "corpus.check=false"], capsys
-    )
+    for settings, words in (
+        ("corpus.keys=0", "corpus.keys is 0; it must be a whole number from 1"),
+        ("corpus.fillers=0.999", "corpus.fillers=0.999 leaves no room for an answer"),
+        (
+            "corpus.keys=1000 corpus.episode=8 corpus.train=9999 corpus.test=1",
+            "no key comes up twice in the test split; lower corpus.keys (1000)",
+        ),
+        ("corpus.keys=1000 corpus.values=1000", "at most 65,536 are possible"),
+        ("corpus.check=false", "'corpus.check=false' is not a setting of prepare recall; its settings are corpus.keys"),
+    ):
+        assert words in mistake(["prepare", "recall", new, *settings.split()], capsys)
     assert "recall is generated and has no source" in mistake(["prepare", "recall", made, new], capsys)
-    assert "enwik8 needs two paths, SOURCE and DATA_DIR, not 1" in mistake(["prepare", "enwik8", new], capsys)
+    assert "enwik8 needs two paths, SOURCE and DATA_DIR" in mistake(["prepare", "enwik8", new], capsys)
     assert "--seeds is 0" in mistake(["study", "recall", made, new, "--seeds", 0], capsys)
     assert "is not a .png" in mistake(["evaluate", place / "transformer_xl", "--plot", tmp_path / "a.pdf"], capsys)
     assert not new.exists()
@@ -240,8 +236,7 @@ def test_compressed_memory_pays(tmp_path: Path) -> None:
     for model, slots in (("compressive_transformer", "model.compressed=32"), ("transformer_xl", "model.memory=48")):
         size = ["model.window=16", "model.memory=16", "train.chunk=16", "train.max_steps=600", "train.batch_size=64"]
         run("train", tmp_path / "data", tmp_path / model, f"model={model}", *size, slots, "train.lr=4e-3")
-        run("evaluate", tmp_path / model, "--json", tmp_path / f"{model}.json")
-        figures = json.loads((tmp_path / f"{model}.json").read_text())
+        figures = figures_of(tmp_path / f"{model}.json", "evaluate", tmp_path / model)
         beyond = [entry for entry in figures["bits_by_distance"] if entry["from"] > 64 and entry["to"] <= 128]
         assert min(entry["num_answers"] for entry in beyond) > 30
         bits[model] = [entry["bits"] for entry in beyond]

@@ -1,13 +1,12 @@
 """Topics of texts that are known to be about two things."""
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.recipes.calling import mistake, run
+from tests.recipes.calling import figures_of, mistake
 
 SEA, GARDEN = ["ship", "sail", "whale", "harbour", "anchor"], ["rose", "tulip", "soil", "spade", "meadow"]
 
@@ -24,8 +23,7 @@ def write_texts(folder: Path) -> Path:
 def test_topics_are_what_the_texts_are_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn", reason="the extra `topics` is not installed")
     folder = write_texts(tmp_path / "texts")
-    run("topics", folder, "--topics", 2, "--words", 5, "--json", tmp_path / "t.json")
-    found = json.loads((tmp_path / "t.json").read_text())
+    found = figures_of(tmp_path / "t.json", "topics", folder, "--topics", 2, "--words", 5)
     assert sorted(sorted(topic["words"]) for topic in found) == sorted([sorted(SEA), sorted(GARDEN)])
     assert sum(topic["share"] for topic in found) == pytest.approx(1)
     assert all(sum(topic["words"].values()) > 0.9 for topic in found)

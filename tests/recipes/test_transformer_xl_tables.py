@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from recipes.text import compose_config, load
+from recipes.text import load
 from recipes.verbs.speed import format_table
-from tests.recipes.calling import mistake, run
+from tests.recipes.calling import figures_of, mistake, run
 from tests.recipes.corpus_files import write_source
 from waveform.engine.checkpoint import CHECKPOINTS_DIR
 from waveform.runs.averaging import average_weights
@@ -69,11 +69,9 @@ def test_an_lstm_is_in_the_group_of_table_8(place: Path, tmp_path: Path, capsys:
     short = ["model=lstm", *SHORT[1:]]
     run("train", place / "data", tmp_path / "lstm", *short, "train.max_steps=2")
     run("train", place / "data", tmp_path / "lstm", *short)
-    run("evaluate", tmp_path / "lstm", "--dynamic", "--json", tmp_path / "e.json")
-    assert json.loads((tmp_path / "e.json").read_text())["step"] == 4
+    assert figures_of(tmp_path / "e.json", "evaluate", tmp_path / "lstm", "--dynamic")["step"] == 4
     run("sample", tmp_path / "lstm", "--prompt", "the", "--tokens", 9)
-    run("analyse", place / "run", tmp_path / "lstm", "--tokens", 6000, "--json", tmp_path / "a.json")
-    figures = json.loads((tmp_path / "a.json").read_text())
+    figures = figures_of(tmp_path / "a.json", "analyse", place / "run", tmp_path / "lstm", "--tokens", 6000)
     assert len(figures["effective_context"]["by_ratio"]["0.1"]) == 2
     assert figures["runs"][1]["attention_by_head"] == {"absent": "the model has no attention"}
     run("compare", place / "run", tmp_path / "lstm")
@@ -90,35 +88,10 @@ def test_ablations_train_and_are_scored(place: Path, tmp_path: Path, capsys: pyt
     assert slid["num_tokens"] == cut["num_tokens"] and slid["stride"] == 4
     assert slid["nats_per_token"] != cut["nats_per_token"]
     group = [place / "run", tmp_path / "txl_shaw", tmp_path / "txl_transformer"]
-    run("analyse", *group, "--tokens", 6000, "--context-step", 16, "--json", tmp_path / "a.json")
-    figures = json.loads((tmp_path / "a.json").read_text())
+    figures = figures_of(tmp_path / "a.json", "analyse", *group, "--tokens", 6000, "--context-step", 16)
     assert len(figures["effective_context"]["by_ratio"]["0.1"]) == 3
     assert list(figures["runs"][1]["attention_by_head"]["terms"]) == ["a", "b"]
     assert "without memory" in mistake(["evaluate", place / "run", "--stride", 4], capsys)
     run("evaluate", tmp_path / "txl_learned_positions", "--stride", 4)
     said = mistake(["evaluate", tmp_path / "txl_learned_positions", "--memory", 16], capsys)
     assert "model.position=learned" in said and "set model.memory=0" in said
-
-
-def test_studies_are_table_6() -> None:
-    """Recurrence, encoding and loss of each row (Dai et al. 2019)."""
-
-    def row(study: str) -> tuple[bool, str, float]:
-        config = compose_config("wikitext103", ["preset=dai_standard", "model=transformer_xl", f"study={study}"])
-        return config["model"]["memory"] > 0, config["model"]["position"], config["train"]["loss_share"]
-
-    assert {name: row(name) for name in ("none", "txl_shaw", "txl_half_loss", "txl_no_recurrence")} == {
-        "none": (True, "relative", 1),
-        "txl_shaw": (True, "shaw", 1),
-        "txl_half_loss": (True, "relative", 0.5),
-        "txl_no_recurrence": (False, "relative", 1),
-    }
-    rest = ("no_recurrence_half_loss", "shaw_no_recurrence", "shaw_no_recurrence_half_loss")
-    rest += ("transformer", "learned_positions")
-    assert [row(f"txl_{name}") for name in rest] == [
-        (False, "relative", 0.5),
-        (False, "shaw", 1),
-        (False, "shaw", 0.5),
-        (False, "absolute", 0.5),
-        (False, "learned", 0.5),
-    ]

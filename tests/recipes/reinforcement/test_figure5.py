@@ -26,15 +26,14 @@ def test_the_longest_way_ends_beyond_transformer_xls_reach(tmp_path: Path, capsy
     }
     line = mistake(["study", "figure5", tmp_path / "a", "model.window=64", "train.chunk=64"], capsys)
     assert "figure5 needs a delay" in line and not (tmp_path / "a").exists()
-    assert "has no data: give OUT_DIR alone" in mistake(["study", "figure5", "a", "b"], capsys)
-    assert "needs two paths" in mistake(["study", "table5", "a"], capsys)
-    assert "study table5 does not know --agents or --envs" in mistake(
-        ["study", "table5", "a", "b", "--envs", "x"], capsys
-    )
-    assert "there is no agent 'x' in figure5; choose from" in mistake(
-        ["study", "figure5", "a", "--agents", "x"], capsys
-    )
-    assert "--envs is for Gymnasium" in mistake(["study", "figure5", tmp_path / "a", "--envs", "x"], capsys)
+    for arguments, words in (
+        (["figure5", "a", "b"], "has no data: give OUT_DIR alone"),
+        (["table5", "a"], "needs two paths"),
+        (["table5", "a", "b", "--envs", "x"], "study table5 does not know --agents or --envs"),
+        (["figure5", "a", "--agents", "x"], "there is no agent 'x' in figure5; choose from"),
+        (["figure5", "a", "--envs", "x"], "--envs is for Gymnasium"),
+    ):
+        assert words in mistake(["study", *arguments], capsys)
 
 
 def slots_and_window(settings: Sequence[str]) -> tuple[int, int | None]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipes.reinforcement.drawing import save_gif, save_steps
+from recipes.reinforcement.episode import save_gif, save_steps
 from recipes.reinforcement.object_matching import (
     AGENT,
     DARK,

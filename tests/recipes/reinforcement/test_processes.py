@@ -1,6 +1,5 @@
 """Environments in processes of their own: the same as in one process, and what is said when one of them ends."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 
 from recipes.reinforcement.environment_processes import EnvironmentProcesses
 from recipes.reinforcement.object_matching import ObjectMatching, ObjectMatchingConfig
-from tests.recipes.calling import mistake, run
+from tests.recipes.calling import figures_of, mistake, run
 from waveform.engine.metrics import read_metrics
 from waveform.system.errors import Trouble, UserError
 
@@ -107,8 +106,7 @@ class TestDMLab:
         times = ("seconds", "steps_per_second")
         whole, cut = ([{k: v for k, v in record.items() if k not in times} for record in log] for log in logs)
         assert whole == cut
-        run("evaluate", tmp_path / "whole", "--episodes", 3, "--json", tmp_path / "whole.json")
-        figures = json.loads((tmp_path / "whole.json").read_bytes())
+        figures = figures_of(tmp_path / "whole.json", "evaluate", tmp_path / "whole", "--episodes", 3)
         assert figures["episodes"] == 4  # two of each of its two rows
         assert figures["human_normalised"] == pytest.approx((figures["return_mean"] - 0.312) / (65.9 - 0.312))
         run("play", tmp_path / "whole", "--gif", tmp_path / "episode.gif", "--steps", 4)

@@ -10,12 +10,12 @@ import pytest
 
 from recipes.cli import main
 from recipes.reinforcement import evaluation
-from recipes.reinforcement.catalogue import make_environments
 from recipes.reinforcement.environment import Outcome
 from recipes.reinforcement.evaluation import open_agent, play
 from recipes.reinforcement.gymnasium_environments import GymnasiumEnvironments
+from recipes.reinforcement.settings import make_environments
 from tests.faults.hostile_runs import edit_config
-from tests.recipes.calling import mistake, run
+from tests.recipes.calling import figures_of, mistake, run
 from tests.test_cli import mistake as speech_mistake
 from waveform.system.errors import UserError
 
@@ -31,11 +31,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_is_evaluated_compared_and_drawn(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("evaluate", runs / "ct", "--episodes", 5, "--json", tmp_path / "ct.json")
-    figures = json.loads((tmp_path / "ct.json").read_bytes())
+    figures = figures_of(tmp_path / "ct.json", "evaluate", runs / "ct", "--episodes", 5)
     assert figures["episodes"] == 5 and figures["step"] == 6 and figures["train_steps_seen"] == 6 * 8 * 8
-    run("evaluate", runs / "ct", "--episodes", 5, "--json", tmp_path / "again.json")
-    assert json.loads((tmp_path / "again.json").read_bytes()) == figures
+    assert figures_of(tmp_path / "again.json", "evaluate", runs / "ct", "--episodes", 5) == figures
     run("compare", runs / "ct", runs / "lstm", "--episodes", 5, "--plot", tmp_path / "curves.png", "--delays", 0, 5)
     table = capsys.readouterr().out
     assert "to the first [95% interval]" in table and "successes at a delay of" in table
@@ -48,8 +46,7 @@ def test_an_agent_is_evaluated_by_delay(tmp_path: Path) -> None:
     """Every way has the length that was asked for, whatever those of training were: longer ones leave fewer choices."""
     ways = ["task.delay=9", "task.shortest_delay=0"]
     run("train", "object_matching", tmp_path / "ways", SMOKE, "train.max_steps=1", *ways)
-    run("evaluate", tmp_path / "ways", "--episodes", 64, "--delays", 0, 9, 30, "--json", tmp_path / "by.json")
-    figures = json.loads((tmp_path / "by.json").read_bytes())
+    figures = figures_of(tmp_path / "by.json", "evaluate", tmp_path / "ways", "--episodes", 64, "--delays", 0, 9, 30)
     assert [at["delay"] for at in figures["by_delay"]] == [0, 9, 30]
     none, nine, thirty = (at["chances"] for at in figures["by_delay"])
     assert none > 1.2 * figures["chances"] > 1.5 * nine > 0
@@ -141,9 +138,7 @@ def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: pytest.Ca
     capsys.readouterr()
     assert main(["report", str(runs / "ct"), "--out", str(runs / "page.html")]) == 2
     said = capsys.readouterr()
-    assert (
-        "only evaluate, compare and play know runs of agents, and" in said.err and said.out == ""
-    )  # it has not played before
+    assert "only evaluate, compare and play know runs of agents" in said.err and said.out == ""  # it has not played
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare"])
@@ -192,8 +187,7 @@ class TestGymnasium:
 
     def test_an_agent_trains_in_minigrid(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run("train", "rl", tmp_path / "m", SMOKE, "env=MiniGrid-MemoryS7-v0", "train.max_steps=2")
-        run("evaluate", tmp_path / "m", "--episodes", 2, "--json", tmp_path / "m.json")
-        assert json.loads((tmp_path / "m.json").read_bytes())["chances"] >= 2
+        assert figures_of(tmp_path / "m.json", "evaluate", tmp_path / "m", "--episodes", 2)["chances"] >= 2
         with pytest.raises(UserError, match=r"was not trained on object matching; leave out --delays"):
             open_agent(tmp_path / "m").at_delay(3)
         others = ["MiniGrid-MemoryS9-v0", "MiniGrid-MemoryS7-v0"]
