@@ -37,11 +37,18 @@ def blocks(title: str) -> Iterator[tuple[str | None, str, str]]:
     return ((block["file"], block["language"], block["body"]) for block in BLOCK.finditer(section))
 
 
+def forget_installed(site: Path) -> None:
+    """Other tests have packages of the same names."""
+    for module in site.glob("*.py"):
+        sys.modules.pop(module.stem, None)
+
+
 def install(project: Path, site: Path) -> None:
     """Make importable what `pip install -e` would, without a network: modules and entry points, in `site`."""
     metadata = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     for module in project.glob("*.py"):
         (site / module.name).symlink_to(module)
+    forget_installed(site)
     info = site / f"{metadata['name'].replace('-', '_')}-{metadata['version']}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {metadata['name']}\nVersion: {metadata['version']}\n")
@@ -51,7 +58,7 @@ def install(project: Path, site: Path) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with the audio and the text that the commands name, and an empty `site` for installed packages."""
     (tmp_path / "site").mkdir()
     recordings = sorted(demo_speech_dir().rglob("*.flac"), key=lambda path: path.stat().st_size)
@@ -61,7 +68,9 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "TEXT_DIR").mkdir()
     for i in range(4):
         (tmp_path / "TEXT_DIR" / f"{i}.txt").write_text("in the beginning was the word " * (200 + i))
-    return tmp_path
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    yield tmp_path
+    forget_installed(tmp_path / "site")
 
 
 def run(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +95,6 @@ def test_every_section_has_files_and_commands() -> None:
 @pytest.mark.parametrize("title", TITLES)
 def test_example_works(title: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything in the section, from top to bottom."""
-    monkeypatch.syspath_prepend(place / "site")
     for file, language, body in blocks(title):
         if file is not None:
             (place / file).parent.mkdir(parents=True, exist_ok=True)
