@@ -6,8 +6,8 @@ turns the pieces into blocks of whole seconds. The RAM taken does not depend on 
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ def is_audio_name(name: str) -> bool:
 
 
 class AudioFile:
-    """One audio file, opened for a single pass of reading; a context manager.
+    """One audio file, opened for a single pass of reading.
 
     `blocks()` yields mono float32 [n]; the counters are valid once it has ended. Another process decodes (see
     `decoding_child`), so that no file can crash this one.
@@ -51,14 +51,6 @@ class AudioFile:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> "AudioFile":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Release the file; a process that is still decoding it is killed."""
@@ -96,7 +88,7 @@ class AudioFile:
 
 def read_blocks(path: str | Path, *, sample_rate_hz: int) -> Iterator[np.ndarray]:
     """Yield a file as mono float32 blocks [n] at `sample_rate_hz`, in constant RAM. Raises RefusedFile."""
-    with AudioFile(path) as file:
+    with closing(AudioFile(path)) as file:
         yield from file.blocks(sample_rate_hz=sample_rate_hz)
 
 

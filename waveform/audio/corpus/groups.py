@@ -10,6 +10,7 @@ import json
 import os
 import socket
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ def _write_file(
     Returns what the report needs to know about the file, and the names of its utterances.
     """
     counts = _Counts(audio_format.sample_rate_hz)
-    with AudioFile(audio_dir / name) as file:
+    with closing(AudioFile(audio_dir / name)) as file:
         blocks = _scaled(counts.of_all(file.blocks(sample_rate_hz=audio_format.sample_rate_hz)), audio_format)
         tokens = (audio_format.encode(torch.from_numpy(block)).numpy() for block in counts.of_used(blocks))
         if audio_format.piece_samples is None:
