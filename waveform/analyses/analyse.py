@@ -23,7 +23,7 @@ from waveform.runs.configured_model import num_parameters
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import with_labels
 from waveform.system.errors import UserError
-from waveform.system.output import check_files, write_json
+from waveform.system.output import write_json
 from waveform.system.progress import Progress
 
 DEFAULT_TOKENS = 200_000
@@ -67,10 +67,9 @@ def analyse(
 
     runs: one, or a group whose effective contexts are relative to each other; all with the vocabulary of `tokens`, of
     the split that `config` names. distances: of the answers among `tokens`, to see which heads find them. If a model or
-    the data has nothing to measure, one line says so (`absent`), and the rest is done. Raises UserError for wrong
-    settings or files.
+    the data has nothing to measure, one line says so (`absent`), and the rest is done. Raises UserError for data of
+    another kind, and for too few tokens.
     """
-    check_files(json_file=json_file, plot_file=plot_file)
     unit = runs[0].unit
     for run in runs:
         vocab_size = run.config["dataset"]["vocab_size"]

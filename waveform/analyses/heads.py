@@ -83,8 +83,8 @@ def attention_by_head(
     regions = dict(zip(REGIONS, (config.compressed, config.memory, config.window), strict=True))
     zeros = partial(torch.zeros, dtype=torch.float64)
     # Sums over queries, of all terms and of each alone: of the weight by bucket of distance, and of the distance.
-    weight_LHN = defaultdict(lambda: zeros(config.num_layers, config.num_heads, num_buckets))
-    distance_LH = defaultdict(lambda: zeros(config.num_layers, config.num_heads))
+    weight_LHN: dict[str, Tensor] = defaultdict(lambda: zeros(config.num_layers, config.num_heads, num_buckets))
+    distance_LH: dict[str, Tensor] = defaultdict(lambda: zeros(config.num_layers, config.num_heads))
     share_RLH = zeros(len(regions), config.num_layers, config.num_heads)
     slots_N = zeros(num_buckets)
     last_queries: dict[int, Tensor] = {}
@@ -151,16 +151,13 @@ def _widest(distance_LH: Tensor, last_queries: dict[int, Tensor]) -> list[dict[s
     """The heads that look furthest on average, and the weights [targets][columns] of their last queries."""
     num_heads = distance_LH.shape[1]
     heads = distance_LH.flatten().argsort(descending=True)[:_NUM_WIDEST].tolist()
-    entries = []
-    for layer, head in (divmod(index, num_heads) for index in heads):
-        weight_TK = last_queries[layer][head].double().numpy()
-        num_columns = min(weight_TK.shape[1], MOST_BUCKETS)
-        entries.append(
-            {
-                "layer": layer,
-                "head": head,
-                "mean_distance": float(distance_LH[layer, head]),
-                "weight": in_buckets(weight_TK, num_buckets=num_columns).round(6).tolist(),
-            }
-        )
-    return entries
+    num_columns = min(last_queries[0].shape[-1], MOST_BUCKETS)
+    return [
+        {
+            "layer": layer,
+            "head": head,
+            "mean_distance": float(distance_LH[layer, head]),
+            "weight": in_buckets(last_queries[layer][head].double().numpy(), num_buckets=num_columns).round(6).tolist(),
+        }
+        for layer, head in (divmod(index, num_heads) for index in heads)
+    ]
