@@ -8,12 +8,10 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from waveform.audio.decoding_child import END, HEADER, REFUSED
-from waveform.audio.decoding_process import DecodingProcess, take_decoding_process
+from waveform.audio.decoding_process import decode
 from waveform.audio.refusal import RefusedFile, check_regular
 from waveform.audio.resample import resample_blocks
 
@@ -42,45 +40,24 @@ class AudioFile:
             raise RefusedFile(path, "it is empty (0 bytes)")
         self.num_frames = 0  # at the file's own rate
         self.num_clipped = 0  # samples of all channels, before mixing, with |x| >= CLIPPED_AMPLITUDE
-        self._decoding: DecodingProcess | None = take_decoding_process()
-        try:
-            self._decoding.open(path)
-            kind, content = self._receive()
-            assert kind == HEADER
-            self.sample_rate_hz, self.num_channels = (int(number) for number in content)  # of the file itself
-        except BaseException:
-            self.close()
-            raise
+        self._messages = decode(path)
+        self.sample_rate_hz, self.num_channels = next(self._messages)  # of the file itself
 
     def close(self) -> None:
         """Release the file; a process that is still decoding it is killed."""
-        if self._decoding is not None:
-            self._decoding.kill()
-            self._decoding = None
+        self._messages.close()
 
     def blocks(self, *, sample_rate_hz: int) -> Iterator[np.ndarray]:
         """Yield mono float32 blocks [n] at `sample_rate_hz`; all but the last are a whole number of seconds."""
         yield from resample_blocks(self._pieces(), from_hz=self.sample_rate_hz, to_hz=sample_rate_hz)
 
-    def _receive(self) -> tuple[str, Any]:
-        """Return the next message about this file. Raises RefusedFile if it is a refusal."""
-        assert self._decoding is not None
-        kind, content = self._decoding.receive(self.path)
-        if kind in (END, REFUSED):
-            self._decoding.give_back()
-            self._decoding = None
-        if kind == REFUSED:
-            raise RefusedFile(self.path, content)
-        return kind, content
-
     def _pieces(self) -> Iterator[np.ndarray]:
         """Yield mono float32 pieces [n] at the file's own rate."""
-        while True:
-            kind, content = self._receive()
-            if kind == END:
-                break
-            yield content
-        self.num_frames, self.num_clipped = content
+        for message in self._messages:
+            if isinstance(message, np.ndarray):
+                yield message
+            else:
+                self.num_frames, self.num_clipped = message
         after = check_regular(self.path)
         if (after.st_size, after.st_mtime_ns) != (self._before.st_size, self._before.st_mtime_ns):
             raise RefusedFile(self.path, "it changed while it was being read; prepare again when it is complete")

@@ -70,7 +70,7 @@ def test_a_cluster_that_loses_a_worker_continues(
 def _interrupt(monkeypatch: pytest.MonkeyPatch, prepare: Callable[[], Any]) -> None:
     real, calls = workers.prepare_group, []
 
-    def interrupted(group: groups.Group, **folders: Path) -> groups.GroupResult:
+    def interrupted(group: groups.Group, **folders: Path) -> groups.Records:
         calls.append(group)
         if len(calls) == 3:
             raise KeyboardInterrupt

@@ -87,7 +87,7 @@ def test_the_pool_gives_the_same_bytes(
     assert _content(tmp_path / "pool") == _content(tmp_path / "inline")
 
 
-def _die(group: groups.Group, *, audio_dir: Path, data_dir: Path) -> groups.GroupResult:
+def _die(group: groups.Group, *, audio_dir: Path, data_dir: Path) -> groups.Records:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
@@ -262,7 +262,7 @@ def test_finished_groups_are_not_decoded_again(
 ) -> None:
     real, calls = workers.prepare_group, []
 
-    def interrupted(group: groups.Group, *, audio_dir: Path, data_dir: Path) -> groups.GroupResult:
+    def interrupted(group: groups.Group, *, audio_dir: Path, data_dir: Path) -> groups.Records:
         calls.append(group)
         if len(calls) == 4:
             raise KeyboardInterrupt
@@ -337,7 +337,7 @@ def _runs(pid: str) -> bool:
 def test_a_second_preparation_is_refused(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = workers.prepare_group
 
-    def meanwhile(group: groups.Group, *, audio_dir: Path, data_dir: Path) -> groups.GroupResult:
+    def meanwhile(group: groups.Group, *, audio_dir: Path, data_dir: Path) -> groups.Records:
         with pytest.raises(UserError, match=r"another waveform prepare is running on .*data"):
             _prepare(corpus_dir, tmp_path / "data")
         return real(group, audio_dir=audio_dir, data_dir=data_dir)
