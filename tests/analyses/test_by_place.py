@@ -1,21 +1,14 @@
 """NLL over the course of an utterance, against the NLL of whole utterances that are read in one call."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tests import laws
-from tests.engine.conftest import write_tokens
 from waveform.analyses.by_place import NllByPlace, doubling_edges, nll_by_place
 from waveform.engine.token_set import TokenSet
-
-
-@pytest.fixture
-def token_set(tmp_path: Any) -> Callable[..., TokenSet]:
-    return lambda lengths: write_tokens(tmp_path / "a.shard", lengths)
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))

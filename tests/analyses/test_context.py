@@ -1,14 +1,12 @@
 """Effective context: a group of models whose losses are known, and losses with limited context of real models."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tests import laws
-from tests.engine.conftest import write_tokens
 from waveform.analyses.context import ContextGrid, context_grid, effective_context, losses_by_context, relative_gain
 from waveform.analyses.state_reuse import state_reuse_speed
 from waveform.engine.interface import optional_parts
@@ -17,11 +15,6 @@ from waveform.models.registry import build
 from waveform.system.errors import UserError
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def token_set(tmp_path: Any) -> Callable[..., TokenSet]:
-    return lambda lengths: write_tokens(tmp_path / "a.shard", lengths)
 
 
 def test_a_model_gains_until_its_reach() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests import laws
-from tests.engine.conftest import write_tokens
 from tests.references import compressive_transformer as naive
 from waveform.analyses import heads
 from waveform.analyses.heads import attention_by_head
@@ -21,11 +20,6 @@ CASES = [
     laws.Case("compressive_transformer", name)
     for name in ("conv", "conv-ragged", "conv-post-reference", "conv-autoencode-contiguous")
 ] + [laws.Case("transformer_xl", name) for name in ("pre", "post-reference", "no-memory")]
-
-
-@pytest.fixture
-def token_set(tmp_path: Any) -> Callable[..., TokenSet]:
-    return lambda lengths: write_tokens(tmp_path / "a.shard", lengths)
 
 
 def written_out(layer: Any, config: Any, query: Any, seen: list[Any]) -> dict[str, np.ndarray]:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests import laws
-from tests.engine.conftest import write_tokens
 from tests.references import compressive_transformer as naive
 from waveform.analyses.layers import (
     LayerObservations,
@@ -25,11 +24,6 @@ CASES = [
     laws.Case("compressive_transformer", name)
     for name in ("conv", "conv-ragged", "conv-post-reference", "conv-autoencode-contiguous", "dilated", "most-used")
 ] + [laws.Case("transformer_xl", name) for name in ("pre", "post-reference")]
-
-
-@pytest.fixture
-def token_set(tmp_path: Any) -> Callable[..., TokenSet]:
-    return lambda lengths: write_tokens(tmp_path / "a.shard", lengths)
 
 
 def observe(case: laws.Case, tokens: TokenSet, **options: Any) -> tuple[Any, LayerObservations]:

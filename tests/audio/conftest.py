@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import soundfile
 
+from waveform.audio.corpus import groups
+
 
 def write_audio(path: Path, *, seed: int = 0, duration_s: float = 0.5, sample_rate_hz: int = 24_000, channels: int = 1,
                 subtype: str | None = None) -> np.ndarray:  # fmt: skip
@@ -38,3 +40,14 @@ def corpus_dir(tmp_path: Path) -> Path:
         rate = (24_000, 44_100, 16_000)[index % 3]
         write_audio(folder / split / f"clip{index}.wav", seed=index, duration_s=0.3, sample_rate_hz=rate)
     return folder
+
+
+@pytest.fixture
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut the twelve clips of `corpus_dir` into several shards per split."""
+    monkeypatch.setattr(groups, "_MIN_GROUP_BYTES", 40_000)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """The content of every file under a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -179,17 +179,24 @@ def _place_special(folder: Path) -> tuple[dict[str, str], list[Callable[[], Any]
 
 @contextlib.contextmanager
 def _traps() -> Iterator[None]:
-    """Make the decoding process die, hang and swell on some names, and deny permission for another."""
-    access = os.access
+    """Make the decoding process die, hang and swell on some names, and deny permission for another.
+
+    Only for the file that hangs is patience short: on a busy machine, any other may take seconds.
+    """
+    access, open_file = os.access, DecodingProcess.open
 
     def may_read(path: Any, mode: int, **options: Any) -> bool:
         return "forbidden" not in os.fsdecode(path) and access(path, mode, **options)
+
+    def open_impatiently(self: DecodingProcess, path: Path) -> None:
+        self._channel.settimeout(0.5 if path.name == "hangs.wav" else decoding_process.PATIENCE_S)
+        open_file(self, path)
 
     start = decoding_process._START.replace("serve()", f"exec({_TRAPS!r}); serve()")
     decoding_process._end_idle()
     with (
         mock.patch.object(decoding_process, "_START", start),
-        mock.patch.object(decoding_process, "PATIENCE_S", 4.0),
+        mock.patch.object(DecodingProcess, "open", open_impatiently),
         mock.patch.object(os, "access", may_read),
     ):
         yield

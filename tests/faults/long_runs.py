@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +66,7 @@ def _evaluate(folder: Path, model: Any, way: str, num_tokens: int, count: Callab
 def _sample(folder: Path, model: Any, way: str, num_tokens: int, count: Callable[[int], None]) -> None:
     if way == "eager":  # as for a model without its own decoder
         model.decoder = lambda state, int8=False: None
-    with WavWriter(folder / "long.wav", sample_rate_hz=24_000) as wav:
+    with closing(WavWriter(folder / "long.wav", sample_rate_hz=24_000)) as wav:
 
         def write(block: Tensor) -> None:
             wav.append(decode(block[0].to(torch.uint8)))

@@ -231,7 +231,7 @@ def test_other_calls_run_by_torch(counted: Counted) -> None:
         assert model.has_own_threads
     model.checkpoint_activations = False
     seen: list[int] = []
-    with observe_attention(model, lambda layer, received, slots: seen.append(layer)):
+    with observe_attention(model, lambda layer, *of_call: seen.append(layer)):
         model(tokens, model.init_state(_ROWS))
     assert seen == [0, 1] and not counted.calls
     model(tokens, model.init_state(_ROWS))

@@ -7,7 +7,7 @@ from scipy import stats
 from waveform.audio.pitch import level_db, pitch_hz
 from waveform.quality.clip import Clip, measure_clip
 from waveform.quality.figures import Figure, figures_of, frechet_by_chance, jackknife
-from waveform.quality.frechet import frechet_distance, shrunk_covariance
+from waveform.quality.frechet import frechet_distance
 
 RATE_HZ = 24_000
 
@@ -67,20 +67,6 @@ def test_frechet_distance_of_gaussians() -> None:
     b = rng.standard_normal((200_000, 3)) * [2, 2, 1] + [0, 1, 2]
     assert frechet_distance(a, b) == pytest.approx((1 + 4) + (1 + 0 + 4), rel=0.01)
     assert frechet_distance(a, a[::-1]) == pytest.approx(0, abs=1e-6)
-
-
-def test_covariance_is_shrunk_as_ledoit_and_wolf_say() -> None:
-    """Their section 3.3, with its sums written out."""
-    vectors = np.random.default_rng(1).standard_normal((12, 20)) @ np.diag(np.linspace(0.2, 3, 20))
-    num, width = vectors.shape
-    centred = vectors - vectors.mean(axis=0)
-    sample = sum(np.outer(x, x) for x in centred) / num
-    mean = np.trace(sample) / width
-    d2 = np.linalg.norm(sample - mean * np.eye(width)) ** 2
-    b2 = min(sum(np.linalg.norm(np.outer(x, x) - sample) ** 2 for x in centred) / num**2, d2)
-    expected = b2 / d2 * mean * np.eye(width) + (d2 - b2) / d2 * sample
-    np.testing.assert_allclose(shrunk_covariance(vectors), expected)
-    assert 0.05 < b2 / d2 < 1 and np.linalg.eigvalsh(shrunk_covariance(vectors)).min() > 0
 
 
 def test_the_jackknife_of_a_mean_is_students_interval() -> None:

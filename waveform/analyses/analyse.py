@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from waveform.analyses.answers import attention_on_answers
 from waveform.analyses.context import RATIOS, THRESHOLD, context_grid, effective_context, losses_by_context
 from waveform.analyses.heads import attention_by_head
-from waveform.analyses.layers import attention_by_position, compression_loss_by_layer, observe_layers
+from waveform.analyses.layers import attention_by_position, compression_loss_by_layer, observe_run
 from waveform.analyses.plots import save_analysis
 from waveform.analyses.report import describe
 from waveform.analyses.state_reuse import state_reuse_speed
@@ -22,7 +23,7 @@ from waveform.runs.configured_model import num_parameters
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import with_labels
 from waveform.system.errors import UserError
-from waveform.system.output import check_files, write_json
+from waveform.system.output import write_json
 from waveform.system.progress import Progress
 
 DEFAULT_TOKENS = 200_000
@@ -66,10 +67,9 @@ def analyse(
 
     runs: one, or a group whose effective contexts are relative to each other; all with the vocabulary of `tokens`, of
     the split that `config` names. distances: of the answers among `tokens`, to see which heads find them. If a model or
-    the data has nothing to measure, one line says so (`absent`), and the rest is done. Raises UserError for wrong
-    settings or files.
+    the data has nothing to measure, one line says so (`absent`), and the rest is done. Raises UserError for data of
+    another kind, and for too few tokens.
     """
-    check_files(json_file=json_file, plot_file=plot_file)
     unit = runs[0].unit
     for run in runs:
         vocab_size = run.config["dataset"]["vocab_size"]
@@ -91,8 +91,7 @@ def analyse(
                 "step": run.step,
                 "num_parameters": num_parameters(run.model),
                 "model_config": dict(run.config["model"]),
-                **_layers(run, tokens, max_tokens=config.max_tokens, unit=unit, show_progress=show_progress),
-                **_answers(run, tokens, distances, max_tokens=config.max_tokens, show_progress=show_progress),
+                **_attention(run, tokens, distances, max_tokens=config.max_tokens, show_progress=show_progress),
                 "state_reuse": state_reuse_speed(
                     run.model, vocab_size=tokens.vocab_size, window=run.window, device=run.device
                 ),
@@ -126,49 +125,35 @@ def _labels(runs: Sequence[TrainedRun]) -> list[str]:
     return [run.name if names.count(run.name) == 1 else f"{run.name} ({run.folder.name})" for run in runs]
 
 
-def _layers(
-    run: TrainedRun, tokens: TokenSet, *, max_tokens: int, unit: str, show_progress: bool
-) -> dict[str, dict[str, Any]]:
-    with Progress(f"layers of {run.folder.name}", total=None, unit=unit, enabled=show_progress) as progress:
-        observed = observe_layers(
-            run.model,
-            run.reading(tokens),
-            max_tokens=max_tokens,
-            rows=fast_rows(run.model, window=run.window, device=run.device),
-            device=run.device,
-            progress=progress,
-        )
-    if isinstance(observed, str):
-        names = ("attention_by_position", "compression_loss_by_layer", "attention_by_head")
-        return {name: {"absent": observed} for name in names}
-    kind = str(run.config["model"].get("compression_loss", "none"))
-    with Progress(f"heads of {run.folder.name}", total=None, unit=unit, enabled=show_progress) as progress:
-        heads = attention_by_head(
-            run.model, run.reading(tokens), max_tokens=max_tokens, device=run.device, progress=progress
-        )
-    return {
-        "attention_by_position": attention_by_position(observed),
-        "compression_loss_by_layer": compression_loss_by_layer(observed, kind=kind),
-        "attention_by_head": heads,
-    }
-
-
-def _answers(
+def _attention(
     run: TrainedRun, tokens: TokenSet, distances: TokenSet | None, *, max_tokens: int, show_progress: bool
 ) -> dict[str, dict[str, Any]]:
-    if distances is None:
-        return {}
-    with Progress(f"answers of {run.folder.name}", total=None, unit=run.unit, enabled=show_progress) as progress:
-        found = attention_on_answers(
-            run.model,
-            run.reading(tokens),
-            distances,
-            max_tokens=max_tokens,
-            rows=fast_rows(run.model, window=run.window, device=run.device),
-            device=run.device,
-            progress=progress,
-        )
-    return {"attention_on_answers": found}
+    observed = observe_run(run, tokens, max_tokens=max_tokens, show_progress=show_progress)
+    figures = {
+        "attention_by_position": attention_by_position(observed),
+        "compression_loss_by_layer": compression_loss_by_layer(
+            observed, kind=str(run.config["model"].get("compression_loss", "none"))
+        ),
+        "attention_by_head": {"absent": observed},
+    }
+    reading = partial(Progress, total=None, unit=run.unit, enabled=show_progress)
+    if not isinstance(observed, str):
+        with reading(f"heads of {run.folder.name}") as progress:
+            figures["attention_by_head"] = attention_by_head(
+                run.model, run.reading(tokens), max_tokens=max_tokens, device=run.device, progress=progress
+            )
+    if distances is not None:
+        with reading(f"answers of {run.folder.name}") as progress:
+            figures["attention_on_answers"] = attention_on_answers(
+                run.model,
+                run.reading(tokens),
+                distances,
+                max_tokens=max_tokens,
+                rows=fast_rows(run.model, window=run.window, device=run.device),
+                device=run.device,
+                progress=progress,
+            )
+    return figures
 
 
 def _context(

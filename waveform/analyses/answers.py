@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.analyses.hooks import observe_heads
+from waveform.analyses.hooks import observe_attention
 from waveform.engine.single_pass import DealtWindow, score_once
 from waveform.engine.token_set import TokenSet
-from waveform.models.attention import Slots
+from waveform.models.attention import AttentionOutput, RelativeAttention, Slots
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.transformer_config import CompressiveTransformerConfig
 from waveform.system.progress import Progress
@@ -57,11 +57,11 @@ def attention_on_answers(
     weight_LHN = torch.zeros(config.num_layers, config.num_heads, NUM_BUCKETS)
     seen: list[tuple[Tensor, Slots]] = []
 
-    def see(layer: int, weights_BHTK: Tensor, slots: Slots) -> None:
-        seen.append((weights_BHTK.cpu(), slots))
+    def see(layer: int, attention: RelativeAttention, attended: AttentionOutput, slots: Slots) -> None:
+        seen.append((attention.weights(attended, slots).cpu(), slots))
 
     order = range(int(np.searchsorted(np.cumsum(tokens.lengths), max_tokens, side="right")))
-    with torch.inference_mode(), observe_heads(model, see):
+    with torch.inference_mode(), observe_attention(model, see):
         for dealt, _ in score_once(model, tokens, order, window=config.window, rows=rows, device=device):
             answers = _find(dealt, distances, width=width)
             slot_A, is_held_A = _holding(answers, seen[0][1], config)

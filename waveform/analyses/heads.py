@@ -8,13 +8,14 @@ Windows are seen with full memories, one in each of some pieces of the data.
 Shape letters: B rows, L layers, H heads, T queries, K slots, N buckets of distance.
 """
 
-from dataclasses import dataclass
+from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from waveform.analyses.hooks import observe_calls
+from waveform.analyses.hooks import observe_attention
 from waveform.analyses.layers import REGIONS, in_buckets, whole_pieces
 from waveform.engine.single_pass import score_once
 from waveform.engine.token_set import TokenSet
@@ -34,29 +35,6 @@ _MOST_WINDOWS = 32  # looked at: a head's average hardly moves after that
 _MOST_WEIGHTS = 2**24  # of one layer that are held at a time, if a single row has no more
 _NUM_WIDEST = 3  # heads shown one query at a time, as in Figure 6
 _NUM_TARGETS = 16  # queries of these
-
-
-@dataclass
-class _HeadSums:
-    """Sums over queries of what one kind of distribution gives to each distance."""
-
-    weight_LHN: Tensor
-    distance_LH: Tensor
-
-    @classmethod
-    def zeros(cls, num_layers: int, num_heads: int, num_buckets: int) -> "_HeadSums":
-        return cls(
-            torch.zeros(num_layers, num_heads, num_buckets, dtype=torch.float64),
-            torch.zeros(num_layers, num_heads, dtype=torch.float64),
-        )
-
-    def add(self, layer: int, weights_BHTK: Tensor, distance_BTK: Tensor, bucket_BTK: Tensor) -> None:
-        num_buckets = self.weight_LHN.shape[-1]
-        flat_BHn = weights_BHTK.flatten(2)
-        index_BHn = bucket_BTK[:, None].expand_as(weights_BHTK).flatten(2)
-        summed_BHN = flat_BHn.new_zeros(*flat_BHn.shape[:2], num_buckets).scatter_add_(2, index_BHn, flat_BHn)
-        self.weight_LHN[layer] += summed_BHN.sum(dim=0).double().cpu()
-        self.distance_LH[layer] += (weights_BHTK * distance_BTK[:, None]).sum(dim=(0, 2, 3)).double().cpu()
 
 
 @torch.no_grad()
@@ -102,11 +80,13 @@ def attention_by_head(
     reach = model.receptive_field
     width = -(-reach // MOST_BUCKETS)
     num_buckets = -(-reach // width)
-    sizes = (config.num_layers, config.num_heads, num_buckets)
-    sums: dict[str, _HeadSums] = {}
-    slots_N = torch.zeros(num_buckets, dtype=torch.float64)
     regions = dict(zip(REGIONS, (config.compressed, config.memory, config.window), strict=True))
-    share_RLH = torch.zeros(len(regions), config.num_layers, config.num_heads, dtype=torch.float64)
+    zeros = partial(torch.zeros, dtype=torch.float64)
+    # Sums over queries, of all terms and of each alone: of the weight by bucket of distance, and of the distance.
+    weight_LHN: dict[str, Tensor] = defaultdict(lambda: zeros(config.num_layers, config.num_heads, num_buckets))
+    distance_LH: dict[str, Tensor] = defaultdict(lambda: zeros(config.num_layers, config.num_heads))
+    share_RLH = zeros(len(regions), config.num_layers, config.num_heads)
+    slots_N = zeros(num_buckets)
     last_queries: dict[int, Tensor] = {}
     num_windows = lead // config.window + 1  # of a piece, the last of which is looked at
     num_read = 0
@@ -118,26 +98,28 @@ def attention_by_head(
         visible_BTK = distance_BTK >= 0 if slots.visible is None else slots.visible[:, 0]
         distance_BTK = distance_BTK.clamp(min=0).float()
         bucket_BTK = (distance_BTK / width).long().clamp(max=num_buckets - 1)
-        num_rows = len(attended.queries)
-        bucket_BTK, distance_BTK, visible_BTK = (
-            x.expand(num_rows, -1, -1) for x in (bucket_BTK, distance_BTK, visible_BTK)
-        )
         weights_BHTK = attention.weights(attended, slots)
+        index_BHn = bucket_BTK[:, None].expand_as(weights_BHTK).flatten(2)
         kinds = {ALL_TERMS: weights_BHTK}
         for letter, logits_BHTK in score_terms(attention, attended, slots).items():
             kinds[letter] = softmax_of_visible(logits_BHTK, slots)
-        for kind, weights in kinds.items():
-            sums.setdefault(kind, _HeadSums.zeros(*sizes)).add(layer, weights, distance_BTK, bucket_BTK)
+        for kind, of_kind_BHTK in kinds.items():
+            flat_BHn = of_kind_BHTK.flatten(2)
+            summed_BHN = flat_BHn.new_zeros(*flat_BHn.shape[:2], num_buckets).scatter_add_(2, index_BHn, flat_BHn)
+            weight_LHN[kind][layer] += summed_BHN.sum(dim=0).double().cpu()
+            distance_LH[kind][layer] += (of_kind_BHTK * distance_BTK[:, None]).sum(dim=(0, 2, 3)).double().cpu()
         by_region = weights_BHTK.double().sum(dim=(0, 2)).split(list(regions.values()), dim=-1)
         share_RLH[:, layer] += torch.stack([weights_HK.sum(dim=-1) for weights_HK in by_region]).cpu()
         last_queries[layer] = weights_BHTK[-1, :, -_NUM_TARGETS:].float().cpu()
         if layer == 0:
-            slots_N.add_(torch.bincount(bucket_BTK[visible_BTK].cpu(), minlength=num_buckets))
+            visible_BTK = visible_BTK.expand(len(attended.queries), -1, -1)
+            seen = bucket_BTK.expand_as(visible_BTK)[visible_BTK]
+            slots_N.add_(torch.bincount(seen.cpu(), minlength=num_buckets))
 
     num_weights = config.num_heads * config.window * (config.window + config.memory + config.compressed)
     rows = min(len(order), max(1, _MOST_WEIGHTS // num_weights))
     windows = score_once(model, pieces, order, window=config.window, rows=rows, device=device)
-    with torch.inference_mode(), observe_calls(model, see):
+    with torch.inference_mode(), observe_attention(model, see):
         for dealt, _ in windows:
             num_read += 1
             if progress is not None:
@@ -145,10 +127,10 @@ def attention_by_head(
     num_queries = config.window * len(order)
     figures = {
         kind: {
-            "weight": (of_kind.weight_LHN / num_queries).tolist(),
-            "mean_distance": (of_kind.distance_LH / num_queries).tolist(),
+            "weight": (weight_LHN[kind] / num_queries).tolist(),
+            "mean_distance": (distance_LH[kind] / num_queries).tolist(),
         }
-        for kind, of_kind in sums.items()
+        for kind in weight_LHN
     }
     return {
         "num_windows": len(order),
@@ -161,7 +143,7 @@ def attention_by_head(
         },
         **figures.pop(ALL_TERMS),
         "terms": {letter: {"name": TERMS[letter], **of_term} for letter, of_term in figures.items()},
-        "widest": _widest(sums[ALL_TERMS].distance_LH / num_queries, last_queries),
+        "widest": _widest(distance_LH[ALL_TERMS] / num_queries, last_queries),
     }
 
 
@@ -169,16 +151,13 @@ def _widest(distance_LH: Tensor, last_queries: dict[int, Tensor]) -> list[dict[s
     """The heads that look furthest on average, and the weights [targets][columns] of their last queries."""
     num_heads = distance_LH.shape[1]
     heads = distance_LH.flatten().argsort(descending=True)[:_NUM_WIDEST].tolist()
-    entries = []
-    for layer, head in (divmod(index, num_heads) for index in heads):
-        weight_TK = last_queries[layer][head].double().numpy()
-        num_columns = min(weight_TK.shape[1], MOST_BUCKETS)
-        entries.append(
-            {
-                "layer": layer,
-                "head": head,
-                "mean_distance": float(distance_LH[layer, head]),
-                "weight": in_buckets(weight_TK, num_buckets=num_columns).round(6).tolist(),
-            }
-        )
-    return entries
+    num_columns = min(last_queries[0].shape[-1], MOST_BUCKETS)
+    return [
+        {
+            "layer": layer,
+            "head": head,
+            "mean_distance": float(distance_LH[layer, head]),
+            "weight": in_buckets(last_queries[layer][head].double().numpy(), num_buckets=num_columns).round(6).tolist(),
+        }
+        for layer, head in (divmod(index, num_heads) for index in heads)
+    ]

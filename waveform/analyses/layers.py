@@ -16,9 +16,11 @@ from torch import Tensor
 
 from waveform.analyses.hooks import observe_attention, observe_compression_loss
 from waveform.engine.single_pass import score_once
+from waveform.engine.state_ram import fast_rows
 from waveform.engine.token_set import TokenSet
-from waveform.models.attention import Slots
+from waveform.models.attention import AttentionOutput, RelativeAttention, Slots
 from waveform.models.compressive_transformer import CompressiveTransformer
+from waveform.runs.opened import TrainedRun
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
@@ -79,8 +81,8 @@ def observe_layers(
     seen_received: list[Tensor] = []
     seen_losses: list[Tensor] = []
 
-    def see_attention(layer: int, weight: Tensor, slots: Slots) -> None:
-        seen_received.append(weight.double().cpu())
+    def see_attention(layer: int, attention: RelativeAttention, attended: AttentionOutput, slots: Slots) -> None:
+        seen_received.append(attention.received_attention(attended, slots).double().cpu())
 
     def see_loss(layer: int, loss: Tensor) -> None:
         seen_losses.append(loss.double().cpu())
@@ -127,14 +129,25 @@ def mean_and_error(values: np.ndarray) -> tuple[list[Any], list[Any] | None]:
     return values.mean(axis=0).tolist(), None if error is None else error.tolist()
 
 
-def attention_by_position(observed: LayerObservations) -> dict[str, Any]:
+def observe_run(run: TrainedRun, tokens: TokenSet, *, max_tokens: int, show_progress: bool) -> LayerObservations | str:
+    """`observe_layers` of a run, as it reads `tokens`."""
+    with Progress(f"layers of {run.folder.name}", total=None, unit=run.unit, enabled=show_progress) as progress:
+        rows = fast_rows(run.model, window=run.window, device=run.device)
+        return observe_layers(
+            run.model, run.reading(tokens), max_tokens=max_tokens, rows=rows, device=run.device, progress=progress
+        )
+
+
+def attention_by_position(observed: LayerObservations | str) -> dict[str, Any]:
     """Return the average attention by bucket, oldest first, of each region that the model has: Figure 2, and by layer.
 
     weight: the share of an average query's attention that a bucket receives. As in the paper the average is over all
     queries of the window, so all buckets of all regions sum to one. A query sees no slot of the window after its own,
     which lowers the window's last buckets for any model. weight_per_slot is the average over pairs of a query and a
-    slot that it sees, comparable between buckets and between regions.
+    slot that it sees, comparable between buckets and between regions. observed: a line if there was nothing to see.
     """
+    if isinstance(observed, str):
+        return {"absent": observed}
     figures: dict[str, Any] = {
         "num_pieces": len(observed.received),
         "num_windows": len(observed.received) * observed.num_windows,
@@ -171,11 +184,13 @@ def attention_by_position(observed: LayerObservations) -> dict[str, Any]:
     return figures
 
 
-def compression_loss_by_layer(observed: LayerObservations, *, kind: str) -> dict[str, Any]:
+def compression_loss_by_layer(observed: LayerObservations | str, *, kind: str) -> dict[str, Any]:
     """Return the mean compression loss of each layer, first to last, with standard errors over pieces: Figure 6.
 
     kind: the loss that the model trains. If the model computes none, the figures say why.
     """
+    if isinstance(observed, str):
+        return {"absent": observed}
     if observed.losses is None:
         return {"absent": "the model has no compressor that learns from its own loss"}
     mean, error = mean_and_error(observed.losses)

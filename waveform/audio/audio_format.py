@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from waveform.audio import linear, mulaw
+from waveform.engine.sound_classes import NUM_CLASSES
 from waveform.system.errors import UserError
 from waveform.system.rules import Rule, check_rules, one_of, whole_number
 
@@ -19,12 +20,7 @@ CD_RATE_HZ = 44_100  # of the audio files that `bench` synthesises
 WIDEBAND_HZ = 16_000  # of the speech that networks which predict opinions were trained on
 LOOKS_AHEAD = " (each clip scaled by its own range, which looks ahead)"
 _RATE = Rule(lambda value: 1_000 <= value <= 192_000, "it must be from 1,000 to 192,000")
-_QUANTISERS: dict[str, tuple[ModuleType, dict[str, bool]]] = {  # and options of their functions
-    "mu_law": (mulaw, {}),
-    "linear": (linear, {}),
-    "mu_law_floor": (mulaw, {"floor": True}),
-    "linear_floor": (linear, {"floor": True}),
-}
+_QUANTISERS = ("mu_law", "linear", "mu_law_floor", "linear_floor")
 _STORED_AS = {name: name.replace("mu_law", "mu-law").replace("_", "-") for name in _QUANTISERS}  # in dataset.json
 _PIECE = whole_number(100)  # samples; fewer are a duration by mistake
 
@@ -55,9 +51,9 @@ class AudioFormat:
             )
 
     @property
-    def num_classes(self) -> int:
-        """How many classes a sample can have."""
-        return int(_QUANTISERS[self.quantiser][0].NUM_CLASSES)
+    def _rounding(self) -> tuple[ModuleType, bool]:
+        """The module of the quantiser, and whether it rounds down."""
+        return mulaw if self.quantiser.startswith("mu_law") else linear, self.quantiser.endswith("_floor")
 
     @property
     def looks_ahead(self) -> bool:
@@ -66,13 +62,13 @@ class AudioFormat:
 
     def encode(self, samples: Tensor) -> Tensor:
         """Quantise float samples [...] in -1..1 (others are clipped) to classes [...] uint8."""
-        module, options = _QUANTISERS[self.quantiser]
-        return module.encode(samples, **options)
+        module, floor = self._rounding
+        return module.encode(samples, floor=floor)
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Turn classes [...] (any integer dtype) into samples [...] float32 in -1..1."""
-        module, options = _QUANTISERS[self.quantiser]
-        return module.decode(tokens, **options)
+        module, floor = self._rounding
+        return module.decode(tokens, floor=floor)
 
     def scale(self, samples: np.ndarray) -> np.ndarray:
         """Scale a whole utterance [n] as `normalise` says; one without any range becomes zeros."""
@@ -89,7 +85,7 @@ class AudioFormat:
             "kind": "audio",
             "sample_rate_hz": self.sample_rate_hz,
             "quantiser": _STORED_AS[self.quantiser],
-            "num_classes": self.num_classes,
+            "num_classes": NUM_CLASSES,
         }
         if self.normalise != "none":
             described["normalise"] = self.normalise

@@ -8,12 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from waveform.audio.decoding_child import MAX_PIECE, PIECE
+from waveform.audio.decoding_child import END, MAX_PIECE, PIECE, REFUSED
 from waveform.audio.refusal import RefusedFile
 
 PATIENCE_S = 60.0  # to wait for more of a message; one holds a second or so of audio
@@ -77,10 +78,6 @@ class DecodingProcess:
         name = signal.Signals(-code).name
         return f"{name}, perhaps because RAM ran out" if name == "SIGKILL" else name
 
-    def give_back(self) -> None:
-        """Keep this process for the next file."""
-        _idle.append(self)
-
     def kill(self) -> None:
         """Kill the process, whatever it is doing."""
         if self.owner == os.getpid():
@@ -90,7 +87,29 @@ class DecodingProcess:
             self._channel.close()
 
 
-def take_decoding_process() -> DecodingProcess:
+def decode(path: str | Path) -> Generator[Any, None, None]:
+    """Yield what a decoding process says of a file: its header, pieces [n] and counts, as `decoding_child.messages_of`.
+
+    If the caller stops before the end, the process is killed; otherwise it is kept for the next file. Raises
+    RefusedFile, and DecodingProcessDied if the process ends or hangs.
+    """
+    process = _take()
+    kind = ""
+    try:
+        process.open(path)
+        while kind != END:
+            kind, content = process.receive(path)
+            if kind == REFUSED:
+                raise RefusedFile(path, content)
+            yield content
+    finally:
+        if kind in (END, REFUSED):
+            _idle.append(process)
+        else:
+            process.kill()
+
+
+def _take() -> DecodingProcess:
     """Return an idle decoding process of this process if there is one, otherwise a new one."""
     with contextlib.suppress(IndexError):  # there is none, or another thread took it
         while True:

@@ -6,14 +6,12 @@ turns the pieces into blocks of whole seconds. The RAM taken does not depend on 
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import numpy as np
 
-from waveform.audio.decoding_child import END, HEADER, REFUSED
-from waveform.audio.decoding_process import DecodingProcess, take_decoding_process
+from waveform.audio.decoding_process import decode
 from waveform.audio.refusal import RefusedFile, check_regular
 from waveform.audio.resample import resample_blocks
 
@@ -26,7 +24,7 @@ def is_audio_name(name: str) -> bool:
 
 
 class AudioFile:
-    """One audio file, opened for a single pass of reading; a context manager.
+    """One audio file, opened for a single pass of reading.
 
     `blocks()` yields mono float32 [n]; the counters are valid once it has ended. Another process decodes (see
     `decoding_child`), so that no file can crash this one.
@@ -42,53 +40,24 @@ class AudioFile:
             raise RefusedFile(path, "it is empty (0 bytes)")
         self.num_frames = 0  # at the file's own rate
         self.num_clipped = 0  # samples of all channels, before mixing, with |x| >= CLIPPED_AMPLITUDE
-        self._decoding: DecodingProcess | None = take_decoding_process()
-        try:
-            self._decoding.open(path)
-            kind, content = self._receive()
-            assert kind == HEADER
-            self.sample_rate_hz, self.num_channels = (int(number) for number in content)  # of the file itself
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> "AudioFile":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._messages = decode(path)
+        self.sample_rate_hz, self.num_channels = next(self._messages)  # of the file itself
 
     def close(self) -> None:
         """Release the file; a process that is still decoding it is killed."""
-        if self._decoding is not None:
-            self._decoding.kill()
-            self._decoding = None
+        self._messages.close()
 
     def blocks(self, *, sample_rate_hz: int) -> Iterator[np.ndarray]:
         """Yield mono float32 blocks [n] at `sample_rate_hz`; all but the last are a whole number of seconds."""
         yield from resample_blocks(self._pieces(), from_hz=self.sample_rate_hz, to_hz=sample_rate_hz)
 
-    def _receive(self) -> tuple[str, Any]:
-        """Return the next message about this file. Raises RefusedFile if it is a refusal."""
-        assert self._decoding is not None
-        kind, content = self._decoding.receive(self.path)
-        if kind in (END, REFUSED):
-            self._decoding.give_back()
-            self._decoding = None
-        if kind == REFUSED:
-            raise RefusedFile(self.path, content)
-        return kind, content
-
     def _pieces(self) -> Iterator[np.ndarray]:
         """Yield mono float32 pieces [n] at the file's own rate."""
-        while True:
-            kind, content = self._receive()
-            if kind == END:
-                break
-            yield content
-        self.num_frames, self.num_clipped = content
+        for message in self._messages:
+            if isinstance(message, np.ndarray):
+                yield message
+            else:
+                self.num_frames, self.num_clipped = message
         after = check_regular(self.path)
         if (after.st_size, after.st_mtime_ns) != (self._before.st_size, self._before.st_mtime_ns):
             raise RefusedFile(self.path, "it changed while it was being read; prepare again when it is complete")
@@ -96,7 +65,7 @@ class AudioFile:
 
 def read_blocks(path: str | Path, *, sample_rate_hz: int) -> Iterator[np.ndarray]:
     """Yield a file as mono float32 blocks [n] at `sample_rate_hz`, in constant RAM. Raises RefusedFile."""
-    with AudioFile(path) as file:
+    with closing(AudioFile(path)) as file:
         yield from file.blocks(sample_rate_hz=sample_rate_hz)
 
 

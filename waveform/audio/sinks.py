@@ -4,13 +4,13 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from waveform.audio.speaker import require_sound_device, speaker
+from waveform.audio.speaker import speaker
 from waveform.audio.wav import UNKNOWN_BYTES, WavWriter, pcm_bytes, require_wav_length, wav_header, write_all
 from waveform.engine.dataset import is_dataset
 from waveform.system.atomic import explain_write_errors, is_held
@@ -60,11 +60,6 @@ class Output:
         if self.is_piped and sys.stdout.isatty():
             raise UserError("--out - would print sound on the terminal; pipe it to a player, such as `| aplay`")
 
-    def require_playable(self, sample_rate_hz: int) -> None:
-        """Raises UserError, before any sound is drawn, if it is to be played and no device takes that rate."""
-        if self.play:
-            require_sound_device(sample_rate_hz=sample_rate_hz)
-
     @contextmanager
     def open(
         self, paths: Sequence[Path], *, sample_rate_hz: int, seconds: float, tell: Callable[[str], None]
@@ -110,12 +105,9 @@ def wav_files(paths: Sequence[Path], *, sample_rate_hz: int) -> Iterator[Write]:
     The files grow as they are written, and until all is written they are named `.unfinished.wav`. Raises UserError for
     a full disk or a read-only folder.
     """
-    folder = paths[0].parent
     growing = [_unfinished(path) for path in paths]
-    with explain_write_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        writers = [stack.enter_context(WavWriter(path, sample_rate_hz=sample_rate_hz)) for path in growing]
+        writers = [stack.enter_context(closing(WavWriter(path, sample_rate_hz=sample_rate_hz))) for path in growing]
 
         def write(block: np.ndarray) -> None:
             for writer, samples in zip(writers, block, strict=True):
@@ -126,7 +118,7 @@ def wav_files(paths: Sequence[Path], *, sample_rate_hz: int) -> Iterator[Write]:
         except Interrupted as stopped:
             kept = f"what was generated is in {growing[0]}" + " and others" * (len(paths) > 1)
             raise Interrupted(stopped.number, kept) from None
-    with explain_write_errors(folder):
+    with explain_write_errors(paths[0].parent):
         for unfinished, path in zip(growing, paths, strict=True):
             os.replace(unfinished, path)
 

@@ -12,7 +12,6 @@ import numpy as np
 from waveform.audio.wav import pcm_bytes
 from waveform.system.errors import Trouble, UserError
 
-_SAMPLE_BYTES = 2
 _HEAD_START_S = 0.5  # drawn when playing begins, at least
 _MOST_SPARE_S = 10.0  # with more drawn than is needed, drawing waits, so that RAM does not grow with the length
 _LATENCY_S = 0.2  # of the sound device: for so long, Python may be too busy to answer it
@@ -22,8 +21,7 @@ _INSTEAD = "or give the sound to another program: --out - | aplay"
 
 def require_sound_device(*, sample_rate_hz: int) -> None:
     """Raises UserError if sound of that rate cannot be played here."""
-    sounddevice = _import_sounddevice()
-    with _explained(sounddevice):
+    with _explained() as sounddevice:
         sounddevice.check_output_settings(samplerate=sample_rate_hz, channels=1, dtype="int16")
 
 
@@ -35,21 +33,20 @@ def speaker(
 
     tell: shows the user a line. Raises UserError if sound cannot be played here, and Trouble if the device stops.
     """
-    sounddevice = _import_sounddevice()
     reserve = _Reserve(seconds, tell, sample_rate_hz=sample_rate_hz)
 
     def callback(out: memoryview, _frames: int, _time: object, _status: object) -> None:
         if not reserve.fill(out):
             raise sounddevice.CallbackStop
 
-    with _explained(sounddevice):
+    with _explained() as sounddevice:
         stream = sounddevice.RawOutputStream(
             samplerate=sample_rate_hz, channels=1, dtype="int16", latency=_LATENCY_S, callback=callback
         )
 
     def start() -> None:
         if stream.stopped:
-            with _explained(sounddevice):
+            with _explained():
                 stream.start()
 
     def write(block: np.ndarray) -> None:
@@ -79,9 +76,9 @@ class _Reserve:
     """
 
     def __init__(self, seconds: float, tell: Callable[[str], None], *, sample_rate_hz: int) -> None:
-        self._rate = sample_rate_hz
         self._undrawn_s = seconds
         self._tell: Callable[[str], None] | None = tell  # None: the user was told
+        self._bytes_per_s = 2 * sample_rate_hz
         self._lock = threading.Lock()  # of the three below
         self._pcm = bytearray()
         self._is_playing = self._is_whole = False
@@ -90,20 +87,26 @@ class _Reserve:
 
     def add(self, samples: np.ndarray) -> bool:
         """Add the next samples [n]; returns whether it is being played, which begins if there is enough."""
-        length_s = len(samples) / self._rate
-        self._undrawn_s -= length_s
+        pcm = pcm_bytes(samples)
+        self._undrawn_s -= len(pcm) / self._bytes_per_s
         self._num_blocks += 1
         if self._num_blocks > 2:
-            self._timed_s += length_s
+            self._timed_s += len(pcm) / self._bytes_per_s
         else:  # a prime, or a block that waited for the prime to be read or for kernels to be compiled
             self._timed_since_s = time.monotonic()
         with self._lock:
-            self._pcm += pcm_bytes(samples)
+            self._pcm += pcm
             spare_s = self.spare_s()
-            waits = not self._is_playing and len(self._pcm) >= _HEAD_START_S * self._rate * _SAMPLE_BYTES
+            waits = not self._is_playing and len(self._pcm) >= _HEAD_START_S * self._bytes_per_s
             self._is_playing |= spare_s >= 0
-        if waits and self._timed_s:
-            self._tell_if_slow(spare_s)
+        is_endless = math.isinf(self._undrawn_s)
+        if waits and self._tell and self._timed_s and self._slowness() > 1 and (is_endless or spare_s < 0):
+            speed = f"the model draws at {1 / self._slowness():.2f} x real time"
+            if is_endless:
+                self._tell(f"{speed}, so playing pauses again and again; with --seconds N it does not")
+            else:
+                self._tell(f"{speed}, so playing waits for about {math.ceil(-spare_s)} s, and then need not pause")
+            self._tell = None
         return self._is_playing
 
     def spare_s(self) -> float:
@@ -111,12 +114,12 @@ class _Reserve:
         if not self._timed_s:
             return -math.inf
         waits_s = self._undrawn_s * (self._slowness() - 1) if math.isfinite(self._undrawn_s) else 0
-        return len(self._pcm) / (self._rate * _SAMPLE_BYTES) - _HEAD_START_S - max(waits_s, 0)
+        return len(self._pcm) / self._bytes_per_s - _HEAD_START_S - max(waits_s, 0)
 
     def end(self, *, silence_s: float) -> None:
         """Say that nothing will be added but a last silence."""
         with self._lock:
-            self._pcm += bytes(_SAMPLE_BYTES * math.ceil(silence_s * self._rate))
+            self._pcm += bytes(2 * math.ceil(silence_s * self._bytes_per_s / 2))
             self._is_playing = self._is_whole = True
 
     def fill(self, out: memoryview) -> bool:
@@ -124,8 +127,7 @@ class _Reserve:
         with self._lock:
             part = self._pcm[: len(out)] if self._is_playing else bytearray()
             del self._pcm[: len(part)]
-            out[: len(part)] = part
-            out[len(part) :] = bytes(len(out) - len(part))
+            out[:] = part.ljust(len(out), b"\0")
             self._is_playing = len(part) == len(out)
             return self._is_playing or not self._is_whole
 
@@ -133,29 +135,10 @@ class _Reserve:
         """Return the seconds that a second of sound takes to draw."""
         return (time.monotonic() - self._timed_since_s) / self._timed_s
 
-    def _tell_if_slow(self, spare_s: float) -> None:
-        """Tell the user, once, that playing has to wait for the model, if so."""
-        if self._tell is None or self._slowness() <= 1:
-            return
-        speed = f"the model draws at {1 / self._slowness():.2f} x real time"
-        if math.isinf(self._undrawn_s):
-            self._tell(f"{speed}, so playing pauses again and again; with --seconds N it does not")
-            self._tell = None
-        elif spare_s < 0:
-            self._tell(f"{speed}, so playing waits for about {math.ceil(-spare_s)} s, and then need not pause")
-            self._tell = None
-
 
 @contextmanager
-def _explained(sounddevice: Any) -> Iterator[None]:
-    """Turn the sound device's refusal into one line."""
-    try:
-        yield
-    except (sounddevice.PortAudioError, ValueError) as error:  # a ValueError names a device that does not exist
-        raise UserError(f"no sound device can be used ({error}); connect one, {_INSTEAD}") from error
-
-
-def _import_sounddevice() -> Any:
+def _explained() -> Iterator[Any]:
+    """Yield sounddevice; turn its absence, and the sound device's refusal, into one line."""
     try:
         import sounddevice
     except ImportError as error:
@@ -164,4 +147,7 @@ def _import_sounddevice() -> Any:
         raise UserError(
             f"--play needs PortAudio ({error}): apt install libportaudio2 or brew install portaudio, {_INSTEAD}"
         ) from error
-    return sounddevice
+    try:
+        yield sounddevice
+    except (sounddevice.PortAudioError, ValueError) as error:  # a ValueError names a device that does not exist
+        raise UserError(f"no sound device can be used ({error}); connect one, {_INSTEAD}") from error

@@ -1,18 +1,17 @@
 """Writes 16-bit WAV files, the last step of sampling, so that they can be played at any moment of the writing."""
 
 import fcntl
-import os
 import struct
-from contextlib import suppress
+from contextlib import closing, suppress
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
 
-from waveform.system.atomic import drop_leftovers, explain_write_errors
+from waveform.system.atomic import explain_write_errors
 from waveform.system.errors import UserError
+from waveform.system.output import write_bytes
 
 _WAV_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 _MAX_WAV_BYTES = 2**32 - 1 - _WAV_HEADER.size
@@ -55,7 +54,7 @@ def write_all(file: FileIO, content: bytes) -> None:
 
 
 class WavWriter:
-    """Writes a mono 16-bit PCM WAV as samples arrive; a context manager. An existing file is replaced.
+    """Writes a mono 16-bit PCM WAV as samples arrive, until it is closed. An existing file is replaced.
 
     The file on disk is a complete WAV at every moment, so that what a killed process leaves can be played. While it is
     open, its lock is held (`atomic.is_held`). libsndfile is not used because it hides why a write failed.
@@ -68,19 +67,10 @@ class WavWriter:
         self._rate = sample_rate_hz
         self._data_bytes = 0
         with explain_write_errors(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            drop_leftovers(self.path)
-            partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
-            self._file = open(partial, "wb", buffering=0)  # noqa: SIM115 (closed by close)
-            try:
-                with suppress(OSError):  # some file systems have no locks
-                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._write(wav_header(0, self._rate), offset=0)
-                os.replace(partial, self.path)
-            except OSError:
-                self._file.close()
-                partial.unlink(missing_ok=True)
-                raise
+            write_bytes(self.path, wav_header(0, self._rate))
+            self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115 (closed by close)
+            with suppress(OSError):  # some file systems have no locks
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def append(self, samples: np.ndarray | torch.Tensor) -> None:
         """Add float samples [n]; values outside -1..1 are clipped."""
@@ -100,16 +90,8 @@ class WavWriter:
         self._file.seek(offset)
         write_all(self._file, content)
 
-    def __enter__(self) -> "WavWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def write_wav(path: str | Path, samples: np.ndarray | torch.Tensor, *, sample_rate_hz: int) -> None:
     """Write float samples [n] in -1..1 as a mono 16-bit PCM WAV. Raises UserError if the file cannot be written."""
-    with WavWriter(path, sample_rate_hz=sample_rate_hz) as writer:
+    with closing(WavWriter(path, sample_rate_hz=sample_rate_hz)) as writer:
         writer.append(samples)

@@ -9,6 +9,7 @@ from waveform.audio.plots import mel_decibels
 
 _BANDS = 20  # of which each is four of the mel spectrogram's
 _CLIPPED = 0.999  # amplitude, as in the report on a corpus
+_LOWEST_DB = -90.0  # below 16 bits, silence has no spectrum
 _END_S = 0.5
 _REFERENCE_HZ = 100.0  # 0 semitones
 
@@ -54,8 +55,6 @@ def measure_clip(samples: np.ndarray, *, sample_rate_hz: int, opinions: dict[str
 
 def _spectral_statistics(samples: np.ndarray, *, sample_rate_hz: int) -> np.ndarray:
     """Mean and standard deviation over time of 20 log-mel bands [40]."""
-    mel = np.maximum(
-        mel_decibels(samples, sample_rate_hz=sample_rate_hz), -90.0
-    )  # below 16 bits, silence has no spectrum
+    mel = np.maximum(mel_decibels(samples, sample_rate_hz=sample_rate_hz), _LOWEST_DB)
     bands = mel.reshape(_BANDS, -1, mel.shape[1]).mean(axis=1)
     return np.concatenate([bands.mean(axis=1), bands.std(axis=1)])

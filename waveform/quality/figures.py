@@ -59,14 +59,14 @@ def figures_of(clips: Sequence[Clip], reference: Sequence[Clip]) -> list[Figure]
         ("pitch, distance", "semitones", _POSITIVE, partial(_distance, "semitones", reference)),
         ("level, distance", "dB", _POSITIVE, partial(_distance, "level_db", reference)),
         ("mean pitch", "Hz", _POSITIVE, _mean_pitch),
-        ("spread of pitch", "semitones", _POSITIVE, lambda some: _over_frames(np.std, "semitones", some)),
-        ("mean level", "dBFS", _ANY, lambda some: _over_frames(np.mean, "level_db", some)),
-        ("spread of level", "dB", _POSITIVE, lambda some: _over_frames(np.std, "level_db", some)),
-        ("frames with pitch", "share", _SHARE, lambda some: _mean([clip.voiced for clip in some])),
-        ("silent frames", "share", _SHARE, lambda some: _mean([clip.silent for clip in some])),
-        ("clipped samples", "share", _SHARE, lambda some: _mean([clip.clipped for clip in some])),
-        ("ends in silence", "share", _SHARE, lambda some: _mean([clip.ends_silent for clip in some])),
-        ("ends in noise", "share", _SHARE, lambda some: _mean([clip.ends_noisy for clip in some])),
+        ("spread of pitch", "semitones", _POSITIVE, partial(_over_frames, np.std, "semitones")),
+        ("mean level", "dBFS", _ANY, partial(_over_frames, np.mean, "level_db")),
+        ("spread of level", "dB", _POSITIVE, partial(_over_frames, np.std, "level_db")),
+        ("frames with pitch", "share", _SHARE, partial(_mean, "voiced")),
+        ("silent frames", "share", _SHARE, partial(_mean, "silent")),
+        ("clipped samples", "share", _SHARE, partial(_mean, "clipped")),
+        ("ends in silence", "share", _SHARE, partial(_mean, "ends_silent")),
+        ("ends in noise", "share", _SHARE, partial(_mean, "ends_noisy")),
     ]
     measured += [(name, "1 to 5", _SCORE, partial(_opinion, name)) for name in clips[0].opinions]
     return [jackknife(name, unit, clips, statistic, bounds=bounds) for name, unit, bounds, statistic in measured]
@@ -124,9 +124,9 @@ def _mean_pitch(clips: Sequence[Clip]) -> float | None:
     return None if semitones is None else 100.0 * 2 ** (semitones / 12)
 
 
+def _mean(field: str, clips: Sequence[Clip]) -> float:
+    return float(np.mean([getattr(clip, field) for clip in clips]))
+
+
 def _opinion(name: str, clips: Sequence[Clip]) -> float:
-    return _mean([clip.opinions[name] for clip in clips])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
+    return float(np.mean([clip.opinions[name] for clip in clips]))

@@ -56,20 +56,16 @@ def measure_quality(
     num_clips = len(runs) * config.num + len(real) + len(noise) + len(reference)
     with Progress("quality", total=num_clips, unit="clip", enabled=show_progress) as progress:
 
-        def measured(clips: Sequence[np.ndarray], found: dict[str, Predict]) -> list[Clip]:
-            some = []
-            for clip in clips:
-                some.append(
-                    measure_clip(clip, sample_rate_hz=rate, opinions=opinions_of(clip, found, sample_rate_hz=rate))
-                )
-                progress.update(1)
-            return some
+        def measured(clip: np.ndarray, found: dict[str, Predict]) -> Clip:
+            progress.update(1)
+            return measure_clip(clip, sample_rate_hz=rate, opinions=opinions_of(clip, found, sample_rate_hz=rate))
 
-        compared = measured(reference, {})
-        sets = []
-        for name, clips in [*((label, None) for label, _ in runs), ("real, held out", real), ("white noise", noise)]:
-            drawn = draw_samples(dict(runs)[name], config) if clips is None else clips
-            sets.append(SetOfClips(name, len(drawn), figures_of(measured(drawn, found), compared)))
+        compared = [measured(clip, {}) for clip in reference]
+        drawn = [(label, draw_samples(run, config)) for label, run in runs]
+        sets = [
+            SetOfClips(name, len(clips), figures_of([measured(clip, found) for clip in clips], compared))
+            for name, clips in [*drawn, ("real, held out", real), ("white noise", noise)]
+        ]
     return Quality(
         sets=sets,
         num_reference=len(compared),

@@ -4,7 +4,7 @@ from typing import Any
 
 from waveform.analyses.analyse import DEFAULT_TOKENS
 from waveform.analyses.by_place import NllByPlace, nll_by_place
-from waveform.analyses.layers import attention_by_position, observe_layers
+from waveform.analyses.layers import attention_by_position, observe_run
 from waveform.engine.state_ram import fast_rows
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
@@ -35,10 +35,5 @@ def measure_places(
 
 def measure_attention(run: TrainedRun, tokens: TokenSet, *, label: str, show_progress: bool) -> dict[str, Any]:
     """`attention_by_position` of a run under that name, beside its label; {absent: why} if there is nothing to see."""
-    with Progress(f"attention of {run.folder.name}", total=None, unit=run.unit, enabled=show_progress) as progress:
-        rows = fast_rows(run.model, window=run.window, device=run.device)
-        observed = observe_layers(
-            run.model, run.reading(tokens), max_tokens=DEFAULT_TOKENS, rows=rows, device=run.device, progress=progress
-        )
-    seen = {"absent": observed} if isinstance(observed, str) else attention_by_position(observed)
-    return {"label": label, "attention_by_position": seen}
+    observed = observe_run(run, tokens, max_tokens=DEFAULT_TOKENS, show_progress=show_progress)
+    return {"label": label, "attention_by_position": attention_by_position(observed)}

@@ -1,6 +1,6 @@
 """The settings of several runs as two tables of a report: those that differ, and those that all have in common."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from waveform.report_page.page import Table
@@ -19,11 +19,9 @@ def settings_tables(labels: Sequence[str], configs: Sequence[Mapping[str, Any]])
     return Table(["setting", *labels], different), Table(["setting", "all runs" if len(flat) > 1 else "value"], same)
 
 
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in config.items():
         if isinstance(value, Mapping):
-            pairs += _flatten(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
-            pairs.append((printable(f"{prefix}{key}"), printable(str(value))))
-    return pairs
+            yield printable(f"{prefix}{key}"), printable(str(value))

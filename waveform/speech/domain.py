@@ -69,8 +69,8 @@ class Speech(TokenDomain):
 
     def dataset(self, source: Path, config: dict[str, Any]) -> Mapping[str, Any]:
         data_config: DataConfig = typed(DataConfig, config["data"], section="data")
-        audio_format = data_config.audio_format
-        return {"vocab_size": audio_format.num_classes, "modality": audio_format.modality()}
+        modality = data_config.audio_format.modality()
+        return {"vocab_size": modality["num_classes"], "modality": modality}
 
     def open_data(self, request: TrainRequest, config: dict[str, Any], *, world: World, show_progress: bool) -> Dataset:
         assert request.run_dir is not None

@@ -9,6 +9,7 @@ import numpy as np
 
 from waveform.audio.files import read_audio
 from waveform.audio.sinks import Output, require_free
+from waveform.audio.speaker import require_sound_device
 from waveform.decoding.int8 import Int8Cost, int8_cost
 from waveform.engine.dataset import is_dataset, read_dataset
 from waveform.engine.sampler import SamplingConfig
@@ -61,7 +62,8 @@ def sample(
         require_ram_for_state(run.model, num * len(known))  # before there is a list of them
         labels = [label for label in known for _ in range(num)]
         rate = run.audio_format.sample_rate_hz
-        output.require_playable(rate)
+        if output.play:
+            require_sound_device(sample_rate_hz=rate)
         if shown and sampling.int8:
             print(_int8_cost(run), file=sys.stderr if output.is_piped else sys.stdout, flush=True)
         primer = run.audio_format.scale(read_audio(prime, sample_rate_hz=rate)) if prime is not None else None

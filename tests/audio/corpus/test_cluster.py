@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import waveform
+from tests.audio.conftest import content
 from tests.faults.forks import free_port
 from waveform.audio.corpus import cluster, groups, workers
 from waveform.system.errors import UserError
@@ -28,15 +29,6 @@ def dies_once(path):
 
 groups.AudioFile = dies_once
 """
-
-
-def _content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-@pytest.fixture
-def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "_MIN_GROUP_BYTES", 40_000)
 
 
 @pytest.mark.slow
@@ -64,13 +56,13 @@ def test_a_cluster_that_loses_a_worker_continues(
         for process in processes:
             process.kill()
             process.wait()
-    assert _content(tmp_path / "there") == _content(tmp_path / "here")
+    assert content(tmp_path / "there") == content(tmp_path / "here")
 
 
 def _interrupt(monkeypatch: pytest.MonkeyPatch, prepare: Callable[[], Any]) -> None:
     real, calls = workers.prepare_group, []
 
-    def interrupted(group: groups.Group, **folders: Path) -> groups.GroupResult:
+    def interrupted(group: groups.Group, **folders: Path) -> groups.Records:
         calls.append(group)
         if len(calls) == 3:
             raise KeyboardInterrupt
@@ -85,7 +77,7 @@ def test_any_executor_will_do(corpus_dir: Path, tmp_path: Path, small_groups: No
     waveform.prepare(corpus_dir, tmp_path / "here", show_progress=False)
     with ThreadPoolExecutor(3) as threads:
         waveform.prepare(corpus_dir, tmp_path / "threads", executor=threads, show_progress=False)
-    assert _content(tmp_path / "threads") == _content(tmp_path / "here")
+    assert content(tmp_path / "threads") == content(tmp_path / "here")
 
 
 def test_a_worker_must_see_the_folders(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from waveform.audio.corpus import groups
-from waveform.audio.corpus.labels import check_labels, find_labels, labels_by_folder, labels_from_csv
+from waveform.audio.corpus.labels import find_labels
 from waveform.audio.corpus.prepare import DataConfig, prepare
 from waveform.engine.dataset import Dataset, read_dataset
 from waveform.system.errors import UserError
@@ -22,28 +22,16 @@ def csv_file(folder: Path, content: str) -> Path:
 
 
 def test_folders_are_labels() -> None:
-    assert labels_by_folder(PATHS) == {"ann/1.wav": "ann", "ann/deep/2.wav": "ann", "bob/1.wav": "bob"}
+    assert find_labels("folder", paths=PATHS) == {"ann/1.wav": "ann", "ann/deep/2.wav": "ann", "bob/1.wav": "bob"}
     in_layout = ["train/ann/1.wav", "test/bob/x/2.wav", "valid/3.wav"]
     expected = {"train/ann/1.wav": "ann", "test/bob/x/2.wav": "bob"}
-    assert labels_by_folder(in_layout, layout="train/valid/test") == expected
     assert find_labels("folder", paths=in_layout, layout="train/valid/test") == expected
-    assert find_labels(None, paths=PATHS, layout="") == find_labels("none", paths=PATHS, layout="") == {}
+    assert find_labels(None, paths=PATHS) == find_labels("none", paths=PATHS) == {}
 
 
 def test_a_csv_has_labels_of_some_files(tmp_path: Path) -> None:
     file = csv_file(tmp_path, '\ufefflabel,other,path\n Ann B. ,1,top.wav\n"x, y",2,bob/1.wav\n')
-    assert labels_from_csv(file) == {"top.wav": "Ann B.", "bob/1.wav": "x, y"}
-    assert find_labels(str(file), paths=PATHS, layout="") == {"top.wav": "Ann B.", "bob/1.wav": "x, y"}
-
-
-def test_a_mapping_is_judged_by_itself() -> None:
-    assert check_labels({"top.wav": "a"}, paths=PATHS, source="LJ") == {"top.wav": "a"}
-    with pytest.raises(UserError, match=r"^LJ: there is no audio file x.wav; .* such as ann/1.wav$"):
-        check_labels({"x.wav": "a"}, paths=PATHS, source="LJ")
-    with pytest.raises(UserError, match=r"^LJ: 'a/b' \(top.wav\) cannot be a label: it has one of the characters"):
-        check_labels({"top.wav": "a/b"}, paths=PATHS, source="LJ")
-    with pytest.raises(UserError, match="labels no file"):
-        check_labels({}, paths=PATHS, source="LJ")
+    assert find_labels(str(file), paths=PATHS) == {"top.wav": "Ann B.", "bob/1.wav": "x, y"}
 
 
 @pytest.mark.parametrize(
@@ -62,20 +50,20 @@ def test_a_mapping_is_judged_by_itself() -> None:
 )
 def test_a_csv_with_a_mistake(content: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
-        find_labels(str(csv_file(tmp_path, content)), paths=PATHS, layout="")
+        find_labels(str(csv_file(tmp_path, content)), paths=PATHS)
     assert words in str(error.value) and "data.labels=" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_labels_that_are_nowhere(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the audio folder has no folders with audio; leave it out, or give a CSV"):
-        find_labels("folder", paths=["a.wav"], layout="")
+        find_labels("folder", paths=["a.wav"])
     with pytest.raises(UserError, match=r"data.labels=folder, but train, test have no folders with audio"):
         find_labels("folder", paths=["train/a.wav"], layout="train/test")
     with pytest.raises(UserError, match=r"cannot read data.labels=.*none.csv \(No such file or directory\)"):
-        find_labels(str(tmp_path / "none.csv"), paths=PATHS, layout="")
+        find_labels(str(tmp_path / "none.csv"), paths=PATHS)
     (tmp_path / "latin.csv").write_bytes("path,label\ntop.wav,ä\n".encode("latin-1"))
     with pytest.raises(UserError, match="is not a CSV in UTF-8"):
-        find_labels(str(tmp_path / "latin.csv"), paths=PATHS, layout="")
+        find_labels(str(tmp_path / "latin.csv"), paths=PATHS)
 
 
 # In a data set

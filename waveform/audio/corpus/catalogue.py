@@ -33,10 +33,6 @@ class Extent(NamedTuple):
     published: int
     unit: str  # recordings | speakers
 
-    @property
-    def is_whole(self) -> bool:
-        return self.here == self.published
-
 
 class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A published corpus; corpora.yaml explains the fields."""
@@ -84,11 +80,8 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         parts = Counter(match.groupdict().get("part", "") for match in matches)
         return Extent(len(matches), sum(self.files.get(part, 0) for part in parts or self.files), "recordings")
 
-    def require(self, audio_dir: Path, paths: Sequence[str], *, partial: bool) -> Extent:
-        """Return how much of the corpus is there.
-
-        Raises UserError if nothing is, and if something is missing and `partial` is false.
-        """
+    def require(self, audio_dir: Path, paths: Sequence[str], *, partial: bool) -> None:
+        """Raises UserError if nothing of the corpus is there, and if something is missing and `partial` is false."""
         extent = self.extent(paths)
         if extent.here == 0:
             below = next((top for top, _, rest in (path.partition("/") for path in paths) if self.holds(rest)), None)
@@ -100,12 +93,11 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise UserError(
                 f"{audio_dir} is not {self.title} as published: it has no file like {self.example}; {advice}"
             )
-        if not extent.is_whole and not partial:
+        if extent.here != extent.published and not partial:
             raise UserError(
                 f"{audio_dir} has {extent.here:,} {extent.unit} of {self.title}, which has {extent.published:,}; "
                 "unpack all of it, or take it as it is with --partial: then its NLL compares with no published figure"
             )
-        return extent
 
     def divide(self, audio_dir: Path, paths: Sequence[str], config: SplitConfig) -> GivenDivision:
         """Divide the recordings of the corpus among `paths` as its authors did, or by hash if they did not.

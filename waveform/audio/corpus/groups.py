@@ -9,7 +9,10 @@ import hashlib
 import json
 import os
 import socket
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from waveform.audio.decoding_process import DecodingProcessDied
 from waveform.audio.files import AudioFile
 from waveform.audio.refusal import RefusedFile
 from waveform.engine.shards import Shard, ShardWriter, Utterance
+from waveform.engine.sound_classes import NUM_CLASSES
 from waveform.engine.token_set import piece_name
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.errors import UserError
@@ -32,6 +36,8 @@ FORMAT = 1  # raise it whenever the same audio would give different tokens or re
 SHARDS, UNFINISHED = "shards", "unfinished"  # folders inside the data set
 SILENCE_FRAMES_PER_S = 50  # of 20 ms
 SILENCE_RMS = 1e-3  # -60 dBFS
+
+Records = dict[str, dict[str, Any]]  # path -> what dataset.json says about the file
 
 _MIN_GROUP_BYTES = 8 << 20  # of source files: a few minutes of audio, a second of work
 _MAX_GROUPS = 256  # so that training does not have to keep thousands of files open
@@ -57,15 +63,6 @@ class Group:
         return hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
 
 
-@dataclass(frozen=True)
-class GroupResult:
-    """What became of a group."""
-
-    shard: str | None  # file name relative to the data set; None if every file was refused
-    records: dict[str, dict[str, Any]]  # path -> what dataset.json says about the file
-    duration_s: float  # of the audio prepared
-
-
 def cut_into_groups(files: Iterable[tuple[FoundFile, str]], audio_format: AudioFormat) -> list[Group]:
     """Cut (file, split) pairs into groups. The groups depend only on the files, so the next run cuts the same ones."""
     files = sorted(files)
@@ -86,8 +83,8 @@ def cut_into_groups(files: Iterable[tuple[FoundFile, str]], audio_format: AudioF
     return groups
 
 
-def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> GroupResult:
-    """Decode, resample and quantise the files of a group into a shard. Files that are refused are recorded.
+def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> Records:
+    """Decode, resample and quantise the files of a group into a shard; return their records, refused ones too.
 
     Raises UserError if the shard or the record cannot be written, and if a folder is not there, as on another machine.
     """
@@ -95,9 +92,9 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> GroupResu
         if not folder.is_dir():
             raise UserError(f"{socket.gethostname()} does not see {folder}; all workers need the same folders")
     partial = data_dir / UNFINISHED / f"{group.key}.{uuid4().hex}.shard"
-    records: dict[str, dict[str, Any]] = {}
+    records: Records = {}
     file_of: dict[str, str] = {}  # utterance -> the file that it is of
-    with ShardWriter(partial, vocab_size=group.audio_format.num_classes) as writer:
+    with ShardWriter(partial, vocab_size=NUM_CLASSES) as writer:
         for file in group.files:
             record: dict[str, Any] = {"size": file.size, "mtime_ns": file.mtime_ns, "split": group.split}
             for last_try in (False, True):
@@ -119,19 +116,18 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> GroupResu
     for path, of_file in digests.items():
         joined = hashlib.blake2b("".join(of_file).encode(), digest_size=16).hexdigest()
         records[path] |= {"shard": shard, "digest": of_file[0] if len(of_file) == 1 else joined}
-    result = GroupResult(shard, records, sum(record.get("duration_s", 0) for record in records.values()))
-    write_file(_record_path(group, data_dir), json.dumps({"shard": shard, "records": records}).encode())
-    return result
+    write_file(_record_path(group, data_dir), json.dumps(records).encode())
+    return records
 
 
-def finished_result(group: Group, data_dir: Path) -> GroupResult | None:
+def finished_records(group: Group, data_dir: Path) -> Records | None:
     """Return what an interrupted run left of exactly this group, or None if that is not complete."""
     try:
-        content = json.loads(_record_path(group, data_dir).read_bytes())
-        if content["shard"] is not None:
-            Shard(data_dir / content["shard"])
-        return GroupResult(content["shard"], content["records"], 0.0)
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+        records: Records = json.loads(_record_path(group, data_dir).read_bytes())
+        for shard in {record["shard"] for record in records.values() if "refused" not in record}:
+            Shard(data_dir / shard)
+        return records
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
         return None
 
 
@@ -142,10 +138,12 @@ def _write_file(
 
     Returns what the report needs to know about the file, and the names of its utterances.
     """
-    counts = _Counts(audio_format.sample_rate_hz)
-    with AudioFile(audio_dir / name) as file:
-        blocks = _scaled(counts.of_all(file.blocks(sample_rate_hz=audio_format.sample_rate_hz)), audio_format)
-        tokens = (audio_format.encode(torch.from_numpy(block)).numpy() for block in counts.of_used(blocks))
+    rate = audio_format.sample_rate_hz
+    counts: Counter[str] = Counter()
+    with closing(AudioFile(audio_dir / name)) as file:
+        used = _scaled(file.blocks(sample_rate_hz=rate), audio_format)
+        counted = _counted(used, counts, frame=rate // SILENCE_FRAMES_PER_S)
+        tokens = (audio_format.encode(torch.from_numpy(block)).numpy() for block in counted)
         if audio_format.piece_samples is None:
             names = [name]
             writer.write(name, tokens)
@@ -156,7 +154,12 @@ def _write_file(
             names = [name] if len(pieces) == 1 else [piece_name(name, i) for i in range(len(pieces))]
             for utterance, piece in zip(names, pieces, strict=True):
                 writer.write(utterance, [piece])
-        about = counts.about() | {
+        dropped = -(-file.num_frames * rate // file.sample_rate_hz) - counts["used"]
+        about = {
+            "duration_s": round(counts["used"] / rate, 6),
+            "frames": counts["frames"],
+            "silent": counts["silent"],
+            **({"dropped_s": round(dropped / rate, 6)} if dropped else {}),
             "sample_rate_hz": file.sample_rate_hz,
             "channels": file.num_channels,
             "samples": file.num_frames * file.num_channels,
@@ -165,59 +168,31 @@ def _write_file(
     return about, names
 
 
-class _Counts:
-    """What the report needs to know about the mono signal of one file."""
-
-    def __init__(self, sample_rate_hz: int) -> None:
-        self._rate = sample_rate_hz
-        self._num_read = self._num_samples = self._num_frames = self._num_silent = 0
-
-    def of_all(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Count the samples of all blocks, which may not all be used."""
-        for block in blocks:
-            self._num_read += len(block)
-            yield block
-
-    def of_used(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Count what is used."""
-        frame = self._rate // SILENCE_FRAMES_PER_S
-        for block in blocks:
-            frames = block[: len(block) // frame * frame].reshape(-1, frame)
-            power = np.einsum("ij,ij->i", frames, frames) / frame
-            self._num_samples += len(block)
-            self._num_frames += len(frames)
-            self._num_silent += int(np.count_nonzero(power < SILENCE_RMS**2))
-            yield block
-
-    def about(self) -> dict[str, Any]:
-        """The counts, as dataset.json has them."""
-        dropped = self._num_read - self._num_samples
-        return {
-            "duration_s": round(self._num_samples / self._rate, 6),
-            "frames": self._num_frames,
-            "silent": self._num_silent,
-            **({"dropped_s": round(dropped / self._rate, 6)} if dropped else {}),
-        }
+def _counted(blocks: Iterable[np.ndarray], counts: Counter[str], *, frame: int) -> Iterator[np.ndarray]:
+    """Pass on what is used; count its samples, its whole frames of so many samples, and those that are silent."""
+    for block in blocks:
+        frames = block[: len(block) // frame * frame].reshape(-1, frame)
+        power = np.einsum("ij,ij->i", frames, frames) / frame
+        silent = int(np.count_nonzero(power < SILENCE_RMS**2))
+        counts.update(used=len(block), frames=len(frames), silent=silent)
+        yield block
 
 
 def _scaled(blocks: Iterator[np.ndarray], audio_format: AudioFormat) -> Iterator[np.ndarray]:
     """The blocks of one file, or its pieces, scaled as the format says; what is scaled as a whole is held in RAM."""
-    if audio_format.piece_samples is not None:
-        yield from (audio_format.scale(piece) for piece in _pieces(blocks, audio_format))
-    elif audio_format.normalise == "none":
-        yield from blocks  # whole seconds, except the last, so no 20-ms frame spans two blocks
-    else:
-        yield audio_format.scale(np.concatenate(list(blocks)))
+    if audio_format.piece_samples is None and audio_format.normalise == "none":
+        return blocks  # whole seconds, except the last, so no 20-ms frame spans two blocks
+    return map(audio_format.scale, _pieces(blocks, audio_format))
 
 
 def _pieces(blocks: Iterable[np.ndarray], audio_format: AudioFormat) -> Iterator[np.ndarray]:
-    """The pieces [piece_samples] of one file; the last one is what remains, unless that is dropped."""
-    assert audio_format.piece_samples is not None
+    """The pieces [piece_samples] of one file, or all of it; the last one is what remains, unless that is dropped."""
+    size = audio_format.piece_samples or sys.maxsize
     held: list[np.ndarray] = []
     num_held = 0
     for block in blocks:
-        while num_held + len(block) >= audio_format.piece_samples:
-            num_new = audio_format.piece_samples - num_held
+        while num_held + len(block) >= size:
+            num_new = size - num_held
             yield np.concatenate([*held, block[:num_new]])
             block, held, num_held = block[num_new:], [], 0
         held, num_held = [*held, block], num_held + len(block)

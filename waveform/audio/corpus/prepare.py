@@ -20,13 +20,7 @@ from typing import Any
 
 from waveform.audio.audio_format import AudioFormat, differences, format_of
 from waveform.audio.corpus.catalogue import Corpus
-from waveform.audio.corpus.groups import (
-    FORMAT,
-    SHARDS,
-    UNFINISHED,
-    cut_into_groups,
-    finished_result,
-)
+from waveform.audio.corpus.groups import FORMAT, SHARDS, UNFINISHED, Records, cut_into_groups, finished_records
 from waveform.audio.corpus.labels import CORPUS, FOLDER, NONE, find_labels
 from waveform.audio.corpus.report import build_report, format_report
 from waveform.audio.corpus.scan import FoundFile, Scan, scan_folder
@@ -43,6 +37,7 @@ from waveform.audio.corpus.workers import run_groups
 from waveform.audio.files import AUDIO_SUFFIXES
 from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, read_dataset, write_dataset
 from waveform.engine.shards import Shard
+from waveform.engine.sound_classes import NUM_CLASSES
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.console import printable, say
 from waveform.system.errors import UserError
@@ -106,13 +101,17 @@ def prepare(
     audio_format = config.audio_format
     _check_audio_dir(audio_dir, data_dir)
     _check_corpus(corpus, data_dir)
-    plan_split(audio_dir, config.split)  # refuses bad settings before a long scan
+    by_hash = plan_split(audio_dir, config.split)  # refuses bad settings before a long scan
     scan = scan_folder(audio_dir, skip=data_dir)
     if not scan.files:
         raise UserError(_explain_no_audio(audio_dir, scan))
+    found = [file.path for file in scan.files]
+    division: Division = by_hash
     if corpus is not None:
-        corpus.require(audio_dir, [file.path for file in scan.files], partial=partial)
-    division = _division(audio_dir, scan, config.split, corpus)
+        corpus.require(audio_dir, found, partial=partial)
+        division = corpus.divide(audio_dir, found, config.split)
+    elif config.split.by == "order":
+        division = divide_in_order(found, config.split)
     wanted = _wanted(scan, division, corpus)
     require_all_splits(division, [file.path for file in wanted])
     asked = CORPUS if config.labels is None and corpus is not None and corpus.has_labels else config.labels
@@ -135,18 +134,12 @@ def prepare(
             sample_rate_hz=audio_format.sample_rate_hz,
             labels=dataset.labels,
         )
-        _write_if_new(data_dir / REPORT_FILE, json.dumps(report, indent=1).encode())
+        content, report_file = json.dumps(report, indent=1).encode(), data_dir / REPORT_FILE
+        if not report_file.is_file() or report_file.read_bytes() != content:
+            write_file(report_file, content)
     if show_progress:
         say(format_report(report, title=f"{printable(str(data_dir))}: {notes}"))
     return dataset
-
-
-def _division(audio_dir: Path, scan: Scan, config: SplitConfig, corpus: Corpus | None) -> Division:
-    """How the files that the scan found are divided."""
-    paths = [file.path for file in scan.files]
-    if corpus is not None:
-        return corpus.divide(audio_dir, paths, config)
-    return divide_in_order(paths, config) if config.by == "order" else plan_split(audio_dir, config)
 
 
 def _wanted(scan: Scan, division: Division, corpus: Corpus | None) -> dict[FoundFile, str]:
@@ -298,11 +291,16 @@ def _update(
     kept = _still_valid(old, wanted) if old else {}
     pending = [(file, split) for file, split in wanted.items() if file.path not in kept]
     groups = cut_into_groups(pending, plan.config.audio_format)
-    results = {group.key: result for group in groups if (result := finished_result(group, data_dir)) is not None}
-    todo = [group for group in groups if group.key not in results]
-    num_reused = sum(len(group.files) for group in groups) - sum(len(group.files) for group in todo)
+    records, todo = dict(kept), []
+    for group in groups:
+        finished = finished_records(group, data_dir)
+        if finished is None:
+            todo.append(group)
+        else:
+            records |= finished
+    num_reused = len(records) - len(kept)
     if todo:
-        results |= run_groups(
+        records |= run_groups(
             todo,
             audio_dir=audio_dir,
             data_dir=data_dir,
@@ -310,9 +308,6 @@ def _update(
             executor=plan.executor,
             show=show,
         )
-    records = dict(kept)
-    for result in results.values():
-        records |= result.records
     usable = [path for path, record in records.items() if "refused" not in record]
     if not usable:
         reasons = {path: records[path]["refused"] for path in sorted(records)}
@@ -320,7 +315,7 @@ def _update(
     require_all_splits(plan.division, usable)
     dataset = Dataset(
         folder=data_dir,
-        vocab_size=plan.config.audio_format.num_classes,
+        vocab_size=NUM_CLASSES,
         modality=plan.modality(usable),
         splits={
             split: sorted({records[path]["shard"] for path in usable if records[path]["split"] == split})
@@ -352,7 +347,7 @@ def _update(
     return dataset, ", ".join(notes)
 
 
-def _still_valid(old: Dataset, wanted: dict[FoundFile, str]) -> dict[str, dict[str, Any]]:
+def _still_valid(old: Dataset, wanted: dict[FoundFile, str]) -> Records:
     """Return the records of files that need no work: unchanged, and in a shard in which nothing else has changed."""
     if old.sources["format"] != FORMAT:
         return {}
@@ -394,8 +389,3 @@ def _clean(dataset: Dataset) -> None:
     for file in (DATASET_FILE, REPORT_FILE):
         for path in dataset.folder.glob(f".{file}.*.partial"):
             path.unlink()
-
-
-def _write_if_new(path: Path, content: bytes) -> None:
-    if not path.is_file() or path.read_bytes() != content:
-        write_file(path, content)

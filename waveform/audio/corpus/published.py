@@ -53,7 +53,10 @@ class PublishedFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             reasons.append(f"it began with the weights of {config['origin']['run']}")
         if config["dataset"].get("labels"):
             reasons.append("it reads labels (train with data.labels=none)")
-        reasons += _other_format(trained_on, corpus)
+        here, published = vars(format_of(trained_on)), vars(AudioFormat(**corpus.data))
+        reasons += [
+            f"data.{name} is {here[name]}, not {value}" for name, value in published.items() if here[name] != value
+        ]
         reasons += [f"protocol {protocol} is not {_PROTOCOL}"] * (protocol != _PROTOCOL)
         reasons += [f"split {split} is not {_SPLIT}"] * (split != _SPLIT)
         if reasons:
@@ -70,12 +73,6 @@ def _other_data(modality: Mapping[str, Any], corpus: Corpus) -> str:
         return f"other data than {corpus.title}"
     here, published = int(recorded["here"]), int(recorded["published"])
     return "" if here == published else f"{here:,} of its {published:,} recordings"
-
-
-def _other_format(modality: Mapping[str, Any], corpus: Corpus) -> list[str]:
-    """Say in which settings of `data` a data set is not what the published figures are of."""
-    here, published = vars(format_of(modality)), vars(AudioFormat(**corpus.data))
-    return [f"data.{name} is {here[name]}, not {value}" for name, value in published.items() if here[name] != value]
 
 
 @cache

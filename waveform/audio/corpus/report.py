@@ -38,17 +38,14 @@ def build_report(
     used = {path: record for path, record in files.items() if "refused" not in record}
     refused = {path: record["refused"] for path, record in files.items() if "refused" in record} | scan.refused
     durations_s = [record["duration_s"] for record in used.values()]
-    splits = {}
-    for name in SPLITS:
-        of_split = [record["duration_s"] for record in used.values() if record["split"] == name]
-        splits[name] = {"files": len(of_split), "hours": sum(of_split) / 3600}
+    by_split = {name: [record["duration_s"] for record in used.values() if record["split"] == name] for name in SPLITS}
     dropped_s = round(sum(record.get("dropped_s", 0) for record in used.values()), 6)
     low = {path: record["sample_rate_hz"] for path, record in used.items() if record["sample_rate_hz"] < sample_rate_hz}
     return {
         "hours": sum(durations_s) / 3600,
         "files": len(used),
         "split": split,
-        "splits": splits,
+        "splits": {name: {"files": len(part), "hours": sum(part) / 3600} for name, part in by_split.items()},
         "sample_rates_hz": _counts(record["sample_rate_hz"] for record in used.values()),
         "channels": _counts(record["channels"] for record in used.values()),
         "duration_s": {
@@ -112,11 +109,7 @@ def format_report(report: dict[str, Any], *, title: str) -> str:
     if low:
         rate = f"{report['sample_rate_hz']:,} Hz"
         lines.append(f"  below {rate}: {len(low)} files; their upper band is empty, which lowers the NLL")
-        by_rate = defaultdict(list)
-        for path, rate_hz in low.items():
-            by_rate[rate_hz].append(path)
-        entries = [f"{printable(path)} ({rate_hz} Hz)" for rate_hz in sorted(by_rate) for path in by_rate[rate_hz]]
-        lines += _first(entries)
+        lines += _first([f"{printable(path)} ({low[path]} Hz)" for path in sorted(low, key=lambda path: low[path])])
     if report["shared_by_splits"]:
         lines.append(
             f"  copies: {len(report['shared_by_splits'])} recordings are in more than one split; remove the copies"

@@ -56,7 +56,7 @@ def scan_folder(audio_dir: Path, *, skip: Path) -> Scan:
             path = f"{folder}/{entry.name}" if folder else entry.name
             if entry.name.startswith("."):
                 continue
-            if not _is_folder(entry):
+            if not os.path.isdir(entry):  # which a loop of links is not
                 _judge_file(scan, path, audio_dir)
             elif entry.is_symlink():
                 links.append(path)
@@ -78,13 +78,6 @@ def _judge_file(scan: Scan, path: str, audio_dir: Path) -> None:
         scan.refused[path] = refusal.reason
     else:
         scan.files.append(FoundFile(path, status.st_size, status.st_mtime_ns))
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a loop of links
-        return False
 
 
 def _identity(folder: Path | os.DirEntry[str]) -> tuple[int, int]:

@@ -10,12 +10,12 @@ natural order. Adding a file there could move others, so a data set divided in o
 import hashlib
 import os
 import re
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from waveform.system.console import counted
 from waveform.system.errors import UserError
 
 SPLITS = ("train", "valid", "test")
@@ -57,15 +57,12 @@ class GivenDivision:
     remedy: str = "add files for each"  # advice where a split would be empty
 
     def split_of(self, path: str) -> str | None:
-        """Return the split of a file; None for one that is not named."""
         return self.splits.get(path)
 
     def settings(self) -> dict[str, str | float]:
-        """Return the rule by which it was made."""
         return dict(self.rule)
 
     def describe(self) -> str:
-        """Return a phrase for the report."""
         return self.said
 
 
@@ -159,54 +156,43 @@ def plan_split(audio_dir: Path, config: SplitConfig) -> SplitPlan:
     return SplitPlan(by=config.by, valid=config.valid, test=test, layout=layout)
 
 
-def require_all_splits(plan: Division, paths: Iterable[str]) -> None:
+def require_all_splits(plan: Division, paths: Collection[str]) -> None:
     """Raise UserError, with settings that would work for these files, if a split would hold none of `paths`."""
-    paths = list(paths)
     present = {plan.split_of(path) for path in paths}
-    empty = [split for split in SPLITS if split not in present]
+    empty = " and ".join(split for split in SPLITS if split not in present)
     if not empty:
         return
     if isinstance(plan, GivenDivision):
-        raise UserError(f"{' and '.join(empty)} would be empty, divided {plan.describe()}; {plan.remedy}")
+        raise UserError(f"{empty} would be empty, divided {plan.describe()}; {plan.remedy}")
     assert isinstance(plan, SplitPlan)
-    remedy = "sort the files into folders train/, valid/ and test/"
-    if plan.layout:
-        folders = {path.split("/", 1)[0] for path in paths}
-        bare = [f"{split}/" for split in plan.layout.split("/") if split not in folders]
-        if bare:
-            raise UserError(f"no usable audio in {' and '.join(bare)}; put some there")
-        remedy = "put some files into valid/"
-    hashed = [path for path in paths if not plan.layout or path.startswith("train/")]
-    positions = sorted({plan.position(path) for path in hashed})
-    shares = _working_shares(plan, positions)
-    advice = ["add files"]
-    if shares is not None:
-        valid, test = shares
-        settings = f"data.split.valid={valid:.2f}" + ("" if plan.layout else f" data.split.test={test:.2f}")
-        advice.append(f"set {settings} (enough for these)")
-    elif plan.by == "folder" and len(positions) < 3:
-        advice.append("set data.split.by=file")
-    things = plan.by if len(positions) == 1 else f"{plan.by}s"
+    folders = {path.split("/", 1)[0] for path in paths}
+    bare = [f"{split}/" for split in plan.layout.split("/") if split and split not in folders]
+    if bare:
+        raise UserError(f"no usable audio in {' and '.join(bare)}; put some there")
+    positions = sorted({plan.position(path) for path in paths if not plan.layout or path.startswith("train/")})
+    num_splits = 2 if plan.layout else 3
+    remedies = ["add files"]
+    if len(positions) >= num_splits:
+        remedies.append(f"set {_working_shares(plan, positions)} (enough for these)")
+    elif plan.by == "folder":
+        remedies.append("set data.split.by=file")
+    folders_needed = (
+        "put some files into valid/" if plan.layout else "sort the files into folders train/, valid/ and test/"
+    )
     raise UserError(
-        f"the corpus is too small: {len(positions)} {things} to split, and {' and '.join(empty)} would be empty; "
-        f"{', '.join(advice)}, or {remedy}"
+        f"the corpus is too small: {counted(len(positions), plan.by)} to split, and {empty} would be empty; "
+        f"{', '.join(remedies)}, or {folders_needed}"
     )
 
 
-def _working_shares(plan: SplitPlan, positions: list[float]) -> tuple[float, float] | None:
-    """Return the shares (valid, test), in steps of 0.01, nearest to those set that leave no split empty."""
-    percents = range(1, 100)
-    works = []
-    for test in percents if not plan.layout else [0]:
-        num_test = bisect_left(positions, test / 100)
-        if num_test == 0 and not plan.layout:
-            continue
-        for valid in percents:
-            # The same sum as in split_of, so that both round alike.
-            num_held = bisect_left(positions, test / 100 + valid / 100)
-            if num_test < num_held < len(positions):
-                works.append((abs(valid - 100 * plan.valid) + abs(test - 100 * plan.test), valid, test))
-    if not works:
-        return None
-    _, valid, test = min(works)
-    return valid / 100, test / 100
+def _working_shares(plan: SplitPlan, positions: list[float]) -> str:
+    """Settings near the present ones that leave no split empty, of at least three positions, or two in a layout."""
+
+    def share_of(num: int) -> float:
+        return (positions[num - 1] + positions[num]) / 2 if num else 0.0
+
+    num_test = 0 if plan.layout else min(max(round(plan.test * len(positions)), 1), len(positions) - 2)
+    num_held = min(max(round((plan.test + plan.valid) * len(positions)), num_test + 1), len(positions) - 1)
+    test = share_of(num_test)
+    valid = f"data.split.valid={share_of(num_held) - test:.4g}"
+    return valid if plan.layout else f"{valid} data.split.test={test:.4g}"

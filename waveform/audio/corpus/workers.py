@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from waveform.audio.corpus.groups import Group, GroupResult, prepare_group
+from waveform.audio.corpus.groups import Group, Records, prepare_group
 from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
@@ -33,8 +33,8 @@ def run_groups(
     num_workers: int | None,
     executor: Executor | None,
     show: bool,
-) -> dict[str, GroupResult]:
-    """Prepare `groups` and return the results by group key.
+) -> Records:
+    """Prepare `groups` and return the records of all their files.
 
     executor: calls a function for each group; its processes must see both folders. None: this process, or if that
     pays off, `num_workers` processes of this machine.
@@ -51,19 +51,19 @@ def run_groups(
     else:
         opened = torch_in_one_thread()
     work = partial(prepare_group, audio_dir=audio_dir, data_dir=data_dir)
-    results: dict[str, GroupResult] = {}
+    records: Records = {}
     total_mb, start_s, audio_s = sum(size for size, _ in sizes) / 1e6, time.monotonic(), 0.0
     with opened as used, Progress("prepare", total=total_mb, unit="MB", enabled=show) as progress:
-        for group, result in _results(groups, work, used):
-            results[group.key] = result
-            audio_s += result.duration_s
+        for group, of_group in _results(groups, work, used):
+            records |= of_group
+            audio_s += sum(record.get("duration_s", 0) for record in of_group.values())
             progress.update(group.size / 1e6, note=f"{audio_s / (time.monotonic() - start_s):,.0f}x real time")
-    return results
+    return records
 
 
 def _results(
-    groups: list[Group], work: Callable[[Group], GroupResult], executor: Executor | None
-) -> Iterator[tuple[Group, GroupResult]]:
+    groups: list[Group], work: Callable[[Group], Records], executor: Executor | None
+) -> Iterator[tuple[Group, Records]]:
     """Yield each group with what `work` returns for it, in the order in which they are done."""
     if executor is None:
         for group in groups:
