@@ -16,6 +16,7 @@ from recipes.reinforcement.learner import LearnerConfig
 from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.settings import check_agent, make_environments
 from recipes.tables import as_table
+from waveform.domain import SCHEMA
 from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.engine.train_config import TrainConfig
@@ -144,6 +145,9 @@ def play(
         return {name: figures[name] for name in ("return_mean", "success", "chances")}
 
     return {
+        "schema": SCHEMA,
+        "kind": "environment",
+        "unit": "step",
         "run": str(trained.folder),
         "recipe": config["recipe"],
         "environment": config.get("env") or config["recipe"],
@@ -152,8 +156,9 @@ def play(
         "num_parameters": sum(parameter.numel() for parameter in trained.agent.parameters()),
         "step": trained.checkpoint.step,
         "rows": None,
-        "train_steps_seen": trained.checkpoint.progress.tokens_seen,
+        "train_tokens_seen": trained.checkpoint.progress.tokens_seen,
         "train_seconds": trained.checkpoint.progress.seconds,
+        "model_config": dict(config["model"]),
         "episodes": len(counted),
         "return_mean": float(counted.mean()),
         "return_standard_error": float(counted.std(ddof=1) / math.sqrt(len(counted))) if len(counted) > 1 else None,
@@ -181,7 +186,8 @@ def compared(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         difference = entry["return_mean"] - first["return_mean"]
         half = None if entry is first or None in errors else 1.96 * math.hypot(*errors)
         interval = None if half is None else [difference - half, difference + half]
-        result.append({**entry, "difference_to_first": difference, "interval_95": interval})
+        compared_with = {"baseline": first["run"], "difference_return": difference, "interval_95": interval}
+        result.append({**entry, **compared_with})
     return result
 
 
@@ -190,14 +196,14 @@ def describe(entries: Sequence[dict[str, Any]]) -> str:
     rows = []
     for entry in entries:
         error = entry["return_standard_error"]
-        against = with_intervals(entry["difference_to_first"], entry["interval_95"], decimals=2, sign="+")
+        against = with_intervals(entry["difference_return"], entry["interval_95"], decimals=2, sign="+")
         row = {
             "run": f"{Path(entry['run']).name} ({entry['model']})",
             "return an episode": f"{entry['return_mean']:.2f}" + (f" ± {error:.2f}" if error is not None else ""),
             "to the first [95% interval]": "-" if entry is entries[0] else against,
             "successes": _successes(entry),
             "parameters": f"{entry['num_parameters'] / 1e6:.2f} M",
-            "trained on": f"{entry['train_steps_seen'] / 1e6:.2f} M steps, {entry['train_seconds']:.0f} s",
+            "trained on": f"{entry['train_tokens_seen'] / 1e6:.2f} M steps, {entry['train_seconds']:.0f} s",
         }
         if len(entries) == 1:
             del row["to the first [95% interval]"]

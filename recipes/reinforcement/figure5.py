@@ -129,12 +129,12 @@ class ByPlace(Report):
                 "success": _success(seeds),
                 f"by_{self.by}": {str(figures[0][self.by]): _success(figures) for figures in places},
                 "num_parameters": seeds[0]["num_parameters"],
-                "train_steps_seen": max(figures["train_steps_seen"] for figures in seeds),
+                "train_tokens_seen": max(figures["train_tokens_seen"] for figures in seeds),
             }
         return summary
 
     def beside(self, runs: Runs) -> dict[str, Any]:
-        steps_seen = max(run["train_steps_seen"] for seeds in runs.values() for run in seeds)
+        steps_seen = max(run["train_tokens_seen"] for seeds in runs.values() for run in seeds)
         return {"published": _PUBLISHED, "by": self.by, "steps_seen": steps_seen}
 
     def table(self, summary: Figures) -> str:
@@ -151,7 +151,7 @@ class ByPlace(Report):
                 }
             )
         num_seeds = len(next(iter(summary.values()))["return"]["seeds"])
-        steps = max(row["train_steps_seen"] for row in summary.values())
+        steps = max(row["train_tokens_seen"] for row in summary.values())
         return f"{_PUBLISHED}\n{as_table(rows, f'{num_seeds} seeds of {steps / 1e6:.2f} M steps')}"
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:

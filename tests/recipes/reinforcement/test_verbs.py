@@ -32,7 +32,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_is_evaluated_compared_and_drawn(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = figures_of(tmp_path / "ct.json", "evaluate", runs / "ct", "--episodes", 5)
-    assert figures["episodes"] == 5 and figures["step"] == 6 and figures["train_steps_seen"] == 6 * 8 * 8
+    assert figures["episodes"] == 5 and figures["step"] == 6 and figures["train_tokens_seen"] == 6 * 8 * 8
+    assert (figures["schema"], figures["kind"], figures["unit"]) == (1, "environment", "step")
     assert figures_of(tmp_path / "again.json", "evaluate", runs / "ct", "--episodes", 5) == figures
     run("compare", runs / "ct", runs / "lstm", "--episodes", 5, "--plot", tmp_path / "curves.png", "--delays", 0, 5)
     table = capsys.readouterr().out
