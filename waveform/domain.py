@@ -28,8 +28,7 @@ from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun
 from waveform.runs.origin import Origin
-from waveform.runs.race import ScoredRun
-from waveform.runs.scoring import EvaluateOptions, describe_dynamic, display_names, score
+from waveform.runs.scoring import EvaluateOptions, ScoredRun, describe_dynamic, display_names, score
 from waveform.runs.sliding import evaluate_sliding
 from waveform.runs.space import Space
 from waveform.runs.training import check_settings, open_training

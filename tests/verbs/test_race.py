@@ -13,8 +13,8 @@ from tests.test_cli import mistake, write_tones
 from waveform.cli import main
 from waveform.engine.learner import Learner
 from waveform.engine.token_learner import TokenLearner
-from waveform.runs.race import Entrants
 from waveform.runs.speeds import read_speeds, read_waited_share, warnings_of
+from waveform.verbs.race import Entrants
 
 SHORT = [
     *("preset=demo", "train.device=cpu", "train.batch_size=2", "train.chunk=64", "train.log_every=1"),

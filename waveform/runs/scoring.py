@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from waveform.engine import checkpoint
 from waveform.engine.dataset import is_dataset, read_dataset
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
@@ -18,7 +20,9 @@ from waveform.engine.train_config import TrainConfig
 from waveform.models.predictors_alone import PredictorsAlone
 from waveform.ranks.distributed import World
 from waveform.runs.folder import CONFIG_FILE, OWN_DATA_DIR
+from waveform.runs.learning_curves import LearningCurve, read_learning_curve
 from waveform.runs.opened import TrainedRun
+from waveform.runs.speeds import read_speeds, read_training_speed, read_waited_share
 from waveform.system.console import printable
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
@@ -215,6 +219,39 @@ def unigram_nats(run: TrainedRun, tokens: TokenSet) -> float | None:
     if not is_dataset(folder):
         return None
     return unigram_nll(read_dataset(folder).open_split("train").counts, tokens.counts)
+
+
+@dataclass(frozen=True)
+class ScoredRun:
+    """A run, its NLL of the tokens that were scored, and how its training went."""
+
+    run: TrainedRun
+    tokens: TokenSet
+    result: Evaluation
+    curve: LearningCurve
+    speeds: list[float]  # of training, in tokens per second, by slice
+    waited_share: float | None  # of the training time, for a core; None if that did not cost updates
+    figures: dict[str, Any]  # what `evaluate --json` writes
+
+    @staticmethod
+    def of(run: TrainedRun, tokens: TokenSet, result: Evaluation, figures: dict[str, Any]) -> "ScoredRun":
+        """Read from the run's log how its training went."""
+        curve = read_learning_curve(run.folder, run.config)
+        waited = read_waited_share(run.folder, run.config["train"])
+        return ScoredRun(run, tokens, result, curve, read_speeds(run.folder), waited, figures)
+
+    @property
+    def all_figures(self) -> dict[str, Any]:
+        """What a comparison's JSON has of this run on its own."""
+        return {
+            **self.figures,
+            "train_tokens_per_second": read_training_speed(self.run.folder),
+            "train_tokens_per_second_by_slice": self.speeds,
+            "train_waited_share": self.waited_share,
+            "learning_curve": self.curve.figures(),
+            "device": str(self.run.device),
+            "num_threads": torch.get_num_threads(),
+        }
 
 
 def display_names(entries: Sequence[dict[str, Any]]) -> list[str]:
