@@ -22,9 +22,8 @@ from waveform.engine import checkpoint
 from waveform.runs.folder import read_config
 from waveform.speech.config import compose_config
 from waveform.system.signals import Interrupted
-from waveform.tuning import search
 
-optuna = pytest.importorskip("optuna", reason="the extra `tune` is not installed")
+search = pytest.importorskip("waveform.tuning.search", reason="the extra `tune` is not installed")
 
 GOOD, BAD = 8e-3, 1e-9  # learning rates; the first is the preset's, and so the first trial's
 SETTINGS = ["model=transformer_xl", "preset=mine", *(f"model.{field}" for field in SMALL["transformer_xl"].split())]

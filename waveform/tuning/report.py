@@ -7,9 +7,9 @@ from typing import Any
 
 from waveform.domain import TokenDomain, TrainRequest
 from waveform.runs.settings import to_yaml
-from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.console import counted, table
 from waveform.system.errors import UserError
+from waveform.system.output import write_bytes
 from waveform.tuning.search import Found, shown
 
 _NUM_ROWS = 10  # of the table
@@ -70,6 +70,4 @@ def _write_preset(path: Path, config: dict[str, Any]) -> None:
     """Write a preset that gives every setting of model, data and training the value that it has in `config`."""
     sections = {name: values for name, values in config.items() if isinstance(values, dict)}
     sections["model"] = {name: value for name, value in config["model"].items() if name != "name"}
-    with explain_write_errors(path):
-        path.parent.mkdir(exist_ok=True)
-    write_file(path, to_yaml(sections).encode())
+    write_bytes(path, to_yaml(sections).encode())
