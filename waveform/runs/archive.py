@@ -114,7 +114,11 @@ def unpack(file: Path, folder: Path) -> None:
             entries = archive.infolist()
             _check(entries, num_bytes=file.stat().st_size)
             for entry in entries:
-                _unpack_one(archive, entry, folder / entry.filename)
+                path = folder / entry.filename
+                with explain_write_errors(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with open(path, "xb") as target, archive.open(entry) as source:
+                        shutil.copyfileobj(source, target)  # `source` never gives more than the size that was checked
     except _NOT_AN_ARCHIVE as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{file} is not a run that `waveform export` made ({reason})") from error
@@ -144,10 +148,3 @@ def _check(entries: list[zipfile.ZipInfo], *, num_bytes: int) -> None:
         raise ValueError("it has several checkpoints")
     if CONFIG_FILE not in names:
         raise ValueError(f"it has no {CONFIG_FILE}")
-
-
-def _unpack_one(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> None:
-    with explain_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "xb") as target, archive.open(entry) as source:
-            shutil.copyfileobj(source, target)  # `source` never gives more than the size that was checked

@@ -139,10 +139,9 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """
     known = {"model": model_class(config["model"]["name"]).Config, "train": TrainConfig}
     for section, kind in known.items():
-        defaults = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
-        defaults |= {f.name: f.default_factory() for f in fields(kind) if f.default_factory is not MISSING}
-        for name in DECIDED_BY_DATA:
-            defaults.pop(name, None)
+        own = [field for field in fields(kind) if field.name not in DECIDED_BY_DATA]
+        defaults = {field.name: field.default for field in own if field.default is not MISSING}
+        defaults |= {field.name: field.default_factory() for field in own if field.default_factory is not MISSING}
         config = {**config, section: {**defaults, **config[section]}}
     return config
 

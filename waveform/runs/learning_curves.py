@@ -27,10 +27,6 @@ class LearningCurve:
     seconds: Sequence[float]  # spent on training itself
     nats: Sequence[float]  # per token of the validation split, or of what `train.evaluate_tokens` takes of it
 
-    def figures(self) -> dict[str, Any]:
-        """The same as JSON."""
-        return {name: list(values) for name, values in vars(self).items()}
-
 
 def read_learning_curve(run_dir: Path, config: Mapping[str, Any]) -> LearningCurve:
     """Read a run's validation NLL from its log; `config` is the run's. Raises UserError if it cannot be read.

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +248,7 @@ class ScoredRun:
             "train_tokens_per_second": read_training_speed(self.run.folder),
             "train_tokens_per_second_by_slice": self.speeds,
             "train_waited_share": self.waited_share,
-            "learning_curve": self.curve.figures(),
+            "learning_curve": asdict(self.curve),
             "device": str(self.run.device),
             "num_threads": torch.get_num_threads(),
         }

@@ -23,11 +23,8 @@ def read_speeds(run_dir: Path) -> list[float]:
     """Tokens per second in each stretch of training of about `SLICE_S` seconds, or from one record to the next."""
     points = [(0.0, 0)]
     for record in read_metrics(run_dir):
-        seconds, tokens = record.get("seconds"), record.get("tokens_seen")
-        if record["kind"] != "train" or not isinstance(seconds, int | float) or not isinstance(tokens, int):
-            continue
-        if math.isfinite(seconds) and seconds - points[-1][0] >= SLICE_S:
-            points.append((seconds, tokens))
+        if record["kind"] == "train" and "tokens_seen" in record and record["seconds"] - points[-1][0] >= SLICE_S:
+            points.append((record["seconds"], record["tokens_seen"]))
     return [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(points)]
 
 
