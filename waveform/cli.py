@@ -99,9 +99,7 @@ RUN_VERBS = (
             number("--trials", "how many in all (default 20)"),
             number("--seed", "of the search (default 0)"),
             path(
-                "--space",
-                "what to search, if not what comes with the model (docs/performance.md)",
-                metavar="FILE.yaml",
+                "--space", "what to search, if not what comes with the model (docs/performance.md)", metavar="FILE.yaml"
             ),
             Argument(
                 "--storage", "database in which several machines share the search (docs/performance.md)", metavar="URL"
@@ -189,8 +187,7 @@ RUN_VERBS = (
             RUN_DIR,
             path("file", "a new file, a zip archive", metavar="FILE"),
             switch(
-                "--optimiser",
-                "include what only training needs, to resume it; the file is three to ten times as large",
+                "--optimiser", "include what only training needs, to resume it; the file is three to ten times as large"
             ),
         ),
     ),
@@ -353,10 +350,7 @@ VERBS = (
         "demo",
         "prepare, train, compare and sample bundled speech, in minutes on two CPU cores",
         "waveform.verbs.demo:demo",
-        (
-            path("--out", "default: waveform-demo", dest="out_dir", metavar="DIR"),
-            overrides("train.max_seconds=10"),
-        ),
+        (path("--out", "default: waveform-demo", dest="out_dir", metavar="DIR"), overrides("train.max_seconds=10")),
     ),
 )
 

@@ -53,11 +53,7 @@ def read_learning_curve(run_dir: Path, config: Mapping[str, Any]) -> LearningCur
 
 
 def save_learning_curves(
-    path: Path,
-    curves: Sequence[tuple[str, LearningCurve]],
-    *,
-    unit: str,
-    scores: Sequence[tuple[str, int, float]] = (),
+    path: Path, curves: Sequence[tuple[str, LearningCurve]], *, unit: str, scores: Sequence[tuple[str, int, float]] = ()
 ) -> None:
     """Draw `draw_learning_curves` into a file, and beside it test NLL against the number of parameters.
 

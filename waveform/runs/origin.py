@@ -42,11 +42,7 @@ class Origin:
 
 
 def compose_from(
-    origin: Origin | None,
-    run_dir: Path,
-    overrides: Sequence[str],
-    *,
-    compose: Callable[..., dict[str, Any]],
+    origin: Origin | None, run_dir: Path, overrides: Sequence[str], *, compose: Callable[..., dict[str, Any]]
 ) -> dict[str, Any]:
     """The configuration that `compose` makes of `overrides`, with what a run in `run_dir` takes over from its origin.
 

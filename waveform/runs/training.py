@@ -104,12 +104,7 @@ def open_training(
     with claim(run_dir, config, world=world, timeout_s=train_config.timeout_s):
         model = model_from(config)
         learner = TokenLearner(
-            model,
-            train_config,
-            tokens=splits["train"],
-            window=window_of(config),
-            seed=config["seed"],
-            world=world,
+            model, train_config, tokens=splits["train"], window=window_of(config), seed=config["seed"], world=world
         )
         valid = cut_for_a_look(splits["valid"], train_config, world=world) if cut_valid else splits["valid"]
         context = replace(context, record=comparable(config))

@@ -125,10 +125,7 @@ def _model_job(model: str, preset: str, device: str, overrides: Sequence[str], c
     typed(SpeechTrainConfig, train, section="train")
     del train["sample_seconds"]  # nobody listens
     return Job(
-        f"{model} at {preset}",
-        {"preset": preset, "model": model},
-        measure_model,
-        {"config": config, "preset": preset},
+        f"{model} at {preset}", {"preset": preset, "model": model}, measure_model, {"config": config, "preset": preset}
     )
 
 
