@@ -74,11 +74,7 @@ def test_a_name_stands_for_a_run_folder_in_every_verb(
         assert main(["compare", run, *data, "--json", str(out / "c.json")]) == 0
         assert main(["analyse", run, *data, "--tokens", "500", "--json", str(out / "a.json")]) == 0
     ours, folders = tmp_path / bundled, tmp_path / "run"
-    assert figures(ours / "e.json") == {
-        **figures(folders / "e.json"),
-        "run": bundled,
-        "unigram_nats_per_token": None,
-    }
+    assert figures(ours / "e.json") == {**figures(folders / "e.json"), "run": bundled, "unigram_nats_per_token": None}
     assert figures(ours / "c.json")[0]["learning_curve"] == figures(folders / "c.json")[0]["learning_curve"]
     assert figures(ours / "a.json")["runs"][0]["run"] == bundled
     (wav,), (other,) = (list((folder / "wav").iterdir()) for folder in (ours, folders))
@@ -285,10 +281,7 @@ _ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda file: file.write_bytes((c := file.read_bytes())[:5000] + bytes([c[5000] ^ 1]) + c[5001:]),
         "is not a run that `waveform export` made (Bad CRC-32",
     ),
-    "other weights": (
-        add("checkpoints/step_00000004/model.safetensors"),
-        "model.safetensors is damaged or cut short",
-    ),
+    "other weights": (add("checkpoints/step_00000004/model.safetensors"), "model.safetensors is damaged or cut short"),
     "no weights": (
         rewritten(lambda content: content.pop("checkpoints/step_00000004/model.safetensors")),
         "model.safetensors is missing",
