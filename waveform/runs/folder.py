@@ -189,8 +189,6 @@ def check_recorded(run_dir: Path, config: dict[str, Any], found: Checkpoint) -> 
 def read_config(run_dir: Path) -> dict[str, Any]:
     """The configuration of a run. Raises UserError if `run_dir` is not a run or the file is damaged."""
     path = run_dir / CONFIG_FILE
-    if not run_dir.is_dir():
-        raise UserError(f"no such run folder: {run_dir}; `train` makes one")
     if not path.is_file() or path.is_symlink():
         raise UserError(f"{run_dir} is not a run (it has no {CONFIG_FILE}); give the folder that training wrote")
     try:
