@@ -29,14 +29,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from waveform.domain import TokenDomain, TrainRequest
 from waveform.engine.interface import SequenceModel
 from waveform.engine.labels import labels_checksum
-from waveform.engine.metrics import MetricsLog, bits
+from waveform.engine.metrics import MetricsLog, bits, read_metrics
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import OnEvaluate, RunContext
 from waveform.ranks.distributed import World, job
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.folder import comparable
-from waveform.runs.learning_curves import read_learning_curve
+from waveform.runs.learning_curves import learning_curve
 from waveform.runs.scoring import score
 from waveform.runs.settings import differing_keys, typed
 from waveform.runs.space import Space
@@ -299,7 +299,7 @@ class _Search:
         """What training calls after each evaluation: reports it to Optuna, and raises TrialPruned to end the trial."""
 
         def look(model: SequenceModel, step: int, log: MetricsLog, stop: StopRequest) -> None:
-            curve = read_learning_curve(run_dir, config)
+            curve = learning_curve(read_metrics(run_dir), config["train"])
             share = int(curve.seconds[-1] / self.config.budget_s * _NUM_LOOKS + 1e-6)  # seconds are rounded
             seen = self._study.trials[trial.number].intermediate_values
             if not 0 < share < _NUM_LOOKS or share in seen or not math.isfinite(curve.nats[-1]):
