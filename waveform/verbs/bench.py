@@ -89,22 +89,20 @@ def bench(
         "models": [],
         "preparation": [],
     }
-    errors = []
-    num_jobs = len(model_jobs) + len(preparation_jobs)
-    with Progress("bench", total=num_jobs, unit="measurement", enabled=show_progress) as progress:
-        for section, jobs in (("models", model_jobs), ("preparation", preparation_jobs)):
-            for job in jobs:
-                figures = run_in_child(job)
-                content[section].append(figures)
-                if "error" in figures:
-                    errors.append(figures["error"])
-                    progress.write(f"failed: {job.title}: {figures['error']}")
-                progress.update()
+    errors, jobs = [], [*model_jobs, *preparation_jobs]
+    with Progress("bench", total=len(jobs), unit="measurement", enabled=show_progress) as progress:
+        for job in jobs:
+            figures = run_in_child(job)
+            content["models" if job in model_jobs else "preparation"].append(figures)
+            if "error" in figures:
+                errors.append(figures["error"])
+                progress.write(f"failed: {job.title}: {figures['error']}")
+            progress.update()
     if show_progress:
         print(format_figures(content))
     write_json(json_file, content)
     if errors:
-        raise UserError(f"{len(errors)} of {num_jobs} measurements failed, the first with: {errors[0]}")
+        raise UserError(f"{len(errors)} of {len(jobs)} measurements failed, the first with: {errors[0]}")
     return content
 
 
