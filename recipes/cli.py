@@ -6,13 +6,12 @@ Also under torchrun.
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from recipes.corpora.catalogue import RECIPES, recipe_names
 from waveform.cli import RUN_VERBS
-from waveform.command.arguments import CONFIG_DIR, DEVICE, ENV, ENVS, JSON, PROTOCOL, ROWS, RUN_DIR, overrides
-from waveform.command.table import Verb, argument, is_setting, run_command
+from waveform.command.arguments import CONFIG_DIR, DEVICE, ENV, ENVS, JSON, PROTOCOL, ROWS, RUN_DIR, overrides, plot
+from waveform.command.table import Argument, Verb, is_setting, number, path, run_command
 from waveform.system.console import printable, say
 from waveform.system.errors import UserError
 
@@ -47,7 +46,7 @@ Without --data there is a vocabulary but no text, so the run can only be sampled
 settings, any number: model.memory=400 model.clamp_len=400 preset=small train.batch_size=4 train.lr=1e-5, the last for
 training that continues
 """
-_RECIPE = argument("recipe", metavar="RECIPE", help=f"{', '.join(RECIPES)}, or one of an installed package")
+_RECIPE = Argument("recipe", f"{', '.join(RECIPES)}, or one of an installed package", metavar="RECIPE")
 
 
 def without_recipe(arguments: Sequence[str]) -> list[str]:
@@ -79,12 +78,12 @@ VERBS = (
         "recipes.verbs.prepare:prepare_paths",
         (
             _RECIPE,
-            argument(
+            Argument(
                 "paths",
+                "SOURCE, the folder, file or archive as it was published, and DATA_DIR, a new folder; DATA_DIR alone "
+                "for recall",
                 nargs="+",
                 metavar="PATH",
-                help="SOURCE, the folder, file or archive as it was published, and DATA_DIR, a new folder; "
-                "DATA_DIR alone for recall",
             ),
             overrides("corpus.check=false"),
         ),
@@ -95,12 +94,10 @@ VERBS = (
         "make a run of a published Transformer-XL's weights",
         "recipes.verbs.import_run:import_run",
         (
-            argument("checkpoint", type=Path, metavar="CHECKPOINT"),
-            argument("run_dir", type=Path, metavar="RUN_DIR", help="a new folder"),
-            argument(
-                "--data", dest="data_dir", type=Path, metavar="DATA_DIR", help="text, prepared with its vocabulary"
-            ),
-            argument("--vocabulary", type=Path, metavar="FILE", help="the words, in JSON or one a line"),
+            path("checkpoint", metavar="CHECKPOINT"),
+            path("run_dir", "a new folder", metavar="RUN_DIR"),
+            path("--data", "text, prepared with its vocabulary", dest="data_dir", metavar="DATA_DIR"),
+            path("--vocabulary", "the words, in JSON or one a line", metavar="FILE"),
             overrides("model.memory=400"),
         ),
         epilog=_IMPORT_EPILOG,
@@ -111,10 +108,10 @@ VERBS = (
         "recipes.reinforcement.episode:draw_episode",
         (
             RUN_DIR,
-            argument("--gif", dest="gif_file", type=Path, metavar="FILE.gif", help="draw it as a moving picture"),
-            argument("--plot", dest="plot_file", type=Path, metavar="FILE.png", help="draw its steps side by side"),
-            argument("--steps", dest="num_steps", type=int, metavar="N", help="at most so many (default 60)"),
-            argument("--episode", type=int, metavar="N", help="which one (default 0)"),
+            path("--gif", "draw it as a moving picture", dest="gif_file", metavar="FILE.gif"),
+            plot("draw its steps side by side"),
+            number("--steps", "at most so many (default 60)", dest="num_steps"),
+            number("--episode", "which one (default 0)"),
             ENV,
             DEVICE,
         ),
@@ -125,32 +122,26 @@ VERBS = (
         "train every setting of a paper's table or figure, or of recall, at a preset's size: table, plot and JSON",
         "recipes.verbs.study:study",
         (
-            argument(
+            Argument(
                 "name",
+                "table5, table8, table9, figure3, figure5 or rare_updates (Rae et al. 2019), txl_table6 or txl_table7 "
+                "(Dai et al. 2019), or recall",
                 metavar="NAME",
-                help="table5, table8, table9, figure3, figure5 or rare_updates (Rae et al. 2019), txl_table6 or "
-                "txl_table7 (Dai et al. 2019), or recall",
             ),
-            argument(
+            Argument(
                 "paths",
+                "DATA_DIR, any text (for recall, data of that recipe), and OUT_DIR, where the runs are kept (continued "
+                "if it exists); OUT_DIR alone for figure5, which trains agents",
                 nargs="+",
                 metavar="PATH",
-                help="DATA_DIR, any text (for recall, data of that recipe), and OUT_DIR, where the runs are kept "
-                "(continued if it exists); OUT_DIR alone for figure5, which trains agents",
             ),
-            argument("--seeds", type=int, metavar="N", help="runs of each setting (default 1; of recall 3)"),
-            argument("--jobs", type=int, metavar="N", help="runs at a time, which share the CPU (default 2)"),
+            number("--seeds", "runs of each setting (default 1; of recall 3)"),
+            number("--jobs", "runs at a time, which share the CPU (default 2)"),
             ROWS,
-            argument("--agents", nargs="+", metavar="NAME", help="of figure5: train these alone (default all)"),
+            Argument("--agents", "of figure5: train these alone (default all)", nargs="+", metavar="NAME"),
             ENVS,
-            replace(JSON, options={**JSON.options, "help": "write the figures there (default OUT_DIR/NAME.json)"}),
-            argument(
-                "--plot",
-                dest="plot_file",
-                type=Path,
-                metavar="FILE.png",
-                help="draw them there (default OUT_DIR/NAME.png)",
-            ),
+            path("--json", "write the figures there (default OUT_DIR/NAME.json)", dest="json_file", metavar="FILE"),
+            plot("draw them there (default OUT_DIR/NAME.png)"),
             CONFIG_DIR,
             overrides("preset=smoke train.max_steps=500"),
         ),
@@ -161,9 +152,9 @@ VERBS = (
         "recipes.verbs.sweep:sweep",
         (
             RUN_DIR,
-            argument("--compressed", metavar="N,N,...", help="compressed slots, for example 512,1024,2048"),
-            argument("--memory", metavar="N,N,...", help="memory slots; with --compressed, every pair"),
-            argument("--split", metavar="NAME", help="train, valid (default) or test"),
+            Argument("--compressed", "compressed slots, for example 512,1024,2048", metavar="N,N,..."),
+            Argument("--memory", "memory slots; with --compressed, every pair", metavar="N,N,..."),
+            Argument("--split", "train, valid (default) or test", metavar="NAME"),
             PROTOCOL,
             ROWS,
             JSON,
@@ -176,9 +167,9 @@ VERBS = (
         "recipes.verbs.speed:speed",
         (
             RUN_DIR,
-            argument("--contexts", required=True, metavar="N,N,...", help="lengths, for example 800,1800,2800,3800"),
+            Argument("--contexts", "lengths, for example 800,1800,2800,3800", required=True, metavar="N,N,..."),
             JSON,
-            argument("--plot", dest="plot_file", type=Path, metavar="FILE.png", help="draw the figures there"),
+            plot("draw the figures there"),
             DEVICE,
         ),
     ),
@@ -187,10 +178,10 @@ VERBS = (
         "what a folder of texts is about: topics by latent Dirichlet allocation (needs waveform[topics])",
         "recipes.verbs.topics:topics",
         (
-            argument("source", type=Path, metavar="SOURCE", help="a folder or archive of .txt files, a document each"),
-            argument("--topics", type=int, metavar="N", help="default 7"),
-            argument("--words", type=int, metavar="N", help="shown of each topic (default 15)"),
-            argument("--seed", type=int, metavar="N", help="from which the topics begin (default 0)"),
+            path("source", "a folder or archive of .txt files, a document each", metavar="SOURCE"),
+            number("--topics", "default 7"),
+            number("--words", "shown of each topic (default 15)"),
+            number("--seed", "from which the topics begin (default 0)"),
             JSON,
         ),
         computes=False,

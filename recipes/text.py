@@ -27,8 +27,7 @@ from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.origin import Origin, compose_from
-from waveform.runs.race import ScoredRun
-from waveform.runs.scoring import EvaluateOptions, own_tokens
+from waveform.runs.scoring import EvaluateOptions, ScoredRun, own_tokens
 from waveform.runs.settings import ConfigFamily, compose_family
 from waveform.runs.sources import annotated
 from waveform.runs.space import Space, space_of

@@ -153,9 +153,7 @@ def test_commands_of_a_line_parse(paper: str) -> None:
         words = shlex.split(command)
         program = words.pop(0) if words[0] == "waveform" else "recipes"
         given = parser(program, "", COMMANDS[program]).parse_args(words)
-        options = {
-            name for verb in COMMANDS[program] if verb.name == given.verb for a in verb.arguments for name in a.names
-        }
+        options = {a.flag for verb in COMMANDS[program] if verb.name == given.verb for a in verb.arguments}
         assert {word for word in words if word.startswith("--")} <= options, command
         if program == "recipes" and given.verb == "train":
             recipe = given.source.name  # `data/enwik8`, or that of an agent

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from waveform.command.arguments import (
     CONFIG_DIR,
@@ -25,7 +24,7 @@ from waveform.command.arguments import (
     overrides,
     plot,
 )
-from waveform.command.table import Verb, argument, run_command
+from waveform.command.table import Argument, Verb, number, path, run_command, switch
 
 _TRAIN_EPILOG = """\
 settings (Hydra overrides), any number, after the paths:
@@ -51,11 +50,7 @@ your own voice, from a run that exists (a preset sets the schedule; the model is
 several GPUs:
   torchrun --nproc-per-node=8 -m waveform train SOURCE RUN_DIR
 """
-_SOURCE = argument(
-    "source", type=Path, metavar="SOURCE", help="a folder of audio, or a data set that `prepare` made, of audio or text"
-)
-
-
+_SOURCE = path("source", "a folder of audio, or a data set that `prepare` made, of audio or text", metavar="SOURCE")
 _SCORES = {
     verb: {
         "audio": f"waveform.verbs.{verb}:{verb}",
@@ -74,24 +69,17 @@ RUN_VERBS = (
         (
             _SOURCE,
             NEW_RUN_DIR,
-            argument(
+            path(
                 "--from",
+                "begin with the weights and settings of another run, archived or bundled; settings that you give, or a "
+                "preset, take precedence",
                 dest="run",
-                type=Path,
                 metavar="RUN_DIR",
-                help="begin with the weights and settings of another run, archived or bundled; settings that you give, "
-                "or a preset, take precedence",
             ),
-            argument(
-                "--from-optimiser",
-                dest="optimiser",
-                action="store_true",
-                help="take over its optimiser state too",
-            ),
-            argument(
+            switch("--from-optimiser", "take over its optimiser state too", dest="optimiser"),
+            switch(
                 "--print-config",
-                action="store_true",
-                help="print the resolved configuration and stop; SOURCE may be a recipe's name",
+                "print the resolved configuration and stop; SOURCE may be a recipe's name",
                 instead="waveform.verbs.train:print_config",
             ),
             overrides("train.max_steps=1000 model=wavenet"),
@@ -106,25 +94,15 @@ RUN_VERBS = (
         "waveform.verbs.tune:tune",
         (
             _SOURCE,
-            argument(
-                "out_dir",
-                type=Path,
-                metavar="DIR",
-                help="where the search and its runs are kept; continued if it exists",
+            path("out_dir", "where the search and its runs are kept; continued if it exists", metavar="DIR"),
+            Argument("--budget", "training of each trial, for example 90s, 10min (default) or 1h", metavar="TIME"),
+            number("--trials", "how many in all (default 20)"),
+            number("--seed", "of the search (default 0)"),
+            path(
+                "--space", "what to search, if not what comes with the model (docs/performance.md)", metavar="FILE.yaml"
             ),
-            argument("--budget", metavar="TIME", help="training of each trial, for example 90s, 10min (default) or 1h"),
-            argument("--trials", type=int, metavar="N", help="how many in all (default 20)"),
-            argument("--seed", type=int, metavar="N", help="of the search (default 0)"),
-            argument(
-                "--space",
-                type=Path,
-                metavar="FILE.yaml",
-                help="what to search, if not what comes with the model (docs/performance.md)",
-            ),
-            argument(
-                "--storage",
-                metavar="URL",
-                help="database in which several machines share the search (docs/performance.md)",
+            Argument(
+                "--storage", "database in which several machines share the search (docs/performance.md)", metavar="URL"
             ),
             JSON,
             overrides(
@@ -141,17 +119,17 @@ RUN_VERBS = (
         (
             RUN_DIR,
             *SCORING,
-            argument("--dynamic", action="store_true", help="score again while learning from what was scored"),
-            argument(
+            switch("--dynamic", "score again while learning from what was scored"),
+            Argument(
                 "--dynamic-optimiser",
+                "sgd (default) or adam, which start afresh; continued: Adam as training left it",
                 choices=("sgd", "adam", "continued"),
-                help="sgd (default) or adam, which start afresh; continued: Adam as training left it",
             ),
-            argument(
+            Argument(
                 "--dynamic-lr",
+                "default: 3e-2 with sgd, 3e-5 with adam; with continued, that of training where it ended",
                 type=float,
                 metavar="LR",
-                help="default: 3e-2 with sgd, 3e-5 with adam; with continued, that of training where it ended",
             ),
             *QUALITY,
             *PLAYING,
@@ -166,43 +144,37 @@ RUN_VERBS = (
         _SAMPLES,
         (
             RUN_DIR,
-            argument(
+            Argument(
                 "--out",
+                "folder for the WAV files; - writes one WAV to stdout, for example for `| aplay`",
                 metavar="DIR|-",
-                help="folder for the WAV files; - writes one WAV to stdout, for example for `| aplay`",
             ),
-            argument("--raw", action="store_true", help="with --out -: 16-bit PCM without a WAV header"),
-            argument("--play", action="store_true", help="play it as it is drawn; needs waveform[play]"),
-            argument("--num", type=int, metavar="N", help="how many, generated side by side (default 1)"),
-            argument(
-                "--seconds", type=float, metavar="S", help="length of each (default 1); inf with --play or --out -"
-            ),
+            switch("--raw", "with --out -: 16-bit PCM without a WAV header"),
+            switch("--play", "play it as it is drawn; needs waveform[play]"),
+            number("--num", "how many, generated side by side (default 1)"),
+            Argument("--seconds", "length of each (default 1); inf with --play or --out -", type=float, metavar="S"),
             TEMPERATURE,
-            argument("--top-k", rival="kept", type=int, metavar="K", help="draw from the K most probable classes only"),
-            argument(
+            number("--top-k", "draw from the K most probable classes only", rival="kept", metavar="K"),
+            Argument(
                 "--top-p",
+                "draw from the fewest classes that reach probability P (default of text: 0.98)",
                 rival="kept",
                 type=float,
                 metavar="P",
-                help="draw from the fewest classes that reach probability P (default of text: 0.98)",
             ),
             SEED,
-            argument(
+            Argument(
                 "--label",
+                "of a run with labels: what to sample (a speaker, a word, ...); each: --num of every label",
                 metavar="NAME",
-                help="of a run with labels: what to sample (a speaker, a word, ...); each: --num of every label",
             ),
-            argument("--prime", type=Path, metavar="FILE", help="audio that every sample begins with and continues"),
-            argument(
-                "--int8",
-                action="store_true",
-                help="8-bit weights on a CPU: faster; prints what it costs in NLL",
-            ),
-            argument("--prompt", metavar="TEXT|FILE", help="of text: what to continue (default: nothing)"),
-            argument("--documents", type=int, metavar="N", help="of text: continue N held-out documents instead"),
-            argument("--prefix", type=int, metavar="N", help="tokens of each that are read (default 512)"),
+            path("--prime", "audio that every sample begins with and continues", metavar="FILE"),
+            switch("--int8", "8-bit weights on a CPU: faster; prints what it costs in NLL"),
+            Argument("--prompt", "of text: what to continue (default: nothing)", metavar="TEXT|FILE"),
+            number("--documents", "of text: continue N held-out documents instead"),
+            number("--prefix", "tokens of each that are read (default 512)"),
             SPLIT,
-            argument("--tokens", dest="num_tokens", type=int, metavar="N", help="of text: how many (default 512)"),
+            number("--tokens", "of text: how many (default 512)", dest="num_tokens"),
             DEVICE,
         ),
         report="waveform.command.outcome:print_text",
@@ -213,11 +185,9 @@ RUN_VERBS = (
         "waveform.verbs.export:export",
         (
             RUN_DIR,
-            argument("file", type=Path, metavar="FILE", help="a new file, a zip archive"),
-            argument(
-                "--optimiser",
-                action="store_true",
-                help="include what only training needs, to resume it; the file is three to ten times as large",
+            path("file", "a new file, a zip archive", metavar="FILE"),
+            switch(
+                "--optimiser", "include what only training needs, to resume it; the file is three to ten times as large"
             ),
         ),
     ),
@@ -228,10 +198,10 @@ RUN_VERBS = (
         (
             RUN_DIRS,
             *SCORING,
-            argument(
+            Argument(
                 "--published",
+                "show what others published for a corpus (sc09, youtubemix, beethoven) beside runs on all of it",
                 metavar="NAME",
-                help="show what others published for a corpus (sc09, youtubemix, beethoven) beside runs on all of it",
             ),
             *QUALITY,
             *PLAYING,
@@ -246,14 +216,14 @@ RUN_VERBS = (
         "waveform.verbs.race:race",
         (
             _SOURCE,
-            argument("out_dir", type=Path, metavar="OUT_DIR", help="a run folder of each model and seed; resumed"),
-            argument(
+            path("out_dir", "a run folder of each model and seed; resumed", metavar="OUT_DIR"),
+            Argument(
                 "--models",
+                "default: compressive_transformer transformer_xl, and of audio wavenet",
                 nargs="+",
                 metavar="NAME",
-                help="default: compressive_transformer transformer_xl, and of audio wavenet",
             ),
-            argument("--seeds", type=int, metavar="N", help="trainings of each model (default 1)"),
+            number("--seeds", "trainings of each model (default 1)"),
             ROWS,
             JSON,
             plot("draw validation NLL in training, and test NLL against parameters"),
@@ -269,14 +239,10 @@ RUN_VERBS = (
             RUN_DIRS,
             DATA,
             SPLIT,
-            argument(
-                "--tokens",
-                dest="max_tokens",
-                type=int,
-                metavar="N",
-                help="tokens that each run reads at most for each figure (default 200000)",
+            number(
+                "--tokens", "tokens that each run reads at most for each figure (default 200000)", dest="max_tokens"
             ),
-            argument("--context-step", type=int, metavar="N", help="tokens from one context length to the next"),
+            number("--context-step", "tokens from one context length to the next"),
             *MEMORIES,
             plot("draw the figures there"),
             JSON,
@@ -288,61 +254,44 @@ RUN_VERBS = (
         "write a page to read and to listen to: samples beside real data, NLL, attention, settings",
         "waveform.verbs.report:report",
         (
-            argument("run_dirs", type=Path, nargs="*", metavar="RUN_DIR", help="several stand side by side"),
-            argument("--out", type=Path, metavar="FILE.html", help="the page (default report.html)"),
-            argument(
+            path("run_dirs", "several stand side by side", nargs="*", metavar="RUN_DIR"),
+            path("--out", "the page (default report.html)", metavar="FILE.html"),
+            path(
                 "--listen",
-                type=Path,
+                "further runs, at the same rate, of which only sounds are shown",
                 nargs="+",
                 metavar="RUN_DIR",
-                help="further runs, at the same rate, of which only sounds are shown",
             ),
-            argument("--num", type=int, metavar="N", help="sounds of each run at each temperature (default 2)"),
-            argument("--seconds", type=float, metavar="S", help="length of each sound (default 2)"),
-            argument(
-                "--real", type=int, metavar="N", help="recordings, whose beginnings every run continues (default 4)"
-            ),
-            argument(
+            number("--num", "sounds of each run at each temperature (default 2)"),
+            Argument("--seconds", "length of each sound (default 2)", type=float, metavar="S"),
+            number("--real", "recordings, whose beginnings every run continues (default 4)"),
+            Argument(
                 "--temperatures",
+                "of sounds: default 1 0.9; the first one for continuations too",
                 type=float,
                 nargs="+",
                 metavar="T",
-                help="of sounds: default 1 0.9; the first one for continuations too",
             ),
-            argument(
-                "--quality",
-                type=int,
-                metavar="N",
-                help="measure figures of quality by N sounds of each run (default 0: none)",
-            ),
-            argument(
-                "--documents",
-                type=int,
-                metavar="N",
-                help="of text: held-out documents that every run continues (default 3)",
-            ),
-            argument("--prefix", type=int, metavar="N", help="tokens of each that are read (default 512)"),
+            number("--quality", "measure figures of quality by N sounds of each run (default 0: none)"),
+            number("--documents", "of text: held-out documents that every run continues (default 3)"),
+            number("--prefix", "tokens of each that are read (default 512)"),
             TEMPERATURE,
             SEED,
             DATA,
             SPLIT,
             ROWS,
-            argument(
+            number(
                 "--tokens",
-                type=int,
-                metavar="N",
-                help="of audio: samples to score, longest utterances first (default: all); of text: tokens to write "
+                "of audio: samples to score, longest utterances first (default: all); of text: tokens to write "
                 "(default 256)",
             ),
             JSON,
             DEVICE,
-            argument(
+            path(
                 "--ratings",
-                type=Path,
+                "ratings that a page's blind mode exported: print each run's mean with its interval, and write no page",
                 nargs="+",
                 metavar="FILE",
-                help="ratings that a page's blind mode exported: print each run's mean with its interval, and write no "
-                "page",
                 instead="waveform.report_page.ratings:rate",
             ),
         ),
@@ -356,20 +305,18 @@ VERBS = (
         "turn a folder of audio into a data set of tokens (8-bit mu-law at the paper's rate by default), with a report",
         "waveform.verbs.prepare:prepare",
         (
-            argument(
-                "audio_dir", type=Path, metavar="AUDIO_DIR", help="wav, flac, ogg, opus, mp3, aiff, in any folder"
-            ),
-            argument("data_dir", type=Path, metavar="DATA_DIR", help="created, or brought up to date"),
-            argument(
+            path("audio_dir", "wav, flac, ogg, opus, mp3, aiff, in any folder", metavar="AUDIO_DIR"),
+            path("data_dir", "created, or brought up to date", metavar="DATA_DIR"),
+            Argument(
                 "--corpus",
+                "AUDIO_DIR is this published corpus: sc09, youtubemix, beethoven, ljspeech, libritts or vctk",
                 metavar="NAME",
-                help="AUDIO_DIR is this published corpus: sc09, youtubemix, beethoven, ljspeech, libritts or vctk",
             ),
-            argument("--partial", action="store_true", help="with --corpus: a part of it is enough"),
-            argument(
+            switch("--partial", "with --corpus: a part of it is enough"),
+            Argument(
                 "--executor",
+                "work on the files on this Dask cluster, whose workers must see both folders under the same paths",
                 metavar="dask://HOST:PORT",
-                help="work on the files on this Dask cluster, whose workers must see both folders under the same paths",
             ),
             overrides(
                 "data.split.valid=0.1 data.split.by=folder; data.labels=folder or FILE.csv: labels of utterances"
@@ -384,16 +331,15 @@ VERBS = (
         "measure training, memory, sampling and data preparation, each against this machine's limit",
         "waveform.verbs.bench:bench",
         (
-            argument("--model", dest="models", nargs="+", metavar="NAME", help="default: every registered model"),
-            argument("--preset", dest="presets", nargs="+", metavar="NAME", help="default: small speech_paper"),
-            argument(
+            Argument("--model", "default: every registered model", dest="models", nargs="+", metavar="NAME"),
+            Argument("--preset", "default: small speech_paper", dest="presets", nargs="+", metavar="NAME"),
+            number(
                 "--batch-size",
-                type=int,
-                metavar="B",
+                "rows in training (default: 1 on a CPU, 32 on a GPU)",
                 setting="train.batch_size",
-                help="rows in training (default: 1 on a CPU, 32 on a GPU)",
+                metavar="B",
             ),
-            argument("--audio-minutes", type=float, metavar="N", help="audio to prepare; 0: none (default 10)"),
+            number("--audio-minutes", "audio to prepare; 0: none (default 10)", type=float),
             JSON,
             DEVICE,
             overrides("model.num_layers=2"),
@@ -404,10 +350,7 @@ VERBS = (
         "demo",
         "prepare, train, compare and sample bundled speech, in minutes on two CPU cores",
         "waveform.verbs.demo:demo",
-        (
-            argument("--out", dest="out_dir", type=Path, metavar="DIR", help="default: waveform-demo"),
-            overrides("train.max_seconds=10"),
-        ),
+        (path("--out", "default: waveform-demo", dest="out_dir", metavar="DIR"), overrides("train.max_seconds=10")),
     ),
 )
 

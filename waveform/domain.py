@@ -23,16 +23,15 @@ from waveform.ranks.distributed import World
 from waveform.report_page.contents import ReportContents
 from waveform.runs.averaging import average_weights
 from waveform.runs.configured_model import num_parameters
-from waveform.runs.folder import check_run_dir, read_config
+from waveform.runs.folder import check_run_dir, read_config, refuse_other_config
 from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun
 from waveform.runs.origin import Origin
-from waveform.runs.race import ScoredRun
-from waveform.runs.scoring import EvaluateOptions, describe_dynamic, display_names, score
+from waveform.runs.scoring import EvaluateOptions, ScoredRun, describe_dynamic, display_names, score
 from waveform.runs.sliding import evaluate_sliding
 from waveform.runs.space import Space
-from waveform.runs.training import check_settings, open_training
+from waveform.runs.training import check_fits, open_training
 from waveform.system.errors import UserError
 
 _GROUP = "waveform.domains"
@@ -125,8 +124,8 @@ class TokenDomain(Domain):
     def check(self, request: TrainRequest, config: dict[str, Any], train_config: TrainConfig, *, world: World) -> None:
         assert request.run_dir is not None
         check_run_dir(request.run_dir)
-        dataset = self.dataset(request.source, config)
-        check_settings(request.run_dir, config, train_config, dataset=dataset, world=world)
+        check_fits(config, train_config, dataset=self.dataset(request.source, config), world=world)
+        refuse_other_config(request.run_dir, config)
 
     def dataset(self, source: Path, config: dict[str, Any]) -> Mapping[str, Any]:
         """`vocab_size` and `modality` of what training will read."""

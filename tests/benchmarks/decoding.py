@@ -7,13 +7,13 @@ import argparse
 import json
 import platform
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from waveform.benchmarks.timing import seconds
 from waveform.engine.interface import Decoder, SequenceModel, State, decoder, map_state
 from waveform.models.registry import build
 from waveform.system.cpu import set_defaults
@@ -35,14 +35,9 @@ _DEMO = {
 }
 
 
-def seconds(function: Callable[[], Any], *, repeats: int) -> float:
-    """Median duration of a call."""
-    durations = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        function()
-        durations.append(time.perf_counter() - began)
-    return statistics.median(durations)
+def _step_seconds(stepper: Decoder, tokens: torch.Tensor, num_steps: int) -> float:
+    """Duration of one of several steps."""
+    return seconds(lambda: [stepper.step(tokens) for _ in range(num_steps)], device=torch.device("cpu")) / num_steps
 
 
 def _midway(model: Any, batch_size: int) -> State:
@@ -85,8 +80,8 @@ def measure(*, repeats: int = 5, **fields: int) -> dict[str, Any]:
     stepper.step(tokens[:, -1])  # compiles
     step_s, window_s = [], []
     for _ in range(repeats):  # in turn
-        window_s.append(seconds(lambda: model.forward(tokens, at_start), repeats=1))
-        step_s.append(seconds(lambda: stepper.step(tokens[:, -1]), repeats=10))
+        window_s.append(seconds(lambda: model.forward(tokens, at_start), device=tokens.device))
+        step_s.append(_step_seconds(stepper, tokens[:, -1], 10))
     step, whole = statistics.median(step_s), statistics.median(window_s)
     return {
         "num_parameters": sum(p.numel() for p in model.parameters()),
@@ -108,10 +103,7 @@ def measure_steps(name: str, *, batch_size: int, num_steps: int, rounds: int = 5
         stepper.step(tokens)
     for _ in range(rounds):
         for kind, stepper in steppers.items():
-            began = time.perf_counter()
-            for _ in range(num_steps):
-                stepper.step(tokens)
-            durations[kind].append((time.perf_counter() - began) / num_steps)
+            durations[kind].append(_step_seconds(stepper, tokens, num_steps))
     result: dict[str, Any] = {"model": name, "batch_size": batch_size}
     for kind, stepper in steppers.items():
         step = statistics.median(durations[kind])

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from waveform.system.output import write_png
+from waveform.system.panels import panels
 
 
 def points(figures: Sequence[Any]) -> dict[str, dict[float, list[float]]]:
@@ -30,24 +30,19 @@ def points(figures: Sequence[Any]) -> dict[str, dict[float, list[float]]]:
 
 def draw(path: Path, figures: Sequence[Any]) -> None:
     """Write the picture."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.4, 3.8), dpi=110, layout="constrained")
-    axes = figure.subplots()
     found = points(figures)
-    for i, (model, budgets) in enumerate(found.items()):
-        axes.plot(list(budgets), [np.mean(nats) for nats in budgets.values()], color=f"C{i}", label=model)
-        for minutes, nats in budgets.items():
-            axes.plot([minutes] * len(nats), nats, "o", markersize=4, alpha=0.6, color=f"C{i}")
-    ticks = sorted({minutes for budgets in found.values() for minutes in budgets})
-    axes.set_xscale("log")
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel("minutes of training on one core")
-    axes.set_ylabel("test NLL, nats per sample")
-    axes.grid(True, color="0.9", linewidth=0.6)
-    axes.legend(frameon=False)
-    write_png(path, figure)
+    with panels(path, 1, size=(5.4, 3.8)) as (axes,):
+        for i, (model, budgets) in enumerate(found.items()):
+            axes.plot(list(budgets), [np.mean(nats) for nats in budgets.values()], color=f"C{i}", label=model)
+            for minutes, nats in budgets.items():
+                axes.plot([minutes] * len(nats), nats, "o", markersize=4, alpha=0.6, color=f"C{i}")
+        ticks = sorted({minutes for budgets in found.values() for minutes in budgets})
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel("minutes of training on one core")
+        axes.set_ylabel("test NLL, nats per sample")
+        axes.legend()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import recipes.cli
 import waveform.cli
 from recipes.text import Text
 from waveform.command.arguments import overrides
-from waveform.command.table import OVERRIDES, Verb, argument, run_command
+from waveform.command.table import OVERRIDES, Argument, Verb, number, run_command, switch
 from waveform.speech.domain import Speech
 
 CALLS: list[tuple[str, dict[str, Any]]] = []
@@ -48,14 +48,14 @@ DRAW = Verb(
     "draw something",
     f"{HERE}:draw",
     (
-        argument("path"),
-        argument("--name", dest="names", nargs="+"),
-        argument("--width", type=int),
-        argument("--length", type=float),
-        argument("--ink", setting="pen.ink"),
-        argument("--explain", action="store_true", instead=f"{HERE}:explain"),
-        argument("--red", action="store_true", rival="colour", setting="red"),
-        argument("--blue", action="store_true", rival="colour", setting="blue"),
+        Argument("path"),
+        Argument("--name", dest="names", nargs="+"),
+        number("--width"),
+        Argument("--length", type=float),
+        Argument("--ink", setting="pen.ink"),
+        switch("--explain", instead=f"{HERE}:explain"),
+        switch("--red", rival="colour", setting="red"),
+        switch("--blue", rival="colour", setting="blue"),
         overrides("a=1"),
     ),
     report=f"{HERE}:exit_code",

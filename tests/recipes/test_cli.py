@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from recipes.verbs.sweep import sweep
 from tests.ranks.run_ranks import command_on_ranks
 from tests.recipes.calling import figures_of, mistake, run
 from tests.recipes.corpus_files import write_source
+from tests.test_cli import words
 from waveform.engine.dataset import read_dataset
 from waveform.engine.metrics import read_metrics
 from waveform.runs.scoring import EvaluateOptions
@@ -329,73 +329,60 @@ def test_samples_depend_on_prompt_and_seed_alone(
     assert "1 of 2 words of the prompt are not in the vocabulary" in capsys.readouterr().err
 
 
-Mistake = Callable[[Path, Path], list[Any]]
-MISTAKES: dict[str, tuple[Mistake, str]] = {
-    "an unknown recipe": (lambda p, t: ["prepare", "enwik9", p / "source", t / "d"], "choose one of enwik8, text8"),
-    "no source": (lambda p, t: ["prepare", "enwik8", t / "none", t / "d"], "no such file or folder"),
-    "an unknown setting": (lambda p, t: ["prepare", "folder", p, t / "d", "corpus.chek=1"], "corpus.check, "),
-    "a value of the wrong type": (lambda p, t: ["prepare", "folder", p, t / "d", "corpus.check=maybe"], "corpus:"),
+MISTAKES: dict[str, tuple[str, str]] = {
+    "an unknown recipe": ("prepare enwik9 P/source T/d", "choose one of enwik8, text8"),
+    "no source": ("prepare enwik8 T/none T/d", "no such file or folder"),
+    "an unknown setting": ("prepare folder P/ T/d corpus.chek=1", "corpus.check, "),
+    "a value of the wrong type": ("prepare folder P/ T/d corpus.check=maybe", "corpus:"),
     "tokens that the recipe does not offer": (
-        lambda p, t: ["prepare", "wikitext103", p / "source", t / "d", "corpus.tokens=bytes"],
+        "prepare wikitext103 P/source T/d corpus.tokens=bytes",
         "wikitext103 is read as words",
     ),
     "data that exists already": (
-        lambda p, t: ["prepare", "wikitext103", p / "source/wikitext-103-v1.zip", p / "data"],
+        "prepare wikitext103 P/source/wikitext-103-v1.zip P/data",
         "is not empty; give a new folder",
     ),
     "a slice instead of the corpus": (
-        lambda p, t: ["prepare", "wikitext103", p / "source/wikitext-103-v1.zip", t / "d"],
+        "prepare wikitext103 P/source/wikitext-103-v1.zip T/d",
         "not 103,227,021. Expected: wiki.train.tokens",
     ),
-    "a different corpus": (lambda p, t: ["prepare", "ptb", p / "source/wikitext-103-v1.zip", t / "d"], "ptb.train.txt"),
-    "too few files": (lambda p, t: ["prepare", "folder", p / "source", t / "d"], "at least 3"),
-    "no data": (lambda p, t: ["train", t / "x", t / "r"], "give a folder of audio or a prepared data set"),
-    "data of a different recipe": (
-        lambda p, t: ["train", "ptb", p / "data", t / "r", "preset=smoke"],
-        "was prepared as wikitext103, not as ptb",
-    ),
-    "a recipe instead of data": (lambda p, t: ["train", "enwik8", t / "r"], "enwik8 is not a prepared data set"),
+    "a different corpus": ("prepare ptb P/source/wikitext-103-v1.zip T/d", "ptb.train.txt"),
+    "too few files": ("prepare folder P/source T/d", "at least 3"),
+    "no data": ("train T/x T/r", "give a folder of audio or a prepared data set"),
+    "data of a different recipe": ("train ptb P/data T/r preset=smoke", "was prepared as wikitext103, not as ptb"),
+    "a recipe instead of data": ("train enwik8 T/r", "enwik8 is not a prepared data set"),
     "no such preset": (
-        lambda p, t: ["train", p / "data", t / "r", "preset=big"],
+        "train P/data T/r preset=big",
         "choose one of cpu, dai, dai_12l, dai_18l, dai_24l, dai_base, dai_large, dai_standard, paper, small, smoke",
     ),
-    "no such study": (lambda p, t: ["train", p / "data", t / "r", "study=table9"], "table5_max"),
-    "no such setting": (
-        lambda p, t: ["train", p / "data", t / "r", "model.compresed=3"],
-        "did you mean 'model.compressed'",
-    ),
-    "cutoffs beyond the vocabulary": (
-        lambda p, t: ["train", p / "data", t / "r", "preset=small"],
-        "model.cutoffs is [20000, 40000, 200000]",
-    ),
+    "no such study": ("train P/data T/r study=table9", "table5_max"),
+    "no such setting": ("train P/data T/r model.compresed=3", "did you mean 'model.compressed'"),
+    "cutoffs beyond the vocabulary": ("train P/data T/r preset=small", "model.cutoffs is [20000, 40000, 200000]"),
     "more layers than any model has": (
-        lambda p, t: ["train", p / "data", t / "r", "preset=smoke", "model.num_layers=90000000"],
+        "train P/data T/r preset=smoke model.num_layers=90000000",
         "model.num_layers is 90000000; it must be a whole number from 1 to 1000",
     ),
-    "a run folder with other files": (
-        lambda p, t: ["train", p / "data", p / "source", "preset=smoke"],
-        "contains other files",
-    ),
-    "evaluate a missing run": (lambda p, t: ["evaluate", t / "none"], "no such run folder"),
-    "evaluate an unknown split": (lambda p, t: ["evaluate", p / "run", "--split", "dev"], "has no split 'dev'"),
-    "evaluate zero rows": (lambda p, t: ["evaluate", p / "run", "--rows", 0], "--rows is 0"),
-    "evaluate with negative memory": (lambda p, t: ["evaluate", p / "run", "--memory", -1], "model.memory is -1"),
+    "a run folder with other files": ("train P/data P/source preset=smoke", "contains other files"),
+    "evaluate a missing run": ("evaluate T/none", "no such run folder"),
+    "evaluate an unknown split": ("evaluate P/run --split dev", "has no split 'dev'"),
+    "evaluate zero rows": ("evaluate P/run --rows 0", "--rows is 0"),
+    "evaluate with negative memory": ("evaluate P/run --memory -1", "model.memory is -1"),
     "sweep without": (
-        lambda p, t: ["sweep", p / "run", "--compressed", "4,0"],
+        "sweep P/run --compressed 4,0",
         "the run was not trained with compressed 0, which has other parameters; give another size",
     ),
-    "sweep words": (lambda p, t: ["sweep", p / "run", "--compressed", "4,x"], "--compressed is '4,x'"),
-    "sample zero tokens": (lambda p, t: ["sample", p / "run", "--tokens", 0], "--tokens is 0"),
-    "sample text in 8 bits": (lambda p, t: ["sample", p / "run", "--int8"], "--int8 is for runs on audio"),
-    "sample from an empty nucleus": (lambda p, t: ["sample", p / "run", "--top-p", 0], "top-p is 0"),
+    "sweep words": ("sweep P/run --compressed 4,x", "--compressed is '4,x'"),
+    "sample zero tokens": ("sample P/run --tokens 0", "--tokens is 0"),
+    "sample text in 8 bits": ("sample P/run --int8", "--int8 is for runs on audio"),
+    "sample from an empty nucleus": ("sample P/run --top-p 0", "top-p is 0"),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_line(name: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments, words = MISTAKES[name]
+    command, says = MISTAKES[name]
     before = sorted(place.rglob("*"))
-    assert words in mistake(arguments(place, tmp_path), capsys)
+    assert says in mistake(words(command, place, tmp_path), capsys)
     assert sorted(place.rglob("*")) == before
     assert not [path for path in tmp_path.rglob("*") if path.name != ".train.lock" and path.is_file()]
     assert not (tmp_path / "d").exists() and not list(tmp_path.glob("*.partial"))

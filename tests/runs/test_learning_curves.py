@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from waveform.engine.metrics import read_metrics
 from waveform.engine.schedule import update_period, updates_until
-from waveform.runs.learning_curves import LearningCurve, read_learning_curve, save_learning_curves
+from waveform.runs.learning_curves import LearningCurve, learning_curve, save_learning_curves
 
 
 def test_updates_are_counted_as_training_makes_them() -> None:
@@ -26,7 +27,7 @@ def test_a_log_becomes_a_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str
         {"kind": "evaluate", "step": 4, "seconds": 2.0, "nll_nats": 2.5},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    curve = read_learning_curve(tmp_path, {"train": {"update_period": 2, "update_period_from": 2}})
+    curve = learning_curve(read_metrics(tmp_path), {"update_period": 2, "update_period_from": 2})
     assert curve == LearningCurve([3, 4], [2, 3], [140.0, 180.0], [1.5, 2.0], [4.0, 2.5])
     assert "is damaged in line 3; ignoring that" in capsys.readouterr().err
     empty = LearningCurve([], [], [], [], [])

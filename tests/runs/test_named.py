@@ -74,11 +74,7 @@ def test_a_name_stands_for_a_run_folder_in_every_verb(
         assert main(["compare", run, *data, "--json", str(out / "c.json")]) == 0
         assert main(["analyse", run, *data, "--tokens", "500", "--json", str(out / "a.json")]) == 0
     ours, folders = tmp_path / bundled, tmp_path / "run"
-    assert figures(ours / "e.json") == {
-        **figures(folders / "e.json"),
-        "run": bundled,
-        "unigram_nats_per_token": None,
-    }
+    assert figures(ours / "e.json") == {**figures(folders / "e.json"), "run": bundled, "unigram_nats_per_token": None}
     assert figures(ours / "c.json")[0]["learning_curve"] == figures(folders / "c.json")[0]["learning_curve"]
     assert figures(ours / "a.json")["runs"][0]["run"] == bundled
     (wav,), (other,) = (list((folder / "wav").iterdir()) for folder in (ours, folders))
@@ -220,12 +216,14 @@ def test_if_training_removes_a_checkpoint_that_is_being_read_another_is_read(
     assert recipes(command.split()) == 0
 
 
-def rewritten(change: Callable[[dict[str, bytes]], None]) -> Callable[[Path], None]:
+def rewritten(
+    change: Callable[[dict[str, bytes]], Any] = len, *, method: int = zipfile.ZIP_STORED
+) -> Callable[[Path], None]:
     def attack(file: Path) -> None:
         with zipfile.ZipFile(file) as archive:
             content = {name: archive.read(name) for name in archive.namelist()}
         change(content)
-        with zipfile.ZipFile(file, "w") as archive:
+        with zipfile.ZipFile(file, "w", method) as archive:
             for name, data in content.items():
                 archive.writestr(name, data)
 
@@ -234,17 +232,6 @@ def rewritten(change: Callable[[dict[str, bytes]], None]) -> Callable[[Path], No
 
 def add(name: str, data: bytes = b"x") -> Callable[[Path], None]:
     return rewritten(lambda content: content.update({name: data}))
-
-
-def compress(method: int) -> Callable[[Path], None]:
-    def attack(file: Path) -> None:
-        with zipfile.ZipFile(file) as archive:
-            content = {name: archive.read(name) for name in archive.namelist()}
-        with zipfile.ZipFile(file, "w", method) as archive:
-            for name, data in content.items():
-                archive.writestr(name, data)
-
-    return attack
 
 
 def bomb(file: Path) -> None:
@@ -280,8 +267,8 @@ _ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a lock": (add(".train.lock"), "a run has no file '.train.lock'"),
     "line feed": (add("config.yaml\n"), "a run has no file 'config.yaml\\n'"),
     "no config": (rewritten(lambda content: content.pop("config.yaml")), "it has no config.yaml"),
-    "bzip2": (compress(zipfile.ZIP_BZIP2), "is compressed in another way"),
-    "lzma": (compress(zipfile.ZIP_LZMA), "is compressed in another way"),
+    "bzip2": (rewritten(method=zipfile.ZIP_BZIP2), "is compressed in another way"),
+    "lzma": (rewritten(method=zipfile.ZIP_LZMA), "is compressed in another way"),
     "bomb": (bomb, "it would grow by 69,"),
     "two checkpoints": (add("checkpoints/step_00000002/progress.json"), "it has several checkpoints"),
     "two of one name": (twice, "two files of one name"),
@@ -294,10 +281,7 @@ _ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda file: file.write_bytes((c := file.read_bytes())[:5000] + bytes([c[5000] ^ 1]) + c[5001:]),
         "is not a run that `waveform export` made (Bad CRC-32",
     ),
-    "other weights": (
-        rewritten(lambda content: content.update({"checkpoints/step_00000004/model.safetensors": b"x"})),
-        "model.safetensors is damaged or cut short",
-    ),
+    "other weights": (add("checkpoints/step_00000004/model.safetensors"), "model.safetensors is damaged or cut short"),
     "no weights": (
         rewritten(lambda content: content.pop("checkpoints/step_00000004/model.safetensors")),
         "model.safetensors is missing",

@@ -13,8 +13,7 @@ from waveform.runs.training import cut_for_a_look
 
 
 @pytest.mark.parametrize(
-    ("evaluate_tokens", "num_ranks", "longest"),
-    [(None, 1, 65), (400, 1, 25), (400, 2, 13), (5000, 2, 33), (0, 1, 65)],
+    ("evaluate_tokens", "num_ranks", "longest"), [(None, 1, 65), (400, 1, 25), (400, 2, 13), (5000, 2, 33), (0, 1, 65)]
 )
 def test_a_look_has_several_rows(evaluate_tokens: int | None, num_ranks: int, longest: int, tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "a.shard", vocab_size=3) as writer:

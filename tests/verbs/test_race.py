@@ -13,8 +13,8 @@ from tests.test_cli import mistake, write_tones
 from waveform.cli import main
 from waveform.engine.learner import Learner
 from waveform.engine.token_learner import TokenLearner
-from waveform.runs.race import Entrants
-from waveform.runs.speeds import read_speeds, read_waited_share, warnings_of
+from waveform.runs.speeds import speeds_of, waited_share, warnings_of
+from waveform.verbs.race import Entrants
 
 SHORT = [
     *("preset=demo", "train.device=cpu", "train.batch_size=2", "train.chunk=64", "train.log_every=1"),
@@ -128,10 +128,9 @@ def test_a_machine_that_was_not_idle_is_warned_of(
     assert "warning: wavenet was trained at uneven speed" in capsys.readouterr().out
 
 
-def test_speeds_are_read_from_the_log_and_a_steady_run_is_not_warned_of(tmp_path: Path) -> None:
+def test_speeds_are_of_the_log_and_a_steady_run_is_not_warned_of() -> None:
     records = [{"kind": "train", "step": i, "seconds": 1.5 * i, "tokens_seen": 100 * i} for i in range(1, 24)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    speeds = read_speeds(tmp_path)
+    speeds = speeds_of(records)
     assert speeds == pytest.approx([200 / 3] * 11)
     assert warnings_of({"a": speeds, "b": [speed / 2 for speed in speeds]}) == []
     assert warnings_of({"a": [1.0] * 3 + [9.0] * 4}) == []  # too few to say
@@ -139,15 +138,14 @@ def test_speeds_are_read_from_the_log_and_a_steady_run_is_not_warned_of(tmp_path
     assert "tokens/s" in line and "more tokens" in line and "sample" not in line
 
 
-def test_a_run_that_waited_for_a_core_is_warned_of(tmp_path: Path) -> None:
+def test_a_run_that_waited_for_a_core_is_warned_of() -> None:
     """Work that goes on evenly slows all slices alike, and shows here only."""
     limited = {"max_seconds": 20.0}
-    assert read_waited_share(tmp_path, limited) is None
+    assert waited_share([], limited) is None
     records = [{"kind": "train", "step": i, "seconds": 2.0 * i, "waited_s": 0.5} for i in range(1, 9)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert read_waited_share(tmp_path, limited) == 0.25
+    assert waited_share(records, limited) == 0.25
     for costs_nothing in ({"max_seconds": None}, {**limited, "count_waiting": False}):
-        assert read_waited_share(tmp_path, costs_nothing) is None
+        assert waited_share(records, costs_nothing) is None
     (line,) = warnings_of({"a": [1.0] * 9}, {"a": 0.25, "b": 0.05, "c": None, "d": 0.5})
     assert "waited for a core" in line and "(a 25%, d 50% of the time)" in line
 

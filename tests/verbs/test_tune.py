@@ -9,22 +9,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.faults import forkserver
-from tests.test_cli import SMALL, mistake, write_tones
+from tests.test_cli import SMALL, mistake, words, write_tones
 from waveform.cli import main
 from waveform.engine import checkpoint
 from waveform.runs.folder import read_config
 from waveform.speech.config import compose_config
 from waveform.system.signals import Interrupted
-from waveform.tuning import search
 
-optuna = pytest.importorskip("optuna", reason="the extra `tune` is not installed")
+search = pytest.importorskip("waveform.tuning.search", reason="the extra `tune` is not installed")
 
 GOOD, BAD = 8e-3, 1e-9  # learning rates; the first is the preset's, and so the first trial's
 SETTINGS = ["model=transformer_xl", "preset=mine", *(f"model.{field}" for field in SMALL["transformer_xl"].split())]
@@ -205,58 +203,41 @@ def test_a_trial_that_fails_is_named_and_the_search_goes_on(
     assert all(f"trial {number} failed: {reason}" in out for number, reason in reasons.items())
 
 
-MISTAKES: dict[str, tuple[Callable[[Path, Path], list[str]], str]] = {
-    "no data": (lambda p, t: ["tune", str(t / "gone"), str(t / "s")], "no such folder"),
-    "a budget without a unit": (lambda p, t: tune(p, t / "s", budget="10"), "--budget '10' is not a time"),
-    "no time": (lambda p, t: tune(p, t / "s", budget="0s"), "leaves no time"),
-    "no trials": (lambda p, t: tune(p, t / "s", trials=0), "--trials is 0"),
-    "a model that is not known": (
-        lambda p, t: ["tune", str(p / "data"), str(t / "s"), "model=gpt"],
-        "unknown model 'gpt'; choose one of",
-    ),
-    "a setting that is not known": (lambda p, t: tune(p, t / "s", "train.lrr=1"), "did you mean 'train.lr'?"),
-    "a space that is not there": (
-        lambda p, t: ["tune", str(p / "data"), str(t / "s"), "--space", str(t / "gone.yaml")],
-        "cannot read --space",
-    ),
+# What comes after the folder of data, in words as of tests/test_cli; the space, if it is another; and the message
+MISTAKES: dict[str, tuple[str, str | None, str]] = {
+    "a budget without a unit": ("T/s --budget 10", None, "--budget '10' is not a time"),
+    "no time": ("T/s --budget 0s", None, "leaves no time"),
+    "no trials": ("T/s --trials 0", None, "--trials is 0"),
+    "a model that is not known": ("T/s model=gpt", None, "unknown model 'gpt'; choose one of"),
+    "a setting that is not known": ("T/s train.lrr=1", None, "did you mean 'train.lr'?"),
+    "a space that is not there": ("T/s --space T/gone.yaml", None, "cannot read --space"),
     "an unknown setting in the space": (
-        lambda p, t: tune(p, t / "s", *space(t, "train.lrr: [1]")),
+        "T/s",
+        "train.lrr: [1]",
         "with train.lrr=1: unknown setting 'train.lrr'; did you mean 'train.lr'?",
     ),
-    "a value that is refused": (
-        lambda p, t: tune(p, t / "s", *space(t, "train.lr: [-1, 1]")),
-        "with train.lr=-1: train.lr is -1.0; it must be above 0",
-    ),
-    "sizes that a model refuses": (
-        lambda p, t: tune(p, t / "s", *space(t, "model.norm: [pre, middle]")),
-        "with model.norm=middle: model.norm",
-    ),
-    "data in the space": (
-        lambda p, t: tune(p, t / "s", *space(t, "data.split.valid: [0.1, 0.2]")),
-        "'data.split.valid' cannot be searched",
-    ),
-    "what the budget decides": (
-        lambda p, t: tune(p, t / "s", "train.max_seconds=5"),
-        "train.max_seconds follows from --budget",
-    ),
-    "nothing to search": (lambda p, t: tune(p, t / "s", "train.lr=1e-3"), "nothing is left to search"),
-    "a folder of other things": (lambda p, t: tune(p, p / "audio"), "is not a search but contains other files"),
-    "another budget": (lambda p, t: tune(p, p / "done", budget="2s"), "--budget (was 1.0, is 2.0)"),
-    "another size": (lambda p, t: tune(p, p / "done", "model.d_model=32"), "model.d_model (was 16, is 32)"),
+    "a value that is refused": ("T/s", "train.lr: [-1, 1]", "with train.lr=-1: train.lr is -1.0; it must be above 0"),
+    "sizes that a model refuses": ("T/s", "model.norm: [pre, middle]", "with model.norm=middle: model.norm"),
+    "data in the space": ("T/s", "data.split.valid: [0.1, 0.2]", "'data.split.valid' cannot be searched"),
+    "what the budget decides": ("T/s train.max_seconds=5", None, "train.max_seconds follows from --budget"),
+    "nothing to search": ("T/s train.lr=1e-3", None, "nothing is left to search"),
+    "a folder of other things": ("P/audio", None, "is not a search but contains other files"),
+    "another budget": ("P/done --budget 2s", None, "--budget (was 1.0, is 2.0)"),
+    "another size": ("P/done model.d_model=32", None, "model.d_model (was 16, is 32)"),
     "another model": (
-        lambda p, t: tune(p, p / "done", "model=compressive_transformer"),
+        "P/done model=compressive_transformer",
+        None,
         "contains another search: model.name (was 'transformer_xl', is 'compressive_transformer'). Give another folder",
     ),
     "another space": (
-        lambda p, t: tune(p, p / "done", *space(t, "train.lr: {low: 1e-4, high: 1e-3}")),
+        "P/done",
+        "train.lr: {low: 1e-4, high: 1e-3}",
         "contains another search: its search space. Give another folder",
     ),
-    "another seed": (lambda p, t: tune(p, p / "done", "--seed", "1"), "--seed (was 0, is 1)"),
-    "other data": (
-        lambda p, t: [*tune(p, p / "done")[:1], str(other_data(t)), *tune(p, p / "done")[2:]],
-        "its data has changed since",
-    ),
-    "a damaged study": (lambda p, t: tune(p, damaged(p, t)), "study.db cannot be used (file is not a database)"),
+    "another seed": ("P/done --seed 1", None, "--seed (was 0, is 1)"),
+    "a damaged study": ("DAMAGED", None, "study.db cannot be used (file is not a database)"),
+    "no data": ("P/done", None, "no such folder"),
+    "other data": ("P/done", None, "its data has changed since"),
 }
 
 
@@ -276,8 +257,12 @@ def damaged(place: Path, folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes(name: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command, message = MISTAKES[name]
-    assert message in mistake(command(place, tmp_path), capsys)
+    given, text, message = MISTAKES[name]
+    folder, *more = [damaged(place, tmp_path)] if given == "DAMAGED" else words(given, place, tmp_path)
+    command = tune(place, Path(folder), *(space(tmp_path, text) if text else ()), *map(str, more))
+    if name in ("no data", "other data"):
+        command[1] = str(other_data(tmp_path) if name == "other data" else tmp_path / "gone")
+    assert message in mistake(command, capsys)
     assert not (tmp_path / "s").exists()
 
 

@@ -34,31 +34,36 @@ def measure_sampling(
     midway = model.forward(inputs[:, : window // 2], state).state if window > 1 else state
     near_end = model.forward(inputs[:, : window - 2], state).state if window > 2 else state
     precisions = (False, True) if optional_parts(model).why_no_int8 is None else (False,)  # whether in int8
-    cases = [_Sampler(model, midway, num_streams=n, int8=int8) for n in stream_counts for int8 in precisions]
     measure_rate = memory_rate(model_device)
-    warm_steps = _WARM_STEPS[model_device.type]
-    room = (window // 2 - warm_steps - 3) // MAX_REPEATS  # so that no repeat reaches the end of the window
-    for case in cases:
-        case.warm(warm_steps, window=window, max_steps=max(room, 1))
+    cases = [
+        _Sampler(model, midway, num_streams=n, int8=int8, window=window) for n in stream_counts for int8 in precisions
+    ]
     memory_rates: list[float] = []
     for _ in range(MAX_REPEATS):  # interleaved, so that a busy moment affects all
         memory_rates.append(measure_rate())
         for case in cases:
             case.repeat()
     rate = spread(memory_rates)
-    return [case.result(near_end, window=window, memory_rate=rate) for case in cases]
+    return [case.result(near_end, memory_rate=rate) for case in cases]
 
 
 class _Sampler:
-    """Times one decoder with one number of streams."""
+    """Times one decoder with one number of streams, `num_steps` at a time: whole windows if they are quick."""
 
-    def __init__(self, model: SequenceModel, state: State, *, num_streams: int, int8: bool) -> None:
-        self._model, self._num_streams, self._int8 = model, num_streams, int8
+    def __init__(self, model: SequenceModel, state: State, *, num_streams: int, int8: bool, window: int) -> None:
+        self._model, self._num_streams, self._int8, self._window = model, num_streams, int8, window
         self._device = next(iter(model.parameters())).device
         self._tokens = torch.zeros(num_streams, dtype=torch.int64, device=self._device)
         self._stepper = self._decoder(state)
         self._step_s: list[float] = []
-        self._num_steps, self._whole_windows = 1, False
+        warm_steps = _WARM_STEPS[self._device.type]
+        self._draw(warm_steps)
+        quick = int(min(_STEPS_S / self._draw(1), _MAX_STEPS))  # how many steps are quick enough
+        room = (window // 2 - warm_steps - 3) // MAX_REPEATS  # so that no repeat reaches the end of the window
+        self._whole_windows = quick >= window
+        self._num_steps = quick // window * window if self._whole_windows else max(1, min(room, quick))
+        if not self._whole_windows and self._num_steps > GRAPH_STEPS:  # complete graphs, if steps are captured
+            self._num_steps -= self._num_steps % GRAPH_STEPS
 
     def _decoder(self, state: State) -> Decoder:
         return decoder(self._model, take_rows(state, [0] * self._num_streams), int8=self._int8)
@@ -68,20 +73,11 @@ class _Sampler:
         uniform = torch.full((num_steps, self._num_streams), 0.5, device=self._device)
         return seconds(lambda: self._stepper.draw(self._tokens, uniform, DrawConfig()), device=self._device)
 
-    def warm(self, num_steps: int, *, window: int, max_steps: int) -> None:
-        """Run steps without timing them, and choose how many a repeat runs: whole windows, or at most `max_steps`."""
-        self._draw(num_steps)
-        quick = int(min(_STEPS_S / self._draw(1), _MAX_STEPS))  # how many steps are quick enough
-        self._whole_windows = quick >= window
-        self._num_steps = quick // window * window if self._whole_windows else max(1, min(max_steps, quick))
-        if not self._whole_windows and self._num_steps > GRAPH_STEPS:  # complete graphs, if steps are captured
-            self._num_steps -= self._num_steps % GRAPH_STEPS
-
     def repeat(self) -> None:
         """Time `num_steps` steps."""
         self._step_s.append(self._draw(self._num_steps) / self._num_steps)
 
-    def result(self, near_end: State, *, window: int, memory_rate: dict[str, float]) -> dict[str, Any]:
+    def result(self, near_end: State, *, memory_rate: dict[str, float]) -> dict[str, Any]:
         """Return the figures; near_end: the state two steps before the end of a window."""
         stepper = self._decoder(near_end)
         stepper.step(self._tokens)
@@ -91,7 +87,7 @@ class _Sampler:
         else:
             end_s = seconds(lambda: stepper.step(self._tokens), device=self._device)
             usual_s = statistics.median(self._step_s)
-        extra_s = 0.0 if self._whole_windows else max(0.0, end_s - usual_s) / window
+        extra_s = 0.0 if self._whole_windows else max(0.0, end_s - usual_s) / self._window
         per_second = spread([self._num_streams / (step_s + extra_s) for step_s in self._step_s])
         num_bytes = stepper.bytes_per_step
         bound_s = None if num_bytes is None else num_bytes / memory_rate["median"]

@@ -1,9 +1,10 @@
 """Arguments that several verbs have in common."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 
-from waveform.command.table import OVERRIDES, Argument, argument, is_setting
+from waveform.command.table import OVERRIDES, Argument, is_setting, number, path, switch
 
 
 def _new_run_dir(text: str) -> Path:
@@ -15,42 +16,31 @@ def _new_run_dir(text: str) -> Path:
 
 def overrides(example: str) -> Argument:
     """`key=value` settings."""
-    return argument(OVERRIDES, nargs="*", metavar="key=value", help=f"settings, for example {example}")
+    return Argument(OVERRIDES, f"settings, for example {example}", nargs="*", metavar="key=value")
 
+
+plot = partial(path, "--plot", dest="plot_file", metavar="FILE.png")  # of the figures; its help says what it shows
 
 _RUN = "a run folder, an archive that `export` made, or the name of a bundled run"
-RUN_DIR = argument("run_dir", type=Path, metavar="RUN_DIR", help=_RUN)
-RUN_DIRS = argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help=f"{_RUN}; several are compared")
-NEW_RUN_DIR = argument(
-    "run_dir", type=_new_run_dir, metavar="RUN_DIR", help="where the run is kept; resumed if it exists"
-)
-CONFIG_DIR = argument(
-    "--config-dir",
-    type=Path,
-    metavar="DIR",
-    help="your own Hydra configs, for example DIR/preset/mine.yaml",
-)
-SPLIT = argument("--split", metavar="NAME", help="train, valid or test (default)")
-JSON = argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the figures there")
-DEVICE = argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
-DATA = argument("--data", type=Path, metavar="DIR", help="audio or a data set, if not the run's own")
+RUN_DIR = path("run_dir", _RUN, metavar="RUN_DIR")
+RUN_DIRS = path("run_dirs", f"{_RUN}; several are compared", nargs="+", metavar="RUN_DIR")
+NEW_RUN_DIR = Argument("run_dir", "where the run is kept; resumed if it exists", type=_new_run_dir, metavar="RUN_DIR")
+CONFIG_DIR = path("--config-dir", "your own Hydra configs, for example DIR/preset/mine.yaml", metavar="DIR")
+SPLIT = Argument("--split", "train, valid or test (default)", metavar="NAME")
+JSON = path("--json", "write the figures there", dest="json_file", metavar="FILE")
+DEVICE = Argument("--device", "default: a GPU if there is one", choices=("cpu", "cuda"))
+DATA = path("--data", "audio or a data set, if not the run's own", metavar="DIR")
 MEMORIES = (
-    argument("--memory", type=int, metavar="N", help="memory slots, if not as in training"),
-    argument("--compressed", type=int, metavar="N", help="compressed slots, if not as in training"),
+    number("--memory", "memory slots, if not as in training"),
+    number("--compressed", "compressed slots, if not as in training"),
 )
-PROTOCOL = argument(
+PROTOCOL = Argument(
     "--protocol",
+    "reset state at each utterance or document, at each chunk, or never; clip: at each clip of data.piece_samples, as "
+    "published figures have it (default: of audio utterance, or chunk if trained so; of text as in training)",
     choices=("utterance", "chunk", "carry", "clip"),
-    help="reset state at each utterance or document, at each chunk, or never; clip: at each clip of "
-    "data.piece_samples, as published figures have it (default: of audio utterance, or chunk if trained so; of text as "
-    "in training)",
 )
-ROWS = argument(
-    "--rows",
-    type=int,
-    metavar="N",
-    help="of text: cut it into N pieces, each from empty memories: faster, a bit worse",
-)
+ROWS = number("--rows", "of text: cut it into N pieces, each from empty memories: faster, a bit worse")
 # How a run is scored
 SCORING = (
     DATA,
@@ -58,57 +48,38 @@ SCORING = (
     PROTOCOL,
     *MEMORIES,
     ROWS,
-    argument("--average", type=int, metavar="N", help="score with the mean weights of the last N checkpoints"),
-    argument(
-        "--stride",
-        type=int,
-        metavar="N",
-        help="move the window of a model without memory by N tokens at a time, and score the last N",
-    ),
-    argument(
+    number("--average", "score with the mean weights of the last N checkpoints"),
+    number("--stride", "move the window of a model without memory by N tokens at a time, and score the last N"),
+    switch(
         "--published-words",
-        action="store_true",
-        help="word-level perplexity divides by the number of words that the papers do (Rae et al. 2019, Table 2)",
+        "word-level perplexity divides by the number of words that the papers do (Rae et al. 2019, Table 2)",
     ),
 )
-TEMPERATURE = argument("--temperature", type=float, metavar="T", help="below 1: safer; 0: the likeliest (default 1)")
-SEED = argument("--seed", type=int, metavar="N", help="of the samples (default 0)")
+TEMPERATURE = Argument("--temperature", "below 1: safer; 0: the likeliest (default 1)", type=float, metavar="T")
+SEED = number("--seed", "of the samples (default 0)")
 # Whether and how samples are drawn to measure how they sound
 QUALITY = (
-    argument(
-        "--quality", action="store_true", help="of audio: also draw samples, and measure them beside clips and noise"
-    ),
-    argument("--num", type=int, metavar="N", help="with --quality: samples of each run (default 16)"),
-    argument("--seconds", type=float, metavar="S", help="with --quality: of each (default 2)"),
+    switch("--quality", "of audio: also draw samples, and measure them beside clips and noise"),
+    number("--num", "with --quality: samples of each run (default 16)"),
+    Argument("--seconds", "with --quality: of each (default 2)", type=float, metavar="S"),
     TEMPERATURE,
     SEED,
 )
-ENV = argument(
+ENV = Argument(
     "--env",
+    "of Gymnasium: the environment in which the agent was trained, to say that you trust its module or options",
     metavar="NAME",
-    help="of Gymnasium: the environment in which the agent was trained, to say that you trust its module or options",
 )
-ENVS = argument(
+ENVS = Argument(
     "--envs",
+    "of Gymnasium: also evaluate in these environments, the same number of episodes in each",
     nargs="+",
     metavar="NAME",
-    help="of Gymnasium: also evaluate in these environments, the same number of episodes in each",
 )
 # What agents play
 PLAYING = (
-    argument("--episodes", type=int, metavar="N", help="that an agent plays (default 256)"),
-    argument(
-        "--delays",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help="of object matching: also evaluate where every corridor takes N steps",
-    ),
+    number("--episodes", "that an agent plays (default 256)"),
+    number("--delays", "of object matching: also evaluate where every corridor takes N steps", nargs="+"),
     ENV,
     ENVS,
 )
-
-
-def plot(help: str) -> Argument:
-    """A picture of the figures; help: what it shows."""
-    return argument("--plot", dest="plot_file", type=Path, metavar="FILE.png", help=help)

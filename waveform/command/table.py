@@ -10,8 +10,10 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from waveform.command.outcome import run_with_outcome
@@ -23,31 +25,31 @@ from waveform.system.rules import COUNTABLE
 OVERRIDES = "overrides"  # the parameter that gets the `key=value` settings
 
 
-@dataclass(frozen=True)
 class Argument:
-    """One argument of a verb."""
+    """One argument of a verb: a flag or a name, what argparse's `add_argument` takes, and what it has besides.
 
-    names: tuple[str, ...]
-    options: Mapping[str, Any]  # of argparse's `add_argument`
-    setting: str | None  # the argument is short for this setting
-    instead: str | None  # `module:function` to call instead of the verb's, with those of the arguments that it takes
-    rival: str | None  # at most one of the arguments with the same rival may be given
+    setting: it is short for this setting. instead: `module:function` to call instead of the verb's, with those of the
+    arguments that it takes. rival: at most one of the arguments with the same rival may be given.
+    """
 
-    @property
-    def name(self) -> str:
-        """The name under which argparse returns it."""
-        return str(self.options.get("dest", self.names[0].lstrip("-").replace("-", "_")))
+    def __init__(
+        self,
+        flag: str,
+        help: str | None = None,
+        *,
+        setting: str | None = None,
+        instead: str | None = None,
+        rival: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.flag, self.options = flag, {"help": help, **options}
+        self.setting, self.instead, self.rival = setting, instead, rival
+        self.name: str = options.get("dest", flag.lstrip("-").replace("-", "_"))  # under which argparse returns it
 
 
-def argument(
-    *names: str,
-    setting: str | None = None,
-    instead: str | None = None,
-    rival: str | None = None,
-    **options: Any,
-) -> Argument:
-    """An argument, by argparse's names and options, and what an `Argument` has besides."""
-    return Argument(names, options, setting, instead, rival)
+number = partial(Argument, type=int, metavar="N")
+path = partial(Argument, type=Path)
+switch = partial(Argument, action="store_true")
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Verb:
         arguments, unknown = arguments_of(function, values, asked)
         for arg in self.arguments:
             if arg.name in unknown:
-                raise UserError(f"{arg.names[-1]} is not for {of_runs}; leave it out")
+                raise UserError(f"{arg.flag} is not for {of_runs}; leave it out")
         result = function(**arguments)
         return 0 if self.report is None else _load(self.report)(result) or 0
 
@@ -132,7 +134,7 @@ def _require_countable(arg: Argument, value: Any) -> None:
     """Raises UserError for a number that no verb could mean; infinity is left to the verb."""
     for number in value if isinstance(value, list) else [value]:
         if not COUNTABLE.holds(number) and number != math.inf:
-            raise UserError(f"{arg.names[-1]} is {number}; {COUNTABLE.remedy}")
+            raise UserError(f"{arg.flag} is {number}; {COUNTABLE.remedy}")
 
 
 def _load(name: str) -> Any:
@@ -174,7 +176,7 @@ def parser(program: str, description: str, verbs: Sequence[Verb]) -> argparse.Ar
         for arg in verb.arguments:
             if arg.rival not in rivals:
                 rivals[arg.rival] = sub.add_mutually_exclusive_group()
-            rivals[arg.rival].add_argument(*arg.names, **arg.options)
+            rivals[arg.rival].add_argument(arg.flag, **arg.options)
     return top
 
 

@@ -66,33 +66,19 @@ def write_archive(
         file.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as place:
             run, archive = Path(place) / "run", Path(place) / "archive"
-            run.mkdir()
-            _copy_run(run_dir, run, config, found, optimiser=optimiser, data_files=data_files)
+            (run / OWN_DATA_DIR).mkdir(parents=True)
+            config["dataset"]["path"] = ""  # not in which folders its data, and the run that it began from, were
+            if "origin" in config:
+                config["origin"]["run"] = Path(config["origin"]["run"]).name
+            (run / CONFIG_FILE).write_text(to_yaml(config), encoding="utf-8")
+            if (run_dir / METRICS_FILE).is_file():
+                shutil.copyfile(run_dir / METRICS_FILE, run / METRICS_FILE)
+            checkpoint.copy(found, run, weights_only=not optimiser)
+            for path in data_files:
+                shutil.copyfile(path, run / OWN_DATA_DIR / path.name)
             _zip(run, archive)
             sync(archive)
             os.replace(archive, file)
-
-
-def _copy_run(
-    run_dir: Path,
-    place: Path,
-    config: dict[str, Any],
-    found: checkpoint.Checkpoint,
-    *,
-    optimiser: bool,
-    data_files: Iterable[Path],
-) -> None:
-    """Copy what an archive holds, but not in which folders its data and the run that it began from were."""
-    config["dataset"]["path"] = ""
-    if "origin" in config:
-        config["origin"]["run"] = Path(config["origin"]["run"]).name
-    (place / CONFIG_FILE).write_text(to_yaml(config), encoding="utf-8")
-    if (run_dir / METRICS_FILE).is_file():
-        shutil.copyfile(run_dir / METRICS_FILE, place / METRICS_FILE)
-    checkpoint.copy(found, place, weights_only=not optimiser)
-    for path in data_files:
-        (place / OWN_DATA_DIR).mkdir(exist_ok=True)
-        shutil.copyfile(path, place / OWN_DATA_DIR / path.name)
 
 
 def _zip(place: Path, file: Path) -> None:
@@ -114,7 +100,11 @@ def unpack(file: Path, folder: Path) -> None:
             entries = archive.infolist()
             _check(entries, num_bytes=file.stat().st_size)
             for entry in entries:
-                _unpack_one(archive, entry, folder / entry.filename)
+                path = folder / entry.filename
+                with explain_write_errors(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with open(path, "xb") as target, archive.open(entry) as source:
+                        shutil.copyfileobj(source, target)  # `source` never gives more than the size that was checked
     except _NOT_AN_ARCHIVE as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{file} is not a run that `waveform export` made ({reason})") from error
@@ -144,10 +134,3 @@ def _check(entries: list[zipfile.ZipInfo], *, num_bytes: int) -> None:
         raise ValueError("it has several checkpoints")
     if CONFIG_FILE not in names:
         raise ValueError(f"it has no {CONFIG_FILE}")
-
-
-def _unpack_one(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> None:
-    with explain_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "xb") as target, archive.open(entry) as source:
-            shutil.copyfileobj(source, target)  # `source` never gives more than the size that was checked

@@ -47,17 +47,13 @@ def sketch_model(config: dict[str, Any], *, num_copies: int) -> SequenceModel:
     try:
         with torch.device("meta"):
             sketch = model_from(config)
-        num_bytes = num_copies * _num_bytes(sketch)
+        num_bytes = num_copies * sum(each.numel() * each.element_size() for each in sketch.parameters())
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond what torch can count
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"the model cannot be made ({reason}); {_lower(config)}") from error
     what = "weights" if num_copies == 1 else "weights, their gradients and Adam's two moments"
     require_ram(num_bytes, what=f"the model's {what}", remedy=_lower(config))
     return sketch
-
-
-def _num_bytes(model: SequenceModel) -> int:
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def _lower(config: dict[str, Any]) -> str:

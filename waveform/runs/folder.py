@@ -139,10 +139,9 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """
     known = {"model": model_class(config["model"]["name"]).Config, "train": TrainConfig}
     for section, kind in known.items():
-        defaults = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
-        defaults |= {f.name: f.default_factory() for f in fields(kind) if f.default_factory is not MISSING}
-        for name in DECIDED_BY_DATA:
-            defaults.pop(name, None)
+        own = [field for field in fields(kind) if field.name not in DECIDED_BY_DATA]
+        defaults = {field.name: field.default for field in own if field.default is not MISSING}
+        defaults |= {field.name: field.default_factory() for field in own if field.default_factory is not MISSING}
         config = {**config, section: {**defaults, **config[section]}}
     return config
 
@@ -190,8 +189,6 @@ def check_recorded(run_dir: Path, config: dict[str, Any], found: Checkpoint) -> 
 def read_config(run_dir: Path) -> dict[str, Any]:
     """The configuration of a run. Raises UserError if `run_dir` is not a run or the file is damaged."""
     path = run_dir / CONFIG_FILE
-    if not run_dir.is_dir():
-        raise UserError(f"no such run folder: {run_dir}; `train` makes one")
     if not path.is_file() or path.is_symlink():
         raise UserError(f"{run_dir} is not a run (it has no {CONFIG_FILE}); give the folder that training wrote")
     try:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from waveform.engine.metrics import read_metrics
 from waveform.engine.schedule import updates_until
 from waveform.system.panels import panels
 
@@ -27,23 +26,17 @@ class LearningCurve:
     seconds: Sequence[float]  # spent on training itself
     nats: Sequence[float]  # per token of the validation split, or of what `train.evaluate_tokens` takes of it
 
-    def figures(self) -> dict[str, Any]:
-        """The same as JSON."""
-        return {name: list(values) for name, values in vars(self).items()}
 
-
-def read_learning_curve(run_dir: Path, config: Mapping[str, Any]) -> LearningCurve:
-    """Read a run's validation NLL from its log; `config` is the run's. Raises UserError if it cannot be read.
+def learning_curve(records: Sequence[Mapping[str, Any]], train: Mapping[str, Any]) -> LearningCurve:
+    """A run's validation NLL by the records of its log; train: that section of its configuration.
 
     Tokens at an evaluation are read off the line through the records of training around it: an evaluation does not
     record them. A run that was trained without evaluations gives an empty curve.
     """
-    records = read_metrics(run_dir)
     evaluated = [record for record in records if record["kind"] == "evaluate"]
     trained = [record for record in records if record["kind"] == "train" and "tokens_seen" in record]
     steps = [record["step"] for record in evaluated]
     tokens = np.interp(steps, [0, *(r["step"] for r in trained)], [0, *(r["tokens_seen"] for r in trained)])
-    train = config["train"]
     return LearningCurve(
         steps=steps,
         updates=[
@@ -57,11 +50,7 @@ def read_learning_curve(run_dir: Path, config: Mapping[str, Any]) -> LearningCur
 
 
 def save_learning_curves(
-    path: Path,
-    curves: Sequence[tuple[str, LearningCurve]],
-    *,
-    unit: str,
-    scores: Sequence[tuple[str, int, float]] = (),
+    path: Path, curves: Sequence[tuple[str, LearningCurve]], *, unit: str, scores: Sequence[tuple[str, int, float]] = ()
 ) -> None:
     """Draw `draw_learning_curves` into a file, and beside it test NLL against the number of parameters.
 

@@ -1,11 +1,11 @@
 """Finds the run that a user names: a run folder, an archive that `export` made, or a run that comes with waveform."""
 
 import atexit
-from contextlib import ExitStack
+import shutil
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import gettempdir, mkdtemp
 
 from waveform.runs.archive import unpack
 from waveform.runs.folder import CONFIG_FILE
@@ -14,8 +14,6 @@ from waveform.system.errors import UserError, alias_in_messages
 
 BUNDLED = Path(str(resources.files("waveform.bundled")))
 _unpacked: dict[tuple[Path, int, int], Path] = {}  # archive, as it was -> the folder with its content
-_until_exit = ExitStack()
-atexit.register(_until_exit.close)
 
 
 def find_run(given: Path | str) -> Path:
@@ -57,11 +55,10 @@ def _unpack_once(archive: Path) -> Path:
     status = archive.stat()
     key = (archive.resolve(), status.st_mtime_ns, status.st_size)
     if key not in _unpacked:
-        with ExitStack() as on_error:
-            with explain_write_errors(Path(gettempdir())):
-                place = on_error.enter_context(TemporaryDirectory(prefix="waveform-"))
-            unpack(archive, Path(place) / archive.stem)
-            _until_exit.enter_context(on_error.pop_all())
-        _unpacked[key] = Path(place) / archive.stem
+        with explain_write_errors(Path(gettempdir())):
+            place = Path(mkdtemp(prefix="waveform-"))
+        atexit.register(shutil.rmtree, place, ignore_errors=True)
+        unpack(archive, place / archive.stem)
+        _unpacked[key] = place / archive.stem
         alias_in_messages(_unpacked[key], archive)
     return _unpacked[key]

@@ -11,7 +11,6 @@ from typing import Any
 
 from waveform.engine import checkpoint
 from waveform.engine.learner import Learner
-from waveform.models.registry import model_class
 from waveform.runs.configured_model import labels_of
 from waveform.runs.folder import CONFIG_FILE, comparable, read_config, with_defaults
 from waveform.runs.named import full_name
@@ -43,11 +42,7 @@ class Origin:
 
 
 def compose_from(
-    origin: Origin | None,
-    run_dir: Path,
-    overrides: Sequence[str],
-    *,
-    compose: Callable[..., dict[str, Any]],
+    origin: Origin | None, run_dir: Path, overrides: Sequence[str], *, compose: Callable[..., dict[str, Any]]
 ) -> dict[str, Any]:
     """The configuration that `compose` makes of `overrides`, with what a run in `run_dir` takes over from its origin.
 
@@ -57,19 +52,19 @@ def compose_from(
     """
     origin = origin or Origin()
     has_begun = (run_dir / CONFIG_FILE).exists()
-    found = _begun(run_dir, origin) if has_begun else _new(origin)
-    if found is None:
+    before, record = _begun(run_dir, origin) if has_begun else _new(origin)
+    if record is None:
         return compose(overrides)
-    before, record = found
-    model_class(before["model"]["name"])  # refuses a path, at which Hydra would look for a file
-    before = with_defaults(before)
+    before = with_defaults(before)  # refuses a model that is a path, at which Hydra would look for a file
     given = {override.lstrip("+").partition("=")[0] for override in overrides}
     own_model = [] if "model" in given else [f"model={before['model']['name']}"]
     config = compose([*own_model, *overrides], any_model=True)
-    if config["model"]["name"] == before["model"]["name"]:
-        _take_over(config, before, "model", except_for=given)
+    kept = {"model": config["model"]["name"] == before["model"]["name"], "train": "preset" not in given}
+    for section in (name for name in kept if kept[name]):
+        for key in config[section].keys() & before[section].keys():  # not settings of other versions
+            if f"{section}.{key}" not in given | _OF_THE_MACHINE:
+                config[section][key] = before[section][key]
     if "preset" not in given:
-        _take_over(config, before, "train", except_for=given | _OF_THE_MACHINE)
         config |= {key: before[key] for key in ("preset", "study") if key in before and key not in given}
     if not has_begun:
         _refuse_other_model(record["run"], before, config)
@@ -77,10 +72,7 @@ def compose_from(
 
 
 def load_origin(config: dict[str, Any], learner: Learner) -> None:
-    """Give a new learner the weights, and the optimiser if asked for, of the run that `config` says it begins from.
-
-    Raises UserError as `find_origin` does.
-    """
+    """Give a new learner the weights, and if asked for the optimiser, of its origin; errors as of `find_origin`."""
     found = find_origin(config)
     checkpoint.restore_weights(found, learner.module)
     if config["origin"]["optimiser"]:
@@ -117,25 +109,23 @@ def find_origin(config: dict[str, Any]) -> checkpoint.Checkpoint:
     return found
 
 
-def _new(origin: Origin) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The configuration of the run that a new one begins from, and what the new one records of it."""
+def _new(origin: Origin) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The configuration of the run that a new one begins from, and what the new one records of it; None: nothing."""
     if origin.run is None:
-        return None
+        return {}, None
     (_, before, found), weights = use_saved(origin.run, lambda saved: (saved, saved.checkpoint.weights_digest()))
     return before, {"run": full_name(origin.run), "step": found.step, "weights": weights, "optimiser": origin.optimiser}
 
 
-def _begun(run_dir: Path, origin: Origin) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def _begun(run_dir: Path, origin: Origin) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The configuration of the run in `run_dir`, and what it records of its origin, if it has one."""
     own = read_config(run_dir)
     record = own.get("origin")
-    if record is None and origin.run is not None:
-        raise UserError(
-            f"the run in {run_dir} did not begin from another one; leave out --from, or give another RUN_DIR"
-        )
-    if record is None:
-        return None
     if origin.run is not None:
+        if record is None:
+            raise UserError(
+                f"the run in {run_dir} did not begin from another one; leave out --from, or give another RUN_DIR"
+            )
         asked = {"run": full_name(origin.run), "optimiser": origin.optimiser}
         different = differing_keys({key: record[key] for key in asked}, asked)
         if different:
@@ -144,13 +134,6 @@ def _begun(run_dir: Path, origin: Origin) -> tuple[dict[str, Any], dict[str, Any
                 "or give another RUN_DIR"
             )
     return own, record
-
-
-def _take_over(config: dict[str, Any], before: dict[str, Any], section: str, *, except_for: set[str]) -> None:
-    """Give the settings of a section the values that they had before; those of other versions are left out."""
-    for key in config[section].keys() & before[section].keys():
-        if f"{section}.{key}" not in except_for:
-            config[section][key] = before[section][key]
 
 
 def _refuse_other_model(run: str, before: dict[str, Any], config: dict[str, Any]) -> None:
@@ -169,7 +152,6 @@ def _refuse_other_model(run: str, before: dict[str, Any], config: dict[str, Any]
 
 
 def _described(labels: list[str]) -> str:
-    """What a message says of a run's labels."""
     if not labels:
         return "no labels"
     first = ", ".join(labels[:_SHOWN_LABELS])

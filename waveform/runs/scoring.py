@@ -2,23 +2,27 @@
 
 import sys
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from waveform.engine import checkpoint
 from waveform.engine.dataset import is_dataset, read_dataset
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import Classes, EvaluateConfig, Evaluation
 from waveform.engine.evaluator import evaluate as evaluate_tokens
-from waveform.engine.metrics import unigram_nll
+from waveform.engine.metrics import read_metrics, unigram_nll
 from waveform.engine.sound_classes import classes_of
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.models.predictors_alone import PredictorsAlone
 from waveform.ranks.distributed import World
 from waveform.runs.folder import CONFIG_FILE, OWN_DATA_DIR
+from waveform.runs.learning_curves import LearningCurve, learning_curve
 from waveform.runs.opened import TrainedRun
+from waveform.runs.speeds import speeds_of, training_speed, waited_share
 from waveform.system.console import printable
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress
@@ -215,6 +219,40 @@ def unigram_nats(run: TrainedRun, tokens: TokenSet) -> float | None:
     if not is_dataset(folder):
         return None
     return unigram_nll(read_dataset(folder).open_split("train").counts, tokens.counts)
+
+
+@dataclass(frozen=True)
+class ScoredRun:
+    """A run, its NLL of the tokens that were scored, and how its training went."""
+
+    run: TrainedRun
+    tokens: TokenSet
+    result: Evaluation
+    curve: LearningCurve
+    speeds: list[float]  # of training, in tokens per second, by slice
+    speed: float | None  # the median of those that were logged
+    waited_share: float | None  # of the training time, for a core; None if that did not cost updates
+    figures: dict[str, Any]  # what `evaluate --json` writes
+
+    @staticmethod
+    def of(run: TrainedRun, tokens: TokenSet, result: Evaluation, figures: dict[str, Any]) -> "ScoredRun":
+        """Read from the run's log how its training went."""
+        records, train = read_metrics(run.folder), run.config["train"]
+        curve, waited = learning_curve(records, train), waited_share(records, train)
+        return ScoredRun(run, tokens, result, curve, speeds_of(records), training_speed(records), waited, figures)
+
+    @property
+    def all_figures(self) -> dict[str, Any]:
+        """What a comparison's JSON has of this run on its own."""
+        return {
+            **self.figures,
+            "train_tokens_per_second": self.speed,
+            "train_tokens_per_second_by_slice": self.speeds,
+            "train_waited_share": self.waited_share,
+            "learning_curve": asdict(self.curve),
+            "device": str(self.run.device),
+            "num_threads": torch.get_num_threads(),
+        }
 
 
 def display_names(entries: Sequence[dict[str, Any]]) -> list[str]:

@@ -1,15 +1,13 @@
-"""How fast a run was trained, slice by slice, read from its log; and what to warn of when runs are compared."""
+"""How fast a run was trained, slice by slice, by the records of its log; and what to warn of when runs are compared."""
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from waveform.engine.metrics import read_metrics
 from waveform.engine.turns import SLICE_S
 
 _FEWEST_SLICES = 8  # below that, quartiles say nothing
@@ -19,26 +17,23 @@ _ALIKE = 0.9  # of two runs' shares of their undisturbed speed
 _UNDISTURBED = 0.9  # quantile of a run's slices that passes for an idle machine
 
 
-def read_speeds(run_dir: Path) -> list[float]:
+def speeds_of(records: Sequence[Mapping[str, Any]]) -> list[float]:
     """Tokens per second in each stretch of training of about `SLICE_S` seconds, or from one record to the next."""
     points = [(0.0, 0)]
-    for record in read_metrics(run_dir):
-        seconds, tokens = record.get("seconds"), record.get("tokens_seen")
-        if record["kind"] != "train" or not isinstance(seconds, int | float) or not isinstance(tokens, int):
-            continue
-        if math.isfinite(seconds) and seconds - points[-1][0] >= SLICE_S:
-            points.append((seconds, tokens))
+    for record in records:
+        if record["kind"] == "train" and "tokens_seen" in record and record["seconds"] - points[-1][0] >= SLICE_S:
+            points.append((record["seconds"], record["tokens_seen"]))
     return [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(points)]
 
 
-def read_training_speed(run_dir: Path) -> float | None:
+def training_speed(records: Sequence[Mapping[str, Any]]) -> float | None:
     """Median training speed in tokens per second, as logged; None before the first record."""
-    rates = [record.get("tokens_per_second") for record in read_metrics(run_dir) if record["kind"] == "train"]
+    rates = [record.get("tokens_per_second") for record in records if record["kind"] == "train"]
     numbers = [rate for rate in rates if isinstance(rate, int | float) and 0 < rate < math.inf]
     return statistics.median(numbers) if numbers else None
 
 
-def read_waited_share(run_dir: Path, train: Mapping[str, Any]) -> float | None:
+def waited_share(records: Sequence[Mapping[str, Any]], train: Mapping[str, Any]) -> float | None:
     """Share of the training time in which the first thread waited for a core.
 
     None if the log does not say, and if that cost no updates by the settings `train`: without a limit of time, or if
@@ -46,8 +41,8 @@ def read_waited_share(run_dir: Path, train: Mapping[str, Any]) -> float | None:
     """
     if train.get("max_seconds") is None or not train.get("count_waiting", True):
         return None
-    records = [record for record in read_metrics(run_dir) if record["kind"] == "train" and "waited_s" in record]
-    return sum(record["waited_s"] for record in records) / max(records[-1]["seconds"], 1e-9) if records else None
+    known = [record for record in records if record["kind"] == "train" and "waited_s" in record]
+    return sum(record["waited_s"] for record in known) / max(known[-1]["seconds"], 1e-9) if known else None
 
 
 def warnings_of(
@@ -57,7 +52,7 @@ def warnings_of(
 
     Compared are the quartiles of each run's slices: the slower one below 0.8 of the faster one is worth a warning. A
     run's share of its undisturbed speed is its mean over the 0.9 quantile of its slices. waited: as
-    `read_waited_share` gives it; a tenth is worth a warning. unit: what a token is called.
+    `waited_share` gives it; a tenth is worth a warning. unit: what a token is called.
     """
     lines, shares = [], {}
     waits = {name: share for name, share in (waited or {}).items() if share is not None and share > _IDLE}

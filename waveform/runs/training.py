@@ -31,18 +31,6 @@ from waveform.system.locks import locked
 _ROWS_OF_A_LOOK = 16  # of each process: more would be faster, but each begins with empty memories
 
 
-def check_settings(
-    run_dir: Path, config: dict[str, Any], train_config: TrainConfig, *, dataset: Mapping[str, Any], world: World
-) -> None:
-    """Refuse whatever can be refused before anything is prepared or written.
-
-    Raises UserError for fields that the model refuses, for sizes that do not fit each other or this machine, and for
-    a configuration that differs from the one in `run_dir`.
-    """
-    check_fits(config, train_config, dataset=dataset, world=world)
-    refuse_other_config(run_dir, config)
-
-
 def check_fits(config: dict[str, Any], train_config: TrainConfig, *, dataset: Mapping[str, Any], world: World) -> None:
     """Raises UserError for fields that the model refuses, and sizes that do not fit each other or this machine.
 
@@ -116,12 +104,7 @@ def open_training(
     with claim(run_dir, config, world=world, timeout_s=train_config.timeout_s):
         model = model_from(config)
         learner = TokenLearner(
-            model,
-            train_config,
-            tokens=splits["train"],
-            window=window_of(config),
-            seed=config["seed"],
-            world=world,
+            model, train_config, tokens=splits["train"], window=window_of(config), seed=config["seed"], world=world
         )
         valid = cut_for_a_look(splits["valid"], train_config, world=world) if cut_valid else splits["valid"]
         context = replace(context, record=comparable(config))

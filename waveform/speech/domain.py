@@ -23,8 +23,7 @@ from waveform.engine.trainer import OnEvaluate, RunContext
 from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import World
 from waveform.runs.opened import TrainedRun
-from waveform.runs.race import ScoredRun
-from waveform.runs.scoring import EvaluateOptions
+from waveform.runs.scoring import EvaluateOptions, ScoredRun
 from waveform.runs.settings import typed
 from waveform.runs.sources import annotated
 from waveform.speech.config import SpeechTrainConfig, compose_config, search_space

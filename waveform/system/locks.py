@@ -10,24 +10,10 @@ from pathlib import Path
 from waveform.system.atomic import explain_write_errors
 from waveform.system.errors import UserError
 
+# A process that was killed while it started another may seem to hold a lock a moment longer: the new process shares it
+# until it has closed what it inherited.
 _PATIENCE_S = 1.0
 _POLL_S = 0.01
-
-
-def take_lock(descriptor: int) -> None:
-    """Take the lock of an open file or folder, until it is closed or this process ends.
-
-    Raises BlockingIOError if another process holds it. One that was killed while starting a process may seem to hold it
-    a moment longer: the new process shares the lock until it has closed what it inherited.
-    """
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(_POLL_S)
 
 
 @contextmanager
@@ -39,11 +25,16 @@ def locked(path: Path, *, refusal: str) -> Iterator[int]:
     """
     with explain_write_errors(path):
         descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
+    deadline = time.monotonic() + _PATIENCE_S
     try:
-        try:
-            take_lock(descriptor)
-        except BlockingIOError:
-            raise UserError(refusal) from None
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UserError(refusal) from None
+            time.sleep(_POLL_S)
         yield descriptor
     finally:
         os.close(descriptor)

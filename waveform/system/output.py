@@ -1,15 +1,11 @@
-"""Files that a user named on the command line, written in one step and in a new folder if need be: JSON and PNG."""
+"""Files that a user named on the command line, written in one step and in a new folder if need be."""
 
-import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from waveform.system.atomic import explain_write_errors, require_writable, write_file
 from waveform.system.errors import UserError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def check_files(*, json_file: Path | str | None, plot_file: Path | None) -> None:
@@ -24,13 +20,6 @@ def write_json(path: Path | str | None, content: Any) -> None:
     """Write `content` as indented JSON; does nothing for None. Raises UserError if it cannot be written."""
     if path is not None:
         write_bytes(Path(path), (json.dumps(content, indent=1) + "\n").encode())
-
-
-def write_png(path: Path | str, figure: "Figure") -> None:
-    """Write a picture as PNG. Raises UserError if it cannot be written."""
-    content = io.BytesIO()
-    figure.savefig(content, format="png")
-    write_bytes(Path(path), content.getvalue())
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -1,11 +1,12 @@
 """Every picture's common part: a figure of panels in one style, without pyplot, so that it depends on no display."""
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from waveform.system.output import write_png
+from waveform.system.output import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +42,9 @@ def drawing(path: Path | str | None, *, size: tuple[float, float], dpi: int = 11
         figure = Figure(figsize=size, dpi=dpi, layout="constrained")
         yield figure
         if path is not None:
-            write_png(path, figure)
+            content = io.BytesIO()
+            figure.savefig(content, format="png")
+            write_bytes(Path(path), content.getvalue())
 
 
 @contextmanager

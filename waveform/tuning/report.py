@@ -7,9 +7,9 @@ from typing import Any
 
 from waveform.domain import TokenDomain, TrainRequest
 from waveform.runs.settings import to_yaml
-from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.console import counted, table
 from waveform.system.errors import UserError
+from waveform.system.output import write_bytes
 from waveform.tuning.search import Found, shown
 
 _NUM_ROWS = 10  # of the table
@@ -34,8 +34,10 @@ def report_search(
     if best["state"] != "complete":
         raise UserError(f"no trial is complete; the last one failed: {found.entries[-1]['reason']}")
     config = domain.compose(replace(request, overrides=best["settings"]))
-    path = out_dir / "preset" / "best.yaml"
-    _write_preset(path, config)
+    path = out_dir / "preset" / "best.yaml"  # every setting of model, data and training
+    sections = {name: values for name, values in config.items() if isinstance(values, dict)}
+    sections["model"] = {name: value for name, value in config["model"].items() if name != "name"}
+    write_bytes(path, to_yaml(sections).encode())
     if show_progress:
         train = ["waveform", "train", str(found.data_dir), "RUN_DIR"]
         own = [] if request.config_dir is None else ["--config-dir", str(request.config_dir)]
@@ -64,12 +66,3 @@ def _table(entries: list[dict[str, Any]], unit: str) -> list[str]:
             ]
         )
     return table(header, rows)
-
-
-def _write_preset(path: Path, config: dict[str, Any]) -> None:
-    """Write a preset that gives every setting of model, data and training the value that it has in `config`."""
-    sections = {name: values for name, values in config.items() if isinstance(values, dict)}
-    sections["model"] = {name: value for name, value in config["model"].items() if name != "name"}
-    with explain_write_errors(path):
-        path.parent.mkdir(exist_ok=True)
-    write_file(path, to_yaml(sections).encode())

@@ -10,28 +10,33 @@ machines can share a study in a database, each with a DIR of its own that has th
 import math
 import os
 import random
-import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import optuna
+from optuna import Study, Trial, TrialPruned
+from optuna.exceptions import StorageInternalError
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import URL
+from sqlalchemy.exc import SQLAlchemyError
 
 from waveform.domain import TokenDomain, TrainRequest
 from waveform.engine.interface import SequenceModel
 from waveform.engine.labels import labels_checksum
-from waveform.engine.metrics import MetricsLog, bits
+from waveform.engine.metrics import MetricsLog, bits, read_metrics
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import OnEvaluate, RunContext
 from waveform.ranks.distributed import World, job
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.folder import comparable
-from waveform.runs.learning_curves import read_learning_curve
+from waveform.runs.learning_curves import learning_curve
 from waveform.runs.scoring import score
 from waveform.runs.settings import differing_keys, typed
 from waveform.runs.space import Space
@@ -42,17 +47,13 @@ from waveform.system.errors import UserError
 from waveform.system.locks import locked
 from waveform.system.ram import is_shortage
 from waveform.system.signals import Interrupted, StopRequest
-
-if TYPE_CHECKING:
-    from optuna import Study, Trial
-    from optuna.trial import FrozenTrial
+from waveform.tuning.config import SearchConfig
 
 STUDY_FILE = "study.db"
-STATES = ("complete", "pruned", "failed")
+_STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}  # the best first
 _LOCK_FILE = ".tune.lock"
 _PREPARED = ".prepared"  # ending of a data set that was prepared for the search
 _PATIENCE_S = 2.0
-_UNITS_S = {"s": 1, "min": 60, "h": 3600}
 _MOST_TOKENS = 2_000_000  # about how much of the validation split a trial is judged by
 _NUM_LOOKS = 5  # parts of the budget; after each but the last there is a look, and a trial may be pruned,
 _FIRST_PRUNED = 2  # but not at the first: warm-up and a high learning rate still hide what a trial comes to
@@ -60,37 +61,6 @@ _UNPRUNED = (2, 5)  # the first third of the trials is not pruned, but at least 
 _BY_BUDGET = ("train.max_steps", "train.max_seconds", "train.evaluate_every", "train.evaluate_every_seconds")
 # What trials have instead of their preset's, unless the user gives it. 100,000 samples take a second or two on a CPU.
 _DEFAULTS = ("train.checkpoint_every=1000", "train.keep_checkpoints=1", "train.evaluate_tokens=100000")
-
-
-@dataclass(frozen=True)
-class SearchConfig:
-    """How long to search, and where."""
-
-    budget: str = "10min"  # of training for each trial: a number of s, min or h
-    trials: int = 20
-    seed: int = 0  # of what is drawn from the space; that of the runs is the setting `seed`
-    space: Path | None = None  # a YAML file; None: the one that comes with the model
-    storage: str | None = None  # URL of a database that other machines search in too; None: a file in the folder
-
-    def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise UserError(f"--trials is {self.trials}; it must be at least 1")
-        if self.budget_s <= 0:
-            raise UserError(f"--budget {self.budget} leaves no time to train; give more")
-
-    @property
-    def budget_s(self) -> float:
-        """Seconds of training for each trial."""
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|h)", self.budget)
-        if found is None:
-            raise UserError(f"--budget {self.budget!r} is not a time; examples are 90s, 10min and 1.5h")
-        return float(found[1]) * _UNITS_S[found[2]]
-
-    @property
-    def num_unpruned(self) -> int:
-        """Trials that must be complete before any is pruned."""
-        fewest, most = _UNPRUNED
-        return min(max(self.trials // 3, fewest), most)
 
 
 @dataclass(frozen=True)
@@ -108,10 +78,9 @@ def search(
     """Run trials in `out_dir` until `config.trials` have ended, those of earlier calls and other machines included.
 
     request: what every trial trains on, with settings that are not searched. Raises UserError for settings that a run
-    refuses, for a folder with anything but a search by the same settings, and if Optuna is missing; Interrupted if a
-    signal asks to stop, after what was trained has been saved.
+    refuses, and for a folder with anything but a search by the same settings; Interrupted, after what was trained has
+    been saved, if a signal asks to stop.
     """
-    _require_optuna()
     base = domain.compose(request)
     domain.refuse(request, base)
     train_config = typed(domain.train_config, base["train"], section="train")
@@ -127,14 +96,6 @@ def search(
             _explained(out_dir, shared=config.storage is not None),
         ):
             return running.run()
-
-
-def _require_optuna() -> None:
-    try:
-        import optuna
-    except ImportError as error:
-        raise UserError('tune needs Optuna: pip install "waveform[tune]"') from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def _free(space: Space, overrides: Sequence[str]) -> Space:
@@ -164,9 +125,6 @@ def _require_own(out_dir: Path) -> None:
 @contextmanager
 def _explained(out_dir: Path, *, shared: bool) -> Iterator[None]:
     """Explain in one line why a search ends early: a study that cannot be read or written, or a signal."""
-    from optuna.exceptions import StorageInternalError
-    from sqlalchemy.exc import SQLAlchemyError
-
     try:
         yield
     except Interrupted as interrupted:
@@ -236,24 +194,24 @@ class _Search:
             drawn = self.space.draw(trial)
             self._say(f"trial {trial.number} ({trial.number + 1} of {self.config.trials}): {shown(drawn)}")
             self._run_trial(trial, drawn)
-        ended = [trial for trial in self._study.trials if trial.state.is_finished()]
-        entries = [self._entry(trial) for trial in ended]
-        entries.sort(key=lambda entry: (STATES.index(entry["state"]), entry["nats_per_token"] or 0))
+        entries = [self._entry(trial) for trial in self._study.get_trials(states=tuple(_STATES))]
+        entries.sort(key=lambda entry: (list(_STATES.values()).index(entry["state"]), entry["nats_per_token"] or 0))
         return Found(entries, self._data.folder, num_elsewhere=len(self._running()))
 
-    def _opened(self) -> "Study":
-        """Open the study, or begin it. Raises UserError if it is one of other settings or other data."""
-        import optuna
-        from sqlalchemy import URL
-        from sqlalchemy.exc import SQLAlchemyError
+    def _running(self) -> list[FrozenTrial]:
+        return self._study.get_trials(states=(TrialState.RUNNING,))
 
+    def _opened(self) -> Study:
+        """Open the study, or begin it. Raises UserError if it is one of other settings or other data."""
         own = URL.create("sqlite", database=str((self.out_dir / STUDY_FILE).absolute())).render_as_string()
+        fewest, most = _UNPRUNED
+        num_unpruned = min(max(self.config.trials // 3, fewest), most)
         begin = partial(
             optuna.create_study,
             storage=self.config.storage or own,
             study_name="tune",
             load_if_exists=True,
-            pruner=optuna.pruners.MedianPruner(self.config.num_unpruned, n_warmup_steps=_FIRST_PRUNED),
+            pruner=optuna.pruners.MedianPruner(num_unpruned, n_warmup_steps=_FIRST_PRUNED),
         )
         try:
             study = begin()
@@ -282,20 +240,12 @@ class _Search:
             study.enqueue_trial(self.space.drawn_by(base), skip_if_exists=True)
         return study
 
-    def _running(self) -> "list[FrozenTrial]":
-        from optuna.trial import TrialState
-
-        return self._study.get_trials(states=(TrialState.RUNNING,))
-
-    def _next(self) -> "Trial | None":
+    def _next(self) -> Trial | None:
         """The trial of this folder that has not ended, or a new one; None if enough have ended or are running."""
-        import optuna
-
-        running = self._running()
-        for begun in running:
+        for begun in self._running():
             if self.config.storage is None or self._run_dir(begun.number).exists():
                 return optuna.Trial(self._study, begun._trial_id)
-        num_begun = len(running) + sum(trial.state.is_finished() for trial in self._study.trials)
+        num_begun = len(self._study.get_trials(states=(TrialState.RUNNING, *_STATES)))
         if num_begun >= self.config.trials:
             return None
         # Seeded for each trial: a search that goes on would otherwise draw its first trials once more.
@@ -306,11 +256,8 @@ class _Search:
         self._run_dir(trial.number).mkdir(exist_ok=True)  # it is this folder's
         return trial
 
-    def _run_trial(self, trial: "Trial", drawn: dict[str, Any]) -> None:
+    def _run_trial(self, trial: Trial, drawn: dict[str, Any]) -> None:
         """Train and judge what is left of a trial, and note how it ended."""
-        from optuna import TrialPruned
-        from optuna.trial import TrialState
-
         run_dir = self._run_dir(trial.number)
         try:
             config, train_config = self._checked(drawn)
@@ -348,12 +295,11 @@ class _Search:
         so_far = "the best so far" if best == trial.number else f"the best so far is trial {best}"
         self._say(f"trial {trial.number}: {nats:.4f} nats = {bits(nats):.4f} bits per {self.domain.unit}; {so_far}")
 
-    def _look(self, trial: "Trial", run_dir: Path, config: dict[str, Any]) -> OnEvaluate:
+    def _look(self, trial: Trial, run_dir: Path, config: dict[str, Any]) -> OnEvaluate:
         """What training calls after each evaluation: reports it to Optuna, and raises TrialPruned to end the trial."""
-        from optuna import TrialPruned
 
         def look(model: SequenceModel, step: int, log: MetricsLog, stop: StopRequest) -> None:
-            curve = read_learning_curve(run_dir, config)
+            curve = learning_curve(read_metrics(run_dir), config["train"])
             share = int(curve.seconds[-1] / self.config.budget_s * _NUM_LOOKS + 1e-6)  # seconds are rounded
             seen = self._study.trials[trial.number].intermediate_values
             if not 0 < share < _NUM_LOOKS or share in seen or not math.isfinite(curve.nats[-1]):
@@ -365,27 +311,24 @@ class _Search:
 
         return look
 
-    def _note(self, trial: "Trial", model: SequenceModel, seconds: float, tokens_seen: int) -> None:
+    def _note(self, trial: Trial, model: SequenceModel, seconds: float, tokens_seen: int) -> None:
         figures = {"num_parameters": num_parameters(model), "train_seconds": seconds}
         trial.set_user_attr("figures", {**figures, "train_tokens_seen": tokens_seen})
 
-    def _fail(self, trial: "Trial", reason: str) -> None:
-        from optuna.trial import TrialState
-
+    def _fail(self, trial: Trial, reason: str) -> None:
         trial.set_user_attr("reason", reason)
         self._study.tell(trial, state=TrialState.FAIL)
         self._say(f"trial {trial.number} failed: {reason}")
 
-    def _entry(self, trial: "FrozenTrial") -> dict[str, Any]:
+    def _entry(self, trial: FrozenTrial) -> dict[str, Any]:
         """What `tune --json` says of a trial."""
         looks = trial.intermediate_values
         nats = trial.value if trial.value is not None else (looks[max(looks)] if looks else None)
-        state = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}[trial.state.name]
-        failed, run_dir = state == "failed", self._run_dir(trial.number)
+        failed, run_dir = trial.state == TrialState.FAIL, self._run_dir(trial.number)
         return {
             "trial": trial.number,
             "run": str(run_dir) if self.config.storage is None or run_dir.exists() else None,  # on another machine
-            "state": state,
+            "state": _STATES[trial.state],
             "drawn": trial.params,
             "settings": self._settings(trial.params),
             "nats_per_token": None if failed else nats,

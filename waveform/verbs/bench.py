@@ -25,6 +25,7 @@ from waveform.runs.configured_model import window_of
 from waveform.runs.settings import typed
 from waveform.speech.config import SpeechTrainConfig, compose_config
 from waveform.system.atomic import require_writable
+from waveform.system.console import counted
 from waveform.system.errors import UserError
 from waveform.system.machine import describe_machine
 from waveform.system.output import write_json
@@ -70,8 +71,14 @@ def bench(
     data_config: DataConfig = typed(DataConfig, model_jobs[0].arguments["config"]["data"], section="data")
     audio_format = asdict(data_config.audio_format)
     preparation_jobs = [
-        _preparation_job(audio_minutes, num_channels, audio_format) for num_channels in (1, 2) if audio_minutes
-    ]
+        Job(
+            f"preparation with {counted(num_channels, 'channel')}",
+            {"kind": "preparation", "minutes": audio_minutes, "channels": num_channels},
+            measure_preparation,
+            {"minutes": audio_minutes, "num_channels": num_channels, "audio_format": audio_format},
+        )
+        for num_channels in (1, 2) if audio_minutes
+    ]  # fmt: skip
     options = {"--device": chosen, "--model": models, "--preset": presets,
                "--audio-minutes": audio_minutes, "--json": json_file, "--config-dir": config_dir}  # fmt: skip
     content: dict[str, Any] = {
@@ -82,22 +89,20 @@ def bench(
         "models": [],
         "preparation": [],
     }
-    errors = []
-    num_jobs = len(model_jobs) + len(preparation_jobs)
-    with Progress("bench", total=num_jobs, unit="measurement", enabled=show_progress) as progress:
-        for section, jobs in (("models", model_jobs), ("preparation", preparation_jobs)):
-            for job in jobs:
-                figures = run_in_child(job)
-                content[section].append(figures)
-                if "error" in figures:
-                    errors.append(figures["error"])
-                    progress.write(f"failed: {job.title}: {figures['error']}")
-                progress.update()
+    errors, jobs = [], [*model_jobs, *preparation_jobs]
+    with Progress("bench", total=len(jobs), unit="measurement", enabled=show_progress) as progress:
+        for job in jobs:
+            figures = run_in_child(job)
+            content["models" if job in model_jobs else "preparation"].append(figures)
+            if "error" in figures:
+                errors.append(figures["error"])
+                progress.write(f"failed: {job.title}: {figures['error']}")
+            progress.update()
     if show_progress:
         print(format_figures(content))
     write_json(json_file, content)
     if errors:
-        raise UserError(f"{len(errors)} of {num_jobs} measurements failed, the first with: {errors[0]}")
+        raise UserError(f"{len(errors)} of {len(jobs)} measurements failed, the first with: {errors[0]}")
     return content
 
 
@@ -125,17 +130,5 @@ def _model_job(model: str, preset: str, device: str, overrides: Sequence[str], c
     typed(SpeechTrainConfig, train, section="train")
     del train["sample_seconds"]  # nobody listens
     return Job(
-        f"{model} at {preset}",
-        {"preset": preset, "model": model},
-        measure_model,
-        {"config": config, "preset": preset},
-    )
-
-
-def _preparation_job(minutes: float, num_channels: int, audio_format: dict[str, Any]) -> Job:
-    return Job(
-        f"preparation with {num_channels} channel" + "s" * (num_channels > 1),
-        {"kind": "preparation", "minutes": minutes, "channels": num_channels},
-        measure_preparation,
-        {"minutes": minutes, "num_channels": num_channels, "audio_format": audio_format},
+        f"{model} at {preset}", {"preset": preset, "model": model}, measure_model, {"config": config, "preset": preset}
     )

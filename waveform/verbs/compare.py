@@ -9,8 +9,7 @@ from waveform.engine.token_set import TokenSet
 from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.opened import TrainedRun
-from waveform.runs.race import ScoredRun
-from waveform.runs.scoring import EvaluateOptions, display_names, with_labels
+from waveform.runs.scoring import EvaluateOptions, ScoredRun, display_names, with_labels
 from waveform.runs.statistics import paired_interval
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json

@@ -1,19 +1,48 @@
 """`race`: trains models in turn on the same data and budget, with several seeds, and compares them."""
 
+import math
 import os
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from waveform.domain import TrainRequest, token_domain_of
-from waveform.engine.trainer import TrainResult
-from waveform.runs.folder import read_config
-from waveform.runs.race import Entrants, Scored, figures_of_race, race_table, save_race, train_rounds
-from waveform.runs.scoring import EvaluateOptions
-from waveform.runs.statistics import mean_and_interval
+import numpy as np
+
+from waveform.domain import TokenDomain, TrainRequest, token_domain_of
+from waveform.engine.evaluator import Evaluation
+from waveform.engine.metrics import bits
+from waveform.runs.configured_model import num_parameters
+from waveform.runs.folder import CONFIG_FILE, read_config
+from waveform.runs.learning_curves import save_learning_curves
+from waveform.runs.scoring import EvaluateOptions, ScoredRun
+from waveform.runs.speeds import warnings_of
+from waveform.runs.statistics import interval_over_utterances, mean_and_interval, with_intervals
+from waveform.system.console import table
+from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
+from waveform.system.signals import Interrupted
 from waveform.verbs.compare import open_runs
 from waveform.verbs.train import train_all
+
+_MOST_SEEDS = 100
+_NUM_LOOKS = 10  # evaluations in training, evenly over the budget
+_LOOK_TOKENS = 64_000  # of each, in 16 pieces of 4,000: longer than what small models can look back
+
+
+@dataclass(frozen=True)
+class Entrants:
+    """What takes part in a race. Raises UserError for a number of seeds out of range."""
+
+    models: Sequence[str] | None = None  # registered names; None: those of the domain
+    seeds: int = 1  # trainings of each model
+    # Pieces that the test split is cut into, and that intervals are over; None: whole utterances
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.seeds <= _MOST_SEEDS:
+            raise UserError(f"--seeds is {self.seeds}; it must be from 1 to {_MOST_SEEDS}")
 
 
 def race(
@@ -32,53 +61,139 @@ def race(
     One seed after the other; within a seed, slices of seconds of each model. After an interruption the same call
     continues. overrides: settings for all models; `seed` is the first of the seeds. Prints a table and returns (and
     writes) its figures, `models`, those of every run, `runs`, and the `warnings` of uneven speed; under torchrun, on
-    the first process only (the others return None). Raises UserError as `train` and `compare` do.
+    the first process only (the others return None). Raises UserError as `train` and `compare` do, for overrides that
+    name a model and if `out_dir` is a run itself.
     """
     out_dir, entrants, domain = Path(out_dir), entrants or Entrants(), token_domain_of(source)
     data = Path(source)
     models = list(dict.fromkeys(entrants.models or domain.race_models))
     check_files(json_file=json_file, plot_file=plot_file)
-
-    def train(runs: Mapping[Path, Sequence[str]]) -> list[TrainResult]:
-        nonlocal data
+    if (out_dir / CONFIG_FILE).exists():
+        raise UserError(f"{out_dir} is a run; give a folder for the race, which keeps its runs there")
+    for override in overrides:
+        if override.startswith("model="):
+            raise UserError(f"{override}: a race has several models; name them with --models")
+    settings, configs = {}, []
+    for model in models:
+        request = TrainRequest(data, overrides=[f"model={model}", *overrides], config_dir=config_dir)
+        configs.append(domain.compose(request))
+        settings[model] = [f"model={model}", *_looks(configs[-1]["train"]), *overrides]
+    seeds = [configs[0]["seed"] + i for i in range(entrants.seeds)]
+    for seed in seeds:
+        runs = {out_dir / f"{model}-{seed}": [*settings[model], f"seed={seed}"] for model in models}
         results = train_all(data, runs, config_dir=config_dir, show_progress=show_progress)
+        if asked_by := next((result.asked_by for result in results if result.asked_by), 0):
+            raise Interrupted(asked_by, "all runs are saved; the same command continues")
         data = Path(read_config(next(iter(runs)))["dataset"]["path"])  # what was prepared serves for the next seed
-        return results
-
-    rounds = train_rounds(
-        out_dir,
-        overrides,
-        models,
-        num_seeds=entrants.seeds,
-        compose=lambda given: domain.compose(TrainRequest(data, overrides=given, config_dir=config_dir)),
-        train=train,
-    )
     if os.environ.get("RANK", "0") != "0":
         return None
-    run_dirs = [run_dir for run_dirs in rounds.values() for run_dir in run_dirs]
+    run_dirs = [out_dir / f"{model}-{seed}" for seed in seeds for model in models]
     device, options = read_config(run_dirs[0])["train"]["device"], EvaluateOptions(rows=entrants.rows)
-    runs, tokens = open_runs(domain, run_dirs, options, device=device, show_progress=show_progress)
-    of_runs = [domain.measure(run, tokens, options, show_progress=show_progress) for run in runs]
-    by_model = {model: [one for one in of_runs if one.run.name == model] for model in models}
-    scored = Scored(
-        by_model,
-        list(rounds),
-        unit=domain.unit,
-        baseline=domain.race_baseline,
-        tokens_per_second=of_runs[0].figures.get("sample_rate_hz"),
-    )
-    figures = {**figures_of_race(scored), "runs": [one.all_figures for one in of_runs]}
-    columns = domain.race_columns(of_runs[0].figures)
-    for of_model in figures["models"]:
-        for name in columns:
-            of_model[name] = mean_and_interval([one.figures[name] for one in by_model[of_model["model"]]])
+    opened, tokens = open_runs(domain, run_dirs, options, device=device, show_progress=show_progress)
+    scored = [domain.measure(run, tokens, options, show_progress=show_progress) for run in opened]
+    by_model = {model: scored[i :: len(models)] for i, model in enumerate(models)}
+    columns = domain.race_columns(scored[0].figures)
+    figures: dict[str, Any] = {
+        "models": [
+            {"model": model, **_summary(of_model, by_model.get(domain.race_baseline)), "seeds": seeds}
+            | {name: mean_and_interval([one.figures[name] for one in of_model]) for name in columns}
+            for model, of_model in by_model.items()
+        ],
+        "warnings": [line for of_seed in zip(*by_model.values(), strict=True) for line in _warnings(of_seed, domain)],
+        "runs": [one.all_figures for one in scored],
+    }
     if show_progress:
-        cells = {
-            heading: {each["model"]: f"{each[name]['mean']:.5g}" for each in figures["models"]}
-            for name, heading in columns.items()
-        }
-        print("\n".join([*race_table(figures, scored, extra=cells), domain.scope(figures["runs"][0])]))
+        print("\n".join([*_table(figures, domain, columns), domain.scope(figures["runs"][0])]))
     write_json(json_file, figures)
     if plot_file is not None:
-        save_race(plot_file, scored)
+        save_learning_curves(
+            plot_file,
+            [(one.run.name, one.curve) for one in scored],
+            unit=domain.unit,
+            scores=[(one.run.name, num_parameters(one.run.model), one.result.nats_per_token) for one in scored],
+        )
     return figures
+
+
+def _looks(train: Mapping[str, Any]) -> list[str]:
+    """Settings of short evaluations, evenly over a budget, which the user's come after."""
+    if train["max_seconds"] is not None:
+        looks = f"train.evaluate_every_seconds={train['max_seconds'] / _NUM_LOOKS}"
+    else:
+        looks = f"train.evaluate_every={math.ceil(train['max_steps'] / _NUM_LOOKS)}"
+    return [looks, f"train.evaluate_tokens={_LOOK_TOKENS}"]
+
+
+def _warnings(scored: Sequence[ScoredRun], domain: TokenDomain) -> list[str]:
+    """What to warn of runs that were trained in turn."""
+    named = {one.run.folder.name: one for one in scored}
+    return warnings_of(
+        {name: one.speeds for name, one in named.items()},
+        {name: one.waited_share for name, one in named.items()},
+        unit=domain.unit,
+    )
+
+
+def _summary(runs: Sequence[ScoredRun], baseline: Sequence[ScoredRun] | None) -> dict[str, Any]:
+    """Figures of one model over its seeds; baseline: the runs of the same seeds that it is compared with."""
+    speeds = [speed for one in runs for speed in one.speeds]
+    difference = None
+    if baseline is not None and baseline[0] is not runs[0]:
+        pairs = [(one.result, other.result) for one, other in zip(runs, baseline, strict=True)]
+        difference = _over_seeds_and_utterances([replace(a, nats=a.nats - b.nats) for a, b in pairs])
+    return {
+        "num_parameters": num_parameters(runs[0].run.model),
+        "nats_per_token": _over_seeds_and_utterances([one.result for one in runs]),
+        "difference_nats": difference,
+        "train_tokens_seen": mean_and_interval([one.run.tokens_seen for one in runs]),
+        "train_seconds": mean_and_interval([one.run.train_seconds for one in runs]),
+        "train_tokens_per_second": statistics.median(speeds) if speeds else None,  # of slices
+    }
+
+
+def _over_seeds_and_utterances(results: Sequence[Evaluation]) -> dict[str, Any]:
+    """The mean over seeds, with an interval over seeds (Student's t) and one over utterances (bootstrap)."""
+    over_seeds = mean_and_interval([result.nats_per_token for result in results])
+    nats, counts = np.mean([result.nats for result in results], axis=0), results[0].counts
+    return {
+        "mean": over_seeds["mean"],
+        "interval_95_over_utterances": interval_over_utterances(nats, counts),
+        "interval_95_over_seeds": over_seeds["interval_95"],
+        "seeds": over_seeds["seeds"],
+    }
+
+
+def _table(figures: dict[str, Any], domain: TokenDomain, columns: Mapping[str, str]) -> list[str]:
+    """The race as lines of text, best NLL first; columns: further metrics, and what they are called."""
+    unit, baseline, num_seeds = domain.unit, domain.race_baseline, len(figures["models"][0]["seeds"])
+    tokens_per_second = figures["runs"][0].get("sample_rate_hz")
+    utterances = any(entry["nats_per_token"]["interval_95_over_utterances"] for entry in figures["models"])
+    brackets = " ".join([*["[utterances]"] * utterances, *["[seeds]"] * (num_seeds > 1)])
+    header = ["model", f"nats/{unit} {brackets}".strip(), f"bits/{unit}", *columns.values(),
+              f"to {baseline}, nats {brackets}".strip(), "parameters", f"{unit}s seen", "training"]  # fmt: skip
+    rows = []
+    for entry in sorted(figures["models"], key=lambda entry: entry["nats_per_token"]["mean"]):
+        nll, difference, rate = entry["nats_per_token"], entry["difference_nats"], entry["train_tokens_per_second"]
+        seen, seconds = entry["train_tokens_seen"]["mean"], entry["train_seconds"]["mean"]
+        real_time = f" ({rate / tokens_per_second:.2f} x real time)" if rate and tokens_per_second else ""
+        rows.append(
+            [
+                entry["model"],
+                _shown(nll),
+                f"{bits(nll['mean']):.4f}",
+                *(f"{entry[name]['mean']:.5g}" for name in columns),
+                "-" if difference is None else _shown(difference, sign="+"),
+                f"{entry['num_parameters'] / 1e6:.2f} M",
+                f"{seen / 1e6:.2f} M in {seconds:.0f} s",
+                "-" if rate is None else f"{rate:,.0f}/s{real_time}",
+            ]
+        )
+    seeds = f"over {num_seeds} seeds, which the other figures are means of" if num_seeds > 1 else "one seed"
+    over = ["95% intervals over utterances"] * utterances + [seeds]
+    lines = [*table(header, rows), f"{', '.join(over)}; differences are paired; trained in turn"]
+    return [*lines, *figures["warnings"]]
+
+
+def _shown(figure: dict[str, Any], *, sign: str = "") -> str:
+    intervals = figure["interval_95_over_utterances"], figure["interval_95_over_seeds"]
+    return with_intervals(figure["mean"], *intervals, sign=sign)

@@ -12,7 +12,7 @@ from waveform.report_page.contents import ReportContents
 from waveform.report_page.measures import measure_attention, measure_places
 from waveform.report_page.page import Page, require_each_once, require_page, write_page
 from waveform.report_page.settings import settings_tables
-from waveform.runs.race import ScoredRun
+from waveform.runs.scoring import ScoredRun
 from waveform.system.atomic import require_writable
 from waveform.system.output import write_json
 from waveform.verbs.compare import entries_of, open_runs

@@ -6,9 +6,9 @@ from typing import Any
 
 from waveform.domain import TrainRequest, token_domain_of
 from waveform.system.atomic import require_writable
+from waveform.system.errors import UserError
 from waveform.system.output import write_json
-from waveform.tuning.report import report_search
-from waveform.tuning.search import SearchConfig, search
+from waveform.tuning.config import SearchConfig
 
 
 def tune(
@@ -30,6 +30,14 @@ def tune(
     overrides: `key=value` settings of every trial, which are not searched. Raises UserError for bad settings or data,
     for a folder with anything else, and if Optuna is not installed.
     """
+    try:
+        from optuna import logging
+    except ImportError as error:
+        raise UserError('tune needs Optuna: pip install "waveform[tune]"') from error
+    from waveform.tuning.report import report_search
+    from waveform.tuning.search import search
+
+    logging.set_verbosity(logging.WARNING)
     source, out_dir, domain = Path(source), Path(out_dir), token_domain_of(source)
     config = config or SearchConfig()
     require_writable(json_file, option="--json")
