@@ -16,6 +16,7 @@ from waveform.system.folder_identity import FolderIdentity
 METRICS_FILE = "metrics.jsonl"
 # Kinds of records, and the numbers that each must have
 _KINDS = {"train": ("step", "seconds"), "evaluate": ("step", "seconds", "nll_nats")}
+_NUMBERS_IF_ANY = ("tokens_seen", "waited_s")  # which logs of earlier versions lack
 
 
 def bits(nats: float) -> float:
@@ -94,7 +95,8 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             record = None
         needed = _KINDS.get(str(record.get("kind"))) if isinstance(record, dict) else None
-        if needed and all(type(record.get(name)) in (int, float) for name in needed):
+        numbers = needed and [record.get(name) for name in needed] + [record.get(name, 0) for name in _NUMBERS_IF_ANY]
+        if numbers and all(type(number) in (int, float) for number in numbers):
             records.append(record)
         elif number < len(lines):
             damaged.append(str(number))
