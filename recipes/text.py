@@ -119,8 +119,7 @@ class Text(TokenDomain):
     def compose(self, request: TrainRequest) -> dict[str, Any]:
         source = request.source
         recipe = str(read_dataset(source).modality["recipe"]) if is_dataset(source) else str(source)
-        how: dict[str, Any] = {"config_dir": request.config_dir, "origin": request.origin, "run_dir": request.run_dir}
-        return compose_config(recipe, request.overrides, **how)
+        return compose_config(recipe, request.overrides, **request.composing)
 
     def annotated(self, config: dict[str, Any], overrides: Sequence[str]) -> str:
         return annotated(config, domain=config["recipe"], overrides=overrides)

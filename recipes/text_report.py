@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from recipes.continuations import NUCLEUS, Prefixes, continue_documents
@@ -13,7 +12,7 @@ from waveform.analyses.analyse import DEFAULT_TOKENS
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
-from waveform.report_page.contents import Figures, ReportContents
+from waveform.report_page.contents import Figures, Making, ReportContents
 from waveform.report_page.page import Table, Writing
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions
@@ -81,13 +80,10 @@ class TextContents(ReportContents):
         runs: dict[str, TrainedRun],
         tokens: TokenSet,
         entries: list[dict[str, Any]],
-        *,
-        data: Path | str | None,
-        world: World,
-        show_progress: bool,
+        making: Making,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         return {
-            "writings": self._writings(runs, world),
+            "writings": self._writings(runs, making.world),
             "frequencies": Table(*frequencies_of(entries)) if "perplexity_by_frequency" in entries[0] else None,
         }, {}
 

@@ -56,6 +56,11 @@ class TrainRequest:
     origin: Origin | None = None  # a run whose weights and settings this one begins with
     config_dir: Path | None = None  # of Hydra configs of the user's own
 
+    @property
+    def composing(self) -> dict[str, Any]:
+        """What composing the configuration takes besides its overrides."""
+        return {"config_dir": self.config_dir, "origin": self.origin, "run_dir": self.run_dir}
+
 
 class Domain(ABC):
     """What one kind of run brings: its settings, and how it is trained."""
@@ -361,7 +366,7 @@ def token_domain_of(source: Path | str) -> TokenDomain:
 
 
 def any_domain_of_runs(run_dirs: Sequence[Path | str]) -> Domain:
-    """The domain of several runs. Raises UserError if there is no run, or none of their kind, or if kinds differ."""
+    """The domain of several runs. Raises UserError if none is named, or if their kinds differ or are not registered."""
     if not run_dirs:
         raise UserError("name at least one run folder")
     first, *others = (

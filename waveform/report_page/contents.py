@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from waveform.analyses.by_place import NllByPlace
 from waveform.engine.evaluator import Evaluation
@@ -14,6 +14,14 @@ from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions, display_names
 
 Figures = Sequence[Mapping[str, Any]]  # of each run, as `compare` returns them
+
+
+class Making(NamedTuple):
+    """How a page is made: with which data, by which processes."""
+
+    data: Path | str | None  # if not the runs' own
+    world: World
+    show_progress: bool
 
 
 class ReportContents(ABC):
@@ -66,10 +74,7 @@ class ReportContents(ABC):
         runs: dict[str, TrainedRun],
         tokens: TokenSet,
         entries: list[dict[str, Any]],
-        *,
-        data: Any,
-        world: World,
-        show_progress: bool,
+        making: Making,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Fields of the `Page`, and figures for its JSON; runs: by name, those with figures first.
 

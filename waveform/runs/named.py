@@ -58,7 +58,11 @@ def _unpack_once(archive: Path) -> Path:
         with explain_write_errors(Path(gettempdir())):
             place = Path(mkdtemp(prefix="waveform-"))
         atexit.register(shutil.rmtree, place, ignore_errors=True)
-        unpack(archive, place / archive.stem)
+        try:
+            unpack(archive, place / archive.stem)
+        except BaseException:  # a program that goes on keeps nothing of an archive that it refused
+            shutil.rmtree(place, ignore_errors=True)
+            raise
         _unpacked[key] = place / archive.stem
         alias_in_messages(_unpacked[key], archive)
     return _unpacked[key]

@@ -54,8 +54,7 @@ class Speech(TokenDomain):
     scope = staticmethod(race_scope)
 
     def compose(self, request: TrainRequest) -> dict[str, Any]:
-        how: dict[str, Any] = {"config_dir": request.config_dir, "origin": request.origin, "run_dir": request.run_dir}
-        return compose_config(request.overrides, **how)
+        return compose_config(request.overrides, **request.composing)
 
     def annotated(self, config: dict[str, Any], overrides: Sequence[str]) -> str:
         return annotated(config, domain="speech", overrides=overrides)

@@ -15,8 +15,7 @@ from waveform.engine.evaluator import Evaluation
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.token_set import TokenSet
 from waveform.quality.config import FEWEST_CLIPS, QualityConfig
-from waveform.ranks.distributed import World
-from waveform.report_page.contents import Figures, ReportContents
+from waveform.report_page.contents import Figures, Making, ReportContents
 from waveform.report_page.page import Player, PlayerRow, Table, data_uri
 from waveform.runs.opened import TrainedRun
 from waveform.speech.data import open_split
@@ -118,25 +117,22 @@ class SoundContents(ReportContents):
         runs: dict[str, TrainedRun],
         tokens: TokenSet,
         entries: list[dict[str, Any]],
-        *,
-        data: Path | str | None,
-        world: World,
-        show_progress: bool,
+        making: Making,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         heard = {name: _on_audio(run) for name, run in runs.items()}
         scored = list(heard.items())[: len(entries)]
         quality = table = None
-        if self.quality and world.is_first:
+        if self.quality and making.world.is_first:
             from waveform.quality.measure import measure_quality  # loads librosa and more
             from waveform.quality.report import quality_notes, quality_rows
 
-            others = open_split(scored[0][1], data=data, split="train", show_progress=False)
+            others = open_split(scored[0][1], data=making.data, split="train", show_progress=False)
             quality = measure_quality(
-                scored, self.of_quality(), held_out=tokens, others=others, show_progress=show_progress
+                scored, self.of_quality(), held_out=tokens, others=others, show_progress=making.show_progress
             )
             table = Table(*quality_rows(quality), note=f"{'; '.join(quality_notes(quality))}.")
         return {
-            "players": _player_rows(heard, tokens, self, world=world, show_progress=show_progress),
+            "players": _player_rows(heard, tokens, self, making),
             "by_label": _by_label([name for name, _ in scored], entries),
             "quality": table,
         }, {"quality": quality and quality.as_json()}
@@ -156,9 +152,7 @@ def _by_label(names: Sequence[str], entries: Figures) -> Table | None:
     return Table(["label", "utterances", *names], by_label_rows(by_label), note=note)
 
 
-def _player_rows(
-    runs: Mapping[str, Run], tokens: TokenSet, contents: SoundContents, *, world: World, show_progress: bool
-) -> list[PlayerRow]:
+def _player_rows(runs: Mapping[str, Run], tokens: TokenSet, contents: SoundContents, making: Making) -> list[PlayerRow]:
     """Rows of players: recordings with every run's continuations of their beginnings, then sounds from nothing.
 
     Recordings are continued without their labels; the last rows have a sound of each of the first labels. Each rank
@@ -199,8 +193,8 @@ def _player_rows(
             title = f"Label {printable(label)}, temperature {first_temperature:g}"
             rows.append((title, [], nothing, [(name, i, number) for name, i in drawn.items()]))
 
-    total_s = sum(seconds for seconds, _ in draws[world.rank :: world.size])
-    with Progress("sample", total=total_s, unit="s", unit_s=1, enabled=show_progress) as progress:
+    total_s = sum(seconds for seconds, _ in draws[making.world.rank :: making.world.size])
+    with Progress("sample", total=total_s, unit="s", unit_s=1, enabled=making.show_progress) as progress:
 
         def work(seconds: float, make: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:
             def sound() -> np.ndarray:
@@ -210,7 +204,7 @@ def _player_rows(
 
             return sound
 
-        sounds = world.share([work(*one) for one in draws])
+        sounds = making.world.share([work(*one) for one in draws])
     return [
         PlayerRow(
             title,

@@ -8,7 +8,7 @@ from typing import Any
 from waveform.domain import domain_of_runs
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.report_page.charts import attention_chart, learning_chart, place_chart
-from waveform.report_page.contents import ReportContents
+from waveform.report_page.contents import Making, ReportContents
 from waveform.report_page.measures import measure_attention, measure_places
 from waveform.report_page.page import Page, require_each_once, require_page, write_page
 from waveform.report_page.settings import settings_tables
@@ -65,7 +65,7 @@ def report(
         attention = world.share(
             [partial(measure_attention, run, tokens, label=name, show_progress=shown) for name, run in named.items()]
         )
-        parts, figures = contents.shown(named | others, tokens, entries, data=data, **how)
+        parts, figures = contents.shown(named | others, tokens, entries, Making(data, **how))
         figures = {
             "comparison": entries,
             "by_place": [{"label": name, **place.figures()} for name, place in zip(names, places, strict=True)],
