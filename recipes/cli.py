@@ -175,7 +175,7 @@ VERBS = (
     ),
     Verb(
         "topics",
-        "what a folder of texts is about: topics by latent Dirichlet allocation (needs waveform[topics])",
+        "what a folder of texts is about: topics by latent Dirichlet allocation",
         "recipes.verbs.topics:topics",
         (
             path("source", "a folder or archive of .txt files, a document each", metavar="SOURCE"),

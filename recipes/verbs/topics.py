@@ -45,11 +45,9 @@ def topics(
     """
     config = config or TopicsConfig()
     require_writable(json_file, option="--json")
-    try:
-        from sklearn.decomposition import LatentDirichletAllocation
-        from sklearn.feature_extraction.text import CountVectorizer
-    except ImportError as error:
-        raise UserError('topics needs scikit-learn: pip install "waveform[topics]"') from error
+    from sklearn.decomposition import LatentDirichletAllocation  # here: it takes a while
+    from sklearn.feature_extraction.text import CountVectorizer
+
     opened = open_source(Path(source))
     files = [name for name in opened.sizes if name.lower().endswith(".txt") and opened.sizes[name]]
     if len(files) < 2:

@@ -1,6 +1,5 @@
 """Topics of texts that are known to be about two things."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ def write_texts(folder: Path) -> Path:
 
 
 def test_topics_are_what_the_texts_are_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("sklearn", reason="the extra `topics` is not installed")
     folder = write_texts(tmp_path / "texts")
     found = figures_of(tmp_path / "t.json", "topics", folder, "--topics", 2, "--words", 5)
     assert sorted(sorted(topic["words"]) for topic in found) == sorted([sorted(SEA), sorted(GARDEN)])
@@ -35,12 +33,5 @@ def test_topics_are_what_the_texts_are_about(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "one" / "a.txt").write_text("of the")
     assert "no words that tell its documents apart" in mistake(["topics", tmp_path / "one"], capsys)
 
-
-def test_topics_name_what_to_install(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("sklearn", "sklearn.decomposition"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert 'pip install "waveform[topics]"' in mistake(["topics", write_texts(tmp_path / "texts")], capsys)
     assert "--topics is 0" in mistake(["topics", tmp_path, "--topics", 0], capsys)
     assert "--seed is -1; it must be from 0 to" in mistake(["topics", tmp_path, "--seed", -1], capsys)
