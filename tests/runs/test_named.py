@@ -17,9 +17,11 @@ from tests.faults.hostile_runs import edit_config
 from tests.faults.small_runs import make_speech_run
 from tests.recipes.calling import mistake as recipes_mistake
 from tests.test_cli import mistake
+from waveform.audio.demo_speech import demo_speech_dir
 from waveform.cli import main
 from waveform.engine import checkpoint
 from waveform.runs import named
+from waveform.speech import data as speech_data
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +96,31 @@ def test_a_run_goes_on_from_a_bundled_one(
 
 
 def test_what_needs_the_data_says_so(bundled: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(place / "speech.zip", "own.zip")
     for verb in ("evaluate", "compare", "analyse"):
-        line = mistake([verb, bundled], capsys)
-        assert "speech-en comes without the data that it was trained on; name a data set with --data" in line
+        line = mistake([verb, "own.zip"], capsys)
+        assert "own.zip comes without the data that it was trained on; name a data set with --data" in line
     line = mistake(["train", place / "data", "run", "--from", bundled, "--from-optimiser"], capsys)
     assert "was exported without its optimiser" in line and not Path("run").exists()
     line = mistake(["export", bundled, "again.zip", "--optimiser"], capsys)
     assert "was exported without its optimiser itself; leave out --optimiser" in line and not Path("again.zip").exists()
+
+
+def test_a_bundled_run_is_scored_on_the_bundled_speech(
+    bundled: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {path.name for path in demo_speech_dir().iterdir()} == {"train", "valid", "test"}
+    monkeypatch.setattr(speech_data, "demo_speech_dir", lambda: place / "audio")
+    speech_data._prepared_demo_speech.cache_clear()
+    assert main(["evaluate", bundled, "--json", "bundled.json"]) == 0
+    assert capsys.readouterr().out.startswith("speech-en: on the test recordings of the bundled speech\n")
+    assert main(["evaluate", str(place / "run"), "--json", "own.json"]) == 0
+    for field in ("num_utterances", "nats_per_token", "data_checksum"):
+        assert figures(Path("bundled.json"))[field] == figures(Path("own.json"))[field]
+    assert main(["compare", bundled, "--split", "valid", "--json", "compared.json"]) == 0
+    valid = figures(Path("compared.json"))[0]
+    assert valid["num_utterances"] == 1
+    speech_data._prepared_demo_speech.cache_clear()
 
 
 def test_a_missing_run_is_one_line_with_the_bundled_names(bundled: str, capsys: pytest.CaptureFixture[str]) -> None:

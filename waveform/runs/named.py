@@ -26,7 +26,7 @@ def find_run(given: Path | str) -> Path:
         return path
     if path.is_file():
         return _unpack_once(path)
-    if str(given) in bundled_names():
+    if is_bundled(given):
         folder = BUNDLED / given
         return folder if folder.is_dir() else _unpack_once(BUNDLED / f"{given}.zip")
     if path.exists():
@@ -45,9 +45,22 @@ def bundled_names() -> list[str]:
     return sorted(archives | {path.parent.name for path in BUNDLED.glob(f"*/{CONFIG_FILE}")})
 
 
+def is_bundled(given: Path | str) -> bool:
+    """Whether `given` names a run that comes with waveform: a folder or file of that name comes before it."""
+    return str(given) in bundled_names() and not Path(given).exists()
+
+
 def full_name(given: Path | str) -> str:
     """A name that means the same run in any folder."""
-    return str(given) if str(given) in bundled_names() and not Path(given).exists() else str(Path(given).resolve())
+    return str(given) if is_bundled(given) else str(Path(given).resolve())
+
+
+def temporary_folder() -> Path:
+    """A new folder, removed when this process ends. Raises UserError if the disk is full or read-only."""
+    with explain_write_errors(Path(gettempdir())):
+        folder = Path(mkdtemp(prefix="waveform-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _unpack_once(archive: Path) -> Path:
@@ -55,9 +68,7 @@ def _unpack_once(archive: Path) -> Path:
     status = archive.stat()
     key = (archive.resolve(), status.st_mtime_ns, status.st_size)
     if key not in _unpacked:
-        with explain_write_errors(Path(gettempdir())):
-            place = Path(mkdtemp(prefix="waveform-"))
-        atexit.register(shutil.rmtree, place, ignore_errors=True)
+        place = temporary_folder()
         try:
             unpack(archive, place / archive.stem)
         except BaseException:  # a program that goes on keeps nothing of an archive that it refused
