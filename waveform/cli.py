@@ -181,11 +181,21 @@ RUN_VERBS = (
     ),
     Verb(
         "export",
-        "write a trained run, without its data, to one file from which others can sample, score and go on training",
+        "write a trained run, without its data, to one file, or to a folder for a model hub, from which others can "
+        "sample, score and go on training",
         "waveform.verbs.export:export",
         (
             RUN_DIR,
-            path("file", "a new file, a zip archive", metavar="FILE"),
+            path("file", "a new file, or folder", metavar="FILE"),
+            Argument(
+                "--format",
+                "zip: one file (default); hub: a folder with a model card and sounds, as model hubs know it",
+                choices=("zip", "hub"),
+            ),
+            Argument("--licence", "for the card: its identifier, for example cc-by-4.0", metavar="ID"),
+            Argument("--language", "for the card: its code, for example en", metavar="CODE"),
+            Argument("--trained-on", "for the card: the data, in words", metavar="TEXT"),
+            path("--figures", "for the card: what `evaluate --json` wrote of this run", metavar="FILE"),
             switch(
                 "--optimiser", "include what only training needs, to resume it; the file is three to ten times as large"
             ),

@@ -329,6 +329,10 @@ class TokenDomain(Domain):
 
     report_contents: ClassVar[type[ReportContents]]
 
+    def examples(self, run: TrainedRun) -> dict[str, bytes]:
+        """Files to see or hear of what a run draws, by name, for its card on a hub."""
+        return {}
+
     @contextmanager
     def exported(self, run: TrainedRun) -> Iterator[Sequence[Path]]:
         """Files of its data set that the archive of a run contains. Raises UserError if they are gone."""

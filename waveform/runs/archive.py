@@ -12,7 +12,8 @@ import re
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -43,29 +44,35 @@ _NOT_AN_ARCHIVE = (
 _TIME = (1980, 1, 1, 0, 0, 0)  # of every file, so that the same run gives the same archive
 
 
-def write_archive(
-    run_dir: Path,
-    config: dict[str, Any],
-    found: checkpoint.Checkpoint,
-    file: Path,
-    *,
-    optimiser: bool = False,
-    data_files: Iterable[Path] = (),
-) -> None:
-    """Write the run in `run_dir` to `file`: its configuration and one checkpoint.
+Saved = tuple[Path, dict[str, Any], checkpoint.Checkpoint]  # a run folder, its configuration and a checkpoint
+
+
+def write_archive(saved: Saved, file: Path, *, optimiser: bool = False, data_files: Iterable[Path] = ()) -> None:
+    """Write a run to `file`; arguments and errors as of `staged`."""
+    with staged(saved, file, optimiser=optimiser, data_files=data_files) as run:
+        archive = run.parent / "archive"
+        _zip(run, archive)
+        sync(archive)
+        os.replace(archive, file)
+
+
+@contextmanager
+def staged(saved: Saved, target: Path, *, optimiser: bool = False, data_files: Iterable[Path] = ()) -> Iterator[Path]:
+    """A folder of what others need of a run, alone in a temporary folder next to `target`.
 
     optimiser: also what only training needs: unpacked, the run can be resumed. data_files: what of the run's data set
-    it cannot do without. Raises UserError if `file` exists or cannot be written, and if there is no optimiser.
+    it cannot do without. Raises UserError if `target` exists or cannot be written, and if there is no optimiser.
     """
+    run_dir, config, found = saved
     if optimiser and found.progress.weights_only:
         raise UserError(f"{run_dir} was exported without its optimiser itself; leave out --optimiser")
-    if file.exists():
-        raise UserError(f"{file} exists; give a new file, or remove it")
-    require_writable(file, option="the archive")
-    with explain_write_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as place:
-            run, archive = Path(place) / "run", Path(place) / "archive"
+    if target.exists():
+        raise UserError(f"{target} exists; give a new name, or remove it")
+    require_writable(target, option="the archive")
+    with explain_write_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as place:
+            run = Path(place) / "run"
             (run / OWN_DATA_DIR).mkdir(parents=True)
             config["dataset"]["path"] = ""  # not in which folders its data, and the run that it began from, were
             if "origin" in config:
@@ -76,9 +83,7 @@ def write_archive(
             checkpoint.copy(found, run, weights_only=not optimiser)
             for path in data_files:
                 shutil.copyfile(path, run / OWN_DATA_DIR / path.name)
-            _zip(run, archive)
-            sync(archive)
-            os.replace(archive, file)
+            yield run
 
 
 def _zip(place: Path, file: Path) -> None:

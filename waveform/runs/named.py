@@ -1,14 +1,17 @@
-"""Finds the run that a user names: a run folder, an archive that `export` made, or a run that comes with waveform."""
+"""Finds the run that a user names: its folder, what `export` made of it, one on a hub or a bundled one."""
 
 import atexit
 import shutil
+from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 
 from waveform.runs.archive import unpack
 from waveform.runs.folder import CONFIG_FILE
+from waveform.runs.hub import download, is_hub, is_hub_name, unpack_hub
 from waveform.system.atomic import explain_write_errors
 from waveform.system.errors import UserError, alias_in_messages
 
@@ -22,8 +25,10 @@ def find_run(given: Path | str) -> Path:
     Raises UserError if there is none, naming the bundled runs, and for an archive of anything but a run.
     """
     path = Path(given)
+    if is_hub_name(given):
+        return _unpack_once(download(given), unpack=partial(unpack_hub, follow_links=True))
     if path.is_dir():
-        return path
+        return _unpack_once(path, unpack=unpack_hub) if is_hub(path) else path
     if path.is_file():
         return _unpack_once(path)
     if is_bundled(given):
@@ -52,7 +57,7 @@ def is_bundled(given: Path | str) -> bool:
 
 def full_name(given: Path | str) -> str:
     """A name that means the same run in any folder."""
-    return str(given) if is_bundled(given) else str(Path(given).resolve())
+    return str(given) if is_bundled(given) or is_hub_name(given) else str(Path(given).resolve())
 
 
 def temporary_folder() -> Path:
@@ -63,8 +68,8 @@ def temporary_folder() -> Path:
     return folder
 
 
-def _unpack_once(archive: Path) -> Path:
-    """The folder with the content of an archive, called as it is, so that its run is too."""
+def _unpack_once(archive: Path, *, unpack: Callable[[Path, Path], None] = unpack) -> Path:
+    """The folder with the content of an archive, or of a hub's folder, called as it is, so that its run is too."""
     status = archive.stat()
     key = (archive.resolve(), status.st_mtime_ns, status.st_size)
     if key not in _unpacked:

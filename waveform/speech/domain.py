@@ -11,6 +11,7 @@ from torch import Tensor
 from waveform.audio.audio_format import differences, format_of
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.audio.corpus.published import find_published
+from waveform.audio.embedded import flac_bytes
 from waveform.domain import Metrics, TokenDomain, TrainRequest
 from waveform.engine.dataset import Dataset, is_dataset, read_dataset
 from waveform.engine.interface import SequenceModel
@@ -34,6 +35,8 @@ from waveform.speech.run import Run, load
 from waveform.system.errors import UserError
 from waveform.system.signals import StopRequest
 
+_EXAMPLE_S = 4.0  # of each sound on a card
+
 
 class Speech(TokenDomain):
     """What runs on speech bring to the verbs."""
@@ -52,6 +55,11 @@ class Speech(TokenDomain):
     describe = staticmethod(describe)
     format_table = staticmethod(format_table)
     scope = staticmethod(race_scope)
+
+    def examples(self, run: TrainedRun) -> dict[str, bytes]:
+        assert isinstance(run, Run)
+        rate, sounds = run.audio_format.sample_rate_hz, run.sample(num=2, seconds=_EXAMPLE_S)
+        return {f"sample-{i}.flac": flac_bytes(sound, sample_rate_hz=rate) for i, sound in enumerate(sounds)}
 
     def compose(self, request: TrainRequest) -> dict[str, Any]:
         return compose_config(request.overrides, **request.composing)

@@ -1,22 +1,96 @@
-"""`export`: a trained run as one file, which every verb takes in place of its folder."""
+"""`export`: a trained run as one file, or as a folder for a model hub: every verb takes either in its place."""
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from waveform.domain import domain_of_runs
 from waveform.runs.archive import write_archive
+from waveform.runs.configured_model import num_parameters
+from waveform.runs.hub import write_hub
 from waveform.runs.opened import use_saved
+from waveform.system.errors import UserError
 
 
-def export(run_dir: Path | str, file: Path | str, *, optimiser: bool = False, show_progress: bool = True) -> Path:
+@dataclass(frozen=True)
+class CardOptions:
+    """What only a user can say of a run, for its card on a hub."""
+
+    licence: str | None = None  # its identifier, for example cc-by-sa-3.0
+    language: str | None = None  # its code, for example en
+    trained_on: str | None = None  # the data, in words
+    figures: Path | None = None  # what `evaluate --json` wrote
+
+
+def export(
+    run_dir: Path | str,
+    file: Path | str,
+    card: CardOptions | None = None,
+    *,
+    format: str = "zip",
+    optimiser: bool = False,
+    show_progress: bool = True,
+) -> Path:
     """Write a run to `file`: settings, log, newest weights and its vocabulary, without its data; returns the path.
 
-    optimiser: also what only training needs. Raises UserError as `load` does, if the vocabulary is gone, if `file`
-    exists, and if the run itself was exported without its optimiser.
+    format: `zip`, one file, or `hub`, a folder with a model card, example sounds and `model.safetensors`, for which
+    `card` is. optimiser: also what only training needs. Raises UserError as `load` does, if the vocabulary is gone, if
+    `file` exists, if the figures are of another run, and if the run itself was exported without its optimiser.
     """
     file, domain = Path(file), domain_of_runs([run_dir])
+    if format == "hub" and optimiser:
+        raise UserError("--format hub is for trained weights alone; leave out --optimiser")
+    if format != "hub" and card not in (None, CardOptions()):
+        raise UserError("--licence, --language, --trained-on and --figures are for --format hub")
     run = domain.load(run_dir, device="cpu")  # what cannot be opened should not be handed on
     with domain.exported(run) as files:
-        use_saved(run_dir, lambda saved: write_archive(*saved, file, optimiser=optimiser, data_files=files))
+        if format == "hub":
+            size = num_parameters(run.model)
+            about = _about(card or CardOptions(), step=run.step, size=size)
+            about |= {"name": file.name, "num_parameters": size}
+            examples = domain.examples(run)
+            use_saved(
+                run_dir,
+                lambda saved: write_hub(saved, file, about, data_files=files, examples=examples, unit=domain.unit),
+            )
+        else:
+            use_saved(run_dir, lambda saved: write_archive(saved, file, optimiser=optimiser, data_files=files))
     if show_progress:
-        print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
+        num_bytes = sum(path.stat().st_size for path in (file.iterdir() if file.is_dir() else [file]))
+        print(f"{file}: {num_bytes / 1e6:.1f} MB")
     return file
+
+
+def _about(card: CardOptions, *, step: int, size: int) -> dict[str, Any]:
+    """What the template of the card asks for. Raises UserError for figures of another run."""
+    figures: dict[str, Any] = {}
+    if card.figures is not None:
+        try:
+            figures = json.loads(card.figures.read_text(encoding="utf-8"))
+            own = (figures["step"], figures["num_parameters"])
+            if own != (step, size):
+                raise UserError(
+                    f"--figures {card.figures} is of step {own[0]} and {own[1]:,} parameters, this run of step {step} "
+                    f"and {size:,}; evaluate it again"
+                )
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise UserError(
+                f"--figures {card.figures} is not a file that `waveform evaluate RUN_DIR --json` wrote ({error!r})"
+            ) from error
+    quality: list[list[str]] = []
+    if "quality" in figures:
+        from waveform.quality.figures import Figure  # loads librosa and more
+        from waveform.quality.report import shown
+
+        sets = figures["quality"]["sets"]
+        quality.append(["", *(one["name"] for one in sets)])
+        for every in zip(*(one["figures"] for one in sets), strict=True):
+            quality.append([f"{every[0]['name']}, {every[0]['unit']}", *(shown(Figure(**one)) for one in every)])
+    return {
+        "quality": quality,
+        "licence": card.licence,
+        "language": card.language,
+        "data": card.trained_on,
+        "figures": figures,
+    }
