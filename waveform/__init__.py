@@ -1,9 +1,9 @@
 """Compressive Transformer for raw audio waveforms, compared with WaveNet and Transformer-XL.
 
-`build` makes any registered model, `load` opens a trained run; `prepare`, `train`, `tune`, `evaluate`, `sample`,
-`export`, `compare`, `race`, `bench`, `analyse` and `report` are the functions behind the verbs of the `waveform`
-command. All are imported on first use, so that `import waveform` is instant and loads neither torch nor an audio
-library.
+`build` makes any registered model, `load` opens a trained run, `metrics` its log, and `listen` plays sounds in a
+notebook; `prepare`, `train`, `tune`, `evaluate`, `sample`, `export`, `compare`, `race`, `bench`, `analyse` and `report`
+are the functions behind the verbs of the `waveform` command. All are imported on first use, so that `import waveform`
+is instant and loads neither torch nor an audio library.
 """
 
 from importlib import import_module
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from waveform.models.registry import build as build
+    from waveform.speech.listen import listen as listen
+    from waveform.speech.listen import metrics as metrics
     from waveform.speech.run import load as load
     from waveform.system.errors import UserError as UserError
     from waveform.verbs.analyse import analyse as analyse
@@ -33,7 +35,9 @@ _HOMES = {
     "compare": "waveform.verbs.compare",
     "evaluate": "waveform.verbs.evaluate",
     "export": "waveform.verbs.export",
+    "listen": "waveform.speech.listen",
     "load": "waveform.speech.run",
+    "metrics": "waveform.speech.listen",
     "prepare": "waveform.verbs.prepare",
     "race": "waveform.verbs.race",
     "report": "waveform.verbs.report",

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Sequence
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from waveform.audio.resample import resample_blocks
 from waveform.engine.inputs import shift_right
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
+from waveform.runs.configured_model import num_parameters
 from waveform.runs.folder import read_config
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, open_run
@@ -36,6 +38,18 @@ class Run(TrainedRun):
     @property
     def unit_s(self) -> float:
         return 1 / self.audio_format.sample_rate_hz
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        facts = {
+            "model": self.name,
+            "parameters": f"{num_parameters(self.model):,}",
+            "trained for": f"{self.train_seconds / 60:.1f} minutes, {self.tokens_seen:,} samples, {self.step:,} steps",
+            "sound": f"{self.audio_format.sample_rate_hz:,} Hz, {self.audio_format.quantiser}",
+            "labels": ", ".join(self.labels[:20]) or "none",
+        }
+        rows = "".join(f"<tr><th>{name}</th><td>{escape(str(value))}</td></tr>" for name, value in facts.items())
+        return f"<b>{escape(str(self.given))}</b><table>{rows}</table>"
 
     def nll(self, audio: np.ndarray | Tensor, *, sample_rate_hz: int, label: str | None = None) -> np.ndarray:
         """NLL in nats of each sample of one utterance, at the run's rate.

@@ -1,0 +1,50 @@
+"""The notebook under examples/ runs from top to bottom, and what it shows plays."""
+
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+from nbclient import NotebookClient
+
+import waveform
+from waveform.audio.demo_speech import demo_speech_dir
+
+_NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_hour.ipynb"
+
+
+@pytest.mark.slow
+def test_it_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    notebook = nbformat.read(_NOTEBOOK, as_version=4)
+    settings, training = notebook.cells[1], notebook.cells[5]
+    for cell, given, short in (
+        (settings, "SECONDS = 25", "SECONDS = 3"),
+        (settings, "demo_speech_dir()  # or", 'Path("audio")  # or'),
+        (training, "settings = [", 'settings = ["train.log_every=1", '),
+    ):
+        assert given in cell.source
+        cell.source = cell.source.replace(given, short)
+    for split in ("train", "valid", "test"):
+        (tmp_path / "audio" / split).mkdir(parents=True)
+        shortest = min((demo_speech_dir() / split).iterdir(), key=lambda path: path.stat().st_size)
+        (tmp_path / "audio" / split / shortest.name).symlink_to(shortest)
+    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [str(output.get("data", {})) for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert sum("data:audio/flac;base64," in one for one in shown) == 3  # cells that play something
+    assert any("parameters" in one and "<table>" in one for one in shown)
+    assert any("image/png" in one for one in shown)
+    assert not any(output.output_type == "error" for cell in notebook.cells for output in cell.get("outputs", ()))
+
+
+def test_the_notebook_is_kept_without_outputs() -> None:
+    cells = [cell for cell in nbformat.read(_NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in cells)
+
+
+def test_listen_takes_one_sound_or_several() -> None:
+    one = np.sin(np.arange(2400, dtype=np.float32) / 5)
+    assert waveform.listen(one)._repr_html_().count("<audio") == 1
+    assert waveform.listen(np.stack([one, one]), sample_rate_hz=16_000)._repr_html_().count("<audio") == 2
+    for wrong in (np.zeros(0), np.zeros((1, 2, 3))):
+        with pytest.raises(waveform.UserError, match=r"give \[n\] or \[num, n\]"):
+            waveform.listen(wrong)

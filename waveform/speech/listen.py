@@ -1,0 +1,66 @@
+"""Sounds, the log and a run as a notebook shows them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from waveform.audio.audio_format import AudioFormat
+from waveform.audio.embedded import flac_bytes, mel_jpeg
+from waveform.engine.metrics import read_metrics
+from waveform.report_page.page import data_uri
+from waveform.runs.named import find_run
+from waveform.system.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas
+
+_PLAYER = (
+    '<div><img src="{picture}" style="width:100%;max-width:{width}px;height:80px"><br>'
+    '<audio controls src="{audio}"></audio></div>'
+)
+_PIXELS_PER_S = 150
+
+
+@dataclass(frozen=True)
+class Sounds:
+    """Sounds that a notebook plays, each below its mel spectrogram."""
+
+    samples: np.ndarray  # [num, n], fp32 in [-1, 1]
+    sample_rate_hz: int
+
+    def _repr_html_(self) -> str:
+        rate = self.sample_rate_hz
+        return "".join(
+            _PLAYER.format(
+                audio=data_uri(flac_bytes(sound, sample_rate_hz=rate), kind="audio/flac"),
+                picture=data_uri(mel_jpeg(sound, sample_rate_hz=rate), kind="image/jpeg"),
+                width=round(_PIXELS_PER_S * len(sound) / rate),
+            )
+            for sound in self.samples
+        )
+
+
+def listen(samples: np.ndarray | Tensor, *, sample_rate_hz: int = AudioFormat.sample_rate_hz) -> Sounds:
+    """Players of one sound [n] or of several [num, n], floats in [-1, 1], as the last value of a notebook's cell.
+
+    Raises UserError for other shapes.
+    """
+    sounds = np.atleast_2d(np.asarray(samples, dtype=np.float32))
+    if sounds.ndim != 2 or not sounds.size:
+        raise UserError(f"samples have the shape {np.shape(samples)}; give [n] or [num, n], n at least 1")
+    return Sounds(sounds, sample_rate_hz)
+
+
+def metrics(run_dir: Path | str) -> "pandas.DataFrame":
+    """The log of a run, as training wrote it: a row a record, `kind` is train or evaluate, NLL in nats per token.
+
+    Raises UserError if there is no run, if its log cannot be read, and without pandas.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise UserError('metrics needs pandas: pip install "waveform[notebook]"') from error
+    return pandas.DataFrame(read_metrics(find_run(run_dir)))
