@@ -1,9 +1,9 @@
 """Compressive Transformer for raw audio waveforms, compared with WaveNet and Transformer-XL.
 
 `build` makes any registered model, `load` opens a trained run, `metrics` its log, and `listen` plays sounds in a
-notebook; `prepare`, `train`, `tune`, `evaluate`, `sample`, `export`, `compare`, `race`, `bench`, `analyse` and `report`
-are the functions behind the verbs of the `waveform` command. All are imported on first use, so that `import waveform`
-is instant and loads neither torch nor an audio library.
+notebook; `prepare`, `train`, `tune`, `evaluate`, `sample`, `export`, `compare`, `race`, `bench`, `analyse`, `report`
+and `serve` are the functions behind the verbs of the `waveform` command. All are imported on first use, so that
+`import waveform` is instant and loads neither torch nor an audio library.
 """
 
 from importlib import import_module
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from waveform.verbs.race import race as race
     from waveform.verbs.report import report as report
     from waveform.verbs.sample import sample as sample
+    from waveform.verbs.serve import serve as serve
     from waveform.verbs.train import train as train
     from waveform.verbs.tune import tune as tune
 
@@ -42,6 +43,7 @@ _HOMES = {
     "race": "waveform.verbs.race",
     "report": "waveform.verbs.report",
     "sample": "waveform.verbs.sample",
+    "serve": "waveform.verbs.serve",
     "train": "waveform.verbs.train",
     "tune": "waveform.verbs.tune",
 }

@@ -337,6 +337,19 @@ VERBS = (
     ),
     *RUN_VERBS,
     Verb(
+        "serve",
+        "a page on which sounds are drawn while you listen, of runs on audio (default: those that come with waveform)",
+        "waveform.verbs.serve:serve",
+        (
+            path("run_dirs", "several can be chosen from", nargs="*", metavar="RUN_DIR"),
+            number("--port", "default 8000; 0: a free one"),
+            Argument("--host", "default 127.0.0.1, which only this machine reaches", metavar="NAME"),
+            Argument("--max-seconds", "of a sound (default 60)", type=float, metavar="S"),
+            number("--clients", "that listen at once (default 2)"),
+            DEVICE,
+        ),
+    ),
+    Verb(
         "bench",
         "measure training, memory, sampling and data preparation, each against this machine's limit",
         "waveform.verbs.bench:bench",

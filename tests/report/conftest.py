@@ -54,7 +54,7 @@ def open_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--mute-audio", "--disable-gpu",
-                     "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND",
+                     "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
                      f"--user-data-dir={folder / 'profile'}"):  # fmt: skip
         options.add_argument(argument)
     options.add_experimental_option("prefs", {"download.default_directory": str(folder)})

@@ -1,0 +1,234 @@
+"""A page on which sounds are drawn while one listens: one HTML file, and raw PCM as it comes.
+
+    GET /                       the page
+    POST /sound?run=NAME&label=NAME&temperature=1&seconds=10&seed=0    16-bit little-endian mono PCM, as it is drawn
+                                the body, if any: an audio file that the sound begins with and continues
+
+One sound is drawn at a time, block by block, so several listeners take turns. Whoever asks is not trusted: other sites
+may not ask (by the headers Host and Origin), lengths and numbers are bounded, and another process decodes what is sent.
+"""
+
+import json
+import math
+import secrets
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from html import escape
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from threading import BoundedSemaphore, Lock
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+
+from waveform.audio.files import read_blocks
+from waveform.audio.wav import pcm_bytes
+from waveform.engine.sampler import SamplingConfig
+from waveform.runs.configured_model import num_parameters
+from waveform.speech.run import Run
+from waveform.system.errors import UserError
+
+_MAX_BODY_BYTES = 20 << 20
+_PRIME_S = 10.0  # of an uploaded recording: its end
+_SILENT_S = 30.0  # a client that neither sends nor reads for so long is gone
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+_POLICY = (
+    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; media-src blob:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Where a page is served, and how much anyone may ask of it."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: a free one
+    max_seconds: float = 60.0  # of a sound
+    clients: int = 2  # that listen at once
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 1 << 16:
+            raise UserError(f"--port is {self.port}; it must be between 0 and 65535")
+        if not 0 < self.max_seconds < math.inf:
+            raise UserError(f"--max-seconds is {self.max_seconds}; it must be above 0 and finite")
+        if self.clients < 1:
+            raise UserError(f"--clients is {self.clients}; it must be at least 1")
+
+
+class SoundServer(ThreadingHTTPServer):
+    """Serves sounds of `runs`, by name. Raises UserError if the address is taken."""
+
+    daemon_threads = True
+
+    def __init__(self, runs: Mapping[str, Run], config: ServeConfig) -> None:
+        self.runs, self.config = dict(runs), config
+        self.drawing, self.listening = Lock(), BoundedSemaphore(config.clients)
+        try:
+            super().__init__((config.host, config.port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise UserError(f"cannot serve at {config.host}:{config.port} ({error}); give another --port") from error
+
+    @property
+    def address(self) -> str:
+        """What to open in a browser."""
+        return f"http://{self.config.host}:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):  # a client that is gone is no error
+            super().handle_error(request, client_address)
+
+    def page(self, *, nonce: str) -> str:
+        """The page, with what it may ask for."""
+        runs = {
+            name: {
+                "rate": run.audio_format.sample_rate_hz,
+                "labels": run.labels,
+                "about": f"{run.name}, {num_parameters(run.model):,} parameters, trained for "
+                f"{run.train_seconds / 60:.0f} minutes",
+            }
+            for name, run in self.runs.items()
+        }
+        known = json.dumps({"runs": runs, "maxSeconds": self.config.max_seconds, "primeSeconds": _PRIME_S})
+        text = files("waveform.serve").joinpath("page.html").read_text(encoding="utf-8")
+        return text.replace("{{nonce}}", nonce).replace("{{known}}", escape(known, quote=True))
+
+
+class _Refused(Exception):
+    """A request that is answered by one line."""
+
+    def __init__(self, status: HTTPStatus, line: str) -> None:
+        super().__init__(line)
+        self.status, self.line = status, line
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: SoundServer
+    server_version, sys_version = "waveform", ""
+    timeout = _SILENT_S
+
+    def do_GET(self) -> None:
+        self._answer(self._page)
+
+    def do_POST(self) -> None:
+        self._answer(self._sound)
+
+    def _answer(self, make: Callable[[], None]) -> None:
+        self._began = False
+        try:
+            self._require_same_site()
+            make()
+        except _Refused as refused:
+            self._refuse(refused.status, refused.line)
+        except UserError as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+
+    def _refuse(self, status: HTTPStatus, line: str) -> None:
+        if not self._began:
+            self._begin(status, "text/plain; charset=utf-8")
+            self.wfile.write(line.encode())
+
+    def _begin(self, status: HTTPStatus, kind: str, **headers: str) -> None:
+        self._began, self.close_connection = True, True
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": kind,
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-store",
+            **headers,
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _require_same_site(self) -> None:
+        """Refuse what a page of another site, or a name that leads here, asks for."""
+        host = urlsplit(f"//{self.headers.get('Host', '')}")
+        if self.server.config.host in _LOCAL and host.hostname not in _LOCAL:
+            raise _Refused(HTTPStatus.FORBIDDEN, "this server answers to localhost only")
+        origin = self.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != host.netloc:
+            raise _Refused(HTTPStatus.FORBIDDEN, "other sites may not ask for sounds")
+
+    def _page(self) -> None:
+        if urlsplit(self.path).path != "/":
+            raise _Refused(HTTPStatus.NOT_FOUND, "there is only /")
+        nonce = secrets.token_urlsafe(16)
+        policy = {"Content-Security-Policy": _POLICY.format(nonce=nonce)}
+        self._begin(HTTPStatus.OK, "text/html; charset=utf-8", **policy)
+        self.wfile.write(self.server.page(nonce=nonce).encode())
+
+    def _sound(self) -> None:
+        address = urlsplit(self.path)
+        if address.path != "/sound":
+            raise _Refused(HTTPStatus.NOT_FOUND, "there is only /sound")
+        asked = {name: values[-1] for name, values in parse_qs(address.query).items()}
+        run = self.server.runs.get(asked.get("run", next(iter(self.server.runs))))
+        if run is None:
+            raise _Refused(HTTPStatus.NOT_FOUND, "there is no such run here")
+        most = self.server.config.max_seconds
+        try:
+            seconds, seed = float(asked.get("seconds", min(5, most))), int(asked.get("seed", 0))
+            sampling = SamplingConfig(temperature=float(asked.get("temperature", 1)), seed=seed)
+        except ValueError as error:
+            raise _Refused(HTTPStatus.BAD_REQUEST, f"a number is none: {error}") from error
+        if not 0 < seconds <= most:
+            raise _Refused(HTTPStatus.BAD_REQUEST, f"seconds is {seconds:g}; it must be above 0 and at most {most:g}")
+        label = asked.get("label") or None
+        run.label_number(label)  # refuses one that the run does not know
+        if not self.server.listening.acquire(blocking=False):
+            raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE, "others are listening; try again when they have finished")
+        try:
+            self._draw(run, self._prime(run), seconds=seconds, sampling=sampling, label=label)
+        finally:
+            self.server.listening.release()
+
+    def _prime(self, run: Run) -> np.ndarray | None:
+        """The end of the recording that was sent [n], at the run's rate; None if there is none."""
+        length = self.headers.get("Content-Length", "0")
+        if not length.isdecimal() or "Transfer-Encoding" in self.headers:
+            raise _Refused(HTTPStatus.LENGTH_REQUIRED, "say how long the recording is")
+        if int(length) > _MAX_BODY_BYTES:
+            raise _Refused(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a recording may have {_MAX_BODY_BYTES >> 20} MiB at most"
+            )
+        content = self.rfile.read(int(length))
+        if not content:
+            return None
+        rate = run.audio_format.sample_rate_hz
+        with NamedTemporaryFile(prefix="waveform-", suffix=".audio") as file:
+            Path(file.name).write_bytes(content)
+            try:
+                samples = np.zeros(0, dtype=np.float32)
+                for block in read_blocks(file.name, sample_rate_hz=rate):  # of hours, only the end is kept
+                    samples = np.concatenate([samples, block])[-round(_PRIME_S * rate) :]
+            except UserError as error:
+                raise _Refused(HTTPStatus.BAD_REQUEST, str(error).replace(file.name, "the recording")) from error
+        return run.audio_format.scale(samples)
+
+    def _draw(
+        self, run: Run, prime: np.ndarray | None, *, seconds: float, sampling: SamplingConfig, label: str | None
+    ) -> None:
+        self._begin(
+            HTTPStatus.OK, "application/octet-stream", **{"X-Sample-Rate": str(run.audio_format.sample_rate_hz)}
+        )
+        if prime is not None:
+            self.wfile.write(pcm_bytes(prime))
+        drawing = self.server.drawing
+
+        def send(block: np.ndarray) -> None:
+            drawing.release()  # others draw while this one is sent
+            try:
+                self.wfile.write(pcm_bytes(block[0]))
+            finally:
+                drawing.acquire()
+
+        with drawing:
+            run.sample(seconds=seconds, sampling=sampling, prime=prime, on_block=send, labels=[label])
+
+    def log_message(self, *arguments: object) -> None:
+        """Requests are not listed."""
