@@ -21,6 +21,7 @@ from waveform.system.console import replace_closed
 from waveform.system.cpu import set_defaults
 from waveform.system.errors import UserError
 from waveform.system.rules import COUNTABLE
+from waveform.system.versions import warn_of_untested
 
 OVERRIDES = "overrides"  # the parameter that gets the `key=value` settings
 
@@ -69,6 +70,7 @@ class Verb:
     def run(self, given: dict[str, Any]) -> int:
         """Call the function with the arguments given; returns the exit code."""
         if self.computes:
+            warn_of_untested()
             set_defaults()
         values = _without_strays(given)
         instead = None
