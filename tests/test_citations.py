@@ -70,7 +70,7 @@ def test_what_docstrings_and_comments_cite_exists() -> None:
 # Where a paper says what a file sets or does: no one sees from a number alone that it is another section's.
 SECTIONS = {
     "waveform/conf/preset/speech_paper.yaml": "Rae et al. 2019, section 5.6:",
-    "waveform/engine/schedule.py": "Rae et al. 2019, section 5)",
+    "waveform/engine/train_config.py": "Rae et al. 2019, section 5)",
     "waveform/models/compression.py": "Rae et al. 2019, section 3.2)",
     "recipes/continuations.py": "Rae et al. 2019, appendix E",
     "waveform/models/attention.py": "Dai et al. 2019, section 3.3 and appendix B",

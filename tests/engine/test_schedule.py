@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.engine.training import small_trainer
-from waveform.engine.schedule import learning_rate, update_period
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 
@@ -28,8 +27,7 @@ CHARACTERS = {
 @pytest.mark.parametrize(("step", "expected"), CHARACTERS.items())
 def test_warm_up_and_cosine(step: int, expected: float) -> None:
     config = TrainConfig(lr=3e-4, warmup_steps=4_000, decay_steps=100_000, max_steps=104_000)
-    options = {"peak": config.lr, "warmup_steps": config.warmup_steps, "decayed": config.decayed(step, seconds=0.0)}
-    assert learning_rate(step, **options) == pytest.approx(expected, rel=1e-6)
+    assert config.learning_rate(step, seconds=0.0) == pytest.approx(expected, rel=1e-6)
 
 
 def test_without_decay_steps_the_cosine_ends_with_the_run() -> None:
@@ -41,7 +39,8 @@ def test_without_decay_steps_the_cosine_ends_with_the_run() -> None:
 
 def test_a_small_peak_has_no_floor_above_it() -> None:
     places = ((0, 0.0), (3, 0.5), (9, 0.9), (100, 1.0))  # by the clock, warm-up and decay can overlap
-    rates = [learning_rate(step, peak=5e-7, warmup_steps=10, decayed=decayed) for step, decayed in places]
+    config = TrainConfig(lr=5e-7, warmup_steps=10, max_steps=None, max_seconds=1.0)
+    rates = [config.learning_rate(step, seconds) for step, seconds in places]
     assert rates == pytest.approx([5e-7] * 4)
 
 
@@ -53,24 +52,17 @@ def test_the_trainer_follows_it(token_set: Callable[..., TokenSet], tmp_path: Pa
 
 
 def test_updates_become_rare() -> None:
-    periods = [update_period(step, late_period=4, change_at=60_000) for step in (0, 59_999, 60_000, 10**6)]
-    assert periods == [1, 1, 4, 4]
+    assert [TrainConfig().chunks_of_update(step) for step in (0, 59_999, 60_000, 10**6)] == [1, 1, 4, 4]
 
 
 def test_learning_rate_can_change_in_mid_training() -> None:
-    options = {"peak": 1e-3, "warmup_steps": 10, "decayed": 0.0}
-    assert learning_rate(49, **options, change_at=50, after=1e-9) == pytest.approx(1e-3)
-    assert learning_rate(50, **options, change_at=50, after=1e-9) == 1e-9
-    assert learning_rate(5, **options, change_at=5, after=0.0) == 0.0
-    assert learning_rate(10**6, **options) == pytest.approx(1e-3)
+    config = TrainConfig(lr=1e-3, warmup_steps=10, max_steps=10**9, lr_change_at=50, lr_after=1e-9)
+    assert [config.learning_rate(step, 0.0) for step in (49, 50)] == [pytest.approx(1e-3), 1e-9]
+    assert TrainConfig(lr_change_at=5).learning_rate(5, 0.0) == 0.0
 
 
 def test_a_floor_of_zero_is_transformer_xls_schedule() -> None:
     """By hand: linear from 0 to the peak, then 0.5 (1 + cos(pi x)) of it, to 0."""
-    options = {"peak": 2.5e-4, "warmup_steps": 4, "floor": 0.0}
-    assert [learning_rate(step, **options, decayed=0.0) for step in range(4)] == pytest.approx(
-        [0.625e-4, 1.25e-4, 1.875e-4, 2.5e-4]
-    )
-    assert learning_rate(50, **options, decayed=0.5) == pytest.approx(1.25e-4)
-    assert learning_rate(75, **options, decayed=0.75) == pytest.approx(2.5e-4 * 0.1464466)
-    assert learning_rate(100, **options, decayed=1.0) == 0
+    config = TrainConfig(lr=2.5e-4, lr_floor=0.0, warmup_steps=4, decay_steps=100)
+    rates = [config.learning_rate(step, 0.0) for step in (0, 1, 2, 3, 54, 79, 104)]
+    assert rates == pytest.approx([0.625e-4, 1.25e-4, 1.875e-4, 2.5e-4, 1.25e-4, 2.5e-4 * 0.1464466, 0])

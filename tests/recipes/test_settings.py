@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 import recipes
 from recipes.corpora.catalogue import RECIPES
 from recipes.text import compose_config
-from waveform.engine.schedule import learning_rate, update_period
 from waveform.engine.streams import check_sizes
 from waveform.engine.train_config import TrainConfig
 from waveform.models.registry import model_class
@@ -93,24 +92,11 @@ def test_figure_3_has_five_curves_that_part_in_mid_training() -> None:
     for name, expected in late.items():
         config = compose_config("enwik8", ["preset=paper", f"study=figure3_{name}"])
         train: TrainConfig = typed(TrainConfig, config["train"], section="train")
-        at = {step: rate_and_period(train, step) for step in (4_000, 14_999, 15_000, train.max_steps - 1)}
+        at = {step: (train.learning_rate(step, 0.0), train.chunks_of_update(step)) for step in (4_000, 14_999, 15_000, train.max_steps - 1)}
         for step, (rate, period) in at.items():
             due = (3e-4, 1) if step < 15_000 else expected
             assert (rate, period) == (pytest.approx(due[0], rel=1e-8, abs=0.0), due[1])
         assert train.max_steps == 25_000
-
-
-def rate_and_period(train: TrainConfig, step: int) -> tuple[float, int]:
-    """The learning rate, and the chunks of an update, at a step."""
-    rate = learning_rate(
-        step,
-        peak=train.lr,
-        warmup_steps=train.warmup_steps,
-        decayed=train.decayed(step, 0.0),
-        change_at=train.lr_change_at,
-        after=train.lr_after,
-    )
-    return rate, update_period(step, late_period=train.update_period, change_at=train.update_period_from)
 
 
 @pytest.mark.parametrize("model", MODELS)

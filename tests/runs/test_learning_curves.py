@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from waveform.engine.metrics import read_metrics
-from waveform.engine.schedule import update_period, updates_until
+from waveform.engine.train_config import TrainConfig
 from waveform.runs.learning_curves import LearningCurve, learning_curve, save_learning_curves
 
 
 def test_updates_are_counted_as_training_makes_them() -> None:
-    step = made = 0
-    while step < 50:
-        assert updates_until(step, late_period=4, change_at=10) == made
-        step, made = step + update_period(step, late_period=4, change_at=10), made + 1
-    assert (step, made) == (50, 20)
+    config, arrived = TrainConfig(update_period=4, update_period_from=10), [0]
+    while arrived[-1] < 50:
+        arrived.append(arrived[-1] + config.chunks_of_update(arrived[-1]))
+    records = [{"kind": "evaluate", "step": step, "seconds": 1.0, "nll_nats": 4.0} for step in arrived]
+    assert learning_curve(records, vars(config)).updates == list(range(21)) and arrived[-1] == 50
 
 
 def test_a_log_becomes_a_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from waveform.benchmarks import child
 from waveform.benchmarks.child import Job, run_in_child
 from waveform.benchmarks.preparation import measure_preparation
 from waveform.cli import main
-from waveform.engine.schedule import update_period
+from waveform.engine.train_config import TrainConfig
 from waveform.verbs import bench as verb
 
 TINY = ["--model", "wavenet", "--preset", "demo", "model.num_stacks=1", "model.layers_per_stack=3", "train.chunk=64",
@@ -107,7 +107,8 @@ def test_an_update_is_the_one_chunk_whose_tokens_are_counted() -> None:
     overrides = ["train.update_period=4", "train.update_period_from=0"]
     config = verb._model_job("wavenet", "demo", "cpu", overrides, None).arguments["config"]
     train = config["train"]
-    assert update_period(0, late_period=train["update_period"], change_at=train["update_period_from"]) == 1
+    periods = {name: train[name] for name in ("update_period", "update_period_from")}
+    assert TrainConfig(**periods).chunks_of_update(0) == 1
 
 
 def test_cuda_without_a_gpu_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

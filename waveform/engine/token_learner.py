@@ -22,7 +22,6 @@ from waveform.engine.learner import Learner
 from waveform.engine.metrics import bits
 from waveform.engine.model_options import apply_options
 from waveform.engine.nonfinite import FiniteWatch, Update
-from waveform.engine.schedule import update_period
 from waveform.engine.scored_window import ScoredForward, score_window
 from waveform.engine.streams import Chunk, TokenStream, Window
 from waveform.engine.token_set import TokenSet
@@ -85,7 +84,7 @@ class TokenLearner(Learner):
     def _update(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns this rank's sums of [nats, tokens, auxiliary losses, rows without padding], and norms."""
         config = self.config
-        period = update_period(self.step, late_period=config.update_period, change_at=config.update_period_from)
+        period = config.chunks_of_update(self.step)
         cursor = self.stream.cursor()
         chunks = [self.stream.next_chunk() for _ in range(period)]
         sums = self.accumulate_gradients(chunks)

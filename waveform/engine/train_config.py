@@ -1,11 +1,11 @@
 """The settings of `train`: what they are, what they may be, and what follows from them."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 
-from waveform.engine.schedule import FLOOR_LR, learning_rate
 from waveform.ranks.distributed import TIMEOUT_S
 from waveform.system.errors import UserError
 from waveform.system.rules import BELOW_1, NOT_NEGATIVE, Rule, check_rules, one_of, whole_number
@@ -40,7 +40,7 @@ class TrainConfig:
     state: str = "utterance"  # carry | utterance | chunk: when a row's state starts afresh
     loss_share: _Part = 1.0  # of a window, its last part, whose loss is learned from (half: Dai et al. 2019, Table 6)
     lr: _Positive = 3e-4  # peak learning rate of Adam
-    lr_floor: _FromZero = FLOOR_LR  # at which warm-up begins and the cosine ends
+    lr_floor: _FromZero = 1e-6  # at which warm-up begins and the cosine ends
     beta2: _Share = 0.999  # decay of Adam's second moment
     warmup_steps: _Steps = 4000
     decay_steps: _Steps | None = None  # cosine length; null: what max_steps leaves; if that is null too, max_seconds
@@ -94,23 +94,31 @@ class TrainConfig:
         assert self.max_seconds is not None
         return self.max_seconds, "s"
 
+    def chunks_of_update(self, step: int) -> int:
+        """Chunks whose gradients make the update at `step`: 1, and `update_period` late in training (section 5.5.1)."""
+        return self.update_period if step >= self.update_period_from else 1
+
     def learning_rate(self, step: int, seconds: float) -> float:
-        """The learning rate of the update at `step`, after `seconds` of training."""
-        return learning_rate(
-            step,
-            peak=self.lr,
-            warmup_steps=self.warmup_steps,
-            decayed=self.decayed(step, seconds),
-            change_at=self.lr_change_at,
-            after=self.lr_after,
-            floor=self.lr_floor,
-        )
+        """The learning rate of the update at `step`, counted from 0, after `seconds` of training.
+
+        Linear warm-up from the floor to the peak, then a cosine back (Rae et al. 2019, section 5). A peak below the
+        floor is kept.
+        """
+        if self.lr_change_at is not None and step >= self.lr_change_at:
+            return self.lr_after
+        floor = min(self.lr_floor, self.lr)
+        warmed_up = (step + 1) / max(self.warmup_steps, 1)
+        cosine = 0.5 * (1 + math.cos(math.pi * self.decayed(step, seconds)))
+        return floor + (self.lr - floor) * min(1.0, warmed_up, cosine)
 
     def decayed(self, step: int, seconds: float) -> float:
         """Share of the cosine that has passed, from 0 to 1."""
-        if self.decay_steps is not None:
-            return (step - self.warmup_steps) / max(self.decay_steps, 1)
-        if self.max_steps is not None:
-            return (step - self.warmup_steps) / max(self.max_steps - self.warmup_steps, 1)
-        assert self.max_seconds is not None
-        return seconds / self.max_seconds
+        decay_steps = self.decay_steps
+        if decay_steps is None and self.max_steps is not None:
+            decay_steps = self.max_steps - self.warmup_steps
+        if decay_steps is not None:
+            share = (step - self.warmup_steps) / max(decay_steps, 1)
+        else:
+            assert self.max_seconds is not None
+            share = seconds / self.max_seconds
+        return min(max(share, 0.0), 1.0)

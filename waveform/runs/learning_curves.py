@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from waveform.engine.schedule import updates_until
 from waveform.system.panels import panels
 
 if TYPE_CHECKING:
@@ -39,14 +38,17 @@ def learning_curve(records: Sequence[Mapping[str, Any]], train: Mapping[str, Any
     tokens = np.interp(steps, [0, *(r["step"] for r in trained)], [0, *(r["tokens_seen"] for r in trained)])
     return LearningCurve(
         steps=steps,
-        updates=[
-            updates_until(step, late_period=train["update_period"], change_at=train["update_period_from"])
-            for step in steps
-        ],
+        updates=[_updates(step, train) for step in steps],
         tokens=tokens.tolist(),
         seconds=[record["seconds"] for record in evaluated],
         nats=[record["nll_nats"] for record in evaluated],
     )
+
+
+def _updates(step: int, train: Mapping[str, Any]) -> int:
+    """Updates made by `step`, at which a training arrived by the periods of `TrainConfig.chunks_of_update`."""
+    early = min(step, train["update_period_from"])
+    return early + (step - early) // train["update_period"]
 
 
 def save_learning_curves(
