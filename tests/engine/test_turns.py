@@ -72,7 +72,7 @@ def test_slices_give_bit_for_bit_what_one_after_the_other_gives(
         open_trainers(tmp_path / "alone", tokens)[name].run()
     results = train_in_turn(open_trainers(tmp_path / "in turn", tokens), slice_s=0.0)
     assert [result.step for result in results] == [8, 8, 8]
-    assert not any(result.interrupted for result in results)
+    assert not any(result.stopped_by for result in results)
     assert saved(tmp_path / "in turn") == saved(tmp_path / "alone")
 
 

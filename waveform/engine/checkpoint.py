@@ -29,7 +29,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from waveform.engine.interface import State, map_state, state_tensors
-from waveform.engine.random_numbers import random_state, set_random_state
 from waveform.ranks.distributed import World
 from waveform.ranks.fsdp import like_parameter, whole
 from waveform.system.atomic import explain_write_errors, sync, write_file
@@ -105,6 +104,21 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         found = re.search(r"os error (\d+)", str(error))
         raise OSError(int(found[1]), os.strerror(int(found[1]))) if found else OSError(str(error)) from error
     sync(path)
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """The state of the generators that work on `device` draws from: `cpu`, and `cuda` for a GPU."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Continue from a state of `random_state`; that of a GPU is ignored on a CPU."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def _optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import numpy as np
 from waveform.engine.tensorboard import EventFile
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.errors import UserError
-from waveform.system.folder_identity import FolderIdentity
 
 METRICS_FILE = "metrics.jsonl"
 # Kinds of records, and the numbers that each must have
@@ -39,38 +39,39 @@ class MetricsLog:
     It writes into the folder that it began in only.
     """
 
-    def __init__(self, run_dir: Path, *, resume_step: int | None = None) -> None:
+    def __init__(self, run_dir: Path, *, resume_step: int) -> None:
         """resume_step: drop lines of later steps, which a resumed run writes again."""
-        self._path = run_dir / METRICS_FILE
-        kept = [] if resume_step is None else [r for r in read_metrics(run_dir) if r["step"] <= resume_step]
-        self._evaluated = {record["step"] for record in kept if record.get("kind") == "evaluate"}
+        self._folder, self._path = run_dir, run_dir / METRICS_FILE
+        kept = [record for record in read_metrics(run_dir) if record["step"] <= resume_step]
+        self.evaluated = {record["step"] for record in kept if record["kind"] == "evaluate"}  # steps
         if self._path.exists():
             write_file(self._path, "".join(json.dumps(record) + "\n" for record in kept).encode())
-        purge_step = None if resume_step is None else resume_step + 1
-        self.tensorboard = EventFile(run_dir / "tensorboard", purge_step=purge_step)
-        self.folder = FolderIdentity(run_dir)
+        self.tensorboard = EventFile(run_dir / "tensorboard", purge_step=resume_step + 1)
+        self._known = run_dir.stat()
 
     def write(self, kind: str, *, step: int, **values: Any) -> None:
-        """Write one record: `kind` is train or evaluate; values are JSON scalars.
-
-        Raises UserError if the run folder was moved or replaced.
-        """
-        self.folder.require_same(step=step)
+        """Write one record: `kind` is train or evaluate; values are JSON scalars. Raises as `require_folder` does."""
+        self.require_folder(step)
         with explain_write_errors(self._path), open(self._path, "a") as file:
             file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         if kind == "evaluate":
-            self._evaluated.add(step)
+            self.evaluated.add(step)
         for name, value in values.items():
             if isinstance(value, int | float):
                 self.tensorboard.add_scalar(f"{kind}/{name}", value, step)
 
-    def has_evaluation(self, step: int) -> bool:
-        """Whether the evaluation at `step` is written."""
-        return step in self._evaluated
-
-    def close(self) -> None:
-        """Close the event file; every record has been written already."""
-        self.tensorboard.close()
+    def require_folder(self, step: int) -> None:
+        """Raises UserError, for a training at `step`, if the run folder was moved or replaced."""
+        try:
+            if os.path.samestat(self._folder.stat(), self._known):
+                return
+            changed = "is another folder now"
+        except (FileNotFoundError, NotADirectoryError):
+            changed = "is gone"
+        raise UserError(
+            f"{self._folder} {changed}: it was moved or removed during training, at step {step}; put it back, and "
+            "the same command continues from its last checkpoint"
+        )
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

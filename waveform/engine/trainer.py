@@ -1,6 +1,6 @@
 """The training loop, of every learner: `Trainer.step`. Several trainers take turns in engine/turns.py.
 
-engine/learner.py learns, engine/due.py says what is due, engine/metrics.py has the log, engine/checkpoint.py the rest.
+engine/learner.py learns, engine/metrics.py has the log, engine/checkpoint.py the rest.
 """
 
 import sys
@@ -14,13 +14,11 @@ import msgspec
 import torch
 
 from waveform.engine import checkpoint
-from waveform.engine.due import Due
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.interface import SequenceModel
 from waveform.engine.learner import Learner
 from waveform.engine.metrics import MetricsLog, bits
 from waveform.engine.nonfinite import Diverged
-from waveform.engine.random_numbers import random_state, set_random_state
 from waveform.engine.resume_notes import conditions, notes, settle_ways
 from waveform.ranks.distributed import World, explain_lost_ranks
 from waveform.system.progress import Progress
@@ -54,11 +52,6 @@ class TrainResult:
     stopped_by: int  # the signal that asked to stop, after which the state was saved; 0: none
     asked_by: int  # the signal that asked to stop this process, in time or after the last step; 0: none
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether a signal ended it before its budget."""
-        return self.stopped_by != 0
-
 
 class Trainer:
     """Trains a learner into a run folder; resumes from the folder's newest checkpoint, if any."""
@@ -67,14 +60,15 @@ class Trainer:
         self.learner, self.config, self.world = learner, learner.config, learner.world
         self._context, self.shows_progress = context, context.show_progress and self.world.is_first
         self._validate = validate if self.config.evaluate_tokens != 0 else None
-        self._due = Due(self.config, has_clock=self.world.is_first)
+        self._evaluation_due = False  # and not made yet: a stop may come first
+        self._looked_s = 0.0  # of training, when it was last looked whether an evaluation is due
         self._log: MetricsLog | None = None  # of the first rank, while training is open
         self._stop, self.progress = StopRequest(), Progress("train", total=None, unit="", enabled=False)
         self.saved_step: int | None = None  # None: nothing was saved yet
         self.saved_s = 0.0  # of training, at the last checkpoint
         self.result: TrainResult | None = None  # None: training has not ended
         self.resumed_from = self._resume()
-        self._random_numbers = random_state(self.world.device)  # with which it goes on
+        self._random_numbers = checkpoint.random_state(self.world.device)  # with which it goes on
 
     def _resume(self) -> checkpoint.Checkpoint | None:
         run_dir, learner, world = self._context.run_dir, self.learner, self.world
@@ -89,7 +83,7 @@ class Trainer:
         )
         learner.restore(found.progress, state)
         self.saved_step, self.saved_s = learner.step, learner.seconds
-        self._due.resume(learner.step, learner.seconds, evaluation=found.progress.evaluation_due)
+        self._evaluation_due, self._looked_s = found.progress.evaluation_due, learner.seconds
         if self.shows_progress:
             for note in notes(found, conditions(learner)):
                 print(f"note: {note}", file=sys.stderr)
@@ -112,7 +106,7 @@ class Trainer:
         self._stop, self.progress, step = stop, progress, self.learner.step
         self.learner.prepare_kernels()
         self._log = MetricsLog(self._context.run_dir, resume_step=step) if self.world.is_first else None
-        with nullcontext() if self._log is None else closing(self._log):
+        with nullcontext() if self._log is None else closing(self._log.tensorboard):
             if step:
                 progress.write(f"resumed at step {step}")
             yield
@@ -120,14 +114,14 @@ class Trainer:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Within, `step` may be called: torch's random numbers are this training's, whoever trained since the last."""
-        set_random_state(self._random_numbers, self.world.device)
+        checkpoint.set_random_state(self._random_numbers, self.world.device)
         try:
             with explain_lost_ranks(self.world, timeout_s=self.config.timeout_s, where=self._where):
                 yield
         except Diverged as error:
             raise error.with_checkpoint(checkpoint.newest(self._context.run_dir)) from None
         self.learner.wait_for_device()  # or the next trainer's time would have work of this one in it
-        self._random_numbers = random_state(self.world.device)
+        self._random_numbers = checkpoint.random_state(self.world.device)
 
     def _where(self) -> str:
         saved = "nothing was saved yet" if self.saved_step is None else f"step {self.saved_step} is saved"
@@ -139,25 +133,27 @@ class Trainer:
         Ranks agree on it, and at every step: a scheduler gives them half a minute to stop. A signal comes first: the
         evaluation remains due.
         """
-        learner, due = self.learner, self._due
-        finished, stopped_by, evaluates = self.world.largest(self.share >= 1, self._stop.number, due.evaluation)
+        learner, config = self.learner, self.config
+        finished, stopped_by, evaluates = self.world.largest(self.share >= 1, self._stop.number, self._evaluation_due)
         if finished or stopped_by:
             self._end(stopped_by)
         elif evaluates:
             self._evaluate()
         else:
-            done = self.done
+            done, step = self.done, learner.step
             learner.update()
-            due.look(learner.step, learner.seconds)
-            note = self._record() if due.record else ""
+            looked_s, self._looked_s = self._looked_s, learner.seconds
+            by_clock = self.world.is_first and _passed(config.evaluate_every_seconds, looked_s, learner.seconds)
+            self._evaluation_due = by_clock or _passed(config.evaluate_every, step, learner.step)
+            note = self._record() if _passed(config.log_every, step, learner.step) else ""
             self.progress.update(self.done - done, note=note)
-            if due.save:  # before the evaluation: nothing that it runs into loses steps
+            if _passed(config.checkpoint_every, step, learner.step):  # first: nothing in an evaluation loses steps
                 self.save()
         return self.result is None
 
     @property
     def share(self) -> float:
-        """Share of the budget that is used up, of steps or of seconds, whichever is more (on this rank's clock)."""
+        """As `TrainConfig.share`, on this rank's clock."""
         return self.config.share(self.learner.step, self.learner.seconds)
 
     @property
@@ -174,7 +170,7 @@ class Trainer:
             self.save()
         if not stopped_by:
             self._evaluate()
-            (stopped_by,) = self.world.largest(self._stop.number if self._due.evaluation else 0)
+            (stopped_by,) = self.world.largest(self._stop.number if self._evaluation_due else 0)
         if learner.skipped:
             say(f"{learner.skipped} of {learner.step} steps were skipped: their loss was not finite")
         self.result = TrainResult(learner.step, learner.seconds, learner.tokens_seen, stopped_by, self._stop.number)
@@ -186,8 +182,8 @@ class Trainer:
         if self.saved_step == learner.step:
             return
         if self._log is not None:
-            self._log.folder.require_same(step=learner.step)
-        kept = {"evaluation_due": self._due.evaluation, "run": self._context.record}
+            self._log.require_folder(learner.step)
+        kept = {"evaluation_due": self._evaluation_due, "run": self._context.record}
         progress = msgspec.structs.replace(learner.progress(), **kept)
         checkpoint.save(
             self._context.run_dir,
@@ -212,24 +208,23 @@ class Trainer:
     def _evaluate(self) -> None:
         """Evaluate, unless the log has it: a process killed right after its record resumes at the same step.
 
-        If a stop is asked for, it ends early and the evaluation remains due. Raises Diverged for a loss that is not
-        finite.
+        If a stop is asked for, it ends early and the evaluation remains due.
         """
-        missing = self._log is not None and not self._log.has_evaluation(self.learner.step)
-        self._due.evaluation = self._validate is not None and self.world.any(missing)
-        if self._validate is None or not self._due.evaluation:
+        missing = self._log is not None and self.learner.step not in self._log.evaluated
+        self._evaluation_due = self._validate is not None and self.world.any(missing)
+        if self._validate is None or not self._evaluation_due:
             return
         self.learner.require_finite()  # weights gone bad would be recorded, and no sample can be drawn from them
         # Ranks score different numbers of windows, and the first one samples alone.
         with suppress(Stopped), self._validate(self._stop) as result:
-            self._due.evaluation = False
+            self._evaluation_due = False
             with self.world.first_alone():
                 if self._log is not None:
                     self._report(result, self._log)
 
     def _report(self, result: Evaluation, log: MetricsLog) -> None:
         learner, nats = self.learner, result.nats_per_token
-        log.folder.require_same(step=learner.step)
+        log.require_folder(learner.step)
         self.progress.write(f"step {learner.step}: validation {nats:.4f} nats = {bits(nats):.4f} bits per token")
         log.write("evaluate", step=learner.step, seconds=round(learner.seconds, 3), nll_nats=nats, nll_bits=bits(nats))
         if self._context.on_evaluate is not None:
@@ -237,6 +232,11 @@ class Trainer:
             with suppress(Stopped):
                 self._context.on_evaluate(learner.model, learner.step, log, self._stop)
             torch.set_rng_state(random_numbers)
+
+
+def _passed(every: float | None, before: float, now: float) -> bool:
+    """Whether a multiple of `every` lies in (before, now], for steps may advance by more than one; None: never."""
+    return every is not None and now // every > before // every
 
 
 def progress_of(trainers: Sequence[Trainer]) -> Progress:

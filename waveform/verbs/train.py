@@ -39,7 +39,7 @@ def train(
         result = trainers[0].run()
     if show_progress and os.environ.get("RANK", "0") == "0":
         how = "finished"
-        if result.interrupted:
+        if result.stopped_by:
             how = f"stopped by {signal.Signals(result.stopped_by).name}; the same command resumes"
         seen = f"{result.tokens_seen:,} {domain.unit}s seen"
         say(f"{how}: step {result.step}, {result.seconds:.0f} s of training, {seen}")
@@ -125,4 +125,4 @@ def print_config(
 
 def exit_code(result: TrainResult) -> int:
     """That of the command: 0, or 128 + the signal that stopped training."""
-    return 128 + result.stopped_by if result.interrupted else 0
+    return 128 + result.stopped_by if result.stopped_by else 0
