@@ -3,9 +3,8 @@
 The utterances are dealt in a given order, some of them side by side. Those begin together, so their rows are always
 equally far: none waits for another to fill its memories, and what a row computes does not depend on what others hold.
 A row whose utterance ends is dropped; with utterances in order of length the others soon follow. Or the utterances are
-one stream, of one row, whose state never resets. What is done with the
-scores (summing them, training on them, looking inside the model) is up to the caller, and so is whether gradients are
-enabled.
+one stream, of one row, whose state never resets. What is done with the scores (summing them, training on them, looking
+inside the model) is up to the caller, and so is whether gradients are enabled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,45 +34,28 @@ def deal(
 ) -> Iterator[DealtWindow]:
     """Windows of the utterances `order`, each token once, at most `rows` utterances side by side.
 
-    rows: None reads the utterances one after another, as one stream that resets at its start only. chunk: tokens
-    between resets, a multiple of `window`; None: only at the start of utterances.
+    rows: None reads the utterances one after another, as one stream that resets at its start only. Its windows are cut
+    where an utterance ends, because padding would enter the state, and at multiples of `window` in the stream, where a
+    model's own windows end too. chunk: tokens between resets, a multiple of `window`; None: only at the start of
+    utterances.
     """
-    if rows is None:
-        yield from _deal_as_one(tokens, order, window=window)
-        return
-    for first in range(0, len(order), rows):
-        utterances, kept, start = list(order[first : first + rows]), None, 0
+    num_read = 0  # of the one stream
+    for first in range(0, len(order), rows or 1):
+        utterances, kept, start = list(order[first : first + (rows or 1)]), None, 0
         while utterances:
-            reset = start == 0 or (chunk is not None and start % chunk == 0)
-            read = _read(tokens, utterances, start=start, window=window, bos=reset, reset=reset)
+            if rows is None:
+                length = min(window - num_read % window, tokens.lengths[utterances[0]] - start)
+                begins, reset = start == 0, num_read == 0
+            else:
+                length = window
+                begins = reset = start == 0 or (chunk is not None and start % chunk == 0)
+            spans = [[span_of(tokens, index, start, window=length, bos=begins)] for index in utterances]
+            read = read_window(tokens, spans, window=length, reset=[reset] * len(utterances))
             yield DealtWindow(read, utterances, start, kept)
-            start += window
+            start, num_read = start + length, num_read + length
             going_on = [row for row, utterance in enumerate(utterances) if tokens.lengths[utterance] > start]
             kept = going_on if len(going_on) < len(utterances) else None
             utterances = [utterances[row] for row in going_on]
-
-
-def _deal_as_one(tokens: TokenSet, order: Sequence[int], *, window: int) -> Iterator[DealtWindow]:
-    """Windows of one row that reads `order`, each of one utterance.
-
-    They are cut where an utterance ends, because padding would enter the state, and at multiples of `window` in the
-    stream, where a model's own windows end too.
-    """
-    num_read = 0
-    for utterance in order:
-        start = 0
-        while start < tokens.lengths[utterance]:
-            num_new = min(window - num_read % window, tokens.lengths[utterance] - start)
-            reset = num_read == 0
-            read = _read(tokens, [utterance], start=start, window=num_new, bos=start == 0, reset=reset)
-            yield DealtWindow(read, [utterance], start, None)
-            start, num_read = start + num_new, num_read + num_new
-
-
-def _read(tokens: TokenSet, utterances: list[int], *, start: int, window: int, bos: bool, reset: bool) -> Window:
-    """The window from `start` on of each of `utterances`; bos, reset: whether they, and the state, begin there."""
-    spans = [[span_of(tokens, index, start, window=window, bos=bos)] for index in utterances]
-    return read_window(tokens, spans, window=window, reset=[reset] * len(utterances))
 
 
 def score_once(
