@@ -17,9 +17,8 @@ from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.encoders import GridEncoder
 from recipes.reinforcement.environment import Environments
 from recipes.reinforcement.learner import LearnerConfig, losses
-from waveform.engine.clipping import clip
 from waveform.engine.interface import map_state
-from waveform.engine.learner import Learner
+from waveform.engine.learner import Learner, clip
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.scored_window import uses_kernel_threads
 from waveform.engine.train_config import TrainConfig

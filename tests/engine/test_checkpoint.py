@@ -61,9 +61,9 @@ def test_folder_without_marker_does_not_count(
     (tmp_path / "checkpoints" / "step_00000006" / "complete.json").unlink()
     found = checkpoint.newest(tmp_path)
     assert found is not None and found.step == 4
-    assert "step_00000006/complete.json is missing; using the checkpoint of step 4" in capsys.readouterr().err
+    assert "step_00000006/complete.json: No such file or directory; using the checkpoint" in capsys.readouterr().err
     (tmp_path / "checkpoints" / "step_00000004" / "complete.json").write_text("{}")
-    with pytest.raises(UserError, match=r"no usable checkpoint in .*complete.json is missing"):
+    with pytest.raises(UserError, match=r"no usable checkpoint in .*complete.json: No such file"):
         checkpoint.newest(tmp_path)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.engine.training import small_learner, small_trainer
 from tests.laws import CONFIGS
-from waveform.engine import compiler
+from waveform.engine.model_options import why_no_compiler
 from waveform.engine.token_set import TokenSet
 from waveform.models import run_layers
 from waveform.models.compressive_transformer import Layer
@@ -26,7 +26,7 @@ Tokens = Callable[..., TokenSet]
 @pytest.fixture(name="compiles")
 def start_afresh() -> Iterator[None]:
     """torch.compile, with nothing compiled yet; skips if it does not work on this machine."""
-    reason = compiler._refusal(torch.device("cpu"))
+    reason = why_no_compiler(torch.device("cpu"))
     if reason is not None:
         pytest.skip(f"torch.compile does not work here: {reason}")
     torch._dynamo.reset()
@@ -104,7 +104,7 @@ def test_a_run_that_was_saved_continues_as_if_it_had_not_stopped(token_set: Toke
 @pytest.mark.slow
 def test_without_a_compiler_it_is_refused(token_set: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-    compiler._refusal.cache_clear()
+    why_no_compiler.cache_clear()
     torch._dynamo.reset()
     try:
         with pytest.raises(
@@ -112,7 +112,7 @@ def test_without_a_compiler_it_is_refused(token_set: Tokens, tmp_path: Path, mon
         ):
             small_learner("compressive_transformer", token_set(LENGTHS), fields=FIELDS, compile=True)
     finally:
-        compiler._refusal.cache_clear()
+        why_no_compiler.cache_clear()
         torch._dynamo.reset()
 
 

@@ -17,7 +17,7 @@ from waveform.audio.corpus.catalogue import corpora
 from waveform.audio.corpus.published import find_published
 from waveform.cli import main
 from waveform.engine.dataset import read_dataset
-from waveform.engine.inputs import shift_right
+from waveform.engine.interface import shift_right
 from waveform.speech.figures import note_of
 
 SMALL = ["preset=demo", "model=wavenet", "train.device=cpu", "train.max_seconds=null", "train.max_steps=2"]

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from waveform.engine.inputs import shift_right
-from waveform.engine.interface import SequenceModel
+from waveform.engine.interface import SequenceModel, shift_right
 from waveform.engine.token_set import TokenSet
 from waveform.system.errors import UserError
 from waveform.system.progress import Progress

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from waveform.engine.drawing import DrawConfig, choose
-from waveform.engine.inputs import begin_of_utterance
-from waveform.engine.interface import SequenceModel, decoder, map_state
+from waveform.engine.interface import SequenceModel, begin_of_utterance, decoder, map_state
 from waveform.engine.token_set import TokenSet
 
 _STREAMS = 4

@@ -83,9 +83,13 @@ class Checkpoint:
         return _digest(self.folder / _MODEL)
 
 
-def _digest(path: Path) -> str:
+def _require_file(path: Path) -> None:
     if not stat.S_ISREG(path.lstat().st_mode):
         raise UserError(f"{path} is not a regular file")
+
+
+def _digest(path: Path) -> str:
+    _require_file(path)
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
@@ -121,19 +125,10 @@ def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-def _optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    state = optimiser.state_dict()["state"]
-    return {f"{index}/{name}": value for index, values in state.items() for name, value in values.items()}
-
-
 def _gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
     """Unsharded tensors on the CPU, gathered one by one; every rank takes part, and one that keeps none gets {}."""
-    gathered = {}
-    for name, tensor in tensors.items():
-        value = whole(tensor.detach())
-        if keep:
-            gathered[name] = value.cpu()
-    return gathered
+    wholes = ((name, whole(tensor.detach())) for name, tensor in tensors.items())
+    return {name: tensor.cpu() for name, tensor in wholes if keep}
 
 
 def save(
@@ -166,15 +161,16 @@ def save(
         rank_tensors |= {f"random/{name}": tensor for name, tensor in random_state(world.device).items()}
         _write_tensors(partial / f"rank_{world.rank}.safetensors", rank_tensors)
         weights = _gathered(model.state_dict(), keep=world.is_first)
-        optimiser_tensors = _gathered(_optimiser_tensors(optimiser), keep=world.is_first)
+        remembered = optimiser.state_dict()["state"].items()
+        of_optimiser = {f"{i}/{name}": value for i, values in remembered for name, value in values.items()}
+        of_optimiser = _gathered(of_optimiser, keep=world.is_first)
+        world.barrier()  # every rank has written its file
         with world.first_alone():
             if world.is_first:
                 _write_tensors(partial / _MODEL, weights)
-                _write_tensors(partial / _OPTIMISER, optimiser_tensors)
+                _write_tensors(partial / _OPTIMISER, of_optimiser)
                 content = {"format": FORMAT, **msgspec.to_builtins(progress), **conditions}
                 write_file(partial / _PROGRESS, json.dumps(content).encode())
-        with world.first_alone():
-            if world.is_first:
                 digests = {path.name: _digest(path) for path in sorted(partial.iterdir())}
                 write_file(partial / _COMPLETE, json.dumps(digests).encode())
                 sync(partial)
@@ -219,8 +215,7 @@ def _folders(run_dir: Path) -> dict[int, Path]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise UserError(f"{path} is not a regular file")
+    _require_file(path)
     try:
         return msgspec.convert(json.loads(path.read_bytes()), dict[str, Any])
     except (ValueError, RecursionError) as error:
@@ -244,8 +239,6 @@ def _open(folder: Path) -> Checkpoint:
         _verify(folder, _files(progress.num_ranks, weights_only=progress.weights_only), digests)
     except ValueError as error:
         raise UserError(f"{folder / _PROGRESS} is not the progress of this checkpoint ({error})") from error
-    except FileNotFoundError as error:
-        raise UserError(f"{error.filename} is missing") from error
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
     known = {"format", *TrainingProgress.__struct_fields__}
@@ -279,10 +272,10 @@ def newest(run_dir: Path) -> Checkpoint | None:
             if folder not in _folders(run_dir).values():  # training has just removed it, for a newer one
                 return newest(run_dir)
             problems.append(str(error))
-            continue
-        for problem in problems:
-            print(f"warning: {problem}; using the checkpoint of step {found.step} instead", file=sys.stderr)
-        return found
+        else:
+            for problem in problems:
+                print(f"warning: {problem}; using the checkpoint of step {found.step} instead", file=sys.stderr)
+            return found
     if problems:
         raise UserError(f"no usable checkpoint in {run_dir}: {problems[0]}; restore it from a copy, or train anew")
     return None

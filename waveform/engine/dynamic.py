@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from waveform.engine.checkpoint import Checkpoint, restore_optimiser
-from waveform.engine.clipping import clip, parameter_groups
 from waveform.engine.evaluator import Classes, EvaluateConfig, Evaluation, Tally
 from waveform.engine.interface import SequenceModel
+from waveform.engine.learner import clip, parameter_groups
 from waveform.engine.single_pass import deal, score_once
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World

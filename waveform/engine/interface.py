@@ -6,7 +6,7 @@ Shape letters: B rows (independent streams), T steps, D model width, V classes.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from waveform.system.errors import UserError
 # A (possibly nested) NamedTuple or tuple of tensors, every one batch first. Counters live on the CPU, so that
 # deciding where a window ends never waits for an accelerator.
 State = Any
-S = TypeVar("S")
 
 
 class Step(NamedTuple):
@@ -66,6 +65,20 @@ class SequenceModel(Protocol):
         The returned state is detached, unless `OptionalParts.carry_gradient` is set.
         """
         ...
+
+
+def begin_of_utterance(vocab_size: int, label: int = 0) -> int:
+    """The input before the first token of an utterance: V, one above the token ids 0..V - 1, plus its label's number.
+
+    A model keeps the label in its state, and adds a vector for it to every input until the next utterance begins.
+    """
+    return vocab_size + label
+
+
+def shift_right(tokens: Tensor, *, vocab_size: int, label: int = 0) -> Tensor:
+    """Tokens [..., T] of utterances from their start -> the inputs [..., T] that predict them."""
+    first = torch.full_like(tokens[..., :1], begin_of_utterance(vocab_size, label))
+    return torch.cat([first, tokens[..., :-1]], dim=-1)
 
 
 class Decoder(ABC):
@@ -187,15 +200,11 @@ def decoder(model: SequenceModel, state: State, *, int8: bool = False) -> Decode
     return made or ForwardDecoder(model, state)
 
 
-def map_state(function: Callable[..., Tensor], state: S, *others: S) -> S:
+def map_state(function: Callable[..., Tensor], state: State, *others: State) -> State:
     """Apply `function` to the corresponding tensors of one or more states of the same structure."""
-    return _map(function, state, *others)
-
-
-def _map(function: Callable[..., Tensor], state: Any, *others: Any) -> Any:
     if isinstance(state, Tensor):
         return function(state, *others)
-    fields = [_map(function, *parts) for parts in zip(state, *others, strict=True)]
+    fields = [map_state(function, *parts) for parts in zip(state, *others, strict=True)]
     return type(state)(*fields) if hasattr(state, "_fields") else type(state)(fields)
 
 
@@ -211,17 +220,17 @@ def state_tensors(state: State) -> list[Tensor]:
     return [state] if isinstance(state, Tensor) else [tensor for part in state for tensor in state_tensors(part)]
 
 
-def detach(state: S) -> S:
+def detach(state: State) -> State:
     """The same state, cut from the graph that made it."""
     return map_state(lambda tensor: tensor.detach() if tensor.requires_grad else tensor, state)
 
 
-def take_rows(state: S, rows: Sequence[int]) -> S:
+def take_rows(state: State, rows: Sequence[int]) -> State:
     """The state of some rows, in the order given."""
     return map_state(lambda tensor: tensor[list(rows)], state)
 
 
-def reset_rows(state: S, fresh: S, rows: Tensor) -> S:
+def reset_rows(state: State, fresh: State, rows: Tensor) -> State:
     """`state` with the rows where `rows` [B] (bool, on the CPU) is true taken from `fresh`."""
     if not rows.any():
         return state

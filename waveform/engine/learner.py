@@ -5,20 +5,20 @@ It knows no files. `TokenLearner` learns from streams of tokens, an agent (recip
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from waveform.engine.checkpoint import TrainingProgress
-from waveform.engine.clipping import parameter_groups
 from waveform.engine.interface import SequenceModel, State, optional_parts
 from waveform.engine.scored_window import uses_kernel_threads
 from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
+from waveform.system.cpu import waited_s
 from waveform.system.threads import torch_in_one_thread
-from waveform.system.waiting import waited_s
 
 
 class Learner(ABC):
@@ -128,3 +128,19 @@ class Learner(ABC):
         self._recorded = (self.seconds, self.tokens_seen)
         if self.world.is_first:
             self.sums += torch.tensor(progress.since_log, dtype=torch.float64, device=self.sums.device)
+
+
+def parameter_groups(module: nn.Module, model: SequenceModel) -> dict[str, list[nn.Parameter]]:
+    """The parameters of `module` that are clipped together: `trunk`, and `compressor` if one learns from its own loss.
+
+    The paper mixes no losses. model: it, or the part of it that may have a compressor.
+    """
+    compressor = optional_parts(model).compressor_parameters()
+    apart = {id(parameter) for parameter in compressor}
+    trunk = [parameter for parameter in module.parameters() if id(parameter) not in apart]
+    return {"trunk": trunk, **({"compressor": compressor} if compressor else {})}
+
+
+def clip(groups: Mapping[str, list[nn.Parameter]], norm: float) -> dict[str, Tensor]:
+    """Scale each group's gradients in place to at most `norm`; returns what their norms were."""
+    return {name: nn.utils.clip_grad_norm_(parameters, norm) for name, parameters in groups.items()}

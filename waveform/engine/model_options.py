@@ -1,11 +1,15 @@
 """What settings of training ask of a model beyond its forward: BPTT, activations computed again, compiled layers."""
 
-import torch
+from functools import cache
 
-from waveform.engine.compiler import require_compiler
+import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
 from waveform.engine.interface import SequenceModel, optional_parts
 from waveform.engine.train_config import TrainConfig
 from waveform.system.errors import UserError
+
+_MAX_REASON = 200  # characters
 
 
 def apply_options(
@@ -41,4 +45,22 @@ def apply_options(
             )
         if not parts.compile_layers(window):
             raise UserError(f"train.compile: {name} has no layers that can be compiled; leave it false")
-        require_compiler(device)
+        # Within a mode that watches torch's operations nothing is compiled.
+        reason = None if is_in_torch_dispatch_mode() else why_no_compiler(device)
+        if reason is not None:
+            raise UserError(
+                f"train.compile=true, but torch.compile does not work here ({reason}); install a C++ compiler such as "
+                "g++ (on a GPU: Triton too), or leave it false"
+            )
+
+
+@cache
+def why_no_compiler(device: torch.device) -> str | None:
+    """Torch's reason, in a line, why torch.compile cannot compile one operation for `device`; None if it can."""
+    probe = torch.compile(lambda x: x.sin() + 1)
+    try:
+        probe(torch.ones(64, device=device))
+    except Exception as error:  # whatever torch, a compiler or a linker raises
+        lines = [line for line in str(error).splitlines() if line.strip() and not line.endswith("raised:")]
+        return lines[0].strip()[:_MAX_REASON] if lines else type(error).__name__
+    return None

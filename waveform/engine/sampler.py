@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from waveform.engine.drawing import DrawConfig
-from waveform.engine.inputs import begin_of_utterance
-from waveform.engine.interface import SequenceModel, State, decoder, map_state, take_rows
+from waveform.engine.interface import SequenceModel, State, begin_of_utterance, decoder, map_state, take_rows
 from waveform.engine.labels import UNKNOWN
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.system.errors import UserError

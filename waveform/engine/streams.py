@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.engine.inputs import begin_of_utterance
+from waveform.engine.interface import begin_of_utterance
 from waveform.engine.token_set import TokenSet
 from waveform.system.errors import UserError
 from waveform.system.ram import require_ram

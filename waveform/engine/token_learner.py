@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from waveform.engine.checkpoint import TrainingProgress
-from waveform.engine.clipping import clip
 from waveform.engine.evaluator import EvaluateConfig, Evaluation, evaluate
 from waveform.engine.interface import SequenceModel, State, detach, optional_parts
-from waveform.engine.learner import Learner
+from waveform.engine.learner import Learner, clip
 from waveform.engine.metrics import bits
 from waveform.engine.model_options import apply_options
 from waveform.engine.nonfinite import FiniteWatch, Update

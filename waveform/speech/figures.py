@@ -12,8 +12,7 @@ from waveform.audio.audio_format import LOOKS_AHEAD, format_of
 from waveform.domain import Metrics
 from waveform.engine.drawing import DrawConfig
 from waveform.engine.evaluator import Evaluation
-from waveform.engine.inputs import begin_of_utterance
-from waveform.engine.interface import decoder
+from waveform.engine.interface import begin_of_utterance, decoder
 from waveform.engine.metrics import bits
 from waveform.engine.token_set import TokenSet
 from waveform.runs.opened import TrainedRun

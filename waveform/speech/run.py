@@ -12,7 +12,7 @@ from torch import Tensor
 
 from waveform.audio.audio_format import AudioFormat, format_of
 from waveform.audio.resample import resample_blocks
-from waveform.engine.inputs import shift_right
+from waveform.engine.interface import shift_right
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.runs.configured_model import num_parameters

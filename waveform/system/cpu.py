@@ -1,9 +1,11 @@
-"""CPU defaults of the command line; a user's settings in the environment take precedence."""
+"""CPU defaults of the command line, which a user's environment overrides; how many cores there are, and who waits."""
 
 import ctypes
 import math
 import os
 import sys
+import threading
+from pathlib import Path
 
 from waveform.system.console import counted
 from waveform.system.container import cpu_limit
@@ -71,3 +73,15 @@ def _start_no_more_threads_than_cores() -> None:
     if num_cores() < _num_visible_cores():
         for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
             os.environ.setdefault(variable, str(num_cores()))
+
+
+def waited_s() -> float:
+    """Seconds in which this thread could have run since it began, but others did; 0 if the system does not say.
+
+    From Linux's schedstat: nanoseconds on a core, nanoseconds of waiting for one, number of turns.
+    """
+    try:
+        fields = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text().split()
+        return int(fields[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
