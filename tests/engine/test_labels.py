@@ -1,5 +1,6 @@
 """Labels on their way through the engine: token sets, streams, passes, training and sampling."""
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -83,10 +84,9 @@ def test_every_begin_has_its_label(mode: str, token_set: Callable[..., TokenSet]
     while stream.epoch == 0:
         inputs += [window.inputs for window in stream.next_chunk().windows]
     expected = Counter()
-    for place in stream.places(cursor, num_chunks=len(inputs) // 2):
-        index = tokens.names.index(place.utterance)
-        if place.start == 0 or (mode == "chunk" and place.start % 8 == 0):
-            expected[V + tokens.label_numbers[index]] += 1
+    for span in itertools.chain(*stream.spans_from(cursor, num_chunks=len(inputs) // 2)):
+        if span.start == 0 or (mode == "chunk" and span.start % 8 == 0):
+            expected[V + tokens.label_numbers[span.utterance]] += 1
     read = torch.cat(inputs)
     assert Counter(read[read >= V].tolist()) == expected and len(expected) == 3
 

@@ -94,7 +94,7 @@ def _evaluation(learner: TokenLearner) -> dict[str, torch.Tensor]:
     learner.module.eval()
     with fsdp.gathered(learner._scored):
         config = EvaluateConfig(window=learner.window)
-        result = evaluate(learner.model, learner.stream._tokens, config, world=learner.world, classes=_CLASSES)
+        result = evaluate(learner.model, learner.stream.tokens, config, world=learner.world, classes=_CLASSES)
     sums = {"nats": result.nats, "counts": result.counts, "class": result.class_nats, "of": result.class_counts}
     return {key: torch.from_numpy(value).clone() for key, value in sums.items() if value is not None}
 

@@ -117,15 +117,14 @@ class FiniteWatch:
             if self._world.size > 1:
                 return "in a gradient or in another process's rows (the loss of every row in this one is finite)"
             return "in a gradient (every row's loss is finite)"
-        first = self._world.rank * bad.row_nats.shape[1]
-        places = self._stream.places(bad.cursor, num_chunks=bad.num_chunks)
+        spans = self._stream.spans_from(bad.cursor, num_chunks=bad.num_chunks)
         described = []
         for row in rows[:3]:
             read: dict[str, list[int]] = {}  # from where to where, of each utterance
-            for place in places:
-                if place.row - first == row:
-                    read.setdefault(place.utterance, []).extend((place.start, place.stop))
-            spans = [f"tokens {min(ends)} to {max(ends)} of {name!r}" for name, ends in read.items()]
-            described.append(f"row {first + row} ({', '.join(spans[:3])}{', ...' if len(spans) > 3 else ''})")
+            for span in spans[row]:
+                read.setdefault(self._stream.tokens.names[span.utterance], []).extend((span.start, span.stop))
+            texts = [f"tokens {min(ends)} to {max(ends)} of {name!r}" for name, ends in read.items()]
+            number = self._world.rank * len(spans) + row  # of the rows of all ranks
+            described.append(f"row {number} ({', '.join(texts[:3])}{', ...' if len(texts) > 3 else ''})")
         more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
         return f"in {', '.join(described)}{more}"

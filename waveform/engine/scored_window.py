@@ -3,7 +3,6 @@
 Shape letters: B rows of this rank, W tokens of a window.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 
 from waveform.engine.interface import SequenceModel, State, Step, optional_parts, reset_rows, to_device
 from waveform.engine.streams import Window
-from waveform.system.threads import torch_in_one_thread
 
 
 class ScoredWindow(NamedTuple):
@@ -31,13 +29,6 @@ class ScoredWindow(NamedTuple):
     def row_nats(self) -> Tensor:
         """[B] sums of the NLL over each row's scored tokens, without gradient."""
         return torch.where(self.scored, self.nll.detach(), 0).sum(dim=1)
-
-
-def threads_for(
-    model: SequenceModel, *, device: torch.device, autocast: torch.dtype | None
-) -> AbstractContextManager[None]:
-    """Open it around passes of `model`: torch uses one thread if the model shares its work among threads itself."""
-    return torch_in_one_thread() if uses_kernel_threads(model, device=device, autocast=autocast) else nullcontext()
 
 
 def uses_kernel_threads(model: SequenceModel, *, device: torch.device, autocast: torch.dtype | None) -> bool:

@@ -108,23 +108,21 @@ class ShardWriter:
         self._index.utterances.append((name, length, digest.hexdigest()))
         return length
 
-    def _finish(self) -> None:
-        self._index.counts = self._counts.tolist()
-        index = json.dumps(msgspec.to_builtins(self._index)).encode()
-        payload_bytes = self._file.tell() - _HEADER.size
-        self._file.write(index)
-        self._file.seek(0)
-        self._file.write(_HEADER.pack(_MAGIC, payload_bytes, len(index), _index_digest(index), _RESERVED))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            with explain_write_errors(self.path), self._file:
-                if kind is None:
-                    self._finish()
-                    os.replace(self._partial, self.path)
-                    sync(self.path.parent)
+            with explain_write_errors(self.path), self._file as file:
+                if kind is not None:
+                    return
+                self._index.counts = self._counts.tolist()
+                index = json.dumps(msgspec.to_builtins(self._index)).encode()
+                payload_bytes = file.tell() - _HEADER.size
+                file.write(index)
+                file.seek(0)
+                file.write(_HEADER.pack(_MAGIC, payload_bytes, len(index), _index_digest(index), _RESERVED))
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(self._partial, self.path)
+                sync(self.path.parent)
         finally:
             self._partial.unlink(missing_ok=True)
 
@@ -168,21 +166,16 @@ class Shard:
         if reserved != _RESERVED or _index_digest(raw_index) != digest:
             raise self._refusal("is damaged (the index's checksum differs)")
         self.digest = digest.hex()  # of the index, and so of everything that it holds digests of
-        try:
-            self._adopt(msgspec.convert(json.loads(raw_index), _Index), payload_bytes)
+        try:  # a checksum shows that the index is complete, but not that it comes from `ShardWriter`
+            index = msgspec.convert(json.loads(raw_index), _Index)
+            self.counts = np.asarray(index.counts, dtype=np.int64)
         except (ValueError, RecursionError, OverflowError) as error:
             raise self._refusal(f"has an index that is not a shard's ({error})") from error
-
-    def _adopt(self, index: _Index, payload_bytes: int) -> None:
-        """Take over an index, which a checksum shows to be complete but not to come from `ShardWriter`."""
-        self.vocab_size = index.vocab_size
-        self.counts = np.asarray(index.counts, dtype=np.int64)
-        self._dtype = np.dtype(index.dtype)
+        self.vocab_size, self._dtype = index.vocab_size, np.dtype(index.dtype)
         starts = list(accumulate((length for _, length, _ in index.utterances), initial=0))
-        num_tokens = starts[-1]
-        sizes = (num_tokens * self._dtype.itemsize, self.counts.sum(), len(self.counts))
-        if sizes != (payload_bytes, num_tokens, self.vocab_size):
-            raise ValueError(f"{num_tokens} tokens of {self.vocab_size} kinds in {payload_bytes} bytes")
+        sizes = (starts[-1] * self._dtype.itemsize, self.counts.sum(), len(self.counts))
+        if sizes != (payload_bytes, starts[-1], self.vocab_size):
+            raise self._refusal("has an index that is not a shard's (of another number of tokens)")
         entries = zip(index.utterances, starts[:-1], strict=True)
         self.utterances = [Utterance(name, start, length, digest) for (name, length, digest), start in entries]
         self._verified: set[int] = set()  # utterances

@@ -8,15 +8,17 @@ inside the model) is up to the caller, and so is whether gradients are enabled.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from waveform.engine.interface import SequenceModel, State, take_rows
-from waveform.engine.scored_window import ScoredForward, ScoredWindow, score_window, threads_for
+from waveform.engine.scored_window import ScoredForward, ScoredWindow, score_window, uses_kernel_threads
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.engine.streams import Window, read_window, span_of
 from waveform.engine.token_set import TokenSet
+from waveform.system.threads import torch_in_one_thread
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,14 @@ def score_once(
     """
     dtype = torch.float32 if autocast is not None else next(iter(model.parameters())).dtype
     require_ram_for_state(model, min(rows or 1, max(len(order), 1)))
-    scored_forward = ScoredForward(model)
+    scored_forward, in_kernels = ScoredForward(model), uses_kernel_threads(model, device=device, autocast=autocast)
     state: State = None
     for dealt in deal(tokens, order, window=window, rows=rows, chunk=chunk):
         if bool(dealt.window.reset.all()):
             state = model.init_state(len(dealt.utterances), device=device, dtype=dtype)
         elif dealt.rows is not None:
             state = take_rows(state, dealt.rows)
-        with threads_for(model, device=device, autocast=autocast):
+        with torch_in_one_thread() if in_kernels else nullcontext():
             scores = score_window(scored_forward, dealt.window, state, fresh=state, device=device, autocast=autocast)
         state = scores.state
         yield dealt, scores

@@ -60,15 +60,6 @@ class Span(NamedTuple):
     begin: int | None  # the input before the first of them; None: the token before it
 
 
-class Place(NamedTuple):
-    """Tokens that one row read at once."""
-
-    row: int  # of the rows of all ranks
-    utterance: str  # its name
-    start: int  # first token in the utterance
-    stop: int  # one past the last
-
-
 class _Cursor(msgspec.Struct):
     """The position of a stream."""
 
@@ -158,7 +149,7 @@ class TokenStream:
         check_sizes(batch_size=batch_size, window=window, chunk=chunk, mode=mode, num_ranks=num_ranks)
         if mode == "carry" and tokens.num_tokens < batch_size:
             raise UserError(f"{tokens.num_tokens} tokens are too few for {batch_size} rows; lower train.batch_size")
-        self._tokens, self._batch_size, self._window, self._chunk = tokens, batch_size, window, chunk
+        self.tokens, self._batch_size, self._window, self._chunk = tokens, batch_size, window, chunk
         self._mode, self._seed = mode, seed
         rows_each = batch_size // num_ranks
         self._own_rows = slice(rank * rows_each, (rank + 1) * rows_each)
@@ -193,7 +184,7 @@ class TokenStream:
 
     def _has(self, at: _Cursor) -> bool:
         """Whether every number of a cursor is within this stream's data."""
-        lengths = self._tokens.lengths
+        lengths = self.tokens.lengths
         if at.mode != self._mode or not len(at.item) == len(at.start) == self._batch_size:
             return False
         if at.taken > len(self._order) or max(at.item) >= len(lengths):
@@ -217,16 +208,14 @@ class TokenStream:
 
     def _read(self, rows: list[list[Span]]) -> Window:
         reset = [self._mode != "carry" and any(span.begin is not None for span in spans) for spans in rows]
-        return read_window(self._tokens, rows, window=self._window, reset=reset, first_scored=self.first_scored)
+        return read_window(self.tokens, rows, window=self._window, reset=reset, first_scored=self.first_scored)
 
-    def places(self, cursor: dict[str, Any], *, num_chunks: int) -> list[Place]:
-        """What this rank's rows read in the `num_chunks` chunks that follow `cursor`; the stream does not move."""
+    def spans_from(self, cursor: dict[str, Any], *, num_chunks: int) -> list[list[Span]]:
+        """What each of this rank's rows reads in the `num_chunks` chunks after `cursor`; the stream does not move."""
         again = copy.copy(self)
         again.seek(cursor)
-        names, own_rows = self._tokens.names, range(self._batch_size)[self._own_rows]
-        windows = [rows for _ in range(num_chunks) for rows in again._play()]
-        read = [(row, span) for rows in windows for row in own_rows for span in rows[row]]
-        return [Place(row, names[span.utterance], span.start, span.stop) for row, span in read]
+        windows = [rows[self._own_rows] for _ in range(num_chunks) for rows in again._play()]
+        return [[span for spans in row for span in spans] for row in zip(*windows, strict=True)]
 
     def _play(self) -> list[list[list[Span]]]:
         """Advance by a chunk: the spans that every row of all ranks reads in each window."""
@@ -239,7 +228,7 @@ class TokenStream:
 
     def _play_item(self, row: int) -> list[Span]:
         """One window of a row in the modes `utterance` and `chunk`."""
-        at, lengths = self._at, self._tokens.lengths
+        at, lengths = self._at, self.tokens.lengths
         fresh = at.item[row] < 0
         if fresh:
             at.item[row], at.start[row] = self._take()
@@ -275,7 +264,7 @@ class TokenStream:
             spans, left = [], self._window
             while left:
                 index, start = self._find(self._part[row] + at.start[row])
-                length = min(left, self._tokens.lengths[index] - start, part_length - at.start[row])
+                length = min(left, self.tokens.lengths[index] - start, part_length - at.start[row])
                 spans.append(Span(index, start, start + length, self._begin(index, start) if start == 0 else None))
                 at.start[row] = (at.start[row] + length) % part_length
                 left -= length
@@ -285,8 +274,8 @@ class TokenStream:
 
     def _begin(self, index: int, start: int) -> int:
         """The input with which an utterance or chunk begins; the seed decides whose label is read as unknown."""
-        label = self._tokens.label_numbers[index]
+        label = self.tokens.label_numbers[index]
         if label and self.label_dropout:
             random = np.random.default_rng([self._seed, self._at.epoch, index, start])
             label *= random.random() >= self.label_dropout
-        return begin_of_utterance(self._tokens.vocab_size, label)
+        return begin_of_utterance(self.tokens.vocab_size, label)

@@ -1,6 +1,6 @@
 """Data parallelism under torchrun: each rank owns rows of the batch; gradients and metrics are summed over ranks.
 
-Gradients are summed once per step, in flat buckets, rather than by DistributedDataParallel's hooks: a step has several
+Gradients are summed once per step, all together, rather than by DistributedDataParallel's hooks: a step has several
 backward passes (one per window), and some parameters, like a compressor's, get no gradient in some of them, in which
 case DDP leaves what accumulated before without reducing it.
 """
@@ -26,7 +26,6 @@ from waveform.system.errors import Trouble, UserError
 from waveform.system.signals import die_with_parent
 
 T = TypeVar("T")
-_BUCKET_ELEMENTS = 1 << 24
 TIMEOUT_S = 600.0  # a rank that keeps the others waiting this long in training hangs
 SCORING_TIMEOUT_S = 7200.0  # one rank scores a document, and the others may have finished theirs long ago
 # While ranks find each other, and while the first one prepares data, writes or draws a sample, being slow does not mean
@@ -99,20 +98,12 @@ class World:
         if self.size == 1:
             return
         parameters = list(parameters)
-        grads: list[Tensor] = []
         for parameter, has in zip(parameters, self.largest(*(p.grad is not None for p in parameters)), strict=True):
-            if has:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                grads.append(parameter.grad)
-        while grads:
-            bucket: list[Tensor] = []
-            while grads and (not bucket or sum(g.numel() for g in bucket) + grads[0].numel() <= _BUCKET_ELEMENTS):
-                bucket.append(grads.pop(0))
-            flat = torch.cat([grad.flatten() for grad in bucket])
-            dist.all_reduce(flat)
-            for grad, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
-                grad.copy_(part.view_as(grad))
+            if has and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if grads:
+            self.group.allreduce_coalesced(grads).wait()
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Give every rank the first rank's values."""
