@@ -1,9 +1,6 @@
 """Dynamic evaluation: equal to the plain one if nothing is learned; never trained on what is not scored yet."""
 
-import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,65 +98,6 @@ def test_the_compressor_learns_too(token_set: Callable[..., TokenSet]) -> None:
     with_loss = dynamically(model, tokens, window=window, lr=1e-2, aux_weight=1.0)
     without = dynamically(model, tokens, window=window, lr=1e-2, aux_weight=0.0)
     assert with_loss.nats[0] != without.nats[0]
-
-
-class Threads:
-    """Threads of this process as the ranks of a job."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.barrier = threading.Barrier(size, timeout=60)
-        self.given: list[Any] = [None] * size
-
-    def gathered(self, rank: int, value: Any) -> list[Any]:
-        """What every rank gives."""
-        self.given[rank] = value
-        self.barrier.wait()
-        values = list(self.given)
-        self.barrier.wait()
-        return values
-
-
-@dataclass(frozen=True)
-class ThreadWorld(World):
-    """One of them."""
-
-    threads: Threads = field(default_factory=lambda: Threads(1))
-
-    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.copy_(sum(self.threads.gathered(self.rank, tensor.clone())))
-
-    def any(self, flag: bool) -> bool:
-        return any(self.threads.gathered(self.rank, flag))
-
-    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        parameters = list(parameters)
-        all_ranks = self.threads.gathered(self.rank, [None if p.grad is None else p.grad.clone() for p in parameters])
-        for parameter, grads in zip(parameters, zip(*all_ranks, strict=True), strict=True):
-            found = [grad for grad in grads if grad is not None]
-            parameter.grad = torch.stack(found).sum(dim=0) if found else None
-
-
-@pytest.mark.parametrize("name", sorted(laws.CONFIGS))
-@pytest.mark.parametrize(("size", "rows"), [(2, 4), (2, 3), (3, 2)])  # 3 ranks with 2 rows: one never has any
-def test_ranks_learn_as_one_process(name: str, size: int, rows: int, token_set: Callable[..., TokenSet]) -> None:
-    model, window = small_model(name)
-    tokens = token_set(LENGTHS)
-    classes = torch.arange(laws.VOCAB_SIZE) % 2
-    config, dynamic = EvaluateConfig(window=window), DynamicConfig("adam", lr=1e-2, rows=rows)
-    alone = evaluate_dynamically(model, tokens, config, dynamic, world=World(), classes=classes)
-    threads = Threads(size)
-
-    def of_rank(rank: int) -> Evaluation:
-        world = ThreadWorld(rank, size, threads=threads)
-        return evaluate_dynamically(model, tokens, config, dynamic, world=world, classes=classes)
-
-    with ThreadPoolExecutor(size) as pool:
-        for together in pool.map(of_rank, range(size)):
-            np.testing.assert_allclose(together.nats, alone.nats, rtol=1e-9)
-            assert together.counts.tolist() == LENGTHS
-            assert together.class_nats is not None and alone.class_nats is not None
-            np.testing.assert_allclose(together.class_nats, alone.class_nats, rtol=1e-9)
 
 
 def test_continued_is_the_next_step_of_training(tmp_path: Path) -> None:

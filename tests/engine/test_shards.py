@@ -23,17 +23,6 @@ def write(path: Path, utterances: dict[str, list[int]], *, dtype: str = "uint8")
     return path
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32"])
-def test_round_trip(tmp_path: Path, dtype: str) -> None:
-    shard = Shard(write(tmp_path / "a.shard", {"b": [1, 2, 3], "a": [250, 0], "empty": []}, dtype=dtype))
-    shard.verify()
-    tokens = TokenSet([shard], vocab_size=shard.vocab_size)
-    assert tokens.names == ["a", "b"] and tokens.lengths == [2, 3]
-    assert tokens.read(0, start=0, stop=99).tolist() == [250, 0]
-    assert tokens.read(1, start=1, stop=2).tolist() == [2]
-    assert tokens.counts[[0, 1, 2, 3, 250]].tolist() == [1, 1, 1, 1, 1] and tokens.num_tokens == 5
-
-
 _UTTERANCES = st.dictionaries(
     st.text(max_size=8), st.lists(st.lists(st.integers(0, 255), max_size=9), max_size=4), max_size=8
 )
@@ -56,10 +45,11 @@ def test_any_utterances_come_back(
     expected = {name: content for name, content in sorted(whole.items()) if content}
     read = {name: tokens.read(i, start=0, stop=10**9).tolist() for i, name in enumerate(tokens.names)}
     assert read == expected and tokens.lengths == [len(content) for content in expected.values()]
-    assert tokens.num_tokens == tokens.counts.sum() == sum(map(len, expected.values()))
+    every = [token for content in expected.values() for token in content]
+    assert tokens.num_tokens == len(every) and tokens.counts.tolist() == [every.count(token) for token in range(256)]
     pieces = tokens.cut(length)
     joined = [token for i in range(len(pieces)) for token in pieces.read(i, start=0, stop=10**9).tolist()]
-    assert joined == [token for content in expected.values() for token in content]
+    assert joined == every
     assert all(n <= length for n in pieces.lengths)
 
 

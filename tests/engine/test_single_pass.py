@@ -37,29 +37,23 @@ def test_every_token_is_dealt_once_with_the_token_before_it(
         assert inputs[i] == [laws.VOCAB_SIZE, *targets[i][:-1]]
 
 
-def test_rows_that_begin_together_are_dropped_as_they_end(token_set: Callable[..., TokenSet]) -> None:
-    dealt = list(deal(token_set(LENGTHS), ORDER, window=8, rows=3))
-    assert [window.utterances for window in dealt] == [
-        *([[2, 4, 6]] * 3),
-        *([[2]] * 2),
-        [0, 5, 1],
-        [0],
-        [3],
-    ]
-    assert [window.rows for window in dealt] == [None, None, None, [0], None, None, [0], None]
-
-
-def test_rows_that_end_first_may_stand_anywhere(token_set: Callable[..., TokenSet]) -> None:
-    dealt = list(deal(token_set(LENGTHS), range(7), window=8, rows=3))
-    assert [window.utterances for window in dealt] == [
-        *([[0, 1, 2]]),
-        *([[0, 2]]),
-        *([[2]] * 3),
-        *([[3, 4, 5]]),
-        *([[4]] * 2),
-        *([[6]] * 3),
-    ]
-    assert [window.rows for window in dealt] == [None, [0, 2], [1], None, None, None, [1], None, None, None, None]
+@pytest.mark.parametrize(
+    ("order", "utterances", "kept"),
+    [
+        (ORDER, [*[[2, 4, 6]] * 3, *[[2]] * 2, [0, 5, 1], [0], [3]], [None, None, None, [0], None, None, [0], None]),
+        (
+            list(range(7)),  # rows that end first may stand anywhere
+            [[0, 1, 2], [0, 2], *[[2]] * 3, [3, 4, 5], *[[4]] * 2, *[[6]] * 3],
+            [None, [0, 2], [1], None, None, None, [1], None, None, None, None],
+        ),
+    ],
+)
+def test_rows_that_begin_together_are_dropped_as_they_end(
+    order: list[int], utterances: list[list[int]], kept: list[list[int] | None], token_set: Callable[..., TokenSet]
+) -> None:
+    dealt = list(deal(token_set(LENGTHS), order, window=8, rows=3))
+    assert [window.utterances for window in dealt] == utterances
+    assert [window.rows for window in dealt] == kept
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))

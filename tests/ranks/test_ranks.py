@@ -17,7 +17,8 @@ from tests.engine.conftest import write_tokens
 from tests.engine.training import small_trainer
 from tests.ranks.run_ranks import run_ranks
 from waveform.engine import checkpoint
-from waveform.engine.evaluator import EvaluateConfig, evaluate
+from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
+from waveform.engine.evaluator import EvaluateConfig, Evaluation, evaluate
 from waveform.engine.interface import optional_parts, state_tensors
 from waveform.engine.token_learner import TokenLearner
 from waveform.engine.trainer import Trainer
@@ -72,8 +73,11 @@ def _trainer(name: str, case: str, folder: Path, world: World | None = None, **t
     )
 
 
-def _figures(learner: TokenLearner) -> dict[str, Any]:
-    """Losses and gradients of three steps, the weights after an update, and an evaluation, all unsharded."""
+def _figures(learner: TokenLearner, *, dynamic: bool) -> dict[str, Any]:
+    """Losses and gradients of three steps, the weights after an update, and an evaluation, all unsharded.
+
+    dynamic: evaluate dynamically, too.
+    """
     losses, gradients = [], []
     for _ in range(3):
         losses.append(learner.world.sum_(learner.accumulate_gradients([learner.stream.next_chunk()])))
@@ -84,6 +88,12 @@ def _figures(learner: TokenLearner) -> dict[str, Any]:
     norms = dict(learner.update()[1])
     weights = {n: fsdp.whole(value.detach()).clone() for n, value in learner.module.state_dict().items()}
     evaluation = _evaluation(learner)
+    if dynamic:  # of two rows: one of three ranks never has any
+        config, learning = EvaluateConfig(window=learner.window), DynamicConfig("adam", lr=1e-2, rows=2)
+        result = evaluate_dynamically(
+            learner.model, learner.stream.tokens, config, learning, world=learner.world, classes=_CLASSES
+        )
+        evaluation |= {f"dynamic {what}": value for what, value in _sums(result).items()}
     return {"losses": losses, "gradients": gradients, "norms": norms, "weights": weights, "evaluation": evaluation}
 
 
@@ -95,6 +105,10 @@ def _evaluation(learner: TokenLearner) -> dict[str, torch.Tensor]:
     with fsdp.gathered(learner._scored):
         config = EvaluateConfig(window=learner.window)
         result = evaluate(learner.model, learner.stream.tokens, config, world=learner.world, classes=_CLASSES)
+    return _sums(result)
+
+
+def _sums(result: Evaluation) -> dict[str, torch.Tensor]:
     sums = {"nats": result.nats, "counts": result.counts, "class": result.class_nats, "of": result.class_counts}
     return {key: torch.from_numpy(value).clone() for key, value in sums.items() if value is not None}
 
@@ -160,7 +174,8 @@ def _work(world: World, folder: Path) -> None:
         for name, case in _cases(size, kind, again):
             where = folder / f"{name}-{case}-{kind}-{again}-{rank}"
             train = {"sharding": kind, "checkpoint_activations": again}
-            figures = _figures(_trainer(name, case, where, world, **train).learner)
+            dynamic = kind == "none" and (name, case) in FEW[:4]
+            figures = _figures(_trainer(name, case, where, world, **train).learner, dynamic=dynamic)
             if world.is_first:
                 torch.save(figures, where / "figures.pt")
     for kind in ("none", "fsdp"):
@@ -192,7 +207,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @functools.cache
 def _alone(name: str, case: str, folder: Path) -> dict[str, Any]:
-    return _figures(_trainer(name, case, folder / f"{name}-{case}-alone").learner)
+    return _figures(_trainer(name, case, folder / f"{name}-{case}-alone").learner, dynamic=(name, case) in FEW[:4])
 
 
 @pytest.mark.parametrize(("size", "kind", "again"), SETTINGS)
@@ -205,8 +220,10 @@ def test_law_8_ranks_give_what_one_process_gives(size: int, kind: str, again: bo
         for what, rtol, atol in (("losses", 1e-6, 0), ("gradients", 1e-6, 1e-9), ("norms", 1e-5, 0)):
             torch.testing.assert_close(together[what], alone[what], rtol=rtol, atol=atol, msg=f"{name} {case} {what}")
         torch.testing.assert_close(together["weights"], alone["weights"], rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(together["evaluation"], alone["evaluation"], rtol=1e-6, atol=0)
+        expected = {what: alone["evaluation"][what] for what in together["evaluation"]}
+        torch.testing.assert_close(together["evaluation"], expected, rtol=1e-6, atol=0)
         assert together["evaluation"]["counts"].tolist() == LENGTHS
+        assert ("dynamic nats" in together["evaluation"]) == (kind == "none" and (name, case) in FEW[:4])
 
 
 @pytest.mark.parametrize("kind", ["none", "fsdp"])

@@ -32,21 +32,24 @@ def v1(root: Path, path: str, files: dict[str, str]) -> Path:
     return tree(root, cgroup=cgroup, files=files)
 
 
+@pytest.mark.parametrize(
+    ("path", "files", "memory", "cpu"),
+    [
+        ("/", {}, None, None),
+        ("/", {"memory.max": str(4 * GIB), "cpu.max": "150000 100000"}, 4 * GIB, 1.5),  # as a container sees its own
+        ("/a", {"a/memory.max": "max", "a/cpu.max": "max 100000"}, None, None),
+        ("/", {"memory.max": "", "cpu.max": "lots of it"}, None, None),
+    ],
+)
+def test_limits_of_version_2(
+    tmp_path: Path, path: str, files: dict[str, str], memory: int | None, cpu: float | None
+) -> None:
+    root = v2(tmp_path, f"{path}\nnonsense", files)
+    assert (container.memory_limit_bytes(root), container.cpu_limit(root)) == (memory, cpu)
+
+
 def test_without_control_groups_there_is_no_limit(tmp_path: Path) -> None:
-    assert container.memory_limit_bytes(tmp_path) is None
-    assert container.cpu_limit(tmp_path) is None
-
-
-def test_a_container_of_version_2_sees_its_limits_at_the_mount_point(tmp_path: Path) -> None:
-    root = v2(tmp_path, "/", {"memory.max": str(4 * GIB), "cpu.max": "150000 100000"})
-    assert container.memory_limit_bytes(root) == 4 * GIB
-    assert container.cpu_limit(root) == 1.5
-
-
-def test_max_is_no_limit(tmp_path: Path) -> None:
-    root = v2(tmp_path, "/a", {"a/memory.max": "max", "a/cpu.max": "max 100000"})
-    assert container.memory_limit_bytes(root) is None
-    assert container.cpu_limit(root) is None
+    assert container.memory_limit_bytes(tmp_path) is container.cpu_limit(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -104,14 +107,6 @@ def test_a_group_of_another_controller_does_not_count(tmp_path: Path) -> None:
     files = {"memory/memory.limit_in_bytes": str(4 * GIB), "memory/other/memory.limit_in_bytes": str(GIB)}
     root = tree(tmp_path, cgroup="5:memory:/\n1:name=systemd:/other\n3:pids:/other", files=files)
     assert container.memory_limit_bytes(root) == 4 * GIB
-
-
-def test_files_of_another_form_are_no_limit(tmp_path: Path) -> None:
-    root = v2(tmp_path, "/", {"memory.max": "", "cpu.max": "lots of it"})
-    with open(root / "proc/self/cgroup", "a") as file:
-        file.write("nonsense\n")
-    assert container.memory_limit_bytes(root) is None
-    assert container.cpu_limit(root) is None
 
 
 def test_this_machine_can_be_asked() -> None:

@@ -25,30 +25,19 @@ def train_in_turn(trainers: Mapping[str, Trainer], *, slice_s: float = SLICE_S) 
         for trainer in trainers.values():
             opened.enter_context(trainer.opened(stop, progress))
         while training:
-            progress.about = _furthest_behind(training)
+            world = next(iter(training.values())).world
+            shares = world.largest(*(round(trainer.share * _SHARE_STEPS) for trainer in training.values()))
+            progress.about = min(zip(shares, training, strict=True))[1]  # ranks agree on it
             trainer = training.pop(progress.about)
+            learner, end_s = trainer.learner, trainer.learner.seconds + slice_s
             with _saved_if_it_fails([*training.values()]), trainer.turn():
-                if _train_for(slice_s, trainer):
+                while trainer.step() and not world.any(learner.seconds >= end_s and trainer.share < 1):
+                    pass
+                if trainer.result is None:
                     training[progress.about] = trainer
-                    if trainer.world.any(trainer.learner.seconds - trainer.saved_s >= SAVE_EVERY_S):
+                    if world.any(learner.seconds - trainer.saved_s >= SAVE_EVERY_S):
                         trainer.save()
     return [trainer.result for trainer in trainers.values() if trainer.result is not None]
-
-
-def _train_for(seconds: float, trainer: Trainer) -> bool:
-    """Train for so many `seconds` and what is due after them. Returns whether there is more to do."""
-    end_s = trainer.learner.seconds + seconds
-    while trainer.step():
-        if trainer.world.any(trainer.learner.seconds >= end_s and trainer.share < 1):
-            return True
-    return False
-
-
-def _furthest_behind(trainers: Mapping[str, Trainer]) -> str:
-    """The name of the trainer that has used the least share of its budget; ranks agree on it."""
-    world = next(iter(trainers.values())).world
-    shares = world.largest(*(round(trainer.share * _SHARE_STEPS) for trainer in trainers.values()))
-    return min(zip(shares, trainers, strict=True))[1]
 
 
 @contextmanager
