@@ -9,25 +9,16 @@ import pytest
 import torch
 
 from tests import laws
-from tests.engine.training import small_trainer
+from tests.engine.training import small_model, small_trainer
 from waveform.engine import checkpoint
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import EvaluateConfig, Evaluation, evaluate
 from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.token_set import TokenSet
-from waveform.models.registry import build
 from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
-
-
-def small_model(name: str) -> tuple[Any, int]:
-    torch.manual_seed(0)
-    fields = next(iter(laws.CONFIGS[name].values()))
-    model = build(name, vocab_size=laws.VOCAB_SIZE, **fields)
-    assert isinstance(model, torch.nn.Module)
-    return model.double().eval().requires_grad_(False), fields.get("window", 4)
 
 
 def written(path: Path, utterances: list[np.ndarray]) -> TokenSet:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tests import laws
+from tests.engine.training import small_model
 from waveform.engine import evaluator
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import EvaluateConfig, evaluate
 from waveform.engine.metrics import bits, unigram_nll
 from waveform.engine.token_set import TokenSet
-from waveform.models.registry import build
 from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 
@@ -30,11 +30,8 @@ def three_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 @pytest.mark.parametrize("protocol", ["utterance", "chunk"])
 def test_equals_scoring_each_utterance_alone(name: str, protocol: str, token_set: Callable[..., TokenSet]) -> None:
-    torch.manual_seed(0)
-    fields = next(iter(laws.CONFIGS[name].values()))
-    model = build(name, vocab_size=laws.VOCAB_SIZE, **fields).double()
+    model, window = small_model(name)
     tokens = token_set(LENGTHS)
-    window = fields.get("window", 4)
     chunk = 3 * window
     expected = []
     for i in range(len(tokens)):
@@ -59,16 +56,14 @@ def test_equals_scoring_each_utterance_alone(name: str, protocol: str, token_set
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 def test_carried_state_never_resets(name: str, token_set: Callable[..., TokenSet]) -> None:
     """One pass of the model over all utterances, joined in the set's order."""
-    torch.manual_seed(0)
-    fields = next(iter(laws.CONFIGS[name].values()))
-    model = build(name, vocab_size=laws.VOCAB_SIZE, **fields).double()
+    model, window = small_model(name)
     tokens = token_set(LENGTHS)
     parts = [torch.from_numpy(tokens.read(i, start=0, stop=99).astype(np.int64)) for i in range(len(tokens))]
     inputs = torch.cat([torch.cat([torch.tensor([laws.VOCAB_SIZE]), part[:-1]]) for part in parts])
     with torch.no_grad():
         hidden = model(inputs[None], model.init_state(1, device="cpu", dtype=torch.float64)).hidden
         nll = model.head.nll(hidden, torch.cat(parts)[None])[0]
-    config = EvaluateConfig(window=fields.get("window", 4), protocol="carry")
+    config = EvaluateConfig(window=window, protocol="carry")
     result = evaluate(model, tokens, config)
     np.testing.assert_allclose(result.nats, [part.sum() for part in nll.split(LENGTHS)], rtol=1e-6)
     assert result.counts.tolist() == LENGTHS and result.protocol == "carry"
@@ -83,7 +78,7 @@ def test_one_stream_is_scored_by_the_first_process(token_set: Callable[..., Toke
         def sum_(self, tensor: Tensor) -> Tensor:
             return tensor
 
-    model = build("wavenet", vocab_size=laws.VOCAB_SIZE, **laws.CONFIGS["wavenet"]["classic"])
+    model, _ = small_model("wavenet")
     tokens, config = token_set(LENGTHS), EvaluateConfig(window=4, protocol="carry", max_tokens=99)
     shares = [evaluate(model, tokens, config, world=Unreduced(rank=rank, size=2)).counts for rank in range(2)]
     assert [share.tolist() for share in shares] == [[13, 4, 40, 1, 22, 8, 17], [0] * 7]
@@ -104,8 +99,7 @@ def test_protocols_are_checked() -> None:
 
 
 def test_sums_by_class_split_the_whole(token_set: Callable[..., TokenSet]) -> None:
-    torch.manual_seed(0)
-    model = build("wavenet", vocab_size=laws.VOCAB_SIZE, **laws.CONFIGS["wavenet"]["classic"]).double()
+    model, _ = small_model("wavenet")
     tokens = token_set(LENGTHS)
     classes = torch.tensor([0, 2, 1] * 4)[: laws.VOCAB_SIZE]
     result = evaluate(model, tokens, EvaluateConfig(window=4), classes=classes)
@@ -125,8 +119,7 @@ def test_sums_by_class_split_the_whole(token_set: Callable[..., TokenSet]) -> No
 
 def test_a_cut_set_scores_every_token_once(token_set: Callable[..., TokenSet]) -> None:
     """Each piece is scored as if it were an utterance: the same tokens, fresh state at each cut."""
-    torch.manual_seed(0)
-    model = build("wavenet", vocab_size=laws.VOCAB_SIZE, **laws.CONFIGS["wavenet"]["classic"]).double()
+    model, _ = small_model("wavenet")
     tokens = token_set(LENGTHS)
     pieces = tokens.cut(9)
     assert max(pieces.lengths) == 9 and pieces.num_tokens == tokens.num_tokens
@@ -143,10 +136,8 @@ def test_a_cut_set_scores_every_token_once(token_set: Callable[..., TokenSet]) -
 def test_sums_do_not_depend_on_the_rows(
     name: str, monkeypatch: pytest.MonkeyPatch, token_set: Callable[..., TokenSet]
 ) -> None:
-    torch.manual_seed(0)
-    fields = next(iter(laws.CONFIGS[name].values()))
-    model = build(name, vocab_size=laws.VOCAB_SIZE, **fields).double()
-    tokens, config = token_set(LENGTHS), EvaluateConfig(window=fields.get("window", 4))
+    model, window = small_model(name)
+    tokens, config = token_set(LENGTHS), EvaluateConfig(window=window)
     results = []
     for rows in (1, 2, 5, 100):
         monkeypatch.setattr(evaluator, "fast_rows", lambda *arguments, rows=rows, **options: rows)

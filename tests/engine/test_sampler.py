@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests import laws
+from tests.engine.training import small_model
 from waveform.engine.drawing import choose, draw, weights
 from waveform.engine.sampler import SamplingConfig, sample
-from waveform.models.registry import build
 from waveform.system.errors import UserError
 
 LOGITS = torch.tensor([[0.5, 2.0, -1.0, 1.0, 0.0]])
@@ -68,9 +68,7 @@ def test_settings_out_of_range_are_refused(options: dict[str, float], says: str)
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 def test_streams_depend_on_seed_and_index_alone(name: str) -> None:
-    torch.manual_seed(0)
-    model = build(name, vocab_size=laws.VOCAB_SIZE, **next(iter(laws.CONFIGS[name].values())))
-    model.double()
+    model, _ = small_model(name)
 
     def run(num_streams: int, seed: int, prompt: torch.Tensor | None = None) -> torch.Tensor:
         return sample(
@@ -98,14 +96,14 @@ def test_streams_depend_on_seed_and_index_alone(name: str) -> None:
 
 @pytest.mark.parametrize(("num_streams", "num_steps"), [(10**12, 1), (10**30, 1), (1, 10**12), (1, 10**30)])
 def test_more_than_the_machine_can_hold_is_refused(num_streams: int, num_steps: int) -> None:
-    model = build("wavenet", vocab_size=laws.VOCAB_SIZE, **laws.CONFIGS["wavenet"]["classic"])
+    model, _ = small_model("wavenet")
     sizes = {"vocab_size": laws.VOCAB_SIZE, "num_streams": num_streams, "num_steps": num_steps}
     with pytest.raises(UserError, match=r"[0-9] (tokens|rows) would take"):
         sample(model, **sizes, config=SamplingConfig())
 
 
 def test_blocks_arrive_in_order() -> None:
-    model = build("wavenet", vocab_size=laws.VOCAB_SIZE, **laws.CONFIGS["wavenet"]["classic"])
+    model, _ = small_model("wavenet")
     blocks: list[torch.Tensor] = []
     options = {"vocab_size": laws.VOCAB_SIZE, "num_streams": 2, "num_steps": 1030, "config": SamplingConfig()}
     made = sample(model, **options)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests import laws
+from tests.engine.training import small_model
 from waveform.engine.single_pass import deal, score_once
 from waveform.engine.token_set import TokenSet
-from waveform.models.registry import build
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
 ORDER = [2, 4, 6, 0, 5, 1, 3]  # longest first
@@ -59,10 +59,8 @@ def test_rows_that_begin_together_are_dropped_as_they_end(
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 def test_a_row_keeps_its_own_state_when_others_end(name: str, token_set: Callable[..., TokenSet]) -> None:
     """Utterances in any order, side by side, against each of them alone."""
-    torch.manual_seed(0)
-    fields = next(iter(laws.CONFIGS[name].values()))
-    model = build(name, vocab_size=laws.VOCAB_SIZE, **fields).double()
-    tokens, window = token_set(LENGTHS), fields.get("window", 4)
+    model, window = small_model(name)
+    tokens = token_set(LENGTHS)
 
     def nats(rows: int) -> np.ndarray:
         sums = np.zeros(len(LENGTHS))

@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from tests import laws
+from tests.engine.training import small_model
 from waveform.engine import state_ram
 from waveform.engine.interface import state_tensors
 from waveform.engine.state_ram import fast_rows
-from waveform.models.registry import build
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 def test_rows_fill_a_call_and_fit(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    model = build(name, vocab_size=laws.VOCAB_SIZE, **next(iter(laws.CONFIGS[name].values())))
+    model, _ = small_model(name)
     row_bytes = sum(
         t.numel() * t.element_size() for t in state_tensors(model.init_state(1, device=CPU, dtype=torch.float32))
     )

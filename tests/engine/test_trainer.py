@@ -1,7 +1,6 @@
 """The loop: law 7 (exact resume), divergence, signals, separate clipping, update period, BPTT."""
 
 import itertools
-import json
 import math
 import os
 import signal
@@ -63,23 +62,27 @@ def assert_bitwise_equal(a: Any, b: Any, where: str = "") -> None:
         assert a == b, where
 
 
-@pytest.mark.parametrize(("name", "mode"), [(name, mode) for name in laws.CONFIGS for mode in ("utterance", "carry")])
-def test_law_7_exact_resume(name: str, mode: str, token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
-    tokens = token_set(LENGTHS)
-    fields = dict(next(iter(laws.CONFIGS[name].values())))
-    if name != "wavenet":
-        fields["dropout"] = 0.1  # so that random numbers matter
-    options = {"state": mode, "fields": fields, "decay_steps": 8}
-    whole = small_trainer(name, tokens, tmp_path / "whole", **options)
+def assert_exact_resume(name: str, tokens: TokenSet, folder: Path, **options: Any) -> tuple[Trainer, Trainer]:
+    """Law 7. Returns a run without a stop, and one as it was when it stopped after three steps."""
+    whole = small_trainer(name, tokens, folder / "whole", **options)
     whole.run()
     expected = everything(whole)
-    first = small_trainer(name, tokens, tmp_path / "parts", **options, max_steps=3)
+    first = small_trainer(name, tokens, folder / "parts", **options, max_steps=3)
     first.run()
     torch.manual_seed(99)
-    second = small_trainer(name, tokens, tmp_path / "parts", **options)
+    second = small_trainer(name, tokens, folder / "parts", **options)
     assert second.learner.step == 3
     second.run()
     assert_bitwise_equal(everything(second), expected)
+    return whole, first
+
+
+@pytest.mark.parametrize(("name", "mode"), [(name, mode) for name in laws.CONFIGS for mode in ("utterance", "carry")])
+def test_law_7_exact_resume(name: str, mode: str, token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+    fields = dict(next(iter(laws.CONFIGS[name].values())))
+    if name != "wavenet":
+        fields["dropout"] = 0.1  # so that random numbers matter
+    assert_exact_resume(name, token_set(LENGTHS), tmp_path, state=mode, fields=fields, decay_steps=8)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -94,25 +97,18 @@ def test_law_7_exact_resume_in_compiled_kernels(
         return compiled(*args, **kwargs)
 
     monkeypatch.setattr(layers_op, "layers_in_kernels", counting)
-    tokens, options = token_set(LENGTHS), {"fields": {**IN_KERNELS, "dropout": dropout}, "chunk": 16}
-    before = torch.get_num_threads()
+    fields, before = {**IN_KERNELS, "dropout": dropout}, torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        whole = small_trainer("compressive_transformer", tokens, tmp_path / "whole", **options)
-        whole.run()
-        small_trainer("compressive_transformer", tokens, tmp_path / "parts", **options, max_steps=3).run()
-        second = small_trainer("compressive_transformer", tokens, tmp_path / "parts", **options)
-        assert second.learner.step == 3
-        second.run()
+        assert_exact_resume("compressive_transformer", token_set(LENGTHS), tmp_path, fields=fields, chunk=16)
     finally:
         torch.set_num_threads(before)
-    assert_bitwise_equal(everything(second), everything(whole))
     assert set(threads) == {2}
 
 
 @pytest.mark.parametrize("option", [{"checkpoint_activations": True}, {"unroll": 2}])
 def test_layers_that_run_by_torch_have_its_threads(
-    option: dict[str, Any], token_set: Callable[..., TokenSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    option: dict[str, Any], token_set: Callable[..., TokenSet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model for which there are kernels, with settings that leave all or most of its windows to torch."""
     threads: list[int] = []
@@ -208,7 +204,7 @@ def test_signal_saves_and_resumes(token_set: Callable[..., TokenSet], tmp_path: 
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_trunk_and_compressor_are_clipped_separately(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_trunk_and_compressor_are_clipped_separately(token_set: Callable[..., TokenSet]) -> None:
     learner = small_learner("compressive_transformer", token_set(LENGTHS), clip_norm=1e-3)
     seen: list[dict[str, float]] = []
 
@@ -226,7 +222,7 @@ def test_trunk_and_compressor_are_clipped_separately(token_set: Callable[..., To
     assert seen[-1] == pytest.approx({"trunk": 1e-3, "compressor": 1e-3}, rel=1e-3)
 
 
-def test_update_period_accumulates_the_mean_over_tokens(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_update_period_accumulates_the_mean_over_tokens(token_set: Callable[..., TokenSet]) -> None:
     tokens = token_set(LENGTHS)
     slow = small_learner("wavenet", tokens, update_period=3, update_period_from=0, dtype=torch.float64)
     alone = small_learner("wavenet", tokens, dtype=torch.float64)
@@ -251,9 +247,7 @@ def test_update_period_accumulates_the_mean_over_tokens(token_set: Callable[...,
 
 # The model's windows are of 4 tokens.
 @pytest.mark.parametrize(("mode", "window"), [("utterance", 4), ("chunk", 8), ("chunk", 2), ("carry", 8)])
-def test_padding_takes_part_in_no_loss(
-    mode: str, window: int, token_set: Callable[..., TokenSet], tmp_path: Path
-) -> None:
+def test_padding_takes_part_in_no_loss(mode: str, window: int, token_set: Callable[..., TokenSet]) -> None:
     """Whatever stands in it, NLL, auxiliary loss and all gradients are the same to the last bit."""
     tokens, found = token_set(LENGTHS), []
     for junk in (False, True):
@@ -269,7 +263,7 @@ def test_padding_takes_part_in_no_loss(
     assert_bitwise_equal(*found)
 
 
-def test_bptt_reaches_the_window_before(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_bptt_reaches_the_window_before(token_set: Callable[..., TokenSet]) -> None:
     tokens = token_set(LENGTHS)
     fields = laws.CONFIGS["compressive_transformer"]["conv-no-loss"]
     with pytest.raises(UserError, match=r"train\.unroll"):
@@ -282,7 +276,7 @@ def test_bptt_reaches_the_window_before(token_set: Callable[..., TokenSet], tmp_
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
-def test_bf16_products_train_too(name: str, token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_bf16_products_train_too(name: str, token_set: Callable[..., TokenSet]) -> None:
     """What CUDA uses by default, tried on the CPU: close to fp32, parameters and state still fp32."""
     tokens = token_set(LENGTHS)
     sums = {}
@@ -301,14 +295,7 @@ def test_recomputed_activations_are_refused_for_a_model_without(
         small_trainer("wavenet", token_set(LENGTHS), tmp_path, checkpoint_activations=True)
 
 
-def test_metrics_are_json_lines(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
-    small_trainer("transformer_xl", token_set(LENGTHS), tmp_path, evaluate_every=4).run()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if line["kind"] == "evaluate"] == [4, 8]
-    assert list((tmp_path / "tensorboard").iterdir())
-
-
-def test_a_learning_rate_of_zero_in_mid_training_stops_it(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_a_learning_rate_of_zero_in_mid_training_stops_it(token_set: Callable[..., TokenSet]) -> None:
     learner = small_learner("transformer_xl", token_set([60] * 4), lr_change_at=2, lr_after=0.0)
     weights = []
     for _ in range(4):
@@ -318,7 +305,7 @@ def test_a_learning_rate_of_zero_in_mid_training_stops_it(token_set: Callable[..
     assert torch.equal(weights[1], weights[2]) and torch.equal(weights[2], weights[3])
 
 
-def test_half_loss_learns_from_the_last_half_of_each_window(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_half_loss_learns_from_the_last_half_of_each_window(token_set: Callable[..., TokenSet]) -> None:
     """The gradient of the mean over those tokens; the others are read all the same (Dai et al. 2019, Table 6)."""
     fields = {**next(iter(laws.CONFIGS["transformer_xl"].values())), "window": 6}
     options = {"fields": fields, "dtype": torch.float64, "chunk": 6}

@@ -15,6 +15,15 @@ from waveform.models.registry import build
 from waveform.ranks.distributed import World
 
 
+def small_model(name: str) -> tuple[Any, int]:
+    """A model of the first configuration of `name` in `laws.CONFIGS`, in fp64, and its window."""
+    torch.manual_seed(0)
+    fields = next(iter(CONFIGS[name].values()))
+    model = build(name, vocab_size=VOCAB_SIZE, **fields)
+    assert isinstance(model, torch.nn.Module)
+    return model.double().eval().requires_grad_(False), fields.get("window", 4)
+
+
 def small_learner(
     name: str,
     tokens: TokenSet,
