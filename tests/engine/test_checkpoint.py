@@ -1,5 +1,6 @@
 """Checkpoints: complete or absent; damage is noticed and the previous one used; nothing read runs code."""
 
+import json
 import pickle
 import shutil
 from collections.abc import Callable
@@ -8,36 +9,56 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.engine.conftest import write_tokens
 from tests.engine.training import small_trainer
 from tests.laws import CONFIGS
 from waveform.engine import checkpoint
+from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
 from waveform.system.errors import UserError
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of such a run."""
+    folder = tmp_path_factory.mktemp("finished")
+    tokens = write_tokens(folder / "tokens", [60, 45])
+    small_trainer("compressive_transformer", tokens, folder / "run", max_steps=6, checkpoint_every=2).run()
+    return folder / "run"
+
+
 @pytest.fixture
-def trainer(token_set: Callable[..., TokenSet], tmp_path: Path) -> Trainer:
-    """A run with checkpoints at the steps 4 and 6."""
-    trainer = small_trainer("compressive_transformer", token_set([60, 45]), tmp_path, max_steps=6, checkpoint_every=2)
-    trainer.run()
-    return trainer
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(finished, tmp_path / "run")
 
 
-def test_only_the_newest_are_kept(trainer: Trainer, tmp_path: Path) -> None:
-    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+def test_only_the_newest_are_kept(finished: Path) -> None:
+    names = sorted(path.name for path in (finished / "checkpoints").iterdir())
     assert names == ["step_00000004", "step_00000006"]
 
 
-FILES = ["model.safetensors", "optimiser.safetensors", "rank_0.safetensors", "progress.json"]
+def restored(trainer: Trainer, found: Checkpoint | None) -> None:
+    assert found is not None
+    checkpoint.restore(
+        found,
+        model=trainer.learner.module,
+        optimiser=trainer.learner.optimiser,
+        fresh=trainer.learner.fresh,
+        world=trainer.world,
+    )
+
+
+FILES = ["model.safetensors", "optimiser.safetensors", "rank_0.safetensors", "progress.json", "complete.json"]
 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
 def test_damage_falls_back_to_the_checkpoint_before(
-    trainer: Trainer, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: str
+    run: Path, capsys: pytest.CaptureFixture[str], name: str, damage: str
 ) -> None:
-    path = tmp_path / "checkpoints" / "step_00000006" / name
+    path = run / "checkpoints" / "step_00000006" / name
     content = path.read_bytes()
     middle = len(content) // 2
     if damage == "remove":
@@ -46,51 +67,45 @@ def test_damage_falls_back_to_the_checkpoint_before(
         path.write_bytes(
             content[:middle] + (b"" if damage == "cut" else bytes([content[middle] ^ 1]) + content[middle + 1 :])
         )
-    found = checkpoint.newest(tmp_path)
+    found = checkpoint.newest(run)
     assert found is not None and found.step == 4
-    assert str(path) in capsys.readouterr().err
-    (tmp_path / "checkpoints" / "step_00000004" / name).write_bytes(b"")
+    said = capsys.readouterr().err
+    assert str(path) in said and "; using the checkpoint of step 4 instead" in said
+    (run / "checkpoints" / "step_00000004" / name).write_bytes(b"")
     with pytest.raises(UserError, match="no usable checkpoint"):
-        checkpoint.newest(tmp_path)
-
-
-def test_folder_without_marker_does_not_count(
-    trainer: Trainer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The marker precedes the folder's name, so a missing one was lost later."""
-    (tmp_path / "checkpoints" / "step_00000006" / "complete.json").unlink()
-    found = checkpoint.newest(tmp_path)
-    assert found is not None and found.step == 4
-    assert "step_00000006/complete.json: No such file or directory; using the checkpoint" in capsys.readouterr().err
-    (tmp_path / "checkpoints" / "step_00000004" / "complete.json").write_text("{}")
-    with pytest.raises(UserError, match=r"no usable checkpoint in .*complete.json: No such file"):
-        checkpoint.newest(tmp_path)
+        checkpoint.newest(run)
 
 
 def test_one_that_training_removes_while_it_is_found_does_not_count(
-    trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def read(path: Path) -> object:
-        shutil.rmtree(tmp_path / "checkpoints" / "step_00000006", ignore_errors=True)
+        shutil.rmtree(run / "checkpoints" / "step_00000006", ignore_errors=True)
         return read_json(path)
 
     read_json = checkpoint._read_json
     monkeypatch.setattr(checkpoint, "_read_json", read)
-    found = checkpoint.newest(tmp_path)
+    found = checkpoint.newest(run)
     assert found is not None and found.step == 4 and capsys.readouterr().err == ""
 
 
-def test_leftover_of_a_killed_save_is_cleared(trainer: Trainer, tmp_path: Path) -> None:
-    leftover = tmp_path / "checkpoints" / ".step_00000008.partial"
+@pytest.fixture
+def trainer(run: Path, tmp_path: Path) -> Trainer:
+    """A trainer that resumed there, at step 6."""
+    return small_trainer("compressive_transformer", write_tokens(tmp_path / "tokens", [60, 45]), run, max_steps=6)
+
+
+def test_leftover_of_a_killed_save_is_cleared(trainer: Trainer, run: Path) -> None:
+    leftover = run / "checkpoints" / ".step_00000008.partial"
     leftover.mkdir()
     (leftover / "model.safetensors").write_bytes(b"half")
     trainer.learner.step = 8
     trainer.save()
-    found = checkpoint.newest(tmp_path)
+    found = checkpoint.newest(run)
     assert found is not None and found.step == 8 and not leftover.exists()
 
 
-def test_failed_save_keeps_the_others(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_save_keeps_the_others(trainer: Trainer, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -98,7 +113,7 @@ def test_failed_save_keeps_the_others(trainer: Trainer, tmp_path: Path, monkeypa
     trainer.learner.step = 8
     with pytest.raises(UserError, match="disk is full"):
         trainer.save()
-    found = checkpoint.newest(tmp_path)
+    found = checkpoint.newest(run)
     assert found is not None and found.step == 6
 
 
@@ -109,16 +124,8 @@ def test_state_of_another_version_is_not_resumed(token_set: Callable[..., TokenS
     assert trainer.learner.state is not None
     trainer.learner.state = trainer.learner.state._replace(labels=(torch.zeros(4, dtype=torch.int64),))
     trainer.save()
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
     with pytest.raises(UserError, match=r"holds 5 tensors of state and .* 4, .* train in another run folder$"):
-        checkpoint.restore(
-            found,
-            model=trainer.learner.module,
-            optimiser=trainer.learner.optimiser,
-            fresh=trainer.learner.model.init_state(4, device="cpu", dtype=torch.float32),
-            world=trainer.world,
-        )
+        restored(trainer, checkpoint.newest(tmp_path))
 
 
 class _Bomb:
@@ -126,23 +133,15 @@ class _Bomb:
         return (exec, ("raise SystemExit('code of a checkpoint ran')",))
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_pickle_is_never_run(trainer: Trainer, tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "checkpoints" / "step_00000006"
+@pytest.mark.parametrize("name", FILES[:-1])
+def test_pickle_is_never_run(trainer: Trainer, run: Path, name: str) -> None:
+    folder = run / "checkpoints" / "step_00000006"
     (folder / name).write_bytes(pickle.dumps(_Bomb()))
     digests = {path.name: checkpoint._digest(path) for path in folder.iterdir() if path.name != "complete.json"}
-    import json
-
     (folder / "complete.json").write_text(json.dumps(digests))
     with pytest.raises(UserError):
-        found = checkpoint.newest(tmp_path)
+        found = checkpoint.newest(run)
         assert found is not None
         if found.step == 4:
             raise UserError("passed over")
-        checkpoint.restore(
-            found,
-            model=trainer.learner.module,
-            optimiser=trainer.learner.optimiser,
-            fresh=trainer.learner.model.init_state(4, device="cpu", dtype=torch.float32),
-            world=trainer.world,
-        )
+        restored(trainer, found)
