@@ -19,6 +19,7 @@ from waveform.benchmarks.sampling import measure_sampling
 from waveform.benchmarks.timing import spread
 from waveform.benchmarks.training import fill_memories, measure_training, profile_update, updates_needed
 from waveform.decoding.cached import CachedDecoder
+from waveform.engine import token_learner
 from waveform.models import attention
 from waveform.models.attention import softmax_attention
 from waveform.models.block_attention import Mask
@@ -135,13 +136,13 @@ def test_updates_are_timed_with_full_memories_and_no_reset(tmp_path: Path, monke
     tokens = random_tokens(tmp_path, vocab_size=V, num_rows=2, length=updates_needed() * 8)
     learner = small_learner("compressive_transformer", tokens, fields=fields, batch_size=2, chunk=8, state="utterance")
     seen = []
-    forward = learner._forward
+    score_window = token_learner.score_window
 
-    def spy(window: Any) -> Any:
-        seen.append(_Seen(bool(window.reset.any()), int(learner.state.steps.min())))
-        return forward(window)
+    def spy(forward: Any, window: Any, state: Any, **options: Any) -> Any:
+        seen.append(_Seen(bool(window.reset.any()), int(state.steps.min())))
+        return score_window(forward, window, state, **options)
 
-    monkeypatch.setattr(learner, "_forward", spy)
+    monkeypatch.setattr(token_learner, "score_window", spy)
     figures = measure_training(learner, window=8, vocab_size=V)
     assert len(seen) == updates_needed() - 1 == figures["tokens_per_second"]["repeats"] + 2
     assert not any(window.reset for window in seen)

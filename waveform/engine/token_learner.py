@@ -22,7 +22,7 @@ from waveform.engine.metrics import bits
 from waveform.engine.model_options import apply_options
 from waveform.engine.nonfinite import FiniteWatch, Update
 from waveform.engine.scored_window import ScoredForward, score_window
-from waveform.engine.streams import Chunk, TokenStream, Window
+from waveform.engine.streams import Chunk, TokenStream
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.ranks import fsdp
@@ -131,24 +131,18 @@ class TokenLearner(Learner):
             loss = torch.zeros((), device=device)
             for i, window in enumerate(group):
                 self.parts.carry_gradient = i + 1 < len(group)
-                nats, aux, count = self._forward(window)
-                loss = loss + nats / num_scored + aux * (config.aux_weight / num_whole)
-                sums[:3] += torch.stack([t.detach().double() for t in (nats, count, aux)])
+                scores = score_window(
+                    self._scored, window, self.state, fresh=self.fresh, device=device, autocast=config.autocast(device)
+                )
+                self.state, nats = scores.state, scores.nats
+                self._row_nats.append(scores.row_nats)
+                loss = loss + nats / num_scored + scores.aux * (config.aux_weight / num_whole)
+                sums[:3] += torch.stack([t.detach().double() for t in (nats, scores.scored.sum(), scores.aux)])
             loss.backward()
             self.state = detach(self.state)
         sums[3] += sum(int(window.whole.sum()) for window in windows)
         self.parts.carry_gradient = False
         return sums
-
-    def _forward(self, window: Window) -> tuple[Tensor, Tensor, Tensor]:
-        """Sum of nats over scored tokens, sum of auxiliary losses over rows, number of scored tokens."""
-        device = self.world.device
-        scores = score_window(
-            self._scored, window, self.state, fresh=self.fresh, device=device, autocast=self.config.autocast(device)
-        )
-        self.state = scores.state
-        self._row_nats.append(scores.row_nats)
-        return scores.nats, scores.aux, scores.scored.sum()
 
     def require_finite(self) -> None:
         self.finite.check()
