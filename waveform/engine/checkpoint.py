@@ -153,9 +153,7 @@ def save(
     with explain_write_errors(partial), ExitStack() as cleanup:
         with world.first_alone():
             if world.is_first:
-                parent.mkdir(parents=True, exist_ok=True)
-                _clear_leftovers(parent)
-                partial.mkdir()
+                partial.mkdir(parents=True)
                 cleanup.callback(shutil.rmtree, partial, ignore_errors=True)  # if it does not get its name
         rank_tensors = {f"state/{i:05d}": tensor for i, tensor in enumerate(state_tensors(state))}
         rank_tensors |= {f"random/{name}": tensor for name, tensor in random_state(world.device).items()}
@@ -188,15 +186,11 @@ def tidy(run_dir: Path, *, found: Checkpoint | None, keep: int) -> None:
     the folder is read-only.
     """
     with explain_write_errors(run_dir / CHECKPOINTS_DIR):
-        _clear_leftovers(run_dir / CHECKPOINTS_DIR)
+        for leftover in (run_dir / CHECKPOINTS_DIR).glob(".step_*"):
+            shutil.rmtree(leftover)
         if found is not None:
             older = [folder for step, folder in _folders(run_dir).items() if step < found.step]
             _remove(older[keep - 1 :])
-
-
-def _clear_leftovers(parent: Path) -> None:
-    for leftover in parent.glob(".step_*"):
-        shutil.rmtree(leftover)
 
 
 def _remove(folders: Iterable[Path]) -> None:
@@ -314,25 +308,9 @@ def copy(checkpoint: Checkpoint, run_dir: Path, *, weights_only: bool) -> None:
     (folder / _COMPLETE).write_text(json.dumps({name: _digest(folder / name) for name in sorted(names)}))
 
 
-def restore(
-    checkpoint: Checkpoint, *, model: nn.Module, optimiser: torch.optim.Optimizer, fresh: State, world: World
-) -> State:
-    """Load weights, optimiser and random numbers in place; returns the state of this rank's rows.
-
-    `fresh` is a state of this rank's rows, for structure, dtype and device. With the same number of ranks, all is
-    bitwise as saved (law 7, exact resume). With another number, rows are dealt anew and the random numbers of dropout
-    start from the seed. Raises UserError, naming the checkpoint, if its tensors do not fit this model, or if its state
-    is that of another version.
-    """
-    restore_weights(checkpoint, model)
-    restore_optimiser(checkpoint, optimiser)
-    with _unless(f"{checkpoint.folder} does not hold what this run needs", then="; restore it"):
-        return _restore_rows(checkpoint, fresh=fresh, world=world)
-
-
 def restore_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
     """Load the model's weights in place. Raises UserError, naming the checkpoint, if they do not fit."""
-    with _unless(f"the weights in {checkpoint.folder} do not fit this model"):
+    with _unless(f"the weights in {checkpoint.folder} do not fit this model", then=""):
         like, weights = model.state_dict(), checkpoint.model_weights()
         model.load_state_dict({name: like_parameter(value, like[name]) for name, value in weights.items()})
 
@@ -350,7 +328,7 @@ def restore_optimiser(checkpoint: Checkpoint, optimiser: torch.optim.Optimizer) 
         )
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     content = optimiser.state_dict() | {"state": defaultdict(dict)}
-    with _unless(f"{checkpoint.folder} does not hold what this run needs", then="; restore it"):
+    with _unless(f"{checkpoint.folder} does not hold what this run needs"):
         for key, value in _read_tensors(checkpoint.folder / _OPTIMISER).items():
             index, name = key.split("/")
             parameter = parameters[int(index)]
@@ -361,7 +339,7 @@ def restore_optimiser(checkpoint: Checkpoint, optimiser: torch.optim.Optimizer) 
 
 
 @contextmanager
-def _unless(problem: str, *, then: str = "") -> Iterator[None]:
+def _unless(problem: str, *, then: str = "; restore it") -> Iterator[None]:
     """Say what is wrong with a checkpoint if loading fails; ranks do not communicate within, so its content is."""
     try:
         yield
@@ -369,8 +347,18 @@ def _unless(problem: str, *, then: str = "") -> Iterator[None]:
         raise UserError(f"{problem} ({' '.join(str(error).split())[:200]}){then}") from error
 
 
-def _restore_rows(checkpoint: Checkpoint, *, fresh: State, world: World) -> State:
-    """The state of this rank's rows; restores its random numbers."""
+def restore(
+    checkpoint: Checkpoint, *, model: nn.Module, optimiser: torch.optim.Optimizer, fresh: State, world: World
+) -> State:
+    """Load weights, optimiser and random numbers in place; returns the state of this rank's rows.
+
+    `fresh` is a state of this rank's rows, for structure, dtype and device. With the same number of ranks, all is
+    bitwise as saved (law 7, exact resume). With another number, rows are dealt anew and the random numbers of dropout
+    start from the seed. Raises UserError, naming the checkpoint, if its tensors do not fit this model, or if its state
+    is that of another version.
+    """
+    restore_weights(checkpoint, model)
+    restore_optimiser(checkpoint, optimiser)
     num_ranks = checkpoint.progress.num_ranks
     same = num_ranks == world.size
     ranks = [world.rank] if same else range(num_ranks)
@@ -392,11 +380,12 @@ def _restore_rows(checkpoint: Checkpoint, *, fresh: State, world: World) -> Stat
             raise ValueError(f"a row's state has shape {tuple(rows.shape)}, not {tuple(like.shape)}")
         return rows.to(device=like.device, dtype=like.dtype)
 
-    state = map_state(own_rows, fresh)
-    if same:
-        generators = {name.removeprefix("random/"): value for name, value in parts[0].items() if name not in names}
-        set_random_state(generators, world.device)
-    elif world.is_first:
+    with _unless(f"{checkpoint.folder} does not hold what this run needs"):
+        state = map_state(own_rows, fresh)
+        if same:
+            random = {name.removeprefix("random/"): value for name, value in parts[0].items() if name not in names}
+            set_random_state(random, world.device)
+    if not same and world.is_first:
         print(
             f"note: saved by {num_ranks} processes, resumed by {world.size}: weights and optimiser continue exactly, "
             "rows are dealt anew",

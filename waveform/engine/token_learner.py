@@ -91,8 +91,7 @@ class TokenLearner(Learner):
         # Without any gradient (nothing evicted yet) a norm is a zero on the CPU.
         norms = {name: fsdp.whole(n).to(self.world.device) for name, n in clip(self.groups, config.clip_norm).items()}
         seen = sums + 0 * torch.stack(list(norms.values())).sum().to(sums.dtype)
-        self.finite.note(Update(self.step, cursor, period, seen, torch.stack(self._row_nats)))
-        bad = self.finite.first_bad() if self.finite.looks_at_once() else None
+        bad = self.finite.look(Update(self.step, cursor, period, seen, torch.stack(self._row_nats)))
         if bad is None:
             self.optimiser.step()
             self.finite.consecutive_skips = 0
