@@ -201,14 +201,15 @@ class TokenStream:
 
     def next_chunk(self) -> Chunk:
         """The next `chunk` tokens of every row."""
-        played = self._play()
+        played, windows = self._play(), []
         lengths = [sum(span.stop - span.start for span in spans) for rows in played for spans in rows]
         num_scored = sum(max(0, length - self.first_scored) for length in lengths)
-        return Chunk([self._read(rows[self._own_rows]) for rows in played], num_scored, lengths.count(self._window))
-
-    def _read(self, rows: list[list[Span]]) -> Window:
-        reset = [self._mode != "carry" and any(span.begin is not None for span in spans) for spans in rows]
-        return read_window(self.tokens, rows, window=self._window, reset=reset, first_scored=self.first_scored)
+        for rows in (rows[self._own_rows] for rows in played):
+            reset = [self._mode != "carry" and any(span.begin is not None for span in spans) for spans in rows]
+            windows.append(
+                read_window(self.tokens, rows, window=self._window, reset=reset, first_scored=self.first_scored)
+            )
+        return Chunk(windows, num_scored, lengths.count(self._window))
 
     def spans_from(self, cursor: dict[str, Any], *, num_chunks: int) -> list[list[Span]]:
         """What each of this rank's rows reads in the `num_chunks` chunks after `cursor`; the stream does not move."""

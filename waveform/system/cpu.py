@@ -16,7 +16,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
 def set_defaults() -> None:
     """Make training and sampling on a CPU fast; call it before numpy, torch or numba is imported."""
     _keep_freed_memory()
-    _start_no_more_threads_than_cores()
+    if num_cores() < _num_visible_cores():
+        # OpenMP (torch, numpy) and numba do not look at a container's CPU time. If there were more threads, they would
+        # use it up early in each period and then all wait for the next one.
+        for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+            os.environ.setdefault(variable, str(num_cores()))
     if "OMP_WAIT_POLICY" not in os.environ:
         # Threads wait for each other thousands of times a second. By default they spin for milliseconds, so a single
         # busy process slows two threads twenty-fold; with this many turns an idle machine is measurably no slower.
@@ -63,16 +67,6 @@ def why_threads(num_threads: int) -> str:
 
 def _num_visible_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _start_no_more_threads_than_cores() -> None:
-    """Bound the threads of OpenMP (torch, numpy) and of numba in a container, whose CPU time they do not look at.
-
-    If there were more, they would use up the container's time early in each period and then all wait for the next one.
-    """
-    if num_cores() < _num_visible_cores():
-        for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
-            os.environ.setdefault(variable, str(num_cores()))
 
 
 def waited_s() -> float:

@@ -19,13 +19,12 @@ import torch
 
 from waveform.system.atomic import write_file
 from waveform.system.console import say
-from waveform.system.errors import Trouble, UserError
+from waveform.system.errors import UserError
 from waveform.system.machine import cpu_name
 
 SETTING = "WAVEFORM_TIMED_WAYS"  # 0 in the environment: nothing is timed, or read from disk
 _MIN_GAIN = 1.05  # of a way over the first; less may be noise
 _TURNS = 9
-_Table = dict[str, dict[str, str]]  # of processors and versions, of questions: the way
 
 questions: "dict[str, Question]" = {}  # by name, of the modules that are loaded
 taken: dict[str, str] = {}  # of questions: the way that this process takes
@@ -54,7 +53,9 @@ def fastest_way(question: Question) -> str:
 
 def _find(question: Question) -> str:
     file = _file()
-    table = _read(file)
+    table: dict[str, dict[str, str]] = {}  # of processors and versions, of questions: the way
+    with suppress(OSError, msgspec.MsgspecError):  # nothing if it cannot be read, or was not written here
+        table = msgspec.json.decode(b"" if file is None else file.read_bytes(), type=dict[str, dict[str, str]])
     instructions, numba = torch.backends.cpu.get_cpu_capability(), version("numba")
     kept = table.setdefault(f"{cpu_name()}, {instructions}, torch {torch.__version__}, numba {numba}", {})
     if kept.get(question.name) in question.ways:
@@ -68,7 +69,7 @@ def _find(question: Question) -> str:
         say(f"{question.name} by {best} here, timed once: {figures} ({SETTING}=0 turns this off)", sys.stderr)
     kept[question.name] = best
     if file is not None:
-        with suppress(UserError, Trouble):  # the next process times again
+        with suppress(UserError):  # the next process times again
             write_file(file, msgspec.json.format(msgspec.json.encode(table)) + b"\n")
     return best
 
@@ -81,13 +82,6 @@ def _file() -> Path | None:
         return Path(numba.njit(cache=True)(_file).stats.cache_path) / "fastest_ways.json"
     except RuntimeError:
         return None
-
-
-def _read(file: Path | None) -> _Table:
-    """What is kept; nothing if it cannot be read, or was not written by `_find`."""
-    with suppress(OSError, msgspec.MsgspecError):
-        return msgspec.json.decode(b"" if file is None else file.read_bytes(), type=_Table)
-    return {}
 
 
 def _time(make: Callable[[], Mapping[str, Callable[[], object]]]) -> dict[str, float]:
