@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,24 +28,24 @@ def three_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluator, "fast_rows", lambda *arguments, **options: 3)
 
 
+def utterances_of(tokens: TokenSet) -> list[Tensor]:
+    return [torch.from_numpy(tokens.read(i, start=0, stop=10**6).astype(np.int64)) for i in range(len(tokens))]
+
+
+def nll(model: Any, *parts: Tensor) -> Tensor:
+    """NLL of tokens that one pass of the model reads, each part after a begin-of-utterance input."""
+    inputs = torch.cat([torch.cat([torch.tensor([laws.VOCAB_SIZE]), part[:-1]]) for part in parts])
+    hidden = model(inputs[None], model.init_state(1, device="cpu", dtype=torch.float64)).hidden
+    return -model.head.logits(hidden)[0].log_softmax(-1).gather(1, torch.cat(parts)[:, None])[:, 0]
+
+
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 @pytest.mark.parametrize("protocol", ["utterance", "chunk"])
 def test_equals_scoring_each_utterance_alone(name: str, protocol: str, token_set: Callable[..., TokenSet]) -> None:
     model, window = small_model(name)
-    tokens = token_set(LENGTHS)
-    chunk = 3 * window
-    expected = []
-    for i in range(len(tokens)):
-        whole = torch.from_numpy(tokens.read(i, start=0, stop=10**6).astype(np.int64))
-        total = 0.0
-        for part in whole.split(chunk) if protocol == "chunk" else [whole]:
-            inputs = torch.cat([torch.tensor([laws.VOCAB_SIZE]), part[:-1]])
-            state = model.init_state(1, device="cpu", dtype=torch.float64)
-            with torch.no_grad():
-                hidden = model(inputs[None], state).hidden
-                logits = model.head.logits(hidden)[0].log_softmax(-1)
-            total -= float(logits[torch.arange(len(part)), part].sum())
-        expected.append(total)
+    tokens, chunk = token_set(LENGTHS), 3 * window
+    cut = [whole.split(chunk if protocol == "chunk" else len(whole)) for whole in utterances_of(tokens)]
+    expected = [sum(float(nll(model, part).sum()) for part in parts) for parts in cut]
     result = evaluate(model, tokens, EvaluateConfig(window=window, protocol=protocol, chunk=chunk))
     # The head's cross-entropy may be fp32 or better; sums are fp64.
     np.testing.assert_allclose(result.nats, expected, rtol=1e-6)
@@ -58,14 +59,10 @@ def test_carried_state_never_resets(name: str, token_set: Callable[..., TokenSet
     """One pass of the model over all utterances, joined in the set's order."""
     model, window = small_model(name)
     tokens = token_set(LENGTHS)
-    parts = [torch.from_numpy(tokens.read(i, start=0, stop=99).astype(np.int64)) for i in range(len(tokens))]
-    inputs = torch.cat([torch.cat([torch.tensor([laws.VOCAB_SIZE]), part[:-1]]) for part in parts])
-    with torch.no_grad():
-        hidden = model(inputs[None], model.init_state(1, device="cpu", dtype=torch.float64)).hidden
-        nll = model.head.nll(hidden, torch.cat(parts)[None])[0]
     config = EvaluateConfig(window=window, protocol="carry")
     result = evaluate(model, tokens, config)
-    np.testing.assert_allclose(result.nats, [part.sum() for part in nll.split(LENGTHS)], rtol=1e-6)
+    expected = [float(part.sum()) for part in nll(model, *utterances_of(tokens)).split(LENGTHS)]
+    np.testing.assert_allclose(result.nats, expected, rtol=1e-6)
     assert result.counts.tolist() == LENGTHS and result.protocol == "carry"
     alone = evaluate(model, tokens, replace(config, protocol="utterance"))
     assert alone.nats[0] == pytest.approx(result.nats[0]) and abs(alone.nats - result.nats)[1:].max() > 1e-3
@@ -104,13 +101,8 @@ def test_sums_by_class_split_the_whole(token_set: Callable[..., TokenSet]) -> No
     classes = torch.tensor([0, 2, 1] * 4)[: laws.VOCAB_SIZE]
     result = evaluate(model, tokens, EvaluateConfig(window=4), classes=classes)
     expected = np.zeros(3)
-    for i in range(len(tokens)):
-        whole = torch.from_numpy(tokens.read(i, start=0, stop=10**6).astype(np.int64))
-        inputs = torch.cat([torch.tensor([laws.VOCAB_SIZE]), whole[:-1]])
-        with torch.no_grad():
-            state = model.init_state(1, device="cpu", dtype=torch.float64)
-            nll = model.head.nll(model(inputs[None], state).hidden, whole[None])[0]
-        np.add.at(expected, classes[whole].numpy(), nll.numpy())
+    for whole in utterances_of(tokens):
+        np.add.at(expected, classes[whole].numpy(), nll(model, whole).numpy())
     assert result.class_nats is not None and result.class_counts is not None
     np.testing.assert_allclose(result.class_nats, expected, rtol=1e-6)
     assert result.class_counts.tolist() == [int(tokens.counts[classes.numpy() == c].sum()) for c in range(3)]
