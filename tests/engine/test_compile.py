@@ -35,9 +35,9 @@ def start_afresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def trained(tokens: TokenSet, fields: dict[str, Any], **train: Any) -> tuple[Tensor, dict[str, Tensor]]:
+def trained(tokens: TokenSet, **train: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """Sums of each update, and the weights after the last."""
-    learner = small_learner("compressive_transformer", tokens, fields=fields, max_steps=100, **train)
+    learner = small_learner("compressive_transformer", tokens, fields=FIELDS, max_steps=100, **train)
     sums = torch.stack([learner.update()[0] for _ in range(NUM_UPDATES)])
     return sums, learner.module.state_dict()
 
@@ -46,34 +46,26 @@ def trained(tokens: TokenSet, fields: dict[str, Any], **train: Any) -> tuple[Ten
 _TORCHS_OWN = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "compiled to C++": (FIELDS, {}),
-    "bptt": (FIELDS, {"unroll": 2}),
-    "activations again": (FIELDS, {"checkpoint_activations": True}),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiles")
 @_TORCHS_OWN
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("train", [{}, {"unroll": 2}, {"checkpoint_activations": True}])
 def test_figures_are_those_of_torchs_operations(
-    case: str, token_set: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: dict[str, Any], token_set: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if case != "compiled to C++":  # the same graphs, forward and backward, run by torch: ten times as fast to make
+    if train:  # the same graphs, forward and backward, run by torch: ten times as fast to make as C++
         only_traced = torch.compile(Layer.step, dynamic=False, backend="aot_eager")
         monkeypatch.setattr(run_layers, "compiled_step", lambda step: only_traced)
-    fields, train = CASES[case]
     tokens = token_set(LENGTHS)
-    expected, weights = trained(tokens, fields, **train)
+    expected, weights = trained(tokens, **train)
     torch._dynamo.utils.counters.clear()
-    sums, compiled_weights = trained(tokens, fields, compile=True, **train)
+    sums, compiled_weights = trained(tokens, compile=True, **train)
     torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-4)
     assert compiled_weights.keys() == weights.keys()
     for name, weight in weights.items():
         torch.testing.assert_close(compiled_weights[name], weight, rtol=1e-3, atol=1e-3, msg=name)
-    counters = torch._dynamo.utils.counters
-    assert counters["stats"]["unique_graphs"] == (4 if case == "bptt" else 2) and not counters["graph_break"], counters
+    counters, graphs = torch._dynamo.utils.counters, 4 if "unroll" in train else 2
+    assert counters["stats"]["unique_graphs"] == graphs and not counters["graph_break"], counters
 
 
 @pytest.mark.slow
@@ -102,7 +94,7 @@ def test_a_run_that_was_saved_continues_as_if_it_had_not_stopped(token_set: Toke
 
 
 @pytest.mark.slow
-def test_without_a_compiler_it_is_refused(token_set: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_it_is_refused(token_set: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
     why_no_compiler.cache_clear()
     torch._dynamo.reset()
@@ -120,23 +112,13 @@ def test_without_a_compiler_it_is_refused(token_set: Tokens, tmp_path: Path, mon
     ("model", "fields", "train", "expected"),
     [
         ("wavenet", None, {}, "train.compile: WaveNet.* has no layers that can be compiled; leave it false"),
-        (
-            "transformer_xl",
-            {"attention": "reference"},
-            {},
-            "train.compile=true cannot compile model.attention=reference",
-        ),
-        (
-            "compressive_transformer",
-            {"compression": "most_used"},
-            {},
-            "train.compile=true cannot compile model.compression=most_used",
-        ),
+        ("transformer_xl", {"attention": "reference"}, {}, "cannot compile model.attention=reference"),
+        ("compressive_transformer", {"compression": "most_used"}, {}, "cannot compile model.compression=most_used"),
         ("compressive_transformer", {}, {"window": 2}, "set train.window to a multiple of model.window=4"),
     ],
 )
 def test_what_it_cannot_do_is_refused(
-    model: str, fields: dict[str, Any] | None, train: dict[str, Any], expected: str, token_set: Tokens, tmp_path: Path
+    model: str, fields: dict[str, Any] | None, train: dict[str, Any], expected: str, token_set: Tokens
 ) -> None:
     fields = None if fields is None else {**next(iter(CONFIGS[model].values())), **fields}
     with pytest.raises(UserError, match=expected):

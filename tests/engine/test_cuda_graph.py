@@ -57,9 +57,9 @@ def capture_operations(work: Callable[[], None]) -> Callable[[], None]:
     return replay
 
 
-def graph_loop(stepper: DeviceDecoder, tokens: Tensor, config: DrawConfig, *, capture: Capture) -> CudaGraphLoop:
+def graph_loop(stepper: DeviceDecoder, config: DrawConfig, *, capture: Capture, device: str = "cpu") -> CudaGraphLoop:
     """As `DeviceDecoder.draw` makes it for a GPU, with `capture` in place of CUDA's."""
-    return CudaGraphLoop(stepper, config, num_rows=len(tokens), device=tokens.device, capture=capture)
+    return CudaGraphLoop(stepper, config, num_rows=B, device=torch.device(device), capture=capture)
 
 
 def steppers(case: laws.Case, model: Any, tokens_before: int) -> list[DeviceDecoder]:
@@ -81,13 +81,9 @@ def test_replays_equal_single_steps(case: laws.Case, monkeypatch: pytest.MonkeyP
         for tokens_before in (0, 4 * case.window + 1):
             first, second = steppers(case, model, tokens_before)
             tokens = torch.full((B,), laws.VOCAB_SIZE)
-            captured = graph_loop(second, tokens, config, capture=capture_operations)
+            captured = graph_loop(second, config, capture=capture_operations)
             generator = torch.Generator().manual_seed(0)
-            for length in (
-                7 * case.window + 3,
-                1,
-                2 * cuda_graph.GRAPH_STEPS,
-            ):  # blocks begin anywhere in a window
+            for length in (7 * case.window + 3, 1, 2 * cuda_graph.GRAPH_STEPS):  # blocks begin anywhere in a window
                 uniform = torch.rand(length, B, generator=generator)
                 drawn = captured.draw(tokens, uniform)
                 assert torch.equal(drawn, Decoder.draw(first, tokens, uniform, config))
@@ -113,7 +109,7 @@ def test_graphs_have_several_steps_within_a_window(monkeypatch: pytest.MonkeyPat
 
     tokens = torch.full((B,), laws.VOCAB_SIZE)
     uniform = torch.rand(200, B)
-    drawn = graph_loop(second, tokens, DrawConfig(), capture=counting).draw(tokens, uniform)
+    drawn = graph_loop(second, DrawConfig(), capture=counting).draw(tokens, uniform)
     assert torch.equal(drawn, Decoder.draw(first, tokens, uniform, DrawConfig()))
     per_window = case.window // 2
     assert len(sizes) == 2 and max(sizes) >= (200 // case.window - 1) * per_window
@@ -122,14 +118,12 @@ def test_graphs_have_several_steps_within_a_window(monkeypatch: pytest.MonkeyPat
 @every_case
 def test_a_graph_has_nothing_to_wait_for(case: laws.Case) -> None:
     """Steps and draws run even on a device without values: the host reads nothing from it."""
-    device = torch.device("meta")
-    model = case.build().to(device).eval().requires_grad_(False)
+    model = case.build().to("meta").eval().requires_grad_(False)
     with torch.inference_mode():
-        stepper = interface.decoder(model, model.init_state(B, device=device, dtype=torch.float64))
+        stepper = interface.decoder(model, model.init_state(B, device="meta", dtype=torch.float64))
         assert isinstance(stepper, DeviceDecoder)
-        tokens = torch.zeros(B, dtype=torch.int64, device=device)
         for config in (DrawConfig(), TRUNCATED, DrawConfig(temperature=0)):
-            graph_loop(stepper, tokens, config, capture=capture_operations).device_steps(2)
+            graph_loop(stepper, config, capture=capture_operations, device="meta").device_steps(2)
 
 
 def test_if_capture_fails_single_steps_go_on_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +134,7 @@ def test_if_capture_fails_single_steps_go_on_with_a_warning(capsys: pytest.Captu
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     tokens, uniform = torch.full((B,), laws.VOCAB_SIZE), torch.rand(40, B)
-    drawn = graph_loop(second, tokens, DrawConfig(), capture=refuse).draw(tokens, uniform)
+    drawn = graph_loop(second, DrawConfig(), capture=refuse).draw(tokens, uniform)
     assert torch.equal(drawn, Decoder.draw(first, tokens, uniform, DrawConfig()))
     assert "no CUDA graph could be captured (operation not permitted when stream is" in capsys.readouterr().err
 

@@ -21,6 +21,7 @@ from waveform.engine.trainer import Trainer
 from waveform.engine.turns import train_in_turn
 
 LENGTHS = [60, 45, 33, 80, 21, 52, 70]
+A_SECOND = {"max_steps": None, "max_seconds": 1.0}
 MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
 STEP_S = 1 / 16  # exact in binary
 
@@ -77,8 +78,7 @@ def test_slices_give_bit_for_bit_what_one_after_the_other_gives(
 
 
 def test_each_uses_its_budget_in_turn(token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str]) -> None:
-    limits = {"max_steps": None, "max_seconds": 1.0}
-    results = train_in_turn(open_trainers(tmp_path, token_set(LENGTHS), **limits), slice_s=4 * STEP_S)
+    results = train_in_turn(open_trainers(tmp_path, token_set(LENGTHS), **A_SECOND), slice_s=4 * STEP_S)
     assert [result.seconds for result in results] == [1.0, 1.0, 1.0]
     slices = [(name, len(list(updates))) for name, updates in itertools.groupby(order)]
     assert {length for _, length in slices} == {4} and len(slices) == 12
@@ -89,8 +89,7 @@ def test_each_uses_its_budget_in_turn(token_set: Callable[..., TokenSet], tmp_pa
 def test_one_that_is_behind_catches_up_first(
     token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str]
 ) -> None:
-    limits = {"max_steps": None, "max_seconds": 1.0}
-    trainers = open_trainers(tmp_path, token_set(LENGTHS), **limits)
+    trainers = open_trainers(tmp_path, token_set(LENGTHS), **A_SECOND)
     for name in ("compressive_transformer", "transformer_xl"):
         for _ in range(8):
             trainers[name].learner.update()
@@ -194,13 +193,12 @@ def test_a_kill_costs_no_more_than_what_was_trained_since_the_last_save(
         save(self)
 
     monkeypatch.setattr(Trainer, "save", noting)
-    limits = {"max_steps": None, "max_seconds": 1.0}
-    train_in_turn(open_trainers(tmp_path, token_set(LENGTHS), **limits), slice_s=2 * STEP_S)
+    train_in_turn(open_trainers(tmp_path, token_set(LENGTHS), **A_SECOND), slice_s=2 * STEP_S)
     assert sorted(steps) == [6] * 3 + [12] * 3 + [16] * 3
 
 
 def test_validation_by_the_clock(token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str]) -> None:
-    limits = {"max_steps": None, "max_seconds": 1.0, "evaluate_every_seconds": 4 * STEP_S, "evaluate_tokens": None}
+    limits = {**A_SECOND, "evaluate_every_seconds": 4 * STEP_S, "evaluate_tokens": None}
     train_in_turn(open_trainers(tmp_path, token_set(LENGTHS), **limits), slice_s=2 * STEP_S)
     for name in MODELS:
         seconds = [record["seconds"] for record in read_metrics(tmp_path / name) if record["kind"] == "evaluate"]
