@@ -3,18 +3,16 @@
 import json
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.engine.conftest import write_tokens
-from tests.engine.training import small_trainer
+from tests.engine.training import MakeTokens, small_trainer
 from tests.laws import CONFIGS
 from waveform.engine import checkpoint
 from waveform.engine.checkpoint import Checkpoint
-from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
 from waveform.system.errors import UserError
 
@@ -119,7 +117,7 @@ def test_failed_save_keeps_the_others(trainer: Trainer, run: Path, monkeypatch: 
     assert found is not None and found.step == 6
 
 
-def test_state_of_another_version_is_not_resumed(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_state_of_another_version_is_not_resumed(token_set: MakeTokens, tmp_path: Path) -> None:
     """Once it had more tensors: memories of each layer apart, and steps that waited for their group."""
     tokens, fields = token_set([60, 45]), CONFIGS["compressive_transformer"]["most-used"]
     trainer = small_trainer("compressive_transformer", tokens, tmp_path, fields=fields, max_steps=2, checkpoint_every=2)

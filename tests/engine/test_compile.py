@@ -1,6 +1,6 @@
 """`train.compile`: figures of compiled layers are those of torch's operations, from few graphs; what it refuses."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.engine.training import small_learner, small_trainer
+from tests.engine.training import MakeTokens, small_learner, small_trainer
 from tests.laws import CONFIGS
 from waveform.engine.model_options import why_no_compiler
 from waveform.engine.token_set import TokenSet
@@ -19,8 +19,6 @@ from waveform.system.errors import UserError
 FIELDS = CONFIGS["compressive_transformer"]["conv"]
 LENGTHS = [60, 45, 33, 80, 21, 52, 70, 9]  # rows begin and end utterances at different times
 NUM_UPDATES = 12
-
-Tokens = Callable[..., TokenSet]
 
 
 @pytest.fixture(name="compiles")
@@ -51,7 +49,7 @@ _TORCHS_OWN = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor
 @_TORCHS_OWN
 @pytest.mark.parametrize("train", [{}, {"unroll": 2}, {"checkpoint_activations": True}])
 def test_figures_are_those_of_torchs_operations(
-    train: dict[str, Any], token_set: Tokens, monkeypatch: pytest.MonkeyPatch
+    train: dict[str, Any], token_set: MakeTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if train:  # the same graphs, forward and backward, run by torch: ten times as fast to make as C++
         only_traced = torch.compile(Layer.step, dynamic=False, backend="aot_eager")
@@ -71,7 +69,7 @@ def test_figures_are_those_of_torchs_operations(
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiles")
 @_TORCHS_OWN
-def test_a_run_that_was_saved_continues_as_if_it_had_not_stopped(token_set: Tokens, tmp_path: Path) -> None:
+def test_a_run_that_was_saved_continues_as_if_it_had_not_stopped(token_set: MakeTokens, tmp_path: Path) -> None:
     tokens = token_set(LENGTHS)
 
     def trainer(folder: str, *, compile: bool = True) -> Any:
@@ -94,7 +92,7 @@ def test_a_run_that_was_saved_continues_as_if_it_had_not_stopped(token_set: Toke
 
 
 @pytest.mark.slow
-def test_without_a_compiler_it_is_refused(token_set: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_it_is_refused(token_set: MakeTokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
     why_no_compiler.cache_clear()
     torch._dynamo.reset()
@@ -118,7 +116,7 @@ def test_without_a_compiler_it_is_refused(token_set: Tokens, monkeypatch: pytest
     ],
 )
 def test_what_it_cannot_do_is_refused(
-    model: str, fields: dict[str, Any] | None, train: dict[str, Any], expected: str, token_set: Tokens
+    model: str, fields: dict[str, Any] | None, train: dict[str, Any], expected: str, token_set: MakeTokens
 ) -> None:
     fields = None if fields is None else {**next(iter(CONFIGS[model].values())), **fields}
     with pytest.raises(UserError, match=expected):

@@ -1,6 +1,5 @@
 """Dynamic evaluation: equal to the plain one if nothing is learned; never trained on what is not scored yet."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from tests import laws
-from tests.engine.training import small_model, small_trainer
+from tests.engine.training import MakeTokens, small_model, small_trainer
 from waveform.engine import checkpoint
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import EvaluateConfig, Evaluation, evaluate
@@ -40,9 +39,7 @@ def dynamically(model: Any, tokens: TokenSet, *, window: int, rows: int = 1, **c
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_equals_plain_evaluation_without_learning(
-    name: str, optimiser: str, token_set: Callable[..., TokenSet]
-) -> None:
+def test_equals_plain_evaluation_without_learning(name: str, optimiser: str, token_set: MakeTokens) -> None:
     model, window = small_model(name)
     tokens = token_set(LENGTHS)
     plain = evaluate(model, tokens, EvaluateConfig(window=window))
@@ -82,7 +79,7 @@ def test_scores_before_it_learns(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(dynamically(model, alone, window=window, lr=0.05).nats, plain.nats, rtol=1e-12)
 
 
-def test_the_compressor_learns_too(token_set: Callable[..., TokenSet]) -> None:
+def test_the_compressor_learns_too(token_set: MakeTokens) -> None:
     """Its loss is the only one that reaches it; without it the scores after the first compressions differ."""
     model, window = small_model("compressive_transformer")
     tokens = token_set([30 * window])
@@ -114,7 +111,7 @@ def test_continued_is_the_next_step_of_training(tmp_path: Path) -> None:
         assert all(torch.equal(own[name], expected[name]) for name in own) and (not own or own["step"] == 5)
 
 
-def test_mistakes(token_set: Callable[..., TokenSet]) -> None:
+def test_mistakes(token_set: MakeTokens) -> None:
     with pytest.raises(UserError, match="optimiser is 'lbfgs'"):
         DynamicConfig(optimiser="lbfgs")
     with pytest.raises(UserError, match="0 or more"):

@@ -1,6 +1,5 @@
 """Evaluation: every token once, equal to scoring each utterance alone; the three protocols; long memories."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests import laws
-from tests.engine.training import small_model
+from tests.engine.training import MakeTokens, small_model
 from waveform.engine import evaluator
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import EvaluateConfig, evaluate
@@ -41,7 +40,7 @@ def nll(model: Any, *parts: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 @pytest.mark.parametrize("protocol", ["utterance", "chunk"])
-def test_equals_scoring_each_utterance_alone(name: str, protocol: str, token_set: Callable[..., TokenSet]) -> None:
+def test_equals_scoring_each_utterance_alone(name: str, protocol: str, token_set: MakeTokens) -> None:
     model, window = small_model(name)
     tokens, chunk = token_set(LENGTHS), 3 * window
     cut = [whole.split(chunk if protocol == "chunk" else len(whole)) for whole in utterances_of(tokens)]
@@ -55,7 +54,7 @@ def test_equals_scoring_each_utterance_alone(name: str, protocol: str, token_set
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
-def test_carried_state_never_resets(name: str, token_set: Callable[..., TokenSet]) -> None:
+def test_carried_state_never_resets(name: str, token_set: MakeTokens) -> None:
     """One pass of the model over all utterances, joined in the set's order."""
     model, window = small_model(name)
     tokens = token_set(LENGTHS)
@@ -70,7 +69,7 @@ def test_carried_state_never_resets(name: str, token_set: Callable[..., TokenSet
     np.testing.assert_allclose(still.nats, result.nats, rtol=1e-9)
 
 
-def test_one_stream_is_scored_by_the_first_process(token_set: Callable[..., TokenSet]) -> None:
+def test_one_stream_is_scored_by_the_first_process(token_set: MakeTokens) -> None:
     class Unreduced(World):
         def sum_(self, tensor: Tensor) -> Tensor:
             return tensor
@@ -95,7 +94,7 @@ def test_protocols_are_checked() -> None:
         EvaluateConfig(window=4, protocol="chunk", chunk=6)
 
 
-def test_sums_by_class_split_the_whole(token_set: Callable[..., TokenSet]) -> None:
+def test_sums_by_class_split_the_whole(token_set: MakeTokens) -> None:
     model, _ = small_model("wavenet")
     tokens = token_set(LENGTHS)
     classes = torch.tensor([0, 2, 1] * 4)[: laws.VOCAB_SIZE]
@@ -109,7 +108,7 @@ def test_sums_by_class_split_the_whole(token_set: Callable[..., TokenSet]) -> No
     assert result.class_nats.sum() == pytest.approx(result.nats.sum())
 
 
-def test_a_cut_set_scores_every_token_once(token_set: Callable[..., TokenSet]) -> None:
+def test_a_cut_set_scores_every_token_once(token_set: MakeTokens) -> None:
     """Each piece is scored as if it were an utterance: the same tokens, fresh state at each cut."""
     model, _ = small_model("wavenet")
     tokens = token_set(LENGTHS)
@@ -125,9 +124,7 @@ def test_a_cut_set_scores_every_token_once(token_set: Callable[..., TokenSet]) -
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
-def test_sums_do_not_depend_on_the_rows(
-    name: str, monkeypatch: pytest.MonkeyPatch, token_set: Callable[..., TokenSet]
-) -> None:
+def test_sums_do_not_depend_on_the_rows(name: str, monkeypatch: pytest.MonkeyPatch, token_set: MakeTokens) -> None:
     model, window = small_model(name)
     tokens, config = token_set(LENGTHS), EvaluateConfig(window=window)
     results = []

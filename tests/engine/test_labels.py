@@ -2,7 +2,6 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 from tests import laws, plugin_models
 from tests.engine.test_trainer import assert_exact_resume
+from tests.engine.training import MakeTokens
 from waveform.analyses.context import ContextGrid, losses_by_context
 from waveform.engine.interface import ForwardDecoder
 from waveform.engine.labels import MAX_LABELS, label_names, labels_checksum, why_no_label
@@ -26,14 +26,14 @@ NAMES = ["a", "b"]
 V = laws.VOCAB_SIZE
 
 
-def labelled(token_set: Callable[..., TokenSet], lengths: list[int] = LENGTHS) -> TokenSet:
+def labelled(token_set: MakeTokens, lengths: list[int] = LENGTHS) -> TokenSet:
     """Utterances in turn of a, of b, of c, which the reader does not know, and without a label."""
     tokens = token_set(lengths)
     tokens.labels = [("a", "b", "c", None)[i % 4] for i in range(len(tokens))]
     return tokens.numbered(NAMES)
 
 
-def test_only_a_reader_who_knows_the_labels_gets_them(token_set: Callable[..., TokenSet]) -> None:
+def test_only_a_reader_who_knows_the_labels_gets_them(token_set: MakeTokens) -> None:
     tokens = labelled(token_set)
     assert tokens.label_numbers == [1, 2, 0, 0, 1, 2, 0]
     assert token_set(LENGTHS).label_numbers == tokens.numbered([]).label_numbers == [0] * 7
@@ -50,7 +50,7 @@ def test_only_a_reader_who_knows_the_labels_gets_them(token_set: Callable[..., T
     assert labels_checksum([tokens]) == labels_checksum([labelled(token_set)]) != labels_checksum([relabelled])
 
 
-def test_there_are_not_too_many(token_set: Callable[..., TokenSet]) -> None:
+def test_there_are_not_too_many(token_set: MakeTokens) -> None:
     tokens = token_set([3])
     tokens.labels = [str(i) for i in range(MAX_LABELS + 1)]
     with pytest.raises(UserError, match="has 10,001 labels; a run can have 10,000"):
@@ -66,7 +66,7 @@ def test_a_model_that_knows_no_labels_is_refused(monkeypatch: pytest.MonkeyPatch
         build("lstm", vocab_size=V, num_labels=3)
 
 
-def test_every_context_begins_with_the_label(token_set: Callable[..., TokenSet]) -> None:
+def test_every_context_begins_with_the_label(token_set: MakeTokens) -> None:
     tokens = labelled(token_set, [60] * 4)
     model = laws.randomise(build("lstm", vocab_size=V, **laws.CONFIGS["lstm"]["labelled"]))
     grid = ContextGrid(step=8, num_steps=2, block=2, starts=[(0, 20), (1, 20), (3, 20)])
@@ -76,7 +76,7 @@ def test_every_context_begins_with_the_label(token_set: Callable[..., TokenSet])
 
 
 @pytest.mark.parametrize("mode", ["utterance", "chunk", "carry"])
-def test_every_begin_has_its_label(mode: str, token_set: Callable[..., TokenSet]) -> None:
+def test_every_begin_has_its_label(mode: str, token_set: MakeTokens) -> None:
     tokens = labelled(token_set)
     stream = TokenStream(tokens, batch_size=2, window=4, chunk=8, mode=mode, seed=3)
     cursor, inputs = stream.cursor(), []
@@ -91,7 +91,7 @@ def test_every_begin_has_its_label(mode: str, token_set: Callable[..., TokenSet]
 
 
 @pytest.mark.parametrize("rows", [None, 3])
-def test_a_pass_begins_with_labels(rows: int | None, token_set: Callable[..., TokenSet]) -> None:
+def test_a_pass_begins_with_labels(rows: int | None, token_set: MakeTokens) -> None:
     tokens = labelled(token_set)
     for chunk in (None, 8) if rows else (None,):
         for dealt in deal(tokens, range(len(tokens)), window=4, rows=rows, chunk=chunk):
@@ -102,7 +102,7 @@ def test_a_pass_begins_with_labels(rows: int | None, token_set: Callable[..., To
 
 
 @pytest.mark.parametrize("mode", ["utterance", "chunk", "carry"])
-def test_a_share_of_the_labels_is_dropped_as_the_seed_decides(mode: str, token_set: Callable[..., TokenSet]) -> None:
+def test_a_share_of_the_labels_is_dropped_as_the_seed_decides(mode: str, token_set: MakeTokens) -> None:
     tokens = token_set([9] * 400)
     tokens.labels = ["a"] * 400
     tokens = tokens.numbered(NAMES)
@@ -126,9 +126,7 @@ def test_a_share_of_the_labels_is_dropped_as_the_seed_decides(mode: str, token_s
 
 @pytest.mark.parametrize("name", model_names())
 @pytest.mark.parametrize("mode", ["utterance", "carry"])
-def test_resume_is_bitwise_exact_with_labels(
-    name: str, mode: str, token_set: Callable[..., TokenSet], tmp_path: Path
-) -> None:
+def test_resume_is_bitwise_exact_with_labels(name: str, mode: str, token_set: MakeTokens, tmp_path: Path) -> None:
     tokens = token_set([21, 37, 13, 30, 18, 44, 26, 15, 33, 24])  # the run stops and goes on within utterances
     tokens.labels = NAMES * 5
     tokens = tokens.numbered(NAMES)

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.engine.training import small_trainer
+from tests.engine.training import MakeTokens, small_trainer
 from waveform.engine import checkpoint
 from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.resume_notes import conditions, notes, settle_ways
-from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
 from waveform.ranks.distributed import World
 from waveform.system import fastest_way
@@ -22,7 +21,7 @@ BY_TORCH = {**SMALL, "d_model": 12, "d_feedforward": 16}  # not whole vectors
 
 
 @pytest.fixture(name="train")
-def make_train(token_set: Callable[..., TokenSet], tmp_path: Path) -> Callable[[dict[str, Any]], Trainer]:
+def make_train(token_set: MakeTokens, tmp_path: Path) -> Callable[[dict[str, Any]], Trainer]:
     """train(fields): a Trainer after one update and its checkpoint."""
 
     def make(fields: dict[str, Any]) -> Trainer:

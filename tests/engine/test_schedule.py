@@ -1,12 +1,10 @@
 """The learning rate and the update period over a run, against values worked out by hand."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.engine.training import small_trainer
-from waveform.engine.token_set import TokenSet
+from tests.engine.training import MakeTokens, small_trainer
 from waveform.engine.train_config import TrainConfig
 
 # Rae et al. 2019, section 5, of characters: 4,000 steps from 1e-6 to 3e-4, then 100,000 back; they are 2.99e-4 apart.
@@ -44,7 +42,7 @@ def test_a_small_peak_has_no_floor_above_it() -> None:
     assert rates == pytest.approx([5e-7] * 4)
 
 
-def test_the_trainer_follows_it(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_the_trainer_follows_it(token_set: MakeTokens, tmp_path: Path) -> None:
     """The rate of the last of 8 steps, 5/6 through the cosine: 1e-6 + 0.009999 (1 + cos 150 degrees) / 2."""
     trainer = small_trainer("transformer_xl", token_set([60] * 4), tmp_path, max_steps=8, lr=1e-2, warmup_steps=2)
     trainer.run()

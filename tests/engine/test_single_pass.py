@@ -1,15 +1,12 @@
 """Utterances in rows: every token once, rows equally far, no row without an utterance, each with its own state."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 
 from tests import laws
-from tests.engine.training import small_model
+from tests.engine.training import MakeTokens, small_model
 from waveform.engine.single_pass import deal, score_once
-from waveform.engine.token_set import TokenSet
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
 ORDER = [2, 4, 6, 0, 5, 1, 3]  # longest first
@@ -17,9 +14,7 @@ ORDER = [2, 4, 6, 0, 5, 1, 3]  # longest first
 
 @pytest.mark.parametrize("order", [ORDER, list(range(7))])
 @pytest.mark.parametrize("rows", [1, 3, 7, 100])
-def test_every_token_is_dealt_once_with_the_token_before_it(
-    order: list[int], rows: int, token_set: Callable[..., TokenSet]
-) -> None:
+def test_every_token_is_dealt_once_with_the_token_before_it(order: list[int], rows: int, token_set: MakeTokens) -> None:
     tokens = token_set(LENGTHS)
     inputs: list[list[int]] = [[] for _ in LENGTHS]
     targets: list[list[int]] = [[] for _ in LENGTHS]
@@ -49,7 +44,7 @@ def test_every_token_is_dealt_once_with_the_token_before_it(
     ],
 )
 def test_rows_that_begin_together_are_dropped_as_they_end(
-    order: list[int], utterances: list[list[int]], kept: list[list[int] | None], token_set: Callable[..., TokenSet]
+    order: list[int], utterances: list[list[int]], kept: list[list[int] | None], token_set: MakeTokens
 ) -> None:
     dealt = list(deal(token_set(LENGTHS), order, window=8, rows=3))
     assert [window.utterances for window in dealt] == utterances
@@ -57,7 +52,7 @@ def test_rows_that_begin_together_are_dropped_as_they_end(
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
-def test_a_row_keeps_its_own_state_when_others_end(name: str, token_set: Callable[..., TokenSet]) -> None:
+def test_a_row_keeps_its_own_state_when_others_end(name: str, token_set: MakeTokens) -> None:
     """Utterances in any order, side by side, against each of them alone."""
     model, window = small_model(name)
     tokens = token_set(LENGTHS)
@@ -74,7 +69,7 @@ def test_a_row_keeps_its_own_state_when_others_end(name: str, token_set: Callabl
     np.testing.assert_allclose(nats(rows=3), nats(rows=1), rtol=1e-12)
 
 
-def test_a_chunk_resets_every_row_at_once(token_set: Callable[..., TokenSet]) -> None:
+def test_a_chunk_resets_every_row_at_once(token_set: MakeTokens) -> None:
     dealt = list(deal(token_set([20, 15]), [0, 1], window=4, rows=2, chunk=8))
     assert [window.window.reset.tolist() for window in dealt] == [
         [True] * 2,
@@ -87,7 +82,7 @@ def test_a_chunk_resets_every_row_at_once(token_set: Callable[..., TokenSet]) ->
     assert begins.tolist() == [True, False, True, False, True]
 
 
-def test_one_stream_resets_once_and_is_never_padded(token_set: Callable[..., TokenSet]) -> None:
+def test_one_stream_resets_once_and_is_never_padded(token_set: MakeTokens) -> None:
     tokens, order = token_set([6, 1, 9]), [2, 0, 1]
     dealt = list(deal(tokens, order, window=4, rows=None))
     assert [(window.utterances[0], window.start) for window in dealt] == [

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.engine.training import MakeTokens
 from tests.laws import VOCAB_SIZE
 from waveform.engine.streams import Chunk, TokenStream, check_sizes
 from waveform.engine.token_set import TokenSet
@@ -32,7 +32,7 @@ def equal(a: Chunk, b: Chunk) -> bool:
 
 
 @pytest.mark.parametrize("mode", ["utterance", "chunk", "carry"])
-def test_an_epoch_scores_every_token_once(mode: str, token_set: Callable[..., TokenSet]) -> None:
+def test_an_epoch_scores_every_token_once(mode: str, token_set: MakeTokens) -> None:
     tokens = token_set(LENGTHS)
     s = stream(tokens, mode=mode, **({"batch_size": 3, "window": 5, "chunk": 5} if mode == "carry" else {}))
     seen: Counter[int] = Counter()
@@ -48,7 +48,7 @@ def test_an_epoch_scores_every_token_once(mode: str, token_set: Callable[..., To
         assert [seen[c] for c in range(VOCAB_SIZE)] == tokens.counts.tolist()
 
 
-def test_utterances_play_whole_with_shifted_inputs(token_set: Callable[..., TokenSet]) -> None:
+def test_utterances_play_whole_with_shifted_inputs(token_set: MakeTokens) -> None:
     tokens = token_set(LENGTHS)
     s = stream(tokens, batch_size=1)
     played: list[list[int]] = []
@@ -67,7 +67,7 @@ def test_utterances_play_whole_with_shifted_inputs(token_set: Callable[..., Toke
     assert sorted(played[: len(whole)]) == sorted(whole)
 
 
-def test_chunk_mode_resets_at_every_chunk(token_set: Callable[..., TokenSet]) -> None:
+def test_chunk_mode_resets_at_every_chunk(token_set: MakeTokens) -> None:
     s = stream(token_set(LENGTHS), mode="chunk")
     for _ in range(10):
         first, second = s.next_chunk().windows
@@ -75,7 +75,7 @@ def test_chunk_mode_resets_at_every_chunk(token_set: Callable[..., TokenSet]) ->
         assert (first.inputs[:, 0] == VOCAB_SIZE).all()
 
 
-def test_carry_mode_joins_utterances_without_reset(token_set: Callable[..., TokenSet]) -> None:
+def test_carry_mode_joins_utterances_without_reset(token_set: MakeTokens) -> None:
     tokens = token_set(LENGTHS)
     s = stream(tokens, mode="carry", batch_size=3)
     joined = np.concatenate([tokens.read(i, start=0, stop=10**6) for i in range(len(tokens))])
@@ -93,7 +93,7 @@ def test_carry_mode_joins_utterances_without_reset(token_set: Callable[..., Toke
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_stream_resumes_exactly_from_its_cursor(token_set: Callable[..., TokenSet], data: st.DataObject) -> None:
+def test_any_stream_resumes_exactly_from_its_cursor(token_set: MakeTokens, data: st.DataObject) -> None:
     """Any stream resumes exactly, at any place and on any number of ranks, even after a JSON round trip."""
     mode = data.draw(st.sampled_from(["utterance", "chunk", "carry"]))
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=9))
@@ -137,16 +137,14 @@ def test_any_stream_resumes_exactly_from_its_cursor(token_set: Callable[..., Tok
         {"item": [0, 7]}, {"item": [-2, 0]}, {"start": [0, -1]}, {"start": [0, 999]}, {"start": ["0", 0]},
     ],
 )  # fmt: skip
-def test_a_cursor_of_something_else_is_refused(
-    token_set: Callable[..., TokenSet], mode: str, change: dict[str, object]
-) -> None:
+def test_a_cursor_of_something_else_is_refused(token_set: MakeTokens, mode: str, change: dict[str, object]) -> None:
     s = stream(token_set(LENGTHS), mode=mode)
     s.next_chunk()
     with pytest.raises(UserError, match="position"):
         s.seek({**s.cursor(), **change})
 
 
-def test_seed_decides_the_order(token_set: Callable[..., TokenSet]) -> None:
+def test_seed_decides_the_order(token_set: MakeTokens) -> None:
     tokens = token_set(LENGTHS)
     a, b, c = (stream(tokens, seed=seed) for seed in (1, 1, 2))
     chunks = [(a.next_chunk(), b.next_chunk(), c.next_chunk()) for _ in range(5)]
@@ -163,9 +161,7 @@ def test_seed_decides_the_order(token_set: Callable[..., TokenSet]) -> None:
         ({"batch_size": 1000, "mode": "carry"}, "too few"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(
-    token_set: Callable[..., TokenSet], options: dict[str, object], says: str
-) -> None:
+def test_sizes_that_do_not_fit_are_refused(token_set: MakeTokens, options: dict[str, object], says: str) -> None:
     with pytest.raises(UserError, match=says):
         stream(token_set(LENGTHS), **options)
 
@@ -178,7 +174,7 @@ def test_chunks_that_the_machine_cannot_hold_are_refused(size: dict[str, int]) -
 
 
 @pytest.mark.parametrize("mode", ["utterance", "carry"])
-def test_a_window_may_be_scored_from_some_place_on(mode: str, token_set: Callable[..., TokenSet]) -> None:
+def test_a_window_may_be_scored_from_some_place_on(mode: str, token_set: MakeTokens) -> None:
     whole, part = (stream(token_set(LENGTHS), mode=mode, batch_size=3) for _ in range(2))
     part.first_scored = 3
     for _ in range(12):

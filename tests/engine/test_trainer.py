@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 from tests import laws
-from tests.engine.training import small_learner, small_trainer
+from tests.engine.training import MakeTokens, small_learner, small_trainer
 from waveform.engine import checkpoint, token_learner
 from waveform.engine import learner as learner_module
 from waveform.engine.interface import state_tensors
@@ -78,7 +77,7 @@ def assert_exact_resume(name: str, tokens: TokenSet, folder: Path, **options: An
 
 
 @pytest.mark.parametrize(("name", "mode"), [(name, mode) for name in laws.CONFIGS for mode in ("utterance", "carry")])
-def test_law_7_exact_resume(name: str, mode: str, token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_law_7_exact_resume(name: str, mode: str, token_set: MakeTokens, tmp_path: Path) -> None:
     fields = dict(next(iter(laws.CONFIGS[name].values())))
     if name != "wavenet":
         fields["dropout"] = 0.1  # so that random numbers matter
@@ -87,7 +86,7 @@ def test_law_7_exact_resume(name: str, mode: str, token_set: Callable[..., Token
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_law_7_exact_resume_in_compiled_kernels(
-    dropout: float, token_set: Callable[..., TokenSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dropout: float, token_set: MakeTokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small model, whose layers run in kernels, with two threads."""
     threads, compiled = [], layers_op.layers_in_kernels
@@ -108,7 +107,7 @@ def test_law_7_exact_resume_in_compiled_kernels(
 
 @pytest.mark.parametrize("option", [{"checkpoint_activations": True}, {"unroll": 2}])
 def test_layers_that_run_by_torch_have_its_threads(
-    option: dict[str, Any], token_set: Callable[..., TokenSet], monkeypatch: pytest.MonkeyPatch
+    option: dict[str, Any], token_set: MakeTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model for which there are kernels, with settings that leave all or most of its windows to torch."""
     threads: list[int] = []
@@ -122,7 +121,7 @@ def test_layers_that_run_by_torch_have_its_threads(
     assert 1 in threads
 
 
-def test_law_7_exact_resume_with_a_limit_on_seconds(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_law_7_exact_resume_with_a_limit_on_seconds(token_set: MakeTokens, tmp_path: Path) -> None:
     """The learning rate follows steps, so it does not matter how long the interrupted half took."""
     tokens = token_set(LENGTHS)
     whole = small_trainer("wavenet", tokens, tmp_path / "whole", max_seconds=1000.0)
@@ -140,7 +139,7 @@ def test_law_7_exact_resume_with_a_limit_on_seconds(token_set: Callable[..., Tok
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
-def test_training_learns(name: str, token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_training_learns(name: str, token_set: MakeTokens, tmp_path: Path) -> None:
     tokens = token_set(LENGTHS)
     trainer = small_trainer(name, tokens, tmp_path, max_steps=120, evaluate_every=120, clip_norm=1.0, log_every=10)
     trainer.run()
@@ -151,9 +150,7 @@ def test_training_learns(name: str, token_set: Callable[..., TokenSet], tmp_path
     assert evaluation["nll_nats"] < 1.4 and evaluation["nll_bits"] == evaluation["nll_nats"] / math.log(2)
 
 
-def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
-    token_set: Callable[..., TokenSet], tmp_path: Path
-) -> None:
+def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(token_set: MakeTokens, tmp_path: Path) -> None:
     trainer = small_trainer("compressive_transformer", token_set(LENGTHS), tmp_path, max_steps=20, checkpoint_every=2)
     step = trainer.learner.update
 
@@ -170,7 +167,7 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
     assert all(torch.isfinite(value).all() for value in found.model_weights().values())
 
 
-def test_bad_weights_are_not_evaluated(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_bad_weights_are_not_evaluated(token_set: MakeTokens, tmp_path: Path) -> None:
     """On a GPU a loss is looked at late, which is still before anything comes of it."""
     trainer = small_trainer("transformer_xl", token_set(LENGTHS), tmp_path, log_every=10, evaluate_every=4)
     trainer.learner.finite.looks_at_once = lambda: False
@@ -186,7 +183,7 @@ def test_bad_weights_are_not_evaluated(token_set: Callable[..., TokenSet], tmp_p
     assert trainer.learner.step == 4 and read_metrics(tmp_path) == []
 
 
-def test_signal_saves_and_resumes(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_signal_saves_and_resumes(token_set: MakeTokens, tmp_path: Path) -> None:
     tokens = token_set(LENGTHS)
     trainer = small_trainer("wavenet", tokens, tmp_path, max_steps=100_000)
 
@@ -204,7 +201,7 @@ def test_signal_saves_and_resumes(token_set: Callable[..., TokenSet], tmp_path: 
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_trunk_and_compressor_are_clipped_separately(token_set: Callable[..., TokenSet]) -> None:
+def test_trunk_and_compressor_are_clipped_separately(token_set: MakeTokens) -> None:
     learner = small_learner("compressive_transformer", token_set(LENGTHS), clip_norm=1e-3)
     seen: list[dict[str, float]] = []
 
@@ -222,7 +219,7 @@ def test_trunk_and_compressor_are_clipped_separately(token_set: Callable[..., To
     assert seen[-1] == pytest.approx({"trunk": 1e-3, "compressor": 1e-3}, rel=1e-3)
 
 
-def test_update_period_accumulates_the_mean_over_tokens(token_set: Callable[..., TokenSet]) -> None:
+def test_update_period_accumulates_the_mean_over_tokens(token_set: MakeTokens) -> None:
     tokens = token_set(LENGTHS)
     slow = small_learner("wavenet", tokens, update_period=3, update_period_from=0, dtype=torch.float64)
     alone = small_learner("wavenet", tokens, dtype=torch.float64)
@@ -247,7 +244,7 @@ def test_update_period_accumulates_the_mean_over_tokens(token_set: Callable[...,
 
 # The model's windows are of 4 tokens.
 @pytest.mark.parametrize(("mode", "window"), [("utterance", 4), ("chunk", 8), ("chunk", 2), ("carry", 8)])
-def test_padding_takes_part_in_no_loss(mode: str, window: int, token_set: Callable[..., TokenSet]) -> None:
+def test_padding_takes_part_in_no_loss(mode: str, window: int, token_set: MakeTokens) -> None:
     """Whatever stands in it, NLL, auxiliary loss and all gradients are the same to the last bit."""
     tokens, found = token_set(LENGTHS), []
     for junk in (False, True):
@@ -263,7 +260,7 @@ def test_padding_takes_part_in_no_loss(mode: str, window: int, token_set: Callab
     assert_bitwise_equal(*found)
 
 
-def test_bptt_reaches_the_window_before(token_set: Callable[..., TokenSet]) -> None:
+def test_bptt_reaches_the_window_before(token_set: MakeTokens) -> None:
     tokens = token_set(LENGTHS)
     fields = laws.CONFIGS["compressive_transformer"]["conv-no-loss"]
     with pytest.raises(UserError, match=r"train\.unroll"):
@@ -276,7 +273,7 @@ def test_bptt_reaches_the_window_before(token_set: Callable[..., TokenSet]) -> N
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
-def test_bf16_products_train_too(name: str, token_set: Callable[..., TokenSet]) -> None:
+def test_bf16_products_train_too(name: str, token_set: MakeTokens) -> None:
     """What CUDA uses by default, tried on the CPU: close to fp32, parameters and state still fp32."""
     tokens = token_set(LENGTHS)
     sums = {}
@@ -288,14 +285,12 @@ def test_bf16_products_train_too(name: str, token_set: Callable[..., TokenSet]) 
     assert sums["bf16"] == pytest.approx(sums["fp32"], rel=0.05) and sums["bf16"] != sums["fp32"]
 
 
-def test_recomputed_activations_are_refused_for_a_model_without(
-    token_set: Callable[..., TokenSet], tmp_path: Path
-) -> None:
+def test_recomputed_activations_are_refused_for_a_model_without(token_set: MakeTokens, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train\.checkpoint_activations: WaveNet"):
         small_trainer("wavenet", token_set(LENGTHS), tmp_path, checkpoint_activations=True)
 
 
-def test_a_learning_rate_of_zero_in_mid_training_stops_it(token_set: Callable[..., TokenSet]) -> None:
+def test_a_learning_rate_of_zero_in_mid_training_stops_it(token_set: MakeTokens) -> None:
     learner = small_learner("transformer_xl", token_set([60] * 4), lr_change_at=2, lr_after=0.0)
     weights = []
     for _ in range(4):
@@ -305,7 +300,7 @@ def test_a_learning_rate_of_zero_in_mid_training_stops_it(token_set: Callable[..
     assert torch.equal(weights[1], weights[2]) and torch.equal(weights[2], weights[3])
 
 
-def test_half_loss_learns_from_the_last_half_of_each_window(token_set: Callable[..., TokenSet]) -> None:
+def test_half_loss_learns_from_the_last_half_of_each_window(token_set: MakeTokens) -> None:
     """The gradient of the mean over those tokens; the others are read all the same (Dai et al. 2019, Table 6)."""
     fields = {**next(iter(laws.CONFIGS["transformer_xl"].values())), "window": 6}
     options = {"fields": fields, "dtype": torch.float64, "chunk": 6}
@@ -324,7 +319,7 @@ def test_half_loss_learns_from_the_last_half_of_each_window(token_set: Callable[
 
 
 def test_what_a_step_waited_is_logged_after_a_stop(
-    token_set: Callable[..., TokenSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    token_set: MakeTokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a second each; records come every two steps."""
     waited = itertools.count()
@@ -355,7 +350,7 @@ def evaluated_steps(run_dir: Path) -> list[int]:
     return [record["step"] for record in read_metrics(run_dir) if record["kind"] == "evaluate"]
 
 
-def test_evaluations_by_the_clock(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_evaluations_by_the_clock(token_set: MakeTokens, tmp_path: Path) -> None:
     """At the first step after, and at the end."""
     by_the_clock(token_set(LENGTHS), tmp_path).run()
     assert evaluated_steps(tmp_path) == [3, 5, 8]
@@ -366,7 +361,7 @@ def test_evaluations_by_the_clock(token_set: Callable[..., TokenSet], tmp_path: 
 def test_an_evaluation_by_the_clock_that_a_stop_interrupts_is_not_lost(
     during: str,
     checkpoint_every: int,
-    token_set: Callable[..., TokenSet],
+    token_set: MakeTokens,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,14 +4,13 @@ import itertools
 import math
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import laws
-from tests.engine.training import small_trainer
+from tests.engine.training import MakeTokens, small_trainer
 from waveform.engine import checkpoint, learner, turns
 from waveform.engine.learner import Learner
 from waveform.engine.metrics import read_metrics
@@ -65,9 +64,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def test_slices_give_bit_for_bit_what_one_after_the_other_gives(
-    token_set: Callable[..., TokenSet], tmp_path: Path
-) -> None:
+def test_slices_give_bit_for_bit_what_one_after_the_other_gives(token_set: MakeTokens, tmp_path: Path) -> None:
     tokens = token_set(LENGTHS)
     for name in MODELS:
         open_trainers(tmp_path / "alone", tokens)[name].run()
@@ -77,7 +74,7 @@ def test_slices_give_bit_for_bit_what_one_after_the_other_gives(
     assert saved(tmp_path / "in turn") == saved(tmp_path / "alone")
 
 
-def test_each_uses_its_budget_in_turn(token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str]) -> None:
+def test_each_uses_its_budget_in_turn(token_set: MakeTokens, tmp_path: Path, order: list[str]) -> None:
     results = train_in_turn(open_trainers(tmp_path, token_set(LENGTHS), **A_SECOND), slice_s=4 * STEP_S)
     assert [result.seconds for result in results] == [1.0, 1.0, 1.0]
     slices = [(name, len(list(updates))) for name, updates in itertools.groupby(order)]
@@ -86,9 +83,7 @@ def test_each_uses_its_budget_in_turn(token_set: Callable[..., TokenSet], tmp_pa
     assert all(len(names) == 3 for names in rounds)
 
 
-def test_one_that_is_behind_catches_up_first(
-    token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str]
-) -> None:
+def test_one_that_is_behind_catches_up_first(token_set: MakeTokens, tmp_path: Path, order: list[str]) -> None:
     trainers = open_trainers(tmp_path, token_set(LENGTHS), **A_SECOND)
     for name in ("compressive_transformer", "transformer_xl"):
         for _ in range(8):
@@ -99,7 +94,7 @@ def test_one_that_is_behind_catches_up_first(
 
 
 def test_waiting_for_a_core_need_not_count(
-    token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+    token_set: MakeTokens, tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each update waits for half of its time: without that, twice as many fit into the budget."""
     waited = itertools.count()
@@ -111,9 +106,7 @@ def test_waiting_for_a_core_need_not_count(
         assert len(order) == num_updates
 
 
-def test_waiting_never_takes_back_time(
-    token_set: Callable[..., TokenSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_never_takes_back_time(token_set: MakeTokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine so busy that a training waits wherever it looks at the clock."""
     clock = itertools.count()
     now_s = [0.0]
@@ -132,7 +125,7 @@ def test_waiting_never_takes_back_time(
 
 
 def test_one_signal_saves_all_and_the_same_call_continues(
-    token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+    token_set: MakeTokens, tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = token_set(LENGTHS)
     for name in MODELS:
@@ -156,7 +149,7 @@ def test_one_signal_saves_all_and_the_same_call_continues(
     assert saved(tmp_path / "in turn") == saved(tmp_path / "alone")
 
 
-def test_the_others_are_saved_if_one_diverges(token_set: Callable[..., TokenSet], tmp_path: Path) -> None:
+def test_the_others_are_saved_if_one_diverges(token_set: MakeTokens, tmp_path: Path) -> None:
     """And continue bit for bit: with the random numbers of their own pause, not of the one that diverged."""
     tokens = token_set(LENGTHS)
     trainers = open_trainers(tmp_path, tokens)
@@ -182,7 +175,7 @@ def test_the_others_are_saved_if_one_diverges(token_set: Callable[..., TokenSet]
 
 
 def test_a_kill_costs_no_more_than_what_was_trained_since_the_last_save(
-    token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+    token_set: MakeTokens, tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "SAVE_EVERY_S", 6 * STEP_S)
     steps: list[int] = []
@@ -197,7 +190,7 @@ def test_a_kill_costs_no_more_than_what_was_trained_since_the_last_save(
     assert sorted(steps) == [6] * 3 + [12] * 3 + [16] * 3
 
 
-def test_validation_by_the_clock(token_set: Callable[..., TokenSet], tmp_path: Path, order: list[str]) -> None:
+def test_validation_by_the_clock(token_set: MakeTokens, tmp_path: Path, order: list[str]) -> None:
     limits = {**A_SECOND, "evaluate_every_seconds": 4 * STEP_S, "evaluate_tokens": None}
     train_in_turn(open_trainers(tmp_path, token_set(LENGTHS), **limits), slice_s=2 * STEP_S)
     for name in MODELS:

@@ -1,5 +1,6 @@
 """Builds the small learners and trainers of the engine's tests."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from waveform.engine.train_config import TrainConfig
 from waveform.engine.trainer import RunContext, Trainer
 from waveform.models.registry import build
 from waveform.ranks.distributed import World
+
+MakeTokens = Callable[..., TokenSet]  # the fixture `token_set`
 
 
 def small_model(name: str) -> tuple[Any, int]:
