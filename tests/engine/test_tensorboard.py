@@ -16,9 +16,9 @@ def curve(folder: Path) -> list[tuple[int, float]]:
 def test_events_are_written_at_once_and_purged_by_a_resumed_run(tmp_path: Path) -> None:
     first = EventFile(tmp_path)
     for step in (1, 2, 3):
-        first.add_scalar("loss", 0.5 * step, step)
+        first.add_scalars({"loss": 0.5 * step}, step)
     assert curve(tmp_path) == [(1, 0.5), (2, 1.0), (3, 1.5)]  # not closed
     second = EventFile(tmp_path, purge_step=3)
-    second.add_scalar("loss", 9.0, 3)
+    second.add_scalars({"loss": 9.0}, 3)
     assert curve(tmp_path) == [(1, 0.5), (2, 1.0), (3, 9.0)]
     first.close(), second.close()

@@ -1,4 +1,4 @@
-"""Metrics: sums and counts divided once, in nats and bits; written to metrics.jsonl and TensorBoard."""
+"""Metrics: sums and counts divided once, in nats and bits; written to metrics.jsonl and shown by a tracker."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from waveform.engine.tensorboard import EventFile
+from waveform.engine.trackers import open_tracker
 from waveform.system.atomic import explain_write_errors, write_file
 from waveform.system.errors import UserError
 
@@ -34,19 +34,19 @@ def unigram_nll(train_counts: np.ndarray, test_counts: np.ndarray) -> float:
 
 
 class MetricsLog:
-    """Appends one JSON object per line to metrics.jsonl, and the same scalars to TensorBoard.
+    """Appends one JSON object per line to metrics.jsonl, and gives the same scalars to a tracker.
 
     It writes into the folder that it began in only.
     """
 
-    def __init__(self, run_dir: Path, *, resume_step: int) -> None:
-        """resume_step: drop lines of later steps, which a resumed run writes again."""
+    def __init__(self, run_dir: Path, *, resume_step: int, tracker: str = "tensorboard") -> None:
+        """resume_step: drop lines of later steps, which a resumed run writes again. tracker: one of `TRACKERS`."""
         self._folder, self._path = run_dir, run_dir / METRICS_FILE
         kept = [record for record in read_metrics(run_dir) if record["step"] <= resume_step]
         self.evaluated = {record["step"] for record in kept if record["kind"] == "evaluate"}  # steps
         if self._path.exists():
             write_file(self._path, "".join(json.dumps(record) + "\n" for record in kept).encode())
-        self.tensorboard = EventFile(run_dir / "tensorboard", purge_step=resume_step + 1)
+        self.tracker = open_tracker(tracker, run_dir, purge_step=resume_step + 1)
         self._known = run_dir.stat()
 
     def write(self, kind: str, *, step: int, **values: Any) -> None:
@@ -56,9 +56,8 @@ class MetricsLog:
             file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         if kind == "evaluate":
             self.evaluated.add(step)
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                self.tensorboard.add_scalar(f"{kind}/{name}", value, step)
+        shown = {f"{kind}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
+        self.tracker.add_scalars(shown, step)
 
     def require_folder(self, step: int) -> None:
         """Raises UserError, for a training at `step`, if the run folder was moved or replaced."""

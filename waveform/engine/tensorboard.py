@@ -7,6 +7,7 @@ events later, without the file's name, and what was queued is lost.
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +42,18 @@ class EventFile:
             self.close()
             raise
 
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        """Write a point of a curve."""
-        self._add(summary=self._summary.scalar(tag, value), step=step)
+    def add_scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Write points of curves."""
+        for name, value in values.items():
+            self._add(summary=self._summary.scalar(name, value), step=step)
 
-    def add_audio(self, tag: str, samples: Tensor, step: int, *, sample_rate_hz: int) -> None:
+    def add_audio(self, name: str, samples: Tensor, step: int, *, sample_rate_hz: int) -> None:
         """Write samples [n] in [-1, 1]."""
-        self._add(summary=self._summary.audio(tag, samples, sample_rate=sample_rate_hz), step=step)
+        self._add(summary=self._summary.audio(name, samples, sample_rate=sample_rate_hz), step=step)
 
-    def add_image(self, tag: str, image: np.ndarray, step: int) -> None:
+    def add_image(self, name: str, image: np.ndarray, step: int) -> None:
         """Write an image [height, width, channels]."""
-        self._add(summary=self._summary.image(tag, image, dataformats="HWC"), step=step)
+        self._add(summary=self._summary.image(name, image, dataformats="HWC"), step=step)
 
     def _add(self, **fields: Any) -> None:
         with explain_write_errors(self._path):

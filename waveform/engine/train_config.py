@@ -6,6 +6,7 @@ from typing import Annotated
 
 import torch
 
+from waveform.engine.trackers import TRACKERS, require_installed
 from waveform.ranks.distributed import TIMEOUT_S
 from waveform.system.errors import UserError
 from waveform.system.rules import BELOW_1, NOT_NEGATIVE, Rule, check_rules, one_of, whole_number
@@ -57,6 +58,8 @@ class TrainConfig:
     evaluate_every_seconds: _Limit = None  # of training itself, besides evaluate_every; null: by steps alone
     evaluate_tokens: _Steps | None = 2_000_000  # about how much of the validation split; null: all; 0: no evaluation
     log_every: _Count = 20  # steps
+    # tensorboard | trackio | wandb | none: what shows curves and sounds, besides metrics.jsonl
+    log: Annotated[str, one_of(*TRACKERS)] = "tensorboard"
     # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
     precision: Annotated[str, one_of("auto", "fp32", "bf16")] = "auto"
     device: Annotated[str | None, _DEVICE] = None  # cpu | cuda; null: a GPU if there is one
@@ -71,6 +74,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_rules(self, section="train")
+        require_installed(self.log)
         if self.max_steps is None and self.max_seconds is None:
             raise UserError("train.max_steps and train.max_seconds are both null; set one, or training never ends")
         if self.window is not None and (self.window < 1 or self.chunk % self.window):

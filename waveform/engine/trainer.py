@@ -105,8 +105,12 @@ class Trainer:
         """Within, training may take turns, until `stop` is asked for."""
         self._stop, self.progress, step = stop, progress, self.learner.step
         self.learner.prepare_kernels()
-        self._log = MetricsLog(self._context.run_dir, resume_step=step) if self.world.is_first else None
-        with nullcontext() if self._log is None else closing(self._log.tensorboard):
+        self._log = (
+            MetricsLog(self._context.run_dir, resume_step=step, tracker=self.config.log)
+            if self.world.is_first
+            else None
+        )
+        with nullcontext() if self._log is None else closing(self._log.tracker):
             if step:
                 progress.write(f"resumed at step {step}")
             yield

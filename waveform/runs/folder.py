@@ -31,7 +31,7 @@ _MAX_NESTING = 50  # brackets within each other
 # any longer, but older runs have it.
 _MAY_DIFFER = {
     "model": ("local_layers",),
-    "train": ("max_steps", "max_seconds", "checkpoint_every", "keep_checkpoints", "log_every", "sample_seconds",
+    "train": ("max_steps", "max_seconds", "checkpoint_every", "keep_checkpoints", "log", "log_every", "sample_seconds",
               "evaluate_every", "evaluate_every_seconds", "evaluate_tokens", "evaluate_batch_size", "device",
               "sharding", "checkpoint_activations", "compile", "timeout_s", "on_nonfinite", "max_skipped"),
     "data": ("num_workers",),
@@ -89,7 +89,7 @@ class _Recorded(Struct):
 
 def check_run_dir(run_dir: Path) -> None:
     """Raises UserError if `run_dir` is a file, a folder of anything but a run, or leads elsewhere by links."""
-    for name in (CONFIG_FILE, LOCK_FILE, METRICS_FILE, CHECKPOINTS_DIR, "tensorboard"):
+    for name in (CONFIG_FILE, LOCK_FILE, METRICS_FILE, CHECKPOINTS_DIR, "tensorboard", "wandb"):
         if (run_dir / name).is_symlink():  # a run from an untrusted place must not make training write elsewhere
             raise UserError(
                 f"{run_dir / name} is a link, but training only writes inside its run folder; replace it by what it "

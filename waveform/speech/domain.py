@@ -152,7 +152,7 @@ class Speech(TokenDomain):
 
 
 def _audio_summary(config: SpeechTrainConfig, data: Dataset) -> OnEvaluate | None:
-    """A hook that adds a generated sample, as audio and as an image, to TensorBoard at each evaluation."""
+    """A hook that shows a generated sample, as audio and as an image, at each evaluation."""
     audio_format = format_of(data.modality)
     num_steps = int(config.sample_seconds * audio_format.sample_rate_hz)
     if num_steps == 0:
@@ -177,7 +177,7 @@ def _audio_summary(config: SpeechTrainConfig, data: Dataset) -> OnEvaluate | Non
         )
         samples = audio_format.decode(torch.cat(blocks).to(torch.uint8))
         rate = audio_format.sample_rate_hz
-        log.tensorboard.add_audio("sample", samples, step, sample_rate_hz=rate)
-        log.tensorboard.add_image("sample/mel", mel_image(samples.numpy(), sample_rate_hz=rate), step)
+        log.tracker.add_audio("sample", samples, step, sample_rate_hz=rate)
+        log.tracker.add_image("sample/mel", mel_image(samples.numpy(), sample_rate_hz=rate), step)
 
     return summarise

@@ -1,4 +1,4 @@
-"""Packages of which waveform uses more than their public interface: newer versions than the tested ones get a warning."""
+"""Packages of which waveform uses more than their public interface: a warning of versions that were not tested."""
 
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version

@@ -1,0 +1,94 @@
+"""What shows a training besides metrics.jsonl; wandb and Trackio are stand-ins with their interface."""
+
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.faults.small_runs import SETTINGS, write_audio
+from tests.test_cli import mistake
+from waveform.cli import main
+from waveform.engine.metrics import read_metrics
+from waveform.engine.trackers import SERVICES
+
+_SAMPLING = [setting for setting in SETTINGS if not setting.startswith("train.sample_seconds")]
+
+
+class _Service(ModuleType):
+    """Notes what it is called with; `fails_at` is the step from which it raises."""
+
+    def __init__(self, name: str, fails_at: int | None = None) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)
+        self.begun: list[dict[str, Any]] = []
+        self.logged: list[tuple[int, dict[str, Any]]] = []
+        self.finished, self.fails_at = 0, fails_at
+
+    def init(self, **given: Any) -> None:
+        self.begun.append(given)
+
+    def log(self, values: dict[str, Any], *, step: int) -> None:
+        if self.fails_at is not None and step >= self.fails_at:
+            raise ConnectionError("no route to host")
+        self.logged.append((step, values))
+
+    def finish(self) -> None:
+        self.finished += 1
+
+    def Audio(self, samples: Any, *, sample_rate: int) -> tuple[str, int]:
+        return "audio", sample_rate
+
+    def Image(self, image: Any) -> tuple[str, int]:
+        return "image", image.ndim
+
+
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: _Service, *settings: str) -> None:
+    monkeypatch.setitem(sys.modules, service.__name__, service)
+    if not (tmp_path / "audio").exists():
+        write_audio(tmp_path / "audio")
+    command = ["train", str(tmp_path / "audio"), str(tmp_path / "runs" / "run"), *_SAMPLING, *settings]
+    assert main([*command, f"train.log={service.__name__}", "train.sample_seconds=0.01"]) == 0
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_gets_what_the_log_has_and_a_sample(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = _Service(name)
+    train(tmp_path, monkeypatch, service)
+    (given,) = service.begun
+    assert given["project"] == "runs" and given["name"] == "run" and service.finished == 1
+    assert name != "wandb" or (given["mode"] == "offline" and given["dir"] == str(tmp_path / "runs" / "run"))
+    records = read_metrics(tmp_path / "runs" / "run")
+    scalars = [(step, values) for step, values in service.logged if len(values) > 1]
+    assert [step for step, _ in scalars] == [record["step"] for record in records]
+    assert scalars[0][1]["train/nll_nats"] == records[0]["nll_nats"]
+    assert [values for step, values in service.logged if step == 4 and len(values) == 1] == [
+        {"sample": ("audio", 24_000)},
+        {"sample/mel": ("image", 3)},
+    ]
+    assert not (tmp_path / "runs" / "run" / "tensorboard").exists()
+    train(tmp_path, monkeypatch, service, "train.max_steps=6")  # resumed under the same name
+    assert service.begun[1] == given
+
+
+def test_a_service_that_fails_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, monkeypatch, _Service("wandb", fails_at=2))
+    assert capsys.readouterr().err.count("wandb gets nothing more of this training (no route to host)") == 1
+    assert read_metrics(tmp_path / "runs" / "run")[-1]["step"] == 4
+
+
+def test_what_is_not_installed_is_said_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_audio(tmp_path / "audio")
+    monkeypatch.setattr("waveform.engine.trackers.find_spec", lambda name: None)
+    command = ["train", str(tmp_path / "audio"), str(tmp_path / "run")]
+    assert 'pip install "waveform[wandb]"' in mistake([*command, "train.log=wandb"], capsys)
+    assert "train.log is 'nosuch'; choose tensorboard" in mistake([*command, "train.log=nosuch"], capsys)
+    assert not (tmp_path / "run").exists()

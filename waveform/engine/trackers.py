@@ -1,0 +1,109 @@
+"""Where curves, sounds and pictures of a training are shown, besides metrics.jsonl: TensorBoard, Trackio or wandb.
+
+`metrics.jsonl` is what waveform itself reads; a service that fails ends nothing.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from waveform.engine.tensorboard import EventFile
+from waveform.system.errors import UserError
+
+SERVICES = ("trackio", "wandb")
+TRACKERS = ("tensorboard", *SERVICES, "none")
+
+
+class Tracker(Protocol):
+    """What shows a training."""
+
+    def add_scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Points of curves, by name."""
+
+    def add_audio(self, name: str, samples: Tensor, step: int, *, sample_rate_hz: int) -> None:
+        """Samples [n] in [-1, 1]."""
+
+    def add_image(self, name: str, image: np.ndarray, step: int) -> None:
+        """An image [height, width, channels]."""
+
+    def close(self) -> None:
+        """Finish."""
+
+
+class NoTracker:
+    """`train.log=none`."""
+
+    def add_scalars(self, values: Mapping[str, float], step: int) -> None: ...
+
+    def add_audio(self, name: str, samples: Tensor, step: int, *, sample_rate_hz: int) -> None: ...
+
+    def add_image(self, name: str, image: np.ndarray, step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Service:
+    """Trackio or wandb, which have one interface: project and run are called as the folders are.
+
+    wandb works offline, into the run folder, unless WANDB_MODE says otherwise; Trackio keeps all of it on this machine.
+    """
+
+    def __init__(self, name: str, run_dir: Path) -> None:
+        self._module, self._name, self._failed = import_module(name), name, False
+        run_dir = run_dir.resolve()
+        given: dict[str, Any] = {"project": run_dir.parent.name or "waveform", "name": run_dir.name, "resume": "allow"}
+        if name == "wandb":
+            given |= {
+                "id": hashlib.blake2b(os.fsencode(run_dir), digest_size=8).hexdigest(),  # resumed as the run is
+                "dir": str(run_dir),
+                "mode": os.environ.get("WANDB_MODE", "offline"),
+            }
+        self._try(lambda: self._module.init(**given))
+
+    def _try(self, call: Callable[[], Any]) -> None:
+        if self._failed:
+            return
+        try:
+            call()
+        except Exception as error:  # whatever a service raises
+            self._failed = True
+            print(
+                f"warning: {self._name} gets nothing more of this training ({' '.join(str(error).split())[:200]}); "
+                "metrics.jsonl has all of it",
+                file=sys.stderr,
+            )
+
+    def add_scalars(self, values: Mapping[str, float], step: int) -> None:
+        self._try(lambda: self._module.log(dict(values), step=step))
+
+    def add_audio(self, name: str, samples: Tensor, step: int, *, sample_rate_hz: int) -> None:
+        self._try(
+            lambda: self._module.log({name: self._module.Audio(samples.numpy(), sample_rate=sample_rate_hz)}, step=step)
+        )
+
+    def add_image(self, name: str, image: np.ndarray, step: int) -> None:
+        self._try(lambda: self._module.log({name: self._module.Image(image)}, step=step))
+
+    def close(self) -> None:
+        self._try(self._module.finish)
+
+
+def require_installed(name: str) -> None:
+    """Raises UserError for a service whose package is not installed."""
+    if name in SERVICES and find_spec(name) is None:
+        raise UserError(f'train.log={name} needs it: pip install "waveform[{name}]"')
+
+
+def open_tracker(name: str, run_dir: Path, *, purge_step: int) -> Tracker:
+    """One of `TRACKERS`; purge_step: TensorBoard is to forget what earlier files hold of that step and later ones."""
+    if name == "tensorboard":
+        return EventFile(run_dir / "tensorboard", purge_step=purge_step)
+    return Service(name, run_dir) if name in SERVICES else NoTracker()
