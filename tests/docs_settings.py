@@ -17,7 +17,7 @@ from recipes.reinforcement.object_matching import ObjectMatchingConfig
 from waveform.audio.audio_format import AudioFormat
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.audio.corpus.splits import SplitConfig
-from waveform.engine.train_config import TrainConfig
+from waveform.engine.train_config import BaseTrainConfig, TrainConfig
 from waveform.models.model_config import LargeVocabularyConfig, ModelConfig
 from waveform.models.registry import DECIDED_BY_DATA
 from waveform.models.transformer_config import CompressiveTransformerConfig, TransformerConfig
@@ -32,7 +32,8 @@ given as `key=value` behind the paths. Besides those below there are `model`, `p
 the recipe `rl` have `env`, `env_options`, `env_actions` and `env_processes`.
 """
 SECTIONS: tuple[tuple[str, str, tuple[type, ...]], ...] = (
-    ("Training", "train", (TrainConfig,)),
+    ("Training", "train", (BaseTrainConfig,)),
+    ("Training on a data set", "train", (TrainConfig,)),
     ("Training on audio", "train", (SpeechTrainConfig,)),
     ("Data: audio", "data", (DataConfig, AudioFormat)),
     ("Data: division of audio", "data.split", (SplitConfig,)),

@@ -11,8 +11,8 @@ import pytest
 
 import recipes.cli
 import waveform.cli
-from recipes.reinforcement.recipes import AGENTS_STUDY
-from recipes.reinforcement.recipes import RECIPES as AGENTS
+from recipes.reinforcement import AGENTS_STUDY
+from recipes.reinforcement import RECIPES as AGENTS
 from recipes.reinforcement.settings import compose_config as compose_agent_config
 from recipes.studies.catalogue import find_study
 from recipes.text import compose_config

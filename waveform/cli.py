@@ -55,7 +55,7 @@ _SCORES = {
     verb: {
         "audio": f"waveform.verbs.{verb}:{verb}",
         "text": f"waveform.verbs.{verb}:{verb}",
-        "environment": f"recipes.verbs.agents:{verb}",
+        "environment": f"recipes.reinforcement.evaluation:{verb}",
     }
     for verb in ("evaluate", "compare")
 }

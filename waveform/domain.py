@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from waveform.engine.dataset import Dataset, is_dataset, read_dataset
 from waveform.engine.evaluator import Classes, Evaluation
 from waveform.engine.token_set import TokenSet
-from waveform.engine.train_config import TrainConfig
+from waveform.engine.train_config import BaseTrainConfig, TrainConfig
 from waveform.engine.trainer import RunContext, Trainer
 from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import World
@@ -68,7 +68,7 @@ class Domain(ABC):
     kind: ClassVar[str]
     runs: ClassVar[str]  # what messages call its runs
     unit: ClassVar[str] = "token"  # what users call a token
-    train_config: ClassVar[type[TrainConfig]] = TrainConfig
+    train_config: ClassVar[type[BaseTrainConfig]] = TrainConfig
     # Whether training cuts long validation utterances, so that its quick looks have several rows
     cuts_valid: ClassVar[bool] = False
 
@@ -91,7 +91,9 @@ class Domain(ABC):
         return None
 
     @abstractmethod
-    def check(self, request: TrainRequest, config: dict[str, Any], train_config: TrainConfig, *, world: World) -> None:
+    def check(
+        self, request: TrainRequest, config: dict[str, Any], train_config: BaseTrainConfig, *, world: World
+    ) -> None:
         """Raises UserError, before anything is prepared or written, for a run that cannot begin or continue."""
 
     def open_data(
@@ -100,7 +102,7 @@ class Domain(ABC):
         """The data set of the source, prepared first if need be; None for a domain without data."""
         return None
 
-    def context(self, data: Dataset | None, train_config: TrainConfig, context: RunContext) -> RunContext:
+    def context(self, data: Dataset | None, train_config: BaseTrainConfig, context: RunContext) -> RunContext:
         """Where a training runs and how it reports, with what the domain adds."""
         return context
 
@@ -109,7 +111,7 @@ class Domain(ABC):
         self,
         data: Dataset | None,
         config: dict[str, Any],
-        train_config: TrainConfig,
+        train_config: BaseTrainConfig,
         context: RunContext,
         *,
         cut_valid: bool,
@@ -126,7 +128,9 @@ class TokenDomain(Domain):
     def space(self, model: str, *, file: Path | None = None) -> Space:
         """What `tune` searches of a model; arguments and errors as of `space_of`."""
 
-    def check(self, request: TrainRequest, config: dict[str, Any], train_config: TrainConfig, *, world: World) -> None:
+    def check(
+        self, request: TrainRequest, config: dict[str, Any], train_config: BaseTrainConfig, *, world: World
+    ) -> None:
         assert request.run_dir is not None
         check_run_dir(request.run_dir)
         check_fits(config, train_config, dataset=self.dataset(request.source, config), world=world)
@@ -147,12 +151,12 @@ class TokenDomain(Domain):
         self,
         data: Dataset | None,
         config: dict[str, Any],
-        train_config: TrainConfig,
+        train_config: BaseTrainConfig,
         context: RunContext,
         *,
         cut_valid: bool,
     ) -> AbstractContextManager[Trainer]:
-        assert data is not None
+        assert data is not None and isinstance(train_config, TrainConfig)
         return open_training(data, config, train_config, context, amount=self.amount(data), cut_valid=cut_valid)
 
     # Trained runs

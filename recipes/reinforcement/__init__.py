@@ -1,1 +1,8 @@
-"""Agents that learn from rewards: the environment, the agent, V-trace, actors, learner, evaluation and drawing."""
+"""Agents that learn from rewards: the environment, the agent, V-trace, actors, learner, evaluation and drawing.
+
+Command lines are parsed with these names, so nothing is imported here.
+"""
+
+OBJECT_MATCHING, GYMNASIUM = "object_matching", "rl"
+RECIPES = (OBJECT_MATCHING, GYMNASIUM)
+AGENTS_STUDY = "figure5"

@@ -20,8 +20,7 @@ from recipes.reinforcement.learner import LearnerConfig, losses
 from waveform.engine.interface import map_state
 from waveform.engine.learner import Learner, clip
 from waveform.engine.nonfinite import Diverged
-from waveform.engine.scored_window import uses_kernel_threads
-from waveform.engine.train_config import TrainConfig
+from waveform.engine.train_config import BaseTrainConfig
 from waveform.ranks.distributed import World
 
 
@@ -37,7 +36,7 @@ class AgentLearner(Learner):
         self,
         agent: Agent,
         environments: Environments,
-        config: TrainConfig,
+        config: BaseTrainConfig,
         settings: LearnerConfig,
         *,
         seed: int,
@@ -66,11 +65,6 @@ class AgentLearner(Learner):
     @state.setter
     def state(self, state: ActorState) -> None:
         self.actors.restore(state)
-
-    @property
-    def runs_in_kernels(self) -> bool:
-        """Whether all that the trunk does runs in its own kernels."""
-        return uses_kernel_threads(self.model, device=self.world.device, autocast=None)
 
     def _update(self) -> dict[str, float]:
         """Let the actors act for an unroll's steps, and learn from what ended; returns the figures of this update."""

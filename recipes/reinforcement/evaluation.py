@@ -1,4 +1,4 @@
-"""Evaluation: a trained agent plays episodes that it was not trained on; its mean return and share of successes."""
+"""`evaluate` and `compare` for runs of agents, which play the same episodes, none of them of training."""
 
 import math
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from recipes.reinforcement import GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.actors import Actors
 from recipes.reinforcement.agent import Agent
+from recipes.reinforcement.curves import read_returns, save_returns
 from recipes.reinforcement.learner import LearnerConfig
-from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.settings import check_agent, make_environments
 from recipes.tables import as_table
 from waveform.domain import SCHEMA
 from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.state_ram import require_ram_for_state
-from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import choose_device
 from waveform.runs.folder import read_config
 from waveform.runs.named import find_run
@@ -28,12 +28,28 @@ from waveform.runs.settings import typed
 from waveform.runs.statistics import with_intervals
 from waveform.system.console import table
 from waveform.system.errors import UserError
+from waveform.system.output import check_files, write_json
 
-EPISODES = 256
 _ROWS = 64  # side by side
 # Mean returns of people and of random actions in that level (Espeholt et al. 2018, scalable_agent's dmlab30.py).
 _HUMAN, _RANDOM = 65.9, 0.312
 _FIRST_ROW = 1 << 40  # beyond all rows of training, whose episodes are others
+
+
+@dataclass(frozen=True)
+class Playing:
+    """What an agent plays when it is evaluated. Raises UserError for a number of episodes out of range."""
+
+    episodes: int = 256
+    delays: Sequence[int] = ()  # of object matching: corridors' lengths in steps, each with as many episodes
+    env: str | None = None  # of Gymnasium: the one that they were trained in, if it has a module or options
+    envs: Sequence[str] = ()  # other Gymnasium environments, in each of which as many episodes are played
+    memory: int | None = None  # memory slots; None: as in training
+    compressed: int | None = None  # compressed slots; None: as in training
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise UserError(f"--episodes is {self.episodes}; it must be at least 1")
 
 
 @dataclass
@@ -109,23 +125,75 @@ def open_agent(
     return TrainedAgent(Path(run_dir), saved.config, agent.to(choose_device(device)), saved.checkpoint)
 
 
-def play(
-    trained: TrainedAgent, *, episodes: int = EPISODES, delays: Sequence[int] = (), envs: Sequence[str] = ()
+def evaluate(
+    run_dir: Path | str,
+    playing: Playing | None = None,
+    *,
+    json_file: Path | str | None = None,
+    plot_file: Path | None = None,
+    device: str | None = None,
 ) -> dict[str, Any]:
+    """Let an agent play; print a table, return (and write) the figures, draw its return in training.
+
+    Raises UserError as `open_agent` does.
+    """
+    check_files(json_file=json_file, plot_file=plot_file)
+    (entry,) = _compared([run_dir], playing or Playing(), plot_file=plot_file, device=device)
+    write_json(json_file, entry)
+    return entry
+
+
+def compare(
+    run_dirs: Sequence[Path | str],
+    playing: Playing | None = None,
+    *,
+    json_file: Path | str | None = None,
+    plot_file: Path | None = None,
+    device: str | None = None,
+) -> list[dict[str, Any]]:
+    """Let each agent play the same episodes, as `evaluate` does one. Raises UserError for different environments."""
+    check_files(json_file=json_file, plot_file=plot_file)
+    entries = _compared(run_dirs, playing or Playing(), plot_file=plot_file, device=device)
+    write_json(json_file, entries)
+    return entries
+
+
+def _compared(
+    run_dirs: Sequence[Path | str], playing: Playing, *, plot_file: Path | None, device: str | None
+) -> list[dict[str, Any]]:
+    """Each agent's figures, with its difference in return to the first one and the 95% interval of that."""
+    sizes = {"memory": playing.memory, "compressed": playing.compressed}
+    fields = {name: size for name, size in sizes.items() if size is not None}
+    agents = [open_agent(run, env=playing.env, device=device, **fields) for run in run_dirs]
+    for agent in agents:
+        if agent.task != agents[0].task:
+            raise UserError(
+                f"{agents[0].folder} and {agent.folder} were trained in different environments and cannot be compared"
+            )
+    entries = [play(agent, playing) for agent in agents]
+    first = entries[0]
+    for entry in entries:
+        errors = [entry["return_standard_error"], first["return_standard_error"]]
+        difference = entry["return_mean"] - first["return_mean"]
+        half = None if entry is first or None in errors else 1.96 * math.hypot(*errors)
+        entry["baseline"], entry["difference_return"] = first["run"], difference
+        entry["interval_95"] = None if half is None else [difference - half, difference + half]
+    print(describe(entries))
+    if plot_file is not None:
+        save_returns(plot_file, {agent.folder.name: [read_returns(agent.folder)] for agent in agents})
+    return entries
+
+
+def play(trained: TrainedAgent, playing: Playing) -> dict[str, Any]:
     """Play episodes to their ends, drawing actions from the policy; returns the figures that `evaluate` reports.
 
-    The first episodes of each row count, the same number in each, so that short ones are not preferred. delays: of
-    object matching, at each of which the same number of episodes is played; envs: other Gymnasium environments, in
-    which it is too. The figures have what came of them as `by_delay` and `by_env`.
+    The first episodes of each row count, the same number in each, so that short ones are not preferred.
     """
-    if episodes < 1:
-        raise UserError(f"--episodes is {episodes}; it must be at least 1")
-    at_delays = [({"delay": delay}, trained.at_delay(delay)) for delay in delays]
-    in_envs = [({"env": env}, trained.in_env(env)) for env in envs]
+    at_delays = [({"delay": delay}, trained.at_delay(delay)) for delay in playing.delays]
+    in_envs = [({"env": env}, trained.in_env(env)) for env in playing.envs]
     # Each row may need a process, of which there should be no more than in training.
-    config = trained.config
-    train: TrainConfig = typed(TrainConfig, config["train"], section="train")
-    most = min(_ROWS, train.batch_size) if config.get("env_processes") else _ROWS
+    config, episodes = trained.config, playing.episodes
+    most = min(_ROWS, config["train"]["batch_size"]) if config.get("env_processes") else _ROWS
     num_rows = min(most, episodes)
     each = -(-episodes // num_rows)
     actors = trained.actors(num_rows)
@@ -141,7 +209,7 @@ def play(
     counted = np.array([value for row in returns for value in row[:each]])
 
     def elsewhere(agent: TrainedAgent) -> dict[str, Any]:
-        figures = play(agent, episodes=episodes)
+        figures = play(agent, Playing(episodes))
         return {name: figures[name] for name in ("return_mean", "success", "chances")}
 
     return {
@@ -175,20 +243,6 @@ def _human_normalised(config: dict[str, Any], mean_return: float) -> dict[str, f
     if config.get("env") != "DMLab-v0" or "level" in (config.get("env_options") or {}):
         return {}
     return {"human_normalised": (mean_return - _RANDOM) / (_HUMAN - _RANDOM)}
-
-
-def compared(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each run's figures, with its difference in return to the first and that one's 95% interval."""
-    first = entries[0]
-    result = []
-    for entry in entries:
-        errors = [entry["return_standard_error"], first["return_standard_error"]]
-        difference = entry["return_mean"] - first["return_mean"]
-        half = None if entry is first or None in errors else 1.96 * math.hypot(*errors)
-        interval = None if half is None else [difference - half, difference + half]
-        compared_with = {"baseline": first["run"], "difference_return": difference, "interval_95": interval}
-        result.append({**entry, **compared_with})
-    return result
 
 
 def describe(entries: Sequence[dict[str, Any]]) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipes.reinforcement import AGENTS_STUDY, GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.curves import read_returns, save_returns
 from recipes.reinforcement.evaluation import in_env
-from recipes.reinforcement.recipes import AGENTS_STUDY, GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.settings import compose_config, environment_text
 from recipes.studies.catalogue import Study
 from recipes.studies.children import StudyConfig

@@ -17,44 +17,42 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from recipes.reinforcement import GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.environment import Environments
 from recipes.reinforcement.learner import LearnerConfig
 from recipes.reinforcement.object_matching import ObjectMatching, ObjectMatchingConfig
-from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
+from waveform.engine.train_config import BaseTrainConfig
 from waveform.runs.folder import CONFIG_FILE
 from waveform.runs.settings import ConfigFamily, compose_family, typed
-from waveform.runs.sources import annotated
 from waveform.system.errors import UserError
 
 _AGENTS = ConfigFamily(
     module="recipes.reinforcement.conf",
     root="agent",
+    train=BaseTrainConfig,
     command="python -m recipes train object_matching RUN_DIR --print-config",
     groups={"learner": {"default": LearnerConfig}, "task": {OBJECT_MATCHING: ObjectMatchingConfig}},
 )
-# Settings of training on a fixed text, or of machinery that agents do without.
-_NOT_FOR_AGENTS = (
-    "state", "window", "loss_share", "update_period", "update_period_from", "evaluate_every", "evaluate_tokens",
-    "evaluate_every_seconds", "count_waiting", "sharding", "compile", "checkpoint_activations", "on_nonfinite",
-    "max_skipped", "precision",
-)  # fmt: skip
-
 _OF_GYMNASIUM = ("env", "env_options", "env_actions", "env_processes")
-
-
 _Seed = Annotated[int, Meta(ge=0, lt=1 << 31)]
+
+
+class _Train(Struct):
+    batch_size: Annotated[int, Meta(ge=1)]
 
 
 class _Matching(Struct, tag_field="recipe", tag=OBJECT_MATCHING):
     """What commands rely on in an agent's config.yaml, which anyone may have edited."""
 
     seed: _Seed
+    train: _Train
     learner: dict[str, Any]
     task: dict[str, Any]
 
 
 class _Gymnasium(Struct, tag_field="recipe", tag=GYMNASIUM):
     seed: _Seed
+    train: _Train
     learner: dict[str, Any]
     env: str
     env_options: dict[str, Any] | None = None
@@ -64,33 +62,26 @@ class _Gymnasium(Struct, tag_field="recipe", tag=GYMNASIUM):
 
 def compose_config(recipe: str, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> dict[str, Any]:
     """Return the resolved configuration as plain dicts. Raises UserError for an unknown key, choice or type."""
+    other, others = (OBJECT_MATCHING, ("task",)) if recipe == GYMNASIUM else (GYMNASIUM, _OF_GYMNASIUM)
     for override in overrides:
-        name = override.partition("=")[0].lstrip("+")
-        if name.startswith("train.") and name.removeprefix("train.") in _NOT_FOR_AGENTS:
-            raise UserError(f"{name} is not a setting of agents; leave it out")
-        if name == "recipe":
-            raise UserError(f"{override}: name the recipe before RUN_DIR instead")
+        name = override.lstrip("+").partition("=")[0]
+        if name.partition(".")[0] in others:
+            raise UserError(f"{name} is a setting of the recipe {other}; leave it out, or train {other}")
     config = compose_family(_AGENTS, overrides, config_dir=config_dir)
-    config["recipe"] = recipe  # no override: of runs on text it is a group, and Hydra's store of groups is one for all
-    if recipe == GYMNASIUM:
-        own = [override for override in overrides if override.startswith("task.")]
-        if own:
-            raise UserError(f"{own[0]} is a setting of object_matching; leave it out")
-        if not isinstance(config["env"], str):
-            raise UserError("the recipe rl needs an environment, for example env=MiniGrid-MemoryS7-v0")
-        if not isinstance(config["env_options"], dict | None):
-            raise UserError("env_options takes names and values, for example env_options={agent_view_size:3}")
-        num_actions = config["env_actions"]
-        if num_actions is not None and (type(num_actions) is not int or num_actions < 2):
-            raise UserError(f"env_actions is {num_actions!r}; it must be a whole number from 2, or null")
-        if not isinstance(config["env_processes"], bool | None):
-            raise UserError(f"env_processes is {config['env_processes']!r}; it must be true or false")
-        config.pop("task")
-    for name in _OF_GYMNASIUM if recipe == OBJECT_MATCHING else ():
-        if config.pop(name) is not None:
-            raise UserError(f"{name} is for the recipe {GYMNASIUM}; leave it out, or train {GYMNASIUM}")
-    config["train"]["update_period"] = 1
+    config = {"recipe": recipe, **{name: value for name, value in config.items() if name not in others}}
+    if recipe == GYMNASIUM and config["env"] is None:
+        raise UserError("the recipe rl needs an environment, for example env=MiniGrid-MemoryS7-v0")
+    if reason := _why_wrong(config):
+        raise UserError(f"settings of the recipe {recipe}: {reason}")
     return config
+
+
+def _why_wrong(config: dict[str, Any]) -> str | None:
+    try:
+        msgspec.convert(config, _Matching | _Gymnasium)
+    except msgspec.ValidationError as error:
+        return str(error).replace("$.", "")
+    return None
 
 
 def environment_text(config: Mapping[str, Any]) -> str:
@@ -104,10 +95,8 @@ def check_agent(run_dir: Path | str, config: dict[str, Any], *, env: str | None)
 
     A module runs when it is imported, and an option may name a program or a file. env: what the user named.
     """
-    try:
-        msgspec.convert(config, _Matching | _Gymnasium)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{CONFIG_FILE} of {run_dir} is damaged: {str(error).replace('$.', '')}") from error
+    if reason := _why_wrong(config):
+        raise UserError(f"{CONFIG_FILE} of {run_dir} is damaged: {reason}")
     own = environment_text(config)
     if env is None and ":" in own:  # MODULE:NAME, or options
         raise UserError(
@@ -133,10 +122,3 @@ def make_environments(config: dict[str, Any], *, rows: np.ndarray) -> Environmen
     options, num_actions = config.get("env_options"), config.get("env_actions")
     make = partial(GymnasiumEnvironments, config["env"], seed=config["seed"], options=options, num_actions=num_actions)
     return EnvironmentProcesses(make, rows=rows) if config.get("env_processes") else make(rows=rows)
-
-
-def annotated_settings(config: dict[str, Any], overrides: Sequence[str] = ()) -> str:
-    """The resolved configuration as YAML, with what states each value."""
-    for name in _NOT_FOR_AGENTS:
-        del config["train"][name]
-    return annotated(config, domain=config["recipe"], overrides=overrides)

@@ -7,20 +7,21 @@ from typing import Any
 
 import torch
 
+from recipes.reinforcement import RECIPES
 from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.agent_learner import AgentLearner, own_rows
 from recipes.reinforcement.learner import LearnerConfig
-from recipes.reinforcement.recipes import RECIPES
-from recipes.reinforcement.settings import annotated_settings, compose_config, make_environments
+from recipes.reinforcement.settings import compose_config, make_environments
 from waveform.domain import Domain, TrainRequest
 from waveform.engine.dataset import Dataset
 from waveform.engine.streams import check_sizes
-from waveform.engine.train_config import TrainConfig
+from waveform.engine.train_config import BaseTrainConfig
 from waveform.engine.trainer import RunContext, Trainer
 from waveform.ranks.distributed import World
 from waveform.runs.configured_model import window_of
 from waveform.runs.folder import CONFIG_FILE, check_recorded, check_run_dir, comparable
 from waveform.runs.settings import to_yaml, typed
+from waveform.runs.sources import annotated
 from waveform.runs.training import check_fits, claim
 from waveform.system.atomic import write_file
 from waveform.system.console import say
@@ -33,6 +34,7 @@ class Agents(Domain):
     kind = "environment"
     runs = "runs of agents"
     unit = "step"
+    train_config = BaseTrainConfig
 
     def knows(self, name: str) -> bool:
         return name in RECIPES
@@ -43,9 +45,11 @@ class Agents(Domain):
         return compose_config(str(request.source), request.overrides, config_dir=request.config_dir)
 
     def annotated(self, config: dict[str, Any], overrides: Sequence[str]) -> str:
-        return annotated_settings(config, overrides)
+        return annotated(config, domain=config["recipe"], overrides=overrides)
 
-    def check(self, request: TrainRequest, config: dict[str, Any], train_config: TrainConfig, *, world: World) -> None:
+    def check(
+        self, request: TrainRequest, config: dict[str, Any], train_config: BaseTrainConfig, *, world: World
+    ) -> None:
         assert request.run_dir is not None
         check_run_dir(request.run_dir)  # the rest once there are environments
 
@@ -54,7 +58,7 @@ class Agents(Domain):
         self,
         data: Dataset | None,
         config: dict[str, Any],
-        train_config: TrainConfig,
+        train_config: BaseTrainConfig,
         context: RunContext,
         *,
         cut_valid: bool,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from recipes.reinforcement.recipes import AGENTS_STUDY
+from recipes.reinforcement import AGENTS_STUDY
 from recipes.studies.curves import ByDistance, BySize, InTraining, Sizes
 from recipes.studies.report import Config, Report
 from recipes.studies.rows import Ablations, BestOfRows

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.reinforcement.recipes import AGENTS_STUDY
+from recipes.reinforcement import AGENTS_STUDY
 from recipes.studies.catalogue import Study, find_study
 from recipes.studies.children import Children, StudyConfig
 from recipes.studies.report import Config, Figures, Report

@@ -26,7 +26,7 @@ from recipes.text import compose_config as compose_text
 from tests.faults.calling import call, forget_peak_memory, peak_memory_mb, process_memory_mb
 from tests.faults.fault import fault
 from waveform.cli import main as waveform
-from waveform.engine.train_config import TrainConfig
+from waveform.engine.train_config import BaseTrainConfig
 from waveform.models.registry import model_names
 from waveform.speech.config import compose_config as compose_speech
 
@@ -120,7 +120,7 @@ def _small_machine() -> Iterator[None]:
         with (
             mock.patch("waveform.system.ram.memory_limit_bytes", lambda: _MACHINE_BYTES),
             mock.patch("waveform.command.outcome.limited_to_ram", nullcontext),
-            mock.patch.object(TrainConfig, "share", lambda self, step, seconds: float(step >= 1)),
+            mock.patch.object(BaseTrainConfig, "share", lambda self, step, seconds: float(step >= 1)),
         ):
             yield
     finally:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from waveform.engine.checkpoint import TrainingProgress
 from waveform.engine.interface import SequenceModel, State, optional_parts
 from waveform.engine.scored_window import uses_kernel_threads
-from waveform.engine.train_config import TrainConfig
+from waveform.engine.train_config import BaseTrainConfig
 from waveform.ranks.distributed import World
 from waveform.system.cpu import waited_s
 from waveform.system.threads import torch_in_one_thread
@@ -28,7 +28,7 @@ class Learner(ABC):
     state: State  # of this rank's rows
 
     def __init__(
-        self, module: nn.Module, model: SequenceModel, config: TrainConfig, *, fresh: State, world: World
+        self, module: nn.Module, model: SequenceModel, config: BaseTrainConfig, *, fresh: State, world: World
     ) -> None:
         """module: all weights, on the device; model: the one in it; fresh: the state of rows that have read nothing."""
         self.module, self.model, self.parts, self.config = module, model, optional_parts(model), config

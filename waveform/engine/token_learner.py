@@ -39,6 +39,8 @@ class TokenLearner(Learner):
     the next step; after more than `train.max_skipped` consecutive ones it stops.
     """
 
+    config: TrainConfig
+
     def __init__(
         self,
         model: SequenceModel,

@@ -26,8 +26,8 @@ _Timeout = Annotated[float, Rule(lambda value: 1 <= value <= 1e9, "it must be fr
 
 
 @dataclass
-class TrainConfig:
-    """Fields of `train`. A step is one chunk of every row; tokens of audio are samples."""
+class BaseTrainConfig:
+    """Fields of `train` of every run. A step is one chunk of every row; tokens of audio are samples."""
 
     # Stop after so many steps, and let the learning rate follow them. null: no limit; it follows the clock, so a
     # resumed run is not bit-identical to an uninterrupted one.
@@ -36,10 +36,7 @@ class TrainConfig:
     count_waiting: bool = True  # whether time in which training waits for a core that other programs use counts
     batch_size: _Count = 32  # rows (streams) over all processes
     chunk: Annotated[int, whole_number(1, _MAX_CHUNK)] = 3840  # tokens of each row in one step
-    window: int | None = None  # tokens of one forward and backward; null: the model's window, or the chunk
     unroll: _Count = 1  # windows through which gradients flow (BPTT)
-    state: str = "utterance"  # carry | utterance | chunk: when a row's state starts afresh
-    loss_share: _Part = 1.0  # of a window, its last part, whose loss is learned from (half: Dai et al. 2019, Table 6)
     lr: _Positive = 3e-4  # peak learning rate of Adam
     lr_floor: _FromZero = 1e-6  # at which warm-up begins and the cosine ends
     beta2: _Share = 0.999  # decay of Adam's second moment
@@ -49,41 +46,38 @@ class TrainConfig:
     lr_after: _FromZero = 0.0
     clip_norm: _Positive = 0.1  # limit on the trunk's gradient norm, and separately on the compressor's
     aux_weight: _FromZero = 1.0  # factor of auxiliary losses; Adam makes the compressor's own nearly indifferent to it
-    label_dropout: _Share = 0.1  # share of the labels that training reads as unknown, so that sampling needs none
-    update_period: _Count = 4  # chunks per update late in training
-    update_period_from: _Steps = 60_000  # step at which that begins
     checkpoint_every: _Count = 1000  # steps
     keep_checkpoints: _Count = 2
-    evaluate_every: _Count = 1000  # steps
-    evaluate_every_seconds: _Limit = None  # of training itself, besides evaluate_every; null: by steps alone
-    evaluate_tokens: _Steps | None = 2_000_000  # about how much of the validation split; null: all; 0: no evaluation
     log_every: _Count = 20  # steps
     # tensorboard | trackio | wandb | none: what shows curves and sounds, besides metrics.jsonl
     log: Annotated[str, one_of(*TRACKERS)] = "tensorboard"
-    # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
-    precision: Annotated[str, one_of("auto", "fp32", "bf16")] = "auto"
     device: Annotated[str | None, _DEVICE] = None  # cpu | cuda; null: a GPU if there is one
-    # none: each process has all weights; fsdp: weights, gradients and Adam's state are spread
-    sharding: Annotated[str, one_of("none", "fsdp")] = "none"
-    checkpoint_activations: bool = False  # backward computes each layer again instead of keeping its activations
-    compile: bool = False  # torch.compile for the layers' forward and backward; the first steps wait for it
     timeout_s: _Timeout = TIMEOUT_S  # seconds that a rank waits for the others in training before it gives the job up
-    # stop | skip: what to do at a step whose loss or gradient is not finite; see `TokenLearner`
-    on_nonfinite: Annotated[str, one_of("stop", "skip")] = "stop"
-    max_skipped: _Count = 10  # consecutive steps that may be skipped before training stops after all
+
+    # What `TrainConfig` makes settings of, where there is nothing to choose.
+    state, sharding = "utterance", "none"
+    update_period, compile = 1, False
+    evaluate_every = math.inf  # never
+
+    @property
+    def evaluate_every_seconds(self) -> float | None:
+        """Never."""
+        return None
+
+    @property
+    def evaluate_tokens(self) -> int | None:
+        """None are held out."""
+        return 0
 
     def __post_init__(self) -> None:
         check_rules(self, section="train")
         require_installed(self.log)
         if self.max_steps is None and self.max_seconds is None:
             raise UserError("train.max_steps and train.max_seconds are both null; set one, or training never ends")
-        if self.window is not None and (self.window < 1 or self.chunk % self.window):
-            raise UserError(f"train.chunk={self.chunk} is not a multiple of train.window={self.window}")
 
     def autocast(self, device: torch.device) -> torch.dtype | None:
         """dtype of matrix products, None for the parameters' own."""
-        wants = self.precision == "bf16" or (self.precision == "auto" and device.type == "cuda")
-        return torch.bfloat16 if wants else None
+        return None
 
     def share(self, step: int, seconds: float) -> float:
         """Share of the budget that is used up, of steps or of seconds, whichever is more."""
@@ -97,10 +91,6 @@ class TrainConfig:
             return self.max_steps, "step"
         assert self.max_seconds is not None
         return self.max_seconds, "s"
-
-    def chunks_of_update(self, step: int) -> int:
-        """Chunks whose gradients make the update at `step`: 1, and `update_period` late in training (section 5.5.1)."""
-        return self.update_period if step >= self.update_period_from else 1
 
     def learning_rate(self, step: int, seconds: float) -> float:
         """The learning rate of the update at `step`, counted from 0, after `seconds` of training.
@@ -126,3 +116,40 @@ class TrainConfig:
             assert self.max_seconds is not None
             share = seconds / self.max_seconds
         return min(max(share, 0.0), 1.0)
+
+
+@dataclass
+class TrainConfig(BaseTrainConfig):
+    """Fields of `train` of runs on a data set: those of every run, and these."""
+
+    window: int | None = None  # tokens of one forward and backward; null: the model's window, or the chunk
+    state: str = "utterance"  # carry | utterance | chunk: when a row's state starts afresh
+    loss_share: _Part = 1.0  # of a window, its last part, whose loss is learned from (half: Dai et al. 2019, Table 6)
+    label_dropout: _Share = 0.1  # share of the labels that training reads as unknown, so that sampling needs none
+    update_period: _Count = 4  # chunks per update late in training
+    update_period_from: _Steps = 60_000  # step at which that begins
+    evaluate_every: _Count = 1000  # steps
+    evaluate_every_seconds: _Limit = None  # of training itself, besides evaluate_every; null: by steps alone
+    evaluate_tokens: _Steps | None = 2_000_000  # about how much of the validation split; null: all; 0: no evaluation
+    # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
+    precision: Annotated[str, one_of("auto", "fp32", "bf16")] = "auto"
+    # none: each process has all weights; fsdp: weights, gradients and Adam's state are spread
+    sharding: Annotated[str, one_of("none", "fsdp")] = "none"
+    checkpoint_activations: bool = False  # backward computes each layer again instead of keeping its activations
+    compile: bool = False  # torch.compile for the layers' forward and backward; the first steps wait for it
+    # stop | skip: what to do at a step whose loss or gradient is not finite; see `TokenLearner`
+    on_nonfinite: Annotated[str, one_of("stop", "skip")] = "stop"
+    max_skipped: _Count = 10  # consecutive steps that may be skipped before training stops after all
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window is not None and (self.window < 1 or self.chunk % self.window):
+            raise UserError(f"train.chunk={self.chunk} is not a multiple of train.window={self.window}")
+
+    def autocast(self, device: torch.device) -> torch.dtype | None:
+        wants = self.precision == "bf16" or (self.precision == "auto" and device.type == "cuda")
+        return torch.bfloat16 if wants else None
+
+    def chunks_of_update(self, step: int) -> int:
+        """Chunks whose gradients make the update at `step`: 1, and `update_period` late in training (section 5.5.1)."""
+        return self.update_period if step >= self.update_period_from else 1

@@ -31,7 +31,7 @@ def labels_of(config: dict[str, Any]) -> list[str]:
 def window_of(config: dict[str, Any]) -> int:
     """Tokens of one forward: train.window, or the model's own window, or the chunk."""
     train = config["train"]
-    return int(train["window"] or config["model"].get("window") or train["chunk"])
+    return int(train.get("window") or config["model"].get("window") or train["chunk"])
 
 
 def num_parameters(model: SequenceModel) -> int:

@@ -54,8 +54,8 @@ class _Train(Struct):
     chunk: _Count
     clip_norm: _Number
     aux_weight: _Number
-    window: _Count | None
-    state: Literal["carry", "utterance", "chunk"]
+    window: _Count | None = None  # it and the next: not of agents
+    state: Literal["carry", "utterance", "chunk"] = "utterance"
 
 
 class _Dataset(Struct):
@@ -137,6 +137,8 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
 
     These leave it as it was.
     """
+    if "learner" in config:  # an agent; earlier versions wrote this setting of other runs
+        config = {**config, "train": {"update_period": 1, **config["train"]}}
     known = {"model": model_class(config["model"]["name"]).Config, "train": TrainConfig}
     for section, kind in known.items():
         own = [field for field in fields(kind) if field.name not in DECIDED_BY_DATA]

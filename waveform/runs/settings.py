@@ -30,7 +30,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from waveform.engine.train_config import TrainConfig
+from waveform.engine.train_config import BaseTrainConfig, TrainConfig
 from waveform.models.registry import DECIDED_BY_DATA, model_class, model_names
 from waveform.system.console import printable
 from waveform.system.errors import UserError
@@ -55,7 +55,7 @@ class ConfigFamily:
     module: str  # the package that holds the root file, presets and studies
     root: str  # the root file's name
     command: str  # what lists all settings, for a hint
-    train: type[TrainConfig] = TrainConfig  # the fields of the group `train`
+    train: type[BaseTrainConfig] = TrainConfig  # the fields of the group `train`
     groups: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # group -> choice -> its settings
     plugins: str | None = None  # entry-point group of further packages with presets
 

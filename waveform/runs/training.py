@@ -16,7 +16,7 @@ from waveform.engine.state_ram import require_ram_for_state
 from waveform.engine.streams import check_sizes
 from waveform.engine.token_learner import TokenLearner
 from waveform.engine.token_set import TokenSet
-from waveform.engine.train_config import TrainConfig
+from waveform.engine.train_config import BaseTrainConfig, TrainConfig
 from waveform.engine.trainer import RunContext, Trainer
 from waveform.ranks.distributed import World, explain_lost_ranks
 from waveform.runs.configured_model import model_from, num_parameters, sketch_model, window_of
@@ -31,7 +31,9 @@ from waveform.system.locks import locked
 _ROWS_OF_A_LOOK = 16  # of each process: more would be faster, but each begins with empty memories
 
 
-def check_fits(config: dict[str, Any], train_config: TrainConfig, *, dataset: Mapping[str, Any], world: World) -> None:
+def check_fits(
+    config: dict[str, Any], train_config: BaseTrainConfig, *, dataset: Mapping[str, Any], world: World
+) -> None:
     """Raises UserError for fields that the model refuses, and sizes that do not fit each other or this machine.
 
     dataset: `vocab_size` and `modality` of the data, which decide the rest of the model.

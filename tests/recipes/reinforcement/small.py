@@ -10,7 +10,7 @@ from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.agent_learner import AgentLearner, own_rows
 from recipes.reinforcement.learner import LearnerConfig
 from recipes.reinforcement.object_matching import ObjectMatching, ObjectMatchingConfig
-from waveform.engine.train_config import TrainConfig
+from waveform.engine.train_config import BaseTrainConfig
 from waveform.engine.trainer import RunContext, Trainer
 from waveform.ranks.distributed import World
 
@@ -53,9 +53,9 @@ def small_learner(
     **train: Any,
 ) -> AgentLearner:
     world = world or World()
-    config = TrainConfig(
+    config = BaseTrainConfig(
         **{"max_steps": 6, "batch_size": 4, "chunk": UNROLL, "lr": 1e-2, "warmup_steps": 2, "log_every": 2,
-           "checkpoint_every": 1000, "clip_norm": 1.0, "update_period": 1, "device": "cpu", **train}
+           "checkpoint_every": 1000, "clip_norm": 1.0, "device": "cpu", **train}
     )  # fmt: skip
     rows = own_rows(config.batch_size, rank=world.rank, num_ranks=world.size)
     environments = ObjectMatching(TASK, seed=4, rows=rows)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.reinforcement import evaluation, figure5
-from recipes.reinforcement.recipes import GYMNASIUM, OBJECT_MATCHING
+from recipes.reinforcement import GYMNASIUM, OBJECT_MATCHING, evaluation, figure5
 from recipes.reinforcement.settings import compose_config
 from recipes.studies.children import Children
 from tests.recipes.calling import mistake, run

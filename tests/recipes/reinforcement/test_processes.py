@@ -127,5 +127,5 @@ def test_dmlab_missing_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
         line = mistake(["train", "rl", tmp_path / "a", "env=DMLab-v0", f"env_processes={processes}"], capsys)
         assert "needs DeepMind Lab's Python module, deepmind_lab, which has to be built" in line
     line = mistake(["train", "rl", tmp_path / "a", "env=DMLab-v0", "env_processes=4"], capsys)
-    assert line.endswith("env_processes is 4; it must be true or false")
+    assert line.endswith("Expected `bool | null`, got `int` - at `env_processes`")
     assert not (tmp_path / "a").exists()

@@ -11,7 +11,7 @@ import pytest
 from recipes.cli import main
 from recipes.reinforcement import evaluation
 from recipes.reinforcement.environment import Outcome
-from recipes.reinforcement.evaluation import open_agent, play
+from recipes.reinforcement.evaluation import Playing, open_agent, play
 from recipes.reinforcement.gymnasium_environments import GymnasiumEnvironments
 from recipes.reinforcement.settings import make_environments
 from tests.faults.hostile_runs import edit_config
@@ -85,7 +85,7 @@ class QuickSuccesses:
 def test_successes_are_of_the_episodes_whose_returns_count(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A return of 1 is a success here; quick ones must not count more because others are still being played."""
     monkeypatch.setattr(evaluation, "make_environments", QuickSuccesses)
-    figures = play(open_agent(runs / "lstm"), episodes=256, delays=[3])
+    figures = play(open_agent(runs / "lstm"), Playing(delays=[3]))
     for one in (figures, *figures["by_delay"]):
         assert one["success"] == one["return_mean"] and one["chances"] == 256
         assert abs(one["success"] - 0.5) < 0.1
@@ -105,19 +105,14 @@ def test_a_run_is_resumed(runs: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["train", "object_matching", "a", "train.batch_size=1000000000000"], "the tokens of an update would take"),
         (["train", "object_matching", "a", "task.delay=-1"], "task.delay is -1; it must be a whole number"),
         (["train", "object_matching", "a", "model=wavenet"], "model=wavenet cannot be an agent's trunk; choose"),
-        (["train", "object_matching", "a", "train.sharding=fsdp"], "train.sharding is not a setting of agents"),
+        (["train", "object_matching", "a", "train.sharding=fsdp"], "unknown setting 'train.sharding'"),
         (["train", "object_matching", "a", "train.chunk=20"], "train.chunk=20 is not a multiple of the window, 8"),
         (["train", "object_matching", "a", "learner.discount=2"], "learner.discount is 2.0; it must be from 0 to 1"),
-        (["train", "object_matching", "a", "env=CartPole-v1"], "env is for the recipe rl"),
-        (["train", "object_matching", "a", "env_options={a:1}"], "env_options is for the recipe rl"),
+        (["train", "object_matching", "a", "env=CartPole-v1"], "env is a setting of the recipe rl; leave it out"),
         (["train", "rl", "a"], "the recipe rl needs an environment, for example env=MiniGrid"),
-        (
-            ["train", "rl", "a", "env=x", "env_options=3"],
-            "env_options takes names and values, for example env_options={",
-        ),
-        (["train", "rl", "a", "env=x", "env_actions=1"], "env_actions is 1; it must be a whole number from 2, or null"),
-        (["train", "object_matching", "a", "env_actions=3"], "env_actions is for the recipe rl"),
-        (["train", "rl", "a", "env=x", "task.delay=2"], "task.delay=2 is a setting of object_matching"),
+        (["train", "rl", "a", "env=x", "env_options=3"], "Expected `object | null`, got `int` - at `env_options`"),
+        (["train", "rl", "a", "env=x", "env_actions=1"], "Expected `int` >= 2 - at `env_actions`"),
+        (["train", "rl", "a", "env=x", "task.delay=2"], "task.delay is a setting of the recipe object_matching"),
     ],
 )
 def test_bad_settings_are_one_line(
@@ -146,7 +141,7 @@ def test_runs_of_agents_are_told_from_runs_on_text(runs: Path, capsys: pytest.Ca
 def test_a_file_that_cannot_be_written_is_refused_before_it_plays(
     verb: str, runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recipes.verbs.agents.play", lambda *_, **__: pytest.fail("it played"))
+    monkeypatch.setattr("recipes.reinforcement.evaluation.play", lambda *_, **__: pytest.fail("it played"))
     assert "is a folder" in mistake([verb, runs / "ct", "--json", runs], capsys)
 
 
