@@ -1,18 +1,22 @@
-"""How runs on text go on with a text: the beginnings of held-out documents, beside how these go on."""
+"""`python -m recipes sample`: how runs on text continue a prompt, or the beginnings of held-out documents."""
 
-from dataclasses import dataclass
+import os
+import sys
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from recipes.corpora.detokenize import detokenize
-from recipes.corpora.tokenizers import TextTokenizer, load_tokenizer
+from recipes.corpora.tokenizers import UNKNOWN, TextTokenizer, load_tokenizer
 from waveform.engine.dataset import is_dataset
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.token_set import TokenSet
-from waveform.runs.opened import TrainedRun
+from waveform.ranks.distributed import SCORING_TIMEOUT_S, World, job
+from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.scoring import own_tokens
 from waveform.system.errors import UserError
 
@@ -32,6 +36,49 @@ class Prefixes:
             raise UserError(f"--documents is {self.documents} and --prefix is {self.prefix}; both must be at least 1")
 
 
+def sample(
+    run_dir: Path | str,
+    *,
+    prompt: str = "",
+    num_tokens: int = 512,
+    sampling: SamplingConfig | None = None,
+    prefixes: Prefixes | None = None,
+    device: str | None = None,
+) -> str | None:
+    """Return, as text, the prompt and the `num_tokens` tokens with which a run continues it.
+
+    prompt: a text, or the path of a file that contains it. prefixes: continue documents instead; each is shown as far
+    as the model read it, continued by the model, and as it goes on. Without top_k or top_p the nucleus is 0.98. Under
+    torchrun every process calls this and continues a share of the documents; the first one returns the text. Raises
+    UserError for settings out of range, for a prompt that the vocabulary cannot express, and if there is no complete
+    run or its data set, which contains the vocabulary, is gone.
+    """
+    if num_tokens < 1:
+        raise UserError(f"--tokens is {num_tokens}; it must be at least 1")
+    sampling, prefixes = sampling or SamplingConfig(), prefixes or Prefixes()
+    if sampling.int8:
+        raise UserError("--int8 is for runs on audio; leave it out")
+    if sampling.top_k is None and sampling.top_p is None:
+        sampling = replace(sampling, top_p=NUCLEUS)
+    if prompt and prefixes.documents is not None:
+        raise UserError("--prompt and --documents both say what to continue; give one of them")
+    with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
+        run = open_run(run_dir, device=world.device.type)
+        if prefixes.documents is not None:
+            every = continue_documents(run, prefixes, num_tokens=num_tokens, sampling=sampling, world=world)
+            text = "\n".join(
+                f"=== {one.name}: {one.num_read} tokens of the {prefixes.split} split\n{one.read}\n"
+                f"=== continued by {run.name}, step {run.step}\n{one.made}\n=== as it goes on\n{one.truth}\n"
+                for one in every
+            )
+            return text if world.is_first else None
+        if not world.is_first:  # there is one stream
+            return None
+        tokenizer = tokenizer_of(run)
+        ids = _prompt_ids(tokenizer, prompt)
+        return tokenizer.decode([*ids.tolist(), *_continue_tokens(run, ids, num_tokens=num_tokens, sampling=sampling)])
+
+
 def tokenizer_of(run: TrainedRun) -> TextTokenizer:
     """The tokenizer in the run's data set. Raises UserError if it is gone, or is not the one of training."""
     folder = Path(run.config["dataset"]["path"])
@@ -43,7 +90,19 @@ def tokenizer_of(run: TrainedRun) -> TextTokenizer:
     return tokenizer
 
 
-def continue_tokens(run: TrainedRun, ids: np.ndarray, *, num_tokens: int, sampling: SamplingConfig) -> list[int]:
+def _prompt_ids(tokenizer: TextTokenizer, prompt: str) -> np.ndarray:
+    """Return the token ids [n] int64 of the prompt; say on stderr how many of its words are unknown."""
+    try:
+        text = Path(prompt).read_bytes().decode() if os.path.isfile(prompt) else prompt
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read --prompt {prompt} as UTF-8 text: {error}") from error
+    ids = tokenizer.encode_prompt(text).astype(np.int64)
+    if tokenizer.kind == "words" and (unknown := int((ids == tokenizer.encode_prompt(UNKNOWN)[0]).sum())):
+        print(f"note: {unknown} of {len(ids)} words of the prompt are not in the vocabulary", file=sys.stderr)
+    return ids
+
+
+def _continue_tokens(run: TrainedRun, ids: np.ndarray, *, num_tokens: int, sampling: SamplingConfig) -> list[int]:
     """The tokens with which a run continues `ids` [n]."""
     made = sample_tokens(
         run.model,
@@ -68,25 +127,26 @@ class Continuation:
 
 
 def continue_documents(
-    run: TrainedRun, prefixes: Prefixes, *, num_tokens: int, sampling: SamplingConfig
+    run: TrainedRun,
+    prefixes: Prefixes,
+    *,
+    num_tokens: int,
+    sampling: SamplingConfig,
+    world: World | None = None,
 ) -> list[Continuation]:
     """Continue the beginnings of held-out documents by `num_tokens` tokens. Raises UserError if the data is gone."""
     tokenizer = tokenizer_of(run)
-    tokens = own_tokens(run, split=prefixes.split)
+    tokens, chosen = _evenly_spaced(own_tokens(run, split=prefixes.split), prefixes.documents or 1)
 
-    def shown(ids: list[int]) -> str:
-        text = tokenizer.decode(ids)
-        return detokenize(text) if tokenizer.kind == "words" else text
-
-    continuations = []
-    tokens, chosen = _evenly_spaced(tokens, prefixes.documents or 1)
-    for index in chosen:
+    def continued(index: int) -> Continuation:
         read = tokens.read(index, start=0, stop=prefixes.prefix).astype(np.int64)
-        made = continue_tokens(run, read, num_tokens=num_tokens, sampling=sampling)
+        made = _continue_tokens(run, read, num_tokens=num_tokens, sampling=sampling)
         truth = tokens.read(index, start=len(read), stop=len(read) + num_tokens)
-        texts = (shown(ids) for ids in (read.tolist(), made, truth.tolist()))
-        continuations.append(Continuation(tokens.names[index], len(read), *texts))
-    return continuations
+        texts = (tokenizer.decode(ids) for ids in (read.tolist(), made, truth.tolist()))
+        shown = map(detokenize, texts) if tokenizer.kind == "words" else texts
+        return Continuation(tokens.names[index], len(read), *shown)
+
+    return (world or World()).share([partial(continued, index) for index in chosen])
 
 
 def _evenly_spaced(tokens: TokenSet, num: int) -> tuple[TokenSet, list[int]]:

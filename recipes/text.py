@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from recipes.continuations import tokenizer_of
 from recipes.corpora.catalogue import RECIPES, find_recipe, recipe_names
 from recipes.corpora.episodes import is_recall, read_distances, require_recall
 from recipes.corpora.tokenizers import TOKENIZER_FILE, load_tokenizer, save_tokenizer
@@ -148,15 +149,10 @@ class Text(TokenDomain):
 
     @contextmanager
     def exported(self, run: TrainedRun) -> Iterator[Sequence[Path]]:
-        dataset = run.config["dataset"]
-        folder = Path(dataset["path"])
-        if not is_dataset(folder):
-            raise UserError(
-                f"the data set of {run.given}, {folder}, which contains its vocabulary, is gone; put it back"
-            )
+        dataset, tokenizer = run.config["dataset"], tokenizer_of(run)
         with TemporaryDirectory() as place:
             data = Path(place)
-            save_tokenizer(load_tokenizer(folder), data)
+            save_tokenizer(tokenizer, data)
             write_dataset(Dataset(data, dataset["vocab_size"], dataset["modality"], splits={}, sources={}))
             yield [data / TOKENIZER_FILE, data / DATASET_FILE]
 

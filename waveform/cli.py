@@ -59,7 +59,7 @@ _SCORES = {
     }
     for verb in ("evaluate", "compare")
 }
-_SAMPLES = {"audio": "waveform.verbs.sample:sample", "text": "recipes.verbs.sample:sample"}
+_SAMPLES = {"audio": "waveform.verbs.sample:sample", "text": "recipes.continuations:sample"}
 
 RUN_VERBS = (
     Verb(
