@@ -7,9 +7,9 @@ the data set, and loading it runs no code.
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -22,13 +22,13 @@ from waveform.system.errors import UserError
 TOKENIZER_FILE = "tokenizer.json"
 UNKNOWN = "<unk>"
 _UNKNOWN_BYTE, _LEFT_OUT = -1, -2  # instead of the id of a symbol
-_ALPHABET = " abcdefghijklmnopqrstuvwxyz"
+_ALPHABET = b" abcdefghijklmnopqrstuvwxyz"
 
 
 class TextTokenizer(ABC):
     """Turns documents into token ids 0..vocab_size - 1, and ids into text."""
 
-    kind: ClassVar[str]
+    kind: str
     vocab_size: int
 
     @abstractmethod
@@ -43,86 +43,25 @@ class TextTokenizer(ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids."""
 
+    @abstractmethod
     def content(self) -> dict[str, Any]:
-        """Return what `from_content` needs, for JSON."""
-        return {}
-
-    @classmethod
-    def from_content(cls, content: dict[str, Any]) -> Self:
-        """Return the tokenizer whose `content` this is."""
-        return cls()
+        """Return what `TOKENIZERS` makes it of again, for JSON."""
 
 
-class _BytesTokenizer(TextTokenizer):
-    """Every byte is a token, of those that `symbols` has, in the order of their ids."""
+class SymbolTokenizer(TextTokenizer):
+    """A byte is a token: all bytes, text8's characters (a space and a to z), or the symbols of a published model.
 
-    left_out = b""  # unless it is a symbol
-    only = ""  # what a message says of the bytes that are
-
-    def __init__(self, symbols: bytes) -> None:
-        self.symbols, self.vocab_size = symbols, len(symbols)
-        self._ids = np.full(256, _UNKNOWN_BYTE, dtype=np.int16)
-        self._ids[list(self.left_out)] = _LEFT_OUT
-        self._ids[list(symbols)] = np.arange(len(symbols))
-
-    def encode(self, document: Document) -> Iterator[np.ndarray]:
-        position = document.start
-        for block in document.blocks():
-            ids = self._ids[np.frombuffer(block, dtype=np.uint8)]
-            wrong = np.flatnonzero(ids == _UNKNOWN_BYTE)
-            if len(wrong):
-                raise UserError(
-                    f"{document.source.path}: byte {position + int(wrong[0]):,} of {document.file} is "
-                    f"{block[wrong[0] : wrong[0] + 1]!r}, {self.only}"
-                )
-            position += len(block)
-            yield ids[ids >= 0].astype(np.uint8)
-
-    def encode_prompt(self, text: str) -> np.ndarray:
-        ids = self._ids[list(text.encode(errors="surrogateescape"))]
-        if (ids == _UNKNOWN_BYTE).any():
-            raise UserError("the prompt contains a character that this run does not know; leave it out")
-        return ids[ids >= 0].astype(np.uint8)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return bytes(self.symbols[i] for i in ids).decode(errors="replace")
-
-
-class ByteTokenizer(_BytesTokenizer):
-    """Every byte is a token."""
-
-    kind = "bytes"
-
-    def __init__(self) -> None:
-        super().__init__(bytes(range(256)))
-
-
-class CharacterTokenizer(_BytesTokenizer):
-    """text8's characters: a space and the letters a to z."""
-
-    kind = "characters"
-    only = "but text8 contains only a to z and spaces"
-
-    def __init__(self) -> None:
-        super().__init__(_ALPHABET.encode())
-
-    def encode_prompt(self, text: str) -> np.ndarray:
-        text = text.rstrip("\n")
-        if wrong := sorted(set(text) - set(_ALPHABET)):
-            raise UserError(f"the prompt contains {wrong[0]!r}, but this run knows only a to z and spaces")
-        return super().encode_prompt(text)
-
-
-class SymbolTokenizer(_BytesTokenizer):
-    """The bytes that a published model knows.
-
-    Ends of lines are left out if it does not know them: Dai et al. 2019's code reads enwik8 and text8 line by line, so
-    its vocabularies have none, and its figures are per character without them.
+    Ends of lines are left out if a published model does not know them: Dai et al. 2019's code reads enwik8 and text8
+    line by line, so its vocabularies have none, and its figures are per character without them.
     """
 
-    kind = "symbols"
-    left_out = b"\n"
-    only = "which is not in the vocabulary; give that of a model of this corpus"
+    def __init__(self, kind: str, symbols: bytes) -> None:
+        """kind: bytes, characters or symbols; symbols: in the order of their ids."""
+        self.kind, self.symbols, self.vocab_size = kind, symbols, len(symbols)
+        self._ids = np.full(256, _UNKNOWN_BYTE, dtype=np.int16)
+        if kind == "symbols":
+            self._ids[ord("\n")] = _LEFT_OUT
+        self._ids[list(symbols)] = np.arange(len(symbols))
 
     @property
     def begin(self) -> int:
@@ -131,12 +70,34 @@ class SymbolTokenizer(_BytesTokenizer):
             raise UserError("the vocabulary has no space (32 or _), which stands for the beginning of a text; add it")
         return self.symbols.index(b" ")
 
-    def content(self) -> dict[str, Any]:
-        return {"symbols": list(self.symbols)}
+    def encode(self, document: Document) -> Iterator[np.ndarray]:
+        position = document.start
+        for block in document.blocks():
+            ids = self._ids[np.frombuffer(block, dtype=np.uint8)]
+            wrong = np.flatnonzero(ids == _UNKNOWN_BYTE)
+            if len(wrong):
+                remedy = "give that of a model of this corpus" if self.kind == "symbols" else "it has a to z and spaces"
+                raise UserError(
+                    f"{document.source.path}: byte {position + int(wrong[0]):,} of {document.file} is "
+                    f"{block[wrong[0] : wrong[0] + 1]!r}, which is not in the vocabulary; {remedy}"
+                )
+            position += len(block)
+            yield ids[ids >= 0].astype(np.uint8)
 
-    @classmethod
-    def from_content(cls, content: dict[str, Any]) -> Self:
-        return cls(bytes(list(content["symbols"])))  # of a number, `bytes` would make so many
+    def encode_prompt(self, text: str) -> np.ndarray:
+        text = text.rstrip("\n") if self.kind == "characters" else text
+        encoded = text.encode(errors="surrogateescape")
+        ids = self._ids[list(encoded)]
+        for i in np.flatnonzero(ids == _UNKNOWN_BYTE)[:1]:
+            wrong = text[len(encoded[:i].decode(errors="ignore"))]
+            raise UserError(f"the prompt contains {wrong!r}, which this run does not know; leave it out")
+        return ids[ids >= 0].astype(np.uint8)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(self.symbols[i] for i in ids).decode(errors="replace")
+
+    def content(self) -> dict[str, Any]:
+        return {"symbols": list(self.symbols)} if self.kind == "symbols" else {}
 
 
 class WordTokenizer(TextTokenizer):
@@ -192,10 +153,6 @@ class WordTokenizer(TextTokenizer):
     def content(self) -> dict[str, Any]:
         return {"words": self._words}
 
-    @classmethod
-    def from_content(cls, content: dict[str, Any]) -> Self:
-        return cls([str(word) for word in content["words"]])
-
 
 class SubwordTokenizer(TextTokenizer):
     """Byte-level byte-pair encoding by the `tokenizers` library: any text has an encoding, and it is lossless."""
@@ -233,12 +190,6 @@ class SubwordTokenizer(TextTokenizer):
     def content(self) -> dict[str, Any]:
         return {"tokenizer": json.loads(self._tokenizer.to_str())}
 
-    @classmethod
-    def from_content(cls, content: dict[str, Any]) -> Self:
-        # Other parts could pad a text to any length, or replace a letter by a million.
-        own = json.loads(_without_merges().to_str()) | {"model": content["tokenizer"]["model"]}
-        return cls(tokenizers.Tokenizer.from_str(json.dumps(own)))
-
 
 def _without_merges() -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -247,8 +198,18 @@ def _without_merges() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-TOKENIZERS: dict[str, type[TextTokenizer]] = {
-    cls.kind: cls for cls in (ByteTokenizer, CharacterTokenizer, SymbolTokenizer, WordTokenizer, SubwordTokenizer)
+def _with_merges(saved: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Only the merges of one that was saved: other parts could pad a text, or replace a letter by a million."""
+    own = json.loads(_without_merges().to_str()) | {"model": saved["model"]}
+    return tokenizers.Tokenizer.from_str(json.dumps(own))
+
+
+TOKENIZERS: dict[str, Callable[[dict[str, Any]], TextTokenizer]] = {  # kind -> what makes one of its `content`
+    "bytes": lambda content: SymbolTokenizer("bytes", bytes(range(256))),
+    "characters": lambda content: SymbolTokenizer("characters", _ALPHABET),
+    "symbols": lambda content: SymbolTokenizer("symbols", bytes(list(content["symbols"]))),
+    "words": lambda content: WordTokenizer([str(word) for word in content["words"]]),
+    "subwords": lambda content: SubwordTokenizer(_with_merges(content["tokenizer"])),
 }
 
 
@@ -266,10 +227,8 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
             raise ValueError("it is not a regular file")
         content = json.loads(path.read_bytes())
         verify_checksum(content)
-        if content["kind"] not in TOKENIZERS:
-            raise ValueError(f"kind {content['kind']!r} is unknown")
-        return TOKENIZERS[content["kind"]].from_content(content)
+        return TOKENIZERS[content["kind"]](content)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; prepare the data again") from error
     except Exception as error:  # the library raises a bare Exception for a file that it cannot parse
-        raise UserError(f"{path} is damaged ({error}); prepare the data again") from error
+        raise UserError(f"{path} is damaged ({error!r}); prepare the data again") from error

@@ -33,7 +33,7 @@ def read_vocabulary(path: Path) -> WordTokenizer | SymbolTokenizer:
         raise UserError(f"{path} has the word {twice[0]!r} twice; each word has one line, or one id")
     symbols = _symbols(words)
     if symbols is not None:
-        return SymbolTokenizer(symbols)
+        return SymbolTokenizer("symbols", symbols)
     for word in (END_OF_LINE, UNKNOWN):
         if word not in words:
             raise UserError(f"{path} lacks {word}, without which no text can be read with its {len(words):,} words")

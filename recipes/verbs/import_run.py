@@ -91,7 +91,7 @@ def _tokenizer(checkpoint: Path, data_dir: Path | None, vocabulary: Path | None)
     """The vocabulary, from the place that is named first in `import_run`."""
     if data_dir is not None:
         tokenizer = load_tokenizer(data_dir)
-        if not isinstance(tokenizer, WordTokenizer | SymbolTokenizer):
+        if not isinstance(tokenizer, WordTokenizer | SymbolTokenizer) or tokenizer.kind not in _RECIPES:
             raise UserError(
                 f"{data_dir} is read as {tokenizer.kind}; published Transformer-XLs have words or symbols of "
                 "their own, so prepare it as a recipe of words, enwik8 or text8 with corpus.vocabulary=FILE"

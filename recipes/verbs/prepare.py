@@ -209,7 +209,7 @@ def _tokenizer(
             )
         return given
     if recipe.tokens in ("bytes", "characters"):
-        return TOKENIZERS[recipe.tokens].from_content({})
+        return TOKENIZERS[recipe.tokens]({})
     total = sum(document.num_bytes for document in train) / _MEGABYTE
     with Progress(f"{recipe.tokens} of {recipe.name}", total=total, unit="MB", enabled=show_progress) as progress:
         passing = (_Counted(**vars(document), amount=_Amount(), progress=progress) for document in train)

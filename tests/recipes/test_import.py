@@ -336,7 +336,7 @@ def test_symbols_without_text(symbols: tuple[str, Path, Shape, bytes], capsys: p
     capsys.readouterr()
     run("sample", place / "run", "--tokens", "9", "--prompt", "the\ns")
     assert capsys.readouterr().out.splitlines()[-1].startswith("thes")
-    assert "the prompt contains a character" in mistake(["sample", place / "run", "--prompt", "%"], capsys)
+    assert "the prompt contains '%'" in mistake(["sample", place / "run", "--prompt", "%"], capsys)
     (place / "other").write_bytes(text + b"%" + text)
     vocabulary = f"corpus.vocabulary={place / 'checkpoint' / 'vocab.txt'}"
     prepare = ["prepare", "enwik8", place / "other", place / "new", "corpus.check=false", vocabulary]

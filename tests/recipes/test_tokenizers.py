@@ -13,8 +13,7 @@ from recipes.corpora import sources
 from recipes.corpora.documents import Document, read_text, read_words
 from recipes.corpora.sources import open_source
 from recipes.corpora.tokenizers import (
-    ByteTokenizer,
-    CharacterTokenizer,
+    TOKENIZERS,
     SubwordTokenizer,
     TextTokenizer,
     WordTokenizer,
@@ -80,9 +79,9 @@ def test_subwords_are_learned_the_same_each_time(subwords: SubwordTokenizer, tmp
 
 def test_bytes_and_characters(tmp_path: Path) -> None:
     raw = bytes(range(256))
-    assert encode(ByteTokenizer(), document(tmp_path, raw)) == list(range(256))
-    assert ByteTokenizer().decode([104, 105, 255]) == "hi�"
-    tokenizer = CharacterTokenizer()
+    assert encode(TOKENIZERS["bytes"]({}), document(tmp_path, raw)) == list(range(256))
+    assert TOKENIZERS["bytes"]({}).decode([104, 105, 255]) == "hi�"
+    tokenizer = TOKENIZERS["characters"]({})
     ids = encode(tokenizer, document(tmp_path, "the abyz "))
     assert (min(ids), max(ids), tokenizer.vocab_size) == (0, 26, 27)
     assert tokenizer.decode(ids) == "the abyz " and tokenizer.encode_prompt("the abyz ").tolist() == ids
@@ -91,7 +90,7 @@ def test_bytes_and_characters(tmp_path: Path) -> None:
 def test_a_wrong_character_is_named_with_its_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_BLOCK_BYTES", 4)
     with pytest.raises(UserError, match=r"byte 9 of a\.txt is b'Z'"):
-        encode(CharacterTokenizer(), document(tmp_path, "abc def xZ"))
+        encode(TOKENIZERS["characters"]({}), document(tmp_path, "abc def xZ"))
 
 
 def test_words_by_frequency_with_rare_ones_unknown(tmp_path: Path) -> None:
@@ -123,7 +122,7 @@ def test_text_that_is_not_utf8_is_refused(kind: str, tmp_path: Path) -> None:
 def test_saved_and_loaded(subwords: SubwordTokenizer, tmp_path: Path) -> None:
     text = "kaka lolo\nmimi"
     words, _ = WordTokenizer.train([document(tmp_path, text)], min_count=1)
-    for tokenizer in (ByteTokenizer(), CharacterTokenizer(), words, subwords):
+    for tokenizer in (TOKENIZERS["bytes"]({}), TOKENIZERS["characters"]({}), words, subwords):
         save_tokenizer(tokenizer, tmp_path)
         loaded = load_tokenizer(tmp_path)
         assert (loaded.kind, loaded.vocab_size) == (tokenizer.kind, tokenizer.vocab_size)
@@ -159,7 +158,7 @@ def test_only_the_merges_of_subwords_are_loaded(subwords: SubwordTokenizer) -> N
     content["tokenizer"]["padding"] = {**padding, "pad_type_id": 0, "pad_token": "a"}
     longer = {"type": "Replace", "pattern": {"String": "k"}, "content": "k" * 1000}
     content["tokenizer"]["normalizer"] = longer
-    loaded = SubwordTokenizer.from_content(content)
+    loaded = TOKENIZERS["subwords"](content)
     np.testing.assert_array_equal(loaded.encode_prompt("kaka"), subwords.encode_prompt("kaka"))
 
 
