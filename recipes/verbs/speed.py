@@ -35,27 +35,38 @@ def speed(
     if isinstance(contexts, str):
         contexts = numbers_from(contexts, option="--contexts", least=1, example="800,1800")
     check_files(json_file=json_file, plot_file=plot_file)
+    if (name := load(run_dir, device=device).name) != "transformer_xl":
+        raise UserError(f"{run_dir} is a run of {name}; Table 9 compares Transformer-XL, model=transformer_xl")
     entries = [_measure(run_dir, length, device=device) for length in contexts]
-    figures = {
-        "run": str(run_dir),
-        "rows": 1,
-        "rounds": _ROUNDS,
-        "num_threads": torch.get_num_threads(),
-        "contexts": entries,
-    }
-    print(format_table(figures))
+    rows = [
+        {
+            "attention length": f"{entry['context']:,}",
+            "ms/token, memory carried": f"{1e3 * entry['seconds_per_token']['carried']:.3f}",
+            "ms/token, read anew": f"{1e3 * entry['seconds_per_token']['anew']:.2f}",
+            "times slower": f"{entry['times_slower']:,.0f}",
+            "paper": f"{PAPER[entry['context']]:,}" if entry["context"] in PAPER else "-",
+        }
+        for entry in entries
+    ]
+    print(as_table(rows, f"one row, {entries[0]['device']}; one model both times"))
+    threads = torch.get_num_threads()
+    figures = {"run": str(run_dir), "rows": 1, "rounds": _ROUNDS, "num_threads": threads, "contexts": entries}
     write_json(json_file, figures)
     if plot_file is not None:
-        save_plot(plot_file, figures)
+        with panels(plot_file, 1, size=(6, 4), dpi=150) as (axes,):
+            measured = [(entry["context"], entry["times_slower"]) for entry in entries]
+            axes.plot(*zip(*measured, strict=True), marker="o", label="this run")
+            axes.plot(
+                *zip(*PAPER.items(), strict=True), marker="o", linestyle="--", color="0.5", label="Dai et al. 2019"
+            )
+            axes.set_xlabel("tokens of context at evaluation")
+            axes.set_ylabel("times slower without carried memory")
+            axes.set_yscale("log")
+            axes.legend()
     return figures
 
 
 def _measure(run_dir: Path | str, length: int, *, device: str | None) -> dict[str, Any]:
-    recurrent = load(run_dir, device=device)
-    if recurrent.name != "transformer_xl":
-        raise UserError(
-            f"{run_dir} is a run of {recurrent.name}; Table 9 compares Transformer-XL, model=transformer_xl"
-        )
     recurrent = load(run_dir, device=device, memory=length)
     plain = load(run_dir, device=device, memory=0, window=length)
     window = recurrent.window
@@ -76,30 +87,3 @@ def _measure(run_dir: Path | str, length: int, *, device: str | None) -> dict[st
         "times_slower": seconds["anew"] / seconds["carried"],
         "device": str(recurrent.device),
     }
-
-
-def format_table(figures: dict[str, Any]) -> str:
-    """Return a line for each context length, the paper's figure beside ours."""
-    rows = [
-        {
-            "attention length": f"{entry['context']:,}",
-            "ms/token, memory carried": f"{1e3 * entry['seconds_per_token']['carried']:.3f}",
-            "ms/token, read anew": f"{1e3 * entry['seconds_per_token']['anew']:.2f}",
-            "times slower": f"{entry['times_slower']:,.0f}",
-            "paper": f"{PAPER[entry['context']]:,}" if entry["context"] in PAPER else "-",
-        }
-        for entry in figures["contexts"]
-    ]
-    return as_table(rows, f"one row, {figures['contexts'][0]['device']}; one model both times")
-
-
-def save_plot(path: Path, figures: dict[str, Any]) -> None:
-    """Draw how many times slower reading anew is. Raises UserError if the picture cannot be written."""
-    entries = figures["contexts"]
-    with panels(path, 1, size=(6, 4), dpi=150) as (axes,):
-        axes.plot([e["context"] for e in entries], [e["times_slower"] for e in entries], marker="o", label="this run")
-        axes.plot(list(PAPER), list(PAPER.values()), marker="o", linestyle="--", color="0.5", label="Dai et al. 2019")
-        axes.set_xlabel("tokens of context at evaluation")
-        axes.set_ylabel("times slower without carried memory")
-        axes.set_yscale("log")
-        axes.legend()

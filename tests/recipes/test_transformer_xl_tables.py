@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from recipes.text import load
-from recipes.verbs.speed import format_table
 from tests.recipes.calling import figures_of, mistake, run
 from tests.recipes.corpus_files import write_source
 from waveform.engine.checkpoint import CHECKPOINTS_DIR
@@ -60,7 +59,7 @@ def test_speed_by_context_length(place: Path, tmp_path: Path, capsys: pytest.Cap
         assert entry["times_slower"] == pytest.approx(seconds["anew"] / seconds["carried"])
     assert figures["contexts"][1]["times_slower"] > 8  # it reads 800 tokens for each, and a window is 16
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
-    assert [line.split()[-1] for line in format_table(figures).splitlines()[-3:-1]] == ["-", "363"]
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[-3:-1]] == ["-", "363"]
     assert "--contexts is 'x'" in mistake(["speed", place / "run", "--contexts", "x"], capsys)
 
 
