@@ -4,7 +4,6 @@ Each is a sum of nats divided once by a count.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,23 +28,15 @@ UNITS = {
 }
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """A sum of nats over a count of anything."""
+def bits_per(nats: float, count: int) -> float:
+    """Bits per item counted."""
+    return bits(nats / count)
 
-    nats: float
-    count: int
 
-    @property
-    def bits(self) -> float:
-        """Bits per item counted."""
-        return bits(self.nats / self.count)
-
-    @property
-    def perplexity(self) -> float:
-        """exp(nats per item); infinite if it exceeds the range of fp64."""
-        mean = self.nats / self.count
-        return math.exp(mean) if mean < 700 else math.inf
+def perplexity(nats: float, count: int) -> float:
+    """exp(nats per item); infinite if it exceeds the range of fp64."""
+    mean = nats / count
+    return math.exp(mean) if mean < 700 else math.inf
 
 
 def frequency_bucket(train_counts: np.ndarray) -> Tensor:
@@ -58,12 +49,12 @@ def text_metrics(result: Evaluation, recipe: Recipe, *, tokens: str, num_bytes: 
     """Return every metric that `tokens` allow, by name; `num_bytes` and `num_words` are those of the entire split."""
     nats = float(result.nats.sum())
     num_tokens = int(result.counts.sum())
-    metrics: dict[str, Any] = {"nats_per_token": nats / num_tokens, "bits_per_token": Ratio(nats, num_tokens).bits}
+    metrics: dict[str, Any] = {"nats_per_token": nats / num_tokens, "bits_per_token": bits_per(nats, num_tokens)}
     if tokens == "words":
-        metrics["perplexity"] = Ratio(nats, num_tokens).perplexity
+        metrics["perplexity"] = perplexity(nats, num_tokens)
         if result.class_nats is not None and result.class_counts is not None:
             metrics["perplexity_by_frequency"] = {
-                bucket: {"perplexity": Ratio(float(sum_), int(count)).perplexity, "num_tokens": int(count)}
+                bucket: {"perplexity": perplexity(float(sum_), int(count)), "num_tokens": int(count)}
                 for bucket, sum_, count in zip(
                     FREQUENCY_BUCKETS, _padded(result.class_nats), _padded(result.class_counts), strict=True
                 )
@@ -72,10 +63,10 @@ def text_metrics(result: Evaluation, recipe: Recipe, *, tokens: str, num_bytes: 
         return metrics
     if recipe.headline == "bits_per_character":  # of enwik8 and text8, whose characters are bytes
         # What published models do not know is not counted either.
-        metrics["bits_per_character"] = Ratio(nats, num_tokens if tokens == "symbols" else num_bytes).bits
+        metrics["bits_per_character"] = bits_per(nats, num_tokens if tokens == "symbols" else num_bytes)
     else:
-        metrics["bits_per_byte"] = Ratio(nats, num_bytes).bits
-        metrics["word_perplexity"] = Ratio(nats, num_words).perplexity
+        metrics["bits_per_byte"] = bits_per(nats, num_bytes)
+        metrics["word_perplexity"] = perplexity(nats, num_words)
     return metrics
 
 
@@ -90,13 +81,13 @@ def recall_metrics(result: Evaluation, *, chance_bits: float) -> dict[str, Any]:
     width = -(-(len(nats) - 1) // NUM_DISTANCES)
     starts = range(1, len(nats), width)
     return {
-        "bits_per_answer": Ratio(float(nats[1:].sum()), int(counts[1:].sum())).bits,
+        "bits_per_answer": bits_per(float(nats[1:].sum()), int(counts[1:].sum())),
         "chance_bits": chance_bits,
         "bits_by_distance": [
             {
                 "from": start,
                 "to": start + width - 1,
-                "bits": Ratio(float(nats[start : start + width].sum()), num_answers).bits,
+                "bits": bits_per(float(nats[start : start + width].sum()), num_answers),
                 "num_answers": num_answers,
             }
             for start in starts

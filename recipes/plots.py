@@ -1,7 +1,6 @@
 """Draws curves over seeds, and what models recall, by distance: a panel for each question, a curve for each model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +14,6 @@ if TYPE_CHECKING:
 _COLUMNS = 3
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One model's figures, as `evaluate` returns them, from each of its seeds."""
-
-    label: str
-    seeds: Sequence[Mapping[str, Any]]
-
-    def bits(self) -> np.ndarray:
-        """Bits per answer [seeds, buckets of distance]."""
-        return np.array([[entry["bits"] for entry in figures["bits_by_distance"]] for figures in self.seeds])
-
-
 def draw_over_seeds(axes: "Axes", i: int, label: str, x: Any, values: np.ndarray, *, marker: str = "") -> None:
     """The i-th curve: means over seeds of `values` [seeds, x], shaded from the lowest to the highest."""
     colour = COLOURS[i % len(COLOURS)]
@@ -34,19 +21,20 @@ def draw_over_seeds(axes: "Axes", i: int, label: str, x: Any, values: np.ndarray
     axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
 
 
-def save_recall(path: Path, questions: Sequence[tuple[str, Sequence[Curve]]]) -> None:
-    """Draw a panel for each (title, curves). All were evaluated on the same tokens.
+def save_recall(path: Path, questions: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> None:
+    """Draw a panel of each question: bits by distance of each model's figures, as `evaluate` returns them, by seed.
 
-    Raises UserError if the picture cannot be written.
+    All were evaluated on the same tokens. Raises UserError if the picture cannot be written.
     """
-    first = questions[0][1][0].seeds[0]
+    first = next(iter(next(iter(questions.values())).values()))[0]
     middles = [(entry["from"] + entry["to"]) / 2 for entry in first["bits_by_distance"]]
     with panels(path, len(questions), columns=_COLUMNS, size=(4.3, 3.6), sharey=True) as every:
-        for i, (axes, (title, curves)) in enumerate(zip(every, questions, strict=True)):
+        for i, (axes, (title, curves)) in enumerate(zip(every, questions.items(), strict=True)):
             axes.axhline(first["chance_bits"], color="0.6", linewidth=1, linestyle="--")
             axes.annotate("chance", (middles[0], first["chance_bits"]), fontsize=8, color="0.4", va="bottom")
-            for j, curve in enumerate(curves):
-                draw_over_seeds(axes, j, curve.label, middles, curve.bits(), marker="o")
+            for j, (label, seeds) in enumerate(curves.items()):
+                bits = np.array([[entry["bits"] for entry in figures["bits_by_distance"]] for figures in seeds])
+                draw_over_seeds(axes, j, label, middles, bits, marker="o")
             axes.set_title(title)
             axes.set_xlabel("steps since the fact was last seen")
             if i % _COLUMNS == 0:

@@ -14,7 +14,7 @@ from waveform.engine.evaluator import Evaluation
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions
 from waveform.runs.statistics import with_intervals
-from waveform.system.console import counted, printable, table
+from waveform.system.console import counted, table
 from waveform.system.errors import UserError
 
 
@@ -103,12 +103,6 @@ def describe(figures: dict[str, Any]) -> str:
 
 def _label(entry: dict[str, Any]) -> str:
     return Path(entry["run"]).name
-
-
-def names_of(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """The name of each run, or its path if several have that name."""
-    names = [_label(entry) for entry in entries]
-    return [printable(n if names.count(n) == 1 else entry["run"]) for n, entry in zip(names, entries, strict=True)]
 
 
 def rows_of(entries: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

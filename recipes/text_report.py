@@ -7,7 +7,7 @@ from typing import Any
 
 from recipes.continuations import NUCLEUS, Prefixes, continue_documents
 from recipes.corpora.episodes import is_recall
-from recipes.text_figures import frequencies_of, names_of, rows_of
+from recipes.text_figures import frequencies_of, rows_of
 from waveform.analyses.analyse import DEFAULT_TOKENS
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.token_set import TokenSet
@@ -60,9 +60,6 @@ class TextContents(ReportContents):
 
     def first(self, run: TrainedRun) -> int:
         return _FIRST_TOKENS
-
-    def names(self, entries: list[dict[str, Any]]) -> list[str]:
-        return names_of(entries)
 
     def made_of(self, tokens: TokenSet, entries: Figures) -> str:
         return (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from recipes.metrics import UNITS
-from recipes.plots import Curve, save_recall
+from recipes.plots import save_recall
 from recipes.studies.report import SIZES, TEST, Config, Figures, Report, Runs
 from recipes.tables import as_table
 from waveform.engine.metrics import read_metrics
@@ -47,8 +47,7 @@ class ByDistance(Report):
         )
 
     def draw(self, path: Path, summary: Figures, runs: Runs) -> None:
-        curves = {t: [Curve(name, runs[label]) for label, name in named.items()] for t, named in self.panels.items()}
-        save_recall(path, list(curves.items()))
+        save_recall(path, {t: {name: runs[label] for label, name in named.items()} for t, named in self.panels.items()})
 
 
 def _summary(seeds: Sequence[Figures]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recipes.corpora.catalogue import find_recipe
-from recipes.metrics import FREQUENCY_BUCKETS, Ratio, frequency_bucket, text_metrics
+from recipes.metrics import FREQUENCY_BUCKETS, frequency_bucket, perplexity, text_metrics
 from waveform.engine.evaluator import Evaluation
 
 RESULT = Evaluation(
@@ -50,4 +50,4 @@ def test_characters() -> None:
 
 
 def test_a_hopeless_model_has_an_infinite_perplexity() -> None:
-    assert Ratio(1e6, 10).perplexity == math.inf and Ratio(6990.0, 10).perplexity == pytest.approx(math.exp(699))
+    assert perplexity(1e6, 10) == math.inf and perplexity(6990.0, 10) == pytest.approx(math.exp(699))

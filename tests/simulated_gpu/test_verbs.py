@@ -123,7 +123,9 @@ def make_recall(gpu: SimulatedGpu, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare", "sweep", "sample", "analyse"])
 def test_recipes(recall: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics.Ratio, "bits", 1.0)  # answers are counted on the device, which has no numbers
+    monkeypatch.setattr(
+        metrics, "bits_per", lambda nats, count: 1.0
+    )  # answers are counted on the device, which has no numbers
     run, other = recall / "compressive_transformer", recall / "transformer_xl"
     arguments = {
         "evaluate": [run, "--rows", 2],
@@ -139,7 +141,7 @@ def test_study(recall: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(children.Children, "call", lambda self, *arguments: recipes_verb(*arguments))
     in_this_thread = SimpleNamespace(map=map, shutdown=lambda **_: None)
     monkeypatch.setattr(children, "ThreadPoolExecutor", lambda jobs: in_this_thread)
-    monkeypatch.setattr(metrics.Ratio, "bits", 1.0)
+    monkeypatch.setattr(metrics, "bits_per", lambda nats, count: 1.0)
     monkeypatch.setattr(ByDistance, "draw", lambda *arguments: None)  # no answers are counted either
     few = Study({"most_used": ["model.compression=most_used"]}, ByDistance({"one": {"most_used": "one"}}), "one")
     monkeypatch.setattr(study, "find_study", lambda name: few)
