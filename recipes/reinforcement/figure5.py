@@ -114,11 +114,8 @@ class ByPlace(Report):
         elsewhere = [f"--{self.by}s", *self.places] if self.places else []
         return {TEST: ["evaluate", *named, *elsewhere]}
 
-    def has_all(self, content: Figures) -> bool:
-        return [str(at[self.by]) for at in content[f"by_{self.by}"]] == list(self.places)
-
-    def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
-        return {**files[TEST], "curve": read_returns(run_dir)}
+    def read(self, run_dir: Path, scores: Mapping[str, Any]) -> Figures:
+        return {**scores[TEST], "curve": read_returns(run_dir)}
 
     def summarise(self, runs: Runs) -> dict[str, Any]:
         summary = {}

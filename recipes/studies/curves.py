@@ -103,8 +103,8 @@ class BySize(Report):
         tried = ",".join(map(str, sizes.scaled(model[sizes.field])))
         return {SIZES: ["sweep", f"--{sizes.field}", tried]}
 
-    def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
-        return {**files[SIZES], "trained_with": read_config(run_dir)["model"]}
+    def read(self, run_dir: Path, scores: Mapping[str, Any]) -> Figures:
+        return {**scores[SIZES], "trained_with": read_config(run_dir)["model"]}
 
     def summarise(self, runs: Runs) -> dict[str, Any]:
         first = next(iter(runs.values()))[0]["chosen"]
@@ -168,10 +168,10 @@ class InTraining(Report):
     labels: Mapping[str, str]  # label of a setting -> what its curve is called
     published_as: str  # what the paper's curves show, of which it gives no figures
 
-    def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
+    def read(self, run_dir: Path, scores: Mapping[str, Any]) -> Figures:
         logged = [record for record in read_metrics(run_dir) if record["kind"] == "train"]
         return {
-            **files[TEST],
+            **scores[TEST],
             "train_steps": [record["step"] for record in logged],
             "train_bits": [record["nll_bits"] for record in logged],
         }

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-TEST, SIZES = "evaluation.json", "sizes.json"  # files of a run's folder: what `evaluate` and `sweep` write
+TEST, SIZES = "test", "sizes"  # what `evaluate` and `sweep` found
 Config = Mapping[str, Any]  # resolved, as in a run's config.yaml
 Figures = Mapping[str, Any]
 # What was read of the runs of each setting, by its label and then by seed.
@@ -16,16 +16,12 @@ class Report(ABC):
     """One kind of report; a study has its own, with the paper's figures in it."""
 
     def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
-        """What to score of a run: file -> a verb and its options; the file gets the verb's --json."""
+        """What to score of a run: a name for the figures -> a verb and its options."""
         return {TEST: ["evaluate"]}
 
-    def has_all(self, content: Figures) -> bool:
-        """Whether such a file, of the run's present step, holds all that is asked for now."""
-        return True
-
-    def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
-        """The figures of one run, from the content of the files that `commands` names."""
-        return dict(files[TEST])
+    def read(self, run_dir: Path, scores: Mapping[str, Any]) -> Figures:
+        """The figures of one run, from what `commands` found."""
+        return dict(scores[TEST])
 
     @abstractmethod
     def summarise(self, runs: Runs) -> dict[str, Any]:

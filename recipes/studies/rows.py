@@ -13,7 +13,7 @@ from recipes.tables import as_table
 from waveform.runs.statistics import mean_and_interval, shown
 from waveform.system.panels import COLOURS, panels
 
-_VALID = "validation.json"
+_VALID = "valid"
 _NOTE = "ours on {recipe}; the paper's are {published_as}"
 _LONGER = (0.5, 1, 2, 4)  # sizes of memory that are tried, as shares of the one in training
 _STRIDE = 8  # a model without memory scores the last window / 8 tokens of each window, the others are context
@@ -37,8 +37,8 @@ class Ablations(Report):
         sizes = ",".join(str(max(1, round(share * model["memory"]))) for share in _LONGER)
         return {TEST: ["evaluate"], SIZES: ["sweep", "--memory", sizes]}
 
-    def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
-        return {"test": files[TEST], "best": files[SIZES]["chosen"] if SIZES in files else None}
+    def read(self, run_dir: Path, scores: Mapping[str, Any]) -> Figures:
+        return {"test": scores[TEST], "best": scores[SIZES]["chosen"] if SIZES in scores else None}
 
     def summarise(self, runs: Runs) -> dict[str, Any]:
         summary = _summary(runs, self.published_as)
@@ -87,8 +87,8 @@ class BestOfRows(Report):
     def commands(self, config: Config) -> Mapping[str, Sequence[str]]:
         return {_VALID: ["evaluate", "--split", "valid"], TEST: ["evaluate"]}
 
-    def read(self, run_dir: Path, files: Mapping[str, Any]) -> Figures:
-        return {"valid": files[_VALID], "test": files[TEST]}
+    def read(self, run_dir: Path, scores: Mapping[str, Any]) -> Figures:
+        return {"valid": scores[_VALID], "test": scores[TEST]}
 
     def summarise(self, runs: Runs) -> dict[str, Any]:
         summary = _summary(runs, self.published_as)

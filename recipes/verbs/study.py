@@ -1,5 +1,6 @@
 """`python -m recipes study`: every setting of a study, trained with several seeds, evaluated and drawn."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,10 +38,9 @@ def study(
     """
     config, out_dir, has_data = config or StudyConfig(), Path(paths[-1]), name != AGENTS_STUDY
     chosen = find_study(name) if has_data else None
-    if not has_data and (config.rows is not None or config.config_dir is not None):
-        raise UserError(f"study {name} does not know --rows or --config-dir; leave them out")
-    if has_data and (config.agents or config.envs):
-        raise UserError(f"study {name} does not know --agents or --envs; leave them out")
+    for option in ("agents", "envs") if has_data else ("rows", "config_dir"):
+        if getattr(config, option):
+            raise UserError(f"study {name} does not know --{option.replace('_', '-')}; leave it out")
     if len(paths) != 1 + has_data:
         needs = "needs two paths, DATA_DIR and OUT_DIR" if has_data else "has no data: give OUT_DIR alone"
         raise UserError(f"study {name} {needs}, and then settings")
@@ -105,25 +105,18 @@ def _recipe(data: Dataset, chosen: Study, *, name: str) -> str:
 
 
 def _scored(report: Report, folder: Path, config: Config, *, rows: int | None, children: Children) -> Mapping[str, Any]:
-    """What the study needs to know of a trained run, scored now unless the run's folder has it of this step."""
-    cut = [] if rows is None else ["--rows", str(rows)]
-    where = ["--device", device] if (device := config["train"]["device"]) else []
+    """What the study needs to know of a trained run, scored now unless the run's folder has it.
+
+    A file's name tells which command made it, of which step, so that one of another is not taken for it.
+    """
     found = checkpoint.newest(folder)
     assert found is not None
-    files = {}
+    where = ["--device", device] if (device := config["train"]["device"]) else []
+    scores = {}
     for name, (verb, *options) in report.commands(config).items():
-        path = folder / name
-        if not _has_all(report, path, scored_as=(found.step, rows)):
-            children.call(verb, str(folder), *options, *cut, "--json", str(path), *where)
-        files[name] = json.loads(path.read_bytes())
-    return files
-
-
-def _has_all(report: Report, path: Path, *, scored_as: tuple[int, int | None]) -> bool:
-    """Whether a file holds all that is asked for, of a step and with rows; a damaged or missing one does not."""
-    try:
-        content = json.loads(path.read_bytes())
-        first = content["sizes"][0] if "sizes" in content else content
-        return (first["step"], first["rows"]) == scored_as and report.has_all(content)
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return False
+        options += [] if rows is None else ["--rows", str(rows)]
+        path = folder / f"{verb}-{found.step}-{hashlib.sha256(' '.join(options).encode()).hexdigest()[:8]}.json"
+        if not path.exists():
+            children.call(verb, str(folder), *options, "--json", str(path), *where)
+        scores[name] = json.loads(path.read_bytes())
+    return scores

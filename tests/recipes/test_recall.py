@@ -127,7 +127,7 @@ def test_a_study_is_made_of_runs_that_last(
     with monkeypatch.context() as patch:
         calls_in_this_process(patch)
         run(*command, "--seeds", 2, "--json", tmp_path / "s.json", "--plot", tmp_path / "s.png")
-        evaluation = tmp_path / "study" / "rate_8-0" / "evaluation.json"
+        (evaluation,) = (tmp_path / "study" / "rate_8-0").glob("evaluate-2-*.json")
         made = evaluation.stat().st_mtime_ns
         run(*command, "--seeds", 2)
         assert evaluation.stat().st_mtime_ns == made

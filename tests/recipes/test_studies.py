@@ -107,9 +107,9 @@ def test_ablations_are_table_6s() -> None:
 def test_without_memory_windows_overlap_and_with_it_longer_ones_are_tried() -> None:
     """Cut end to end, the first tokens of a window would have no context."""
     report = Ablations({}, {}, "")
-    assert report.commands({"model": {"memory": 0, "window": 64}}) == {"evaluation.json": ["evaluate", "--stride", "8"]}
+    assert report.commands({"model": {"memory": 0, "window": 64}}) == {"test": ["evaluate", "--stride", "8"]}
     recurrent = report.commands({"model": {"memory": 128, "window": 64}})
-    assert recurrent == {"evaluation.json": ["evaluate"], "sizes.json": ["sweep", "--memory", "64,128,256,512"]}
+    assert recurrent == {"test": ["evaluate"], "sizes": ["sweep", "--memory", "64,128,256,512"]}
 
 
 def test_ablations_are_summarised_with_the_best_memory() -> None:

@@ -28,7 +28,7 @@ def test_the_longest_way_ends_beyond_transformer_xls_reach(tmp_path: Path, capsy
     for arguments, words in (
         (["figure5", "a", "b"], "has no data: give OUT_DIR alone"),
         (["table5", "a"], "needs two paths"),
-        (["table5", "a", "b", "--envs", "x"], "study table5 does not know --agents or --envs"),
+        (["table5", "a", "b", "--envs", "x"], "study table5 does not know --envs"),
         (["figure5", "a", "--agents", "x"], "there is no agent 'x' in figure5; choose from"),
         (["figure5", "a", "--envs", "x"], "--envs is for Gymnasium"),
     ):
