@@ -153,9 +153,7 @@ VERBS = (
         "recipes.verbs.topics:topics",
         (
             path("source", "a folder or archive of .txt files, a document each", metavar="SOURCE"),
-            number("--topics", "default 7"),
-            number("--words", "shown of each topic (default 15)"),
-            number("--seed", "from which the topics begin (default 0)"),
+            number("--topics", "default 7", dest="num_topics"),
             JSON,
         ),
         computes=False,

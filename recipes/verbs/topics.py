@@ -3,7 +3,6 @@
 Latent Dirichlet allocation (Blei, Ng and Jordan 2003) by scikit-learn; its settings here are our own.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +14,17 @@ from waveform.system.output import write_json
 
 _MOST_DOCUMENTS = 0.95  # a word in a larger share of the documents says nothing about any
 _VOCABULARY = 20_000  # the most frequent words that are left
+_WORDS = 15  # shown of each topic, as in Table 10
 
 
-@dataclass(frozen=True)
-class TopicsConfig:
-    """How many topics, and how they are found."""
-
-    topics: int = 7  # as many as in Table 10
-    words: int = 15  # shown of each, as there
-    seed: int = 0  # from which the topics begin
-
-    def __post_init__(self) -> None:
-        if min(self.topics, self.words) < 1:
-            raise UserError(f"--topics is {self.topics} and --words is {self.words}; both must be at least 1")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"--seed is {self.seed}; it must be from 0 to {2**32 - 1}")
-
-
-def topics(
-    source: Path | str,
-    *,
-    config: TopicsConfig | None = None,
-    json_file: Path | str | None = None,
-) -> list[dict[str, Any]]:
+def topics(source: Path | str, *, num_topics: int = 7, json_file: Path | str | None = None) -> list[dict[str, Any]]:
     """Print the topics of the .txt files in a folder or an archive, each of which is a document; return their figures.
 
-    Each topic has its `share` of all words, and its most probable words with their probabilities, the largest topic
-    first. Common English words are left out. Raises UserError if scikit-learn is missing, and for fewer than two texts.
+    num_topics: 7 as in Table 10. Each topic has its `share` of all words, and its most probable words with their
+    probabilities, the largest topic first. Common English words are left out. Raises UserError for fewer than two texts.
     """
-    config = config or TopicsConfig()
+    if num_topics < 1:
+        raise UserError(f"--topics is {num_topics}; it must be at least 1")
     require_writable(json_file, option="--json")
     from sklearn.decomposition import LatentDirichletAllocation  # here: it takes a while
     from sklearn.feature_extraction.text import CountVectorizer
@@ -57,14 +38,14 @@ def topics(
         counts = counter.fit_transform("".join(read_text(Document.whole(opened, file))) for file in files)
     except ValueError as error:  # scikit-learn's, for an empty vocabulary
         raise UserError(f"{source} has no words that tell its documents apart; topics need other texts") from error
-    model = LatentDirichletAllocation(n_components=config.topics, random_state=config.seed).fit(counts)
+    model = LatentDirichletAllocation(n_components=num_topics, random_state=0).fit(counts)
     names, total = counter.get_feature_names_out(), model.components_.sum()
     found: list[dict[str, Any]] = []
     for weights in sorted(model.components_, key=lambda weights: -weights.sum()):
-        best = weights.argsort()[::-1][: config.words]
+        best = weights.argsort()[::-1][:_WORDS]
         share = float(weights.sum() / total)
         found.append({"share": share, "words": {str(names[i]): float(weights[i] / weights.sum()) for i in best}})
-    print(f"{config.topics} topics of {len(files):,} documents, by their share of the words")
+    print(f"{num_topics} topics of {len(files):,} documents, by their share of the words")
     for topic in found:
         print(f"{topic['share']:>6.1%}  {', '.join(topic['words'])}")
     write_json(json_file, found)

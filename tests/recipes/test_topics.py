@@ -21,8 +21,8 @@ def write_texts(folder: Path) -> Path:
 
 def test_topics_are_what_the_texts_are_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_texts(tmp_path / "texts")
-    found = figures_of(tmp_path / "t.json", "topics", folder, "--topics", 2, "--words", 5)
-    assert sorted(sorted(topic["words"]) for topic in found) == sorted([sorted(SEA), sorted(GARDEN)])
+    found = figures_of(tmp_path / "t.json", "topics", folder, "--topics", 2)
+    assert sorted(sorted(list(topic["words"])[:5]) for topic in found) == sorted([sorted(SEA), sorted(GARDEN)])
     assert sum(topic["share"] for topic in found) == pytest.approx(1)
     assert all(sum(topic["words"].values()) > 0.9 for topic in found)
     assert ", ".join(found[0]["words"]) in capsys.readouterr().out
@@ -32,6 +32,4 @@ def test_topics_are_what_the_texts_are_about(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "one" / "b.txt").write_text("of the")
     (tmp_path / "one" / "a.txt").write_text("of the")
     assert "no words that tell its documents apart" in mistake(["topics", tmp_path / "one"], capsys)
-
     assert "--topics is 0" in mistake(["topics", tmp_path, "--topics", 0], capsys)
-    assert "--seed is -1; it must be from 0 to" in mistake(["topics", tmp_path, "--seed", -1], capsys)
