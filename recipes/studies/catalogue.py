@@ -5,7 +5,7 @@ A study of a paper's table or figure runs at any preset: what its settings chang
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from recipes.reinforcement import AGENTS_STUDY
 from recipes.studies.curves import ByDistance, BySize, InTraining, Sizes
@@ -90,15 +90,20 @@ _FIGURE_3 = {  # curve, `figure3_*` in conf/studies.yaml -> what becomes small o
 }
 
 
+@cache
+def _as_published(*settings: str) -> Config:
+    """What `train` is in the paper's preset."""
+    return compose_config("enwik8", ["preset=paper", *settings])["train"]
+
+
 def _curve_of_figure_3(config: Config, *, label: str) -> list[str]:
     """Training changes, and ends, at the same share of the figure's axis as in the paper's preset."""
     chosen = f"study=figure3_{label}"
     if config["preset"] == "paper":
         return [chosen]
-    paper = {each: compose_config("enwik8", ["preset=paper", f"study=figure3_{each}"])["train"] for each in _FIGURE_3}
-    axis = max(train["max_steps"] for train in paper.values())
+    axis = max(_as_published(f"study=figure3_{each}")["max_steps"] for each in _FIGURE_3)
     moved = ("max_steps", "lr_change_at", "update_period_from")
-    at = {field: step for field in moved if (step := paper[label][field]) is not None}
+    at = {field: step for field in moved if (step := _as_published(chosen)[field]) is not None}
     return [chosen, *_at_the_same_share(config, at, of=axis)]
 
 
@@ -111,7 +116,7 @@ def _at_the_same_share(config: Config, fields: Mapping[str, int], *, of: int) ->
 
 
 def _rarely_late(config: Config) -> list[str]:
-    paper = compose_config("enwik8", ["preset=paper", "model=transformer_xl"])["train"]
+    paper = _as_published("model=transformer_xl")
     at = {"update_period_from": paper["update_period_from"]}
     moved = _at_the_same_share(config, at, of=paper["max_steps"])
     return ["model=transformer_xl", f"train.update_period={paper['update_period']}", *moved]

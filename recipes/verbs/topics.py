@@ -21,7 +21,8 @@ def topics(source: Path | str, *, num_topics: int = 7, json_file: Path | str | N
     """Print the topics of the .txt files in a folder or an archive, each of which is a document; return their figures.
 
     num_topics: 7 as in Table 10. Each topic has its `share` of all words, and its most probable words with their
-    probabilities, the largest topic first. Common English words are left out. Raises UserError for fewer than two texts.
+    probabilities, the largest topic first. Common English words are left out. Raises UserError for fewer than two
+    texts.
     """
     if num_topics < 1:
         raise UserError(f"--topics is {num_topics}; it must be at least 1")

@@ -40,10 +40,3 @@ def test_gains_are_table_7s() -> None:
     out = format_table([first, compressive])
     (line,) = [line for line in out.splitlines() if "gain over the first" in line]
     assert line.split()[-5:] == ["+2.6%", "+9.5%", "+19.0%", "+19.9%", "+5.8%"]
-
-
-def test_without_words_there_is_no_such_table() -> None:
-    entries = [{**figures(name, [1, 1, 1, 1], 1.0), "headline": "bits_per_byte", "bits_per_byte": 1.0} for name in "ab"]
-    for entry in entries:
-        del entry["perplexity_by_frequency"]
-    assert "occurrences" not in format_table(entries)

@@ -1,13 +1,10 @@
 """`python -m recipes race` and `tune`: the verbs of `waveform` of these names, on text."""
 
 import json
-import re
-import shlex
 from pathlib import Path
 
 import pytest
 
-from recipes.cli import main
 from recipes.text import search_space
 from tests.recipes.calling import figures_of, mistake, run
 from tests.recipes.corpus_files import write_source
@@ -52,17 +49,6 @@ def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureF
         figures_of(tmp_path / "one.json", "evaluate", tmp_path / "runs" / names[0], "--rows", 6)["nats_per_token"]
         == nll["seeds"][0]
     )
-
-
-@pytest.mark.slow
-def test_a_search(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["tune", data, tmp_path / "search", "preset=smoke", "model=transformer_xl", "--trials", 2]
-    (tmp_path / "space.yaml").write_text("train.lr: [1e-9, 3e-3]\n")
-    best, other = figures_of(tmp_path / "search.json", *command, "--budget", "1s", "--space", tmp_path / "space.yaml")
-    assert best["nats_per_token"] <= other["nats_per_token"]
-    again, _ = re.findall(r"^    waveform (train .*)$", capsys.readouterr().out, re.MULTILINE)
-    assert main([*shlex.split(again), "--print-config"]) == 0
-    assert "max_seconds: 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("model", ["compressive_transformer", "transformer_xl"])
