@@ -16,7 +16,7 @@ from recipes.reinforcement.agent import Agent
 from recipes.reinforcement.curves import read_returns, save_returns
 from recipes.reinforcement.learner import LearnerConfig
 from recipes.reinforcement.settings import check_agent, make_environments
-from recipes.tables import as_table
+from recipes.studies.report import as_table
 from waveform.domain import SCHEMA
 from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.state_ram import require_ram_for_state

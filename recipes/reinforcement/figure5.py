@@ -17,8 +17,7 @@ from recipes.reinforcement.evaluation import in_env
 from recipes.reinforcement.settings import compose_config, environment_text
 from recipes.studies.catalogue import Study
 from recipes.studies.children import StudyConfig
-from recipes.studies.report import TEST, Config, Figures, Report, Runs
-from recipes.tables import as_table
+from recipes.studies.report import TEST, Config, Figures, Report, Runs, as_table
 from waveform.runs.statistics import mean_and_interval, shown
 from waveform.system.errors import UserError
 

@@ -10,7 +10,7 @@ from functools import cache, partial
 from recipes.reinforcement import AGENTS_STUDY
 from recipes.studies.curves import ByDistance, BySize, InTraining, Sizes
 from recipes.studies.report import Config, Report
-from recipes.studies.rows import Ablations, BestOfRows
+from recipes.studies.rows import Row, Rows
 from recipes.text import compose_config
 from waveform.system.errors import UserError
 
@@ -122,26 +122,30 @@ def _rarely_late(config: Config) -> list[str]:
     return ["model=transformer_xl", f"train.update_period={paper['update_period']}", *moved]
 
 
-_TXL_ROWS = {  # label -> its name in conf/studies.yaml, and the row of Dai et al. 2019
-    "transformer_xl": ("none", "as published"),
-    "shaw": ("txl_shaw", "Shaw's encodings"),
-    "half_loss": ("txl_half_loss", "half loss"),
-    "no_recurrence": ("txl_no_recurrence", "no recurrence"),
-    "no_recurrence_half_loss": ("txl_no_recurrence_half_loss", "no recurrence, half loss"),
-    "shaw_no_recurrence": ("txl_shaw_no_recurrence", "no recurrence, Shaw's encodings"),
-    "shaw_no_recurrence_half_loss": ("txl_shaw_no_recurrence_half_loss", "no recurrence, Shaw's, half loss"),
-    "transformer": ("txl_transformer", "no recurrence, absolute encodings, half loss"),
-    "learned_positions": ("txl_learned_positions", "no recurrence, learned positions, half loss"),
+_TXL_ROWS = {  # row of Dai et al. 2019 -> its name in conf/studies.yaml, its perplexities in Tables 6 and 7
+    "as published": ("none", (27.02, 26.77), (25.2,)),
+    "Shaw's encodings": ("txl_shaw", (27.94, 27.94), (25.7,)),
+    "half loss": ("txl_half_loss", (28.69, 28.33), ()),
+    "no recurrence": ("txl_no_recurrence", (29.59, 29.02), (27.1,)),
+    "no recurrence, half loss": ("txl_no_recurrence_half_loss", (30.10, 30.10), ()),
+    "no recurrence, Shaw's encodings": ("txl_shaw_no_recurrence", (29.75, 29.75), ()),
+    "no recurrence, Shaw's, half loss": ("txl_shaw_no_recurrence_half_loss", (30.50, 30.50), ()),
+    "no recurrence, absolute encodings, half loss": ("txl_transformer", (30.97, 30.97), ()),
+    "no recurrence, learned positions, half loss": ("txl_learned_positions", (31.16, 31.16), ()),
 }
 
 
-def _ablations(title: str, *, published: Mapping[str, Sequence[float]], published_as: str) -> Study:
-    """Rows of `_TXL_ROWS`, each with the paper's figure, and with the one at its best length of attention if named."""
+def _ablations(title: str, *, table: int, published_as: str) -> Study:
+    """The rows of one of the tables of `_TXL_ROWS`, 6 or 7."""
+    rows = {row: (study, found[table - 6]) for row, (study, *found) in _TXL_ROWS.items() if found[table - 6]}
+    labels = {study: "transformer_xl" if study == "none" else study.removeprefix("txl_") for study, _ in rows.values()}
     return Study(
         title=title,
-        variants={label: ("model=transformer_xl", f"study={_TXL_ROWS[label][0]}") for label in published},
-        report=Ablations(
-            rows={label: _TXL_ROWS[label][1] for label in published}, published=published, published_as=published_as
+        variants={label: ("model=transformer_xl", f"study={study}") for study, label in labels.items()},
+        report=Rows(
+            {row: Row({labels[study]: ""}, published) for row, (study, published) in rows.items()},
+            published_as=published_as,
+            by_attention=True,
         ),
     )
 
@@ -198,12 +202,11 @@ STUDIES = {
             for file, _ in _TABLE_5_ROWS.values()
             for rate in _RATES
         },
-        report=BestOfRows(
-            rows={
-                row: {f"{file}-rate_{rate}": f"c = {rate}" for rate in _RATES}
-                for row, (file, _) in _TABLE_5_ROWS.items()
+        report=Rows(
+            {
+                row: Row({f"{file}-rate_{rate}": f"c = {rate}" for rate in _RATES}, (published,))
+                for row, (file, published) in _TABLE_5_ROWS.items()
             },
-            published={row: published for row, (_, published) in _TABLE_5_ROWS.items()},
             published_as="bits per character on enwik8, at its preset=paper",
         ),
     ),
@@ -234,33 +237,22 @@ STUDIES = {
             "every_step": ("model=transformer_xl", "train.update_period=1"),
             "every_4_steps": _rarely_late,
         },
-        report=BestOfRows(
-            rows={
-                "an update at every step": {"every_step": "-"},
-                "every 4 steps, late in training": {"every_4_steps": "-"},
+        report=Rows(
+            {
+                "an update at every step": Row({"every_step": "-"}, (0.995,)),
+                "every 4 steps, late in training": Row({"every_4_steps": "-"}, (0.984,)),
             },
-            published={"an update at every step": 0.995, "every 4 steps, late in training": 0.984},
             published_as="bits per character on enwik8, test",
         ),
     ),
     "txl_table6": _ablations(
         "Dai et al. 2019, Table 6: recurrence, encodings and half loss",
-        published={
-            "transformer_xl": (27.02, 26.77),
-            "shaw": (27.94, 27.94),
-            "half_loss": (28.69, 28.33),
-            "no_recurrence": (29.59, 29.02),
-            "no_recurrence_half_loss": (30.10, 30.10),
-            "shaw_no_recurrence": (29.75, 29.75),
-            "shaw_no_recurrence_half_loss": (30.50, 30.50),
-            "transformer": (30.97, 30.97),
-            "learned_positions": (31.16, 31.16),
-        },
+        table=6,
         published_as="perplexity on WikiText-103 as trained, and at the best length of attention",
     ),
     "txl_table7": _ablations(
         "Dai et al. 2019, Table 7: encodings and recurrence on text without context",
-        published={"transformer_xl": (25.2,), "shaw": (25.7,), "no_recurrence": (27.1,)},
+        table=7,
         published_as="perplexity on One Billion Word",
     ),
 }

@@ -9,8 +9,7 @@ import numpy as np
 
 from recipes.metrics import UNITS
 from recipes.plots import save_recall
-from recipes.studies.report import SIZES, TEST, Config, Figures, Report, Runs
-from recipes.tables import as_table
+from recipes.studies.report import SIZES, TEST, Config, Figures, Report, Runs, as_table
 from waveform.engine.metrics import read_metrics
 from waveform.runs.folder import read_config
 from waveform.runs.statistics import mean_and_interval, shown

@@ -5,11 +5,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from waveform.system.console import table
+
 TEST, SIZES = "test", "sizes"  # what `evaluate` and `sweep` found
 Config = Mapping[str, Any]  # resolved, as in a run's config.yaml
 Figures = Mapping[str, Any]
 # What was read of the runs of each setting, by its label and then by seed.
 Runs = Mapping[str, Sequence[Figures]]
+
+
+def as_table(rows: Sequence[Mapping[str, str]], *below: str) -> str:
+    """Rows as text, which all have the columns of the first, and lines below them."""
+    return "\n".join([*table(list(rows[0]), [list(row.values()) for row in rows]), *below])
 
 
 class Report(ABC):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from recipes.tables import as_table
+from recipes.studies.report import as_table
 from recipes.text import load
 from recipes.verbs.sweep import numbers_from
 from waveform.analyses.state_reuse import fresh_state, read_windows, seconds_per_token

@@ -10,7 +10,7 @@ import pytest
 
 from recipes.studies.catalogue import STUDIES, find_study
 from recipes.studies.curves import InTraining, Sizes
-from recipes.studies.rows import Ablations, BestOfRows
+from recipes.studies.rows import Row, Rows
 from recipes.text import compose_config
 from tests.recipes.calling import mistake, run
 from tests.recipes.conftest import Calls
@@ -98,12 +98,14 @@ def test_ablations_are_table_6s() -> None:
         (False, "learned", 0.5),
     ]
     report = find_study("txl_table6").report
-    assert isinstance(report, Ablations) and list(report.published) == list(configs)
+    assert isinstance(report, Rows) and [label for row in report.rows.values() for label in row.candidates] == list(
+        configs
+    )
 
 
 def test_without_memory_windows_overlap_and_with_it_longer_ones_are_tried() -> None:
     """Cut end to end, the first tokens of a window would have no context."""
-    report = Ablations({}, {}, "")
+    report = Rows({}, "", by_attention=True)
     assert report.commands({"model": {"memory": 0, "window": 64}}) == {"test": ["evaluate", "--stride", "8"]}
     recurrent = report.commands({"model": {"memory": 128, "window": 64}})
     assert recurrent == {"test": ["evaluate"], "sizes": ["sweep", "--memory", "64,128,256,512"]}
@@ -112,13 +114,15 @@ def test_without_memory_windows_overlap_and_with_it_longer_ones_are_tried() -> N
 def test_ablations_are_summarised_with_the_best_memory() -> None:
     known = {"headline": "bits_per_byte", "recipe": "folder", "num_parameters": 9, "train_tokens_seen": 7}
     with_memory = [
-        {"test": known | {"bits_per_byte": 2.0}, "best": {"bits_per_byte": 1.5, "memory": 64}},
-        {"test": known | {"bits_per_byte": 4.0}, "best": {"bits_per_byte": 2.5, "memory": 128}},
+        {"test": known | {"bits_per_byte": 2.0}, "sizes": {"chosen": {"bits_per_byte": 1.5, "memory": 64}}},
+        {"test": known | {"bits_per_byte": 4.0}, "sizes": {"chosen": {"bits_per_byte": 2.5, "memory": 128}}},
     ]
-    without = [{"test": known | {"bits_per_byte": 5.0}, "best": None}] * 2
-    report = Ablations({"a": "with", "b": "without"}, {"a": (27.0, 26.8), "b": (30.0,)}, "perplexity")
+    without = [{"test": known | {"bits_per_byte": 5.0}}] * 2
+    rows = {"with": Row({"a": ""}, (27.0, 26.8)), "without": Row({"b": ""}, (30.0,))}
+    report = Rows(rows, "perplexity", by_attention=True)
     summary = report.summarise({"a": with_memory, "b": without})
-    assert (summary["rows"]["a"]["test"]["mean"], summary["rows"]["a"]["best"]["mean"]) == (3, 2)
+    entry = summary["rows"]["with"]
+    assert (entry["test"]["mean"], entry["test_with_best_memory"]["mean"]) == (3, 2)
     first, second = report.table(summary).splitlines()[2:4]
     assert "64 or 128" in first and first.endswith("27, 26.8") and second.endswith("30")
 
@@ -137,10 +141,10 @@ def test_a_row_is_the_best_of_its_candidates_on_validation() -> None:
         known = {"headline": "bits_per_byte", "recipe": "folder", "num_parameters": 9, "train_tokens_seen": 7}
         return {"valid": known | {"bits_per_byte": valid}, "test": known | {"bits_per_byte": test}}
 
-    report = BestOfRows({"row": {"a": "c = 2", "b": "c = 3"}}, {"row": 0.9}, "bits")
+    report = Rows({"row": Row({"a": "c = 2", "b": "c = 3"}, (0.9,))}, "bits")
     summary = report.summarise({"a": [figures(2, 1), figures(4, 1)], "b": [figures(2, 3), figures(3, 5)]})
     row = summary["rows"]["row"]
-    assert (row["best"], row["test"]["mean"], row["published"]) == ("c = 3", 4, 0.9)
+    assert (row["best"], row["test"]["mean"], row["published"]) == ("c = 3", 4, [0.9])
     half = 12.706 * math.sqrt(2) / math.sqrt(2)  # Student's t with one degree of freedom
     assert row["test"]["interval_95"] == pytest.approx([4 - half, 4 + half], rel=1e-3)
     assert report.table(summary).splitlines()[2].split()[-1] == "0.9"
@@ -202,9 +206,9 @@ def test_every_study_ends_with_a_table_and_a_picture(
 ) -> None:
     """Of Table 5 two rows at two rates: the others are made alike, and their settings are tested above."""
     report = STUDIES["table5"].report
-    assert isinstance(report, BestOfRows)
-    rows = {row: dict(list(rates.items())[:2]) for row, rates in list(report.rows.items())[:2]}
-    variants = {label: STUDIES["table5"].variants[label] for rates in rows.values() for label in rates}
+    assert isinstance(report, Rows)
+    rows = {name: Row(dict(list(row.candidates.items())[:2]), (1,)) for name, row in list(report.rows.items())[:2]}
+    variants = {label: STUDIES["table5"].variants[label] for row in rows.values() for label in row.candidates}
     few = replace(STUDIES["table5"], variants=variants, report=replace(report, rows=rows))
     monkeypatch.setitem(STUDIES, "table5", few)
     out = tmp_path / "study"
