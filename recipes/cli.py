@@ -89,7 +89,6 @@ VERBS = (
             ENV,
             DEVICE,
         ),
-        report="recipes.reinforcement.episode:report",
     ),
     Verb(
         "study",

@@ -33,8 +33,9 @@ def draw_episode(
 ) -> dict[str, Any]:
     """Let the agent play, at most so many steps of one episode, and draw them as a GIF, a PNG or both.
 
-    episode: which, of those that training does not have. env: as of `open_agent`. Returns what it was paid at each
-    step. Raises UserError if there is nothing to write, no run of an agent, or the environment does not draw itself.
+    episode: which, of those that training does not have. env: as of `open_agent`. Says and returns what it was paid at
+    each step. Raises UserError if there is nothing to write, no run of an agent, or the environment does not draw
+    itself.
     """
     if gif_file is None and plot_file is None:
         raise UserError("nothing would be drawn; give --gif FILE.gif, --plot FILE.png or both")
@@ -63,13 +64,9 @@ def draw_episode(
     if plot_file is not None:
         captions = [f"{i}" + (f": {reward:+g}" if reward else "") for i, reward in enumerate(rewards)]
         save_steps(plot_file, frames, captions)
+    paid = [f"{reward:+g} at step {i}" for i, reward in enumerate(rewards) if reward]
+    say(f"{len(frames) - 1} steps of {run_dir}: {', '.join(paid) or 'nothing was paid'}")
     return {"run": str(run_dir), "steps": len(frames) - 1, "rewards": rewards[1:]}
-
-
-def report(figures: dict[str, Any]) -> None:
-    """Say what the agent was paid."""
-    paid = [f"{reward:+g} at step {i}" for i, reward in enumerate(figures["rewards"], start=1) if reward]
-    say(f"{figures['steps']} steps of {figures['run']}: {', '.join(paid) or 'nothing was paid'}")
 
 
 def save_gif(path: Path, frames: Sequence[np.ndarray]) -> None:

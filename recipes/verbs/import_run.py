@@ -61,10 +61,17 @@ def import_run(
     settings = [*_settings(published), *overrides]
     config = compose_config(recipe, settings)
     config["dataset"] = {"vocab_size": published.vocab_size}
-    _refuse_other_shapes(checkpoint, config, published)
+    sketch_model(config, num_copies=2)  # raises if they would not fit this machine
     model = model_from(config)
     assert isinstance(model, nn.Module)
-    model.load_state_dict(published.weights)
+    try:
+        model.load_state_dict(published.weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split(":", 1)[-1].split())[:300]
+        raise UserError(
+            f"{checkpoint} does not fit model=transformer_xl: {reason}; leave out settings of sizes, or get the file "
+            "again"
+        ) from error
     try:
         with explain_write_errors(run_dir):
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -123,20 +130,6 @@ def _settings(published: Published) -> list[str]:
     window = published.fields["window"]
     model = [f"model.{name}={text(value)}" for name, value in published.fields.items()]
     return ["model=transformer_xl", *model, "train.batch_size=1", f"train.chunk={window}"]
-
-
-def _refuse_other_shapes(path: Path, config: dict[str, Any], published: Published) -> None:
-    """Raises UserError if the weights do not fit the model of `config`."""
-    sketch = sketch_model(config, num_copies=2)
-    assert isinstance(sketch, nn.Module)
-    wanted = {name: tuple(tensor.shape) for name, tensor in sketch.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in published.weights.items()}
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise UserError(
-                f"{path} does not fit model=transformer_xl: {name} has shape {found.get(name)}, not "
-                f"{wanted.get(name)}; leave out settings of sizes, or get the file again"
-            )
 
 
 def _write_run(run_dir: Path, config: dict[str, Any], data: Dataset, model: SequenceModel) -> None:

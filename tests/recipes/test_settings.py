@@ -33,7 +33,7 @@ def fits(config: dict[str, Any], *, vocab_size: int) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["paper", "small", "cpu", "smoke"])
-@pytest.mark.parametrize(("recipe", "model"), zip(RECIPES, itertools.cycle(MODELS), strict=False))
+@pytest.mark.parametrize(("recipe", "model"), list(zip(RECIPES, itertools.cycle(MODELS), strict=False)))
 def test_every_configuration_composes(recipe: str, preset: str, model: str) -> None:
     """Of each recipe with one of the models, which do not depend on it."""
     config = compose_config(recipe, [f"preset={preset}", f"model={model}"])
