@@ -1,17 +1,16 @@
 """`python -m recipes sweep`: one run at several sizes of its memories (Rae et al. 2019, Tables 8 and 9)."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
 from recipes.metrics import UNITS
+from recipes.studies.report import as_table
 from recipes.text import Text
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.scoring import EvaluateOptions, own_tokens
 from waveform.system.atomic import require_writable
-from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
 from waveform.system.panels import panels
@@ -82,33 +81,31 @@ def sweep(
         return result
 
 
-def _trained_with(entries: Sequence[dict[str, Any]]) -> str:
-    first = entries[0]
-    return f"{first['recipe']}, {first['split']} split, {first['model']} at step {first['step']}"
-
-
 def format_table(result: dict[str, Any]) -> str:
     """Return a table with one line per size, and what the best of them gives on the test split."""
     entries, chosen = result["sizes"], result["chosen"]
     headline = entries[0]["headline"]
     rows = [
-        [
-            str(entry["memory"]),
-            "-" if entry["compressed"] is None else str(entry["compressed"]),
-            f"{entry[headline]:.4f}",
-            f"{entry['nats_per_token']:.4f}",
-        ]
+        {
+            "memory": str(entry["memory"]),
+            "compressed": "-" if entry["compressed"] is None else str(entry["compressed"]),
+            UNITS[headline]: f"{entry[headline]:.4f}",
+            "nats/token": f"{entry['nats_per_token']:.4f}",
+        }
         for entry in entries
     ]
-    lines = [_trained_with(entries), *table(["memory", "compressed", UNITS[headline], "nats/token"], rows)]
+    lines = [_title(entries[0]), as_table(rows)]
     if chosen is not None:
         compressed = "" if chosen["compressed"] is None else f", compressed {chosen['compressed']}"
-        lines.append(
-            f"the best of these, memory {chosen['memory']}{compressed}, on the test split: {chosen[headline]:.4f}"
-        )
+        best = f"memory {chosen['memory']}{compressed}, on the test split: {chosen[headline]:.4f}"
+        lines.append(f"the best of these, {best}")
     if entries[0]["rows"]:
         lines.append(f"cut for speed, state {entries[0]['state']}")
     return "\n".join(lines)
+
+
+def _title(entry: dict[str, Any]) -> str:
+    return f"{entry['recipe']}, {entry['split']} split, {entry['model']} at step {entry['step']}"
 
 
 def save_plot(path: Path, result: dict[str, Any]) -> None:
@@ -129,5 +126,5 @@ def save_plot(path: Path, result: dict[str, Any]) -> None:
             axes.plot(*best, marker="*", markersize=12, linestyle="", label="test, the best")
         axes.set_xlabel(f"slots of {'compressed memory' if along == 'compressed' else 'memory'} at evaluation")
         axes.set_ylabel(UNITS[headline])
-        axes.set_title(_trained_with(entries))
+        axes.set_title(_title(entries[0]))
         axes.legend()

@@ -13,7 +13,8 @@ from tests.recipes.calling import mistake, run
 
 
 def call(children: Children, *arguments: str) -> None:
-    run(*arguments)
+    """A study's call in this process; agents play four episodes."""
+    run(*arguments, *(["--episodes", 4] if arguments[0] == "evaluate" else []))
 
 
 def test_the_longest_way_ends_beyond_transformer_xls_reach(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +54,6 @@ def test_every_agent_has_the_slots_that_were_asked_for() -> None:
 @pytest.mark.slow
 def test_the_study_trains_draws_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Children, "call", call)
-    monkeypatch.setattr(evaluation, "EPISODES", 4)
     few = ["--agents", "lstm", "transformer_xl", "rate_4"]
     monkeypatch.setattr(evaluation, "choose_device", {"cpu": "cpu"}.__getitem__)  # as trained
     settings = ["preset=smoke", "train.max_steps=6", "train.device=cpu"]
@@ -77,7 +77,6 @@ def test_the_study_of_gymnasium_evaluates_in_other_environments(
 ) -> None:
     pytest.importorskip("minigrid")
     monkeypatch.setattr(Children, "call", call)
-    monkeypatch.setattr(evaluation, "EPISODES", 4)
     others = ["MiniGrid-Empty-6x6-v0", "MiniGrid-Empty-Random-6x6-v0"]
     env = ["env=MiniGrid-Empty-5x5-v0", "env_options={disable_env_checker:true}"]
     study = ["study", "figure5", tmp_path / "out", "preset=smoke", "train.max_steps=2", *env]
