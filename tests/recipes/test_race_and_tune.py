@@ -30,25 +30,13 @@ def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")
     names = ["compressive_transformer-3", "transformer_xl-3", "compressive_transformer-4", "transformer_xl-4"]
     assert [Path(entry["run"]).name for entry in figures["runs"]] == names
-    assert all(entry["learning_curve"]["steps"] == [1, 2, 3] for entry in figures["runs"])
     compressive, other = figures["models"]
-    assert other["difference_nats"] is None
-    nll, difference = compressive["nats_per_token"], compressive["difference_nats"]
-    assert nll["seeds"] == [figures["runs"][i]["nats_per_token"] for i in (0, 2)]
-    assert difference["seeds"] == pytest.approx(
-        [a - b for a, b in zip(nll["seeds"], other["nats_per_token"]["seeds"], strict=True)]
-    )
-    low, high = nll["interval_95_over_utterances"]
-    assert low < nll["mean"] < high
-    assert compressive["bits_per_byte"]["seeds"] == [figures["runs"][i]["bits_per_byte"] for i in (0, 2)]
-    (row,) = (line for line in out.splitlines() if line.startswith("compressive_transformer "))
-    assert f"{nll['mean']:.4f} [" in row and f"{difference['mean']:+.4f} [" in row
+    assert other["difference_nats"] is None and compressive["difference_nats"] is not None
+    for metric in ("nats_per_token", "bits_per_byte"):
+        assert compressive[metric]["seeds"] == [figures["runs"][i][metric] for i in (0, 2)]
     assert "bits per byte" in out and "over 2 seeds" in out
-
-    assert (
-        figures_of(tmp_path / "one.json", "evaluate", tmp_path / "runs" / names[0], "--rows", 6)["nats_per_token"]
-        == nll["seeds"][0]
-    )
+    one = figures_of(tmp_path / "one.json", "evaluate", tmp_path / "runs" / names[0], "--rows", 6)
+    assert one["nats_per_token"] == compressive["nats_per_token"]["seeds"][0]
 
 
 @pytest.mark.parametrize("model", ["compressive_transformer", "transformer_xl"])
