@@ -92,6 +92,8 @@ def test_two_processes_train_and_evaluate_as_one(place: Path, tmp_path: Path) ->
     run_dir = tmp_path / "run"
     out = ranks("train", place / "data", run_dir, "preset=smoke", *SHORT)
     assert "2 x cpu" in out and "1 thread in each process: OMP_NUM_THREADS=1" in out and "finished: step 4" in out
+    said = ranks("sample", run_dir, "--documents", 3, "--prefix", 4, "--tokens", 4)
+    assert said.count("=== as it goes on") == 3  # a share is drawn by each, and one says them all
     dynamic = ["--dynamic", "--dynamic-optimiser", "adam", "--dynamic-lr", "1e-3"]
     run("evaluate", run_dir, "--rows", 3, *dynamic, "--json", tmp_path / "alone.json")
     ranks("evaluate", run_dir, "--rows", 3, *dynamic, "--json", tmp_path / "together.json")
