@@ -160,9 +160,3 @@ def test_only_the_merges_of_subwords_are_loaded(subwords: SubwordTokenizer) -> N
     content["tokenizer"]["normalizer"] = longer
     loaded = TOKENIZERS["subwords"](content)
     np.testing.assert_array_equal(loaded.encode_prompt("kaka"), subwords.encode_prompt("kaka"))
-
-
-def test_loading_runs_nothing(tmp_path: Path, subwords: SubwordTokenizer) -> None:
-    save_tokenizer(subwords, tmp_path)
-    content: Any = json.loads((tmp_path / "tokenizer.json").read_text())
-    assert set(content) == {"kind", "tokenizer", "checksum"}
