@@ -16,10 +16,9 @@ VOCABULARY_FILES = ("vocab.json", "vocab.txt")
 def read_vocabulary(path: Path) -> WordTokenizer | SymbolTokenizer:
     """Return the tokenizer with the words of a file, or with its symbols if all are bytes (enwik8) or letters (text8).
 
-    JSON: a list of words, or an object from words to ids; either may be the value of `idx2sym` or `sym2idx`. Text: one
-    word a line, with or without its count after it. Symbols are as in Dai et al. 2019's data: a byte is its number, or
-    all are ASCII characters, with _ for a space. Raises UserError for any other file, for a word that occurs twice, and
-    for words without <eos> or <unk>.
+    JSON: a list of words, or an object from words to ids; text: one word a line, with or without its count after it.
+    Symbols are as in Dai et al. 2019's data: a byte is its number, or all are ASCII characters, with _ for a space.
+    Raises UserError for any other file, for a word that occurs twice, and for words without <eos> or <unk>.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -50,8 +49,6 @@ def _symbols(words: list[str]) -> bytes | None:
 
 
 def _from_json(content: Any) -> list[str]:
-    if isinstance(content, dict) and ("idx2sym" in content or "sym2idx" in content):
-        content = content.get("idx2sym") or content["sym2idx"]
     if isinstance(content, dict):
         if sorted(content.values(), key=str) != sorted(range(len(content)), key=str):
             raise ValueError(f"the ids of its {len(content):,} words are not 0, 1, 2 and so on")

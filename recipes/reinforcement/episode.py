@@ -16,6 +16,7 @@ from waveform.system.output import check_files, write_bytes
 from waveform.system.panels import panels
 
 _STEPS = 60
+_ROW = 1 << 41  # beyond those of training and of evaluation
 _COLUMNS = 12
 _FRAME_MS = 160  # of a GIF
 _ENLARGED_TO = 96  # pixels that a frame of a GIF is at least high
@@ -27,15 +28,13 @@ def draw_episode(
     gif_file: Path | None = None,
     plot_file: Path | None = None,
     num_steps: int = _STEPS,
-    episode: int = 0,
     env: str | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
     """Let the agent play, at most so many steps of one episode, and draw them as a GIF, a PNG or both.
 
-    episode: which, of those that training does not have. env: as of `open_agent`. Says and returns what it was paid at
-    each step. Raises UserError if there is nothing to write, no run of an agent, or the environment does not draw
-    itself.
+    The episode is none of training. env: as of `open_agent`. Says and returns what the agent was paid at each step.
+    Raises UserError if there is nothing to write, no run of an agent, or the environment does not draw itself.
     """
     if gif_file is None and plot_file is None:
         raise UserError("nothing would be drawn; give --gif FILE.gif, --plot FILE.png or both")
@@ -43,11 +42,9 @@ def draw_episode(
         raise UserError(f"--gif {gif_file} is not a .gif")
     if num_steps < 1:
         raise UserError(f"--steps is {num_steps}; it must be at least 1")
-    if not 0 <= episode < 1 << 40:
-        raise UserError(f"--episode is {episode}; it must be from 0 to {(1 << 40) - 1}")
     check_files(json_file=None, plot_file=plot_file)
     require_writable(gif_file, option="--gif")
-    actors = open_agent(run_dir, env=env, device=device).actors(1, first_row=(1 << 41) + episode)
+    actors = open_agent(run_dir, env=env, device=device).actors(1, first_row=_ROW)
     frames, rewards = [actors.environments.picture()], [0.0]
     with torch.inference_mode():
         for _ in range(num_steps):

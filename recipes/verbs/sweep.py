@@ -33,18 +33,16 @@ def sweep(
     compressed: str | None = None,
     memory: str | None = None,
     options: EvaluateOptions | None = None,
-    split: str = "valid",
     json_file: Path | str | None = None,
     device: str | None = None,
     show_progress: bool = True,
 ) -> dict[str, Any]:
     """Evaluate a run at each size; print a table, write the figures as JSON and a plot next to it.
 
-    compressed, memory: slots, as text like "512,1024"; with both, every pair. With the validation split, the default,
-    the best size is then scored on the test split: chosen on the test split itself, it would promise too much. Returns
-    `sizes`, what `evaluate` gives for each, and `chosen`, what it gives on the test split (None with another split).
-    Under torchrun every process calls this. Raises UserError as `evaluate` does, and if the plot would replace
-    something else.
+    compressed, memory: slots, as text like "512,1024"; with both, every pair. They are scored on the validation split,
+    and the best on the test split: chosen there, it would promise too much. Returns `sizes`, what `evaluate` gives for
+    each, and `chosen`, what it gives on the test split. Under torchrun every process calls this. Raises UserError as
+    `evaluate` does, and if the plot would replace something else.
     """
     if compressed is None and memory is None:
         raise UserError("name the sizes with --compressed, --memory or both, for example --compressed 512,1024,2048")
@@ -66,12 +64,9 @@ def sweep(
             tokens, shown = own_tokens(run, split=of), show_progress and world.is_first
             return domain.measure(run, tokens, sized, world=world, show_progress=shown).figures
 
-        entries = [figures(sizes, split) for sizes in pairs]
-        chosen = None
-        if split == "valid":
-            best = min(entries, key=lambda entry: entry["nats_per_token"])
-            chosen = figures(pairs[entries.index(best)], "test")
-        result = {"sizes": entries, "chosen": chosen}
+        entries = [figures(sizes, "valid") for sizes in pairs]
+        best = min(entries, key=lambda entry: entry["nats_per_token"])
+        result = {"sizes": entries, "chosen": figures(pairs[entries.index(best)], "test")}
         if world.is_first:
             if show_progress:
                 print(format_table(result))
@@ -94,14 +89,10 @@ def format_table(result: dict[str, Any]) -> str:
         }
         for entry in entries
     ]
-    lines = [_title(entries[0]), as_table(rows)]
-    if chosen is not None:
-        compressed = "" if chosen["compressed"] is None else f", compressed {chosen['compressed']}"
-        best = f"memory {chosen['memory']}{compressed}, on the test split: {chosen[headline]:.4f}"
-        lines.append(f"the best of these, {best}")
-    if entries[0]["rows"]:
-        lines.append(f"cut for speed, state {entries[0]['state']}")
-    return "\n".join(lines)
+    compressed = "" if chosen["compressed"] is None else f", compressed {chosen['compressed']}"
+    best = f"memory {chosen['memory']}{compressed}, on the test split: {chosen[headline]:.4f}"
+    cut = [f"cut for speed, state {chosen['state']}"] if chosen["rows"] else []
+    return "\n".join([_title(entries[0]), as_table(rows, f"the best of these, {best}", *cut)])
 
 
 def _title(entry: dict[str, Any]) -> str:
@@ -121,9 +112,7 @@ def save_plot(path: Path, result: dict[str, Any]) -> None:
             points = [(entry[along], entry[headline]) for entry in line]
             label = entries[0]["split"] if size is None else f"{entries[0]['split']}, {across} {size}"
             axes.plot(*zip(*points, strict=True), marker="o", label=label)
-        if chosen is not None:
-            best = [chosen[along]], [chosen[headline]]
-            axes.plot(*best, marker="*", markersize=12, linestyle="", label="test, the best")
+        axes.plot([chosen[along]], [chosen[headline]], marker="*", markersize=12, linestyle="", label="test, the best")
         axes.set_xlabel(f"slots of {'compressed memory' if along == 'compressed' else 'memory'} at evaluation")
         axes.set_ylabel(UNITS[headline])
         axes.set_title(_title(entries[0]))

@@ -212,9 +212,8 @@ def test_sweep_chooses_on_the_validation_split(place: Path, tmp_path: Path, caps
     assert "mine.png exists" in line and (tmp_path / "mine.png").read_text() == "a picture of mine"
     assert "--memory is '8;9'" in mistake(["sweep", place / "run", "--memory", "8;9"], capsys)
     assert "name the sizes" in mistake(["sweep", place / "run"], capsys)
-    result = sweep(place / "run", compressed="4,8", memory="8,16", split="test", show_progress=False)
+    result = sweep(place / "run", compressed="4,8", memory="8,16", show_progress=False)
     assert [(entry["compressed"], entry["memory"]) for entry in result["sizes"]] == [(4, 8), (4, 16), (8, 8), (8, 16)]
-    assert result["chosen"] is None
 
 
 def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,12 +146,10 @@ def test_without_text_the_run_can_be_sampled_from(source: Path, capsys: pytest.C
     [
         _WORDS,
         {word: i for i, word in reversed(list(enumerate(_WORDS)))},
-        {"idx2sym": _WORDS},
-        {"sym2idx": {word: i for i, word in enumerate(_WORDS)}},
         "\n".join(_WORDS),
         "".join(f"{word} {i}\n" for i, word in enumerate(_WORDS)),
     ],
-    ids=["list", "ids", "idx2sym", "sym2idx", "lines", "counts"],
+    ids=["list", "ids", "lines", "counts"],
 )
 def test_vocabularies(content: Any, tmp_path: Path) -> None:
     path = tmp_path / "words"
