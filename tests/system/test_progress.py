@@ -1,4 +1,6 @@
-"""Progress without a terminal: plain lines with rate, ETA and speed in x real time."""
+"""Progress: lines with rate, ETA and speed in x real time, in place on a terminal; nothing may stop the work."""
+
+import os
 
 import pytest
 
@@ -36,6 +38,32 @@ def test_work_that_ends_before_the_first_line_prints_none(capsys: pytest.Capture
     with Progress("short", total=1, unit="step") as bar:
         bar.update()
     assert capsys.readouterr().err == ""
+
+
+def test_on_a_terminal_one_line_is_kept_up_to_date(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    clock = iter(range(0, 1000))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    monkeypatch.setenv("COLUMNS", "23")
+    with Progress("train", total=2, unit="step") as line:
+        line.update()
+        line.write("hello")
+        line.update()
+    shown = capsys.readouterr().err.split("\r\x1b[K")
+    assert shown == ["", "train: 1/2 step (50%),", "hello\n", "train: 2/2 step (100%)\n"]
+
+
+def test_a_terminal_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, other = os.openpty()
+    with open(other, "w") as stream:
+        monkeypatch.setattr("sys.stderr", stream)
+        with Progress("train", total=2, unit="step") as line:
+            os.close(terminal)
+            monkeypatch.setattr(progress, "_IN_PLACE_INTERVAL_S", 0.0)
+            line.update()
+            line.write("hello")
 
 
 def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:

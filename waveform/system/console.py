@@ -25,11 +25,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def say(line: str, stream: TextIO | None = None) -> None:
+def say(line: str, stream: TextIO | None = None, *, end: str = "\n") -> None:
     """Print a line, on stdout by default; if that fails (a full disk, a reader that is gone), it is dropped."""
     stream = stream or sys.stdout
     try:
-        print(line, file=stream, flush=True)
+        print(line, end=end, file=stream, flush=True)
     except OSError:
         drop(stream.fileno())
 

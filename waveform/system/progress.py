@@ -1,13 +1,14 @@
-"""Progress of long work: a bar on a terminal, a plain line every few seconds elsewhere (logs, CI, notebooks)."""
+"""Progress of long work: a line kept up to date on a terminal, and printed every few seconds elsewhere."""
 
+import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from tqdm import tqdm
+from waveform.system.console import say
 
-_PLAIN_INTERVAL_S = 10.0
+_IN_PLACE_INTERVAL_S = 0.1
+_PLAIN_INTERVAL_S = 10.0  # in logs, CI and notebooks
+_CLEAR = "\r\x1b[K"  # what is in the cursor's line
 
 
 class Progress:
@@ -32,26 +33,10 @@ class Progress:
     ) -> None:
         """initial: what an earlier process did, part of the total but not of the rate."""
         self._label, self._total, self._unit, self._unit_s = label, total, unit, unit_s
-        self._start_s = self._last_line_s = time.monotonic()
-        self._initial = self._done = float(initial)
+        self._start_s = self._shown_s = time.monotonic()
+        self._initial = self._done = self._shown = float(initial)
         self._note = self.about = ""
-        self._printed: float | None = None  # what was done when the last plain line was printed; None: there is none
-        self._enabled = enabled
-        self._bar: tqdm | None = None  # on a terminal
-        with self._if_possible():
-            if enabled and sys.stderr.isatty():
-                options = {"unit_scale": True, "dynamic_ncols": True}
-                self._bar = tqdm(total=total, initial=initial, desc=label, unit=unit, **options)
-
-    @contextmanager
-    def _if_possible(self) -> Iterator[None]:
-        """Show something within, and nothing from then on if that fails."""
-        try:
-            yield
-        except OSError:
-            if self._bar is not None:
-                self._bar.disable = True  # or it would try once more when it is deleted
-            self._bar, self._enabled = None, False
+        self._enabled, self._in_place = enabled, enabled and sys.stderr.isatty()
 
     def update(self, amount: float = 1, *, note: str = "") -> None:
         """Count `amount` more units as done."""
@@ -59,13 +44,9 @@ class Progress:
         self._note = self._named(note) if note else self._note
         if self._unit_s is not None:
             self._note = f"{self._done * self._unit_s / self._elapsed_s:.2f} x real time"
-        with self._if_possible():
-            if self._bar is not None:
-                self._bar.set_postfix_str(self._note, refresh=False)
-                self._bar.update(amount)
-            elif self._enabled and time.monotonic() - self._last_line_s >= _PLAIN_INTERVAL_S:
-                self._last_line_s = time.monotonic()
-                self._print_line()
+        interval_s = _IN_PLACE_INTERVAL_S if self._in_place else _PLAIN_INTERVAL_S
+        if self._enabled and time.monotonic() - self._shown_s >= interval_s:
+            self._show()
 
     @property
     def _elapsed_s(self) -> float:
@@ -75,15 +56,12 @@ class Progress:
         return f"{self.about}: {text}" if self.about else text
 
     def write(self, line: str) -> None:
-        """Print a line without breaking the bar."""
-        with self._if_possible():
-            if self._bar is not None:
-                self._bar.write(self._named(line), file=sys.stderr)
-            elif self._enabled:
-                print(self._named(line), file=sys.stderr, flush=True)
+        """Print a line above that of the progress."""
+        if self._enabled:
+            say(f"{_CLEAR if self._in_place else ''}{self._named(line)}", sys.stderr)
 
-    def _print_line(self) -> None:
-        self._printed = self._done
+    def _show(self) -> None:
+        self._shown_s, self._shown = time.monotonic(), self._done
         rate = (self._done - self._initial) / self._elapsed_s
         of_total = f"/{_amount(self._total)}" if self._total else ""
         share = f" ({100 * self._done / self._total:.0f}%)" if self._total else ""
@@ -92,17 +70,20 @@ class Progress:
             parts.append(f"{_amount(rate)} {self._unit}/s")
         if self._total and rate > 0:
             parts.append(f"ETA {max(self._total - self._done, 0) / rate:.0f} s")
-        print(", ".join(filter(None, [*parts, self._note])), file=sys.stderr, flush=True)
+        line = ", ".join(filter(None, [*parts, self._note]))
+        if self._in_place:
+            say(f"{_CLEAR}{line[: shutil.get_terminal_size().columns - 1]}", sys.stderr, end="")
+        else:
+            say(line, sys.stderr)
 
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._if_possible():
-            if self._bar is not None:
-                self._bar.close()
-            elif self._enabled and self._printed not in (None, self._done):
-                self._print_line()
+        if self._initial < self._shown < self._done:  # what is shown is of an earlier moment
+            self._show()
+        if self._in_place and self._shown > self._initial:
+            say("", sys.stderr)
 
 
 def _amount(number: float) -> str:
