@@ -232,10 +232,8 @@ class Trainer:
         self.progress.write(f"step {learner.step}: validation {nats:.4f} nats = {bits(nats):.4f} bits per token")
         log.write("evaluate", step=learner.step, seconds=round(learner.seconds, 3), nll_nats=nats, nll_bits=bits(nats))
         if self._context.on_evaluate is not None:
-            random_numbers = torch.get_rng_state()
-            with suppress(Stopped):
+            with suppress(Stopped), torch.random.fork_rng(devices=[]):
                 self._context.on_evaluate(learner.model, learner.step, log, self._stop)
-            torch.set_rng_state(random_numbers)
 
 
 def _passed(every: float | None, before: float, now: float) -> bool:
