@@ -155,7 +155,6 @@ def test_seed_decides_the_order(token_set: MakeTokens) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"mode": "never"}, "train.state"),
         ({"chunk": 10}, "multiple of the window"),
         ({"batch_size": 3, "num_ranks": 2}, "number of processes"),
         ({"batch_size": 1000, "mode": "carry"}, "too few"),
@@ -170,7 +169,7 @@ def test_sizes_that_do_not_fit_are_refused(token_set: MakeTokens, options: dict[
 def test_chunks_that_the_machine_cannot_hold_are_refused(size: dict[str, int]) -> None:
     says = "the tokens of an update would take .* GB, .*; lower train.batch_size, train.chunk or train.update_period"
     with pytest.raises(UserError, match=says):
-        check_sizes(**{"batch_size": 2, "window": 4, "chunk": 8, "mode": "chunk", "num_ranks": 1, **size})
+        check_sizes(**{"batch_size": 2, "window": 4, "chunk": 8, "num_ranks": 1, **size})
 
 
 @pytest.mark.parametrize("mode", ["utterance", "carry"])

@@ -16,7 +16,7 @@ from tests.report.conftest import wait_for
 from tests.test_cli import mistake
 from waveform.audio.wav import pcm_bytes
 from waveform.engine.sampler import SamplingConfig
-from waveform.serve.server import ServeConfig, SoundServer
+from waveform.speech.sound_server import ServeConfig, SoundServer
 from waveform.speech.run import Run, load
 
 

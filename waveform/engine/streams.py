@@ -22,7 +22,6 @@ from waveform.engine.token_set import TokenSet
 from waveform.system.errors import UserError
 from waveform.system.ram import require_ram
 
-MODES = ("utterance", "chunk", "carry")
 # In RAM: an input, a target and whether it is scored; and the objects of a window (2.6 kB were measured).
 _TOKEN_BYTES, _WINDOW_BYTES = 17, 2600
 
@@ -70,10 +69,8 @@ class _Cursor(msgspec.Struct):
     start: list[Annotated[int, msgspec.Meta(ge=0)]]  # where in it, or in the row's part, the next window begins
 
 
-def check_sizes(*, batch_size: int, window: int, chunk: int, mode: str, num_ranks: int, update_period: int = 1) -> None:
+def check_sizes(*, batch_size: int, window: int, chunk: int, num_ranks: int, update_period: int = 1) -> None:
     """Raises UserError if no stream can have these sizes, or this machine not the RAM for the chunks of an update."""
-    if mode not in MODES:
-        raise UserError(f"train.state is {mode!r}; choose one of {', '.join(MODES)}")
     if chunk % window:
         raise UserError(f"train.chunk={chunk} is not a multiple of the window, {window} tokens")
     if batch_size % num_ranks:
@@ -146,7 +143,7 @@ class TokenStream:
         num_ranks: int = 1,
     ) -> None:
         """`batch_size` counts the rows of all ranks. Raises UserError if the sizes do not fit each other."""
-        check_sizes(batch_size=batch_size, window=window, chunk=chunk, mode=mode, num_ranks=num_ranks)
+        check_sizes(batch_size=batch_size, window=window, chunk=chunk, num_ranks=num_ranks)
         if mode == "carry" and tokens.num_tokens < batch_size:
             raise UserError(f"{tokens.num_tokens} tokens are too few for {batch_size} rows; lower train.batch_size")
         self.tokens, self._batch_size, self._window, self._chunk = tokens, batch_size, window, chunk

@@ -122,8 +122,10 @@ class BaseTrainConfig:
 class TrainConfig(BaseTrainConfig):
     """Fields of `train` of runs on a data set: those of every run, and these."""
 
-    window: int | None = None  # tokens of one forward and backward; null: the model's window, or the chunk
-    state: str = "utterance"  # carry | utterance | chunk: when a row's state starts afresh
+    # tokens of one forward and backward; null: the model's window, or the chunk
+    window: Annotated[int, whole_number(1)] | None = None
+    # when a row's state starts afresh
+    state: Annotated[str, one_of("carry", "utterance", "chunk")] = "utterance"
     loss_share: _Part = 1.0  # of a window, its last part, whose loss is learned from (half: Dai et al. 2019, Table 6)
     label_dropout: _Share = 0.1  # share of the labels that training reads as unknown, so that sampling needs none
     update_period: _Count = 4  # chunks per update late in training
@@ -140,11 +142,6 @@ class TrainConfig(BaseTrainConfig):
     # stop | skip: what to do at a step whose loss or gradient is not finite; see `TokenLearner`
     on_nonfinite: Annotated[str, one_of("stop", "skip")] = "stop"
     max_skipped: _Count = 10  # consecutive steps that may be skipped before training stops after all
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.window is not None and (self.window < 1 or self.chunk % self.window):
-            raise UserError(f"train.chunk={self.chunk} is not a multiple of train.window={self.window}")
 
     def autocast(self, device: torch.device) -> torch.dtype | None:
         wants = self.precision == "bf16" or (self.precision == "auto" and device.type == "cuda")

@@ -45,7 +45,6 @@ def check_fits(
         batch_size=train_config.batch_size,
         window=window_of(config),
         chunk=train_config.chunk,
-        mode=train_config.state,
         num_ranks=world.size,
         update_period=train_config.update_period,
     )

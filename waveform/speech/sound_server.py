@@ -95,7 +95,7 @@ class SoundServer(ThreadingHTTPServer):
             for name, run in self.runs.items()
         }
         known = json.dumps({"runs": runs, "maxSeconds": self.config.max_seconds, "primeSeconds": _PRIME_S})
-        text = files("waveform.serve").joinpath("page.html").read_text(encoding="utf-8")
+        text = files("waveform.speech").joinpath("sound_server.html").read_text(encoding="utf-8")
         return text.replace("{{nonce}}", nonce).replace("{{known}}", escape(known, quote=True))
 
 
