@@ -3,12 +3,17 @@
 Also under torchrun.
 """
 
+import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from recipes.corpora.catalogue import RECIPES
+from recipes.corpora.catalogue import RECIPES, recipe_names
 from waveform.cli import RUN_VERBS
 from waveform.command.arguments import CONFIG_DIR, DEVICE, ENV, ENVS, JSON, PROTOCOL, ROWS, RUN_DIR, overrides, plot
-from waveform.command.table import Argument, Verb, number, path, run_command
+from waveform.command.table import Argument, Verb, is_setting, number, path, run_command
+from waveform.system.console import printable, say
+from waveform.system.errors import UserError
 
 _PREPARE_EPILOG = """\
 python -m recipes prepare RECIPE SOURCE DATA_DIR [settings]
@@ -42,6 +47,27 @@ settings, any number: model.memory=400 model.clamp_len=400 preset=small train.ba
 training that continues
 """
 _RECIPE = Argument("recipe", f"{', '.join(RECIPES)}, or one of an installed package", metavar="RECIPE")
+
+
+def without_recipe(arguments: Sequence[str]) -> list[str]:
+    """`train RECIPE DATA_DIR RUN_DIR`, as it was before data sets were asked for their recipe, without RECIPE.
+
+    Raises UserError for data of another recipe.
+    """
+    verb, *rest = [*arguments[:4], "", "", "", ""][:4]
+    paths = [text for text in rest if text and not text.startswith("-") and not is_setting(text)]
+    if verb not in ("train", "tune", "race") or len(paths) < 3 or paths[0] not in recipe_names():
+        return list(arguments)
+    drop = 2 if "--print-config" in arguments else 1
+    if drop == 1:
+        from waveform.engine.dataset import read_dataset  # here: other commands are parsed without it
+
+        prepared_as = read_dataset(Path(paths[1])).modality.get("recipe")
+        if prepared_as != paths[0]:
+            raise UserError(f"{paths[1]} was prepared as {prepared_as}, not as {paths[0]}; leave out {paths[0]}")
+    if os.environ.get("RANK", "0") == "0":
+        say(f"a data set knows its recipe: leave out {arguments[drop]}", sys.stderr)
+    return [*arguments[:drop], *arguments[drop + 1 :]]
 
 
 VERBS = (
@@ -160,5 +186,10 @@ VERBS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    try:
+        arguments = without_recipe(sys.argv[1:] if arguments is None else arguments)
+    except UserError as error:
+        say(f"recipes: {printable(str(error))}", sys.stderr)
+        return error.exit_code
     description = "The text benchmarks of the Compressive Transformer and Transformer-XL, and agents."
     return run_command("recipes", "python -m recipes", description, VERBS, arguments)

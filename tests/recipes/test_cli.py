@@ -59,7 +59,7 @@ def test_smoke_end_to_end(recipe: str, model: str, tmp_path: Path, capsys: pytes
         settings += ["corpus.vocab_size=400"]
     run("prepare", recipe, source, data, *settings)
     steps = [] if model == "compressive_transformer" else SHORT
-    run("train", data, run_dir, f"model={model}", "preset=smoke", *steps)
+    run("train", recipe, data, run_dir, f"model={model}", "preset=smoke", *steps)
     figures = figures_of(tmp_path / "figures.json", "evaluate", run_dir)
     headline = RECIPES[recipe].headline
     assert figures["headline"] == headline and 0 < figures[headline] < math.inf
@@ -322,6 +322,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "a different corpus": ("prepare ptb P/source/wikitext-103-v1.zip T/d", "ptb.train.txt"),
     "too few files": ("prepare folder P/source T/d", "at least 3"),
     "no data": ("train T/x T/r", "give a folder of audio or a prepared data set"),
+    "data of a different recipe": ("train ptb P/data T/r preset=smoke", "was prepared as wikitext103, not as ptb"),
     "a recipe instead of data": ("train enwik8 T/r", "enwik8 is not a prepared data set"),
     "no such preset": (
         "train P/data T/r preset=big",

@@ -54,5 +54,7 @@ def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: pytest.Captur
     race = ["race", data, tmp_path / "runs", *SHORT]
     assert "name them with --models" in mistake([*race, "model=lstm"], capsys)
     assert "--seeds is 0" in mistake([*race, "--seeds", 0], capsys)
+    assert "was prepared as folder, not as ptb" in mistake(["race", "ptb", *race[1:]], capsys)
+    assert "was prepared as folder, not as ptb" in mistake(["tune", "ptb", data, tmp_path / "search"], capsys)
     assert "without a search space" in mistake(["tune", data, tmp_path / "search", "model=wavenet"], capsys)
     assert not (tmp_path / "runs").exists()

@@ -217,7 +217,7 @@ def test_text_is_exported_with_its_vocabulary(text: Path, tmp_path: Path, capsys
     [
         ("sample RUN --tokens 3", checkpoint.Checkpoint, "model_weights"),
         ("export RUN PLACE/run.zip", checkpoint, "copy"),
-        ("train DATA PLACE/new --from RUN train.max_steps=1", checkpoint.Checkpoint, "weights_digest"),
+        ("train folder DATA PLACE/new --from RUN train.max_steps=1", checkpoint.Checkpoint, "weights_digest"),
     ],
 )
 def test_if_training_removes_a_checkpoint_that_is_being_read_another_is_read(
