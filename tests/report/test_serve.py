@@ -16,8 +16,8 @@ from tests.report.conftest import wait_for
 from tests.test_cli import mistake
 from waveform.audio.wav import pcm_bytes
 from waveform.engine.sampler import SamplingConfig
-from waveform.speech.sound_server import ServeConfig, SoundServer
 from waveform.speech.run import Run, load
+from waveform.speech.sound_server import ServeConfig, SoundServer
 
 
 @pytest.fixture(scope="module")

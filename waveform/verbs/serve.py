@@ -5,8 +5,8 @@ from pathlib import Path
 
 from waveform.ranks.distributed import choose_device
 from waveform.runs.named import bundled_names
-from waveform.speech.sound_server import ServeConfig, SoundServer
 from waveform.speech.run import load
+from waveform.speech.sound_server import ServeConfig, SoundServer
 from waveform.system.console import printable, say
 from waveform.system.errors import UserError
 
