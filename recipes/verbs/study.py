@@ -118,5 +118,8 @@ def _scored(report: Report, folder: Path, config: Config, *, rows: int | None, c
         path = folder / f"{verb}-{found.step}-{hashlib.sha256(' '.join(options).encode()).hexdigest()[:8]}.json"
         if not path.exists():
             children.call(verb, str(folder), *options, "--json", str(path), *where)
-        scores[name] = json.loads(path.read_bytes())
+        try:
+            scores[name] = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is damaged ({error}); remove it, and the run is scored again") from error
     return scores
