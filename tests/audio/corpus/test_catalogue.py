@@ -207,7 +207,7 @@ def test_libritts(make: Make, whole: Callable[..., None], capsys: pytest.Capture
 def test_a_part_of_libritts_that_cannot_be_divided(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make("train-clean-100/1/12/1_12_000001_000000.wav", rate_hz=24_000)
     line = mistake(["prepare", str(folder), str(folder.parent / "data"), "--corpus", "libritts", "--partial"], capsys)
-    assert "valid and test would be empty, divided as published, by its parts; unpack a part for each: " in line
+    assert "valid and test would be empty: 1 file, divided as published, by its parts; unpack a part for each: " in line
     assert "valid is dev-clean or dev-other; test is test-clean or test-other" in line
 
 
@@ -225,7 +225,7 @@ def test_vctk_is_divided_by_speaker(make: Make, whole: Callable[..., None]) -> N
     again = corpus.divide(
         folder, [*paths, "wav48_silence_trimmed/p999/p999_001_mic1.flac"], SplitConfig("file", 0.3, 0.3)
     )
-    assert all(again.split_of(path) == split for split, of_split in divided.items() for path in of_split)
+    assert all(again.splits[path] == split for split, of_split in divided.items() for path in of_split)
 
 
 @pytest.mark.parametrize("corpus", corpora().values(), ids=lambda corpus: corpus.name)

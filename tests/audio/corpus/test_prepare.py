@@ -405,8 +405,8 @@ def test_names_that_are_not_utf8_survive(corpus_dir: Path, tmp_path: Path, capsy
         ("no audio", r"no audio in .*: it holds 2 other files \(2 .txt\)"),
         ("nothing usable", r"no usable audio in .*: test/b.wav: not readable as audio .*; train/.*: it is empty"),
         ("only links", r"no usable audio in .*: a.wav: it is a link to nothing"),
-        ("one file", r"too small: 1 file to split.*add files, or sort the files into folders train/, valid/ and test/"),
-        ("usable too few", r"no usable audio in test/; put some there"),
+        ("one file", r"would be empty: 1 file, .*; add files, .*or sort the files into folders train/, valid/"),
+        ("usable too few", r"test would be empty: 2 files, divided by the folders train/, .*; put files into each"),
         ("same folder", "is the audio folder itself"),
         ("data is a file", "data is a file; give a folder"),
         ("data is foreign", r"data is not empty \(thesis.doc\) and holds no prepared data"),
@@ -448,17 +448,6 @@ def test_mistakes_are_explained(tmp_path: Path, write_audio: Write, case: str, m
     assert "\n" not in str(error.value)
     if case == "data is foreign":
         assert os.listdir(data_dir) == ["thesis.doc"]
-
-
-def test_the_suggestion_for_a_small_corpus_works(tmp_path: Path, write_audio: Write) -> None:
-    for index in range(6):
-        write_audio(tmp_path / "audio" / f"{index}.wav", duration_s=0.02)
-    with pytest.raises(UserError, match="too small: 6 files to split") as error:
-        _prepare(tmp_path / "audio", tmp_path / "data")
-    settings = dict(word.split("=") for word in str(error.value).replace("data.split.", "").split() if "=" in word)
-    split = SplitConfig(valid=float(settings["valid"]), test=float(settings["test"]))
-    dataset = _prepare(tmp_path / "audio", tmp_path / "data", DataConfig(split=split))
-    assert all(len(dataset.open_split(name)) for name in SPLITS)
 
 
 def test_a_full_disk_is_explained_and_survived(corpus_dir: Path, tmp_path: Path, write_audio: Write) -> None:

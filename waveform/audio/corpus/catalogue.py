@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import yaml
 
-from waveform.audio.corpus.splits import GivenDivision, SplitConfig, SplitPlan, divide_in_order
+from waveform.audio.corpus.splits import Division, SplitConfig, divide_in_order, split_by_hash
 from waveform.system.errors import UserError
 
 
@@ -80,6 +80,11 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         parts = Counter(match.groupdict().get("part", "") for match in matches)
         return Extent(len(matches), sum(self.files.get(part, 0) for part in parts or self.files), "recordings")
 
+    def modality(self, usable: Iterable[str]) -> dict[str, Any]:
+        """What dataset.json says of the corpus, of which the recordings `usable` are in the data set."""
+        extent = self.extent(usable)
+        return {"corpus": {"name": self.name, "here": extent.here, "published": extent.published}}
+
     def require(self, audio_dir: Path, paths: Sequence[str], *, partial: bool) -> None:
         """Raises UserError if nothing of the corpus is there, and if something is missing and `partial` is false."""
         extent = self.extent(paths)
@@ -99,7 +104,7 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 "unpack all of it, or take it as it is with --partial: then its NLL compares with no published figure"
             )
 
-    def divide(self, audio_dir: Path, paths: Sequence[str], config: SplitConfig) -> GivenDivision:
+    def divide(self, audio_dir: Path, paths: Sequence[str], config: SplitConfig) -> Division:
         """Divide the recordings of the corpus among `paths` as its authors did, or by hash if they did not.
 
         config: the shares of a division by hash. Raises UserError if a list is missing.
@@ -107,25 +112,25 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         members = [path for path in paths if self.holds(path)]
         rule: dict[str, str | float] = {"corpus": self.name}
         if isinstance(self.split, str):
-            plan = SplitPlan("file", config.valid, config.test, layout="")
-            splits = {path: plan.split_of(self.label_of(path) or path) or "" for path in members}
+            shares = {"valid": config.valid, "test": config.test}
+            splits = {path: split_by_hash(self.label_of(path) or path, **shares) for path in members}
             rule |= {"split.valid": config.valid, "split.test": config.test}
             thing = "file" if self.labels is None else "speaker"
             said = f"by hash of each {thing}: valid {config.valid:g}, test {config.test:g}"
-            return GivenDivision(splits, rule, said, "set data.split.valid and data.split.test higher, or add files")
+            return Division(splits, rule, said, "set data.split.valid and data.split.test higher, or add files")
         if self.split.order:
             ordered = divide_in_order(members, SplitConfig("order", **self.split.order))
             # Fewer files would move others to another split.
-            return GivenDivision(ordered.splits, {**rule, "files": len(members)}, "as published, in natural order")
+            return Division(ordered.splits, {**rule, "files": len(members)}, "as published, in natural order")
         if self.split.parts:
             split_of = {part: split for split, parts in self.split.parts.items() for part in parts}
             splits = {path: split_of[path.split("/", 1)[0]] for path in members}
             remedy = "; ".join(f"{split} is {' or '.join(parts)}" for split, parts in self.split.parts.items())
-            return GivenDivision(splits, rule, "as published, by its parts", f"unpack a part for each: {remedy}")
+            return Division(splits, rule, "as published, by its parts", f"unpack a part for each: {remedy}")
         splits = dict.fromkeys(members, "train")
         for split, name in self.split.lists.items():
             splits |= {path: split for path in _listed(audio_dir / name, self.title) if path in splits}
-        return GivenDivision(splits, rule, f"as published, by {' and '.join(self.split.lists.values())}")
+        return Division(splits, rule, f"as published, by {' and '.join(self.split.lists.values())}")
 
 
 def _listed(path: Path, title: str) -> list[str]:

@@ -65,22 +65,17 @@ class Group:
 
 def cut_into_groups(files: Iterable[tuple[FoundFile, str]], audio_format: AudioFormat) -> list[Group]:
     """Cut (file, split) pairs into groups. The groups depend only on the files, so the next run cuts the same ones."""
-    files = sorted(files)
-    limit = max(_MIN_GROUP_BYTES, sum(file.size for file, _ in files) // _MAX_GROUPS)
-    groups: list[Group] = []
-    for split in sorted({split for _, split in files}):
-        members: list[FoundFile] = []
-        size = 0
-        for file, file_split in files:
-            if file_split != split:
-                continue
-            if members and size + file.size > limit:
-                groups.append(Group(split, tuple(members), audio_format))
-                members, size = [], 0
-            members.append(file)
-            size += file.size
-        groups.append(Group(split, tuple(members), audio_format))
-    return groups
+    by_split = sorted((split, file) for file, split in files)
+    limit = max(_MIN_GROUP_BYTES, sum(file.size for _, file in by_split) // _MAX_GROUPS)
+    groups: list[tuple[str, list[FoundFile]]] = []
+    size = 0
+    for split, file in by_split:
+        if not groups or groups[-1][0] != split or size + file.size > limit:
+            groups.append((split, []))
+            size = 0
+        groups[-1][1].append(file)
+        size += file.size
+    return [Group(split, tuple(members), audio_format) for split, members in groups]
 
 
 def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> Records:
@@ -97,16 +92,16 @@ def prepare_group(group: Group, *, audio_dir: Path, data_dir: Path) -> Records:
     with ShardWriter(partial, vocab_size=NUM_CLASSES) as writer:
         for file in group.files:
             record: dict[str, Any] = {"size": file.size, "mtime_ns": file.mtime_ns, "split": group.split}
-            for last_try in (False, True):
+            try:
                 try:
                     about, names = _write_file(writer, file.path, audio_dir, group.audio_format)
-                    record |= about
-                    file_of |= dict.fromkeys(names, file.path)
-                except RefusedFile as refusal:
-                    if isinstance(refusal, DecodingProcessDied) and not last_try:
-                        continue  # the file may not have been the reason
-                    record["refused"] = refusal.reason
-                break
+                except DecodingProcessDied:  # once more: the file may not have been the reason
+                    about, names = _write_file(writer, file.path, audio_dir, group.audio_format)
+            except RefusedFile as refusal:
+                record["refused"] = refusal.reason
+            else:
+                record |= about
+                file_of |= dict.fromkeys(names, file.path)
             records[file.path] = record
     utterances = Shard(partial).utterances
     shard = _name_by_content(partial, utterances, group.split, data_dir)

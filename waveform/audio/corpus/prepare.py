@@ -16,7 +16,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 from waveform.audio.audio_format import AudioFormat, differences, format_of
 from waveform.audio.corpus.catalogue import Corpus
@@ -24,21 +23,13 @@ from waveform.audio.corpus.groups import FORMAT, SHARDS, UNFINISHED, Records, cu
 from waveform.audio.corpus.labels import CORPUS, FOLDER, NONE, find_labels
 from waveform.audio.corpus.report import build_report, format_report
 from waveform.audio.corpus.scan import FoundFile, Scan, scan_folder
-from waveform.audio.corpus.splits import (
-    SPLITS,
-    Division,
-    SplitConfig,
-    SplitPlan,
-    divide_in_order,
-    plan_split,
-    require_all_splits,
-)
+from waveform.audio.corpus.splits import SPLITS, Division, SplitConfig, divide, find_layout, require_all_splits
 from waveform.audio.corpus.workers import run_groups
 from waveform.audio.files import AUDIO_SUFFIXES
 from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, read_dataset, write_dataset
 from waveform.engine.shards import Shard
 from waveform.engine.sound_classes import NUM_CLASSES
-from waveform.system.atomic import explain_write_errors, write_file
+from waveform.system.atomic import drop_leftovers, explain_write_errors, write_file
 from waveform.system.console import printable, say
 from waveform.system.errors import UserError
 from waveform.system.locks import locked
@@ -101,36 +92,65 @@ def prepare(
     audio_format = config.audio_format
     _check_audio_dir(audio_dir, data_dir)
     _check_corpus(corpus, data_dir)
-    by_hash = plan_split(audio_dir, config.split)  # refuses bad settings before a long scan
+    layout = find_layout(audio_dir, config.split)  # refuses bad settings before a long scan
     scan = scan_folder(audio_dir, skip=data_dir)
     if not scan.files:
         raise UserError(_explain_no_audio(audio_dir, scan))
     found = [file.path for file in scan.files]
-    division: Division = by_hash
-    if corpus is not None:
+    if corpus is None:
+        division = divide(found, config.split, layout=layout)
+    else:
         corpus.require(audio_dir, found, partial=partial)
         division = corpus.divide(audio_dir, found, config.split)
-    elif config.split.by == "order":
-        division = divide_in_order(found, config.split)
     wanted = _wanted(scan, division, corpus)
     require_all_splits(division, [file.path for file in wanted])
     asked = CORPUS if config.labels is None and corpus is not None and corpus.has_labels else config.labels
     paths = [*(file.path for file in wanted), *scan.refused]
-    layout = division.layout if isinstance(division, SplitPlan) else ""
     # Before anything is written, because a mistake in labels must leave no folder behind.
-    labels = find_labels(asked, paths=paths, layout=layout, corpus=corpus)
+    labels = find_labels(asked, paths=paths, layout=division.layout, corpus=corpus)
     with _locked(data_dir):
         old = _read_previous(data_dir, division=division, wanted=wanted, audio_format=audio_format)
         label_source = _label_source(asked, old, data_dir)
         if asked is None:
-            labels = find_labels(label_source, paths=paths, layout=layout, corpus=corpus)
-        plan = _Plan(config, division, corpus, labels, label_source, executor)
-        dataset, notes = _update(audio_dir, data_dir, old=old, wanted=wanted, plan=plan, show=show_progress)
+            labels = find_labels(label_source, paths=paths, layout=division.layout, corpus=corpus)
+        records, counts = _prepare_files(
+            old, wanted, config, audio_dir=audio_dir, data_dir=data_dir, executor=executor, show=show_progress
+        )
+        usable = {path: record for path, record in records.items() if "refused" not in record}
+        if not usable:
+            reasons = {path: record["refused"] for path, record in records.items()}
+            raise UserError(f"no usable audio in {audio_dir}: {_first_reasons(reasons)}")
+        require_all_splits(division, usable)
+        dataset = Dataset(
+            folder=data_dir,
+            vocab_size=NUM_CLASSES,
+            modality=audio_format.modality() | (corpus.modality(usable) if corpus is not None else {}),
+            splits={
+                split: sorted({record["shard"] for record in usable.values() if record["split"] == split})
+                for split in SPLITS
+            },
+            sources={
+                "format": FORMAT,
+                "split": division.rule,
+                "files": records,
+                **({"labels": label_source} if label_source is not None else {}),
+            },
+            labels={path: labels[path] for path in usable if path in labels},
+        )
+        num_done = counts.pop("prepared")
+        if old is not None and dataset == replace(old, digests={}):
+            dataset = old
+            done = f"{num_done} files prepared again, because their shards were damaged" if num_done else "up to date"
+            notes = f"{done}, all {len(wanted)} files as before (by path, size and time)"
+        else:
+            dataset = write_dataset(dataset)
+            others = [f"{count} {what}" for what, count in counts.items() if count]
+            notes = ", ".join([f"prepared {num_done} files", *others])
         _clean(dataset)
         report = build_report(
             dataset.sources["files"],
             scan=scan,
-            split=division.describe(),
+            split=division.said,
             sample_rate_hz=audio_format.sample_rate_hz,
             labels=dataset.labels,
         )
@@ -146,35 +166,13 @@ def _wanted(scan: Scan, division: Division, corpus: Corpus | None) -> dict[Found
     """The split of each file that is used; the scan takes note of the others."""
     wanted: dict[FoundFile, str] = {}
     for file in scan.files:
-        split = division.split_of(file.path)
-        if split is not None:
-            wanted[file] = split
+        if file.path in division.splits:
+            wanted[file] = division.splits[file.path]
         elif corpus is not None:  # Speech Commands has 25 other words: too many to list
             scan.other[os.path.splitext(file.path)[1].lower()] += 1
         else:
-            assert isinstance(division, SplitPlan)  # an order has all files
             scan.refused[file.path] = f"it lies outside the folders {division.layout.replace('/', ', ')}"
     return wanted
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What the files of one folder of audio become."""
-
-    config: DataConfig
-    division: Division
-    corpus: Corpus | None
-    labels: dict[str, str]  # path -> label
-    label_source: str | None  # `data.labels`, or what it was when the data set was labelled; None: there are none
-    executor: Executor | None
-
-    def modality(self, usable: list[str]) -> dict[str, Any]:
-        """What dataset.json says of the tokens of the `usable` files."""
-        described = self.config.audio_format.modality()
-        if self.corpus is not None:
-            extent = self.corpus.extent(usable)
-            described["corpus"] = {"name": self.corpus.name, "here": extent.here, "published": extent.published}
-        return described
 
 
 def _check_audio_dir(audio_dir: Path, data_dir: Path) -> None:
@@ -248,7 +246,7 @@ def _read_previous(
             f"{data_dir} was prepared differently: {different}; use the same settings, or `waveform prepare` the audio "
             "into another folder and name that"
         )
-    before, now = old.sources["split"], division.settings()
+    before, now = old.sources["split"], division.rule
     if before != now:
         # Moving files between splits would put yesterday's test files into today's training data.
         names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
@@ -278,73 +276,41 @@ def _label_source(asked: str | None, old: Dataset | None, data_dir: Path) -> str
     return str(before)
 
 
-def _update(
-    audio_dir: Path,
-    data_dir: Path,
-    *,
+def _prepare_files(
     old: Dataset | None,
     wanted: dict[FoundFile, str],
-    plan: _Plan,
+    config: DataConfig,
+    *,
+    audio_dir: Path,
+    data_dir: Path,
+    executor: Executor | None,
     show: bool,
-) -> tuple[Dataset, str]:
-    """Prepare what is new or changed and replace dataset.json. Returns the data set and a phrase on what was done."""
+) -> tuple[Records, dict[str, int]]:
+    """Prepare what is new or changed. Returns the records of all files by path, and how many there are of each sort."""
     kept = _still_valid(old, wanted) if old else {}
     pending = [(file, split) for file, split in wanted.items() if file.path not in kept]
-    groups = cut_into_groups(pending, plan.config.audio_format)
     records, todo = dict(kept), []
-    for group in groups:
-        finished = finished_records(group, data_dir)
-        if finished is None:
+    for group in cut_into_groups(pending, config.audio_format):
+        if (finished := finished_records(group, data_dir)) is None:
             todo.append(group)
         else:
             records |= finished
-    num_reused = len(records) - len(kept)
+    num_taken = len(records) - len(kept)
     if todo:
         records |= run_groups(
             todo,
             audio_dir=audio_dir,
             data_dir=data_dir,
-            num_workers=plan.config.num_workers,
-            executor=plan.executor,
+            num_workers=config.num_workers,
+            executor=executor,
             show=show,
         )
-    usable = [path for path, record in records.items() if "refused" not in record]
-    if not usable:
-        reasons = {path: records[path]["refused"] for path in sorted(records)}
-        raise UserError(f"no usable audio in {audio_dir}: {_first_reasons(reasons)}")
-    require_all_splits(plan.division, usable)
-    dataset = Dataset(
-        folder=data_dir,
-        vocab_size=NUM_CLASSES,
-        modality=plan.modality(usable),
-        splits={
-            split: sorted({records[path]["shard"] for path in usable if records[path]["split"] == split})
-            for split in SPLITS
-        },
-        sources={
-            "format": FORMAT,
-            "split": plan.division.settings(),
-            "files": dict(sorted(records.items())),
-            **({"labels": plan.label_source} if plan.label_source is not None else {}),
-        },
-        labels={path: plan.labels[path] for path in sorted(usable) if path in plan.labels},
-    )
-    num_done = sum(len(group.files) for group in todo)
-    if old is not None and dataset == replace(old, digests={}):
-        as_before = f"all {len(wanted)} files as before (by path, size and time)"
-        done = f"{num_done} files prepared again, because their shards were damaged" if num_done else "up to date"
-        return old, f"{done}, {as_before}"
-    dataset = write_dataset(dataset)
-    notes = [f"prepared {num_done} files"]
-    num_gone = len(old.sources["files"].keys() - records.keys()) if old else 0
-    for number, what in (
-        (num_reused, "taken from an interrupted run"),
-        (len(kept), "unchanged"),
-        (num_gone, "no longer there"),
-    ):
-        if number:
-            notes.append(f"{number} {what}")
-    return dataset, ", ".join(notes)
+    return dict(sorted(records.items())), {
+        "prepared": sum(len(group.files) for group in todo),
+        "taken from an interrupted run": num_taken,
+        "unchanged": len(kept),
+        "no longer there": len(old.sources["files"].keys() - records.keys()) if old else 0,
+    }
 
 
 def _still_valid(old: Dataset, wanted: dict[FoundFile, str]) -> Records:
@@ -387,5 +353,4 @@ def _clean(dataset: Dataset) -> None:
             path.unlink()
     shutil.rmtree(dataset.folder / UNFINISHED)
     for file in (DATASET_FILE, REPORT_FILE):
-        for path in dataset.folder.glob(f".{file}.*.partial"):
-            path.unlink()
+        drop_leftovers(dataset.folder / file)

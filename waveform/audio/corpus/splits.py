@@ -13,7 +13,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from waveform.system.console import counted
 from waveform.system.errors import UserError
@@ -34,46 +33,92 @@ class SplitConfig:
     test: float = 0.05
 
 
-class Division(Protocol):
+@dataclass(frozen=True)
+class Division:
     """Which split each file of one audio folder belongs to."""
 
-    def split_of(self, path: str) -> str | None:
-        """Return the split of a file, by its relative path; None for a file that is left out."""
-
-    def settings(self) -> dict[str, str | float]:
-        """Return what tells one division from another, under the names of the settings if they have one."""
-
-    def describe(self) -> str:
-        """Return a phrase for the report."""
+    splits: Mapping[str, str]  # path -> split; a file that is not there is left out
+    rule: Mapping[str, str | float]  # tells one division from another, by the names of the settings if they have one
+    said: str  # a phrase for the report
+    remedy: str = "add files for each"  # advice if a split is empty
+    layout: str = ""  # the folders that divide the files: train/test (valid is taken from train) or train/valid/test
 
 
-@dataclass(frozen=True)
-class GivenDivision:
-    """A division that names every file."""
+def find_layout(audio_dir: Path, config: SplitConfig) -> str:
+    """Check the settings and look for folders that divide the files. Raises UserError naming a bad setting."""
+    if config.by not in ("file", "folder", "order"):
+        raise UserError(f"data.split.by is {config.by!r}; use file, folder or order")
+    for name, share in (("valid", config.valid), ("test", config.test)):
+        if not 0 < share < 1:
+            raise UserError(f"data.split.{name} is {share}; use a share above 0 and below 1, such as 0.05")
+    if config.valid + config.test >= 1:
+        total = config.valid + config.test
+        raise UserError(f"data.split.valid + data.split.test is {total:g}; keep it below 1 so that train has files")
+    if not ((audio_dir / "train").is_dir() and (audio_dir / "test").is_dir()):
+        return ""
+    layout = "train/valid/test" if (audio_dir / "valid").is_dir() else "train/test"
+    if config.by == "order":
+        raise UserError(f"data.split.by is order, but {audio_dir} is divided by its folders {layout}; leave it out")
+    return layout
 
-    splits: Mapping[str, str]  # path -> split
-    rule: Mapping[str, str | float]  # what `settings` returns
-    said: str  # what `describe` returns
-    remedy: str = "add files for each"  # advice where a split would be empty
 
-    def split_of(self, path: str) -> str | None:
-        return self.splits.get(path)
+def divide(paths: Iterable[str], config: SplitConfig, *, layout: str = "") -> Division:
+    """Divide files in their natural order, by the folders of `layout`, or by hash."""
+    if config.by == "order":
+        return divide_in_order(paths, config)
+    by_hash = f"by hash of each {config.by}'s name"
+    rule: dict[str, str | float] = {"layout": layout or "none"}
+    if layout != "train/valid/test":
+        rule |= {"split.by": config.by, "split.valid": config.valid}
+    if not layout:
+        rule["split.test"] = config.test
+        said = f"{by_hash}: valid {config.valid:g}, test {config.test:g}"
+        remedy = "add files, set data.split.valid and data.split.test higher, "
+        remedy += "set data.split.by=file, " * (config.by == "folder")
+        remedy += "or sort the files into folders train/, valid/ and test/"
+    elif layout == "train/test":
+        said = f"by the folders train/ and test/; valid is {config.valid:g} of train {by_hash}"
+        remedy = "put files into both, and set data.split.valid higher or put some files into valid/"
+    else:
+        said, remedy = "by the folders train/, valid/ and test/", "put files into each of them"
+    splits = {path: split for path in paths if (split := _split_of(path, config, layout))}
+    return Division(splits, rule, said, remedy, layout)
 
-    def settings(self) -> dict[str, str | float]:
-        return dict(self.rule)
 
-    def describe(self) -> str:
-        return self.said
+def _split_of(path: str, config: SplitConfig, layout: str) -> str | None:
+    """Return the split of a file, by its relative path; None for a file outside the layout's folders."""
+    *folders, _ = path.split("/")
+    if layout:
+        if not folders or folders[0] not in layout.split("/"):
+            return None
+        if folders[0] == "test" or layout == "train/valid/test":
+            return folders[0]
+    depth = 2 if layout else 1  # in a layout, the speakers are the folders inside train/
+    key = "/".join(folders[:depth]) if config.by == "folder" and len(folders) >= depth else path
+    # In a layout, no file is taken for the test set by its hash.
+    return split_by_hash(key, valid=config.valid, test=0 if layout else config.test)
 
 
-def divide_in_order(paths: Iterable[str], config: SplitConfig) -> GivenDivision:
+def position_of(key: str) -> float:
+    """Return the position in 0..1 of a path, a folder or a speaker."""
+    return int.from_bytes(hashlib.blake2b(os.fsencode(key), digest_size=8).digest(), "big") / 2**64
+
+
+def split_by_hash(key: str, *, valid: float, test: float) -> str:
+    """Return the split of all files of one key: a path, a folder or a speaker."""
+    position = position_of(key)
+    if position < test:
+        return "test"
+    return "valid" if position < test + valid else "train"
+
+
+def divide_in_order(paths: Iterable[str], config: SplitConfig) -> Division:
     """Divide files in the natural order of their paths: of n, the first int((1 - valid - test) n) train, and so on."""
     ordered = sorted(paths, key=_natural)
     # Rounded first, because 1 - 0.06 - 0.06 is a little less than 0.88.
     ends = [int(round(share * len(ordered), 6)) for share in (1 - config.valid - config.test, 1 - config.test)]
-    splits = {path: SPLITS[(i >= ends[0]) + (i >= ends[1])] for i, path in enumerate(ordered)}
-    return GivenDivision(
-        splits,
+    return Division(
+        {path: SPLITS[(i >= ends[0]) + (i >= ends[1])] for i, path in enumerate(ordered)},
         {"split.by": "order", "split.valid": config.valid, "split.test": config.test, "files": len(ordered)},
         f"in natural order: train, then valid {config.valid:g}, test {config.test:g}",
     )
@@ -84,115 +129,10 @@ def _natural(path: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
 
 
-@dataclass(frozen=True)
-class SplitPlan:
-    """The rule for one audio folder. Two plans that differ may put a file into different splits."""
-
-    by: str
-    valid: float
-    test: float
-    layout: str  # "": by hash; "train/test": by folder, valid taken from train by hash; "train/valid/test": by folder
-
-    def split_of(self, path: str) -> str | None:
-        """Return the split of a file, by its relative path; None for a file outside the layout's folders."""
-        top = path.split("/", 1)[0] if "/" in path else ""
-        if not self.layout:
-            return self._by_position(self.position(path))
-        if top not in self.layout.split("/"):
-            return None
-        if top == "train" and self.layout == "train/test":
-            return self._by_position(self.position(path))
-        return top
-
-    def position(self, path: str) -> float:
-        """Return the position in 0..1 of the file, or of its folder."""
-        key = path
-        if self.by == "folder":
-            depth = 2 if self.layout else 1  # in a layout, the speakers are the folders inside train/
-            folders = path.split("/")[:-1][:depth]
-            key = "/".join(folders) if len(folders) == depth else path
-        digest = hashlib.blake2b(os.fsencode(key), digest_size=8).digest()
-        return int.from_bytes(digest, "big") / 2**64
-
-    def _by_position(self, position: float) -> str:
-        if position < self.test:
-            return "test"
-        return "valid" if position < self.test + self.valid else "train"
-
-    def settings(self) -> dict[str, str | float]:
-        """Return the settings that matter for this layout, by the names that a user sets."""
-        settings: dict[str, str | float] = {"layout": self.layout or "none"}
-        if self.layout != "train/valid/test":
-            settings |= {"split.by": self.by, "split.valid": self.valid}
-        if not self.layout:
-            settings["split.test"] = self.test
-        return settings
-
-    def describe(self) -> str:
-        """Return a phrase for the report."""
-        if self.layout == "train/valid/test":
-            return "by the folders train/, valid/ and test/"
-        if self.layout:
-            return f"by the folders train/ and test/; valid is {self.valid:g} of train by hash of each {self.by}'s name"
-        return f"by hash of each {self.by}'s name: valid {self.valid:g}, test {self.test:g}"
-
-
-def plan_split(audio_dir: Path, config: SplitConfig) -> SplitPlan:
-    """Check the settings and look for a train/valid/test layout. Raises UserError naming a bad setting."""
-    if config.by not in ("file", "folder", "order"):
-        raise UserError(f"data.split.by is {config.by!r}; use file, folder or order")
-    for name, share in (("valid", config.valid), ("test", config.test)):
-        if not 0 < share < 1:
-            raise UserError(f"data.split.{name} is {share}; use a share above 0 and below 1, such as 0.05")
-    if config.valid + config.test >= 1:
-        total = config.valid + config.test
-        raise UserError(f"data.split.valid + data.split.test is {total:g}; keep it below 1 so that train has files")
-    layout = ""
-    if (audio_dir / "train").is_dir() and (audio_dir / "test").is_dir():
-        layout = "train/valid/test" if (audio_dir / "valid").is_dir() else "train/test"
-    if layout and config.by == "order":
-        raise UserError(f"data.split.by is order, but {audio_dir} is divided by its folders {layout}; leave it out")
-    test = 0.0 if layout else config.test  # in a layout, no file is taken for the test set by its hash
-    return SplitPlan(by=config.by, valid=config.valid, test=test, layout=layout)
-
-
-def require_all_splits(plan: Division, paths: Collection[str]) -> None:
-    """Raise UserError, with settings that would work for these files, if a split would hold none of `paths`."""
-    present = {plan.split_of(path) for path in paths}
+def require_all_splits(division: Division, paths: Collection[str]) -> None:
+    """Raise UserError, with the remedies, if a split would hold none of `paths`."""
+    present = {division.splits.get(path) for path in paths}
     empty = " and ".join(split for split in SPLITS if split not in present)
-    if not empty:
-        return
-    if isinstance(plan, GivenDivision):
-        raise UserError(f"{empty} would be empty, divided {plan.describe()}; {plan.remedy}")
-    assert isinstance(plan, SplitPlan)
-    folders = {path.split("/", 1)[0] for path in paths}
-    bare = [f"{split}/" for split in plan.layout.split("/") if split and split not in folders]
-    if bare:
-        raise UserError(f"no usable audio in {' and '.join(bare)}; put some there")
-    positions = sorted({plan.position(path) for path in paths if not plan.layout or path.startswith("train/")})
-    num_splits = 2 if plan.layout else 3
-    remedies = ["add files"]
-    if len(positions) >= num_splits:
-        remedies.append(f"set {_working_shares(plan, positions)} (enough for these)")
-    elif plan.by == "folder":
-        remedies.append("set data.split.by=file")
-    folders_needed = (
-        "put some files into valid/" if plan.layout else "sort the files into folders train/, valid/ and test/"
-    )
-    raise UserError(
-        f"the corpus is too small: {counted(len(positions), plan.by)} to split, and {empty} would be empty; "
-        f"{', '.join(remedies)}, or {folders_needed}"
-    )
-
-
-def _working_shares(plan: SplitPlan, positions: list[float]) -> str:
-    """Settings near the present ones that leave no split empty, of at least three positions, or two in a layout."""
-
-    def share_of(num: int) -> float:
-        return (positions[num - 1] + positions[num]) / 2 if num else 0.0
-
-    num_test = 0 if plan.layout else min(max(round(plan.test * len(positions)), 1), len(positions) - 2)
-    num_held = min(max(round((plan.test + plan.valid) * len(positions)), num_test + 1), len(positions) - 1)
-    test = share_of(num_test)
-    valid = f"data.split.valid={share_of(num_held) - test:.4g}"
-    return valid if plan.layout else f"{valid} data.split.test={test:.4g}"
+    if empty:
+        files = counted(len(paths), "file")
+        raise UserError(f"{empty} would be empty: {files}, divided {division.said}; {division.remedy}")
