@@ -6,8 +6,7 @@ from scipy import stats
 
 from waveform.audio.pitch import level_db, pitch_hz
 from waveform.quality.clip import Clip, measure_clip
-from waveform.quality.figures import Figure, figures_of, frechet_by_chance, jackknife
-from waveform.quality.frechet import frechet_distance
+from waveform.quality.figures import Figure, figures_of, frechet_by_chance, frechet_distance, jackknife
 
 RATE_HZ = 24_000
 

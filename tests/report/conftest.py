@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from waveform.audio.embedded import flac_bytes, mel_jpeg
+from waveform.audio.flac import flac_bytes
+from waveform.audio.plots import mel_jpeg
 from waveform.report_page.page import Page, Player, PlayerRow, Table, data_uri
 
 SECONDS = 1.2

@@ -10,8 +10,9 @@ import torch
 
 from tests.report.conftest import page_of
 from waveform.analyses.by_place import NllByPlace
-from waveform.audio.embedded import flac_bytes, mel_jpeg
+from waveform.audio.flac import flac_bytes
 from waveform.audio.mulaw import decode, encode
+from waveform.audio.plots import mel_jpeg
 from waveform.report_page.charts import attention_chart, learning_chart, place_chart
 from waveform.report_page.page import (
     Page,
@@ -22,9 +23,9 @@ from waveform.report_page.page import (
     data_uri,
     render,
     require_page,
+    settings_tables,
     write_page,
 )
-from waveform.report_page.settings import settings_tables
 from waveform.runs.learning_curves import LearningCurve
 from waveform.system.errors import UserError
 

@@ -1,5 +1,6 @@
-"""Pictures of audio: the demo's panel of clips and learning curves, and the mel spectrograms in TensorBoard."""
+"""Pictures of audio: the demo's panel of clips and learning curves, and mel spectrograms for other pages."""
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,6 +64,15 @@ def mel_image(samples: np.ndarray, *, sample_rate_hz: int) -> np.ndarray:
     level = (mel_decibels(samples, sample_rate_hz=sample_rate_hz)[::-1] - _FLOOR_DB) / (_CEILING_DB - _FLOOR_DB)
     image = colormaps[_COLOURS](np.clip(level, 0, 1), bytes=True)[..., :3]
     return np.ascontiguousarray(np.repeat(image, 2, axis=0))
+
+
+def mel_jpeg(samples: np.ndarray, *, sample_rate_hz: int) -> bytes:
+    """The mel spectrogram of samples [n] as a JPEG, 100 columns a second."""
+    from matplotlib.image import imsave
+
+    content = io.BytesIO()
+    imsave(content, mel_image(samples, sample_rate_hz=sample_rate_hz), format="jpeg", pil_kwargs={"quality": 80})
+    return content.getvalue()
 
 
 def save_demo_panel(

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
+from sklearn.covariance import ledoit_wolf
 
 from waveform.quality.clip import Clip
-from waveform.quality.frechet import frechet_distance
 from waveform.runs.statistics import students_t
 
 _TRIALS = 50  # draws of as many real clips, for what they get by chance
@@ -100,6 +100,22 @@ def frechet_by_chance(reference: Sequence[Clip], *, num: int, seed: int) -> Figu
         distances.append(_frechet(others, some))
     low, high = np.quantile(distances, [0.025, 0.975])
     return Figure("Frechet distance by chance", "dB^2", float(np.mean(distances)), float(low), float(high))
+
+
+def frechet_distance(a: np.ndarray, b: np.ndarray) -> float:
+    """|m_a - m_b|^2 + tr(C_a + C_b - 2 (C_a C_b)^(1/2)) of vectors [n, d] and [m, d] (Dowson and Landau 1982).
+
+    Covariances are shrunk to a multiple of the identity (Ledoit and Wolf 2004), so n may be smaller than d. It is
+    biased upwards, more so the fewer vectors there are: compare distances of equally many, or with that of as many
+    real ones.
+    """
+    (covariance_a, _), (covariance_b, _) = ledoit_wolf(a), ledoit_wolf(b)
+    values, vectors = np.linalg.eigh(covariance_a)
+    root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
+    cross = np.linalg.eigvalsh(root @ covariance_b @ root)  # the eigenvalues of C_a C_b
+    overlap = np.sqrt(np.maximum(cross, 0)).sum()
+    moved = np.square(a.mean(axis=0) - b.mean(axis=0)).sum()
+    return max(float(moved + np.trace(covariance_a) + np.trace(covariance_b) - 2 * overlap), 0.0)
 
 
 def _frechet(reference: Sequence[Clip], clips: Sequence[Clip]) -> float:

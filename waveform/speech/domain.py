@@ -11,7 +11,7 @@ from torch import Tensor
 from waveform.audio.audio_format import differences, format_of
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.audio.corpus.published import find_published
-from waveform.audio.embedded import flac_bytes
+from waveform.audio.flac import flac_bytes
 from waveform.domain import Metrics, TokenDomain, TrainRequest
 from waveform.engine.dataset import Dataset, is_dataset, read_dataset
 from waveform.engine.interface import SequenceModel

@@ -8,7 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from waveform.audio.audio_format import AudioFormat
-from waveform.audio.embedded import flac_bytes, mel_jpeg
+from waveform.audio.flac import flac_bytes
+from waveform.audio.plots import mel_jpeg
 from waveform.engine.metrics import read_metrics
 from waveform.report_page.page import data_uri
 from waveform.runs.named import find_run

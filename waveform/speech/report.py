@@ -10,7 +10,8 @@ import torch
 
 from waveform.analyses.by_place import NllByPlace
 from waveform.audio.audio_format import AudioFormat
-from waveform.audio.embedded import flac_bytes, mel_jpeg
+from waveform.audio.flac import flac_bytes
+from waveform.audio.plots import mel_jpeg
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.token_set import TokenSet

@@ -10,8 +10,7 @@ from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.report_page.charts import attention_chart, learning_chart, place_chart
 from waveform.report_page.contents import Making, ReportContents
 from waveform.report_page.measures import measure_attention, measure_places
-from waveform.report_page.page import Page, require_each_once, require_page, write_page
-from waveform.report_page.settings import settings_tables
+from waveform.report_page.page import Page, require_each_once, require_page, settings_tables, write_page
 from waveform.runs.scoring import ScoredRun
 from waveform.system.atomic import require_writable
 from waveform.system.output import write_json
