@@ -1,15 +1,33 @@
-"""Small token sets for the tests of analyses."""
+"""Small token sets and runs for the tests of analyses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.engine.conftest import write_tokens
+from waveform.analyses import hooks
 from waveform.engine.token_set import TokenSet
+from waveform.runs.opened import TrainedRun
+
+QUIET: dict[str, Any] = {"show_progress": False}
 
 
 @pytest.fixture
 def token_set(tmp_path: Path) -> Callable[[list[int]], TokenSet]:
     """token_set([lengths]) -> TokenSet."""
     return lambda lengths: write_tokens(tmp_path / "a.shard", lengths)
+
+
+@pytest.fixture(autouse=True)
+def two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer utterances side by side than there are, so that rows are dealt several times."""
+    monkeypatch.setattr(hooks, "fast_rows", lambda *_, **__: 2)
+
+
+def run_of(model: Any, *, window: int, labels: Sequence[str] = (), **fields: Any) -> TrainedRun:
+    """An opened run of a model with random weights; fields: what its configuration says of the model."""
+    config = {"model": fields, "train": {"window": window}, "dataset": {"labels": list(labels)}}
+    model = model.eval().requires_grad_(False)
+    return TrainedRun(Path("run"), config, model, step=0, train_seconds=0.0, tokens_seen=0, given=Path("run"))

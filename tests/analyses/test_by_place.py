@@ -7,17 +7,19 @@ import pytest
 import torch
 
 from tests import laws
-from waveform.analyses.by_place import NllByPlace, doubling_edges, nll_by_place
+from tests.analyses.conftest import QUIET, run_of
+from waveform.analyses.by_place import NllByPlace, nll_by_place
 from waveform.engine.token_set import TokenSet
+from waveform.ranks.distributed import World
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 def test_sums_of_places_are_those_of_whole_utterances(name: str, token_set: Callable[..., TokenSet]) -> None:
     case = laws.Case(name, next(iter(laws.CONFIGS[name])))
-    model = case.build().eval().requires_grad_(False)
+    model = case.build()
     lengths = [50, 7, 23, 40]
     tokens = token_set(lengths)
-    found = nll_by_place(model, tokens, first=5, window=case.window, rows=2)
+    found = nll_by_place(run_of(model, window=case.window), tokens, first=5, max_tokens=None, world=World(), **QUIET)
     assert list(found.edges) == [0, 5, 10, 20, 40, 80]
     for i, length in enumerate(lengths):
         text = torch.from_numpy(tokens.read(i, start=0, stop=length).astype(np.int64))
@@ -31,9 +33,9 @@ def test_sums_of_places_are_those_of_whole_utterances(name: str, token_set: Call
 
 def test_the_longest_that_fit_are_read(token_set: Callable[..., TokenSet]) -> None:
     case = laws.Case("wavenet", "classic")
-    model = case.build().eval().requires_grad_(False)
+    run = run_of(case.build(), window=4)
     for most, expected in ((45, [0, 30, 0, 12]), (29, [0, 0, 0, 12]), (5, [0, 0, 0, 12])):
-        found = nll_by_place(model, token_set([50, 30, 50, 12]), first=8, window=4, rows=2, max_tokens=most)
+        found = nll_by_place(run, token_set([50, 30, 50, 12]), first=8, max_tokens=most, world=World(), **QUIET)
         assert found.counts.sum(axis=1).tolist() == expected
         assert found.counts.sum(axis=0).all()  # no bin beyond them
 
@@ -53,8 +55,3 @@ def test_figures_are_means_with_intervals() -> None:
     difference = harder.difference_to(easy)
     assert difference["nats"] == pytest.approx([0.25, 0.25])
     assert difference["interval_95"][0] == pytest.approx([0.25, 0.25])
-
-
-def test_bins_double() -> None:
-    assert doubling_edges(9, first=2) == [0, 2, 4, 8, 16]
-    assert doubling_edges(2, first=2) == [0, 2]

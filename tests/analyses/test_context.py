@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from tests import laws
+from tests.analyses.conftest import run_of
 from waveform.analyses.context import ContextGrid, context_grid, effective_context, losses_by_context, relative_gain
 from waveform.analyses.state_reuse import state_reuse_speed
 from waveform.engine.interface import optional_parts
 from waveform.engine.token_set import TokenSet
 from waveform.models.registry import build
-from waveform.system.errors import UserError
+from waveform.system.progress import Progress
 
+PROGRESS = Progress("contexts", total=None, unit="token", enabled=False)
 CPU = torch.device("cpu")
 
 
@@ -51,10 +53,10 @@ def test_gain_is_relative_to_the_groups_best() -> None:
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 def test_losses_see_their_context_and_no_more(name: str, token_set: Callable[..., TokenSet]) -> None:
     case = laws.Case(name, next(iter(laws.CONFIGS[name])))
-    model = case.build().eval().requires_grad_(False)
+    model = case.build()
     tokens = token_set([60, 80])
     grid = ContextGrid(step=6, num_steps=3, block=2, starts=[(0, 18), (0, 40), (1, 71)])
-    losses = losses_by_context(model, tokens, grid, window=case.window, rows=2, device=CPU)
+    losses = losses_by_context(run_of(model, window=case.window), tokens, grid, progress=PROGRESS)
     assert losses.shape == (3, 6)
     for j, length in enumerate((6, 12, 18)):
         for b, (i, at) in enumerate(grid.starts):
@@ -77,8 +79,6 @@ def test_grid_keeps_to_its_budget(token_set: Callable[..., TokenSet]) -> None:
     small = context_grid(tokens, step=8, longest=64, max_tokens=1000)
     assert isinstance(small, ContextGrid) and small.num_steps < 8 and len(small.starts) >= 8
     assert "too little data" in str(context_grid(tokens, step=8, longest=64, max_tokens=100))
-    with pytest.raises(UserError, match="--context-step is 0"):
-        context_grid(tokens, step=0, longest=64, max_tokens=100)
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS.keys() - {"lstm"}))  # its reach has no end
@@ -100,10 +100,10 @@ def test_a_model_without_memory_reads_the_last_window_of_its_context(token_set: 
     """A position at the start of a window would have no context at all, however long the one that is asked for."""
     fields = {**next(iter(laws.CONFIGS["transformer_xl"].values())), "window": 8, "memory": 0, "position": "absolute"}
     torch.manual_seed(0)
-    model = laws.randomise(build("transformer_xl", vocab_size=laws.VOCAB_SIZE, **fields)).eval().requires_grad_(False)
+    model = laws.randomise(build("transformer_xl", vocab_size=laws.VOCAB_SIZE, **fields))
     tokens = token_set([80])
     grid = ContextGrid(step=4, num_steps=4, block=2, starts=[(0, 18), (0, 40)])
-    losses = losses_by_context(model, tokens, grid, window=8, rows=2, device=CPU, carries=False)
+    losses = losses_by_context(run_of(model, window=8, memory=0), tokens, grid, progress=PROGRESS)
     for j, num_read in enumerate((6, 8, 8, 8)):
         for b, (i, at) in enumerate(grid.starts):
             text = torch.from_numpy(tokens.read(i, start=at + 2 - num_read, stop=at + 2).astype(np.int64))

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tests import laws
+from tests.analyses.conftest import QUIET, run_of
 from tests.references import compressive_transformer as naive
 from waveform.analyses import heads
 from waveform.analyses.heads import attention_by_head
 from waveform.analyses.layers import in_buckets, whole_pieces
 from waveform.engine.token_set import TokenSet
 
-CPU = torch.device("cpu")
 CASES = [
     laws.Case("compressive_transformer", name)
     for name in ("conv", "conv-ragged", "conv-post-reference", "conv-autoencode-contiguous")
@@ -46,11 +46,11 @@ def test_equals_written_out_softmaxes(
     case: laws.Case, most_weights: int, token_set: Callable[..., TokenSet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = token_set([90])
-    model = case.build().eval().requires_grad_(False)
+    model = case.build()
     config, window = model.config, case.window
     monkeypatch.setattr(heads, "_MOST_WEIGHTS", most_weights)
     monkeypatch.setattr(heads, "MOST_BUCKETS", 7)
-    figures = attention_by_head(model, tokens, max_tokens=90, device=CPU)
+    figures = attention_by_head(run_of(model, window=window), tokens, max_tokens=90, **QUIET)
     lead = config.steps_to_full
     pieces, order = whole_pieces(tokens, lead + window, at_most=90 // (lead + window))
     assert figures["num_windows"] == len(order) >= 2
@@ -114,14 +114,15 @@ def test_equals_written_out_softmaxes(
 def test_a_head_that_looks_one_step_back_is_seen_to(token_set: Callable[..., TokenSet]) -> None:
     """By construction: v alone decides, and it prefers distance 1; the terms with a query are flat."""
     case = laws.Case("transformer_xl", "pre")
-    model = case.build().eval().requires_grad_(False)
+    run = run_of(case.build(), window=case.window)
+    model: Any = run.model
     for layer in model.layers:
         attention = layer.attention
         for weight in (attention.query.weight, attention.key.weight):
             weight.zero_()
         attention.look_back()
         attention.position_bias.mul_(100)
-    figures = attention_by_head(model, token_set([90]), max_tokens=90, device=CPU)
+    figures = attention_by_head(run, token_set([90]), max_tokens=90, **QUIET)
     weight = np.array(figures["weight"])
     assert (weight[:, 0, 0] > 0.99).all() and (weight[:, 1, 1] > 0.99).all()  # head 0 at itself, head 1 one step back
     assert list(figures["terms"]) == ["d"]  # the others are zero everywhere
@@ -129,6 +130,6 @@ def test_a_head_that_looks_one_step_back_is_seen_to(token_set: Callable[..., Tok
 
 
 def test_a_model_without_attention_says_so(token_set: Callable[..., TokenSet]) -> None:
-    wavenet = laws.Case("wavenet", "classic").build()
-    figures = attention_by_head(wavenet, token_set([90]), max_tokens=90, device=CPU)
+    wavenet = run_of(laws.Case("wavenet", "classic").build(), window=4)
+    figures = attention_by_head(wavenet, token_set([90]), max_tokens=90, **QUIET)
     assert figures == {"absent": "the model has no attention"}

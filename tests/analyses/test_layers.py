@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests import laws
+from tests.analyses.conftest import QUIET, run_of
 from tests.references import compressive_transformer as naive
 from waveform.analyses.layers import (
     LayerObservations,
@@ -19,7 +20,6 @@ from waveform.analyses.layers import (
 from waveform.engine.token_set import TokenSet
 from waveform.system.errors import UserError
 
-CPU = torch.device("cpu")
 CASES = [
     laws.Case("compressive_transformer", name)
     for name in ("conv", "conv-ragged", "conv-post-reference", "conv-autoencode-contiguous", "dilated", "most-used")
@@ -27,8 +27,9 @@ CASES = [
 
 
 def observe(case: laws.Case, tokens: TokenSet, **options: Any) -> tuple[Any, LayerObservations]:
-    model = case.build().eval().requires_grad_(False)
-    observed = observe_layers(model, tokens, device=CPU, **{"max_tokens": tokens.num_tokens, "rows": 2, **options})
+    model = case.build()
+    reading = {"max_tokens": tokens.num_tokens, **QUIET, **options}
+    observed = observe_layers(run_of(model, window=case.window), tokens, **reading)
     assert isinstance(observed, LayerObservations), observed
     return model, observed
 
@@ -95,7 +96,7 @@ def test_buckets_sum_to_one_and_pairs_are_unbiased(case: laws.Case, token_set: C
                 layer.attention.position.weight,
             ):
                 parameter.zero_()
-    flat = observe_layers(model, token_set([300, 200]), max_tokens=500, rows=2, device=CPU)
+    flat = observe_layers(run_of(model, window=case.window), token_set([300, 200]), max_tokens=500, **QUIET)
     assert isinstance(flat, LayerObservations)
     for seen in (observed, flat):
         figures = attention_by_position(seen)
@@ -118,11 +119,12 @@ def test_buckets_sum_to_one_and_pairs_are_unbiased(case: laws.Case, token_set: C
 @pytest.mark.parametrize("variant", ["same-length", "same-length-short"])
 def test_a_pair_is_a_query_and_a_slot_that_it_sees(variant: str, token_set: Callable[..., TokenSet]) -> None:
     """Without queries, each that sees the last `memory` steps gives all of them the same weight."""
-    model = laws.Case("transformer_xl", variant).build().eval().requires_grad_(False)
+    run = run_of(laws.Case("transformer_xl", variant).build(), window=4)
+    model: Any = run.model
     for layer in model.layers:
         for part in (layer.attention.query, layer.attention.key, layer.attention.position):
             part.weight.zero_()
-    observed = observe_layers(model, token_set([300]), max_tokens=300, rows=2, device=CPU)
+    observed = observe_layers(run, token_set([300]), max_tokens=300, **QUIET)
     assert isinstance(observed, LayerObservations)
     regions = attention_by_position(observed)["regions"]
     per_slot = np.array([regions[name]["weight_per_slot"] for name in ("memory", "window")])
@@ -133,7 +135,7 @@ def test_a_pair_is_a_query_and_a_slot_that_it_sees(variant: str, token_set: Call
 @pytest.mark.parametrize("case", CASES[:5], ids=str)
 def test_layers_losses_average_to_the_models(case: laws.Case, token_set: Callable[..., TokenSet]) -> None:
     tokens = token_set([200])
-    model, observed = observe(case, tokens, rows=1, max_tokens=100)
+    model, observed = observe(case, tokens, max_tokens=100)
     assert observed.losses is not None
     piece = tokens.read(0, start=0, stop=observed.full_after + observed.num_windows * case.window)
     text = torch.from_numpy(piece.astype(np.int64))
@@ -146,18 +148,18 @@ def test_layers_losses_average_to_the_models(case: laws.Case, token_set: Callabl
 
 def test_what_is_not_there_is_said(token_set: Callable[..., TokenSet]) -> None:
     tokens = token_set([300])
-    wavenet = laws.Case("wavenet", "classic").build()
-    assert observe_layers(wavenet, tokens, max_tokens=300, rows=2, device=CPU) == "the model has no attention"
+    wavenet = run_of(laws.Case("wavenet", "classic").build(), window=4)
+    assert observe_layers(wavenet, tokens, max_tokens=300, **QUIET) == "the model has no attention"
     for case in (laws.Case("transformer_xl", "pre"), laws.Case("compressive_transformer", "max")):
         _, observed = observe(case, tokens)
         assert "no compressor" in compression_loss_by_layer(observed, kind="none")["absent"]
     assert "compressed" not in attention_by_position(observe(CASES[-1], tokens)[1])["regions"]
-    model = CASES[0].build().requires_grad_(False)
-    short = token_set([model.config.steps_to_full + 1] * 9)
-    said = observe_layers(model, short, max_tokens=300, rows=2, device=CPU)
+    model = CASES[0].build()
+    run = run_of(model, window=CASES[0].window)
+    said = observe_layers(run, token_set([model.config.steps_to_full + 1] * 9), max_tokens=300, **QUIET)
     assert isinstance(said, str) and "no utterance is long enough" in said
     with pytest.raises(UserError, match="filling the memories takes 12; give at least 16"):
-        observe_layers(model, tokens, max_tokens=15, rows=2, device=CPU)
+        observe_layers(run, tokens, max_tokens=15, **QUIET)
 
 
 def test_hooks_are_gone_afterwards(token_set: Callable[..., TokenSet]) -> None:

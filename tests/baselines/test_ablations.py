@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from baselines.position_encodings import EncodedAttention
 from baselines.transformer_xl import TransformerXL, VariationalDropout
 from tests import laws
+from tests.analyses.conftest import QUIET, run_of
 from tests.engine.conftest import write_tokens
 from waveform.analyses.heads import attention_by_head
 from waveform.engine.interface import decoder
@@ -192,9 +193,9 @@ def test_terms_are_those_of_the_encoding(tmp_path: Any) -> None:
     tokens = write_tokens(tmp_path / "a.shard", [90])
     terms = {}
     for position, memory in (("shaw", 5), ("absolute", 5), ("learned", 0)):
-        model = build(position=position, memory=memory).eval().requires_grad_(False)
+        model = build(position=position, memory=memory)
         assert isinstance(model.layers[0].attention, EncodedAttention)
-        figures = attention_by_head(model, tokens, max_tokens=90, device=torch.device("cpu"))
+        figures = attention_by_head(run_of(model, window=model.config.window), tokens, max_tokens=90, **QUIET)
         terms[position] = list(figures["terms"])
         np.testing.assert_allclose(np.array(figures["weight"]).sum(-1), 1, rtol=1e-6)
     assert terms == {"shaw": ["a", "b"], "absolute": ["a"], "learned": ["a"]}

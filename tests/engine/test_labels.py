@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests import laws, plugin_models
+from tests.analyses.conftest import run_of
 from tests.engine.test_trainer import assert_exact_resume
 from tests.engine.training import MakeTokens
 from waveform.analyses.context import ContextGrid, losses_by_context
@@ -20,6 +21,7 @@ from waveform.engine.token_set import TokenSet
 from waveform.models import registry
 from waveform.models.registry import build, model_names
 from waveform.system.errors import UserError
+from waveform.system.progress import Progress
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
 NAMES = ["a", "b"]
@@ -70,8 +72,11 @@ def test_every_context_begins_with_the_label(token_set: MakeTokens) -> None:
     tokens = labelled(token_set, [60] * 4)
     model = laws.randomise(build("lstm", vocab_size=V, **laws.CONFIGS["lstm"]["labelled"]))
     grid = ContextGrid(step=8, num_steps=2, block=2, starts=[(0, 20), (1, 20), (3, 20)])
-    options = {"window": 5, "rows": 3, "device": torch.device("cpu")}
-    read, unread = (losses_by_context(model, t, grid, **options) for t in (tokens, tokens.numbered([])))
+    progress = Progress("contexts", total=None, unit="token", enabled=False)
+    read, unread = (
+        losses_by_context(run_of(model, window=5, labels=labels), tokens, grid, progress=progress)
+        for labels in (NAMES, [])
+    )
     assert (read[:, :4] != unread[:, :4]).all() and (read[:, 4:] == unread[:, 4:]).all()
 
 

@@ -23,6 +23,7 @@ from waveform.engine.dataset import read_dataset
 from waveform.models.attention import Slots
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.transformer_config import CompressiveTransformerConfig
+from waveform.runs.opened import TrainedRun
 
 SMALL = ["corpus.keys=4", "corpus.values=4", "corpus.episode=48", "corpus.train=40", "corpus.valid=4", "corpus.test=9"]
 
@@ -162,9 +163,10 @@ def test_distances_of_other_tokens_are_refused(tmp_path: Path) -> None:
         read_distances(read_dataset(tmp_path / "a"), "test")
 
 
-def looking_back(run_dir: Path, distances: list[float]) -> CompressiveTransformer:
-    """A run's model with heads that look at these distances, whatever stands there."""
-    model = load(run_dir).model
+def looking_back(run_dir: Path, distances: list[float]) -> TrainedRun:
+    """A run whose model has heads that look at these distances, whatever stands there."""
+    trained = load(run_dir)
+    model = trained.model
     assert isinstance(model, CompressiveTransformer)
     for layer in model.layers:
         attention = layer.attention
@@ -177,7 +179,7 @@ def looking_back(run_dir: Path, distances: list[float]) -> CompressiveTransforme
         weight_HdP = attention.position.weight.view(attention.num_heads, -1, features)
         for head, distance in enumerate(distances):
             weight_HdP[head, 0] = 300 * torch.cat([(w * distance).sin(), (w * distance).cos()])
-    return model
+    return trained
 
 
 def test_analyse_finds_the_head_that_looks_at_the_answer(place: Path) -> None:
@@ -185,8 +187,8 @@ def test_analyse_finds_the_head_that_looks_at_the_answer(place: Path) -> None:
     data = read_dataset(place / "data")
     tokens, distances = data.open_split("test"), read_distances(data, "test")
     # An answer d steps back was an input d - 1 steps before its question. Buckets are 5 steps wide.
-    model = looking_back(place / "transformer_xl", [3.0, 23.0])
-    found = attention_on_answers(model, tokens, distances, max_tokens=10**6, rows=2, device=torch.device("cpu"))
+    trained = looking_back(place / "transformer_xl", [3.0, 23.0])
+    found = attention_on_answers(trained, tokens, distances, max_tokens=10**6, show_progress=False)
     assert sum(found["num_answers"]) == distances.num_tokens - int(distances.counts[0])
     near, far = (np.array(head, dtype=float) for head in found["weight"][0])
     all_distances = np.concatenate([distances.read(i, start=0, stop=48) for i in range(len(distances))])
@@ -198,7 +200,7 @@ def test_analyse_finds_the_head_that_looks_at_the_answer(place: Path) -> None:
     assert found["held"][0] == 1
     # Of the slots that hold compressed steps, only those at the centre of their group are as far as they seem.
     compressed = looking_back(place / "compressive_transformer", [3.0, 40.5])
-    found = attention_on_answers(compressed, tokens, distances, max_tokens=10**6, rows=2, device=torch.device("cpu"))
+    found = attention_on_answers(compressed, tokens, distances, max_tokens=10**6, show_progress=False)
     near = np.array(found["weight"][0][0], dtype=float)
     assert near[0] > 0.1 > np.nansum(near[1:])
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import numpy as np
 from waveform.analyses.answers import attention_on_answers
 from waveform.analyses.context import RATIOS, THRESHOLD, context_grid, effective_context, losses_by_context
 from waveform.analyses.heads import attention_by_head
-from waveform.analyses.layers import attention_by_position, compression_loss_by_layer, observe_run
+from waveform.analyses.layers import attention_by_position, compression_loss_by_layer, observe_layers
 from waveform.analyses.plots import save_analysis
 from waveform.analyses.report import describe
 from waveform.analyses.state_reuse import state_reuse_speed
 from waveform.engine.interface import optional_parts
-from waveform.engine.state_ram import fast_rows
 from waveform.engine.token_set import TokenSet
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.opened import TrainedRun
@@ -128,31 +126,17 @@ def _labels(runs: Sequence[TrainedRun]) -> list[str]:
 def _attention(
     run: TrainedRun, tokens: TokenSet, distances: TokenSet | None, *, max_tokens: int, show_progress: bool
 ) -> dict[str, dict[str, Any]]:
-    observed = observe_run(run, tokens, max_tokens=max_tokens, show_progress=show_progress)
+    reading: dict[str, Any] = {"max_tokens": max_tokens, "show_progress": show_progress}
+    observed = observe_layers(run, tokens, **reading)
+    kind = str(run.config["model"].get("compression_loss", "none"))
+    nothing = isinstance(observed, str)
     figures = {
         "attention_by_position": attention_by_position(observed),
-        "compression_loss_by_layer": compression_loss_by_layer(
-            observed, kind=str(run.config["model"].get("compression_loss", "none"))
-        ),
-        "attention_by_head": {"absent": observed},
+        "compression_loss_by_layer": compression_loss_by_layer(observed, kind=kind),
+        "attention_by_head": {"absent": observed} if nothing else attention_by_head(run, tokens, **reading),
     }
-    reading = partial(Progress, total=None, unit=run.unit, enabled=show_progress)
-    if not isinstance(observed, str):
-        with reading(f"heads of {run.folder.name}") as progress:
-            figures["attention_by_head"] = attention_by_head(
-                run.model, run.reading(tokens), max_tokens=max_tokens, device=run.device, progress=progress
-            )
     if distances is not None:
-        with reading(f"answers of {run.folder.name}") as progress:
-            figures["attention_on_answers"] = attention_on_answers(
-                run.model,
-                run.reading(tokens),
-                distances,
-                max_tokens=max_tokens,
-                rows=fast_rows(run.model, window=run.window, device=run.device),
-                device=run.device,
-                progress=progress,
-            )
+        figures["attention_on_answers"] = attention_on_answers(run, tokens, distances, **reading)
     return figures
 
 
@@ -170,21 +154,7 @@ def _context(
         return {"absent": grid}
     total = sum(length + grid.block for length in grid.lengths) * len(grid.starts) * len(runs)
     with Progress("contexts", total=total, unit=unit, enabled=show_progress) as progress:
-        losses = np.stack(
-            [
-                losses_by_context(
-                    run.model,
-                    run.reading(tokens),
-                    grid,
-                    window=run.window,
-                    rows=fast_rows(run.model, window=run.window, device=run.device),
-                    device=run.device,
-                    carries=bool(run.config["model"].get("memory", 1) or run.config["model"].get("compressed")),
-                    progress=progress,
-                )
-                for run in runs
-            ]
-        )
+        losses = np.stack([losses_by_context(run, tokens, grid, progress=progress) for run in runs])
     return {
         "step": grid.step,
         "lengths": grid.lengths,

@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.analyses.hooks import observe_attention
-from waveform.engine.single_pass import DealtWindow, score_once
+from waveform.analyses.hooks import attending, observe_attention, read_once
+from waveform.engine.single_pass import DealtWindow
 from waveform.engine.token_set import TokenSet
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots
-from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.transformer_config import CompressiveTransformerConfig
-from waveform.system.progress import Progress
+from waveform.runs.opened import TrainedRun
 
 NUM_BUCKETS = 10
 
@@ -30,14 +29,7 @@ class _Answers(NamedTuple):
 
 
 def attention_on_answers(
-    model: Any,
-    tokens: TokenSet,
-    distances: TokenSet,
-    *,
-    max_tokens: int,
-    rows: int,
-    device: torch.device,
-    progress: Progress | None = None,
+    run: TrainedRun, tokens: TokenSet, distances: TokenSet, *, max_tokens: int, show_progress: bool
 ) -> dict[str, Any]:
     """Return the mean weight on the slot that holds the answer, by layer, head and distance.
 
@@ -45,11 +37,9 @@ def attention_on_answers(
     weight [L, H, N]: of the answers that a slot holds; None if there are none. held [N]: the share that one does: the
     others are out of the layer's reach. If the model has nothing to look at, the figures say why.
     """
-    if not isinstance(model, CompressiveTransformer):
-        return {"absent": "the model has no attention"}
+    if isinstance(model := attending(run), str):
+        return {"absent": model}
     config = model.config
-    if config.is_mixed:
-        return {"absent": "its layers have memories of different sizes"}
     if config.compressed and (config.compressed_position != "time" or config.tracks_usage):
         return {"absent": "the model's compressed slots do not stand at the time of what they hold"}
     width = -(-(distances.vocab_size - 1) // NUM_BUCKETS)
@@ -62,7 +52,7 @@ def attention_on_answers(
 
     order = range(int(np.searchsorted(np.cumsum(tokens.lengths), max_tokens, side="right")))
     with torch.inference_mode(), observe_attention(model, see):
-        for dealt, _ in score_once(model, tokens, order, window=config.window, rows=rows, device=device):
+        for dealt, _ in read_once(run, tokens, order, what="answers of", show_progress=show_progress):
             answers = _find(dealt, distances, width=width)
             slot_A, is_held_A = _holding(answers, seen[0][1], config)
             answers_N += torch.bincount(answers.buckets_A, minlength=NUM_BUCKETS)
@@ -72,8 +62,6 @@ def attention_on_answers(
                 weight_AH = weights_BHTK[held.rows_A, :, held.queries_A, slot_A[is_held_A]]
                 weight_LHN[layer].index_add_(1, held.buckets_A, weight_AH.t())
             seen.clear()
-            if progress is not None:
-                progress.update(int(dealt.window.scored.sum()))
     return {
         "buckets": [{"from": 1 + i * width, "to": (i + 1) * width} for i in range(NUM_BUCKETS)],
         "num_answers": answers_N.int().tolist(),

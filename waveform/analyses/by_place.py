@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from waveform.engine.interface import SequenceModel
-from waveform.engine.single_pass import score_once
+from waveform.analyses.hooks import read_once
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
+from waveform.runs.opened import TrainedRun
 from waveform.runs.statistics import interval_over_utterances
-from waveform.system.progress import Progress
 
 _RESAMPLES = 2_000  # of the bootstrap, for each bin
 
@@ -54,14 +53,6 @@ class NllByPlace:
         }
 
 
-def doubling_edges(longest: int, *, first: int) -> list[int]:
-    """Edges of bins that double in length, from 0 and `first` tokens to all of `longest`."""
-    edges = [0, first]
-    while edges[-1] < longest:
-        edges.append(2 * edges[-1])
-    return edges
-
-
 def _fitting(order: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[int]:
     """Those of `order` that fit; the shortest if none does."""
     chosen, left = [], max_tokens
@@ -74,38 +65,28 @@ def _fitting(order: Sequence[int], lengths: Sequence[int], max_tokens: int) -> l
 
 @torch.inference_mode()
 def nll_by_place(
-    model: SequenceModel,
-    tokens: TokenSet,
-    *,
-    first: int,
-    window: int,
-    rows: int,
-    max_tokens: int | None = None,
-    world: World | None = None,
-    progress: Progress | None = None,
+    run: TrainedRun, tokens: TokenSet, *, first: int, max_tokens: int | None, world: World, show_progress: bool
 ) -> NllByPlace:
     """Score utterances, each from a fresh state, and sum by place; bins double in length from `first` tokens on.
 
-    window: tokens of one call; rows: utterances side by side. max_tokens: at most how many to score, longest
-    utterances first, leaving out those that are longer than what remains; None: all. Each rank of `world` scores a
-    share of them, and every rank gets the whole result.
+    max_tokens: at most how many to score, longest utterances first, leaving out those that are longer than what
+    remains; None: all. Each rank of `world` scores a share of them, and every rank gets the whole result.
     """
-    world = world or World()
     order = sorted(range(len(tokens)), key=lambda i: (-tokens.lengths[i], i))
     if max_tokens is not None:
         order = _fitting(order, tokens.lengths, max_tokens)
-    edges = doubling_edges(max(tokens.lengths[i] for i in order), first=first)
+    longest, edges = max(tokens.lengths[i] for i in order), [0, first]
+    while edges[-1] < longest:
+        edges.append(2 * edges[-1])
     nats, counts = np.zeros((len(tokens), len(edges) - 1)), np.zeros((len(tokens), len(edges) - 1), dtype=np.int64)
-    device, own = next(iter(model.parameters())).device, order[world.rank :: world.size]
-    for dealt, scores in score_once(model, tokens, own, window=window, rows=rows, device=device):
-        bins = np.searchsorted(edges, dealt.start + np.arange(window), side="right") - 1
+    own = order[world.rank :: world.size]
+    for dealt, scores in read_once(run, tokens, own, what="evaluate", show_progress=show_progress):
+        bins = np.searchsorted(edges, dealt.start + np.arange(run.window), side="right") - 1
         scored = dealt.window.scored.numpy()  # [B, W]
         nll = np.where(scored, scores.nll.double().cpu().numpy(), 0)
         for j in np.unique(bins[: scored.sum(axis=1).max()]):
             nats[dealt.utterances, j] += nll[:, bins == j].sum(axis=1)
             counts[dealt.utterances, j] += scored[:, bins == j].sum(axis=1)
-        if progress is not None:
-            progress.update(int(scored.sum()))
     for sums in (nats, counts):
         world.sum_(torch.from_numpy(sums))  # in place
     return NllByPlace(edges, nats, counts)

@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from waveform.engine.interface import SequenceModel, shift_right
+from waveform.analyses.hooks import rows_of
+from waveform.engine.interface import shift_right
 from waveform.engine.token_set import TokenSet
-from waveform.system.errors import UserError
+from waveform.runs.opened import TrainedRun
 from waveform.system.progress import Progress
 
 RATIOS = (0.1, 0.5, 1.0)  # r: the share of positions that count, those hardest at the short context (Table 8)
 THRESHOLD = 0.01  # relative gain below which more context counts as unused
-_BLOCKS_PER_STEP = 4
+_BLOCKS_PER_STEP, _MIN_BLOCKS = 4, 8
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,12 @@ class ContextGrid:
         return [self.step * (i + 1) for i in range(self.num_steps)]
 
 
-def context_grid(
-    tokens: TokenSet, *, step: int, longest: int, max_tokens: int, min_blocks: int = 8
-) -> ContextGrid | str:
+def context_grid(tokens: TokenSet, *, step: int, longest: int, max_tokens: int) -> ContextGrid | str:
     """Lay out contexts up to `longest`, with blocks spread evenly over `tokens`, reading at most `max_tokens`.
 
-    The longest context shrinks if max_tokens or the utterances do not allow `min_blocks`. Returns one line if not even
+    The longest context shrinks if max_tokens or the utterances do not allow eight blocks. Returns one line if not even
     two lengths fit.
     """
-    if step < 1:
-        raise UserError(f"--context-step is {step}; it must be at least 1")
     block = max(1, step // _BLOCKS_PER_STEP)
     for num_steps in range(max(longest // step, 2), 1, -1):
         span = step * num_steps + block
@@ -63,33 +60,25 @@ def context_grid(
             for start in range(step * num_steps, length - block + 1, span)
         ]
         num_blocks = min(len(places), max_tokens // cost)
-        if num_blocks >= min_blocks:
+        if num_blocks >= _MIN_BLOCKS:
             chosen = np.linspace(0, len(places) - 1, num_blocks)
             return ContextGrid(step, num_steps, block, [places[int(i)] for i in chosen])
     return (
-        f"too little data for contexts of {step} and {2 * step} tokens at {min_blocks} places; give more --tokens "
+        f"too little data for contexts of {step} and {2 * step} tokens at {_MIN_BLOCKS} places; give more --tokens "
         "or a smaller --context-step"
     )
 
 
 @torch.inference_mode()
-def losses_by_context(
-    model: SequenceModel,
-    tokens: TokenSet,
-    grid: ContextGrid,
-    *,
-    window: int,
-    rows: int,
-    device: torch.device,
-    carries: bool = True,
-    progress: Progress | None = None,
-) -> np.ndarray:
+def losses_by_context(run: TrainedRun, tokens: TokenSet, grid: ContextGrid, *, progress: Progress) -> np.ndarray:
     """Return the NLL in nats [J, P] of each position at each context length, every context read from a fresh state.
 
-    As in evaluation, a fresh state begins with the begin-of-utterance input, and so with the label. carries: whether a
-    window knows what came before it; if not, the last window of tokens is read, however long the context, so that none
+    As in evaluation, a fresh state begins with the begin-of-utterance input, and so with the label. If a window of the
+    model does not know what came before it, the last window of tokens is read, however long the context, so that none
     stands at the start of a window without one.
     """
+    model, window, device, rows, tokens = run.model, run.window, run.device, rows_of(run), run.reading(tokens)
+    carries = run.config["model"].get("memory", 1) or run.config["model"].get("compressed")
     losses = np.zeros((grid.num_steps, len(grid.starts) * grid.block))
     for j, length in enumerate(grid.lengths):
         num_read = length + grid.block if carries else max(min(length + grid.block, window), grid.block)
@@ -108,8 +97,7 @@ def losses_by_context(
                 parts.append(model.head.nll(hidden, y.to(device)).double().cpu())
             scored = torch.cat(parts, dim=1)[:, -grid.block :]
             losses[j, begin * grid.block : (begin + len(places)) * grid.block] = scored.flatten().numpy()
-            if progress is not None:
-                progress.update(targets.numel())
+            progress.update(targets.numel())
     return losses
 
 
@@ -127,18 +115,16 @@ def relative_gain(losses: np.ndarray, *, model: int, short: int, long: int, rati
     return float(-np.expm1(after - before))
 
 
-def effective_context(
-    losses: np.ndarray, lengths: Sequence[int], *, ratio: float, threshold: float = THRESHOLD
-) -> list[dict[str, Any]]:
+def effective_context(losses: np.ndarray, lengths: Sequence[int], *, ratio: float) -> list[dict[str, Any]]:
     """Return the RECL of each of N models from losses [N, J, P] at `lengths` [J], an arithmetic progression.
 
-    recl: the first length at which one more step gains less than `threshold`. reached_limit: every step gained more, so
+    recl: the first length at which one more step gains less than `THRESHOLD`. reached_limit: every step gained more, so
     recl is the longest length tried, a lower bound. gains: of every step, including those after recl.
     """
     entries = []
     for model in range(len(losses)):
         gains = [relative_gain(losses, model=model, short=j, long=j + 1, ratio=ratio) for j in range(len(lengths) - 1)]
-        stopped = next((j for j, gain in enumerate(gains) if gain < threshold), None)
+        stopped = next((j for j, gain in enumerate(gains) if gain < THRESHOLD), None)
         entries.append(
             {
                 "recl": lengths[-1 if stopped is None else stopped],

@@ -15,13 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from waveform.analyses.hooks import observe_attention
+from waveform.analyses.hooks import attending, observe_attention, read_once
 from waveform.analyses.layers import REGIONS, in_buckets, whole_pieces
-from waveform.engine.single_pass import score_once
 from waveform.engine.token_set import TokenSet
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots, softmax_of_visible
-from waveform.models.compressive_transformer import CompressiveTransformer
-from waveform.system.progress import Progress
+from waveform.runs.opened import TrainedRun
 
 TERMS = {
     "a": "content-based addressing",
@@ -51,14 +49,7 @@ def score_terms(attention: RelativeAttention, attended: AttentionOutput, slots: 
     return {letter: term * scale for letter, term in zip(TERMS, (a, b, c, d), strict=True) if term.any()}
 
 
-def attention_by_head(
-    model: Any,
-    tokens: TokenSet,
-    *,
-    max_tokens: int,
-    device: torch.device,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
+def attention_by_head(run: TrainedRun, tokens: TokenSet, *, max_tokens: int, show_progress: bool) -> dict[str, Any]:
     """Return the average distribution of each head over distances, of all terms and of each alone.
 
     weight [L][H][N]: share of an average query's attention, by bucket of distance, nearest first; sums to one over N.
@@ -67,11 +58,9 @@ def attention_by_head(
     with the largest, each with the weights of the last queries of a window over its slots, oldest first. The data must
     hold a piece that fills the memories and a window more; if the model has nothing to look at, the figures say why.
     """
-    if not isinstance(model, CompressiveTransformer):
-        return {"absent": "the model has no attention"}
+    if isinstance(model := attending(run), str):
+        return {"absent": model}
     config = model.config
-    if config.is_mixed:
-        return {"absent": "its layers have memories of different sizes"}
     lead = config.steps_to_full
     pieces, order = whole_pieces(
         tokens, lead + config.window, at_most=min(max_tokens // (lead + config.window), _MOST_WINDOWS)
@@ -118,12 +107,9 @@ def attention_by_head(
 
     num_weights = config.num_heads * config.window * (config.window + config.memory + config.compressed)
     rows = min(len(order), max(1, _MOST_WEIGHTS // num_weights))
-    windows = score_once(model, pieces, order, window=config.window, rows=rows, device=device)
     with torch.inference_mode(), observe_attention(model, see):
-        for dealt, _ in windows:
+        for _ in read_once(run, pieces, order, what="heads of", show_progress=show_progress, rows=rows):
             num_read += 1
-            if progress is not None:
-                progress.update(config.window * len(dealt.utterances))
     num_queries = config.window * len(order)
     figures = {
         kind: {

@@ -1,4 +1,4 @@
-"""Forward hooks that watch the layers of a model as it runs; the forward pass itself is unchanged."""
+"""Watches a run as it reads tokens once: its progress, and its layers, by forward hooks that change nothing."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -7,10 +7,44 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from waveform.engine.scored_window import ScoredWindow
+from waveform.engine.single_pass import DealtWindow, score_once
+from waveform.engine.state_ram import fast_rows
+from waveform.engine.token_set import TokenSet
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots
-from waveform.models.compressive_transformer import Layer, LayerOutput
+from waveform.models.compressive_transformer import CompressiveTransformer, Layer, LayerOutput
+from waveform.runs.opened import TrainedRun
+from waveform.system.progress import Progress
 
 See = Callable[[int, RelativeAttention, AttentionOutput, Slots], None]
+
+
+def rows_of(run: TrainedRun) -> int:
+    """How many utterances a run reads side by side."""
+    return fast_rows(run.model, window=run.window, device=run.device)
+
+
+def read_once(
+    run: TrainedRun, tokens: TokenSet, order: Sequence[int], *, what: str, show_progress: bool, rows: int | None = None
+) -> Iterator[tuple[DealtWindow, ScoredWindow]]:
+    """`score_once` of the utterances `order` by a run; `what` is the name of this work beside its progress."""
+    total = sum(tokens.lengths[i] for i in order)
+    with Progress(
+        f"{what} {run.folder.name}", total=total, unit=run.unit, unit_s=run.unit_s, enabled=show_progress
+    ) as progress:
+        windows = score_once(
+            run.model, run.reading(tokens), order, window=run.window, rows=rows or rows_of(run), device=run.device
+        )
+        for dealt, scores in windows:
+            yield dealt, scores
+            progress.update(int(dealt.window.scored.sum()))
+
+
+def attending(run: TrainedRun) -> CompressiveTransformer | str:
+    """The model of a run, if its attention can be looked at; otherwise one line says why not."""
+    if not isinstance(run.model, CompressiveTransformer):
+        return "the model has no attention"
+    return "its layers have memories of different sizes" if run.model.config.is_mixed else run.model
 
 
 @contextmanager

@@ -14,15 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.analyses.hooks import observe_attention, observe_compression_loss
-from waveform.engine.single_pass import score_once
-from waveform.engine.state_ram import fast_rows
+from waveform.analyses.hooks import attending, observe_attention, observe_compression_loss, read_once
 from waveform.engine.token_set import TokenSet
 from waveform.models.attention import AttentionOutput, RelativeAttention, Slots
-from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.runs.opened import TrainedRun
 from waveform.system.errors import UserError
-from waveform.system.progress import Progress
 
 NUM_BUCKETS = 6  # of each region, as in Figure 2
 REGIONS = ("compressed", "memory", "window")
@@ -42,24 +38,16 @@ class LayerObservations:
 
 
 def observe_layers(
-    model: Any,
-    tokens: TokenSet,
-    *,
-    max_tokens: int,
-    rows: int,
-    device: torch.device,
-    progress: Progress | None = None,
+    run: TrainedRun, tokens: TokenSet, *, max_tokens: int, show_progress: bool
 ) -> LayerObservations | str:
     """Look at windows with full memories in pieces spread evenly over `tokens`, reading at most `max_tokens`.
 
-    model: its parameters require no gradient (losses are computed with gradients enabled). Returns one line if the
-    model or the data has nothing to look at. Raises UserError if max_tokens does not even fill the memories.
+    Returns one line if the model or the data has nothing to look at. Raises UserError if max_tokens does not even fill
+    the memories.
     """
-    if not isinstance(model, CompressiveTransformer):
-        return "the model has no attention"
+    if isinstance(model := attending(run), str):
+        return model
     config = model.config
-    if config.is_mixed:
-        return "its layers have memories of different sizes"
     lead = config.steps_to_full
     num_windows = max(_MIN_WINDOWS, lead // config.window)
     longest = max(tokens.lengths, default=0)
@@ -88,8 +76,9 @@ def observe_layers(
         seen_losses.append(loss.double().cpu())
 
     place = {utterance: i for i, utterance in enumerate(order)}
+    # The parameters of a run require no gradient, but without any the losses would not be computed.
     with torch.enable_grad(), observe_attention(model, see_attention), observe_compression_loss(model, see_loss):
-        for dealt, _ in score_once(model, pieces, order, window=config.window, rows=rows, chunk=None, device=device):
+        for dealt, _ in read_once(run, pieces, order, what="layers of", show_progress=show_progress):
             if dealt.start >= lead:
                 at = [place[utterance] for utterance in dealt.utterances]
                 received[at] += torch.stack(seen_received, dim=1).numpy() / (config.window * num_windows)
@@ -98,8 +87,6 @@ def observe_layers(
                     num_losses += len(at)
             seen_received.clear()
             seen_losses.clear()
-            if progress is not None:
-                progress.update(config.window * len(dealt.utterances))
     assert num_losses in (0, num_windows * num_pieces)
     slots = dict(zip(REGIONS, (config.compressed, config.memory, config.window), strict=True))
     reach = model.receptive_field
@@ -127,15 +114,6 @@ def mean_and_error(values: np.ndarray) -> tuple[list[Any], list[Any] | None]:
     """Return the mean over the first axis and its standard error, which is None for a single observation."""
     error = values.std(axis=0, ddof=1) / len(values) ** 0.5 if len(values) > 1 else None
     return values.mean(axis=0).tolist(), None if error is None else error.tolist()
-
-
-def observe_run(run: TrainedRun, tokens: TokenSet, *, max_tokens: int, show_progress: bool) -> LayerObservations | str:
-    """`observe_layers` of a run, as it reads `tokens`."""
-    with Progress(f"layers of {run.folder.name}", total=None, unit=run.unit, enabled=show_progress) as progress:
-        rows = fast_rows(run.model, window=run.window, device=run.device)
-        return observe_layers(
-            run.model, run.reading(tokens), max_tokens=max_tokens, rows=rows, device=run.device, progress=progress
-        )
 
 
 def attention_by_position(observed: LayerObservations | str) -> dict[str, Any]:

@@ -5,12 +5,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from waveform.analyses.analyse import DEFAULT_TOKENS
+from waveform.analyses.by_place import nll_by_place
+from waveform.analyses.layers import attention_by_position, observe_layers
 from waveform.domain import domain_of_runs
+from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.report_page.charts import attention_chart, learning_chart, place_chart
 from waveform.report_page.contents import Making, ReportContents
-from waveform.report_page.measures import measure_attention, measure_places
 from waveform.report_page.page import Page, require_each_once, require_page, settings_tables, write_page
+from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import ScoredRun
 from waveform.system.atomic import require_writable
 from waveform.system.output import write_json
@@ -47,8 +51,7 @@ def report(
         runs, tokens = open_runs(domain, run_dirs, options, data=data, device=world.device.type, show_progress=shown)
         others = contents.others(runs, device=world.device.type)
         places = [
-            measure_places(run, tokens, first=contents.first(run), max_tokens=contents.max_tokens, **how)
-            for run in runs
+            nll_by_place(run, tokens, first=contents.first(run), max_tokens=contents.max_tokens, **how) for run in runs
         ]
         scored = []
         for run, place in zip(runs, places, strict=True):
@@ -62,7 +65,7 @@ def report(
         names = contents.names(entries)
         named = dict(zip(names, runs, strict=True))
         attention = world.share(
-            [partial(measure_attention, run, tokens, label=name, show_progress=shown) for name, run in named.items()]
+            [partial(_attention, run, tokens, label=name, show_progress=shown) for name, run in named.items()]
         )
         parts, figures = contents.shown(named | others, tokens, entries, Making(data, **how))
         figures = {
@@ -93,3 +96,9 @@ def report(
         if shown:
             print(f"{out}: open it in a browser")
         return figures
+
+
+def _attention(run: TrainedRun, tokens: TokenSet, *, label: str, show_progress: bool) -> dict[str, Any]:
+    """Attention by position, beside the run's label; {absent: why} if there is nothing to see."""
+    observed = observe_layers(run, tokens, max_tokens=DEFAULT_TOKENS, show_progress=show_progress)
+    return {"label": label, "attention_by_position": attention_by_position(observed)}
