@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from waveform.analyses.head_plots import draw_heads, draw_widest
 from waveform.analyses.heads import TERMS
 from waveform.system.panels import COLOURS, drawing
 
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
 
 _COLOURS = {"compressed": COLOURS[1], "memory": COLOURS[2], "window": COLOURS[0]}
 _ROWS_PER_RUN = 3  # by position and layer, by head and term, the widest heads
+_TOP = 0.2  # share of a head's weights that is marked, as in Figure 6
+_CONTRAST = 1e-3  # of the smallest weight that is drawn, to the largest
 _RATIO = "0.1"  # of the effective context's gains, as in the paper's figure
 
 
@@ -41,8 +42,8 @@ def save_analysis(path: Path, figures: dict[str, Any]) -> None:
             _draw_compression(axes[2], entry)
             if columns > 3:
                 _draw_answers(axes[3], entry)
-            draw_heads(row_of(row + 1, 1 + len(TERMS)), entry)
-            draw_widest(row_of(row + 2, 3), entry)
+            _draw_heads(row_of(row + 1, 1 + len(TERMS)), entry)
+            _draw_widest(row_of(row + 2, 3), entry)
         without = [entry for entry in figures["runs"] if entry not in runs]
         if without:
             reasons = "; ".join(f"{entry['label']}: {entry['attention_by_position']['absent']}" for entry in without)
@@ -132,6 +133,59 @@ def _draw_answers(axes: "Axes", entry: dict[str, Any]) -> None:
     axes.set_yticks(range(len(heads)), [name for name, _ in heads])
     axes.set_ylabel("layer.head")
     axes.figure.colorbar(shown, ax=axes)
+
+
+def _draw_heads(axes: "list[Axes]", entry: dict[str, Any]) -> None:
+    """Draw the distributions of all heads over distances, of the whole score and of each of its terms.
+
+    axes: as many as there are terms in the paper, and one. A row is a head, a column a distance, nearest at the left.
+    One scale of grey serves all of them, so that a term that is flat by itself looks flat.
+    """
+    figures = entry["attention_by_head"]
+    slots = np.maximum(figures["slots"], 1e-9)
+    every = [figures, *figures["terms"].values()]
+    highest = max(float((np.array(values["weight"]) / slots).max()) for values in every)
+    panels = [("all terms", figures), *((f"({i}) {TERMS[i]}", figures["terms"].get(i)) for i in TERMS)]
+    for panel, (title, values) in zip(axes, panels, strict=True):
+        if not _titled(panel, title, absent=None if values else "this score has no such term"):
+            continue
+        per_slot = np.array(values["weight"]) / slots
+        num_layers, num_heads, num_buckets = per_slot.shape
+        _grey_image(panel, per_slot.reshape(-1, num_buckets), highest=highest)
+        for layer in range(1, num_layers):
+            panel.axhline(layer * num_heads - 0.5, color="white", linewidth=0.5)
+        panel.set_yticks([i * num_heads for i in range(num_layers)], [str(i) for i in range(num_layers)])
+        step = max(1, num_buckets // 4)
+        panel.set_xticks(range(0, num_buckets, step), [b["from"] for b in figures["buckets"][::step]])
+        panel.set_xlabel("steps back")
+    axes[0].set_ylabel("head of layer")
+
+
+def _draw_widest(axes: "list[Axes]", entry: dict[str, Any]) -> None:
+    """Draw the heads that look furthest: a row is a query, a column some slots; the top fifth is marked in red."""
+    widest = entry["attention_by_head"]["widest"]
+    for panel in axes[len(widest) :]:
+        panel.set_axis_off()
+    for panel, head in zip(axes, widest, strict=False):
+        weight = np.array(head["weight"])
+        _grey_image(panel, weight, highest=float(weight.max()))
+        rows, columns = np.nonzero(weight > np.quantile(weight, 1 - _TOP))
+        panel.scatter(columns, rows, s=4, color="#c8102e", linewidths=0)
+        panel.set_title(f"layer {head['layer']} head {head['head']}, {head['mean_distance']:.0f} steps back on average")
+        panel.set_xticks([])
+        panel.set_yticks([])
+        panel.set_xlabel("slots, oldest first; red: the highest fifth")
+    axes[0].set_ylabel("last queries of a window")
+
+
+def _grey_image(axes: "Axes", values: np.ndarray, *, highest: float) -> None:
+    from matplotlib.colors import LogNorm
+
+    axes.grid(False)
+    clipped = np.maximum(values, highest * _CONTRAST)
+    axes.imshow(
+        clipped, aspect="auto", interpolation="nearest", cmap="Greys", norm=LogNorm(highest * _CONTRAST, highest)
+    )
 
 
 def _draw_nats(axes: "Axes", figures: dict[str, Any]) -> None:
