@@ -119,7 +119,8 @@ def test_buckets_sum_to_one_and_pairs_are_unbiased(case: laws.Case, token_set: C
 @pytest.mark.parametrize("variant", ["same-length", "same-length-short"])
 def test_a_pair_is_a_query_and_a_slot_that_it_sees(variant: str, token_set: Callable[..., TokenSet]) -> None:
     """Without queries, each that sees the last `memory` steps gives all of them the same weight."""
-    run = run_of(laws.Case("transformer_xl", variant).build(), window=4)
+    case = laws.Case("transformer_xl", variant)
+    run = run_of(case.build(), window=case.window)
     model: Any = run.model
     for layer in model.layers:
         for part in (layer.attention.query, layer.attention.key, layer.attention.position):

@@ -7,7 +7,7 @@ import torchaudio
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from waveform.audio.mulaw import NUM_CLASSES, SILENCE, decode, encode
+from waveform.audio.mulaw import NUM_CLASSES, decode, encode
 
 _UNIT = st.floats(min_value=-1, max_value=1, width=32)
 
@@ -16,20 +16,6 @@ def _naive_encode(samples: np.ndarray) -> np.ndarray:
     """Encode by the textbook formula, in fp64."""
     companded = np.sign(samples) * np.log1p(255 * np.abs(samples)) / np.log1p(255)
     return np.floor((companded + 1) / 2 * 255 + 0.5).astype(int)
-
-
-def test_every_class_survives_a_round_trip() -> None:
-    classes = torch.arange(NUM_CLASSES, dtype=torch.uint8)
-    assert torch.equal(encode(decode(classes)), classes)
-
-
-def test_silence_is_class_128() -> None:
-    assert SILENCE == 128
-    assert encode(torch.tensor([0.0, -0.0])).tolist() == [128, 128]
-
-
-def test_values_outside_the_range_are_clipped() -> None:
-    assert encode(torch.tensor([-7.0, -1.0, 1.0, 1.0001, 3e38])).tolist() == [0, 0, 255, 255, 255]
 
 
 def test_agrees_with_the_formula_in_fp64() -> None:
@@ -62,12 +48,6 @@ def test_a_sample_gets_its_class_wherever_the_stream_is_cut(values: list[float],
     assert torch.equal(encode(samples), torch.cat([encode(samples[:cut]), encode(samples[cut:])]))
 
 
-@given(_UNIT, _UNIT)
-def test_order_is_kept(a: float, b: float) -> None:
-    low, high = encode(torch.tensor([min(a, b), max(a, b)])).tolist()
-    assert low <= high
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
 def test_shapes_and_dtypes(dtype: torch.dtype) -> None:
     tokens = torch.randint(0, 256, (2, 3, 5)).to(dtype)
@@ -75,17 +55,6 @@ def test_shapes_and_dtypes(dtype: torch.dtype) -> None:
     assert samples.shape == (2, 3, 5) and samples.dtype == torch.float32
     assert encode(samples.double()).dtype == torch.uint8
     assert torch.equal(encode(samples).to(dtype), tokens)
-
-
-@given(st.lists(_UNIT, min_size=1, max_size=50))
-def test_any_sample_gets_the_class_of_the_formula(values: list[float]) -> None:
-    """Except samples so close to a boundary that fp32 may round them to either side of it."""
-    exact = np.array(values, dtype=np.float32).astype(np.float64)
-    companded = (np.sign(exact) * np.log1p(255 * np.abs(exact)) / np.log1p(255) + 1) / 2 * 255 + 0.5
-    clear = np.abs(companded - np.rint(companded)) > 1e-4
-    encoded = encode(torch.tensor(values)).numpy()
-    assert np.array_equal(encoded[clear], _naive_encode(exact)[clear])
-    assert np.abs(encoded - companded + 0.5).max() <= 0.5 + 1e-4
 
 
 @example(values=[0.752814531326294])  # near the lower end of its class, where a sample moves furthest

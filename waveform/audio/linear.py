@@ -5,8 +5,6 @@ from torch import Tensor
 
 from waveform.engine.sound_classes import NUM_CLASSES, OFFSET, SCALE, class_values
 
-SILENCE = 128  # the class of 0.0
-
 
 def encode(samples: Tensor, *, floor: bool = False) -> Tensor:
     """Quantise float samples [...], clipped to -1..1, to the nearest of 256 equal steps: classes [...] uint8.

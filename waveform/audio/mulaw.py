@@ -15,8 +15,6 @@ from torch import Tensor
 from waveform.audio.torchaudio_import import import_torchaudio
 from waveform.engine.sound_classes import NUM_CLASSES, class_bounds, class_values, expand
 
-SILENCE = 128  # the class of 0.0
-
 _CELLS = 32_768  # table cells per unit of amplitude; the narrowest class is 5.6 cells wide
 _CELL_MARGIN = 1e-6  # cells overlap by more than x + 1 is rounded in fp32
 

@@ -90,21 +90,15 @@ def resample_blocks(pieces: Iterable[np.ndarray], *, from_hz: int, to_hz: int) -
     context = kernel.context if kernel else 0
     block_s = max(1, min(_BLOCK_S, _BLOCK_VALUES // from_hz))
     block_in, block_out = block_s * from_hz, block_s * to_hz
-    held = [np.zeros(context, dtype=np.float32)]
-    num_held = context
+    buffer = np.zeros(context, dtype=np.float32)
     for piece in pieces:
-        held.append(piece)
-        num_held += len(piece)
-        if num_held < context + block_in + context:
-            continue
-        buffer = np.concatenate(held)
+        buffer = np.concatenate([buffer, piece])
         while len(buffer) >= context + block_in + context:
             block = buffer[: context + block_in + context]
             yield kernel(block, num_out=block_out) if kernel else block
             buffer = buffer[block_in:]
-        held, num_held = [buffer], len(buffer)
-    num_left = num_held - context
+    num_left = len(buffer) - context
     if num_left > 0:
-        buffer = np.concatenate([*held, np.zeros(context, dtype=np.float32)])
+        buffer = np.concatenate([buffer, np.zeros(context, dtype=np.float32)])
         num_out = -(-num_left * to_hz // from_hz)
         yield kernel(buffer, num_out=num_out) if kernel else buffer

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import yaml
@@ -24,14 +24,6 @@ class _Split(msgspec.Struct, forbid_unknown_fields=True):
     lists: dict[str, str] = {}  # split -> the file that names its paths; all others train
     parts: dict[str, list[str]] = {}  # split -> its parts
     order: dict[str, float] = {}  # shares valid and test, in natural order
-
-
-class Extent(NamedTuple):
-    """How much of a corpus there is."""
-
-    here: int
-    published: int
-    unit: str  # recordings | speakers
 
 
 class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -72,23 +64,26 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         match = re.fullmatch(self.path, path)
         return match.groupdict().get("label") if match else None
 
-    def extent(self, paths: Iterable[str]) -> Extent:
-        """Count the recordings of the corpus among `paths`; a part of which there is nothing is not missing."""
+    def extent(self, paths: Iterable[str]) -> tuple[int, int]:
+        """Count the recordings, or speakers, of the corpus among `paths`, and as published.
+
+        A part of which there is nothing is not missing.
+        """
         matches = [match for path in paths if (match := re.fullmatch(self.path, path))]
         if self.labels is not None:
-            return Extent(len({match["label"] for match in matches}), self.labels, "speakers")
+            return len({match["label"] for match in matches}), self.labels
         parts = Counter(match.groupdict().get("part", "") for match in matches)
-        return Extent(len(matches), sum(self.files.get(part, 0) for part in parts or self.files), "recordings")
+        return len(matches), sum(self.files.get(part, 0) for part in parts or self.files)
 
     def modality(self, usable: Iterable[str]) -> dict[str, Any]:
         """What dataset.json says of the corpus, of which the recordings `usable` are in the data set."""
-        extent = self.extent(usable)
-        return {"corpus": {"name": self.name, "here": extent.here, "published": extent.published}}
+        here, published = self.extent(usable)
+        return {"corpus": {"name": self.name, "here": here, "published": published}}
 
     def require(self, audio_dir: Path, paths: Sequence[str], *, partial: bool) -> None:
         """Raises UserError if nothing of the corpus is there, and if something is missing and `partial` is false."""
-        extent = self.extent(paths)
-        if extent.here == 0:
+        here, published = self.extent(paths)
+        if here == 0:
             below = next((top for top, _, rest in (path.partition("/") for path in paths) if self.holds(rest)), None)
             advice = (
                 f"give the folder that {' or '.join(self.archives)} was unpacked into"
@@ -98,9 +93,10 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise UserError(
                 f"{audio_dir} is not {self.title} as published: it has no file like {self.example}; {advice}"
             )
-        if extent.here != extent.published and not partial:
+        if here != published and not partial:
+            unit = "recordings" if self.labels is None else "speakers"
             raise UserError(
-                f"{audio_dir} has {extent.here:,} {extent.unit} of {self.title}, which has {extent.published:,}; "
+                f"{audio_dir} has {here:,} {unit} of {self.title}, which has {published:,}; "
                 "unpack all of it, or take it as it is with --partial: then its NLL compares with no published figure"
             )
 

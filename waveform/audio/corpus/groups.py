@@ -139,16 +139,14 @@ def _write_file(
         used = _scaled(file.blocks(sample_rate_hz=rate), audio_format)
         counted = _counted(used, counts, frame=rate // SILENCE_FRAMES_PER_S)
         tokens = (audio_format.encode(torch.from_numpy(block)).numpy() for block in counted)
-        if audio_format.piece_samples is None:
-            names = [name]
-            writer.write(name, tokens)
-        else:
-            pieces = list(tokens)  # held until the whole file is known to be sound: 8 bits a sample
-            if not pieces:
+        utterances: list[Iterable[np.ndarray]] = [tokens]
+        if audio_format.piece_samples is not None:
+            utterances = [[piece] for piece in tokens]  # held until the whole file is known to be sound
+            if not utterances:
                 raise RefusedFile(name, f"it is shorter than a piece of {audio_format.piece_samples:,} samples")
-            names = [name] if len(pieces) == 1 else [piece_name(name, i) for i in range(len(pieces))]
-            for utterance, piece in zip(names, pieces, strict=True):
-                writer.write(utterance, [piece])
+        names = [name] if len(utterances) == 1 else [piece_name(name, i) for i in range(len(utterances))]
+        for utterance, blocks in zip(names, utterances, strict=True):
+            writer.write(utterance, blocks)
         dropped = -(-file.num_frames * rate // file.sample_rate_hz) - counts["used"]
         about = {
             "duration_s": round(counts["used"] / rate, 6),
