@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 
-from waveform.audio.corpus import groups
+from waveform.audio.corpus import groups, workers
 
 
 def write_audio(path: Path, *, seed: int = 0, duration_s: float = 0.5, sample_rate_hz: int = 24_000, channels: int = 1,
@@ -51,3 +52,18 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def content(folder: Path) -> dict[str, bytes]:
     """The content of every file under a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, prepare: Callable[[], Any], *, after: int) -> None:
+    """Call what prepares, and interrupt it when it has prepared so many groups."""
+    real, calls = workers.prepare_group, []
+
+    def interrupted(group: groups.Group, **folders: Path) -> groups.Records:
+        calls.append(group)
+        if len(calls) > after:
+            raise KeyboardInterrupt
+        return real(group, **folders)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(workers, "prepare_group", interrupted)
+        prepare()

@@ -146,20 +146,6 @@ def test_music_in_natural_order(name: str, file: str, quantiser: str, make: Make
     assert dataset.modality["corpus"]["here"] == dataset.modality["corpus"]["published"]
 
 
-def test_music_of_ones_own_is_not_youtubemix(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = make(*(f"song {i}.wav" for i in range(3)))
-    line = mistake(["prepare", str(folder), str(folder.parent / "data"), "--corpus", "youtubemix", "--partial"], capsys)
-    assert "is not YouTubeMix as published: it has no file like out000.wav; give the folder" in line
-
-
-def test_pieces_of_the_published_figures() -> None:
-    assert [corpora()[name].data["piece_samples"] for name in ("sc09", "youtubemix", "beethoven")] == [
-        16_000,
-        131_072,
-        128_000,
-    ]
-
-
 def test_pieces_have_the_label_of_their_file(make: Make, whole: Callable[..., None]) -> None:
     whole("sc09", files={"": 8})
     tokens = prepared(make(*SC09, lists=LISTS), "sc09", "data.piece_samples=1000").open_split("test")
@@ -235,25 +221,6 @@ def test_descriptions_are_sound(corpus: Corpus) -> None:
     assert all(len(digest) in (0, 64) for digest in corpus.archives.values())
     assert bool(corpus.files) != (corpus.labels is not None) and corpus.source.startswith("https://")
     AudioFormat(**corpus.data)
-
-
-@pytest.mark.parametrize(
-    ("name", "path", "label"),
-    [
-        ("sc09", "seven/0a7c2a8d_nohash_0.wav", "seven"),
-        ("sc09", "cat/0a7c2a8d_nohash_0.wav", None),
-        ("sc09", "_background_noise_/pink_noise.wav", None),
-        ("vctk", "wav48_silence_trimmed/s5/s5_001_mic1.flac", "s5"),
-        ("vctk", "wav48_silence_trimmed/p225/p225_001_mic2.flac", None),
-        ("libritts", "dev-other/8288/274162/8288_274162_000005_000001.wav", "8288"),
-        ("libritts", "dev-other/8288/274162/8288_274162_000005_000001.normalized.txt", None),
-        ("libritts", "train-clean-5/1/12/1_12_000001_000000.wav", None),
-        ("ljspeech", "wavs/LJ001-0001.wav", None),
-        ("beethoven", "12.wav", None),
-    ],
-)
-def test_labels(name: str, path: str, label: str | None) -> None:
-    assert find_corpus(name).label_of(path) == label
 
 
 def test_the_help_names_every_corpus(capsys: pytest.CaptureFixture[str]) -> None:

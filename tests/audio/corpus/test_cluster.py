@@ -2,15 +2,13 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import waveform
-from tests.audio.conftest import content
+from tests.audio.conftest import content, interrupt
 from tests.faults.forks import free_port
 from waveform.audio.corpus import cluster, groups, workers
 from waveform.system.errors import UserError
@@ -38,7 +36,7 @@ def test_a_cluster_that_loses_a_worker_continues(
 ) -> None:
     pytest.importorskip("distributed")
     waveform.prepare(corpus_dir, tmp_path / "here", show_progress=False)
-    _interrupt(monkeypatch, lambda: waveform.prepare(corpus_dir, tmp_path / "there", show_progress=False))
+    interrupt(monkeypatch, lambda: waveform.prepare(corpus_dir, tmp_path / "there", show_progress=False), after=2)
     assert len(list((tmp_path / "there" / "shards").iterdir())) == 2
     (tmp_path / "dies_once.py").write_text(_DIES_ONCE.format(marker=str(tmp_path / "died")))
     address = f"127.0.0.1:{free_port()}"
@@ -57,20 +55,6 @@ def test_a_cluster_that_loses_a_worker_continues(
             process.kill()
             process.wait()
     assert content(tmp_path / "there") == content(tmp_path / "here")
-
-
-def _interrupt(monkeypatch: pytest.MonkeyPatch, prepare: Callable[[], Any]) -> None:
-    real, calls = workers.prepare_group, []
-
-    def interrupted(group: groups.Group, **folders: Path) -> groups.Records:
-        calls.append(group)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return real(group, **folders)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(workers, "prepare_group", interrupted)
-        prepare()
 
 
 def test_any_executor_will_do(corpus_dir: Path, tmp_path: Path, small_groups: None) -> None:
