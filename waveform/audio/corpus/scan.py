@@ -33,36 +33,25 @@ def scan_folder(audio_dir: Path, *, skip: Path) -> Scan:
     Each folder is visited once, real paths before links, so that loops end and no recording is counted twice.
     """
     scan = Scan()
+
+    def refuse(error: OSError) -> None:
+        scan.refused[f"{os.path.relpath(error.filename, audio_dir)}/"] = f"the folder cannot be read ({error.strerror})"
+
     # A link to a folder above would pull in whatever is next to the corpus.
-    above = audio_dir.resolve().parents
-    visited = {_identity(folder) for folder in (skip, audio_dir, *above) if folder.is_dir()}
-    folders = [""]
-    links: list[str] = []  # to folders; followed after all real folders
-    while folders or links:
-        if folders:
-            folder = folders.pop()
-        else:
-            folder = links.pop(0)
-            if _identity(audio_dir / folder) in visited:
+    visited = {_identity(folder) for folder in (skip, *audio_dir.resolve().parents) if folder.is_dir()}
+    roots = [str(audio_dir)]  # and links to folders, which are followed after all real folders
+    for root in roots:
+        for folder, names, files in os.walk(root, onerror=refuse):
+            if _identity(folder) in visited:
+                names.clear()
                 continue
-            visited.add(_identity(audio_dir / folder))
-        try:
-            with os.scandir(os.path.join(audio_dir, folder)) as listing:
-                entries = sorted(listing, key=lambda entry: entry.name)
-        except OSError as error:
-            scan.refused[f"{folder}/"] = f"the folder cannot be read ({error.strerror})"
-            continue
-        for entry in entries:
-            path = f"{folder}/{entry.name}" if folder else entry.name
-            if entry.name.startswith("."):
-                continue
-            if not os.path.isdir(entry):  # which a loop of links is not
-                _judge_file(scan, path, audio_dir)
-            elif entry.is_symlink():
-                links.append(path)
-            elif _identity(entry) not in visited:
-                visited.add(_identity(entry))
-                folders.append(path)
+            visited.add(_identity(folder))
+            names[:] = sorted(name for name in names if not name.startswith("."))
+            roots += [path for name in names if os.path.islink(path := os.path.join(folder, name))]
+            prefix = "" if folder == roots[0] else f"{os.path.relpath(folder, audio_dir)}/"
+            for name in files:  # links that form a loop too
+                if not name.startswith("."):
+                    _judge_file(scan, prefix + name, audio_dir)
     scan.files.sort()
     scan.refused = dict(sorted(scan.refused.items()))
     return scan
@@ -80,6 +69,6 @@ def _judge_file(scan: Scan, path: str, audio_dir: Path) -> None:
         scan.files.append(FoundFile(path, status.st_size, status.st_mtime_ns))
 
 
-def _identity(folder: Path | os.DirEntry[str]) -> tuple[int, int]:
-    status = os.stat(folder)  # follows links; on some systems a DirEntry does not have these numbers
+def _identity(folder: Path | str) -> tuple[int, int]:
+    status = os.stat(folder)  # follows links
     return status.st_dev, status.st_ino
