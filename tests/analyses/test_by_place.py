@@ -52,6 +52,6 @@ def test_figures_are_means_with_intervals() -> None:
     assert figures["interval_95"][1] is None  # four utterances say too little
     # Utterances that differ a lot, and models that differ by the same everywhere: the paired interval is narrow.
     harder = NllByPlace(easy.edges, easy.nats + 0.25 * counts, counts)
-    difference = harder.difference_to(easy)
+    difference = harder.minus(easy).figures()
     assert difference["nats"] == pytest.approx([0.25, 0.25])
     assert difference["interval_95"][0] == pytest.approx([0.25, 0.25])

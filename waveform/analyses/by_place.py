@@ -29,19 +29,8 @@ class NllByPlace:
 
     def figures(self) -> dict[str, Any]:
         """The mean of each bin in nats per token, and its 95% interval by the bootstrap over utterances, as JSON."""
-        return self._figures(self.nats)
-
-    def difference_to(self, other: "NllByPlace") -> dict[str, Any]:
-        """The same of NLL - NLL(other), paired by utterance: how hard the places are to predict cancels out.
-
-        `other` is of the same tokens.
-        """
-        assert np.array_equal(self.counts, other.counts) and list(self.edges) == list(other.edges)
-        return self._figures(self.nats - other.nats)
-
-    def _figures(self, nats: np.ndarray) -> dict[str, Any]:
         means, intervals = [], []
-        for in_bin, counts in zip(nats.T, self.counts.T, strict=True):
+        for in_bin, counts in zip(self.nats.T, self.counts.T, strict=True):
             there = counts > 0
             means.append(float(in_bin.sum() / counts.sum()))
             intervals.append(interval_over_utterances(in_bin[there], counts[there], resamples=_RESAMPLES))
@@ -51,6 +40,11 @@ class NllByPlace:
             "interval_95": intervals,
             "num_utterances": (self.counts > 0).sum(axis=0).tolist(),
         }
+
+    def minus(self, other: "NllByPlace") -> "NllByPlace":
+        """NLL - NLL(other) of the same tokens, paired by utterance: how hard the places are to predict cancels out."""
+        assert np.array_equal(self.counts, other.counts) and list(self.edges) == list(other.edges)
+        return NllByPlace(self.edges, self.nats - other.nats, self.counts)
 
 
 def _fitting(order: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[int]:

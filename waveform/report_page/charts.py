@@ -52,7 +52,7 @@ def place_chart(places: Mapping[str, NllByPlace], *, unit: str, unit_s: float | 
         if others:
             every[1].axhline(0, color="0.4", linewidth=0.8)
             every[1].plot([], [])  # the first run's colour
-            differences = {label: places[label].difference_to(places[first]) for label in others}
+            differences = {label: places[label].minus(places[first]).figures() for label in others}
             _draw_places(every[1], differences, unit_s=unit_s)
             every[1].set_ylabel(f"difference to\n{_plain(first)}")
         for axes in every:
