@@ -20,9 +20,7 @@ from waveform.benchmarks.timing import spread
 from waveform.benchmarks.training import fill_memories, measure_training, profile_update, updates_needed
 from waveform.decoding.cached import CachedDecoder
 from waveform.engine import token_learner
-from waveform.models import attention
 from waveform.models.attention import softmax_attention
-from waveform.models.block_attention import Mask
 from waveform.models.registry import build
 
 
@@ -31,11 +29,7 @@ def full_state(model: Any, *, window: int, batch_size: int = 1) -> Any:
     return fill_memories(model, state, window=window, vocab_size=V)[0]
 
 
-@pytest.mark.parametrize("kernel", ["blocks", "torch"])
-def test_flops_of_a_compressive_transformer_are_those_counted_by_hand(
-    kernel: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attention, "_takes_blocks", lambda q: kernel == "blocks")
+def test_flops_of_a_compressive_transformer_are_those_counted_by_hand() -> None:
     L, W, M, C, c, d, F, P, B = 2, 16, 32, 32, 4, 64, 96, 24, 2
     model = build(
         "compressive_transformer", vocab_size=V, num_layers=L, window=W, memory=M, compressed=C, compression_rate=c,
@@ -58,8 +52,13 @@ def test_of_attention_with_a_mask_visible_pairs_count() -> None:
     q, k, v, encoding = (torch.randn(shape) for shape in ((3, H, 5, d + P), (3, H, 7, d), (3, H, 7, d), (1, 7, P)))
     of_each_row = torch.rand(3, 1, 5, 7) < 0.5
     of_each_row[..., 0] = True
-    for visible, num_pairs in ((of_each_row, int(of_each_row.sum())), (of_each_row[:1], 3 * int(of_each_row[0].sum()))):
-        attend = partial(softmax_attention, q, k, v, scale=1.0, mask=Mask(visible=visible), encoding=encoding)
+    bias = torch.zeros(of_each_row.shape).masked_fill_(~of_each_row, float("-inf"))
+    for mask, num_pairs in (
+        ({"bias": bias}, int(of_each_row.sum())),
+        ({"bias": bias[:1]}, 3 * int(of_each_row[0].sum())),
+        ({"first_used": (0, 2, 1)}, 3 * (5 * 7 - 10) - 5 * (0 + 2 + 1)),
+    ):
+        attend = partial(softmax_attention, q, k, v, scale=1.0, encoding=encoding, **mask)
         assert useful_flops(attend) == 2 * H * num_pairs * (2 * d + P) < counted_flops(attend)
 
 

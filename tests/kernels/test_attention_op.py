@@ -1,5 +1,6 @@
-"""Compiled attention against attention by blocks at fp64: output and gradients; and when it is taken."""
+"""Compiled attention against softmax written out at fp64: output and gradients; and when it is taken."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -7,11 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.models.test_attention import written_out
 from waveform.kernels import attention_op
 from waveform.models import attention
 from waveform.models.attention import softmax_attention
-from waveform.models.block_attention import UNMASKED, Mask, block_attention
-from waveform.system import fastest_way
 from waveform.system.threads import torch_in_one_thread
 
 B, H, d, P = 2, 3, 16, 32
@@ -38,7 +38,7 @@ def attended(function: Any, given: tuple[Tensor, ...], grad: Tensor, **options: 
 @pytest.mark.parametrize("num_encodings", [0, 1])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_equal_to_attention_by_blocks(size: tuple[int, int], causal: bool, num_encodings: int) -> None:
+def test_equal_to_softmax_written_out(size: tuple[int, int], causal: bool, num_encodings: int) -> None:
     num_features = P if num_encodings else 0
     given = tensors(*size, num_features=num_features)
     encoding = torch.randn(num_encodings, size[1], P) if num_encodings else None
@@ -46,7 +46,9 @@ def test_equal_to_attention_by_blocks(size: tuple[int, int], causal: bool, num_e
     made = attended(attention_op.attention_in_kernels, given, grad, causal=causal, encoding=encoding)
     precise = tuple(x.detach().double().requires_grad_() for x in given)
     encoding = None if encoding is None else encoding.double()
-    wanted = attended(block_attention, precise, grad, mask=Mask(causal, None, None), encoding=encoding)
+    visible = torch.ones(size, dtype=torch.bool)
+    visible = visible.tril(size[1] - size[0]) if causal else visible
+    wanted = attended(written_out, precise, grad, visible=visible, encoding=encoding)
     for actual, expected in zip(made, wanted, strict=True):
         torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -72,7 +74,6 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The arguments of calls of the kernels, which take any size while this is open."""
     calls, real = [], attention_op.attention_in_kernels
     monkeypatch.setattr(attention, "_MIN_SCORES", 1)
-    monkeypatch.setitem(fastest_way.taken, attention.ON_CPU.name, "kernels")
 
     def record(*given: Any, **options: Any) -> Tensor:
         calls.append(given)
@@ -82,32 +83,36 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def test_taken_for_whole_vectors_without_a_mask(calls: list[Any]) -> None:
-    q, k, v = tensors(16, 48, num_features=0)
-    softmax_attention(q, k, v, scale=SCALE, mask=UNMASKED, encoding=None)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_taken_for_whole_vectors_and_rows_with_as_many_slots(dtype: torch.dtype, calls: list[Any]) -> None:
+    q, k, v = (x.to(dtype) for x in tensors(16, 48, num_features=0))
+    assert softmax_attention(q, k, v, scale=SCALE).dtype == dtype
+    softmax_attention(q, k, v, scale=SCALE, first_used=(0, 0))
+    assert len(calls) == 2
+    softmax_attention(q, k, v, scale=SCALE, first_used=(16, 0))
+    assert [given[1].shape[2] for given in calls[2:]] == [48, 32]
+
+
+def test_positions_of_any_width_are_padded(calls: list[Any]) -> None:
+    q, k, v = tensors(16, 48, num_features=24)
+    encoding = torch.randn(1, 48, 24)
+    out = softmax_attention(q, k, v, scale=SCALE, causal=True, encoding=encoding)
+    visible = torch.ones(16, 48, dtype=torch.bool).tril(32)
+    expected = written_out(q, k, v, visible=visible, scale=SCALE, encoding=encoding)
     assert len(calls) == 1
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("why", ["a mask", "ragged slots", "fp64", "they are slower", "a mode", "few scores"])
-def test_left_to_blocks(why: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("why", ["a mask", "ragged slots", "fp64", "a mode", "few scores"])
+def test_left_to_torch(why: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = tensors(16, 48 if why != "ragged slots" else 47, num_features=0)
-    mask = UNMASKED
+    bias = None
     if why == "a mask":
-        mask = Mask(False, torch.ones(1, 1, 16, 48, dtype=torch.bool), None)
+        bias = torch.zeros(1, 1, 16, 48)
     elif why == "fp64":
         q, k, v = q.double(), k.double(), v.double()
-    elif why == "they are slower":
-        monkeypatch.setitem(fastest_way.taken, attention.ON_CPU.name, "blocks")
     elif why == "few scores":
         monkeypatch.setattr(attention, "_MIN_SCORES", B * H * 16 * 48 + 1)
-    if why == "a mode":
-        with FlopCounterMode(display=False):
-            softmax_attention(q, k, v, scale=SCALE, mask=mask, encoding=None)
-    else:
-        softmax_attention(q, k, v, scale=SCALE, mask=mask, encoding=None)
+    with FlopCounterMode(display=False) if why == "a mode" else nullcontext():
+        softmax_attention(q, k, v, scale=SCALE, bias=bias)
     assert not calls
-
-
-def test_what_is_timed_computes_the_same() -> None:
-    by_kernels, by_blocks = (attention.ON_CPU.calls()[way]() for way in attention.ON_CPU.ways)
-    torch.testing.assert_close(by_kernels, by_blocks)

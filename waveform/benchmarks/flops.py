@@ -17,7 +17,6 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from waveform.engine.interface import SequenceModel, State
 from waveform.models.attention import softmax_attention
-from waveform.models.block_attention import Mask
 
 BACKWARD_FACTOR = 3  # forward and backward together, in forwards
 
@@ -60,14 +59,23 @@ class _Excess(TorchFunctionMode):
         return result
 
 
-def _visible_flops(q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, mask: Mask, **_: Any) -> int:
+def _visible_flops(
+    q_BHTE: Tensor,
+    k_BHKd: Tensor,
+    v_BHKd: Tensor,
+    *,
+    causal: bool = False,
+    bias: Tensor | None = None,
+    first_used: tuple[int, ...] | None = None,
+    **_: Any,
+) -> int:
     """FLOPs of the scores and of the mixing of values, of the pairs that `softmax_attention` is asked for."""
     (num_rows, num_heads, num_queries, width), num_slots = q_BHTE.shape, k_BHKd.shape[2]
-    num_pairs = num_rows * num_queries * num_slots
-    if mask.causal:
+    num_pairs = num_queries * (num_rows * num_slots - sum(first_used or ()))
+    if causal or first_used is not None:
         num_pairs -= num_rows * num_queries * (num_queries - 1) // 2
-    elif mask.visible is not None:
-        num_pairs = int(mask.visible.expand(num_rows, -1, -1, -1).sum())
+    elif bias is not None:
+        num_pairs = int((bias == 0).expand(num_rows, -1, -1, -1).sum())
     return 2 * num_heads * num_pairs * (width + v_BHKd.shape[-1])
 
 

@@ -8,7 +8,6 @@ however long the stream is: window slot s has time s, the newest memory slot -1.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,15 +17,14 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from waveform.models.block_attention import UNMASKED, Mask, block_attention, long_keys, received_weight
 from waveform.models.dropout import Dropout
 from waveform.models.linear import Linear, linear
-from waveform.system.fastest_way import Question, fastest_way
 
 IMPLEMENTATIONS = ("fused", "reference")
 _BASE = 10000.0  # the longest wavelength of the sinusoidal encoding, over 2 pi (Vaswani et al. 2017, section 3.5)
 VECTOR = 16  # floats; widths that compiled kernels can do are multiples of it
-_MIN_SCORES = 1 << 18  # of a call; below, blocks of torch's operations are as fast as kernels
+_MIN_SCORES = 1 << 18  # of a call; below, torch is as fast as kernels
+_QUERIES = 128  # whose weights `received_attention` holds at a time
 _LOOK_BACK_POWER = 4.0  # the attention of a local head falls off about as distance ** -4
 
 
@@ -38,12 +36,18 @@ class Slots(NamedTuple):
     query_encoding: Tensor  # [1 or B, T, P], `encode_times` of the above, once for all layers
     slot_encoding: Tensor  # [1, K, P]; [1, K, 2 P] if compressed slots have a projection of their own
     visible: Tensor | None  # [1 or B, 1, T, K], bool; None: query i sees slots up to K - T + i
-    bias: Tensor | None = None  # `visible` as 0 and -inf, see `softmax_attention`
+    # In one of two forms for `softmax_attention`, if not None: as 0 and -inf, of the dtype of queries; or, on a CPU if
+    # nothing else is hidden, as the first slot that is in use of each row
+    bias: Tensor | None = None
+    first_used: tuple[int, ...] | None = None
     num_compressed: int = 0  # of the slots, the first
 
     @property
-    def mask(self) -> Mask:
-        return Mask(self.visible is None, self.visible, self.bias)
+    def seen(self) -> Tensor:
+        """`visible`, also where it is None."""
+        if self.visible is not None:
+            return self.visible
+        return (self.query_times[..., :, None] >= self.slot_times[..., None, :])[:, None]
 
 
 def frequencies(num_position_features: int, *, device: torch.device | str | None = None) -> Tensor:
@@ -195,7 +199,9 @@ class RelativeAttention(nn.Module):
             k_BHKd,
             v_BHKd,
             scale=q_BHTd.shape[-1] ** -0.5,
-            mask=slots.mask,
+            causal=slots.visible is None,
+            bias=slots.bias,
+            first_used=slots.first_used,
             encoding=slots.slot_encoding.to(q_BHTd.dtype),
         )
 
@@ -229,71 +235,84 @@ class RelativeAttention(nn.Module):
     @torch.no_grad()
     def received_attention(self, attended: AttentionOutput, slots: Slots) -> Tensor:
         """Weight that each slot received, summed over the queries and averaged over the heads: [B, K]."""
-        q_BHTd, k_BHKd = attended.queries, attended.keys
         if not self.is_fused:
             return self.weights(attended, slots).mean(dim=1).sum(dim=1)
-        return received_weight(
-            self._fused_queries(q_BHTd, slots),
-            k_BHKd,
-            scale=q_BHTd.shape[-1] ** -0.5,
-            mask=slots.mask,
-            encoding=slots.slot_encoding.to(k_BHKd.dtype),
-        )
+        scale = attended.queries.shape[-1] ** -0.5
+        keys_BHEK = long_keys(attended.keys, slots.slot_encoding).transpose(-1, -2)
+        received_BK = attended.keys.new_zeros(keys_BHEK.shape[0], keys_BHEK.shape[-1])
+        fused = self._fused_queries(attended.queries, slots).split(_QUERIES, dim=2)
+        for q_BHTE, seen in zip(fused, slots.seen.split(_QUERIES, dim=2), strict=True):
+            weights = (scale * q_BHTE @ keys_BHEK).masked_fill_(~seen, float("-inf")).softmax(dim=-1)
+            received_BK += weights.sum(dim=2).mean(dim=1)
+        return received_BK
 
 
 def softmax_of_visible(logits_BHTK: Tensor, slots: Slots) -> Tensor:
     """Softmax over the slots that each query sees -> [B, H, T, K]."""
-    visible = slots.visible
-    if visible is None:
-        visible = (slots.query_times[..., :, None] >= slots.slot_times[..., None, :])[:, None]
-    return logits_BHTK.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    return logits_BHTK.masked_fill(~slots.seen, float("-inf")).softmax(dim=-1)
 
 
-def attention_bias(visible: Tensor, *, dtype: torch.dtype) -> Tensor | None:
-    """The `bias` of `softmax_attention`, [1 or B, 1, T, K]; None unless on a GPU, because blocks do without.
-
-    dtype: of the parameters; under autocast, queries have another.
-    """
-    if visible.device.type != "cuda":
-        return None
-    if torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
+def attention_bias(visible: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """`Slots.bias` [1 or B, 1, T, K]; dtype: of the parameters, though under autocast queries have another."""
+    if torch.is_autocast_enabled(visible.device.type):
+        dtype = torch.get_autocast_dtype(visible.device.type)
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
 
 
 def content_attention(q_BHTd: Tensor, k_BHKd: Tensor, v_BHKd: Tensor) -> Tensor:
     """Attention by content alone, without positions or biases: [B, H, T, d] of each head (Rae et al. 2019, Alg. 2)."""
-    return softmax_attention(q_BHTd, k_BHKd, v_BHKd, scale=q_BHTd.shape[-1] ** -0.5, mask=UNMASKED)
+    return softmax_attention(q_BHTd, k_BHKd, v_BHKd, scale=q_BHTd.shape[-1] ** -0.5)
 
 
 def softmax_attention(
-    q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, scale: float, mask: Mask, encoding: Tensor | None = None
+    q_BHTE: Tensor,
+    k_BHKd: Tensor,
+    v_BHKd: Tensor,
+    *,
+    scale: float,
+    causal: bool = False,
+    bias: Tensor | None = None,
+    first_used: tuple[int, ...] | None = None,
+    encoding: Tensor | None = None,
 ) -> Tensor:
-    """What `block_attention` computes, by the kernel that is fast on the device: [B, H, T, d].
+    """softmax(scale q [k; encoding]^T + bias) v by the kernel that is fast on the device, [B, H, T, d].
 
-    The bias of `mask` is of the queries' dtype. torch's kernels would make it of `visible` at each call, and keep it
-    for backward; layers share one. A mode of torch functions sees this call, as it sees torch's own
+    encoding [1, K, P]: constant, further columns of every head's keys (None if E = d). causal: query i sees slots up to
+    K - T + i. bias, first_used: see `Slots`. A mode of torch functions sees this call, as it sees torch's own
     (waveform/benchmarks/flops.py counts it so).
     """
     if has_torch_function_unary(q_BHTE):
-        return handle_torch_function(
-            softmax_attention, (q_BHTE,), q_BHTE, k_BHKd, v_BHKd, scale=scale, mask=mask, encoding=encoding
-        )
-    if mask.visible is None and _takes_kernels(q_BHTE, k_BHKd):
+        options: dict[str, Any] = {"causal": causal, "bias": bias, "first_used": first_used, "encoding": encoding}
+        return handle_torch_function(softmax_attention, (q_BHTE,), q_BHTE, k_BHKd, v_BHKd, scale=scale, **options)
+    if first_used is not None:  # rows with as many slots at once: a third of the time that a bias takes
+        parts, order = [], []
+        for first in sorted(set(first_used)):
+            rows = [row for row, other in enumerate(first_used) if other == first]
+            given = q_BHTE[rows], k_BHKd[rows, :, first:], v_BHKd[rows, :, first:]
+            of_rows = None if encoding is None else encoding[:, first:]
+            parts.append(softmax_attention(*given, scale=scale, causal=True, encoding=of_rows))
+            order += rows
+        return torch.cat(parts)[torch.tensor(order).argsort()]
+    if bias is None and _takes_kernels(q_BHTE, k_BHKd):
         from waveform.kernels.attention_op import attention_in_kernels  # here: others do without numba
 
-        return attention_in_kernels(q_BHTE, k_BHKd, v_BHKd, scale=scale, causal=mask.causal, encoding=encoding)
-    if _takes_blocks(q_BHTE):
-        return block_attention(q_BHTE, k_BHKd, v_BHKd, scale=scale, mask=mask, encoding=encoding)
-    k_BHKE = long_keys(k_BHKd, encoding)
-    if not mask.causal:
-        seen = mask.visible if mask.bias is None else mask.bias
-        return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKd, attn_mask=seen, scale=scale)
-    # The flash kernel takes values of the keys' width only.
-    d_head = v_BHKd.shape[-1]
+        num_missing = -q_BHTE.shape[3] % VECTOR  # features, to whole vectors
+        padded = None if encoding is None else F.pad(encoding.float(), (0, num_missing))
+        given = F.pad(q_BHTE.float(), (0, num_missing)), k_BHKd.float(), v_BHKd.float()  # faster than torch in bf16
+        return attention_in_kernels(*given, scale=scale, causal=causal, encoding=padded).to(q_BHTE.dtype)
+    # Flash kernels take values of the keys' width only.
+    k_BHKE, d_head = long_keys(k_BHKd, encoding), v_BHKd.shape[-1]
     v_BHKE = F.pad(v_BHKd, (0, k_BHKE.shape[-1] - d_head))
-    lower_right = _causal_lower_right(q_BHTE.shape[2], k_BHKE.shape[2])
-    return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKE, attn_mask=lower_right, scale=scale)[..., :d_head]
+    mask = _causal_lower_right(q_BHTE.shape[2], k_BHKE.shape[2]) if causal else bias
+    return F.scaled_dot_product_attention(q_BHTE, k_BHKE, v_BHKE, attn_mask=mask, scale=scale)[..., :d_head]
+
+
+def long_keys(k_BHKd: Tensor, encoding: Tensor | None) -> Tensor:
+    """Keys and encoding [1, K, P] side by side: [B, H, K, E]."""
+    if encoding is None:
+        return k_BHKd
+    encoding_BHKP = encoding.to(k_BHKd.dtype)[:, None].expand(*k_BHKd.shape[:3], -1)
+    return torch.cat([k_BHKd, encoding_BHKP], dim=-1)
 
 
 def _causal_lower_right(num_queries: int, num_slots: int) -> CausalBias:
@@ -308,32 +327,9 @@ def _takes_kernels(q_BHTE: Tensor, k_BHKd: Tensor) -> bool:
     num_slots, d_head = k_BHKd.shape[2:]
     return (
         q_BHTE.device.type == "cpu"
-        and q_BHTE.dtype == torch.float32
+        and q_BHTE.dtype in (torch.float32, torch.bfloat16)
         and num_slots * q_BHTE.shape[:3].numel() >= _MIN_SCORES
-        and not any(size % VECTOR for size in (num_slots, d_head, q_BHTE.shape[3]))
+        and not any(size % VECTOR for size in (num_slots, d_head))
         and not torch.compiler.is_compiling()
         and not is_in_torch_dispatch_mode()  # it would not see what they do
-        and fastest_way(ON_CPU) == "kernels"
     )
-
-
-def _takes_blocks(q: Tensor) -> bool:
-    """Whether attention by blocks is the faster way: on CPUs, where torch's own kernel takes twice as long in bf16."""
-    supported = q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64, torch.bfloat16)
-    return supported and not torch.compiler.is_compiling()  # a graph would hold every block
-
-
-def _calls() -> dict[str, Callable[[], object]]:
-    """A head of a window at the paper's size and its gradient, by kernels and by blocks."""
-    from waveform.kernels.attention_op import attention_in_kernels
-
-    q, k, v = (torch.ones(1, 1, *size, requires_grad=True) for size in ((768, 128), (2304, 64), (2304, 64)))
-    encoding = torch.ones(1, 2304, 64)
-
-    def by(attention: Callable[..., Tensor], **masked: Any) -> Callable[[], object]:
-        return lambda: torch.autograd.grad(attention(q, k, v, scale=0.1, encoding=encoding, **masked).sum(), (q, k, v))
-
-    return {"kernels": by(attention_in_kernels, causal=True), "blocks": by(block_attention, mask=Mask(causal=True))}
-
-
-ON_CPU = Question("attention", ("kernels", "blocks"), calls=_calls)

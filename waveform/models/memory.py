@@ -143,7 +143,8 @@ class Clock:
         Shapes are then always the same, with or without a mask for rows whose compressed memory is still filling.
         """
         full = self.num_memory == config.memory and self.num_compressed == config.compressed
-        return self.num_new == config.window and self.places is None and full and self.evicting is None
+        alike = self.places is None and self.evicting is None and self.slots.first_used is None
+        return self.num_new == config.window and full and alike
 
 
 def windows(
@@ -192,7 +193,7 @@ def clock_of(
     times = times[None, : num_compressed + num_memory + end]
     # Vectors go to the device; what is quadratic is made there.
     query_times, times = to_device(query_times, device), to_device(times, device)
-    visible = None
+    visible = first_used = None
     if not aligned or config.same_length:
         in_use = torch.cat(
             [
@@ -207,20 +208,22 @@ def clock_of(
         if config.same_length:
             visible &= distances < config.memory
         visible = visible[:, None]
+        if device.type == "cpu" and _all_equal(now.phase) and not config.same_length:
+            first_used = tuple((num_compressed + num_memory - now.compressed - now.memory).tolist())
     of_queries, of_slots = (
         encode_times(t, num_position_features=config.num_position_features, dtype=dtype) for t in (query_times, times)
     )
     if config.compressed_apart:  # features of their own
         is_compressed = (torch.arange(of_slots.shape[1], device=device) < num_compressed)[:, None]
         of_slots = torch.cat([of_slots * ~is_compressed, of_slots * is_compressed], dim=-1)
-    bias = None if visible is None else attention_bias(visible, dtype=dtype)
+    bias = None if visible is None or first_used is not None else attention_bias(visible, dtype=dtype)
     return Clock(
         num_new=num_new,
         end=end,
         num_memory=num_memory,
         num_compressed=num_compressed,
         places=places,
-        slots=Slots(query_times, times, of_queries, of_slots, visible, bias, num_compressed),
+        slots=Slots(query_times, times, of_queries, of_slots, visible, bias, first_used, num_compressed),
         ends=bool(ending.any()),
         evicts=bool(evicting.any()),
         ending=None if _all_equal(ending) else to_device(ending, device),
