@@ -93,7 +93,6 @@ def test_sizes_by_layer(compression: str) -> None:
 
 def test_sizes_by_layer_are_checked() -> None:
     assert small(memory=[4, 4]).memory == 4  # one size, in every path that knows one
-    assert small(memory=[4, 2], compressed=[0, 3]).temporal_range == 4 + small(memory=2, compressed=3).reach
     for fields, message in (
         ({"memory": [4, 4, 4]}, "model.memory has 3 numbers, but model.num_layers is 2"),
         ({"memory": [4, -1]}, "a list of one for each layer"),
@@ -303,7 +302,7 @@ def test_temporal_range(num_layers: int, sizes: dict[str, int], attention: str) 
     edge = oldest_input(config, last)
     assert edge >= 1
     if config.reach % config.window == 0:
-        assert last - edge == config.temporal_range + config.window - 1
+        assert last - edge == num_layers * config.reach + config.window - 1
         if config.window % config.compression_rate == 0:
             assert config.reach == config.memory + config.compression_rate * config.compressed
 

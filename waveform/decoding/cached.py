@@ -17,8 +17,18 @@ from waveform.engine.cuda_graph import DeviceDecoder
 from waveform.engine.drawing import DrawConfig
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
 from waveform.models.linear_prediction import with_prediction
-from waveform.models.memory import CompressiveState, after_layers, clock_of, occupancy, of_layers, slot_times
+from waveform.models.memory import (
+    CompressiveState,
+    after_call,
+    clock_of,
+    joined,
+    occupancy,
+    of_layers,
+    part_of,
+    slot_times,
+)
 from waveform.models.position_query import angles, position_query
+from waveform.models.run_layers import compress_layers
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
 
@@ -230,15 +240,11 @@ class CachedDecoder(DeviceDecoder):
 @torch.inference_mode()
 def _close_window(model: CompressiveTransformer, state: CompressiveState) -> CompressiveState:
     """The state at the next window's start: `state.window` is full, and `state.steps` anywhere within that window."""
-    window, device, dtype = model.config.window, state.slots.device, state.slots.dtype
-    num_left, clocks, groups = window - int(state.steps[0]) % window, [], []
-    for config, layers in model.kinds:
-        clock, made = clock_of(config, state.steps, num_left, device=device, dtype=dtype), []
-        if config.compressed and clock.evicts:
-            for i in layers:
-                slots, usage = of_layers(config, state, i)
-                made.append(model.layers[i].compress(slots, state.window[:, i], usage, clock, None)[0])
-        clocks.append(clock)
-        groups.append(torch.stack(made, dim=1) if made else None)
-    usages = [of_layers(config, state, layers)[1] for config, layers in model.kinds]
-    return after_layers(model.kinds, state, state.window, groups, usages, clocks)
+    num_left, parts = model.config.window - int(state.steps[0]) % model.config.window, []
+    for kind in model.kinds:
+        part, groups = part_of(kind, state), None
+        clock = clock_of(kind.config, state.steps, num_left, device=state.slots.device, dtype=state.slots.dtype)
+        if kind.config.compressed and clock.evicts:
+            groups, _ = compress_layers([model.layers[i] for i in kind.layers], part, part.window, clock, None)
+        parts.append(after_call(kind.config, part, part.window, groups, part.usage, clock))
+    return joined(parts)

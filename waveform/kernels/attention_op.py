@@ -18,7 +18,7 @@ from waveform.system.threads import kernel_threads, run_parts
 def attention_in_kernels(
     q_BHTE: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, *, scale: float, causal: bool, encoding: Tensor | None
 ) -> Tensor:
-    """What `softmax_attention` computes, in fp32 on a CPU, if `_takes_kernels` of attention.py says so: [B, H, T, d]."""
+    """What `softmax_attention` computes, [B, H, T, d]: if `_takes_kernels` of attention.py says so, in fp32."""
     out: Tensor = _Attention.apply(q_BHTE, k_BHKd, v_BHKd, scale, causal, encoding)
     return out
 

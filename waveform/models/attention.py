@@ -254,8 +254,9 @@ def softmax_of_visible(logits_BHTK: Tensor, slots: Slots) -> Tensor:
 
 def attention_bias(visible: Tensor, *, dtype: torch.dtype) -> Tensor:
     """`Slots.bias` [1 or B, 1, T, K]; dtype: of the parameters, though under autocast queries have another."""
-    if torch.is_autocast_enabled(visible.device.type):
-        dtype = torch.get_autocast_dtype(visible.device.type)
+    device = visible.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
 
 

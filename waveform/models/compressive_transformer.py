@@ -215,8 +215,8 @@ class CompressiveTransformer(TokenModel, RunsLayers):
         super().__init__(config, embedding, width=config.d_model, std=std)
         self.config, self.kinds = config, config.kinds
         self.dropout = Dropout(config.dropout)
-        of_layer = {layer: kind.config for kind in self.kinds for layer in kind.layers}
-        self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(of_layer[i]) for i in range(config.num_layers)))
+        layers = nn.ModuleList(Layer(kind.config) for kind in self.kinds for _ in kind.layers)
+        self.layers = cast(Sequence[Layer], layers)
         has_final_norm = config.norm != "post" and config.final_norm
         self.final_norm = nn.LayerNorm(config.d_model) if has_final_norm else nn.Identity()
         self.head = output_head(config.d_model, config, embedding=embedding, project_first=projected)
@@ -241,11 +241,10 @@ class CompressiveTransformer(TokenModel, RunsLayers):
         )
         for part, clocks in windows:
             h_BTD = inputs.add_to(self.embed(inputs.tokens[:, part], state.steps), part)
-            made = self.run_layers(self.dropout(h_BTD), state, clocks)
-            state = memory.after_layers(self.kinds, state, made.window, made.groups, made.usage, clocks)
+            h_BTD, state, loss_B = self.run_layers(self.dropout(h_BTD), state, clocks)
             state = state if self.carry_gradient else detach(state)
-            hiddens.append(made.h)
-            losses += [] if made.loss is None else [made.loss]
+            hiddens.append(h_BTD)
+            losses += [] if loss_B is None else [loss_B]
         hidden_BTD = self.final_norm(torch.cat(hiddens, dim=1) if len(hiddens) > 1 else hiddens[0])
         aux_losses = {"compression": torch.stack(losses).sum(dim=0)} if losses else {}
         return Step(hidden_BTD, state, aux_losses)

@@ -65,17 +65,32 @@ def empty_state(
 
 
 def of_layers(
-    config: CompressiveTransformerConfig, state: CompressiveState, layers: int | slice | list[int]
+    config: CompressiveTransformerConfig, state: CompressiveState, layers: int | slice
 ) -> tuple[Tensor, Tensor]:
     """The slots and the usage of one layer [B, ...], or of several alike [B, l, ...], whose configuration this is."""
-    slots, usage = at_layers(state.slots, layers), at_layers(state.usage, layers)
+    slots, usage = state.slots[:, layers], state.usage[:, layers]
     first = slots.shape[-2] - config.compressed - config.memory
     return slots[..., first:, :], usage[..., max(usage.shape[-1] - config.memory, 0) :]
 
 
-def at_layers(x: Tensor, layers: int | slice | list[int]) -> Tensor:
-    """x [B, L, ...] at these layers. A list is no index here, because a GPU would wait for a copy of it."""
-    return torch.stack([x[:, layer] for layer in layers], dim=1) if isinstance(layers, list) else x[:, layers]
+def part_of(kind: LayerKind, state: CompressiveState) -> CompressiveState:
+    """The state of these layers alone."""
+    slots, usage = of_layers(kind.config, state, kind.part)
+    return state._replace(window=state.window[:, kind.part], slots=slots, usage=usage)
+
+
+def joined(parts: Sequence[CompressiveState]) -> CompressiveState:
+    """The state of all layers, made of `part_of` each kind of them."""
+    if len(parts) == 1:
+        return parts[0]
+    num_slots, num_used = (
+        max(sizes) for sizes in ([x.slots.shape[2] for x in parts], [x.usage.shape[2] for x in parts])
+    )
+    return parts[0]._replace(
+        window=torch.cat([part.window for part in parts], dim=1),
+        slots=torch.cat([F.pad(part.slots, (0, 0, num_slots - part.slots.shape[2], 0)) for part in parts], dim=1),
+        usage=torch.cat([F.pad(part.usage, (num_used - part.usage.shape[2], 0)) for part in parts], dim=1),
+    )
 
 
 # The clock
@@ -184,39 +199,33 @@ def clock_of(
     now, after = occupancy(config, steps), occupancy(config, steps + num_new)
     ending, evicting = after.phase == 0, after.evicted > now.evicted
     num_memory, num_compressed, end = int(now.memory.max()), int(now.compressed.max()), int(now.phase.max()) + num_new
-    aligned = all(_all_equal(field) for field in (now.phase, now.memory, now.compressed))
-    told_apart = now if not aligned else Occupancy(*(field[:1] for field in now))
-    query_times = told_apart.phase[:, None] + torch.arange(num_new)
-    places = None if _all_equal(now.phase) else to_device(query_times, device)
-    times = slot_times(config)[config.compressed - num_compressed :]
-    times = torch.cat([times[:num_compressed], times[num_compressed + config.memory - num_memory :]])
-    times = times[None, : num_compressed + num_memory + end]
+    # Compressed slots are in use only if all of memory is: those in use are the last.
+    num_past, in_use = num_compressed + num_memory, now.compressed + now.memory
+    in_phase = _all_equal(now.phase)
+    aligned = in_phase and _all_equal(in_use)
+    query_times = (now.phase[:1] if aligned else now.phase)[:, None] + torch.arange(num_new)
+    places = None if in_phase else to_device(query_times, device)
+    times = slot_times(config)[None, config.compressed + config.memory - num_past :][:, : num_past + end]
     # Vectors go to the device; what is quadratic is made there.
     query_times, times = to_device(query_times, device), to_device(times, device)
-    visible = first_used = None
+    visible = bias = first_used = None
     if not aligned or config.same_length:
-        in_use = torch.cat(
-            [
-                torch.arange(num_compressed) >= num_compressed - told_apart.compressed[:, None],
-                torch.arange(num_memory) >= num_memory - told_apart.memory[:, None],
-                torch.ones(len(told_apart.phase), end, dtype=torch.bool),
-            ],
-            dim=1,
-        )
+        first = num_past - (in_use[:1] if aligned else in_use)
         distances = query_times[:, :, None] - times[:, None, :]
-        visible = to_device(in_use, device)[:, None] & (distances >= 0)
+        visible = to_device(torch.arange(num_past + end) >= first[:, None], device)[:, None] & (distances >= 0)
         if config.same_length:
             visible &= distances < config.memory
         visible = visible[:, None]
-        if device.type == "cpu" and _all_equal(now.phase) and not config.same_length:
-            first_used = tuple((num_compressed + num_memory - now.compressed - now.memory).tolist())
+        if device.type == "cpu" and in_phase and not config.same_length:
+            first_used = tuple(first.tolist())
+        else:
+            bias = attention_bias(visible, dtype=dtype)
     of_queries, of_slots = (
         encode_times(t, num_position_features=config.num_position_features, dtype=dtype) for t in (query_times, times)
     )
     if config.compressed_apart:  # features of their own
         is_compressed = (torch.arange(of_slots.shape[1], device=device) < num_compressed)[:, None]
         of_slots = torch.cat([of_slots * ~is_compressed, of_slots * is_compressed], dim=-1)
-    bias = None if visible is None or first_used is not None else attention_bias(visible, dtype=dtype)
     return Clock(
         num_new=num_new,
         end=end,
@@ -246,10 +255,7 @@ def attended_slots(config: CompressiveTransformerConfig, slots: Tensor, window: 
     have different places in their windows, so all of the window is attended to (RelativeAttention.forward).
     """
     in_window = window[:, : clock.end - clock.num_new] if clock.places is None else window
-    if clock.num_memory < config.memory:  # nothing has been compressed yet
-        slots = slots[:, config.compressed + config.memory - clock.num_memory :]
-    else:
-        slots = slots[:, config.compressed - clock.num_compressed :]
+    slots = slots[:, config.compressed + config.memory - clock.num_compressed - clock.num_memory :]
     past = torch.cat([slots.to(window.dtype), in_window], dim=1) if in_window.shape[1] else slots.to(window.dtype)
     return past if past.shape[1] else None
 
@@ -300,31 +306,6 @@ def after_call(
             (usage,) = _in_rows(clock.ending, [F.pad(usage[:, :, config.window :], (0, config.window))], usage)
         state = state._replace(slots=torch.cat([*appended, *shifted], dim=2))
     return state._replace(steps=steps, usage=usage)
-
-
-def after_layers(
-    kinds: Sequence[LayerKind],
-    state: CompressiveState,
-    window: Tensor,
-    groups: Sequence[Tensor | None],
-    usage: Sequence[Tensor],
-    clocks: Sequence[Clock],
-) -> CompressiveState:
-    """`after_call` of all layers; groups, usage and clocks are by kind of layer."""
-    if len(kinds) == 1:
-        return after_call(kinds[0].config, state, window, groups[0], usage[0], clocks[0])
-    num_slots, num_used, layers_after = state.slots.shape[2], state.usage.shape[2], {}
-    for (config, layers), made, used, clock in zip(kinds, groups, usage, clocks, strict=True):
-        slots, _ = of_layers(config, state, layers)
-        of_kind, new = at_layers(state.window, layers), at_layers(window, layers)
-        after = after_call(config, state._replace(window=of_kind, slots=slots), new, made, used, clock)
-        for i, layer in enumerate(layers):
-            padded = F.pad(after.slots[:, i], (0, 0, num_slots - after.slots.shape[2], 0))
-            used_padded = F.pad(after.usage[:, i], (num_used - after.usage.shape[2], 0))
-            layers_after[layer] = after.window[:, i], padded, used_padded
-    in_order = zip(*(layers_after[layer] for layer in range(window.shape[1])), strict=True)
-    windows, slots_after, usage_after = (torch.stack(tensors, dim=1) for tensors in in_order)
-    return after._replace(window=windows, slots=slots_after, usage=usage_after)
 
 
 def add_usage(usage: Tensor, received_BK: Tensor, clock: Clock) -> Tensor:

@@ -8,7 +8,6 @@ model width, L layers.
 """
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,14 +65,13 @@ KERNELS = KnownSettings(
 
 
 class LayersOutput(NamedTuple):
-    """What all layers make of a call within a window."""
+    """What layers of a kind make of a call within a window."""
 
     h: Tensor  # [B, T, D]
     window: Tensor  # [B, L, e, D] inputs of the layers, the new steps included
-    # By kind of layer
-    groups: Sequence[Tensor | None]  # [B, L, G, D] of the evicted steps; None if nothing is evicted
-    usage: Sequence[Tensor]  # [B, L, M] or [B, L, 0]
-    loss: Tensor | None  # [B] of what was compressed, a mean over all layers
+    groups: Tensor | None  # [B, L, G, D] of the evicted steps; None if nothing is evicted
+    usage: Tensor  # [B, L, M] or [B, L, 0]
+    loss: Tensor | None  # [B] of what was compressed, summed over the layers
 
 
 class RunsLayers(OptionalParts):
@@ -86,11 +84,23 @@ class RunsLayers(OptionalParts):
     checkpoint_activations: bool | None = False
     _compiles = False
 
-    def run_layers(self, h_BTD: Tensor, state: CompressiveState, clocks: Sequence[Clock]) -> LayersOutput:
-        """Every layer in turn, in the fastest way that knows these layers and this call; clocks: by kind of layer."""
-        if self._takes_kernels(h_BTD, clocks):
-            return _by_kernels(self, h_BTD, state, clocks)
-        return _by_torch(self, h_BTD, state, clocks)
+    def run_layers(
+        self, h_BTD: Tensor, state: CompressiveState, clocks: Sequence[Clock]
+    ) -> tuple[Tensor, CompressiveState, Tensor | None]:
+        """Every layer in turn, in the fastest way that knows it and this call; clocks: by kind of layer.
+
+        Returns what the last makes [B, T, D], the state after the call, and the loss [B] of what was compressed, a mean
+        over the layers.
+        """
+        parts, losses = [], []
+        for kind, clock in zip(self.kinds, clocks, strict=True):
+            layers, before = [self.layers[i] for i in kind.layers], memory.part_of(kind, state)
+            run = _by_kernels if self._takes_kernels(h_BTD, clock) else _by_torch
+            made = run(self, layers, h_BTD, before, clock)
+            h_BTD = made.h
+            parts.append(memory.after_call(kind.config, before, made.window, made.groups, made.usage, clock))
+            losses += [] if made.loss is None else [made.loss]
+        return h_BTD, memory.joined(parts), torch.stack(losses).sum(dim=0) / len(self.layers) if losses else None
 
     def run_one(self, clock: Clock) -> "Callable[..., Any]":
         """How a layer runs its step: as it is, computed again in the backward pass, or by torch.compile."""
@@ -115,22 +125,12 @@ class RunsLayers(OptionalParts):
     def compile_layers(self, window: int) -> bool:
         """Steady windows of training (`Clock.is_steady`) run in compiled layers from now on; others do not."""
         config = self.config
-        if config.attention != "fused":
+        if config.attention != "fused" or config.tracks_usage or config.is_mixed or window % config.window:
             raise UserError(
-                f"train.compile=true cannot compile model.attention={config.attention}; set model.attention=fused or "
-                "train.compile=false"
-            )
-        if config.tracks_usage:
-            raise UserError(
-                f"train.compile=true cannot compile model.compression={config.compression}, which looks at attention "
-                "weights; leave it false, or choose another compression"
-            )
-        if config.is_mixed:
-            raise UserError("train.compile=true cannot compile layers with memories of different sizes; leave it false")
-        if window % config.window:
-            raise UserError(
-                f"train.compile=true compiles whole windows of the model, but training reads {window} tokens at once; "
-                f"set train.window to a multiple of model.window={config.window}, or train.compile=false"
+                "train.compile=true compiles whole windows of layers alike: it needs model.attention=fused (here "
+                f"{config.attention}), a model.compression that does not look at attention weights (here "
+                f"{config.compression}), memories of one size for all layers, and train.window ({window}) a multiple "
+                f"of model.window ({config.window}); change these, or leave it false"
             )
         self._compiles = True
         return True
@@ -149,15 +149,15 @@ class RunsLayers(OptionalParts):
 
             compile_kernels()
 
-    def _takes_kernels(self, h_BTD: Tensor, clocks: Sequence[Clock]) -> bool:
+    def _takes_kernels(self, h_BTD: Tensor, clock: Clock) -> bool:
         """Whether kernels can run the layers, and are the faster way."""
         return (
             self.has_own_threads
             and h_BTD.device.type == "cpu"
             and h_BTD.dtype == torch.float32
             and not torch.is_autocast_enabled("cpu")
-            and clocks[0].num_new >= _MIN_QUERIES
-            and all(clock.slots.visible is None for clock in clocks)
+            and clock.num_new >= _MIN_QUERIES
+            and clock.slots.visible is None
             and not self.carry_gradient
             and not self.layers[0].attention.observed
             and not is_in_torch_dispatch_mode()  # which would not see what they do
@@ -180,53 +180,32 @@ def compiled_step(step: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(step, dynamic=False)
 
 
-def _by_torch(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clocks: Sequence[Clock]) -> LayersOutput:
+def _by_torch(
+    model: RunsLayers, layers: Sequence[Any], h_BTD: Tensor, state: CompressiveState, clock: Clock
+) -> LayersOutput:
+    """state: of these layers."""
     outputs: list[Any] = []
-    clock_of = {layer: clock for kind, clock in zip(model.kinds, clocks, strict=True) for layer in kind.layers}
-    for i, layer in enumerate(model.layers):
-        slots, usage = memory.of_layers(layer.config, state, i)
-        outputs.append(layer(h_BTD, slots, state.window[:, i], usage, clock_of[i], model.run_one(clock_of[i])))
+    for i, layer in enumerate(layers):
+        outputs.append(
+            layer(h_BTD, state.slots[:, i], state.window[:, i], state.usage[:, i], clock, model.run_one(clock))
+        )
         h_BTD = outputs[-1].h
     inputs = [made.read if model.carry_gradient else made.read.detach() for made in outputs]
-    groups = [[outputs[i].groups for i in kind.layers] for kind in model.kinds]
+    groups = [made.groups for made in outputs if made.groups is not None]
     losses = [made.loss for made in outputs if made.loss is not None]
     return LayersOutput(
         h_BTD,
-        memory.write_window(state.window, torch.stack(inputs, dim=1), clocks[0]),
-        [None if of_kind[0] is None else torch.stack(of_kind, dim=1) for of_kind in groups],
-        [torch.stack([outputs[i].usage for i in kind.layers], dim=1) for kind in model.kinds],
-        torch.stack(losses).sum(dim=0) / len(outputs) if losses else None,
+        memory.write_window(state.window, torch.stack(inputs, dim=1), clock),
+        torch.stack(groups, dim=1) if groups else None,
+        torch.stack([made.usage for made in outputs], dim=1),
+        torch.stack(losses).sum(dim=0) if losses else None,
     )
 
 
-def _by_kernels(model: RunsLayers, h_BTD: Tensor, state: CompressiveState, clocks: Sequence[Clock]) -> LayersOutput:
-    """Layers that are neighbours and have memories of the same sizes are one call of kernels."""
-    kind_of = {layer: number for number, kind in enumerate(model.kinds) for layer in kind.layers}
-    windows: list[Tensor] = []
-    groups: list[list[Tensor]] = [[] for _ in model.kinds]
-    losses: list[Tensor] = []
-    for number, neighbours in itertools.groupby(range(len(model.layers)), key=kind_of.__getitem__):
-        first, *rest = neighbours
-        layers = slice(first, first + 1 + len(rest))
-        slots, usage = memory.of_layers(model.kinds[number].config, state, layers)
-        part = state._replace(window=state.window[:, layers], slots=slots, usage=usage)
-        h_BTD, window, new_groups, loss = _in_one_call(model, model.layers[layers], h_BTD, part, clocks[number])
-        windows.append(window)
-        groups[number] += [] if new_groups is None else [new_groups]
-        losses += [] if loss is None else [loss]
-    return LayersOutput(
-        h_BTD,
-        torch.cat(windows, dim=1),
-        [torch.cat(of_kind, dim=1) if of_kind else None for of_kind in groups],
-        [memory.of_layers(kind.config, state, kind.layers)[1] for kind in model.kinds],
-        torch.stack(losses).sum(dim=0) / len(model.layers) if losses else None,
-    )
-
-
-def _in_one_call(
+def _by_kernels(
     model: RunsLayers, layers: Sequence[Any], h_BTD: Tensor, state: CompressiveState, clock: Clock
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """h, window and groups of `LayersOutput`, and the sum of losses [B], of layers alike; state: of these layers."""
+) -> LayersOutput:
+    """All of them in one call; state: of these layers."""
     from waveform.kernels.layers_op import dropout_factors, layers_in_kernels, pack_encodings, parameters_of
 
     config: CompressiveTransformerConfig = layers[0].config
@@ -244,12 +223,12 @@ def _in_one_call(
     groups = None if made.groups is None else made.groups.transpose(0, 1)
     loss = None if made.losses is None else made.losses.sum(dim=0)
     if config.compressed and clock.evicts and groups is None:  # by torch, from what the kernels have kept
-        attended: list[AttentionOutput] | None = None
+        attended = None
         if made.queries is not None and made.keys is not None and made.values is not None:
             kept = zip(made.queries, made.keys, made.values, strict=True)
             attended = [AttentionOutput(made.out, *of_layer) for of_layer in kept]
         groups, loss = compress_layers(layers, state, window, clock, attended)
-    return made.out, window, groups, loss
+    return LayersOutput(made.out, window, groups, state.usage, loss)
 
 
 def compress_layers(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Annotated, Any, NamedTuple
 
 from torch import Tensor
@@ -162,15 +163,17 @@ class CompressiveTransformerConfig(TransformerConfig):
 
     @property
     def kinds(self) -> "list[LayerKind]":
-        """Layers that have the same sizes, with a configuration that has one number for each."""
-        sizes = [
-            {name: value[i] if isinstance(value := getattr(self, name), list) else value for name in _OF_LAYERS}
-            for i in range(self.num_layers)
-        ]
-        distinct = [size for i, size in enumerate(sizes) if size not in sizes[:i]]
-        return [
-            LayerKind(replace(self, **size), [i for i, other in enumerate(sizes) if other == size]) for size in distinct
-        ]
+        """Layers one after the other that have the same sizes, with a configuration that has one number for each."""
+
+        def sizes(i: int) -> dict[str, Any]:
+            given = {name: getattr(self, name) for name in _OF_LAYERS}
+            return {name: value[i] if isinstance(value, list) else value for name, value in given.items()}
+
+        kinds, end = [], 0
+        for size, alike in groupby(range(self.num_layers), key=sizes):
+            first, end = end, end + len(list(alike))
+            kinds.append(LayerKind(replace(self, **size), range(first, end)))
+        return kinds
 
     @property
     def stores_normed(self) -> bool:
@@ -246,20 +249,14 @@ class CompressiveTransformerConfig(TransformerConfig):
         whole, rest = divmod(self.compressed - 1, self.groups)
         return int(self.memory + (whole + 1) * self.window - (self.groups - 1 - rest) * self.compression_rate)
 
-    @property
-    def temporal_range(self) -> int:
-        """Steps that a stack reaches back from a window's start: the sum of `reach`, or of M - 1 with `same_length`.
-
-        Exact if W divides the reach; else layers below start from within a window, and reach up to W - 1 less or more.
-        """
-        reaches = [
-            (len(layers), config.memory - 1 if self.same_length else config.reach) for config, layers in self.kinds
-        ]
-        return sum(num_layers * reach for num_layers, reach in reaches)
-
 
 class LayerKind(NamedTuple):
-    """Layers with memories of the same sizes."""
+    """Neighbouring layers with memories of the same sizes."""
 
     config: CompressiveTransformerConfig  # of such a layer, with one number for each size
-    layers: list[int]
+    layers: range
+
+    @property
+    def part(self) -> slice:
+        """Of all layers."""
+        return slice(self.layers.start, self.layers.stop)
