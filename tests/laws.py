@@ -190,6 +190,7 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "skip_channels": 8,
         },
         "classic": {**_SHORT_WAVENET, "end_channels": 20},
+        "kernel-of-4": {**_SHORT_WAVENET, "num_stacks": 2, "layers_per_stack": 1, "kernel_size": 4},
         "labelled": {**_SHORT_WAVENET, **_LABELLED},
         "predicting": {**_SHORT_WAVENET, **_PREDICTING},
     },

@@ -1,4 +1,4 @@
-"""WaveNet against a naive one, the laws at small sizes, and the sizes that the comparison uses."""
+"""WaveNet against a naive one, and the sizes that the comparison uses (its laws are in tests/test_laws.py)."""
 
 import dataclasses
 import math
@@ -6,11 +6,8 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from baselines.wavenet import WaveNet, WaveNetState
-from baselines.wavenet_cached import WaveNetWithDecoders
-from waveform.engine.interface import ForwardDecoder, decoder, map_state, reset_rows, state_tensors
 from waveform.runs.configured_model import model_from, num_parameters
 from waveform.speech.config import compose_config
 from waveform.system.errors import UserError
@@ -26,7 +23,7 @@ _SIZES = [
 def model(request: pytest.FixtureRequest) -> WaveNet:
     """A small WaveNet in fp64, with every parameter moved off its initial value (biases start at zero)."""
     torch.manual_seed(0)
-    model = WaveNetWithDecoders(dataclasses.replace(request.param, skip_channels=6, end_channels=7)).double()
+    model = WaveNet(dataclasses.replace(request.param, skip_channels=6, end_channels=7)).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -92,22 +89,6 @@ def test_nll_is_that_of_the_logits(model: WaveNet) -> None:
     assert half.head.nll(hidden.bfloat16(), targets).dtype == torch.float32
 
 
-def test_output_depends_on_no_later_input(model: WaveNet) -> None:
-    num_steps = 2 * model.receptive_field
-    tokens, at = _tokens(model, num_rows=1, num_steps=num_steps), num_steps // 2
-    seen: list[Tensor] = []
-
-    def keep(_module: object, _inputs: object, output: Tensor) -> None:
-        output.retain_grad()
-        seen.append(output)
-
-    with model.embedding.register_forward_hook(keep):
-        model(tokens, _fresh(model, 1)).hidden[0, at].sum().backward()
-    gradient_TC = seen[0].grad.reshape(num_steps, -1)  # one row, so time first or batch first is one order
-    assert (gradient_TC[at + 1 :] == 0).all()
-    assert (gradient_TC[at] != 0).any()
-
-
 def test_receptive_field_is_exact(model: WaveNet) -> None:
     field = model.receptive_field
     tokens = _tokens(model, num_rows=1, num_steps=field + 1)
@@ -116,78 +97,6 @@ def test_receptive_field_is_exact(model: WaveNet) -> None:
         other[0, changed] = (other[0, changed] + 1) % model.config.vocab_size
         outputs = [model(ids, _fresh(model, 1)).hidden[0, -1] for ids in (tokens, other)]
         assert torch.equal(*outputs) != reaches
-
-
-@pytest.mark.parametrize("cuts", [[1] * 40, [7, 1, 2, 13, 1, 16], [40], [39, 1]], ids=str)
-def test_cutting_a_stream_changes_nothing(model: WaveNet, cuts: list[int]) -> None:
-    tokens = _tokens(model, num_rows=3, num_steps=sum(cuts))
-    state, hidden = _fresh(model, 3), []
-    for chunk in tokens.split(cuts, dim=1):
-        step = model(chunk, state)
-        assert [(t.shape, t.dtype) for t in state_tensors(step.state)] == [
-            (t.shape, t.dtype) for t in state_tensors(state)
-        ]
-        state = step.state
-        hidden.append(step.hidden)
-    whole = model(tokens, _fresh(model, 3))
-    torch.testing.assert_close(torch.cat(hidden, 1), whole.hidden, rtol=0, atol=1e-10)
-    torch.testing.assert_close(state_tensors(state), state_tensors(whole.state), rtol=0, atol=1e-10)
-
-
-def test_rows_are_independent_and_reset_alone(model: WaveNet) -> None:
-    tokens = _tokens(model, num_rows=3, num_steps=20)
-    _, state, _ = model(tokens[:, :9], _fresh(model, 3))
-    state = reset_rows(state, _fresh(model, 3), torch.tensor([False, True, False]))
-    hidden = model(tokens[:, 9:], state).hidden
-    torch.testing.assert_close(hidden[1:2], model(tokens[1:2, 9:], _fresh(model, 1)).hidden, rtol=0, atol=1e-10)
-    for row in (0, 2):
-        alone = model(tokens[row : row + 1], _fresh(model, 1)).hidden[:, 9:]
-        torch.testing.assert_close(hidden[row : row + 1], alone, rtol=0, atol=1e-10)
-
-
-def test_state_carries_gradient_only_when_asked(model: WaveNet) -> None:
-    tokens = _tokens(model, num_rows=1, num_steps=12)
-    _, state, _ = model(tokens, _fresh(model, 1))
-    assert not any(tensor.requires_grad for tensor in state_tensors(state))
-
-    def gradient(*cuts: int) -> Tensor:
-        model.zero_grad()
-        state, total = _fresh(model, 1), torch.zeros((), dtype=torch.float64)
-        for chunk in tokens.split(cuts, dim=1):
-            hidden, state, _ = model(chunk, state)
-            total = total + hidden.square().sum()
-        total.backward()
-        return model.embedding.weight.grad.clone()
-
-    model.carry_gradient = True
-    torch.testing.assert_close(gradient(5, 1, 6), gradient(12), rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("num_read", [0, 1, 17])
-def test_decoder_equals_forward(model: WaveNet, num_rows: int, num_read: int) -> None:
-    num_steps = num_read + 5 * max(model.config.histories)  # every ring goes round at least five times
-    tokens = _tokens(model, num_rows=num_rows, num_steps=num_steps)
-    state = _fresh(model, num_rows)
-    if num_read:
-        _, state, _ = model(tokens[:, :num_read], state)
-    before = map_state(torch.clone, state)
-    own = decoder(model, state)
-    assert not isinstance(own, ForwardDecoder)
-    logits = torch.stack([own.step(tokens[:, t]) for t in range(num_read, num_steps)], 1)
-    torch.testing.assert_close(logits, _logits(model, tokens)[:, num_read:], rtol=0, atol=1e-10)
-    assert all(map(torch.equal, state_tensors(before), state_tensors(state)))  # so one prime serves several samplers
-
-
-def test_every_parameter_gets_gradient_after_the_first_chunk_too(model: WaveNet) -> None:
-    tokens = _tokens(model, num_rows=4, num_steps=40)
-    state = _fresh(model, 4)
-    for chunk in tokens.split(20, dim=1):
-        model.zero_grad()
-        hidden, state, _ = model(chunk, state)
-        model.head.nll(hidden, chunk % model.config.vocab_size).mean().backward()
-        silent = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-        assert silent == []
 
 
 def test_initial_nll_is_near_that_of_guessing() -> None:
@@ -242,38 +151,6 @@ def test_models_beside_the_published_tables_have_4m_parameters(name: str) -> Non
     config = {**compose_config(["preset=clips_4m", f"model={name}"]), "dataset": {"vocab_size": 256}}
     with torch.device("meta"):
         assert num_parameters(model_from(config)) == pytest.approx(4.1e6, rel=0.02)
-
-
-def test_a_head_without_a_width_of_its_own_is_as_wide_as_the_skips() -> None:
-    """So weights of before it could have one load, and training is as it was."""
-    states = []
-    for end_channels in (None, 6):
-        torch.manual_seed(0)
-        config = WaveNet.Config(9, 1, 2, 2, 4, 4, skip_channels=6, end_channels=end_channels)
-        states.append(WaveNet(config).state_dict())
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert states[0]["head.mix.weight"].shape == (6, 6)
-
-
-def test_layers_dilate_as_configured() -> None:
-    """A plain causal `conv1d` of each layer's weights, which pins down the order of taps and dilations."""
-    torch.manual_seed(0)
-    config = WaveNet.Config(9, 2, 2, 3, 4, 4, 5)
-    assert config.dilations == [1, 2, 1, 2]
-    model = WaveNet(config).double()
-    tokens = _tokens(model, num_rows=2, num_steps=30)
-    x_BCT, skips = model.embedding(tokens).transpose(1, 2), 0
-    for layer, dilation in enumerate(config.dilations):
-        convolution = model.convolutions[layer]
-        kernel = convolution.weight.unflatten(1, (3, 4)).transpose(1, 2)
-        z = F.conv1d(F.pad(x_BCT, (2 * dilation, 0)), kernel, convolution.bias, dilation=dilation)
-        gate = z[:, :4].tanh() * z[:, 4:].sigmoid()
-        skips = skips + F.conv1d(gate, model.skip.weight[:, layer * 4 : layer * 4 + 4, None])
-        if layer < 3:
-            x_BCT = x_BCT + F.conv1d(gate, model.residuals[layer].weight[..., None])
-    expected = (skips + model.skip.bias[:, None]).transpose(1, 2)
-    torch.testing.assert_close(model(tokens, _fresh(model, 2)).hidden, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
