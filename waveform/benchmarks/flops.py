@@ -21,13 +21,10 @@ from waveform.models.attention import softmax_attention
 BACKWARD_FACTOR = 3  # forward and backward together, in forwards
 
 # Products that torch's counter does not know by these names; it knows all others, also in custom autograd functions.
-for _name, _known in {
-    "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu_backward": "_scaled_dot_product_flash_attention_backward",
-    "addmm_": "addmm",
-    "baddbmm_": "baddbmm",
-}.items():
-    flop_registry.setdefault(getattr(torch.ops.aten, _name), flop_registry[getattr(torch.ops.aten, _known)])
+for _suffix in ("", "_backward"):
+    _name = getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{_suffix}")
+    _known = getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention{_suffix}")
+    flop_registry.setdefault(_name, flop_registry[_known])
 
 
 def counted_flops(function: Callable[[], Any]) -> int:

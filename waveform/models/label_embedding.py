@@ -7,22 +7,12 @@ unknown: V + 0 is the begin-of-utterance input of models without labels.
 Shape letters: B rows, T steps, N labels with unknown, D model width, V tokens.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 # In a model's state: the label of each row, [B] int64 on the device; nothing for a model without labels.
 RowLabels = tuple[Tensor, ...]
-
-
-class LabelledInputs(NamedTuple):
-    """Inputs without their labels, and what the labels add."""
-
-    tokens: Tensor  # [B, T] in 0..V
-    labels: Tensor  # [B, T] of each input, in 0..N - 1
-    rows: RowLabels  # after the last input
 
 
 class LabelEmbedding(nn.Module):
@@ -37,14 +27,16 @@ class LabelEmbedding(nn.Module):
         """The labels of rows that have read nothing: unknown."""
         return (torch.zeros(batch_size, dtype=torch.int64, device=device),)
 
-    def read(self, inputs: Tensor, rows: RowLabels) -> LabelledInputs:
-        """inputs [B, T] in 0..V + N - 1, read by rows with these labels; labels may change anywhere within a call."""
+    def read(self, inputs: Tensor, rows: RowLabels) -> tuple[Tensor, Tensor, RowLabels]:
+        """inputs [B, T] in 0..V + N - 1, read by rows with these labels -> tokens [B, T] in 0..V, the label of each in
+        0..N - 1, and the rows' labels after the last. Labels may change anywhere within a call.
+        """
         begins = inputs >= self.vocab_size
         steps = torch.arange(inputs.shape[1], device=inputs.device)
         last_begin = torch.where(begins, steps, -1).cummax(dim=1).values  # -1: it was in an earlier call
         begun = (inputs - self.vocab_size).gather(1, last_begin.clamp(min=0))
         labels = torch.where(last_begin < 0, rows[0][:, None], begun)
-        return LabelledInputs(inputs.clamp(max=self.vocab_size), labels, (labels[:, -1].contiguous(),))
+        return inputs.clamp(max=self.vocab_size), labels, (labels[:, -1].contiguous(),)
 
     def step(self, inputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """One step of a decoder: inputs [B] -> tokens [B] in 0..V and vectors [B, D]; changes `rows` [B] in place."""

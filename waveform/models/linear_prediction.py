@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from waveform.engine.interface import to_device
+from waveform.engine.interface import map_state, to_device
 from waveform.engine.sound_classes import SoundClasses
 from waveform.models.linear import Linear
 
@@ -134,24 +134,16 @@ def with_prediction(hidden: Tensor, prediction: Prediction | None) -> Tensor:
 
 
 def _read_by_torch(constants: Constants, tokens: Tensor, state: PredictionState) -> tuple[Prediction, PredictionState]:
-    """As `LinearPrediction.read`; rows that are equally far in their blocks go together."""
+    """As `LinearPrediction.read`; rows that are not all equally far in their blocks, a rare case, one by one."""
     phases = (state.steps % BLOCK).tolist()
     if len(set(phases)) == 1:
         return _read_in_phase(constants, tokens, state, phases[0])
-    made: list[tuple[Prediction, PredictionState]] = []
-    order: list[int] = []
-    for phase in sorted(set(phases)):
-        rows = [row for row, other in enumerate(phases) if other == phase]
-        order += rows
-        on_cpu = torch.tensor(rows)
-        on_device = to_device(on_cpu, tokens.device)
-        of_rows = PredictionState(state.steps[on_cpu], *(tensor[on_device] for tensor in state[1:]))
-        made.append(_read_in_phase(constants, tokens[on_device], of_rows, phase))
-    back = torch.tensor(order).argsort()
-    to_rows = to_device(back, tokens.device)
-    prediction = Prediction(*(torch.cat(parts)[to_rows] for parts in zip(*(p for p, _ in made), strict=True)))
-    steps, *tensors = (torch.cat(parts) for parts in zip(*(s for _, s in made), strict=True))
-    return prediction, PredictionState(steps[back], *(tensor[to_rows] for tensor in tensors))
+    rows = [
+        _read_in_phase(constants, tokens[row : row + 1], map_state(lambda x, row=row: x[row : row + 1], state), phase)
+        for row, phase in enumerate(phases)
+    ]
+    prediction, after = (map_state(lambda *of_rows: torch.cat(of_rows), *each) for each in zip(*rows, strict=True))
+    return prediction, after
 
 
 def _read_in_phase(

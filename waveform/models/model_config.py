@@ -1,6 +1,5 @@
 """The settings that models have in common, each checked when it is made: what they read, and what they tell."""
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
 from typing import Annotated
@@ -53,22 +52,15 @@ class LargeVocabularyConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_cutoffs(self.cutoffs, head=self.head, vocab_size=self.vocab_size)
+        bounds, cutoffs = [0, *self.cutoffs, self.vocab_size], f"model.cutoffs is {list(self.cutoffs)}"
+        if len(self.cutoffs) > MAX_CUTOFFS:
+            raise UserError(f"model.cutoffs has {len(self.cutoffs)} ids; give at most {MAX_CUTOFFS}")
+        if any(a >= b for a, b in pairwise(bounds)):
+            raise UserError(f"{cutoffs}; they must rise, from above 0 to below the vocabulary of {self.vocab_size}")
+        if bool(self.cutoffs) != (self.head == "adaptive"):
+            raise UserError(
+                f"{cutoffs} with model.head={self.head}; head=adaptive needs some, for example "
+                "[20000,40000,200000], and softmax takes none"
+            )
         if self.prediction != "none" and (self.head != "softmax" or self.tie_embeddings):
             raise UserError("model.prediction=linear is for model.head=softmax without model.tie_embeddings")
-
-
-def _check_cutoffs(cutoffs: Sequence[int], *, head: str, vocab_size: int) -> None:
-    """Raises UserError if `cutoffs` do not rise from above 0 to below `vocab_size`, or if model.head takes no such."""
-    if len(cutoffs) > MAX_CUTOFFS:
-        raise UserError(f"model.cutoffs has {len(cutoffs)} ids; give at most {MAX_CUTOFFS}")
-    bounds = [0, *cutoffs, vocab_size]
-    if any(a >= b for a, b in pairwise(bounds)):
-        raise UserError(
-            f"model.cutoffs is {list(cutoffs)}; they must rise, from above 0 to below the vocabulary of {vocab_size}"
-        )
-    if bool(cutoffs) != (head == "adaptive"):
-        raise UserError(
-            f"model.cutoffs is {list(cutoffs)} with model.head={head}; head=adaptive needs some, for example "
-            "[20000,40000,200000], and softmax takes none"
-        )
