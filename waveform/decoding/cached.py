@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from waveform.decoding.stepped_front import SteppedFront
 from waveform.engine.cuda_graph import DeviceDecoder
 from waveform.engine.drawing import DrawConfig
+from waveform.models.attention import angles, position_query
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
 from waveform.models.linear_prediction import with_prediction
 from waveform.models.memory import (
@@ -27,7 +28,6 @@ from waveform.models.memory import (
     part_of,
     slot_times,
 )
-from waveform.models.position_query import angles, position_query
 from waveform.models.run_layers import compress_layers
 from waveform.models.transformer_config import CompressiveTransformerConfig
 
@@ -244,7 +244,7 @@ def _close_window(model: CompressiveTransformer, state: CompressiveState) -> Com
     for kind in model.kinds:
         part, groups = part_of(kind, state), None
         clock = clock_of(kind.config, state.steps, num_left, device=state.slots.device, dtype=state.slots.dtype)
-        if kind.config.compressed and clock.evicts:
+        if kind.config.compressed and clock.evicts is not False:
             groups, _ = compress_layers([model.layers[i] for i in kind.layers], part, part.window, clock, None)
         parts.append(after_call(kind.config, part, part.window, groups, part.usage, clock))
     return joined(parts)

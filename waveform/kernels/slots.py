@@ -23,9 +23,9 @@ from torch import Tensor
 
 from waveform.kernels.dense import pad_last, quantise, zeros
 from waveform.kernels.vectors import padded
+from waveform.models.attention import angles
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.memory import CompressiveState, Occupancy, occupancy, of_layers, slot_times
-from waveform.models.position_query import angles
 from waveform.models.transformer_config import CompressiveTransformerConfig, LayerKind
 
 SLOTS = 64  # of a block

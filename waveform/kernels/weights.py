@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from waveform.kernels.dense import DenseWeights, pad_last
 from waveform.kernels.row_predictions import lay_out_head
 from waveform.kernels.vectors import padded
+from waveform.models.attention import position_query
 from waveform.models.compression import Convolution
 from waveform.models.compressive_transformer import CompressiveTransformer, Layer
-from waveform.models.position_query import position_query
 
 
 def lay_out_weights(model: CompressiveTransformer, *, int8: bool) -> dict[str, Any]:

@@ -74,6 +74,14 @@ def rotate_to_time(a: Tensor, encoding: Tensor) -> Tensor:
     return torch.cat([a_c * sin - a_s * cos, a_s * sin + a_c * cos], dim=-1)
 
 
+def angles(times: Tensor, *, num_position_features: int) -> Tensor:
+    """times [..., n] in fp64 -> w t [..., n, P / 2].
+
+    A model in fp32 rounds w and w t in `forward`; these are exact, and their cosines and sines are rounded once.
+    """
+    return times[..., None] * frequencies(num_position_features, device=times.device)
+
+
 class AttentionOutput(NamedTuple):
     """What a call computed. The compression loss uses queries, keys and values again, so that none is made twice."""
 
@@ -245,6 +253,20 @@ class RelativeAttention(nn.Module):
             weights = (scale * q_BHTE @ keys_BHEK).masked_fill_(~seen, float("-inf")).softmax(dim=-1)
             received_BK += weights.sum(dim=2).mean(dim=1)
         return received_BK
+
+
+def position_query(attention: RelativeAttention) -> tuple[Tensor, Tensor]:
+    """(q + v)^T W_R of an input x [D] as weight x + constant: weight [H, P, D] and constant [H, P].
+
+    Where keys are kept, as in decoders, the position term is one complex product per query: the real part of
+    (a_c - i a_s) e^{i w t} e^{-i w s}, summed over w, for a query at time t and a slot at time s (`rotate_to_time`).
+    Each head's features are a_c, then -a_s.
+    """
+    w_r, w_q = (layer.weight.unflatten(0, (attention.num_heads, -1)) for layer in (attention.position, attention.query))
+    a = torch.einsum("hdp,hdm->hpm", w_r, w_q), torch.einsum("hdp,hd->hp", w_r, attention.position_bias)
+    halves = (x.chunk(2, dim=1) for x in a)
+    weight, constant = (torch.cat([cosine, -sine], dim=1) for sine, cosine in halves)
+    return weight, constant
 
 
 def softmax_of_visible(logits_BHTK: Tensor, slots: Slots) -> Tensor:

@@ -94,7 +94,7 @@ class Layer(nn.Module):
         out_BTD = self.feed_forward(h_BTD + self.dropout(attended.mixed))
         if usage.shape[1]:
             usage = memory.add_usage(usage, self.attention.received_attention(attended, clock.slots), clock)
-        if not (self.config.compressed and clock.evicts):
+        if not self.config.compressed or clock.evicts is False:
             return LayerOutput(out_BTD, read_BTD, None, None, usage)
         return LayerOutput(out_BTD, read_BTD, *self.compress(slots, window, usage, clock, attended), usage)
 
@@ -161,8 +161,8 @@ class Layer(nn.Module):
         if torch.is_grad_enabled() and config.compression_loss != "none" and self.compressor.has_parameters:
             assert attended is not None
             loss = self.compression_loss(consumed_BnD.detach(), groups_BGD, window, attended)
-            if clock.evicting is not None:
-                loss = torch.where(clock.evicting, loss, 0)
+            if isinstance(clock.evicts, Tensor):
+                loss = torch.where(clock.evicts, loss, 0)
         return groups_BGD if clock.through_time else groups_BGD.detach(), loss
 
     def compression_loss(

@@ -133,6 +133,9 @@ def slot_times(config: CompressiveTransformerConfig) -> Tensor:
     return torch.cat([compressed.double(), torch.arange(-config.memory, config.window, dtype=torch.float64)])
 
 
+Rows = Tensor | bool  # which of a call: all, none, or [B] bool on the device
+
+
 @dataclass(frozen=True)
 class Clock:
     """What all layers share in one call within a window. Not a tuple, so that FSDP leaves its counters on the CPU.
@@ -146,10 +149,8 @@ class Clock:
     num_compressed: int  # the same for compressed slots
     places: Tensor | None  # [B, T] where the steps are written in the window, on the device; None: after `end` - T
     slots: Slots
-    ends: bool  # the window of at least one row ends with these steps
-    evicts: bool  # a whole window leaves the memory of at least one row
-    ending: Tensor | None  # [B] bool on the device: rows whose window ends; None: all, or none
-    evicting: Tensor | None  # [B] bool on the device: rows whose memory a window leaves; None: all, or none
+    ends: Rows  # whose window ends with these steps
+    evicts: Rows  # whose memory a whole window leaves
     through_time: bool  # gradient reaches the compressor from later windows
 
     def is_steady(self, config: CompressiveTransformerConfig) -> bool:
@@ -158,7 +159,7 @@ class Clock:
         Shapes are then always the same, with or without a mask for rows whose compressed memory is still filling.
         """
         full = self.num_memory == config.memory and self.num_compressed == config.compressed
-        alike = self.places is None and self.evicting is None and self.slots.first_used is None
+        alike = self.places is None and isinstance(self.evicts, bool) and self.slots.first_used is None
         return self.num_new == config.window and full and alike
 
 
@@ -197,7 +198,6 @@ def clock_of(
 ) -> Clock:
     """The clock of `num_new` tokens after `steps` [B]; no row may pass the end of its window."""
     now, after = occupancy(config, steps), occupancy(config, steps + num_new)
-    ending, evicting = after.phase == 0, after.evicted > now.evicted
     num_memory, num_compressed, end = int(now.memory.max()), int(now.compressed.max()), int(now.phase.max()) + num_new
     # Compressed slots are in use only if all of memory is: those in use are the last.
     num_past, in_use = num_compressed + num_memory, now.compressed + now.memory
@@ -233,16 +233,18 @@ def clock_of(
         num_compressed=num_compressed,
         places=places,
         slots=Slots(query_times, times, of_queries, of_slots, visible, bias, first_used, num_compressed),
-        ends=bool(ending.any()),
-        evicts=bool(evicting.any()),
-        ending=None if _all_equal(ending) else to_device(ending, device),
-        evicting=None if _all_equal(evicting) else to_device(evicting, device),
+        ends=_rows(after.phase == 0, device),
+        evicts=_rows(after.evicted > now.evicted, device),
         through_time=through_time,
     )
 
 
 def _all_equal(x: Tensor) -> bool:
     return bool((x == x[0]).all())
+
+
+def _rows(chosen: Tensor, device: torch.device) -> Rows:
+    return bool(chosen[0]) if _all_equal(chosen) else to_device(chosen, device)
 
 
 # What is read and written; x is of one layer [B, ..., D] or of all [B, L, ..., D]
@@ -291,19 +293,19 @@ def after_call(
     the attention of the call.
     """
     steps, dtype = state.steps + clock.num_new, state.slots.dtype
-    if clock.ending is not None or not clock.ends:  # some windows go on
+    if clock.ends is not True:  # some windows go on
         kept = torch.cat([window.to(dtype), state.window[:, :, clock.end :]], dim=2)
         state = state._replace(window=kept)
-    if clock.ends:
+    if clock.ends is not False:
         compressed, memory = state.slots.split([config.compressed, config.memory], dim=2)
         entering = window[:, :, max(config.window - config.memory, 0) :].to(dtype)
-        shifted = _in_rows(clock.ending, [memory[:, :, config.window :], entering], memory)
+        shifted = _in_rows(clock.ends, [memory[:, :, config.window :], entering], memory)
         appended = [compressed]
         if groups is not None:
             newest = groups[:, :, -config.compressed :].to(dtype)
-            appended = _in_rows(clock.evicting, [compressed[:, :, newest.shape[2] :], newest], compressed)
+            appended = _in_rows(clock.evicts, [compressed[:, :, newest.shape[2] :], newest], compressed)
         if usage.shape[2]:
-            (usage,) = _in_rows(clock.ending, [F.pad(usage[:, :, config.window :], (0, config.window))], usage)
+            (usage,) = _in_rows(clock.ends, [F.pad(usage[:, :, config.window :], (0, config.window))], usage)
         state = state._replace(slots=torch.cat([*appended, *shifted], dim=2))
     return state._replace(steps=steps, usage=usage)
 
@@ -321,6 +323,8 @@ def average_use(config: CompressiveTransformerConfig, usage: Tensor) -> Tensor:
     return usage[..., : len(step)] / (windows_seen * config.window)
 
 
-def _in_rows(rows: Tensor | None, parts: list[Tensor], old: Tensor) -> list[Tensor]:
-    """Parts that make a tensor [B, L, ...]: the new ones where `rows` [B] is true (None: everywhere), else `old`."""
-    return parts if rows is None else [torch.where(rows.view(-1, *[1] * (old.dim() - 1)), torch.cat(parts, dim=2), old)]
+def _in_rows(rows: Rows, parts: list[Tensor], old: Tensor) -> list[Tensor]:
+    """Parts that make a tensor [B, L, ...]: the new ones of these rows, of others `old`; they are not none."""
+    if isinstance(rows, bool):
+        return parts
+    return [torch.where(rows.view(-1, *[1] * (old.dim() - 1)), torch.cat(parts, dim=2), old)]

@@ -222,7 +222,7 @@ def _by_kernels(
     window = memory.write_window(state.window, made.inputs.transpose(0, 1), clock)
     groups = None if made.groups is None else made.groups.transpose(0, 1)
     loss = None if made.losses is None else made.losses.sum(dim=0)
-    if config.compressed and clock.evicts and groups is None:  # by torch, from what the kernels have kept
+    if config.compressed and clock.evicts is not False and groups is None:  # by torch, from what the kernels have kept
         attended = None
         if made.queries is not None and made.keys is not None and made.values is not None:
             kept = zip(made.queries, made.keys, made.values, strict=True)
@@ -255,7 +255,7 @@ def _compression(config: CompressiveTransformerConfig, clock: Clock) -> "Compres
     from waveform.kernels.layers_op import Compression
 
     known = config.compression == "conv" and config.compression_loss == "attention" and config.window <= config.memory
-    if not (config.compressed and clock.evicts and clock.num_new == config.window and known):
+    if not config.compressed or clock.evicts is False or clock.num_new != config.window or not known:
         return None
     return Compression(
         rate=config.compression_rate,
