@@ -1,4 +1,4 @@
-"""Transformer-XL against the published formula, and against the Compressive Transformer, which contains it."""
+"""Transformer-XL against the published formula: the reference of the Compressive Transformer, which contains it."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 
 from baselines.transformer_xl import TransformerXL
 from tests import laws
-from tests.references import transformer_xl as reference
+from tests.references import compressive_transformer as reference
 from waveform.models.compressive_transformer import CompressiveTransformer
 
 SIZES: dict[str, Any] = {
@@ -22,7 +22,7 @@ SIZES: dict[str, Any] = {
 
 def build(cls: Any, **fields: Any) -> Any:
     torch.manual_seed(0)
-    return laws.randomise(cls(cls.Config(**SIZES, **fields)))
+    return laws.randomise(cls(cls.Config(**{**SIZES, **fields})))
 
 
 def outputs(model: Any, tokens: torch.Tensor, cuts: list[int]) -> torch.Tensor:
@@ -36,13 +36,15 @@ def test_equals_published_formula(memory: int, norm: str, attention: str) -> Non
     fields = {"window": 5, "memory": memory, "norm": norm, "attention": attention}
     model = build(TransformerXL, **fields)
     tokens = laws.random_tokens(33)
-    expected = reference.run(model, TransformerXL.Config(**SIZES, **fields), tokens)
+    expected = reference.run(model, model.config, tokens).hidden
     with torch.no_grad():
         laws.assert_same(outputs(model, tokens, laws.ragged_cuts(33, longest=9)), expected)
 
 
 # How published weights differ from the default, each alone and all together.
 PUBLISHED: dict[str, dict[str, Any]] = {
+    "default": {},
+    "post": {"norm": "post"},
     "relu": {"activation": "relu"},
     "same length": {"same_length": True},
     "same length, shorter than the window": {"same_length": True, "memory": 3},
@@ -54,14 +56,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("attention", ["fused", "reference"])
 @pytest.mark.parametrize("option", PUBLISHED)
-def test_options_of_published_weights_equal_the_formula(option: str, attention: str) -> None:
-    fields = {"window": 5, "memory": 7, "attention": attention, **PUBLISHED[option]}
-    model = build(TransformerXL, **fields)
-    config = TransformerXL.Config(**SIZES, **fields)
+def test_gradient_equals_published_formula(option: str, attention: str) -> None:
+    model = build(TransformerXL, **{"window": 5, "memory": 7, "attention": attention, **PUBLISHED[option]})
     tokens = laws.random_tokens(33)
     weights = torch.randn(len(tokens), 33, SIZES["d_model"], dtype=torch.float64)
     parameters = {name: p for name, p in model.named_parameters() if not name.startswith("head.")}
-    expected = reference.run(model, config, tokens)
+    expected = reference.run(model, model.config, tokens).hidden
     gradients = torch.autograd.grad((weights * expected).sum(), list(parameters.values()))
     actual = outputs(model, tokens, laws.even_cuts(33, 5))
     (weights * actual).sum().backward()
@@ -71,12 +71,8 @@ def test_options_of_published_weights_equal_the_formula(option: str, attention: 
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-10, rtol=1e-10)
 
 
-def test_same_length_reaches_as_far_from_every_step() -> None:
-    fields = SIZES | {"window": 4, "memory": 6, "num_layers": 2, "same_length": True}
-    model = build_at(fields)
-    last = 29
-    edge = last - 2 * 5
-    assert model.receptive_field == 6
+def check_reach(model: Any, *, last: int, edge: int) -> None:
+    """The input at `edge` changes the output at `last`, and the one before it changes nothing."""
     tokens = laws.random_tokens(last + 1, batch_size=1).repeat(3, 1)
     for row, position in ((1, edge), (2, edge - 1)):
         tokens[row, position] = (tokens[row, position] + 1) % laws.VOCAB_SIZE
@@ -86,39 +82,10 @@ def test_same_length_reaches_as_far_from_every_step() -> None:
     assert torch.equal(outside, original)
 
 
-def build_at(fields: dict[str, Any]) -> Any:
-    torch.manual_seed(0)
-    return laws.randomise(TransformerXL(TransformerXL.Config(**fields)))
-
-
-@pytest.mark.parametrize("attention", ["fused", "reference"])
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_gradient_equals_published_formula(norm: str, attention: str) -> None:
-    fields = {"window": 5, "memory": 7, "norm": norm, "attention": attention}
-    model = build(TransformerXL, **fields)
-    tokens = laws.random_tokens(30)
-    weights = torch.randn(len(tokens), 30, SIZES["d_model"], dtype=torch.float64)
-    parameters = {name: p for name, p in model.named_parameters() if not name.startswith("head.")}
-    expected = reference.run(model, TransformerXL.Config(**SIZES, **fields), tokens)
-    gradients = torch.autograd.grad((weights * expected).sum(), list(parameters.values()))
-    (weights * outputs(model, tokens, [5] * 6)).sum().backward()
-    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
-        assert parameter.grad is not None, name
-        torch.testing.assert_close(parameter.grad, gradient, atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.parametrize("empty_memory", ["mask", "zeros"])
-@pytest.mark.parametrize("attention", ["fused", "reference"])
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_is_the_compressive_transformer_without_compressed_memory(norm: str, attention: str, empty_memory: str) -> None:
-    fields = {"window": 4, "memory": 6, "norm": norm, "attention": attention, "empty_memory": empty_memory}
-    model = build(TransformerXL, **fields)
-    compressive = build(CompressiveTransformer, compressed=0, compression_rate=2, **fields)
-    compressive.load_state_dict(model.state_dict(), strict=False)  # a compressor that nothing uses may be left over
-    tokens = laws.random_tokens(29)
-    with torch.no_grad():
-        cuts = laws.ragged_cuts(29, longest=9)
-        laws.assert_same(outputs(compressive, tokens, cuts), outputs(model, tokens, cuts))
+def test_same_length_reaches_as_far_from_every_step() -> None:
+    model = build(TransformerXL, window=4, memory=6, same_length=True)
+    assert model.receptive_field == 6
+    check_reach(model, last=29, edge=29 - 2 * 5)
 
 
 @pytest.mark.parametrize("attention", ["fused", "reference"])
@@ -140,18 +107,10 @@ def test_pooling_at_rate_one_is_a_longer_memory(compression: str, attention: str
 @pytest.mark.parametrize(("window", "memory"), [(4, 4), (5, 3), (3, 7)])
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
 def test_temporal_range(num_layers: int, window: int, memory: int, attention: str) -> None:
-    """The oldest input in reach changes the last output of a window, and the one before it changes nothing."""
-    fields = SIZES | {"num_layers": num_layers, "window": window, "memory": memory, "attention": attention}
-    model = build_at(fields)
+    model = build(TransformerXL, num_layers=num_layers, window=window, memory=memory, attention=attention)
     last = (num_layers * (window + memory) // window + 1) * window + window - 1
     edge = last
     for _ in range(num_layers):
         edge = edge // window * window - memory  # what one layer sees: its window, and the memory before it
     assert edge >= 1 and last - edge < num_layers * (window + memory)
-    tokens = laws.random_tokens(last + 1, batch_size=1).repeat(3, 1)
-    for row, position in ((1, edge), (2, edge - 1)):
-        tokens[row, position] = (tokens[row, position] + 1) % laws.VOCAB_SIZE
-    with torch.no_grad():
-        original, inside, outside = (model(row[None], laws.fresh_state(model, 1)).hidden[0, last] for row in tokens)
-    assert (inside - original).abs().max() > 1e-13
-    assert torch.equal(outside, original)
+    check_reach(model, last=last, edge=edge)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests import laws
+from tests.baselines.test_transformer_xl import check_reach
 from tests.references import compressive_transformer as reference
 from waveform.engine import interface
 from waveform.models.compression import Convolution
@@ -177,17 +178,6 @@ def test_compression_loss_equals_reference(compression: str, loss: str, norm: st
         assert_gradients(named, gradients)
 
 
-def test_loss_of_a_call_is_the_sum_over_its_boundaries() -> None:
-    config = small(memory=5)
-    model = build(config)
-    tokens = laws.random_tokens(6 * config.window, batch_size=2)
-    expected = reference.run(model, config, tokens).aux
-    state = laws.fresh_state(model, 2)
-    for i, part in enumerate(tokens.split(2 * config.window, 1)):
-        _, state, aux = model(part, state)
-        laws.assert_same(aux["compression"], expected[:, 2 * i : 2 * i + 2].sum(1))
-
-
 @pytest.mark.parametrize("attention", ["fused", "reference"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_gradient_of_the_task_equals_reference(norm: str, attention: str) -> None:
@@ -305,17 +295,7 @@ def test_temporal_range(num_layers: int, sizes: dict[str, int], attention: str) 
         assert last - edge == num_layers * config.reach + config.window - 1
         if config.window % config.compression_rate == 0:
             assert config.reach == config.memory + config.compression_rate * config.compressed
-
-    def output(position: int, *, change: bool) -> Tensor:
-        tokens = laws.random_tokens(last + 1, batch_size=1)
-        if change:
-            tokens[0, position] = (tokens[0, position] + 1) % laws.VOCAB_SIZE
-        with torch.no_grad():
-            return model(tokens, laws.fresh_state(model, 1)).hidden[0, last]
-
-    original = output(edge, change=False)
-    assert (output(edge, change=True) - original).abs().max() > 1e-13, "the oldest input in reach has no effect"
-    assert torch.equal(output(edge - 1, change=True), original), "an input out of reach has an effect"
+    check_reach(model, last=last, edge=edge)
 
 
 @pytest.mark.parametrize("starts", [(0, 3, 11), (0, 5, 10)], ids=["phases", "whole windows"])

@@ -128,6 +128,8 @@ def _layer(layer: Any, config: Any, window: list[Slot], memory: LayerMemory) -> 
 def _attend(layer: Any, config: Any, query: Slot, memory: LayerMemory, window: list[Slot]) -> Tensor:
     attention, num_heads = layer.attention, config.num_heads
     seen = memory.compressed + memory.memory + window
+    if config.same_length:
+        seen = [slot for slot in seen if query.time - slot.time < config.memory]
     q = (attention.query.weight @ _attention_input(layer, config, query.vector)).view(num_heads, -1)
     vectors = _attention_input(layer, config, torch.stack([slot.vector for slot in seen]))
     k, v = vectors @ attention.key.weight.T, vectors @ attention.value.weight.T
