@@ -75,9 +75,9 @@ class Layer(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
         self.dropout = Dropout(config.dropout)
         if config.compressed:
-            self.compressor = compression_function(config.compression)(
-                config.d_model, rate=config.compression_rate, **config.compression_options
-            )
+            function = compression_function(config.compression)
+            options = {name: getattr(config, f"compression_{name}") for name in function.options}
+            self.compressor = function(config.d_model, rate=config.compression_rate, **options)
             if config.compression_loss == "autoencode" and self.compressor.has_parameters:
                 self.compressor.add_decoder(config.d_model, bias=config.compression_bias)
 
@@ -173,7 +173,7 @@ class Layer(nn.Module):
         As the authors' code is run (`compression_gradient=as_run`), how keys and values are made learns too, and steps
         that fill no group count.
         """
-        config, attention, as_run = self.config, self.attention, self.config.loss_as_run
+        config, attention, as_run = self.config, self.attention, self.config.compression_gradient == "as_run"
         consumed_BnD = consumed_BnD if as_run else consumed_BnD[:, : config.num_consumed]
         if config.compression_loss == "autoencode":
             return autoencoding_loss(self.compressor, groups_BGD, consumed_BnD)

@@ -70,7 +70,14 @@ class TransformerConfig(LargeVocabularyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle_sizes()
+        for name in _OF_LAYERS:
+            values = getattr(self, name, 0)
+            if isinstance(values, list):
+                if len(values) != self.num_layers:
+                    raise UserError(
+                        f"model.{name} has {len(values)} numbers, but model.num_layers is {self.num_layers}"
+                    )
+                setattr(self, name, values[0] if len(set(values)) == 1 else values)
         if self.input_activation != "none" and (self.cutoffs or self.tie_embeddings):
             raise UserError(
                 f"model.input_activation={self.input_activation} is for model.head=softmax without "
@@ -82,17 +89,6 @@ class TransformerConfig(LargeVocabularyConfig):
             raise UserError(f"model.project_first is for model.head=adaptive, not {self.head}; leave it false")
         if self.same_length and not self.memory:
             raise UserError("model.same_length lets queries see model.memory steps, which is 0; give it a memory")
-
-    def _settle_sizes(self) -> None:
-        """Check the lists of sizes by layer, and make those of one value that number."""
-        for name in _OF_LAYERS:
-            values = getattr(self, name, 0)
-            if isinstance(values, list):
-                if len(values) != self.num_layers:
-                    raise UserError(
-                        f"model.{name} has {len(values)} numbers, but model.num_layers is {self.num_layers}"
-                    )
-                setattr(self, name, values[0] if len(set(values)) == 1 else values)
 
     @property
     def is_mixed(self) -> bool:
@@ -189,17 +185,6 @@ class CompressiveTransformerConfig(TransformerConfig):
     def compressed_apart(self) -> bool:
         """Whether compressed slots have positions of their own."""
         return bool(self.compressed) and self.compressed_projection == "own"
-
-    @property
-    def loss_as_run(self) -> bool:
-        """Whether the loss of what was compressed is that of the authors' code as it runs."""
-        return self.compression_gradient == "as_run"
-
-    @property
-    def compression_options(self) -> dict[str, Any]:
-        """What a compressor is made with besides its rate."""
-        options = compression_function(self.compression).options
-        return {name: getattr(self, f"compression_{name}") for name in options}
 
     @property
     def num_lost(self) -> int:
