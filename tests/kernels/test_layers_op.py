@@ -121,7 +121,7 @@ def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], exact: di
     """exact: in fp64; where sums cancel, torch's own rounding, which differs by processor, is the measure."""
     assert found.keys() == expected.keys()
     for name, value in found.items():
-        tolerance = 2e-5 * (expected[name].double().norm() + 1e-6)
+        tolerance = 4e-5 * (expected[name].double().norm() + 1e-6)
         if exact is not None:
             tolerance = max(tolerance, 2 * (expected[name] - exact[name]).double().norm())
         assert (value - expected[name]).double().norm() < tolerance, name
