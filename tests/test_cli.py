@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -21,7 +20,6 @@ import soundfile
 import torch
 
 import waveform
-from tests.faults import forkserver
 from tests.ranks.run_ranks import command_on_ranks
 from waveform import domain
 from waveform.audio.files import read_audio
@@ -661,39 +659,12 @@ def test_a_second_training_of_one_run_is_refused(
         assert "another process is training" in mistake(command, capsys)
 
 
-def _on_a_small_disk(command: list[str]) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-    assert main(command) == 2
-
-
 @pytest.mark.slow
-def test_full_disk_is_one_line(place: Path, tmp_path: Path) -> None:
-    """A limit on the size of files stands in for a full disk: the operating system refuses the write."""
-    for command in (
-        ["train", place / "data", tmp_path / "r", *settings("compressive_transformer"), "model.d_model=64"],
-        ["sample", place / "wavenet", "--out", tmp_path / "o", "--seconds", "1"],
-        ["prepare", place / "audio", tmp_path / "d"],
-    ):
-        said = forkserver.run(_on_a_small_disk, [str(part) for part in command], output=tmp_path / "said", daemon=False)
-        assert "Traceback" not in said and "cannot write" in said.splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_torchrun_trains_one_run(place: Path, tmp_path: Path) -> None:
-    torchrun = [sys.executable, *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]]
-    command = ["-m", "--", "waveform", "train", str(place / "data"), str(tmp_path / "run")]
-    done = subprocess.run(
-        [*torchrun, *command, *settings("compressive_transformer")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-
+def test_two_processes_do_what_one_does(place: Path, tmp_path: Path) -> None:
     def ranks(*arguments: Any) -> str:
         return command_on_ranks("waveform", arguments, tmp_path / "ranks")
 
+    ranks("train", place / "data", tmp_path / "run", *settings("compressive_transformer"))
     run = waveform.load(tmp_path / "run")
     assert run.step == 6
     alone = waveform.evaluate(place / "compressive_transformer", show_progress=False)
