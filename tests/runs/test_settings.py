@@ -80,7 +80,10 @@ def test_a_package_of_models_adds_to_presets(tmp_path: Path, monkeypatch: pytest
         ("models: [wavenet]", "'models' of a preset or study needs settings by name"),
         ("models: {lstm: {}}", "preset=mine has no sizes for model=wavenet; it has some for lstm"),
         ("defaults: [gone]", "preset=mine, model=wavenet: In 'preset/mine': Could not load 'preset/gone'"),
-        ("# @package _global_\ndefaults: [demo, _self_]\npreset: mine", "preset=mine is of an older layout: remove"),
+        (
+            "# @package _global_\ndefaults: [demo, _self_]\npreset: mine",
+            "preset=mine: what it inherits is lost; remove",
+        ),
         ("{", "preset=mine, model=wavenet: while parsing"),
     ],
 )
@@ -88,15 +91,3 @@ def test_presets_that_do_not_fit_are_refused(text: str, message: str, tmp_path: 
     write(tmp_path, preset__mine=text)
     with pytest.raises(UserError, match="^" + message.replace("[", r"\[").replace("{", r"\{")):
         compose_config(["preset=mine", "model=wavenet"], config_dir=tmp_path)
-
-
-def test_files_of_the_old_layout_are_refused_and_whole_presets_still_read(tmp_path: Path) -> None:
-    whole = (
-        "# @package _global_\npreset: whole\nseed: 3\ntrain: {lr: 5}\nmodel: {kernel_size: 2}\n"  # as `tune` wrote them
-    )
-    write(tmp_path, preset__whole=whole)
-    config = compose_config(["preset=whole", "model=wavenet"], config_dir=tmp_path)
-    assert [config["seed"], config["preset"], *values(config, "train.lr", "model.kernel_size")] == [3, "whole", 5, 2]
-    write(tmp_path, preset_model__whole_wavenet="model: {kernel_size: 3}")
-    with pytest.raises(UserError, match=r"preset_model is no longer read: .* `models: \{NAME"):
-        compose_config(["preset=whole"], config_dir=tmp_path)

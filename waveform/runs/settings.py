@@ -37,7 +37,6 @@ from waveform.system.errors import UserError
 
 _MODELS = "waveform.models.conf"  # has studies for every family: models as others had them
 _SECTIONS = ("recipe", "preset", "preset_model", "study")  # groups whose settings are merged here, in this order
-_OLD_FOLDERS = ("preset_model", "recipe_preset", "recipe_preset_model", "study_model")  # of users' own presets
 _LONGEST_MESSAGE = 1000  # characters
 _LONGEST_LIST = 20  # of a value in a message
 _KINDS = {  # OmegaConf's phrases about a value of the wrong type -> what to give
@@ -77,8 +76,9 @@ def compose_family(
     config.update({group: chosen[group] for group in ("recipe", "preset") if group in sections})
     for group in ("preset_model", "study"):
         config.pop(group, None)
+    if {"models", "recipes"} & config.keys():
+        raise UserError(f"preset={chosen['preset']}: what it inherits is lost; remove '# @package _global_' from it")
     OmegaConf.set_struct(config, True)
-    _refuse_old_layout(config, sections["preset"], chosen["preset"])
     for group, section in sections.items():
         for settings in _layers(section, model=chosen["model"], recipe=chosen.get("recipe")):
             _merge(family, config, settings, source=f"{group}={chosen[group]}")
@@ -169,31 +169,14 @@ def _search_path(family: ConfigFamily, config_dir: Path | None) -> str:
     if config_dir is not None:
         if not config_dir.is_dir():
             raise UserError(f"--config-dir {config_dir} is not a folder")
-        for old in _OLD_FOLDERS:
-            if (config_dir / old).is_dir():
-                raise UserError(
-                    f"{config_dir / old} is no longer read: what a preset or study sets for one model is in its own "
-                    "file, as `models: {NAME: {model: {...}, train: {...}}}`; see docs/extending.md"
-                )
         places.append(f"file://{config_dir.absolute()}")
     quoted = ['"' + place.replace("\\", "\\\\").replace('"', '\\"') + '"' for place in places]
     return f"hydra.searchpath=[{','.join(quoted)}]"
 
 
-def _refuse_old_layout(config: DictConfig, preset: Any, name: str) -> None:
-    """Raises UserError for a user's preset that, as earlier versions read it, inherits nothing for single models."""
-    own, inherited = ({"models", "recipes"} & section.keys() for section in (preset, config))
-    if inherited or ("preset" in preset and own):
-        raise UserError(
-            f"preset={name} is of an older layout: remove '# @package _global_' and 'preset: ...' from it and from "
-            "your presets that it inherits from; what it then inherits for one model, it changes in a section "
-            "`models` (docs/extending.md)"
-        )
-
-
 def _layers(section: Any, *, model: str, recipe: str | None) -> Iterator[dict[str, Any]]:
     """What a section sets for every run, then for this model, for this recipe, and for both."""
-    yield {name: value for name, value in section.items() if name not in ("models", "recipes", "preset")}
+    yield {name: value for name, value in section.items() if name not in ("models", "recipes")}
     yield _named(section, "models", model)
     if recipe is not None:
         yield from _layers(_named(section, "recipes", recipe), model=model, recipe=None)
