@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,7 +12,8 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from tests.faults import forks
+from recipes.cli import main
+from tests.faults import forks, forkserver
 from tests.faults.fault import fault
 from tests.faults.killed_training import same
 
@@ -28,12 +28,18 @@ _ROWS = 8  # of preset=smoke
 _IN_PROCESSES = ["rl", "env=CartPole-v1", "env_processes=true"]
 
 
-def _start(run_dir: Path, recipe: Sequence[str] = ("object_matching",)) -> forks.Process:
+def _command(run_dir: Path, recipe: Sequence[str]) -> list[str]:
     name, *settings = recipe
-    return forks.start(["-m", "recipes", "train", name, str(run_dir), *_TRAIN, *settings])
+    return ["train", name, str(run_dir), *_TRAIN, *settings]
 
 
-def _last(run_dir: Path) -> dict[str, Any]:
+def _train(run_dir: Path, recipe: Sequence[str]) -> None:
+    assert main(_command(run_dir, recipe)) == 0
+
+
+def _to_the_end(run_dir: Path, recipe: Sequence[str]) -> dict[str, Any]:
+    """Train, or continue, without a disturbance; return what the last checkpoint has."""
+    forkserver.run(_train, run_dir, recipe, output=run_dir.with_suffix(".log"), daemon=False)
     folder = run_dir / "checkpoints" / f"step_{_STEPS:08d}"
     return {name: load_file(folder / f"{name}.safetensors") for name in ("model", "optimiser", "rank_0")}
 
@@ -45,28 +51,22 @@ def _last(run_dir: Path) -> dict[str, Any]:
     long=40,
 )
 def _kill_agents(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill real commands at random times, again and again until they end by themselves."""
-    began = time.monotonic()
-    process = _start(folder / "undisturbed")
-    printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
-    assert process.returncode == 0, printed
-    took_s, expected = time.monotonic() - began, _last(folder / "undisturbed")
+    """Kill training at random times, again and again until it ends by itself."""
+    recipe, began = ["object_matching"], time.monotonic()
+    expected = _to_the_end(folder / "undisturbed", recipe)
+    took_s = time.monotonic() - began
     kills = runs = 0
     while kills < cases:
         run_dir, ended = folder / f"run_{runs}", False
         runs += 1
-        while not ended:
-            process = _start(run_dir)
-            if kills < cases:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(rng.uniform(0.3, 1) * took_s)
-                if process.poll() is None:
-                    kills += 1
-                    process.kill()
-            printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
-            ended = process.returncode == 0
-            assert ended or process.returncode < 0, printed
-        assert same(_last(run_dir), expected), f"run {runs} is not the undisturbed one"
+        while not ended and kills < cases:
+            process = forkserver.start(_train, run_dir, recipe, output=folder / "killed.log")
+            process.join(rng.uniform(0.1, 1) * took_s)
+            ended = process.exitcode == 0
+            kills += not ended
+            process.kill()
+            process.join()
+        assert same(_to_the_end(run_dir, recipe), expected), f"run {runs} is not the undisturbed one"
     return {"kills": kills, "runs": runs}
 
 
@@ -87,13 +87,10 @@ def _environments(process: forks.Process) -> list[int]:
 )
 def _kill_environments(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     pytest.importorskip("gymnasium")
-    process = _start(folder / "undisturbed", _IN_PROCESSES)
-    printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
-    assert process.returncode == 0, printed
-    expected = _last(folder / "undisturbed")
+    expected = _to_the_end(folder / "undisturbed", _IN_PROCESSES)
     for case in range(cases):
         run_dir = folder / f"run_{case}"
-        process = _start(run_dir, _IN_PROCESSES)
+        process = forks.start(["-m", "recipes", *_command(run_dir, _IN_PROCESSES)])
         while len(environments := _environments(process)) < _ROWS or not list(run_dir.glob("checkpoints/step_*")):
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.02)
@@ -111,8 +108,5 @@ def _kill_environments(folder: Path, cases: int, rng: random.Random) -> dict[str
         while left := [pid for pid in environments if Path(f"/proc/{pid}").exists()]:
             assert time.monotonic() < until, f"case {case}: processes {left} are left"
             time.sleep(0.05)
-        process = _start(run_dir, _IN_PROCESSES)
-        printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
-        assert process.returncode == 0, printed
-        assert same(_last(run_dir), expected), f"run {case} is not the undisturbed one"
+        assert same(_to_the_end(run_dir, _IN_PROCESSES), expected), f"run {case} is not the undisturbed one"
     return {"kills": cases}

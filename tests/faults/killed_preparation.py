@@ -66,7 +66,7 @@ def _in_child(prepare: Prepare, data_dir: Path, points: Points, log: Path) -> in
     in_server=True,
 )
 def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill at points of a preparation and at any time; audio at every point, and at any time three times in a row.
+    """Kill at points of a preparation and at any time; audio at many more, and at any time three times in a row.
 
     Each case has a separate folder.
     """
@@ -87,7 +87,7 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         points: list[str] = json.loads(log.with_suffix(".points").read_text())
         num_cases = (cases + number) // len(sources)
         is_audio = kind == "audio"
-        chosen = forks.spread(points, len(points) if is_audio else num_cases - num_cases // 2, rng)
+        chosen = forks.spread(points, (10 if is_audio else 1) * (num_cases - num_cases // 2), rng)
         kills: list[list[int] | list[float]] = [[index] for index in chosen]
         kills += [[rng.uniform(0, took_s) for _ in range(3 if is_audio else 1)] for _ in range(num_cases // 2)]
         for moments in kills:

@@ -253,29 +253,27 @@ def start_command(data_dir: Path, run_dir: Path, *, num_ranks: int, settings: Se
     return forks.start(arguments)
 
 
-@fault("processes killed while training, at any time", _HOLDS, short=1, long=100, in_server=True)
+# Points of forked processes stand for it in the short form.
+@fault("processes killed while training, at any time", _HOLDS, short=0, long=100, in_server=True)
 def _kill_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill real commands at random times, again and again until they end by themselves; one process and two."""
     place = Place(folder)
     data_dir, failures = place.data.folder, Failures()
     kills = runs = 0
-    if cases == 1:  # the short form: only processes that are killed and resumed
-        settings, expected, took_s = [], {1: place.expected}, {1: 5.0}
-    else:
-        settings, expected, took_s = _LONGER, {}, {}
-        for num_ranks in (1, 2):
-            whole, began = folder / f"undisturbed_{num_ranks}", time.monotonic()
-            process = start_command(data_dir, whole, num_ranks=num_ranks, settings=settings)
-            printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
-            assert process.returncode == 0, printed
-            expected[num_ranks], took_s[num_ranks] = final(whole), time.monotonic() - began
+    expected, took_s = {}, {}
+    for num_ranks in (1, 2):
+        whole, began = folder / f"undisturbed_{num_ranks}", time.monotonic()
+        process = start_command(data_dir, whole, num_ranks=num_ranks, settings=_LONGER)
+        printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
+        assert process.returncode == 0, printed
+        expected[num_ranks], took_s[num_ranks] = final(whole), time.monotonic() - began
     while kills < cases:
         num_ranks, run_dir = list(expected)[runs % len(expected)], folder / f"processes_{runs}"
         runs += 1
         with failures.of(f"run {runs} on {num_ranks} processes"):
             ended = False
             while not ended:
-                process = start_command(data_dir, run_dir, num_ranks=num_ranks, settings=settings)
+                process = start_command(data_dir, run_dir, num_ranks=num_ranks, settings=_LONGER)
                 if kills < cases:
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(rng.uniform(0, took_s[num_ranks]))

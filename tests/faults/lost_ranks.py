@@ -170,7 +170,7 @@ def _prepare_text(place: Path) -> None:
 
 def _kinds() -> list[tuple[str, str, str]]:
     """Return command, phase and how the rank fails; the first ones are those of the test suite."""
-    kinds = [(_AUDIO, "checkpoint", "SIGSTOP"), (_TEXT, "step", _LOOP)]
+    kinds = [(_AUDIO, "checkpoint", "SIGSTOP"), (_AUDIO, "step", _LOOP), (_TEXT, "step", _LOOP)]
     kinds += [(_AUDIO, phase, how) for how in ("SIGKILL", "SIGSTOP") for phase in _PHASES]
     for how in ("SIGKILL", "SIGSTOP"):
         kinds += [(_TEXT, phase, how) for phase in ("step", "checkpoint", "evaluation", "last barrier")]
@@ -185,7 +185,7 @@ def _kinds() -> list[tuple[str, str, str]]:
     "a rank dies or hangs",
     "the other ends within train.timeout_s and a few seconds, with a line and exit code 1; a restart ends bit for bit",
     short=2,
-    long=29,
+    long=30,
 )
 def _lost(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
     place = folder / "place"
