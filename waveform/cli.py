@@ -154,11 +154,10 @@ RUN_VERBS = (
             number("--num", "how many, generated side by side (default 1)"),
             Argument("--seconds", "length of each (default 1); inf with --play or --out -", type=float, metavar="S"),
             TEMPERATURE,
-            number("--top-k", "draw from the K most probable classes only", rival="kept", metavar="K"),
+            number("--top-k", "draw from the K most probable classes only", metavar="K"),
             Argument(
                 "--top-p",
                 "draw from the fewest classes that reach probability P (default of text: 0.98)",
-                rival="kept",
                 type=float,
                 metavar="P",
             ),

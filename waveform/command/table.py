@@ -30,7 +30,7 @@ class Argument:
     """One argument of a verb: a flag or a name, what argparse's `add_argument` takes, and what it has besides.
 
     setting: it is short for this setting. instead: `module:function` to call instead of the verb's, with those of the
-    arguments that it takes. rival: at most one of the arguments with the same rival may be given.
+    arguments that it takes.
     """
 
     def __init__(
@@ -40,11 +40,10 @@ class Argument:
         *,
         setting: str | None = None,
         instead: str | None = None,
-        rival: str | None = None,
         **options: Any,
     ) -> None:
         self.flag, self.options = flag, {"help": help, **options}
-        self.setting, self.instead, self.rival = setting, instead, rival
+        self.setting, self.instead = setting, instead
         self.name: str = options.get("dest", flag.lstrip("-").replace("-", "_"))  # under which argparse returns it
 
 
@@ -174,11 +173,8 @@ def parser(program: str, description: str, verbs: Sequence[Verb]) -> argparse.Ar
             formatter_class=argparse.RawDescriptionHelpFormatter,
             argument_default=argparse.SUPPRESS,
         )
-        rivals: dict[str | None, Any] = {None: sub}
         for arg in verb.arguments:
-            if arg.rival not in rivals:
-                rivals[arg.rival] = sub.add_mutually_exclusive_group()
-            rivals[arg.rival].add_argument(arg.flag, **arg.options)
+            sub.add_argument(arg.flag, **arg.options)
     return top
 
 
