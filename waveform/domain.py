@@ -21,12 +21,11 @@ from waveform.engine.trainer import RunContext, Trainer
 from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import World
 from waveform.report_page.contents import ReportContents
-from waveform.runs.averaging import average_weights
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.folder import check_run_dir, read_config, refuse_other_config
 from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.named import find_run
-from waveform.runs.opened import TrainedRun
+from waveform.runs.opened import TrainedRun, average_weights
 from waveform.runs.origin import Origin
 from waveform.runs.scoring import EvaluateOptions, ScoredRun, describe_dynamic, display_names, score
 from waveform.runs.sliding import evaluate_sliding
@@ -222,7 +221,7 @@ class TokenDomain(Domain):
             learned = score(run, tokens, protocol=protocol, dynamic=dynamic, **how)
             apart["dynamic"] = {**describe_dynamic(learned, dynamic, plain=result), **metrics.of(learned)}
         figures = self.figures(run, whole, result, options, metrics=metrics) | apart
-        return ScoredRun.of(run, tokens, result, figures)
+        return ScoredRun(run, tokens, result, figures)
 
     def figures(
         self,

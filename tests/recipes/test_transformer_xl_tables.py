@@ -12,7 +12,7 @@ from recipes.text import load
 from tests.recipes.calling import figures_of, mistake, run
 from tests.recipes.corpus_files import write_source
 from waveform.engine.checkpoint import CHECKPOINTS_DIR
-from waveform.runs.averaging import average_weights
+from waveform.runs.opened import average_weights
 
 SHORT = ["model=transformer_xl", "preset=smoke", "train.max_steps=4", "train.evaluate_every=4"]
 

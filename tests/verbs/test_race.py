@@ -128,13 +128,17 @@ def test_a_machine_that_was_not_idle_is_warned_of(
     assert "warning: wavenet was trained at uneven speed" in capsys.readouterr().out
 
 
+def trained(speeds: list[float], *, waited: float | None = None) -> dict[str, Any]:
+    return {"train_tokens_per_second_by_slice": speeds, "train_waited_share": waited}
+
+
 def test_speeds_are_of_the_log_and_a_steady_run_is_not_warned_of() -> None:
     records = [{"kind": "train", "step": i, "seconds": 1.5 * i, "tokens_seen": 100 * i} for i in range(1, 24)]
     speeds = speeds_of(records)
     assert speeds == pytest.approx([200 / 3] * 11)
-    assert warnings_of({"a": speeds, "b": [speed / 2 for speed in speeds]}) == []
-    assert warnings_of({"a": [1.0] * 3 + [9.0] * 4}) == []  # too few to say
-    (line,) = warnings_of({"a": [1.0] * 3 + [9.0] * 6}, unit="token")
+    assert warnings_of({"a": trained(speeds), "b": trained([speed / 2 for speed in speeds])}) == []
+    assert warnings_of({"a": trained([1.0] * 3 + [9.0] * 4)}) == []  # too few to say
+    (line,) = warnings_of({"a": trained([1.0] * 3 + [9.0] * 6)}, unit="token")
     assert "tokens/s" in line and "more tokens" in line and "sample" not in line
 
 
@@ -146,7 +150,8 @@ def test_a_run_that_waited_for_a_core_is_warned_of() -> None:
     assert waited_share(records, limited) == 0.25
     for costs_nothing in ({"max_seconds": None}, {**limited, "count_waiting": False}):
         assert waited_share(records, costs_nothing) is None
-    (line,) = warnings_of({"a": [1.0] * 9}, {"a": 0.25, "b": 0.05, "c": None, "d": 0.5})
+    shares = {"a": 0.25, "b": 0.05, "c": None, "d": 0.5}
+    (line,) = warnings_of({name: trained([1.0] * 9, waited=share) for name, share in shares.items()})
     assert "waited for a core" in line and "(a 25%, d 50% of the time)" in line
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from waveform.engine import checkpoint
 from waveform.engine.interface import SequenceModel
@@ -176,3 +176,29 @@ def load_model(
     except (RuntimeError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError) as error:
         raise UserError(f"{path} does not describe a model ({' '.join(str(error).split())[:200]})") from error
     return model
+
+
+def average_weights(run: TrainedRun, num_checkpoints: int) -> None:
+    """Give the model of `run` the mean weights of its newest checkpoints, in place (Polyak and Juditsky 1992).
+
+    AWD-LSTM (Merity et al. 2017), which Transformer-XL follows on Penn Treebank, averages every step from some step on;
+    here it is every `train.checkpoint_every` steps. Raises UserError if the run keeps fewer checkpoints.
+    """
+    if num_checkpoints < 1:
+        raise UserError(f"--average is {num_checkpoints}; it must be at least 1")
+
+    def mean_weights() -> dict[str, Tensor]:
+        found = checkpoint.newest_complete(run.folder, at_most=num_checkpoints)
+        if len(found) < num_checkpoints:
+            raise UserError(
+                f"--average {num_checkpoints}: {run.folder} has {len(found)} complete checkpoints; train with "
+                f"train.keep_checkpoints={num_checkpoints}, or average fewer"
+            )
+        mean = {name: weight.double() / num_checkpoints for name, weight in found[0].model_weights().items()}
+        for other in found[1:]:
+            for name, weight in other.model_weights().items():
+                mean[name] += weight.double() / num_checkpoints
+        return mean
+
+    assert isinstance(run.model, nn.Module)
+    run.model.load_state_dict(checkpoint.read_while_training(run.folder, mean_weights))

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -228,31 +229,28 @@ class ScoredRun:
     run: TrainedRun
     tokens: TokenSet
     result: Evaluation
-    curve: LearningCurve
-    speeds: list[float]  # of training, in tokens per second, by slice
-    speed: float | None  # the median of those that were logged
-    waited_share: float | None  # of the training time, for a core; None if that did not cost updates
     figures: dict[str, Any]  # what `evaluate --json` writes
 
-    @staticmethod
-    def of(run: TrainedRun, tokens: TokenSet, result: Evaluation, figures: dict[str, Any]) -> "ScoredRun":
-        """Read from the run's log how its training went."""
-        records, train = read_metrics(run.folder), run.config["train"]
-        curve, waited = learning_curve(records, train), waited_share(records, train)
-        return ScoredRun(run, tokens, result, curve, speeds_of(records), training_speed(records), waited, figures)
+    @cached_property
+    def curve(self) -> LearningCurve:
+        return learning_curve(self._records, self.run.config["train"])
 
-    @property
+    @cached_property
     def all_figures(self) -> dict[str, Any]:
         """What a comparison's JSON has of this run on its own."""
         return {
             **self.figures,
-            "train_tokens_per_second": self.speed,
-            "train_tokens_per_second_by_slice": self.speeds,
-            "train_waited_share": self.waited_share,
+            "train_tokens_per_second": training_speed(self._records),
+            "train_tokens_per_second_by_slice": speeds_of(self._records),
+            "train_waited_share": waited_share(self._records, self.run.config["train"]),
             "learning_curve": asdict(self.curve),
             "device": str(self.run.device),
             "num_threads": torch.get_num_threads(),
         }
+
+    @cached_property
+    def _records(self) -> list[dict[str, Any]]:
+        return read_metrics(self.run.folder)
 
 
 def display_names(entries: Sequence[dict[str, Any]]) -> list[str]:

@@ -45,24 +45,23 @@ def waited_share(records: Sequence[Mapping[str, Any]], train: Mapping[str, Any])
     return sum(record["waited_s"] for record in known) / max(known[-1]["seconds"], 1e-9) if known else None
 
 
-def warnings_of(
-    speeds: Mapping[str, Sequence[float]], waited: Mapping[str, float | None] | None = None, *, unit: str = "sample"
-) -> list[str]:
-    """Lines that say which runs (by name) did not have the machine to themselves, and whether some had it more.
+def warnings_of(figures: Mapping[str, Mapping[str, Any]], *, unit: str = "sample") -> list[str]:
+    """Lines that say which runs did not have the machine to themselves, and whether some had it more.
 
-    Compared are the quartiles of each run's slices: the slower one below 0.8 of the faster one is worth a warning. A
-    run's share of its undisturbed speed is its mean over the 0.9 quantile of its slices. waited: as
-    `waited_share` gives it; a tenth is worth a warning. unit: what a token is called.
+    figures: of each run by its name, as `compare` returns them. Compared are the quartiles of each run's slices: the
+    slower one below 0.8 of the faster one is worth a warning. A run's share of its undisturbed speed is its mean over
+    the 0.9 quantile of its slices. Waiting for a tenth of the time is worth a warning. unit: what a token is called.
     """
     lines, shares = [], {}
-    waits = {name: share for name, share in (waited or {}).items() if share is not None and share > _IDLE}
-    if waits:
-        each = ", ".join(f"{name} {share:.0%}" for name, share in waits.items())
+    waits = {name: entry["train_waited_share"] for name, entry in figures.items()}
+    if any(share is not None and share > _IDLE for share in waits.values()):
+        each = ", ".join(f"{name} {share:.0%}" for name, share in waits.items() if share is not None and share > _IDLE)
         lines.append(
             f"warning: training waited for a core while other programs ran ({each} of the time). On an idle machine it "
             f"would see more {unit}s."
         )
-    for name, slices in speeds.items():
+    for name, entry in figures.items():
+        slices = entry["train_tokens_per_second_by_slice"]
         if len(slices) < _FEWEST_SLICES:
             continue
         slow, fast, undisturbed = np.quantile(slices, [0.25, 0.75, _UNDISTURBED])

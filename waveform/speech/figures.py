@@ -172,8 +172,4 @@ def format_table(entries: Sequence[dict[str, Any]]) -> str:
     if others := entries[0].get("published"):
         sources = dict.fromkeys(other["source"] for other in others)
         lines.append(f"(published): measured by others, in bits; {'; '.join(sources)}")
-    speeds = [entry["train_tokens_per_second_by_slice"] for entry in entries]
-    waited = [entry["train_waited_share"] for entry in entries]
-    labels = display_names(entries)
-    lines += warnings_of(dict(zip(labels, speeds, strict=True)), dict(zip(labels, waited, strict=True)))
-    return "\n".join(lines)
+    return "\n".join([*lines, *warnings_of(dict(zip(display_names(entries), entries, strict=True)))])

@@ -99,7 +99,11 @@ def race(
             | {name: mean_and_interval([one.figures[name] for one in of_model]) for name in columns}
             for model, of_model in by_model.items()
         ],
-        "warnings": [line for of_seed in zip(*by_model.values(), strict=True) for line in _warnings(of_seed, domain)],
+        "warnings": [
+            line
+            for of_seed in zip(*by_model.values(), strict=True)  # which were trained in turn
+            for line in warnings_of({one.run.folder.name: one.all_figures for one in of_seed}, unit=domain.unit)
+        ],
         "runs": [one.all_figures for one in scored],
     }
     if show_progress:
@@ -124,19 +128,9 @@ def _looks(train: Mapping[str, Any]) -> list[str]:
     return [looks, f"train.evaluate_tokens={_LOOK_TOKENS}"]
 
 
-def _warnings(scored: Sequence[ScoredRun], domain: TokenDomain) -> list[str]:
-    """What to warn of runs that were trained in turn."""
-    named = {one.run.folder.name: one for one in scored}
-    return warnings_of(
-        {name: one.speeds for name, one in named.items()},
-        {name: one.waited_share for name, one in named.items()},
-        unit=domain.unit,
-    )
-
-
 def _summary(runs: Sequence[ScoredRun], baseline: Sequence[ScoredRun] | None) -> dict[str, Any]:
     """Figures of one model over its seeds; baseline: the runs of the same seeds that it is compared with."""
-    speeds = [speed for one in runs for speed in one.speeds]
+    speeds = [speed for one in runs for speed in one.all_figures["train_tokens_per_second_by_slice"]]
     difference = None
     if baseline is not None and baseline[0] is not runs[0]:
         pairs = [(one.result, other.result) for one, other in zip(runs, baseline, strict=True)]
