@@ -21,6 +21,7 @@ from waveform.cli import main
 from waveform.engine.interface import OptionalParts
 from waveform.models.registry import build, model_names
 from waveform.ranks.distributed import World
+from waveform.verbs import bench
 
 MODELS = ("plain_lstm", "full_lstm")
 ROOT = Path(__file__).parents[1]
@@ -90,7 +91,9 @@ def test_every_verb_works(model: str, place: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_bench(model: str, place: Path) -> None:
+def test_bench(model: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, which spares the imports of another one; its peak of memory is not looked at."""
+    monkeypatch.setattr(bench, "run_in_child", lambda job: job.measure(**job.arguments, scratch=place))
     run("bench", "--model", model, "--preset", "demo", "--device", "cpu", "--audio-minutes", "0", "--batch-size", "1",
         "--json", place / "b.json", "train.chunk=64", "train.window=32",
         f"train.unroll={1 + (model == 'full_lstm')}")  # fmt: skip

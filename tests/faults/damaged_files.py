@@ -9,7 +9,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,6 @@ from tests.faults.small_runs import (
 from waveform.cli import main as waveform
 from waveform.speech import figures
 
-_MORE = [*SETTINGS, "train.max_steps=6"]
-_MORE_TEXT = [*TEXT_SETTINGS, "train.max_steps=6"]
 _SLOW_S = 60.0  # for a command that takes tenths of a second on whole files
 _MAX_MB = 1500.0
 
@@ -42,23 +40,38 @@ _MAX_MB = 1500.0
 class Reader:
     """A command that reads files of a run or its data, and what to compare of what it made."""
 
-    name: str
-    run: Callable[[Path], Outcome]
-    made: Callable[[Path], Any]
+    main: Callable[[Sequence[str]], int]
+    command: str  # P/ stands for the place
+    made: Callable[[Path], Any] | None  # None: it prints
     reads: tuple[str, ...]  # names of the folders whose files it reads
     share: float = 1.0  # of its cases that are made; below 1 if it is slow and reads as another command does
 
+    def run(self, place: Path) -> Outcome:
+        words = [place / word[2:] if word.startswith("P/") else word for word in self.command.split()]
+        return call(self.main, words, seconds=_SLOW_S)
 
-def _figures(path: Path, *drop: str) -> Any:
-    def without(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: without(item) for key, item in value.items() if key not in drop}
-        return [without(item) for item in value] if isinstance(value, list) else value
-
-    return without(json.loads(path.read_text()))
+    def result(self, place: Path, outcome: Outcome) -> Any:
+        return outcome.out if self.made is None else self.made(place)
 
 
 _SPEEDS = ("train_seconds", "train_tokens_per_second", "sampling_tokens_per_second", "state_reuse")
+
+
+def _figures(place: Path) -> Any:
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without(item) for key, item in value.items() if key not in _SPEEDS}
+        return [without(item) for item in value] if isinstance(value, list) else value
+
+    return without(json.loads((place / "figures.json").read_text()))
+
+
+def _sounds(place: Path) -> dict[str, bytes]:
+    return _folder_bytes(place / "out")
+
+
+def _picture(place: Path) -> bytes:
+    return (place / "e.gif").read_bytes()
 
 
 def _folder_bytes(folder: Path) -> dict[str, bytes]:
@@ -75,89 +88,25 @@ def _last_weights(place: Path) -> dict[str, bytes]:
     return {name: (folder / f"{name}.safetensors").read_bytes() for name in ("model", "optimiser", "rank_0")}
 
 
-_JSON = "figures.json"
+_TO_6 = "train.max_steps=6"
+_BOTH = ("run", "data")
 _SPEECH = [
-    Reader(
-        "evaluate",
-        lambda p: call(waveform, ["evaluate", p / "run", "--json", p / _JSON], seconds=_SLOW_S),
-        lambda p: _figures(p / _JSON, *_SPEEDS),
-        ("run", "data"),
-    ),
-    Reader(
-        "sample",
-        lambda p: call(waveform, ["sample", p / "run", "--out", p / "out", "--seconds", "0.002"], seconds=_SLOW_S),
-        lambda p: _folder_bytes(p / "out"),
-        ("run",),
-    ),
-    Reader(
-        "analyse",
-        lambda p: call(waveform, ["analyse", p / "run", "--tokens", "400", "--json", p / _JSON], seconds=_SLOW_S),
-        lambda p: _figures(p / _JSON, *_SPEEDS),
-        ("run", "data"),
-        0.15,
-    ),
-    Reader(
-        "compare",
-        lambda p: call(waveform, ["compare", p / "run", "--json", p / _JSON], seconds=_SLOW_S),
-        lambda p: _figures(p / _JSON, *_SPEEDS),
-        ("run", "data"),
-        0.1,
-    ),
-    Reader(
-        "train",
-        lambda p: call(waveform, ["train", p / "data", p / "run", *_MORE], seconds=_SLOW_S),
-        _last_weights,
-        ("run", "data"),
-    ),
-    Reader(
-        "prepare",
-        lambda p: call(waveform, ["prepare", p / "audio", p / "data"], seconds=_SLOW_S),
-        _data_bytes,
-        ("data",),
-    ),
+    Reader(waveform, "evaluate P/run --json P/figures.json", _figures, _BOTH),
+    Reader(waveform, "sample P/run --out P/out --seconds 0.002", _sounds, ("run",)),
+    Reader(waveform, "analyse P/run --tokens 400 --json P/figures.json", _figures, _BOTH, 0.15),
+    Reader(waveform, "compare P/run --json P/figures.json", _figures, _BOTH, 0.1),
+    Reader(waveform, f"train P/data P/run {' '.join(SETTINGS)} {_TO_6}", _last_weights, _BOTH),
+    Reader(waveform, "prepare P/audio P/data", _data_bytes, ("data",)),
 ]
 _TEXT = [
-    Reader(
-        "recipes evaluate",
-        lambda p: call(recipes, ["evaluate", p / "run", "--json", p / _JSON], seconds=_SLOW_S),
-        lambda p: _figures(p / _JSON, *_SPEEDS),
-        ("run", "data"),
-    ),
-    Reader(
-        "recipes sample",
-        lambda p: call(recipes, ["sample", p / "run", "--prompt", "kaka", "--tokens", "20"], seconds=_SLOW_S),
-        lambda p: None,  # it prints
-        ("run", "data"),
-    ),
-    Reader(
-        "recipes train",
-        lambda p: call(recipes, ["train", p / "data", p / "run", "preset=smoke", *_MORE_TEXT], seconds=_SLOW_S),
-        _last_weights,
-        ("run", "data"),
-    ),
+    Reader(recipes, "evaluate P/run --json P/figures.json", _figures, _BOTH),
+    Reader(recipes, "sample P/run --prompt kaka --tokens 20", None, _BOTH),
+    Reader(recipes, f"train P/data P/run preset=smoke {' '.join(TEXT_SETTINGS)} {_TO_6}", _last_weights, _BOTH),
 ]
 _AGENTS = [
-    Reader(
-        "agents evaluate",
-        lambda p: call(recipes, ["evaluate", p / "run", "--episodes", "2", "--json", p / _JSON], seconds=_SLOW_S),
-        lambda p: _figures(p / _JSON, *_SPEEDS),
-        ("run",),
-    ),
-    Reader(
-        "agents play",
-        lambda p: call(recipes, ["play", p / "run", "--gif", p / "e.gif", "--steps", "5"], seconds=_SLOW_S),
-        lambda p: (p / "e.gif").read_bytes(),
-        ("run",),
-        0.5,
-    ),
-    Reader(
-        "agents train",
-        lambda p: call(
-            recipes, ["train", "object_matching", p / "run", *AGENT_SETTINGS, "train.max_steps=6"], seconds=_SLOW_S
-        ),
-        _last_weights,
-        ("run",),
-    ),
+    Reader(recipes, "evaluate P/run --episodes 2 --json P/figures.json", _figures, ("run",)),
+    Reader(recipes, "play P/run --gif P/e.gif --steps 5", _picture, ("run",), 0.5),
+    Reader(recipes, f"train object_matching P/run {' '.join(AGENT_SETTINGS)} {_TO_6}", _last_weights, ("run",)),
 ]
 
 
@@ -283,13 +232,13 @@ def _names(text: str, path: Path) -> bool:
 
 def _judge(reader: Reader, work: Path, target: Path, outcome: Outcome, expected: Any, what: str) -> str:
     """Return how it went; raise AssertionError if it went wrong."""
-    context = f"{reader.name}: {what}\n{outcome.err}"
+    context = f"{reader.command}: {what}\n{outcome.err}"
     assert outcome.code is not None, f"traceback\n{context}"
     if outcome.code != 0:
         assert outcome.is_one_line_error, f"no single line of code 2\n{context}"
         assert _names(outcome.err, target), f"the file is not named\n{context}"
         return "refused"
-    got = (reader.made(work), outcome.out if reader.name == "recipes sample" else None)
+    got = reader.result(work, outcome)
     newest, before = expected
     if got == newest:
         # From the previous checkpoint, training comes to the same weights.
@@ -309,7 +258,7 @@ def _expected(reader: Reader, work: Path, pristine: Path) -> tuple[Any, Any]:
         torch.set_num_threads(1)
         outcome = reader.run(work)
         assert outcome.code == 0, outcome.err
-        made.append((reader.made(work), outcome.out if reader.name == "recipes sample" else None))
+        made.append(reader.result(work, outcome))
     return made[0], made[1]
 
 
@@ -322,8 +271,8 @@ def _expected(reader: Reader, work: Path, pristine: Path) -> tuple[Any, Any]:
 def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Try every command on every file in turn, each damaged in a different way."""
     pairs: list[tuple[Reader, Path]] = []
-    expected: dict[str, tuple[Any, Any]] = {}  # made when needed: some commands are slow
-    places: dict[str, tuple[Path, Path]] = {}
+    expected: dict[Reader, tuple[Any, Any]] = {}  # made when needed: some commands are slow
+    places: dict[Reader, tuple[Path, Path]] = {}
     with mock.patch.object(figures, "_SPEED_SECONDS", 0.001):
         for kind, make, readers in (
             ("speech", make_speech_run, _SPEECH),
@@ -334,7 +283,7 @@ def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
             make(work)
             shutil.copytree(work, pristine)
             for reader in readers:
-                places[reader.name] = (work, pristine)
+                places[reader] = (work, pristine)
                 for name in reader.reads:
                     pairs += [(reader, path.relative_to(pristine)) for path in damageable(pristine / name)]
         chosen: list[tuple[Reader, Path]] = []
@@ -345,16 +294,16 @@ def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         slowest, memory_before = 0.0, forget_peak_memory()
         for case in range(cases):
             reader, path = chosen[case]
-            work, pristine = places[reader.name]
-            if reader.name not in expected:
-                expected[reader.name] = _expected(reader, work, pristine)
+            work, pristine = places[reader]
+            if reader not in expected:
+                expected[reader] = _expected(reader, work, pristine)
             _restore(work, pristine)
             what = f"case {case}, {path}: {_damage(work / path, damageable(work), rng)}"
             torch.set_num_threads(1)  # results depend on it, and the previous command may have changed it
             began = time.perf_counter()
             outcome = reader.run(work)
             slowest = max(slowest, time.perf_counter() - began)
-            outcomes[_judge(reader, work, work / path, outcome, expected[reader.name], what)] += 1
+            outcomes[_judge(reader, work, work / path, outcome, expected[reader], what)] += 1
             assert peak_memory_mb() - memory_before < _MAX_MB, f"{peak_memory_mb()} MB\n{what}"
     return {
         "files_and_commands": len(pairs),

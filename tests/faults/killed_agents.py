@@ -51,21 +51,23 @@ def _to_the_end(run_dir: Path, recipe: Sequence[str]) -> dict[str, Any]:
     long=40,
 )
 def _kill_agents(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
-    """Kill training at random times, again and again until it ends by itself."""
-    recipe, began = ["object_matching"], time.monotonic()
+    """Kill training some time after a checkpoint, again and again until it ends by itself."""
+    recipe = ["object_matching"]
     expected = _to_the_end(folder / "undisturbed", recipe)
-    took_s = time.monotonic() - began
     kills = runs = 0
     while kills < cases:
         run_dir, ended = folder / f"run_{runs}", False
         runs += 1
         while not ended and kills < cases:
+            name = f"step_{3 * rng.randrange(1, _STEPS // 3):08d}"
             process = forkserver.start(_train, run_dir, recipe, output=folder / "killed.log")
-            process.join(rng.uniform(0.1, 1) * took_s)
-            ended = process.exitcode == 0
-            kills += not ended
+            while process.is_alive() and not any(path.name >= name for path in run_dir.glob("checkpoints/step_*")):
+                time.sleep(0.002)
+            process.join(rng.uniform(0, 0.1))
             process.kill()
             process.join()
+            ended = process.exitcode == 0
+            kills += not ended
         assert same(_to_the_end(run_dir, recipe), expected), f"run {runs} is not the undisturbed one"
     return {"kills": kills, "runs": runs}
 
