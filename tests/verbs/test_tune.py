@@ -134,25 +134,26 @@ def test_an_interrupted_search_goes_on(
 ) -> None:
     """Once while a trial trains and once while it is judged: it is neither lost, nor trained or counted twice."""
     out_dir = tmp_path / "search"
+    command = tune(place, out_dir, budget="0.4s")
     interruption = Interruption(out_dir / "trial-000")
-    assert main(tune(place, out_dir)) == 130
+    assert main(command) == 130
     interruption.join()
     assert capsys.readouterr().err.endswith("stopped by SIGINT; the same command continues the search\n")
     saved = checkpoint.newest(out_dir / "trial-000")
-    assert saved is not None and 0 < saved.progress.seconds < 1
+    assert saved is not None and 0 < saved.progress.seconds < 0.4
 
     def interrupted(*_: Any, **__: Any) -> None:
         raise Interrupted(signal.SIGTERM)
 
     with monkeypatch.context() as patched:
         patched.setattr(search, "score", interrupted)
-        assert main(tune(place, out_dir)) == 143
+        assert main(command) == 143
     err = capsys.readouterr().err
     assert f"resumed at step {saved.step}" in err and "the same command continues the search" in err
     trained = checkpoint.newest(out_dir / "trial-000")
-    assert trained is not None and trained.step > saved.step and 1 <= trained.progress.seconds < 2
+    assert trained is not None and trained.step > saved.step and 0.4 <= trained.progress.seconds < 1.4
 
-    assert main(tune(place, out_dir)) == 0
+    assert main(command) == 0
     entries = trials_of(out_dir)
     assert [entry["drawn"] for entry in entries] == [entry["drawn"] for entry in trials_of(place / "done")]
     assert [entry["trial"] for entry in entries] == [0, 1]
@@ -165,7 +166,7 @@ def test_an_interrupted_search_goes_on(
 @pytest.mark.slow
 def test_a_killed_search_goes_on(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out_dir = tmp_path / "search"
-    command = tune(place, out_dir, "train.checkpoint_every=20", budget="2s")
+    command = tune(place, out_dir, "train.checkpoint_every=10")
     process = forkserver.start(main, command, output=tmp_path / "said", daemon=False)
     while not list((out_dir / "trial-001").glob("checkpoints/step_*/complete.json")):
         time.sleep(0.01)
@@ -173,7 +174,7 @@ def test_a_killed_search_goes_on(place: Path, tmp_path: Path, capsys: pytest.Cap
     process.kill()
     process.join()
     killed = checkpoint.newest(out_dir / "trial-001")
-    assert killed is not None and killed.progress.seconds < 2
+    assert killed is not None and killed.progress.seconds < 1
     log = (out_dir / "trial-000" / "metrics.jsonl").read_bytes()
     assert main(command) == 0
     assert sorted(entry["trial"] for entry in trials_of(out_dir)) == [0, 1]
@@ -282,11 +283,10 @@ def test_two_processes_share_a_study(place: Path, tmp_path: Path) -> None:
     """Begun at the same moment, each with a folder of its own: together they run the trials, and both know all."""
     storage = ["--storage", f"sqlite:///{tmp_path}/shared.db"]
     folders = [tmp_path / "one", tmp_path / "two"]
+    commands = [tune(place, folder, *storage, trials=4, budget="0.3s") for folder in folders]
     processes = [
-        forkserver.start(
-            _search, tune(place, folder, *storage, trials=4), output=tmp_path / f"{folder.name}.txt", daemon=False
-        )
-        for folder in folders
+        forkserver.start(_search, command, output=folder.with_suffix(".txt"), daemon=False)
+        for command, folder in zip(commands, folders, strict=True)
     ]
     for process in processes:
         process.join()
@@ -294,7 +294,7 @@ def test_two_processes_share_a_study(place: Path, tmp_path: Path) -> None:
     run_dirs = sorted(path for folder in folders for path in folder.glob("trial-*"))
     assert sorted(path.name for path in run_dirs) == [f"trial-{i:03d}" for i in range(4)]
     assert not (folders[0] / "study.db").exists()
-    assert main(tune(place, folders[0], *storage, trials=4)) == 0  # all have ended
+    assert main(commands[0]) == 0  # all have ended
     entries = trials_of(folders[0])
     assert sorted(entry["trial"] for entry in entries) == [0, 1, 2, 3]
     own = {entry["run"] for entry in entries} - {None}
