@@ -28,7 +28,6 @@ from waveform.decoding.int8 import int8_cost, middles
 from waveform.engine.dataset import read_dataset
 from waveform.engine.sampler import SamplingConfig
 from waveform.ranks.distributed import World
-from waveform.system.cpu import why_threads
 from waveform.system.errors import UserError
 from waveform.verbs.sample import _int8_cost
 
@@ -105,23 +104,6 @@ def test_evaluate(place: Path, tmp_path: Path, model: str, capsys: pytest.Captur
     assert 1 < figures["unigram_nats_per_token"] < 5.6 and 1 < figures["nats_per_token"] < 6
     assert figures["num_parameters"] > 1000
     assert f"{figures['nats_per_token']:.4f} nats" in capsys.readouterr().out
-
-
-def test_a_run_from_when_rows_were_a_setting_is_evaluated_and_resumed(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(place / "wavenet", run)
-    config = (run / "config.yaml").read_text()
-    assert "evaluate_batch_size" not in config
-    (run / "config.yaml").write_text(config.replace("train:\n", "train:\n  evaluate_batch_size: 4\n"))
-    now, then = (waveform.evaluate(folder, show_progress=False) for folder in (place / "wavenet", run))
-    assert {**then, "run": None} == {**now, "run": None}
-    assert main(["train", str(place / "data"), str(run), *settings("wavenet"), "train.max_steps=8"]) == 0
-    printed = capsys.readouterr()
-    assert "resumed at step 6" in printed.err
-    num_threads = torch.get_num_threads()
-    assert f"{num_threads} thread" in printed.out and why_threads(num_threads) in printed.out
 
 
 def test_training_says_what_its_threads_are_for(

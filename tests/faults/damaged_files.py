@@ -6,7 +6,6 @@ succeeds, it gives exactly what it gives without the damage. No traceback, no fi
 
 import json
 import random
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,14 +20,7 @@ import yaml
 from recipes.cli import main as recipes
 from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb
 from tests.faults.fault import fault
-from tests.faults.small_runs import (
-    AGENT_SETTINGS,
-    SETTINGS,
-    TEXT_SETTINGS,
-    make_agent_run,
-    make_speech_run,
-    make_text_run,
-)
+from tests.faults.small_runs import AGENT_SETTINGS, SETTINGS, TEXT_SETTINGS, restored, whole
 from waveform.cli import main as waveform
 from waveform.speech import figures
 
@@ -90,24 +82,26 @@ def _last_weights(place: Path) -> dict[str, bytes]:
 
 _TO_6 = "train.max_steps=6"
 _BOTH = ("run", "data")
-_SPEECH = [
-    Reader(waveform, "evaluate P/run --json P/figures.json", _figures, _BOTH),
-    Reader(waveform, "sample P/run --out P/out --seconds 0.002", _sounds, ("run",)),
-    Reader(waveform, "analyse P/run --tokens 400 --json P/figures.json", _figures, _BOTH, 0.15),
-    Reader(waveform, "compare P/run --json P/figures.json", _figures, _BOTH, 0.1),
-    Reader(waveform, f"train P/data P/run {' '.join(SETTINGS)} {_TO_6}", _last_weights, _BOTH),
-    Reader(waveform, "prepare P/audio P/data", _data_bytes, ("data",)),
-]
-_TEXT = [
-    Reader(recipes, "evaluate P/run --json P/figures.json", _figures, _BOTH),
-    Reader(recipes, "sample P/run --prompt kaka --tokens 20", None, _BOTH),
-    Reader(recipes, f"train P/data P/run preset=smoke {' '.join(TEXT_SETTINGS)} {_TO_6}", _last_weights, _BOTH),
-]
-_AGENTS = [
-    Reader(recipes, "evaluate P/run --episodes 2 --json P/figures.json", _figures, ("run",)),
-    Reader(recipes, "play P/run --gif P/e.gif --steps 5", _picture, ("run",), 0.5),
-    Reader(recipes, f"train object_matching P/run {' '.join(AGENT_SETTINGS)} {_TO_6}", _last_weights, ("run",)),
-]
+_READERS = {
+    "speech": [
+        Reader(waveform, "evaluate P/run --json P/figures.json", _figures, _BOTH),
+        Reader(waveform, "sample P/run --out P/out --seconds 0.002", _sounds, ("run",)),
+        Reader(waveform, "analyse P/run --tokens 400 --json P/figures.json", _figures, _BOTH, 0.15),
+        Reader(waveform, "compare P/run --json P/figures.json", _figures, _BOTH, 0.1),
+        Reader(waveform, f"train P/data P/run {' '.join(SETTINGS)} {_TO_6}", _last_weights, _BOTH),
+        Reader(waveform, "prepare P/audio P/data", _data_bytes, ("data",)),
+    ],
+    "text": [
+        Reader(recipes, "evaluate P/run --json P/figures.json", _figures, _BOTH),
+        Reader(recipes, "sample P/run --prompt kaka --tokens 20", None, _BOTH),
+        Reader(recipes, f"train P/data P/run preset=smoke {' '.join(TEXT_SETTINGS)} {_TO_6}", _last_weights, _BOTH),
+    ],
+    "agent": [
+        Reader(recipes, "evaluate P/run --episodes 2 --json P/figures.json", _figures, ("run",)),
+        Reader(recipes, "play P/run --gif P/e.gif --steps 5", _picture, ("run",), 0.5),
+        Reader(recipes, f"train object_matching P/run {' '.join(AGENT_SETTINGS)} {_TO_6}", _last_weights, ("run",)),
+    ],
+}
 
 
 def _flip(content: bytes, rng: random.Random) -> bytes:
@@ -211,11 +205,6 @@ def _damage(path: Path, others: list[Path], rng: random.Random) -> str:
     return kind
 
 
-def _restore(work: Path, pristine: Path) -> None:
-    shutil.rmtree(work)
-    shutil.copytree(pristine, work)  # keeps the times, by which `prepare` recognises its files
-
-
 def damageable(folder: Path) -> list[Path]:
     """Return every file that is read: not TensorBoard's event files, and not locks, which are empty."""
     return sorted(
@@ -248,11 +237,11 @@ def _judge(reader: Reader, work: Path, target: Path, outcome: Outcome, expected:
     return "checkpoint before"
 
 
-def _expected(reader: Reader, work: Path, pristine: Path) -> tuple[Any, Any]:
+def _expected(reader: Reader, kind: str) -> tuple[Any, Any]:
     """Return what the command makes of whole files, and of the checkpoint before the newest."""
     made = []
     for damage in (False, True):
-        _restore(work, pristine)
+        work = restored(kind)
         if damage:
             (work / "run" / "checkpoints" / "step_00000004" / "complete.json").write_bytes(b"")
         torch.set_num_threads(1)
@@ -270,34 +259,24 @@ def _expected(reader: Reader, work: Path, pristine: Path) -> tuple[Any, Any]:
 )
 def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Try every command on every file in turn, each damaged in a different way."""
-    pairs: list[tuple[Reader, Path]] = []
+    pairs = [
+        (kind, reader, path.relative_to(whole(kind)))
+        for kind, readers in _READERS.items() for reader in readers for name in reader.reads
+        for path in damageable(restored(kind) / name)
+    ]  # fmt: skip
     expected: dict[Reader, tuple[Any, Any]] = {}  # made when needed: some commands are slow
-    places: dict[Reader, tuple[Path, Path]] = {}
     with mock.patch.object(figures, "_SPEED_SECONDS", 0.001):
-        for kind, make, readers in (
-            ("speech", make_speech_run, _SPEECH),
-            ("text", make_text_run, _TEXT),
-            ("agent", make_agent_run, _AGENTS),
-        ):
-            work, pristine = folder / kind, folder / f"{kind} whole"
-            make(work)
-            shutil.copytree(work, pristine)
-            for reader in readers:
-                places[reader] = (work, pristine)
-                for name in reader.reads:
-                    pairs += [(reader, path.relative_to(pristine)) for path in damageable(pristine / name)]
-        chosen: list[tuple[Reader, Path]] = []
+        chosen: list[tuple[str, Reader, Path]] = []
         while len(chosen) < cases:
-            taken = [pair for pair in pairs if rng.random() < pair[0].share]
+            taken = [pair for pair in pairs if rng.random() < pair[1].share]
             chosen += rng.sample(taken, len(taken))
         outcomes: Counter[str] = Counter()
         slowest, memory_before = 0.0, forget_peak_memory()
         for case in range(cases):
-            reader, path = chosen[case]
-            work, pristine = places[reader]
+            kind, reader, path = chosen[case]
             if reader not in expected:
-                expected[reader] = _expected(reader, work, pristine)
-            _restore(work, pristine)
+                expected[reader] = _expected(reader, kind)
+            work = restored(kind)
             what = f"case {case}, {path}: {_damage(work / path, damageable(work), rng)}"
             torch.set_num_threads(1)  # results depend on it, and the previous command may have changed it
             began = time.perf_counter()

@@ -19,7 +19,6 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,15 +32,7 @@ from recipes.cli import main as recipes
 from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_mb, process_memory_mb
 from tests.faults.damaged_files import damageable, replace_value
 from tests.faults.fault import fault
-from tests.faults.small_runs import (
-    AGENT_SETTINGS,
-    SETTINGS,
-    TEXT_SETTINGS,
-    WAVENET_SETTINGS,
-    make_agent_run,
-    make_speech_run,
-    make_text_run,
-)
+from tests.faults.small_runs import AGENT_SETTINGS, SETTINGS, TEXT_SETTINGS, restored
 from waveform.cli import main as waveform
 from waveform.system import ram
 from waveform.system.checked_json import with_checksum
@@ -371,11 +362,6 @@ def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Try every attack before every command; in the long form, every content in every file and random signed values."""
     _watch()
     flag, secret = folder / "RAN", folder / "secret"
-    places = {}
-    for kind, make in (("speech", make_speech_run), ("text", make_text_run), ("agent", make_agent_run)):
-        make(folder / kind)
-        shutil.copytree(folder / kind, folder / f"{kind} whole")
-        places[kind] = (folder / kind, folder / f"{kind} whole")
     todo: list[tuple[str, str, Callable[[Path], None], str]] = []
 
     def put(path: Path, content: bytes) -> Callable[[Path], None]:
@@ -397,10 +383,10 @@ def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
 
         return change
 
-    for kind, (_, pristine) in places.items():
-        paths = [*damageable(pristine / "run"), *damageable(pristine / "data")]
-        files = [path.relative_to(pristine) for path in paths]
-        for name in _commands(pristine, kind):
+    for kind in ("speech", "text", "agent"):
+        place = restored(kind)
+        files = [path.relative_to(place) for name in ("run", "data") for path in damageable(place / name)]
+        for name in _commands(place, kind):
             todo += [
                 (kind, name, lambda place, change=change: change(place, secret), what)
                 for what, change in (_AGENT_ATTACKS if kind == "agent" else _ATTACKS).items()
@@ -417,9 +403,7 @@ def attack(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     outcomes: Counter[str] = Counter()
     slowest, memory_before = 0.0, forget_peak_memory()
     for kind, name, change, what in todo[:cases]:
-        place, pristine = places[kind]
-        shutil.rmtree(place)
-        shutil.copytree(pristine, place)
+        place = restored(kind)
         shutil.rmtree(secret, ignore_errors=True)
         secret.mkdir()
         (secret / "file").write_bytes(b"nobody's business")
@@ -455,8 +439,6 @@ def _small_machine() -> Iterator[None]:
 )
 def swell(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Try sizes that take more RAM than the machine has, before the commands that open a run."""
-    places = {"speech": make_speech_run, "text": make_text_run, "agent": make_agent_run}
-    places["wavenet"] = partial(make_speech_run, settings=WAVENET_SETTINGS)
     todo = [
         (kind, name, change, what)
         for kind, attacks in _SWELLING.items()
@@ -467,11 +449,7 @@ def swell(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     outcomes: Counter[str] = Counter()
     slowest = largest = 0.0
     for kind, name, change, what in todo[:cases]:
-        if not (folder / kind).exists():
-            places[kind](folder / kind)
-        place = folder / "work"
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(folder / kind, place)
+        place = restored(kind)
         change(place, folder)
         began, memory_before = time.perf_counter(), forget_peak_memory()
         with _small_machine():

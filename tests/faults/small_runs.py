@@ -1,6 +1,10 @@
-"""Tiny runs on speech and on text, with two checkpoints each, for faults to damage."""
+"""Tiny runs on speech, on text and of an agent, with two checkpoints each, for faults to damage."""
 
-from collections.abc import Sequence
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -83,3 +87,27 @@ def make_agent_run(folder: Path) -> None:
     torch.set_num_threads(1)
     outcome = call(recipes, ["train", "object_matching", folder / "run", *AGENT_SETTINGS])
     assert outcome.code == 0, outcome.err
+
+
+_MAKERS: dict[str, Callable[[Path], None]] = {
+    "speech": make_speech_run,
+    "text": make_text_run,
+    "agent": make_agent_run,
+    "wavenet": partial(make_speech_run, settings=WAVENET_SETTINGS),
+}
+
+
+@cache
+def whole(kind: str) -> Path:
+    """A folder with a run of this kind and its data, made once for all faults of a process; .whole is a copy of it."""
+    folder = Path(tempfile.mkdtemp(prefix="waveform-faults-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _MAKERS[kind](folder / kind)
+    shutil.copytree(folder / kind, folder / f"{kind}.whole")
+    return folder / kind
+
+
+def restored(kind: str) -> Path:
+    """The same folder as it was before faults changed it: a run knows where its data is, so all have one place."""
+    shutil.rmtree(whole(kind))
+    return shutil.copytree(whole(kind).with_suffix(".whole"), whole(kind))  # with the times that `prepare` knows
