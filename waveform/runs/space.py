@@ -1,4 +1,4 @@
-"""A search space: the settings that `tune` varies and their values, read from YAML before tuning/search begins.
+"""What `tune` searches, apart from the search, which needs Optuna: settings and their values, read from YAML.
 
     train.lr: {low: 1e-3, high: 2e-2, log: true}   a range
     train.batch_size: [4, 8, 16]                   choices
@@ -10,6 +10,7 @@ A package brings those of its models in `spaces.yaml`, beside its presets: MODEL
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -27,10 +28,36 @@ if TYPE_CHECKING:
     from optuna import Trial
 
 _SIGNIFICANT_DIGITS = 3  # of a number drawn from a range
+_UNITS_S = {"s": 1, "min": 60, "h": 3600}
 
 Scalar = bool | int | float | str | None
 Choices = dict[str, dict[str, Scalar]]  # name -> settings and their values
 Drawn = Mapping[str, Any]  # dimension -> a number of its range, or the name of its choice
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How long to search, and where."""
+
+    budget: str = "10min"  # of training for each trial: a number of s, min or h
+    trials: int = 20
+    seed: int = 0  # of what is drawn from the space; that of the runs is the setting `seed`
+    space: Path | None = None  # a YAML file; None: the one that comes with the model
+    storage: str | None = None  # URL of a database that other machines search in too; None: a file in the folder
+
+    def __post_init__(self) -> None:
+        if self.trials < 1:
+            raise UserError(f"--trials is {self.trials}; it must be at least 1")
+        if self.budget_s <= 0:
+            raise UserError(f"--budget {self.budget} leaves no time to train; give more")
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds of training for each trial."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|h)", self.budget)
+        if found is None:
+            raise UserError(f"--budget {self.budget!r} is not a time; examples are 90s, 10min and 1.5h")
+        return float(found[1]) * _UNITS_S[found[2]]
 
 
 class Range(Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,6 +132,16 @@ class Space:
 def _of(config: Mapping[str, Any], setting: str) -> Any:
     section, _, field = setting.partition(".")
     return config[section].get(field)
+
+
+def short(dimension: str) -> str:
+    return dimension.removeprefix("train.").removeprefix("model.")
+
+
+def shown(drawn: Drawn) -> str:
+    """What a trial drew, for a line or a table."""
+    texts = {name: f"{value:.3g}" if isinstance(value, float) else str(value) for name, value in drawn.items()}
+    return ", ".join(f"{short(name)} {text}" for name, text in texts.items())
 
 
 def space_of(model: str, *, packages: Sequence[str], file: Path | None = None) -> Space:

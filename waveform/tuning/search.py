@@ -39,7 +39,7 @@ from waveform.runs.folder import comparable
 from waveform.runs.learning_curves import learning_curve
 from waveform.runs.scoring import score
 from waveform.runs.settings import differing_keys, typed
-from waveform.runs.space import Space
+from waveform.runs.space import SearchConfig, Space, short, shown
 from waveform.runs.training import check_fits, open_training
 from waveform.system.atomic import explain_write_errors
 from waveform.system.console import say
@@ -47,7 +47,6 @@ from waveform.system.errors import UserError
 from waveform.system.locks import locked
 from waveform.system.ram import is_shortage
 from waveform.system.signals import Interrupted, StopRequest
-from waveform.tuning.config import SearchConfig
 
 STUDY_FILE = "study.db"
 _STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}  # the best first
@@ -186,10 +185,8 @@ class _Search:
         self._valid = self._data.open_split("valid")
         self._valid.verify()
         self._study = self._opened()
-        self._say(
-            f"searching {', '.join(map(_short, self.space.dimensions))} in {self.config.trials} trials of "
-            f"{self.config.budget} of training each"
-        )
+        searched = ", ".join(map(short, self.space.dimensions))
+        self._say(f"searching {searched} in {self.config.trials} trials of {self.config.budget} of training each")
         while (trial := self._next()) is not None:
             drawn = self.space.draw(trial)
             self._say(f"trial {trial.number} ({trial.number + 1} of {self.config.trials}): {shown(drawn)}")
@@ -354,13 +351,3 @@ def _in_short(different: Sequence[str]) -> str:
     settings = [key for key in different if not key.startswith(("space.", "dataset."))]
     of_space = ["its search space"] * any(key.startswith("space.") for key in different)
     return "; ".join([*settings, *of_space]) or "its data has changed since"
-
-
-def _short(dimension: str) -> str:
-    return dimension.removeprefix("train.").removeprefix("model.")
-
-
-def shown(drawn: dict[str, Any]) -> str:
-    """What a trial drew, for a line or a table."""
-    texts = {name: f"{value:.3g}" if isinstance(value, float) else str(value) for name, value in drawn.items()}
-    return ", ".join(f"{_short(name)} {text}" for name, text in texts.items())

@@ -1,14 +1,23 @@
 """`tune`: searches the settings that reach the best validation NLL on one's own data in a given time."""
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from waveform.domain import TrainRequest, token_domain_of
+from waveform.domain import TokenDomain, TrainRequest, token_domain_of
+from waveform.runs.settings import to_yaml
+from waveform.runs.space import SearchConfig, shown
 from waveform.system.atomic import require_writable
+from waveform.system.console import counted, table
 from waveform.system.errors import UserError
-from waveform.system.output import write_json
-from waveform.tuning.config import SearchConfig
+from waveform.system.output import write_bytes, write_json
+
+if TYPE_CHECKING:
+    from waveform.tuning.search import Found
+
+_NUM_ROWS = 10  # of the table
 
 
 def tune(
@@ -34,7 +43,6 @@ def tune(
         from optuna import logging
     except ImportError as error:
         raise UserError('tune needs Optuna: pip install "waveform[tune]"') from error
-    from waveform.tuning.report import report_search
     from waveform.tuning.search import search
 
     logging.set_verbosity(logging.WARNING)
@@ -47,5 +55,56 @@ def tune(
     request = TrainRequest(source, overrides=overrides, config_dir=own)
     found = search(out_dir, request, domain, config, show_progress=show_progress)
     write_json(json_file, found.entries)
-    report_search(found, out_dir, request, domain, show_progress=show_progress)
+    _report(found, out_dir, request, domain, show_progress=show_progress)
     return found.entries
+
+
+def _report(found: "Found", out_dir: Path, request: TrainRequest, domain: TokenDomain, *, show_progress: bool) -> None:
+    """Print the best trials and what trains the best one again, whose settings become `out_dir`/preset/best.yaml.
+
+    Raises UserError if no trial is complete.
+    """
+    if not found.entries:
+        raise UserError("no trial has ended; other machines run all that --trials allows")
+    best = found.entries[0]
+    if show_progress:
+        print("\n".join(_table(found.entries[:_NUM_ROWS], domain.unit)))
+        if (num_others := len(found.entries) - _NUM_ROWS) > 0:
+            print(f"and {num_others} other trials")
+        if found.num_elsewhere:
+            print(f"{counted(found.num_elsewhere, 'trial')} of other machines have not ended")
+    if best["state"] != "complete":
+        raise UserError(f"no trial is complete; the last one failed: {found.entries[-1]['reason']}")
+    config = domain.compose(replace(request, overrides=best["settings"]))
+    path = out_dir / "preset" / "best.yaml"  # every setting of model, data and training
+    sections = {name: values for name, values in config.items() if isinstance(values, dict)}
+    sections["model"] = {name: value for name, value in config["model"].items() if name != "name"}
+    write_bytes(path, to_yaml(sections).encode())
+    if show_progress:
+        train = ["waveform", "train", str(found.data_dir), "RUN_DIR"]
+        own = [] if request.config_dir is None else ["--config-dir", str(request.config_dir)]
+        chosen = [f"model={config['model']['name']}", "preset=best", f"seed={config['seed']}"]
+        run = best["run"] or "on another machine"
+        print(f"the best run is {run}; to train it again (longer: with another train.max_seconds):")
+        print(f"    {shlex.join([*train, *own, *best['settings']])}")
+        print(f"the same with {path}:\n    {shlex.join([*train, '--config-dir', str(out_dir), *chosen])}")
+
+
+def _table(entries: list[dict[str, Any]], unit: str) -> list[str]:
+    header = ["trial", f"nats/{unit}", f"bits/{unit}", "state", "parameters", f"{unit}s seen", "settings"]
+    rows = []
+    for entry in entries:
+        nats, bits = entry["nats_per_token"], entry["bits_per_token"]
+        share = max(entry["nll_nats_by_share_of_budget"], default="0")
+        rows.append(
+            [
+                str(entry["trial"]),
+                "-" if nats is None else f"{nats:.4f}",
+                "-" if bits is None else f"{bits:.4f}",
+                entry["state"] + (f" at {float(share):.0%}" if entry["state"] == "pruned" else ""),
+                f"{entry['num_parameters']:,}" if "num_parameters" in entry else "-",
+                f"{entry['train_tokens_seen']:,}" if "train_tokens_seen" in entry else "-",
+                shown(entry["drawn"]),
+            ]
+        )
+    return table(header, rows)
