@@ -271,24 +271,21 @@ def test_hostile_names_are_refused(place: Path, tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("asked", "expected"), [([], list(SPEAKERS)), (["data.labels=none"], [])])
-def test_trials_of_tune_read_labels(
-    asked: list[str], expected: list[str], place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And so does what the best one's command and preset train; unless they are left out."""
+def test_trials_of_tune_read_labels(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And so does what the best one's command and preset train."""
     pytest.importorskip("optuna", reason="the extra `tune` is not installed")
     space = tmp_path / "space.yaml"
     space.write_text("train.lr: [0.05, 0.02]")
     given = [s for s in SETTINGS if not s.startswith(("train.lr=", "train.max_steps=", "train.evaluate_every="))]
     search = ["--budget", "0.2s", "--trials", "2", "--space", str(space), "--json", str(tmp_path / "tune.json")]
-    assert main(["tune", str(place / "data"), str(tmp_path / "tuned"), *search, *given, *asked]) == 0
+    assert main(["tune", str(place / "data"), str(tmp_path / "tuned"), *search, *given]) == 0
     trials = json.loads((tmp_path / "tune.json").read_text())
     commands = re.findall(r"^    waveform (train .*)$", capsys.readouterr().out, re.MULTILINE)
     again = [tmp_path / "command", tmp_path / "preset"]
     for command, run in zip(commands, again, strict=True):
         assert main(shlex.split(command.replace("RUN_DIR", str(run)))) == 0
     runs = [*(Path(trial["run"]) for trial in trials), *again]
-    assert [waveform.load(run).labels for run in runs] == [expected] * 4
+    assert [waveform.load(run).labels for run in runs] == [list(SPEAKERS)] * 4
     for trial, run in zip(trials, runs, strict=False):  # judged with the labels that it was trained with
         nll = waveform.evaluate(run, EvaluateOptions(split="valid"), show_progress=False)["nats_per_token"]
         assert trial["nats_per_token"] == pytest.approx(nll, rel=1e-6)

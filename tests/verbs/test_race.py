@@ -12,7 +12,6 @@ import waveform
 from tests.test_cli import mistake, write_tones
 from waveform.cli import main
 from waveform.engine.learner import Learner
-from waveform.engine.token_learner import TokenLearner
 from waveform.runs.speeds import speeds_of, waited_share, warnings_of
 from waveform.verbs.race import Entrants
 
@@ -63,6 +62,7 @@ def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureF
     (row,) = (line for line in out.splitlines() if line.startswith("transformer_xl "))
     assert f"{nll['mean']:.4f} [" in row and f"{difference['mean']:+.4f} [" in row and row.count("[") == 4
     assert "over 2 seeds" in out and "uneven" not in out
+    assert figures["warnings"] == [line for line in out.splitlines() if line.startswith("warning")]
 
     before = {name: (tmp_path / "runs" / name / "config.yaml").read_text() for name in names}
     trained = {name: weights(tmp_path / "runs" / name) for name in names}
@@ -97,37 +97,6 @@ def test_a_stopped_race_continues(
     assert "one seed" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_a_machine_that_was_not_idle_is_warned_of(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An update takes a second, and WaveNet's, for half of its time, three."""
-    update = TokenLearner._update
-
-    def hindered(self: TokenLearner) -> Any:
-        sums, began_s = update(self), self.seconds
-        self.seconds += 3.0 if "WaveNet" in type(self.model).__name__ and 12 <= began_s < 36 else 1.0
-        return sums
-
-    runs, file = tmp_path / "runs", tmp_path / "race.json"
-    arguments = ["--models", "wavenet", "transformer_xl", "--json", str(file), *SHORT, "train.max_seconds=48"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("waveform.engine.learner.time.perf_counter", lambda: 0.0)
-        patch.setattr(TokenLearner, "_update", hindered)
-        assert main(["race", str(data), str(runs), *arguments, "train.evaluate_tokens=0"]) == 0
-    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
-    assert printed == json.loads(file.read_text())["warnings"]
-    warnings = [line for line in printed if "waited" not in line]
-    assert len(warnings) == 2
-    assert "wavenet-0 was trained at uneven speed" in warnings[0] and "samples/s" in warnings[0]
-    assert "other work did not fall on all alike: wavenet-0 had" in warnings[1]
-    assert len(json.loads(file.read_text())["runs"][0]["train_tokens_per_second_by_slice"]) == 20
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("waveform.speech.figures._SPEED_SECONDS", 0.01)
-        waveform.compare([runs / "wavenet-0", runs / "transformer_xl-0"])
-    assert "warning: wavenet was trained at uneven speed" in capsys.readouterr().out
-
-
 def trained(speeds: list[float], *, waited: float | None = None) -> dict[str, Any]:
     return {"train_tokens_per_second_by_slice": speeds, "train_waited_share": waited}
 
@@ -140,6 +109,13 @@ def test_speeds_are_of_the_log_and_a_steady_run_is_not_warned_of() -> None:
     assert warnings_of({"a": trained([1.0] * 3 + [9.0] * 4)}) == []  # too few to say
     (line,) = warnings_of({"a": trained([1.0] * 3 + [9.0] * 6)}, unit="token")
     assert "tokens/s" in line and "more tokens" in line and "sample" not in line
+
+
+def test_a_machine_that_was_not_idle_is_warned_of() -> None:
+    """One run was slowed for half of its time, the other one not."""
+    uneven, alike = warnings_of({"a": trained([100.0] * 10 + [30.0] * 10), "b": trained([200.0] * 20)})
+    assert "a was trained at uneven speed: a quarter of its slices below 30 samples/s" in uneven
+    assert "other work did not fall on all alike: a had 65% of its undisturbed speed, b 100%" in alike
 
 
 def test_a_run_that_waited_for_a_core_is_warned_of() -> None:
