@@ -33,6 +33,7 @@ _WAVENET = [
 WAVENET_SETTINGS = ["model=wavenet", *_WAVENET, *_TRAIN, "train.sample_seconds=0"]
 TEXT_SETTINGS = ["model=compressive_transformer", *_MODEL, *_TRAIN]
 SETTINGS = [*TEXT_SETTINGS, "train.sample_seconds=0"]
+SUBWORDS = ["corpus.tokens=subwords", "corpus.vocab_size=280"]
 
 AGENT_SETTINGS = [
     "preset=smoke", "train.max_steps=4", "train.checkpoint_every=2", "train.keep_checkpoints=2", "train.log_every=1",
@@ -75,7 +76,7 @@ def make_text_run(folder: Path) -> None:
     torch.set_num_threads(1)
     write_texts(folder / "texts")
     for arguments in (
-        ["prepare", "folder", folder / "texts", folder / "data", "corpus.tokens=subwords", "corpus.vocab_size=280"],
+        ["prepare", "folder", folder / "texts", folder / "data", *SUBWORDS],
         ["train", folder / "data", folder / "run", "preset=smoke", *TEXT_SETTINGS],
     ):
         outcome = call(recipes, arguments)

@@ -12,7 +12,8 @@ from tests.faults import forkserver
 from tests.faults.calling import call
 from tests.faults.disks import SmallDisk, cover_read_only, uncover
 from tests.faults.fault import fault
-from tests.faults.full_disk import SETTINGS, _check_checkpoints, _make, digests, weights
+from tests.faults.full_disk import check_checkpoints, digests, weights
+from tests.faults.small_runs import SETTINGS, restored
 from waveform.cli import main
 from waveform.engine import evaluator
 from waveform.engine.learner import Learner
@@ -113,7 +114,7 @@ class _Change:
         shutil.copytree(self.data, self.data.with_name("copy"))
         for shard in _shards(self.data):
             with open(shard, "r+b") as file:
-                for place in range(64, shard.stat().st_size - 3000, 100):
+                for place in range(64, 664, 100):  # of its tokens
                     file.seek(place)
                     file.write(b"overwritten")
         return "is damaged (the checksum of"
@@ -141,7 +142,7 @@ def _during_training(place: Path, disk_dir: Path, name: str, step: int) -> None:
         last = printed.splitlines()[-1]
         assert code == 2 and must_say[0] in last and "Traceback" not in printed, printed
     getattr(change, f"undo_{name}", lambda: None)()
-    _check_checkpoints(run)
+    check_checkpoints(run)
     code, _, again = call(main, arguments)
     assert code == 0, again
     assert weights(run) == weights(place / "run")
@@ -159,7 +160,7 @@ def _during_evaluation(place: Path, disk_dir: Path, name: str, window: int) -> N
     before, must_say = digests(data), []
     change = _Change(run, data, disk)
     _at_step(window, lambda: must_say.append(getattr(change, name)()))
-    code, _, printed = call(main, ["evaluate", run, "--device", "cpu", "--json", place.parent / f"{name}.json"])
+    code, _, printed = call(main, ["evaluate", run, "--device", "cpu", "--json", run.with_name(f"{name}.json")])
     assert len(must_say) == 1
     if must_say[0] is None or name.startswith(("run", "disk")):  # the run has been read already
         assert code == 0, printed
@@ -178,14 +179,11 @@ def _during_evaluation(place: Path, disk_dir: Path, name: str, window: int) -> N
     long=200,
 )
 def _vanished(folder: Path, cases: int, source: random.Random) -> dict[str, Any]:
-    place = folder / "place"
-    place.mkdir()
-    forkserver.run(_make, place, output=folder / "made.txt")
-    num_refused = 0
+    place, num_refused = restored("speech"), 0
     for case in range(cases):
         name = _CHANGES[case % len(_CHANGES)]
         where = folder / f"disk_{case}"
-        function, step = (_during_training, source.randrange(6)) if case < 0.8 * cases else (_during_evaluation, 1)
+        function, step = (_during_training, source.randrange(4)) if case < 0.8 * cases else (_during_evaluation, 1)
         printed = forkserver.run(function, place, where, name, step, output=folder / f"{case}.txt")
         num_refused += json.loads(printed.splitlines()[-1])["refused"]
     return {"refused": num_refused, "went_on": cases - num_refused}
