@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
@@ -338,8 +337,10 @@ def long_keys(k_BHKd: Tensor, encoding: Tensor | None) -> Tensor:
     return torch.cat([k_BHKd, encoding_BHKP], dim=-1)
 
 
-def _causal_lower_right(num_queries: int, num_slots: int) -> CausalBias:
+def _causal_lower_right(num_queries: int, num_slots: int) -> Tensor:
     """As torch's `causal_lower_right`, which fails under any dispatch mode, such as a FLOP counter (torch 2.14)."""
+    from torch.nn.attention.bias import CausalBias, CausalVariant  # it loads torch.compile, which takes a second
+
     bias = Tensor._make_subclass(CausalBias, torch.empty(0))
     CausalBias.__init__(bias, CausalVariant.LOWER_RIGHT, num_queries, num_slots)
     return bias

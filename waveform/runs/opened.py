@@ -1,7 +1,8 @@
 """A trained run, opened from its folder: the configuration, and the model with the weights of a checkpoint."""
 
 import difflib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from waveform.engine import checkpoint
 from waveform.engine.interface import SequenceModel
@@ -23,6 +25,8 @@ from waveform.system.console import printable
 from waveform.system.errors import UserError
 
 _MOST_NAMES = 20  # of labels in a message
+_BY_SIZE = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn)  # what makes tensors of weights
+_SLACK_BYTES = 1 << 26  # that making a model may take beyond four times its weights
 _Used = TypeVar("_Used")
 _Model = TypeVar("_Model")
 
@@ -144,32 +148,48 @@ def use_saved(run_dir: Path | str, use: Callable[[Saved], _Used], **model_fields
     return checkpoint.read_while_training(find_run(run_dir), lambda: use(find_saved(run_dir, **model_fields)))
 
 
+class _AtMost(TorchFunctionMode):
+    """Raises `refusal` before tensors of more than `num_bytes` are made, together."""
+
+    def __init__(self, num_bytes: int, refusal: UserError) -> None:
+        super().__init__()
+        self._left, self._refusal = num_bytes, refusal
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _BY_SIZE:
+            self._left -= 4 * math.prod(args if isinstance(args[0], int) else args[0])
+            if self._left < 0:
+                raise self._refusal
+        return func(*args, **(kwargs or {}))
+
+
 def load_model(
     saved: Saved, make: Callable[[], _Model], trunk: Callable[[_Model], SequenceModel], **set_by_user: int
 ) -> _Model:
     """The model that `make` builds as a configuration describes it, with the weights of the checkpoint.
 
-    An untrusted configuration may ask for any size, so RAM is only given to what the weights fill and to a state that
-    fits on this machine. trunk: the part with the state; set_by_user: fields of the model that are not the run's.
+    An untrusted configuration may ask for any size, so RAM is only given to what the weights fill, and to a state that
+    fits on this machine. (A sketch on the device `meta` would load torch.compile, a quarter of a command's start.)
+    trunk: the part with the state; set_by_user: fields of the model that are not the run's.
     Raises UserError if they do not fit.
     """
     path, found = saved.folder / CONFIG_FILE, saved.checkpoint
-    weights = found.model_weights()
+    weights, given = found.model_weights(), " and ".join(f"{name} {value}" for name, value in set_by_user.items())
+    misfit = UserError(
+        f"the run was not trained with {given}, which has other parameters; give another size"
+        if set_by_user
+        else f"the weights in {found.folder} do not fit the model that it describes; was it edited?"
+    )
     try:
-        with torch.device("meta"):
-            sketch = make()
-        assert isinstance(sketch, nn.Module)
-        expected = {name: (tensor.shape, tensor.dtype) for name, tensor in sketch.state_dict().items()}
-        if expected != {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}:
-            given = " and ".join(f"{field} {value}" for field, value in set_by_user.items())
-            raise UserError(
-                f"the run was not trained with {given}, which has other parameters; give another size"
-                if set_by_user
-                else f"the weights in {found.folder} do not fit the model that it describes; was it edited?"
-            )
-        require_ram_for_state(trunk(sketch), 1)
-        model = make()
+        with _AtMost(_SLACK_BYTES + 4 * sum(tensor.nbytes for tensor in weights.values()), misfit):
+            model = make()
         assert isinstance(model, nn.Module)
+        expected = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
+        if expected != {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}:
+            raise misfit
+        require_ram_for_state(trunk(model), 1)
         model.load_state_dict(weights)
     except UserError as error:
         raise UserError(str(error) if set_by_user else f"{path}: {error}") from error
