@@ -161,3 +161,10 @@ print(sorted(set(sys.modules) & {"torch", "hydra", "numpy", "librosa"}))"""
     assert run_python(code).splitlines()[-1] == "[]"
     code = code.replace("waveform.cli.main", "recipes.cli.main").replace("waveform.cli", "recipes.cli")
     assert run_python(code).splitlines()[-1] == "[]"
+
+
+@pytest.mark.slow
+def test_opening_a_run_loads_no_compiler() -> None:
+    """torch.compile, with sympy and more, would be a third of the time in which `sample` starts."""
+    code = "import sys, waveform; waveform.load('speech-en'); print('torch._dynamo' in sys.modules)"
+    assert run_python(code) == "False"
