@@ -84,17 +84,6 @@ def test_a_page_of_three_runs(place: Path, tmp_path: Path, capsys: pytest.Captur
     assert figures["by_place"][0]["edges"][:3] == [0, 240, 480]
 
 
-def test_without_recordings_and_with_fewer_than_asked(place: Path, tmp_path: Path) -> None:
-    for real, num, seconds, expected in (
-        ("0", "1", "0.05", 1),
-        ("9", "0", "0.05", 3),
-        ("2", "0", "0.5", 2),
-    ):  # of 0.4 s
-        arguments = ["--real", real, "--num", num, "--seconds", seconds, "--temperatures", "1"]
-        assert main(["report", str(place / "ct"), "--out", str(tmp_path / "a.html"), *arguments]) == 0
-        assert (tmp_path / "a.html").read_text().count('<div class="row"') == expected
-
-
 def test_runs_that_are_only_listened_to(place: Path, tmp_path: Path) -> None:
     page, figures = tmp_path / "a.html", tmp_path / "f.json"
     arguments = ["--real", "1", "--num", "1", "--seconds", "0.05", "--temperatures", "1", "--json", str(figures)]
@@ -118,12 +107,14 @@ def test_recordings_begin_with_speech() -> None:
         def read(self, index: int, *, start: int, stop: int) -> np.ndarray:
             tokens = np.full(40_000, 128, dtype=np.uint8)  # silence
             tokens[20_000:] = 255
-            return tokens[start:stop]
+            return tokens[start : min(stop, self.lengths[index])]
 
     tokens: Any = Tokens()
     ((name, samples),) = _recordings(tokens, AudioFormat(), num=1, seconds=0.5)
     assert name == "long" and len(samples) == 12_000
     assert np.flatnonzero(samples > 0.5)[0] == 0.05 * 24_000
+    fewer = _recordings(tokens, AudioFormat(), num=9, seconds=0.5)  # than asked for, and one that is shorter
+    assert [len(samples) for _, samples in fewer] == [100, 12_000]
 
 
 @pytest.mark.parametrize(

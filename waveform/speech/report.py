@@ -239,7 +239,8 @@ def _recordings(
     long = [i for i, n in enumerate(tokens.lengths) if n >= length]
     if len(long) < num:
         long = sorted(sorted(range(len(tokens)), key=lambda i: -tokens.lengths[i])[:num])
-    for index in (long[i * len(long) // num] for i in range(min(num, len(long)))):
+    num = min(num, len(long))
+    for index in (long[i * len(long) // num] for i in range(num)):
         read = tokens.read(index, start=0, stop=length + round(_SEARCHED_S * rate))
         samples = audio_format.decode(torch.from_numpy(read.astype(np.int64))).numpy()
         onset = int(np.argmax(np.abs(samples) >= _ONSET * np.abs(samples).max()))
