@@ -49,6 +49,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture(scope="module")
+def bare(place: Path) -> Path:
+    """data/, the same audio without labels, and run/, trained on it."""
+    bare = place / "bare"
+    assert main(["prepare", str(place / "audio"), str(bare / "data")]) == 0
+    assert main(["train", str(bare / "data"), str(bare / "run"), *SETTINGS]) == 0
+    return bare
+
+
 def config_of(run: Path) -> dict[str, Any]:
     return yaml.safe_load((run / "config.yaml").read_text())
 
@@ -129,16 +138,14 @@ def test_many_labels_are_cut_short() -> None:
     assert len(rows) == 20 + 1 and rows[-1] == ["(11 more labels: --json)", "", ""]
 
 
-def test_a_run_without_labels_is_compared_on_the_same_tokens(place: Path, tmp_path: Path) -> None:
+def test_a_run_without_labels_is_compared_on_the_same_tokens(place: Path, bare: Path, tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     assert main(["compare", str(place / "plain"), str(place / "run"), "--json", str(file)]) == 0
     plain, labelled = json.loads(file.read_text())
     assert plain["nats_per_token"] != labelled["nats_per_token"]
     assert labelled["nll_by_label"] == waveform.evaluate(place / "run", show_progress=False)["nll_by_label"]
     # The same audio without labels, too: those of the labelled run's data serve.
-    assert main(["prepare", str(place / "audio"), str(tmp_path / "bare")]) == 0
-    assert main(["train", str(tmp_path / "bare"), str(tmp_path / "other"), *SETTINGS]) == 0
-    assert main(["compare", str(tmp_path / "other"), str(place / "run"), "--json", str(file)]) == 0
+    assert main(["compare", str(bare / "run"), str(place / "run"), "--json", str(file)]) == 0
     other, again = json.loads(file.read_text())
     assert again["nats_per_token"] == labelled["nats_per_token"]
     assert other["nats_per_token"] == plain["nats_per_token"]  # labels that are not read change nothing
@@ -187,12 +194,13 @@ def test_raw_audio_is_labelled_if_asked(place: Path, tmp_path: Path, capsys: pyt
     assert "data.labels" in mistake([*train[:-1], "train.max_steps=11"], capsys)
 
 
-def test_data_that_is_labelled_later(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_that_is_labelled_later(
+    place: Path, bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run that began before goes on without labels, and says how; one that reads labels cannot go on without."""
-    prepare = ["prepare", str(place / "audio"), str(tmp_path / "data")]
+    shutil.copytree(bare, tmp_path, dirs_exist_ok=True)
     train = ["train", str(tmp_path / "data"), str(tmp_path / "run"), *SETTINGS]
-    assert main(prepare) == 0 and main(train) == 0
-    assert main([*prepare, "data.labels=folder"]) == 0
+    assert main(["prepare", str(place / "audio"), str(tmp_path / "data"), "data.labels=folder"]) == 0
     line = mistake([*train, "train.max_steps=8"], capsys)
     assert "labelled since the run in" in line and "resume it with data.labels=none" in line
     assert main([*train, "train.max_steps=8", "data.labels=none"]) == 0
@@ -201,14 +209,10 @@ def test_data_that_is_labelled_later(place: Path, tmp_path: Path, capsys: pytest
     assert "began with labels; leave out data.labels=none" in line
 
 
-def test_a_run_without_labels_is_what_it_was(place: Path, tmp_path: Path) -> None:
+def test_a_run_without_labels_is_what_it_was(place: Path, bare: Path) -> None:
     """Its weights are bit for bit those of a run on data that never had labels."""
-    assert main(["prepare", str(place / "audio"), str(tmp_path / "bare")]) == 0
-    assert main(["train", str(tmp_path / "bare"), str(tmp_path / "run"), *SETTINGS]) == 0
-    weights = [
-        (run / "checkpoints" / "step_00000006" / "model.safetensors") for run in (tmp_path / "run", place / "plain")
-    ]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
+    weights = "checkpoints/step_00000006/model.safetensors"
+    assert (bare / "run" / weights).read_bytes() == (place / "plain" / weights).read_bytes()
 
 
 def test_an_archive_needs_no_data(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
