@@ -32,6 +32,7 @@ def test_a_run_that_began_before_a_field_existed_has_its_default(tmp_path: Path)
         return comparable({"model": model, "train": train, "seed": 0})
 
     assert comparable(began) == of_today(activation="gelu", clamp_len=0, loss_share=1.0, lr_floor=1e-6)
+    assert comparable({**began, "train": {"lr": 1e-3, "evaluate_batch_size": 4}}) == comparable(began)  # no longer one
     for other in ({"activation": "relu"}, {"memory": 8}, {"loss_share": 0.5}, {"lr_floor": 0.0}):
         assert comparable(began) != of_today(**other)
 
