@@ -158,7 +158,7 @@ class _AtMost(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in _BY_SIZE:
+        if func in _BY_SIZE and args:
             self._left -= 4 * math.prod(args if isinstance(args[0], int) else args[0])
             if self._left < 0:
                 raise self._refusal
