@@ -9,37 +9,25 @@ from typing import Any
 
 import soundfile
 
-from tests.faults import forks, killed_training
+from tests.faults import forks, killed_training, preempted
 from tests.faults.fault import fault
 from tests.faults.forks import Failures, Points
 
 
-def _command(arguments: list[str], log: Path, points: Points) -> int:
-    """Run a command line in a child, with points before, within and after every write of a WAV; return its id."""
+def _surround_wavs(points: Points) -> None:
+    """Make points before, within and after every write of a WAV."""
+    from waveform.audio.wav import WavWriter
 
-    def work() -> int:
-        from waveform.audio.wav import WavWriter
-        from waveform.cli import main
+    real = WavWriter._write
 
-        real = WavWriter._write
+    def write(self: WavWriter, data: bytes, *, offset: int) -> None:
+        part = "header" if offset == 0 else "block"
+        cut = data[: len(data) // 2 if offset else 0]
+        points.point(f"half of a WAV's {part}", lambda: real(self, cut, offset=offset))
+        real(self, data, offset=offset)
+        points.point(f"after a WAV's {part}")
 
-        def write(self: WavWriter, data: bytes, *, offset: int) -> None:
-            points.point(
-                "half of a WAV's " + ("header" if offset == 0 else "block"),
-                lambda: real(self, data[: len(data) // 2 if offset else 0], offset=offset),
-            )
-            real(self, data, offset=offset)
-            points.point("after a WAV's " + ("header" if offset == 0 else "block"))
-
-        WavWriter._write = write  # on purpose: this is the fault
-        points.install()
-        code = main(arguments)
-        points.enabled = False
-        log.with_suffix(".points").write_text(json.dumps(points.seen))
-        return code
-
-    log.unlink(missing_ok=True)
-    return forks.fork(work, output=log)
+    WavWriter._write = write  # on purpose: this is the fault
 
 
 @fault(
@@ -69,8 +57,7 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         if not share:
             continue
         shutil.rmtree(out, ignore_errors=True)
-        assert forks.wait(_command(arguments, log, Points())) == 0, log.read_text()
-        points: list[str] = json.loads(log.with_suffix(".points").read_text())
+        points = preempted.count_points(arguments, log, also=_surround_wavs)
         expected = {path.name: path.read_bytes() for path in out.iterdir()}
         chosen = forks.spread(points, share, rng)
         num_wavs = 0
@@ -80,9 +67,10 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
                 out.mkdir()
                 (out / "figures.json").write_bytes(expected["figures.json"])
             with failures.of(f"{verb} killed at {index}, {points[index]!r}"):
-                assert forks.wait(_command(arguments, log, Points(kill_at=index))) == -signal.SIGKILL, log.read_text()
+                killed = preempted.command(arguments, log, points=Points(kill_at=index), also=_surround_wavs)
+                assert forks.wait(killed) == -signal.SIGKILL, log.read_text()
                 num_wavs += _check_left(out, expected)
-                assert forks.wait(_command(arguments, log, Points())) == 0, log.read_text()
+                assert forks.wait(preempted.command(arguments, log, points=Points())) == 0, log.read_text()
                 found = {path.name: path.read_bytes() for path in out.iterdir()}
                 assert found.keys() == expected.keys(), sorted(found)
                 if verb != "compare":  # which measures speeds
