@@ -80,14 +80,11 @@ def test_a_package_of_models_adds_to_presets(tmp_path: Path, monkeypatch: pytest
         ("models: [wavenet]", "'models' of a preset or study needs settings by name"),
         ("models: {lstm: {}}", "preset=mine has no sizes for model=wavenet; it has some for lstm"),
         ("defaults: [gone]", "preset=mine, model=wavenet: In 'preset/mine': Could not load 'preset/gone'"),
-        (
-            "# @package _global_\ndefaults: [demo, _self_]\npreset: mine",
-            "preset=mine: what it inherits is lost; remove",
-        ),
+        ("defaults: [old]", "preset=mine: what it inherits is lost; remove '# @package _global_' from that"),
         ("{", "preset=mine, model=wavenet: while parsing"),
     ],
 )
 def test_presets_that_do_not_fit_are_refused(text: str, message: str, tmp_path: Path) -> None:
-    write(tmp_path, preset__mine=text)
+    write(tmp_path, preset__mine=text, preset__old="# @package _global_\nmodels: {wavenet: {train: {lr: 1}}}")
     with pytest.raises(UserError, match="^" + message.replace("[", r"\[").replace("{", r"\{")):
         compose_config(["preset=mine", "model=wavenet"], config_dir=tmp_path)

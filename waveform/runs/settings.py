@@ -77,7 +77,7 @@ def compose_family(
     for group in ("preset_model", "study"):
         config.pop(group, None)
     if {"models", "recipes"} & config.keys():
-        raise UserError(f"preset={chosen['preset']}: what it inherits is lost; remove '# @package _global_' from it")
+        raise UserError(f"preset={chosen['preset']}: what it inherits is lost; remove '# @package _global_' from that")
     OmegaConf.set_struct(config, True)
     for group, section in sections.items():
         for settings in _layers(section, model=chosen["model"], recipe=chosen.get("recipe")):
