@@ -61,32 +61,26 @@ def write_texts(folder: Path) -> None:
 
 def make_speech_run(folder: Path, settings: Sequence[str] = SETTINGS) -> None:
     """audio/, data/ and run/ in `folder`."""
-    torch.set_num_threads(1)
     write_audio(folder / "audio")
-    for arguments in (
-        ["prepare", folder / "audio", folder / "data"],
-        ["train", folder / "data", folder / "run", *settings],
-    ):
-        outcome = call(waveform, arguments)
-        assert outcome.code == 0, outcome.err
+    _make(waveform, "prepare", folder / "audio", folder / "data")
+    _make(waveform, "train", folder / "data", folder / "run", *settings)
 
 
 def make_text_run(folder: Path) -> None:
     """texts/, data/ and run/ in `folder`."""
-    torch.set_num_threads(1)
     write_texts(folder / "texts")
-    for arguments in (
-        ["prepare", "folder", folder / "texts", folder / "data", *SUBWORDS],
-        ["train", folder / "data", folder / "run", "preset=smoke", *TEXT_SETTINGS],
-    ):
-        outcome = call(recipes, arguments)
-        assert outcome.code == 0, outcome.err
+    _make(recipes, "prepare", "folder", folder / "texts", folder / "data", *SUBWORDS)
+    _make(recipes, "train", folder / "data", folder / "run", "preset=smoke", *TEXT_SETTINGS)
 
 
 def make_agent_run(folder: Path) -> None:
     """run/ in `folder`, of an agent."""
+    _make(recipes, "train", "object_matching", folder / "run", *AGENT_SETTINGS)
+
+
+def _make(main: Callable[[Sequence[str]], int], *arguments: str | Path) -> None:
     torch.set_num_threads(1)
-    outcome = call(recipes, ["train", "object_matching", folder / "run", *AGENT_SETTINGS])
+    outcome = call(main, arguments, seconds=240)  # the first one on a machine compiles kernels
     assert outcome.code == 0, outcome.err
 
 
