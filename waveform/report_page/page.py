@@ -73,6 +73,7 @@ class Page:
     labels: Sequence[str]  # of the runs, each of which has its colour
     made_of: str  # a line on the runs, the data and the samples
     comparison: Table
+    symptoms: Sequence[str] = ()  # what is wrong with runs, and what helps
     players: Sequence[PlayerRow] = ()
     writings: Sequence[Writing] = ()
     frequencies: Table | None = None

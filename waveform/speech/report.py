@@ -10,6 +10,7 @@ import torch
 
 from waveform.analyses.by_place import NllByPlace
 from waveform.audio.audio_format import AudioFormat
+from waveform.audio.decoding_child import CLIPPED_AMPLITUDE
 from waveform.audio.flac import flac_bytes
 from waveform.audio.plots import mel_jpeg
 from waveform.engine.evaluator import Evaluation
@@ -33,6 +34,10 @@ _GIVEN_S = 0.5  # of real speech that runs continue, at most a quarter of a soun
 _ONSET = 0.1  # share of a recording's peak at which speech has begun
 _BEFORE_ONSET_S = 0.05
 _SEARCHED_S = 5.0  # for the onset
+# What a page warns of, as shares of what a run draws from nothing
+_SYMPTOM_S = 1.0  # of sound that is needed
+_SYMPTOM_SILENT = 0.5  # frames below FLOOR_DB
+_SYMPTOM_CLIPPED = 0.01  # samples
 
 
 @dataclass(frozen=True)
@@ -132,8 +137,11 @@ class SoundContents(ReportContents):
                 scored, self.of_quality(), held_out=tokens, others=others, show_progress=making.show_progress
             )
             table = Table(*quality_rows(quality), note=f"{'; '.join(quality_notes(quality))}.")
+        rows, drawn = _player_rows(heard, tokens, self, making)
+        rate = scored[0][1].audio_format.sample_rate_hz
         return {
-            "players": _player_rows(heard, tokens, self, making),
+            "players": rows,
+            "symptoms": _symptoms(entries, [name for name, _ in scored], drawn, rate=rate),
             "by_label": _by_label([name for name, _ in scored], entries),
             "quality": table,
         }, {"quality": quality and quality.as_json()}
@@ -153,11 +161,45 @@ def _by_label(names: Sequence[str], entries: Figures) -> Table | None:
     return Table(["label", "utterances", *names], by_label_rows(by_label), note=note)
 
 
-def _player_rows(runs: Mapping[str, Run], tokens: TokenSet, contents: SoundContents, making: Making) -> list[PlayerRow]:
+def _symptoms(entries: Figures, names: Sequence[str], drawn: Mapping[str, np.ndarray], *, rate: int) -> list[str]:
+    """What is wrong with runs, and what helps, from their figures and from what they draw from nothing [n]."""
+    from waveform.audio.pitch import FLOOR_DB, level_db  # loads librosa
+
+    found = []
+    for name, entry in zip(names, entries, strict=True):
+        nats, known = entry["nats_per_token"], entry["linear_prediction_nats_per_token"]
+        if known is not None and nats >= known:
+            found.append(
+                f"{name} knows no more than linear prediction alone ({nats:.3f} and {known:.3f} nats), so expect "
+                "noise: train for longer, and keep model.prediction=linear"
+            )
+        elif nats < 1:
+            found.append(
+                f"The NLL of {name} is below 1 nat: most of this data is silent or band-limited. How far it is below "
+                f"linear prediction alone{'' if known is None else f' ({known:.3f})'} says more"
+            )
+    for name, samples in drawn.items():
+        if len(samples) < _SYMPTOM_S * rate:
+            continue
+        silent = float((level_db(samples, sample_rate_hz=rate) < FLOOR_DB).mean())
+        clipped = float((np.abs(samples) >= CLIPPED_AMPLITUDE).mean())
+        if silent > _SYMPTOM_SILENT:
+            found.append(
+                f"{name} falls silent in {silent:.0%} of what it draws: raise --temperature to 1.01 or 1.02, or train "
+                "for longer"
+            )
+        if clipped > _SYMPTOM_CLIPPED:
+            found.append(f"{name} clips in {clipped:.0%} of what it draws: lower --temperature, or train for longer")
+    return found
+
+
+def _player_rows(
+    runs: Mapping[str, Run], tokens: TokenSet, contents: SoundContents, making: Making
+) -> tuple[list[PlayerRow], dict[str, np.ndarray]]:
     """Rows of players: recordings with every run's continuations of their beginnings, then sounds from nothing.
 
     Recordings are continued without their labels; the last rows have a sound of each of the first labels. Each rank
-    draws some of the sounds.
+    draws some of the sounds. Returns what each run drew from nothing [n], at the first temperature, as well.
     """
     audio_format = next(iter(runs.values())).audio_format
     rate, first_temperature = audio_format.sample_rate_hz, contents.temperatures[0]
@@ -178,9 +220,10 @@ def _player_rows(runs: Mapping[str, Run], tokens: TokenSet, contents: SoundConte
         }
         title = f"{printable(recording)}: {given_s:g} s of it, continued at temperature {first_temperature:g}"
         rows.append((title, [_player(REAL, samples, rate)], given, [(name, i, 0) for name, i in drawn.items()]))
-    nothing = np.zeros(0, dtype=np.float32)
+    nothing, from_nothing = np.zeros(0, dtype=np.float32), dict[str, int]()
     for temperature in contents.temperatures if contents.num else ():
         drawn = {name: draw(run, temperature, num=contents.num) for name, run in runs.items()}
+        from_nothing = from_nothing or drawn
         for number in range(contents.num):
             title = f"From nothing, temperature {temperature:g}, number {number + 1}"
             rows.append((title, [], nothing, [(name, i, number) for name, i in drawn.items()]))
@@ -206,7 +249,7 @@ def _player_rows(runs: Mapping[str, Run], tokens: TokenSet, contents: SoundConte
             return sound
 
         sounds = making.world.share([work(*one) for one in draws])
-    return [
+    shown = [
         PlayerRow(
             title,
             [
@@ -219,6 +262,7 @@ def _player_rows(runs: Mapping[str, Run], tokens: TokenSet, contents: SoundConte
         )
         for title, real, given, made in rows
     ]
+    return shown, {name: sounds[i].ravel() for name, i in from_nothing.items()}
 
 
 def _first_labels(runs: Sequence[Run]) -> list[str]:
