@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from baselines.wavenet import WaveNet, WaveNetState
 from waveform.kernels.dense import ADD, SET, DenseWeights, dense, pad_last, zeros
 from waveform.kernels.draw import Draws, KernelDecoder, drawing
-from waveform.kernels.row_inputs import embed_rows, lay_out_inputs
-from waveform.kernels.row_predictions import lay_out_head, predict_logits
+from waveform.kernels.row_inputs import embed_rows, lay_out_head, lay_out_inputs, predict_logits
 from waveform.kernels.rows import copy
 from waveform.kernels.threads import share_vectors, shared_out
 from waveform.kernels.vectors import LANES, at, fill, get_int64, kernel, load, maximum, padded, sigmoid, store, tanh
@@ -78,9 +77,9 @@ def _relu(x, width):
 
 
 @kernel
-def _step(tokens, step, plan, kind):
+def _step(tokens, step, sound, plan, kind):
     p = plan[0]
-    embed_rows(tokens, p)
+    embed_rows(tokens, sound, p)
     num_phases = 2 * p.num_layers + 2
     for i in range(num_phases):
         # Two phases per layer, but one for the last: nothing reads its residual stream.
@@ -94,15 +93,15 @@ def _step(tokens, step, plan, kind):
             _relu(p.hidden, p.num_rows * p.num_skip)
         elif phase == _MIX:
             _relu(p.mixed, p.num_rows * p.num_end)
-    predict_logits(p)
+    predict_logits(sound, p)
 
 
 _steps = drawing(_step)
 
 
 @kernel(entry=True)
-def _run(tokens, step, draws, plan, kind):
-    _steps(tokens, step, draws, plan, kind)
+def _run(tokens, step, draws, sound, plan, kind):
+    _steps(tokens, step, draws, sound, plan, kind)
 
 
 class KernelWaveNetDecoder(KernelDecoder):
@@ -114,10 +113,11 @@ class KernelWaveNetDecoder(KernelDecoder):
         num_rows, num_layers, num_logits = len(state.fifos[0]), len(config.dilations), weights["head"].num_outputs
         width, num_gates = padded(config.residual_channels), padded(config.gate_channels)
         num_skip, num_end = padded(config.skip_channels), padded(config.head_width)
+        inputs, self._sound = lay_out_inputs(model, state, num_rows=num_rows, width=width)
         fifos = torch.cat([fifo.transpose(0, 1) for fifo in state.fifos]).float()
         fields = {
             **weights,
-            **lay_out_inputs(model, state, num_rows=num_rows, width=width),
+            **inputs,
             "num_rows": num_rows,  # B
             "num_layers": num_layers,  # L
             "num_taps": config.kernel_size,  # K
@@ -143,7 +143,7 @@ class KernelWaveNetDecoder(KernelDecoder):
         super().__init__(fields, read=tuple(weights.values()), num_phases=2 * num_layers + 2, int8=int8)
 
     def _run(self, tokens: np.ndarray, draws: Draws) -> None:
-        _run(tokens, self._num_steps, draws, self._plan, self._kind)
+        _run(tokens, self._num_steps, draws, self._sound, self._plan, self._kind)
 
 
 def _lay_out_weights(model: WaveNet, *, int8: bool) -> dict[str, DenseWeights]:

@@ -34,7 +34,7 @@ class KernelTransformerDecoder(KernelDecoder):
         config = self._config = model.config
         weights, memory = lay_out_weights(model, int8=int8), lay_out_memory(model, state, int8=int8)
         step = lay_out_step(model.kinds, weights, memory, epsilon=model.layers[0].attention_norm.eps)
-        inputs = lay_out_inputs(model, state, num_rows=step["num_rows"], width=step["width"])
+        inputs, self._sound = lay_out_inputs(model, state, num_rows=step["num_rows"], width=step["width"])
         self._compressors = [lay_out_compressor(layer) for layer in model.layers]  # kernels only have addresses
         convolutions = np.array([address(each) for each in self._compressors])
         fields = {**weights, "convolutions": convolutions, **inputs, **memory._asdict(), **step}
@@ -59,7 +59,7 @@ class KernelTransformerDecoder(KernelDecoder):
             self._end_window()
 
     def _run(self, tokens: np.ndarray, draws: Draws) -> None:
-        run(PROJECT, tokens, self._num_steps, draws, self._plan, self._kind)
+        run(PROJECT, tokens, self._num_steps, draws, self._sound, self._plan, self._kind)
 
     def _end_window(self) -> None:
         """Compress what leaves memory."""
@@ -72,5 +72,5 @@ class KernelTransformerDecoder(KernelDecoder):
                 plan["num_groups"], plan["first_consumed"] = num_kept, first
                 plan["compressed"], plan["compression_rate"] = config.compressed, config.compression_rate
                 first_slot = (after * config.groups - num_kept) % config.compressed
-                run(CACHE_GROUPS, np.array(layers), first_slot, NO_DRAWS, plan, self._kind)
+                run(CACHE_GROUPS, np.array(layers), first_slot, NO_DRAWS, self._sound, plan, self._kind)
         self._windows.begin(end)

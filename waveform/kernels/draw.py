@@ -161,16 +161,16 @@ def draw_row(t, tokens, draws, p):
 
 
 def drawing(step):
-    """`step(tokens, number, plan, kind)`, which writes the logits of inputs tokens [B] -> steps with draws between.
+    """`step(tokens, number, sound, plan, kind)`, which writes the logits of tokens [B] -> steps with draws between.
 
-    The result takes (tokens, first, draws, plan, kind): one step, number `first` of the streams; or n, if `draws` asks
-    for [n, B] tokens: each step's are drawn, and become the next one's inputs.
+    The result takes (tokens, first, draws, sound, plan, kind): one step, number `first` of the streams; or n, if
+    `draws` asks for [n, B] tokens: each step's are drawn, and become the next one's inputs.
     """
 
     @kernel
-    def run(tokens, first, draws, plan, kind):
+    def run(tokens, first, draws, sound, plan, kind):
         for t in range(max(1, len(draws.drawn))):
-            step(tokens, first + t, plan, kind)
+            step(tokens, first + t, sound, plan, kind)
             if t < len(draws.drawn):
                 draw_row(t, tokens, draws, plan[0])
 

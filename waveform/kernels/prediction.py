@@ -3,10 +3,11 @@
 One row at a time, one sample at a time, in the order that the code states: what a row is told depends neither on other
 rows nor on how its stream is cut. The tests hold it against the operations of torch.
 
-Shape letters: K predictors, P order, V classes.
+Shape letters: B rows, K predictors, P order, E speeds, V classes.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,40 +22,55 @@ _BLOCK, _HISTORY, _CLIP, _SPEED = lp.BLOCK, lp.HISTORY, lp.CLIP, lp._SPEED
 _FORGETTING, _DECAYS = np.array(lp.FORGETTING), np.array(lp.ERROR_DECAYS)
 _WIDENING = lp.WIDENING ** np.arange(1, _P + 1)
 _NOISE, _MAX_REFLECTION = lp._NOISE, lp._MAX_REFLECTION
-SCRATCH_SHAPE = (_P + 6, _HISTORY)  # of a fit
+
+
+# What the predictors of a row remember, but for its history: fields of `PredictionState`.
+ROW: list[tuple[Any, ...]] = [
+    ("steps", np.int64),
+    ("moments", np.float64, (_K, _P + 1)),
+    ("coefficients", np.float64, (_K, _P)),
+    ("expected", np.float64, (_K,)),
+    ("energy", np.float64, (_K, _E)),
+]
+
+
+def lay_out_rows(state: PredictionState, *others: Any) -> np.ndarray:
+    """Records [B] of what `state` says of its rows, with the fields of `others`, which are zeros, and of `ROW`."""
+    rows = np.zeros(len(state.steps), dtype=[*others, *ROW])
+    for name, *_ in ROW:
+        rows[name] = getattr(state, name).numpy()
+    return rows
 
 
 def read_rows(model: LinearPrediction, tokens: Tensor, state: PredictionState) -> tuple[Prediction, PredictionState]:
     """As `LinearPrediction.read`, on a CPU."""
     num_rows, num_steps = tokens.shape
     x = np.concatenate([state.history.numpy(), model.values[tokens.numpy()]], axis=1)
-    kept = [tensor.numpy().copy() for tensor in (state.moments, state.coefficients, state.expected, state.energy)]
+    rows = lay_out_rows(state)
     features = np.empty((num_rows, num_steps, lp.NUM_FEATURES))
     centre = np.empty((num_rows, num_steps), dtype=np.int64)
     for_head = np.empty((num_rows, num_steps, lp.NUM_HEAD_INPUTS))
-    _read(x, state.steps.numpy(), *kept, model.bounds, model.log_widths, features, centre, for_head)
-    after = [torch.from_numpy(array) for array in (x[:, num_steps:].copy(), *kept)]
-    made = Prediction(*(torch.from_numpy(array) for array in (features, centre, for_head)))
-    return made, PredictionState(state.steps + num_steps, *after)
+    _read(x, rows, model.bounds, model.log_widths, features, centre, for_head)
+    after = {name: torch.from_numpy(rows[name].copy()) for name, *_ in ROW}
+    history = torch.from_numpy(x[:, num_steps:].copy())
+    return Prediction(*map(torch.from_numpy, (features, centre, for_head))), PredictionState(history=history, **after)
 
 
 @kernel(entry=True)
-def _read(x, steps, moments, coefficients, expected, energy, bounds, log_widths, features, centre, for_head):
-    scratch = np.empty(SCRATCH_SHAPE)
+def _read(x, rows, bounds, log_widths, features, centre, for_head):
     for b in range(len(x)):
         for t in range(features.shape[1]):
-            centre[b, t] = advance(
-                x[b], _HISTORY + t, steps[b] + t + 1, moments[b], coefficients[b], expected[b], energy[b], bounds,
-                log_widths, features[b, t], for_head[b, t], scratch,
-            )  # fmt: skip
+            at = _HISTORY + t
+            centre[b, t] = advance(x[b], at, rows[b], bounds, log_widths, features[b, t], for_head[b, t])
 
 
 @kernel
-def advance(x, at, num_read, moments, coefficients, expected, energy, bounds, log_widths, features, for_head, scratch):
-    """Take in sample `at` of a row's x, the `num_read`-th since its reset, and describe what is expected of the next.
+def advance(x, at, row, bounds, log_widths, features, for_head):
+    """Take in sample `at` of a row's x, and describe what is expected of the next; row: a record, see `ROW`.
 
     Returns the class of the mean expectation.
     """
+    coefficients, expected, energy = row.coefficients, row.expected, row.energy
     mean_scale = 0.0
     for k in range(_K):
         error = x[at] - expected[k]
@@ -82,8 +98,9 @@ def advance(x, at, num_read, moments, coefficients, expected, energy, bounds, lo
         features[_K * (_E + 2) + k] = min(max((expected[k] - mean) / mean_scale, -_CLIP), _CLIP) / 2
     centre = class_of(mean, bounds)
     for_head[2 * _K] = log_widths[centre]
-    if num_read % _BLOCK == 0:
-        _fit(x[at + 1 - _HISTORY : at + 1], moments, coefficients, scratch)
+    row.steps += 1
+    if row.steps % _BLOCK == 0:
+        _fit(x[at + 1 - _HISTORY : at + 1], row.moments, coefficients)
     return centre
 
 
@@ -101,8 +118,9 @@ def class_of(value, bounds):
 
 
 @kernel
-def _fit(x, moments, coefficients, scratch):
+def _fit(x, moments, coefficients):
     """Fit all filters of a row to the samples up to the last of x [HISTORY]."""
+    scratch = np.empty((_P + 6, _HISTORY))
     newest = scratch[-1]  # first; numba computes one element at a time where indices may be negative
     for i in range(_HISTORY):
         newest[i] = x[_HISTORY - 1 - i]

@@ -1,38 +1,90 @@
-"""The first work of a compiled step: each row's input vector, of its token, its label and its predictors.
+"""What a compiled step begins and ends with, whatever the model: vectors of inputs, and what is added to logits.
 
-Shape letters: B rows, N labels with unknown (models/label_embedding.py), D' model width padded to whole vectors.
+A row's vector is the sum of those of its token, its label and its predictors; to its logits is added the density of
+what they expect.
+
+Shape letters: B rows, V classes, V' padded to whole vectors, N labels with unknown (models/label_embedding.py), D'
+model width padded to whole vectors, F features.
 """
 
+import math
 from typing import Any
 
+import numba
+import numpy as np
 import torch
+from torch import Tensor, nn
 
-from waveform.kernels.dense import pad_last
-from waveform.kernels.row_predictions import lay_out_predictions, predict_row
+from waveform.kernels.dense import DenseWeights, pad_last
+from waveform.kernels.density import add_density
+from waveform.kernels.prediction import ROW, advance, lay_out_rows
 from waveform.kernels.rows import add_rows, copy
-from waveform.kernels.vectors import at, get_int64, kernel, put
+from waveform.kernels.vectors import LANES, at, doubles, fill, fma, get_int64, kernel, load, padded, put, store
+from waveform.models.heads import PredictionHead
+from waveform.models.linear_prediction import HISTORY, NUM_FEATURES, NUM_HEAD_INPUTS
+
+_ROOM = 4096  # samples that a row can take in before its history moves to the front
 
 
-def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> dict[str, Any]:
+# What a decoder's row has besides its predictors, in the same record.
+_OTHERS = (
+    ("newest", np.int64),  # place in `heard` of the newest sample
+    ("heard", np.float64, (HISTORY + _ROOM,)),
+    ("features", np.float64, (NUM_FEATURES,)),
+    ("for_head", np.float64, (NUM_HEAD_INPUTS,)),
+)
+
+
+def lay_out_inputs(model: Any, state: Any, *, num_rows: int, width: int) -> tuple[dict[str, Any], np.ndarray]:
     """What makes the inputs of the rows of `state`, of a model with an embedding, labels and linear prediction.
 
-    num_rows: B; width: D'.
+    num_rows: B; width: D'. With it, records [B] of what rows have heard and expect: none without linear prediction.
     """
-    embedding, labels = model.embedding.weight.detach(), model.label_embedding
-    table = torch.zeros(0, width) if labels is None else labels.table.detach()
-    # Kernels write to it even if nothing reads it.
-    row_labels = torch.zeros(num_rows, dtype=torch.int64) if labels is None else state.labels[0]
-    return {
-        "embedding": pad_last(embedding).clone().numpy(),  # [V + 1, D']
-        "label_embedding": pad_last(table).clone().numpy(),  # [N, D']
-        "row_labels": row_labels.clone().numpy(),  # [B] int64
-        "num_labels": len(table),  # 0: nothing is added
-        **lay_out_predictions(model.linear_prediction, state.predictors, width=width),
+    labels, prediction = model.label_embedding, model.linear_prediction
+    fields = {
+        "embedding": _vectors(model.embedding.weight),  # [V + 1, D']
+        "num_labels": 0 if labels is None else len(labels.table),  # 0: nothing is added
+        "label_embedding": _vectors(torch.zeros(0, width) if labels is None else labels.table),  # [N, D']
+        # [B] int64; kernels write to it even if nothing reads it
+        "row_labels": np.zeros(num_rows, dtype=np.int64) if labels is None else state.labels[0].numpy().copy(),
+        "predicts": prediction is not None,
+        **dict.fromkeys(("expected_vectors", "feature_vectors", "class_values", "class_log_widths"), 0),
+        **dict.fromkeys(("amplitudes", "bounds", "log_widths"), 0),
     }
+    if prediction is None:
+        return fields, np.zeros(0, dtype=[*_OTHERS, *ROW])
+    rows = lay_out_rows(state.predictors[0], *_OTHERS)
+    rows["newest"], rows["heard"][:, :HISTORY] = HISTORY - 1, state.predictors[0].history.numpy()
+    fields |= {
+        "expected_vectors": _vectors(prediction.table),  # [V, D']
+        "feature_vectors": _vectors(prediction.features.weight.t()),  # [F, D']
+        "class_values": _vectors(torch.tensor(prediction.values[:-1])),  # [V']
+        "class_log_widths": _vectors(torch.tensor(prediction.log_widths)),  # [V']
+        "amplitudes": prediction.values,  # [V + 1] fp64, as the following
+        "bounds": prediction.bounds,  # [V - 1]
+        "log_widths": prediction.log_widths,  # [V]
+    }
+    return fields, rows
+
+
+def _vectors(x: Tensor) -> np.ndarray:
+    """x [..., n] -> [..., n'] fp32."""
+    return pad_last(x.detach().float()).contiguous().clone().numpy()
+
+
+def lay_out_head(projection: nn.Linear, head: nn.Module, *, int8: bool) -> DenseWeights:
+    """A head's last layer: to logits, in whole vectors with -inf as padding; then to what makes a density, if any."""
+    weight, bias = projection.weight.detach(), projection.bias.detach()
+    if isinstance(head, PredictionHead):
+        num_padding = padded(head.num_classes) - head.num_classes
+        weights, biases = weight.split(head.num_classes), bias.split(head.num_classes)
+        weight = torch.cat([weights[0], weight.new_zeros(num_padding, weight.shape[1]), *weights[1:]])
+        bias = torch.cat([biases[0], bias.new_full((num_padding,), -torch.inf), *biases[1:]])
+    return DenseWeights([weight], [bias], int8=int8, padding=-math.inf)
 
 
 @kernel
-def embed_rows(tokens, p):
+def embed_rows(tokens, sound, p):
     """Write the inputs of a step, `x` of the plan, for tokens [B]; one from V on begins an utterance with its label."""
     for b in range(p.num_rows):
         token, x = tokens[b], at(p.x, b * p.width)
@@ -44,4 +96,33 @@ def embed_rows(tokens, p):
             of_label = at(p.label_embedding, get_int64(p.row_labels, b) * p.width)
             add_rows(x, 0, of_label, 0, x, 0, 1, p.width)
         if p.predicts:
-            predict_row(b, token, x, p)
+            _predict(token, x, sound[b], p)
+
+
+@kernel
+def _predict(token, x, row, p):
+    """Take in the input of a row, and add what follows from it to its vector x."""
+    heard, features = row.heard, row.features
+    row.newest += 1
+    if row.newest == HISTORY + _ROOM:
+        for i in range(HISTORY):
+            heard[i] = heard[_ROOM + i]
+        row.newest = HISTORY
+    heard[row.newest] = numba.carray(doubles(p.amplitudes), (p.num_classes + 1,))[token]
+    bounds = numba.carray(doubles(p.bounds), (p.num_classes - 1,))
+    log_widths = numba.carray(doubles(p.log_widths), (p.num_classes,))
+    centre = advance(heard, row.newest, row, bounds, log_widths, features, row.for_head)
+    for i in range(0, p.width, LANES):
+        sum_ = load(p.expected_vectors, centre * p.width + i)
+        for f in range(NUM_FEATURES):
+            sum_ = fma(fill(np.float32(features[f])), load(p.feature_vectors, f * p.width + i), sum_)
+        store(x, i, load(x, i) + sum_)
+
+
+@kernel
+def predict_logits(sound, p):
+    """Add the density of what is expected to the logits [V'] of every row, as `PredictionHead` does, if p.predicts."""
+    for b in range(p.num_rows if p.predicts else 0):
+        logits = at(p.logits, b * p.num_logits)
+        of_density = at(logits, p.num_logits - LANES)
+        add_density(logits, of_density, sound[b].for_head, p.class_values, p.class_log_widths, p.num_classes, logits)

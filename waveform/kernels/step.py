@@ -16,8 +16,7 @@ from waveform.kernels.attend_slots import PART, append, attend, combine, rotate
 from waveform.kernels.dense import ADD, GELU, SET, dense, zeros
 from waveform.kernels.draw import drawing
 from waveform.kernels.product import GROUP
-from waveform.kernels.row_inputs import embed_rows
-from waveform.kernels.row_predictions import predict_logits
+from waveform.kernels.row_inputs import embed_rows, predict_logits
 from waveform.kernels.rows import copy, layer_norm
 from waveform.kernels.slots import SLOTS, Memory, rings
 from waveform.kernels.threads import share, share_vectors, shared_out
@@ -187,14 +186,14 @@ def _between(phase, layer, num_steps, p):
 
 
 @kernel
-def _step(tokens, step, plan, kind):
+def _step(tokens, step, sound, plan, kind):
     p = plan[0]
     slot = p.first_step_slot + step % p.step_ring
     for view in range(p.num_views):
         block = view * p.num_blocks + slot // SLOTS
         put(p.num_used, block, get_int64(p.num_used, block) + 1)
         put(p.mask, view * p.num_blocks * SLOTS + slot, np.float32(0))
-    embed_rows(tokens, p)
+    embed_rows(tokens, sound, p)
     _begin_layer(0, step, p)
     for i in range(p.num_layers * PHASES_PER_LAYER + 1):
         layer, phase = i // PHASES_PER_LAYER, i % PHASES_PER_LAYER
@@ -202,21 +201,21 @@ def _step(tokens, step, plan, kind):
             layer, phase = 0, _HEAD
         _share_out(phase, layer, slot, plan, kind)
         _between(phase, layer, step, p)
-    predict_logits(p)
+    predict_logits(sound, p)
 
 
 _steps = drawing(_step)
 
 
 @kernel(entry=True)
-def run(first_phase, tokens_or_layers, step_or_slot, draws, plan, kind):
+def run(first_phase, tokens_or_layers, step_or_slot, draws, sound, plan, kind):
     """first_phase PROJECT: take the given step of the streams, with inputs tokens [B], or several, see `drawing`.
 
     first_phase CACHE_GROUPS: compress, and cache the new slots from the given slot on, in the given layers. One
     function does all, because every function that Python calls has all kernels compiled again.
     """
     if first_phase == PROJECT:
-        _steps(tokens_or_layers, step_or_slot, draws, plan, kind)
+        _steps(tokens_or_layers, step_or_slot, draws, sound, plan, kind)
     else:
         for layer in tokens_or_layers:
             _share_out(np.int64(CACHE_GROUPS), layer, step_or_slot, plan, kind)

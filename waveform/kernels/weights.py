@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from waveform.kernels.dense import DenseWeights, pad_last
-from waveform.kernels.row_predictions import lay_out_head
+from waveform.kernels.row_inputs import lay_out_head
 from waveform.kernels.vectors import padded
 from waveform.models.attention import position_query
 from waveform.models.compression import Convolution
