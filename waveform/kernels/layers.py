@@ -98,17 +98,17 @@ def sum_parts(z) -> dict[str, int]:
     """Floats of the gradients that a thread sums over its rows."""
     D, F = z.d_model, z.d_feedforward
     return {
-        "s_projection": 3 * D * D,
+        **dict.fromkeys(("s_query", "s_key", "s_value"), D * D),  # one matrix of 3 D rows, as its biases
         "s_projection_bias": 3 * D,
-        "s_content_bias": D,
-        "s_position_bias": D,
+        **dict.fromkeys(("s_gain", "s_shift", "s_content_bias", "s_position_bias"), D),
         "s_position": D * z.num_features,
         "s_output": D * D,
+        **dict.fromkeys(("s_feed_gain", "s_feed_shift"), D),
         "s_feed_in": F * D,
         "s_feed_in_bias": F,
         "s_feed_out": D * F,
         "s_feed_out_bias": D,
-        "s_compression": z.rate * D * D if z.num_groups else 0,
+        "s_compression": z.rate * D * D if z.num_groups else 0,  # [D, c, D]
         "s_compression_bias": D if z.num_groups else 0,
     }
 
@@ -300,8 +300,8 @@ def _attend_backward(row, scratch, sums, p):
         add_rows(grad_q, 3 * D, by_position, d, grad_q, 3 * D, T, d)
     slots = at(p.slots, row * (S + T) * D)
     x_slots = at(slots, S * D)
-    product(own, 1, 3 * D, x_slots, D, at(sums, p.s_projection), D, D, D, T, True)
-    product(at(grads, D), 1, 3 * D, slots, D, at(sums, p.s_projection + D * D), D, 2 * D, D, K, True)
+    product(own, 1, 3 * D, x_slots, D, at(sums, p.s_query), D, D, D, T, True)
+    product(at(grads, D), 1, 3 * D, slots, D, at(sums, p.s_key), D, 2 * D, D, K, True)
     add_column_sums(own, 3 * D, at(sums, p.s_projection_bias), T, D)
     add_column_sums(at(grads, D), 3 * D, at(sums, p.s_projection_bias + D), K, 2 * D)
     product(own, 3 * D, 1, p.projection, D, grad_normed, D, T, D, 3 * D, False)
@@ -323,10 +323,10 @@ def _compress_backward(row, scratch, sums, p):
 def _pack(p):
     """Fold the norms into the weights after them, and transpose."""
     D, F, d, P = p.d_model, p.d_feedforward, p.d_head, p.num_features
-    for i in range(3):
-        weight = p.query if i == 0 else p.key if i == 1 else p.value
-        folded, bias = at(p.projection, i * D * D), at(p.projection_bias, i * D)
-        fold(weight, np.int64(0), p.gain, p.shift, folded, bias, D, D)
+    folded, biases, no_bias = p.projection, p.projection_bias, np.int64(0)
+    fold(p.query, no_bias, p.gain, p.shift, folded, biases, D, D)
+    fold(p.key, no_bias, p.gain, p.shift, at(folded, D * D), at(biases, D), D, D)
+    fold(p.value, no_bias, p.gain, p.shift, at(folded, 2 * D * D), at(biases, 2 * D), D, D)
     transpose(p.projection, D, p.projection_t, 3 * D, 3 * D, D)
     copy_halves(p.position, p.num_position_features // 2, p.spread_position, P // 2, D)
     for head in range(p.num_heads):
@@ -345,41 +345,17 @@ def _pack(p):
 
 @kernel
 def _unpack_gradients(p):
-    """From the sums of all threads to the gradients of the weights, of which `_pack` made what the rows used."""
-    D, F, P = p.d_model, p.d_feedforward, p.num_features
-    sums = p.sums
+    """From the sums of all threads, of what `_pack` made, to the gradients of weights, in place of the first's sums."""
+    D, sums = p.d_model, p.sums
     for part in range(1, p.num_threads):
         add_rows(sums, 0, at(p.sums, part * p.sums_size), 0, sums, 0, 1, p.sums_size)
-    zero(p.grad_gain, D)
-    zero(p.grad_shift, D)
-    for i in range(3):
-        weight = p.query if i == 0 else p.key if i == 1 else p.value
-        target = p.grad_query if i == 0 else p.grad_key if i == 1 else p.grad_value
-        unfold(
-            at(sums, p.s_projection + i * D * D), at(sums, p.s_projection_bias + i * D), weight, p.gain, p.shift,
-            target, p.grad_gain, p.grad_shift, D, D,
-        )  # fmt: skip
-    copy(at(sums, p.s_content_bias), p.grad_content_bias, D)
-    copy(at(sums, p.s_position_bias), p.grad_position_bias, D)
-    copy_halves(at(sums, p.s_position), P // 2, p.grad_position, p.num_position_features // 2, D)
-    copy(at(sums, p.s_output), p.grad_output, D * D)
-    zero(p.grad_feed_gain, D)
-    zero(p.grad_feed_shift, D)
-    unfold(
-        at(sums, p.s_feed_in), at(sums, p.s_feed_in_bias), p.feed_in, p.feed_gain, p.feed_shift,
-        p.grad_feed_in, p.grad_feed_gain, p.grad_feed_shift, F, D,
-    )  # fmt: skip
-    copy(at(sums, p.s_feed_in_bias), p.grad_feed_in_bias, F)
-    copy(at(sums, p.s_feed_out), p.grad_feed_out, D * F)
-    copy(at(sums, p.s_feed_out_bias), p.grad_feed_out_bias, D)
-    if p.grad_losses:
-        c = p.rate
-        for o in range(D):
-            for i in range(D):
-                for j in range(c):
-                    value = get(sums, p.s_compression + (o * c + j) * D + i)
-                    put(p.grad_compression, (o * D + i) * c + j, value)
-        copy(at(sums, p.s_compression_bias), p.grad_compression_bias, D)
+    gain, shift, biases = at(sums, p.s_gain), at(sums, p.s_shift), at(sums, p.s_projection_bias)
+    unfold(at(sums, p.s_query), biases, p.query, p.gain, p.shift, gain, shift, D, D)
+    unfold(at(sums, p.s_key), at(biases, D), p.key, p.gain, p.shift, gain, shift, D, D)
+    unfold(at(sums, p.s_value), at(biases, 2 * D), p.value, p.gain, p.shift, gain, shift, D, D)
+    gain, shift = at(sums, p.s_feed_gain), at(sums, p.s_feed_shift)
+    bias = at(sums, p.s_feed_in_bias)
+    unfold(at(sums, p.s_feed_in), bias, p.feed_in, p.feed_gain, p.feed_shift, gain, shift, p.d_feedforward, D)
 
 
 @kernel(entry=True)

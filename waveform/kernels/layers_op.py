@@ -9,9 +9,8 @@ d = D / H head width, F feed-forward width, P position features, P' padded, G ne
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -55,9 +54,6 @@ class Compression(NamedTuple):
     num_groups: int  # G
     first_consumed: int  # the first slot that is compressed, of the past
     has_loss: bool
-
-
-_NOTHING_COMPRESSED = Compression(rate=1, num_groups=0, first_consumed=0, has_loss=False)
 
 
 class DropoutFactors(NamedTuple):
@@ -136,11 +132,10 @@ def layers_in_kernels(
     pasts: L x [B, S, D], the slots before the queries' own; None: there are none. dropout: of each layer. Gradients
     reach x and the parameters.
     """
-    weights = [weight for of_layer in parameters for weight in of_layer]
-    given = [x_BTD[:, :0] if past is None else past for past in pasts]
-    return KernelOutput(
-        *_Layers.apply(x_BTD, given, encodings, compression, dropout, epsilon, torch.is_grad_enabled(), *weights)
-    )
+    given = [x_BTD[:, :0] if past is None else past.contiguous() for past in pasts]
+    compression = compression or Compression(rate=1, num_groups=0, first_consumed=0, has_loss=False)
+    call = _Call(given, encodings, parameters, compression, dropout, epsilon, keeps=torch.is_grad_enabled())
+    return KernelOutput(*_Layers.apply(x_BTD, call, *(weight for of_layer in parameters for weight in of_layer)))
 
 
 class _Sizes(NamedTuple):
@@ -166,9 +161,8 @@ class _Sizes(NamedTuple):
 
 
 # What kernels get the address of, of each layer, or 0
-_GRADIENTS = tuple(f"grad_{name}" for name in LayerParameters._fields)
-_INPUTS = ("x", "past", *PackedEncodings._fields, *DropoutFactors._fields, *LayerParameters._fields, "scratch")
-_RESULTS = ("out", "groups", "losses", "sums", "grad_out", "grad_losses", "grad_x", *_GRADIENTS)
+_GIVEN = ("x", "past", *PackedEncodings._fields, *DropoutFactors._fields, *LayerParameters._fields, "scratch")
+_MADE = ("out", "groups", "losses", "sums", "grad_out", "grad_losses", "grad_x")
 
 
 class _Layout:
@@ -177,25 +171,25 @@ class _Layout:
     def __init__(self, sizes: _Sizes) -> None:
         self.saved, self.saved_size = _offsets(saved_parts(sizes))
         scratch, self.scratch_size = _offsets(scratch_parts(sizes))
-        sums, self.sums_size = _offsets(sum_parts(sizes))
-        self._saved_bytes = 4 * np.array(list(self.saved.values()))
-        addresses = dict.fromkeys((*self.saved, *_INPUTS, *_RESULTS), 0)
+        self.sums, self.sums_size = _offsets(sum_parts(sizes))
+        addresses = dict.fromkeys((*self.saved, *_GIVEN, *_MADE), 0)
         sized = {"scratch_size": self.scratch_size, "sums_size": self.sums_size}
-        self.template = make_record({**addresses, **sizes._asdict(), **scratch, **sums, **sized})
+        self.template = make_record({**addresses, **sizes._asdict(), **scratch, **self.sums, **sized})
 
-    def records(self, saved_LN: Tensor, tensors: Mapping[str, Iterable[Tensor | None]]) -> np.ndarray:
-        """One for each layer, with the addresses of one call's `tensors`, each of all layers."""
-        num_layers, num_saved = len(saved_LN), len(self.saved)
-        none = [0] * num_layers
-        columns = [
-            [0 if tensor is None else tensor.data_ptr() for tensor in tensors[name]] if name in tensors else none
-            for name in (*_INPUTS, *_RESULTS)
-        ]
-        records = self.template.repeat(num_layers)
-        addresses = records.view(np.int64).reshape(num_layers, -1)
-        addresses[:, :num_saved] = [saved.data_ptr() + self._saved_bytes for saved in saved_LN]
-        addresses[:, num_saved : num_saved + len(columns)] = np.array(columns).T
+    def records(self, saved_LN: Tensor) -> np.ndarray:
+        """One for each layer, with the addresses of what is kept for the backward pass."""
+        records = self.template.repeat(len(saved_LN))
+        first = saved_LN.data_ptr() + saved_LN.stride(0) * 4 * np.arange(len(saved_LN))
+        for name, offset in self.saved.items():
+            records[name] = first + 4 * offset
         return records
+
+
+def _point(records: np.ndarray, **of_layers: Iterable[Tensor | None] | None) -> None:
+    """Tell the kernels where these tensors of all layers are; the caller must keep them alive."""
+    for name, tensors in of_layers.items():
+        if tensors is not None:
+            records[name] = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 @functools.lru_cache(maxsize=64)
@@ -217,25 +211,23 @@ def _offsets(parts: dict[str, int]) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-class _Layers(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x_BTD: Tensor,
-        pasts: list[Tensor],
-        encodings: PackedEncodings,
-        compression: Compression | None,
-        dropout: Sequence[DropoutFactors] | None,
-        epsilon: float,
-        keeps: bool,
-        *weights: Tensor | None,
-    ) -> tuple[Tensor | None, ...]:
-        p = LayerParameters._make(cast(Sequence[Tensor], weights[: len(LayerParameters._fields)]))
-        (B, T, D), S, (H, d), L = x_BTD.shape, pasts[0].shape[1], p.content_bias.shape, len(pasts)
-        num_threads = min(kernel_threads(), B)
-        sizes = _Sizes(
+class _Call(NamedTuple):
+    """What layers are given besides their input."""
+
+    pasts: list[Tensor]
+    encodings: PackedEncodings
+    parameters: Sequence[LayerParameters]
+    compression: Compression
+    dropout: Sequence[DropoutFactors] | None  # of all layers
+    epsilon: float
+    keeps: bool  # what the backward pass needs
+
+    def sizes(self, x_BTD: Tensor) -> _Sizes:
+        (B, T, D), S, p = x_BTD.shape, self.pasts[0].shape[1], self.parameters[0]
+        (H, d), num_threads = p.content_bias.shape, min(kernel_threads(), B)
+        return _Sizes(
             num_rows=B,
-            num_saved_rows=B if keeps else num_threads,
+            num_saved_rows=B if self.keeps else num_threads,
             num_queries=T,
             num_past=S,
             num_slots_padded=padded(S + T),
@@ -244,100 +236,78 @@ class _Layers(torch.autograd.Function):
             num_heads=H,
             d_head=d,
             num_position_features=p.position.shape[1],
-            num_features=encodings.query_encoding.shape[1],
-            **(compression or _NOTHING_COMPRESSED)._asdict(),
-            has_dropout=int(dropout is not None),
+            num_features=self.encodings.query_encoding.shape[1],
+            **self.compression._asdict(),
+            has_dropout=int(self.dropout is not None),
             num_threads=num_threads,
-            epsilon=epsilon,
+            epsilon=self.epsilon,
             scale=d**-0.5,
         )
+
+
+class _Layers(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BTD: Tensor, call: _Call, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
+        """weights: the parameters of `call`, of the first layer, of the second, ..., for autograd."""
+        sizes, L = call.sizes(x_BTD), len(call.parameters)
         layout = _layout(sizes)
-        hidden = x_BTD.new_empty(L, B, T, D)  # the inputs of all layers; the output of the last is apart
+        hidden = x_BTD.new_empty(L, *x_BTD.shape)  # the inputs of all layers; the output of the last is apart
         hidden[0] = x_BTD
-        out = torch.empty_like(hidden[0])
-        groups = x_BTD.new_empty(L, B, sizes.num_groups, D) if sizes.num_groups else None
-        losses = x_BTD.new_empty(L, B) if sizes.has_loss else None
-        saved = x_BTD.new_empty(L, layout.saved_size)
-        ctx.call = _Call(sizes, hidden, [past.contiguous() for past in pasts], encodings, dropout, weights, saved)
-        ctx.call.forward(out, groups, losses)
+        out, saved = torch.empty_like(hidden[0]), x_BTD.new_empty(L, layout.saved_size)
+        groups = x_BTD.new_empty(L, len(x_BTD), sizes.num_groups, sizes.d_model) if sizes.num_groups else None
+        losses = x_BTD.new_empty(L, len(x_BTD)) if sizes.has_loss else None
+        scratch, records = x_BTD.new_empty(sizes.num_threads, layout.scratch_size), layout.records(saved)
+        _point(records, x=hidden, past=call.pasts, **_columns([call.encodings] * L), **_columns(call.parameters))
+        _point(records, scratch=[scratch] * L, **_columns(call.dropout) if call.dropout else {})
+        _point(records, out=[*hidden[1:], out], groups=groups, losses=losses)
+        with record_function("waveform::layers"):
+            run(PACK, 0, records)
+            run_parts(run, sizes.num_threads, FORWARD, records)
+        ctx.call, ctx.sizes, ctx.records, ctx.hidden, ctx.saved = call, sizes, records, hidden, saved
         queries = keys = values = None
-        if keeps:
-            queries = _part(saved, layout.saved["queries"], B, T, H, d).transpose(2, 3)
-            keys_values = _part(saved, layout.saved["keys_values"], B, sizes.num_slots_padded, 2, H, d)
-            keys, values = keys_values[:, :, : S + T].permute(3, 0, 1, 4, 2, 5)
+        if call.keeps:
+            (B, T), S, H = x_BTD.shape[:2], sizes.num_past, sizes.num_heads
+            queries = _part(saved, layout.saved["queries"], B, T, H, sizes.d_head).transpose(2, 3)
+            both = _part(saved, layout.saved["keys_values"], B, sizes.num_slots_padded, 2, H, sizes.d_head)
+            keys, values = both[:, :, : S + T].permute(3, 0, 1, 4, 2, 5)
         ctx.mark_non_differentiable(*(x for x in (hidden, groups, queries, keys, values) if x is not None))
         ctx.set_materialize_grads(False)
         return out, losses, hidden, groups, queries, keys, values
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_losses: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        grad_x, gradients = ctx.call.backward(grad_out, grad_losses)
-        return (grad_x, None, None, None, None, None, None, *gradients)
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One forward pass, and what its backward pass needs."""
-
-    sizes: _Sizes
-    hidden_LBTD: Tensor
-    pasts: list[Tensor]
-    encodings: PackedEncodings
-    dropout: Sequence[DropoutFactors] | None  # of all layers
-    weights: tuple[Tensor | None, ...]  # of all layers
-    saved_LN: Tensor
-
-    def forward(self, out_BTD: Tensor, groups: Tensor | None, losses: Tensor | None) -> None:
-        scratch = self._scratch()
-        plans = self._records(scratch, out=[*self.hidden_LBTD[1:], out_BTD], groups=groups, losses=losses)
-        with record_function("waveform::layers"):
-            run(PACK, 0, plans)
-            run_parts(run, self.sizes.num_threads, FORWARD, plans)
-
-    def backward(self, grad_out: Tensor | None, grad_losses: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
-        """Gradients of the first layer's input and of all weights."""
-        grad_out = torch.zeros_like(self.hidden_LBTD[0]) if grad_out is None else grad_out.contiguous()
+        sizes, layout, hidden, records = ctx.sizes, _layout(ctx.sizes), ctx.hidden, ctx.records.copy()
+        grad_out = torch.zeros_like(hidden[0]) if grad_out is None else grad_out.contiguous()
         grad_losses = None if grad_losses is None else grad_losses.contiguous()
-        gradients = [None if weight is None else torch.empty_like(weight) for weight in self.weights]
-        if grad_losses is None:
-            for i in range(0, len(gradients), len(_GRADIENTS)):
-                gradients[i + len(_GRADIENTS) - 2 : i + len(_GRADIENTS)] = None, None
-        grads_LBTD, scratch = torch.empty_like(self.hidden_LBTD), self._scratch()
-        sums = scratch.new_empty(len(grads_LBTD), self.sizes.num_threads, _layout(self.sizes).sums_size)
-        plans = self._records(
-            scratch,
-            sums=sums,
-            grad_out=[*grads_LBTD[1:], grad_out],
-            grad_losses=grad_losses,
-            grad_x=grads_LBTD,
-            **_by_name(_GRADIENTS, gradients),
-        )
+        grads, scratch = torch.empty_like(hidden), hidden.new_empty(sizes.num_threads, layout.scratch_size)
+        sums = hidden.new_empty(len(hidden), sizes.num_threads, layout.sums_size)
+        _point(records, scratch=[scratch] * len(hidden), sums=sums, grad_losses=grad_losses)
+        _point(records, grad_out=[*grads[1:], grad_out], grad_x=grads)
         with record_function("waveform::layers_backward"):
-            run_parts(run, self.sizes.num_threads, BACKWARD, plans)
-            run(UNPACK, 0, plans)
-        return grads_LBTD[0], gradients
-
-    def _scratch(self) -> Tensor:
-        return self.hidden_LBTD.new_empty(self.sizes.num_threads, _layout(self.sizes).scratch_size)
-
-    def _records(self, scratch: Tensor, **results: Iterable[Tensor | None] | None) -> np.ndarray:
-        """results: of all layers. The caller must keep all of it alive."""
-        shared = {"scratch": scratch, **self.encodings._asdict()}
-        tensors: dict[str, Iterable[Tensor | None]] = {
-            "x": self.hidden_LBTD,
-            "past": self.pasts,
-            **_by_name(DropoutFactors._fields, [factors for of_layer in self.dropout or () for factors in of_layer]),
-            **_by_name(LayerParameters._fields, self.weights),
-            **{name: [tensor] * len(self.hidden_LBTD) for name, tensor in shared.items()},
-            **{name: of_layers for name, of_layers in results.items() if of_layers is not None},
-        }
-        return _layout(self.sizes).records(self.saved_LN, tensors)
+            run_parts(run, sizes.num_threads, BACKWARD, records)
+            run(UNPACK, 0, records)
+        of = functools.partial(_gradient, sums[:, 0], sizes, compresses=grad_losses is not None)
+        gradients = map(of, LayerParameters._fields, ctx.call.parameters[0])
+        return grads[0], None, *(gradient for of_layer in zip(*gradients, strict=True) for gradient in of_layer)
 
 
-def _by_name(names: Sequence[str], of_layers: Sequence[Tensor | None]) -> dict[str, Sequence[Tensor | None]]:
-    """of_layers: all of the first layer, in the order of `names`, then all of the second."""
-    return {name: of_layers[i :: len(names)] for i, name in enumerate(names)} if of_layers else {}
+def _gradient(
+    sums_LN: Tensor, sizes: _Sizes, name: str, weight: Tensor | None, *, compresses: bool
+) -> Tensor | list[None]:
+    """Of this parameter of all layers, [L, ...]."""
+    if weight is None or (name.startswith("compression") and not compresses):
+        return [None] * len(sums_LN)
+    part, D = functools.partial(_part, sums_LN, _layout(sizes).sums[f"s_{name}"]), sizes.d_model
+    if name == "position":
+        padded_halves = part(D, 2, sizes.num_features // 2)
+        return padded_halves[..., : sizes.num_position_features // 2].flatten(-2)
+    return part(D, sizes.rate, D).transpose(2, 3) if name == "compression" else part(*weight.shape)
 
 
-def _part(saved_LN: Tensor, offset: int, *shape: int) -> Tensor:
-    return saved_LN[:, offset : offset + math.prod(shape)].view(-1, *shape)
+def _columns(of_layers: Sequence[Any]) -> dict[str, tuple[Tensor | None, ...]]:
+    """Named tuples of tensors, one for each layer -> by name, the tensors of all layers."""
+    return dict(zip(of_layers[0]._fields, zip(*of_layers, strict=True), strict=True))
+
+
+def _part(of_layers_LN: Tensor, offset: int, *shape: int) -> Tensor:
+    return of_layers_LN[:, offset : offset + math.prod(shape)].view(-1, *shape)

@@ -232,20 +232,20 @@ def fold(weight, bias, gain, shift, out, out_bias, m, n):
 
 
 @kernel
-def unfold(grad_out, grad_out_bias, weight, gain, shift, grad_weight, grad_gain, grad_shift, m, n):
-    """From the gradients of what `fold` made to that of the weight; those of gain and shift are added."""
+def unfold(grad, grad_bias, weight, gain, shift, grad_gain, grad_shift, m, n):
+    """In place: from the gradients of what `fold` made to that of the weight; those of gain and shift are added."""
     for i in range(m):
-        of_bias = fill(get(grad_out_bias, i))
+        of_bias = fill(get(grad_bias, i))
         for j in range(0, n, LANES):
-            g, w = load(grad_out, i * n + j), load(weight, i * n + j)
-            store(grad_weight, i * n + j, fma(g, load(gain, j), of_bias * load(shift, j)))
+            g, w = load(grad, i * n + j), load(weight, i * n + j)
+            store(grad, i * n + j, fma(g, load(gain, j), of_bias * load(shift, j)))
             store(grad_gain, j, fma(g, w, load(grad_gain, j)))
             store(grad_shift, j, fma(of_bias, w, load(grad_shift, j)))
 
 
 @kernel
 def copy_halves(source, half, target, target_half, m):
-    """Rows [m, 2 half] -> [m, 2 target_half]: each half cut, or with zeros after it."""
+    """Rows [m, 2 half] -> [m, 2 target_half]: each half with zeros after it."""
     for i in range(2 * m):
         for j in range(target_half):
             put(target, i * target_half + j, get(source, i * half + j) if j < half else np.float32(0))
