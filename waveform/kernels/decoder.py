@@ -6,19 +6,27 @@ window, for compression.
 
 Rows are computed alike whatever their number (dense.py), and threads change no bit of them (attend_slots.py).
 
-Shape letters: B rows, V classes.
+Shape letters: B rows, L layers, V classes, D model width, H heads, P position features, c compression rate; D', ...
+padded to whole vectors.
 """
+
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from waveform.kernels.dense import DenseWeights, pad_last
 from waveform.kernels.draw import NO_DRAWS, Draws, KernelDecoder
 from waveform.kernels.record import address
-from waveform.kernels.row_inputs import lay_out_inputs
+from waveform.kernels.row_inputs import lay_out_head, lay_out_inputs
 from waveform.kernels.slots import Windows, caches_read, lay_out_memory
 from waveform.kernels.step import CACHE_GROUPS, PHASES_PER_LAYER, PROJECT, lay_out_step, run
-from waveform.kernels.weights import lay_out_compressor, lay_out_weights
-from waveform.models.compressive_transformer import CompressiveTransformer
+from waveform.kernels.vectors import padded
+from waveform.models.attention import position_query
+from waveform.models.compression import Convolution
+from waveform.models.compressive_transformer import CompressiveTransformer, Layer
 from waveform.models.memory import CompressiveState, occupancy
 
 
@@ -32,10 +40,10 @@ class KernelTransformerDecoder(KernelDecoder):
     @torch.inference_mode()
     def __init__(self, model: CompressiveTransformer, state: CompressiveState, *, int8: bool = False) -> None:
         config = self._config = model.config
-        weights, memory = lay_out_weights(model, int8=int8), lay_out_memory(model, state, int8=int8)
+        weights, memory = _lay_out_weights(model, int8=int8), lay_out_memory(model, state, int8=int8)
         step = lay_out_step(model.kinds, weights, memory, epsilon=model.layers[0].attention_norm.eps)
         inputs, self._sound = lay_out_inputs(model, state, num_rows=step["num_rows"], width=step["width"])
-        self._compressors = [lay_out_compressor(layer) for layer in model.layers]  # kernels only have addresses
+        self._compressors = [_lay_out_compressor(layer) for layer in model.layers]  # kernels only have addresses
         convolutions = np.array([address(each) for each in self._compressors])
         fields = {**weights, "convolutions": convolutions, **inputs, **memory._asdict(), **step}
         super().__init__(
@@ -74,3 +82,61 @@ class KernelTransformerDecoder(KernelDecoder):
                 first_slot = (after * config.groups - num_kept) % config.compressed
                 run(CACHE_GROUPS, np.array(layers), first_slot, NO_DRAWS, self._sound, plan, self._kind)
         self._windows.begin(end)
+
+
+def _lay_out_weights(model: CompressiveTransformer, *, int8: bool) -> dict[str, Any]:
+    """What every step reads, as it is now, scaled so that attention needs no 1 / sqrt(d)."""
+    layers = list(model.layers)
+
+    def vectors(*x: Any) -> np.ndarray:
+        return pad_last(torch.stack([each.detach().float() for each in x])).contiguous().numpy()
+
+    def dense(name: str) -> DenseWeights:
+        modules = [getattr(layer, name) for layer in layers]
+        return DenseWeights([module.weight for module in modules], [module.bias for module in modules], int8=int8)
+
+    return {
+        "attention_gain": vectors(*(layer.attention_norm.weight for layer in layers)),  # [L, D'], as the following
+        "attention_bias": vectors(*(layer.attention_norm.bias for layer in layers)),
+        "feedforward_gain": vectors(*(layer.feedforward_norm.weight for layer in layers)),
+        "feedforward_bias": vectors(*(layer.feedforward_norm.bias for layer in layers)),
+        "final_gain": vectors(model.final_norm.weight),  # [1, D']
+        "final_bias": vectors(model.final_norm.bias),
+        "projection": DenseWeights(*zip(*map(_projection, layers), strict=True), int8=int8),
+        "output": DenseWeights([_output(layer) for layer in layers], int8=int8),
+        "feed_in": dense("feedforward_in"),
+        "feed_out": dense("feedforward_out"),
+        "head": lay_out_head(cast(nn.Linear, model.head.projection), model.head, int8=int8),
+    }
+
+
+def _lay_out_compressor(layer: Layer) -> DenseWeights:
+    """The convolution that compresses, [D', c D'] and in fp32; mean pooling is one that does not learn."""
+    config = layer.config
+    if not config.compressed:
+        return DenseWeights([torch.zeros(1, 1)], int8=False)  # kernels take an address
+    if config.compression == "mean":
+        mean = torch.eye(config.d_model)[:, None].expand(-1, config.compression_rate, -1) / config.compression_rate
+        return DenseWeights([pad_last(mean).flatten(1)], int8=False)
+    convolution = cast(Convolution, layer.compressor).convolution
+    weight = pad_last(convolution.weight.transpose(1, 2)).flatten(1)
+    return DenseWeights([weight], [cast(Tensor, convolution.bias)], int8=False)
+
+
+def _projection(layer: Layer) -> tuple[Tensor, Tensor]:
+    """Weight [3 D' + (H P)', D] and bias of q + u, k, v and the position query."""
+    a = layer.attention
+    d_model = a.query.weight.shape[1]
+    scale = (d_model // a.num_heads) ** -0.5
+    position, constant = position_query(a)
+    weights = [a.query.weight * scale, a.key.weight, a.value.weight, position.flatten(0, 1) * scale]
+    none = torch.zeros(d_model)
+    biases = [a.content_bias.flatten() * scale, none, none, constant.flatten() * scale]
+    padded_weights = [F.pad(weight, (0, 0, 0, padded(len(weight)) - len(weight))) for weight in weights]
+    return torch.cat(padded_weights), torch.cat([pad_last(bias) for bias in biases])
+
+
+def _output(layer: Layer) -> Tensor:
+    """[D, H d']: each head's inputs padded."""
+    a = layer.attention
+    return pad_last(a.output.weight.unflatten(1, (a.num_heads, -1))).flatten(1)

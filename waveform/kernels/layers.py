@@ -11,28 +11,8 @@ feed-forward width, P position features: sines, padded to whole vectors, then co
 
 import numpy as np
 
+from waveform.kernels import rows
 from waveform.kernels.product import ROWS, product
-from waveform.kernels.rows import (
-    add_column_sums,
-    add_rows,
-    add_standardise_gradient,
-    copy,
-    copy_halves,
-    fold,
-    gelu_rows,
-    multiply,
-    multiply_by_gelu_slope,
-    repeat_row,
-    rotate_rows,
-    scale_by,
-    softmax_rows,
-    softmax_rows_gradient,
-    standardise,
-    sum_of_squares,
-    transpose,
-    unfold,
-    zero,
-)
 from waveform.kernels.threads import share
 from waveform.kernels.vectors import at, get, kernel, padded, put
 
@@ -120,25 +100,25 @@ def _attend(row, kept, scratch, p):
     K, K_ = S + T, p.num_slots_padded
     x, past = at(p.x, row * T * D), at(p.past, row * S * D)
     slots, factors = at(p.slots, kept * (S + T) * D), at(p.factors, kept * T)
-    standardise(past, slots, at(scratch, p.t_factors), S, D, p.epsilon)
+    rows.standardise(past, slots, at(scratch, p.t_factors), S, D, p.epsilon)
     x_slots = at(slots, S * D)
-    standardise(x, x_slots, factors, T, D, p.epsilon)
+    rows.standardise(x, x_slots, factors, T, D, p.epsilon)
     q, kv = at(p.queries, kept * T * D), at(p.keys_values, kept * K_ * 2 * D)
-    repeat_row(p.projection_bias, q, D, T, D)
+    rows.repeat_row(p.projection_bias, q, D, T, D)
     product(x_slots, D, 1, p.projection_t, 3 * D, q, D, T, D, D, True)
-    repeat_row(at(p.projection_bias, D), kv, 2 * D, K, 2 * D)
-    zero(at(kv, K * 2 * D), (K_ - K) * 2 * D)
+    rows.repeat_row(at(p.projection_bias, D), kv, 2 * D, K, 2 * D)
+    rows.zero(at(kv, K * 2 * D), (K_ - K) * 2 * D)
     product(slots, D, 1, at(p.projection_t, D), 3 * D, kv, 2 * D, K, 2 * D, D, True)
     mixed = at(p.mixed, kept * T * D)
     q_u, q_v, a, keys_t = at(scratch, p.t_qu), at(scratch, p.t_qv), at(scratch, p.t_a), at(scratch, p.t_transposed)
     for head in range(p.num_heads):
         column = head * d
-        add_rows(at(q, column), D, at(p.content_bias, column), 0, q_u, d, T, d)
-        add_rows(at(q, column), D, at(p.position_bias, column), 0, q_v, d, T, d)
+        rows.add_rows(at(q, column), D, at(p.content_bias, column), 0, q_u, d, T, d)
+        rows.add_rows(at(q, column), D, at(p.position_bias, column), 0, q_v, d, T, d)
         product(q_v, d, 1, at(p.spread_position, head * d * P), P, a, P, T, P, d, False)
         rotated = at(p.rotated, (kept * p.num_heads + head) * T * P)
-        rotate_rows(a, p.query_encoding, rotated, T, P // 2)
-        transpose(at(kv, column), 2 * D, keys_t, K_, K_, d)
+        rows.rotate_rows(a, p.query_encoding, rotated, T, P // 2)
+        rows.transpose(at(kv, column), 2 * D, keys_t, K_, K_, d)
         scores = at(p.weights, (kept * p.num_heads + head) * T * K_)
         values = at(kv, D + column)
         for t in range(0, T, ROWS):
@@ -147,15 +127,15 @@ def _attend(row, kept, scratch, p):
             tile = at(scores, t * K_)
             product(at(q_u, t * d), d, 1, keys_t, K_, tile, K_, n, padded(seen), d, False)
             product(at(rotated, t * P), P, 1, p.slot_encoding_t, K_, tile, K_, n, padded(seen), P, True)
-            softmax_rows(tile, K_, n, S + t + 1, True, K_, p.scale)
+            rows.softmax_rows(tile, K_, n, S + t + 1, True, K_, p.scale)
             product(tile, K_, 1, values, 2 * D, at(mixed, t * D + column), D, n, d, seen, False)
     after = at(p.after, kept * T * D)
     if p.has_dropout:
         product(mixed, D, 1, p.output_t, D, after, D, T, D, D, False)
-        multiply(after, at(p.mixed_factors, row * T * D), after, T * D)
-        add_rows(after, 0, x, 0, after, 0, 1, T * D)
+        rows.multiply(after, at(p.mixed_factors, row * T * D), after, T * D)
+        rows.add_rows(after, 0, x, 0, after, 0, 1, T * D)
     else:
-        copy(x, after, T * D)
+        rows.copy(x, after, T * D)
         product(mixed, D, 1, p.output_t, D, after, D, T, D, D, True)
 
 
@@ -165,20 +145,20 @@ def _feed_forward(row, kept, p):
     T, D, F = p.num_queries, p.d_model, p.d_feedforward
     after, normed = at(p.after, kept * T * D), at(p.normed, kept * T * D)
     inner, active = at(p.inner, kept * T * F), at(p.active, kept * T * F)
-    standardise(after, normed, at(p.normed_factors, kept * T), T, D, p.epsilon)
-    repeat_row(p.folded_in_bias, inner, F, T, F)
+    rows.standardise(after, normed, at(p.normed_factors, kept * T), T, D, p.epsilon)
+    rows.repeat_row(p.folded_in_bias, inner, F, T, F)
     product(normed, D, 1, p.folded_in_t, F, inner, F, T, F, D, True)
-    gelu_rows(inner, active, T * F)
+    rows.gelu_rows(inner, active, T * F)
     out = at(p.out, row * T * D)
     if p.has_dropout:
-        multiply(active, at(p.inner_factors, row * T * F), active, T * F)
-        repeat_row(p.feed_out_bias, out, D, T, D)
+        rows.multiply(active, at(p.inner_factors, row * T * F), active, T * F)
+        rows.repeat_row(p.feed_out_bias, out, D, T, D)
     else:
-        add_rows(after, D, p.feed_out_bias, 0, out, D, T, D)
+        rows.add_rows(after, D, p.feed_out_bias, 0, out, D, T, D)
     product(active, F, 1, p.feed_out_t, D, out, D, T, D, F, True)
     if p.has_dropout:
-        multiply(out, at(p.out_factors, row * T * D), out, T * D)
-        add_rows(out, 0, after, 0, out, 0, 1, T * D)
+        rows.multiply(out, at(p.out_factors, row * T * D), out, T * D)
+        rows.add_rows(out, 0, after, 0, out, 0, 1, T * D)
 
 
 @kernel
@@ -189,14 +169,14 @@ def _compress(row, kept, scratch, p):
     G_, n_ = padded(G), padded(n)
     consumed = at(p.past, (row * p.num_past + p.first_consumed) * D)
     groups = at(p.groups, row * G * D)
-    repeat_row(p.compression_bias, groups, D, G, D)
+    rows.repeat_row(p.compression_bias, groups, D, G, D)
     product(consumed, p.rate * D, 1, p.compression_t, D, groups, D, G, D, p.rate * D, True)
     if not p.has_loss:
         return
     normed, factors, kv = at(scratch, p.t_group_normed), at(scratch, p.t_factors), at(scratch, p.t_group_keys_values)
-    standardise(groups, normed, factors, G, D, p.epsilon)
-    repeat_row(at(p.projection_bias, D), kv, 2 * D, G, 2 * D)
-    zero(at(kv, G * 2 * D), (G_ - G) * 2 * D)
+    rows.standardise(groups, normed, factors, G, D, p.epsilon)
+    rows.repeat_row(at(p.projection_bias, D), kv, 2 * D, G, 2 * D)
+    rows.zero(at(kv, G * 2 * D), (G_ - G) * 2 * D)
     product(normed, D, 1, at(p.projection_t, D), 3 * D, kv, 2 * D, G, 2 * D, D, True)
     q = at(p.queries, kept * T * D)
     old = at(p.keys_values, (kept * p.num_slots_padded + p.first_consumed) * 2 * D)
@@ -207,28 +187,28 @@ def _compress(row, kept, scratch, p):
     for head in range(p.num_heads):
         column = head * d
         # What is read of the old slots, with the sign changed.
-        transpose(at(old, column), 2 * D, keys_t, n_, n_, d)
+        rows.transpose(at(old, column), 2 * D, keys_t, n_, n_, d)
         product(at(q, column), D, 1, keys_t, n_, scores, n_, T, n_, d, False)
-        softmax_rows(scores, n_, T, n, False, n_, p.scale)
-        scale_by(np.float32(-1), scores, T * n_)
+        rows.softmax_rows(scores, n_, T, n, False, n_, p.scale)
+        rows.scale_by(np.float32(-1), scores, T * n_)
         product(scores, n_, 1, at(old, D + column), 2 * D, difference, d, T, d, n, False)
-        transpose(at(kv, column), 2 * D, keys_t, G_, G_, d)
+        rows.transpose(at(kv, column), 2 * D, keys_t, G_, G_, d)
         product(at(q, column), D, 1, keys_t, G_, weights, G_, T, G_, d, False)
-        softmax_rows(weights, G_, T, G, False, G_, p.scale)
+        rows.softmax_rows(weights, G_, T, G, False, G_, p.scale)
         product(weights, G_, 1, at(kv, D + column), 2 * D, difference, d, T, d, G, True)
-        loss += sum_of_squares(difference, T * d)
-        scale_by(factor, difference, T * d)
+        loss += rows.sum_of_squares(difference, T * d)
+        rows.scale_by(factor, difference, T * d)
         product(weights, 1, G_, difference, d, at(grad_kv, D + column), 2 * D, G, d, T, False)
-        transpose(at(kv, D + column), 2 * D, keys_t, G_, G_, d)
+        rows.transpose(at(kv, D + column), 2 * D, keys_t, G_, G_, d)
         product(difference, d, 1, keys_t, G_, scores, G_, T, G_, d, False)
-        softmax_rows_gradient(weights, scores, G_, T, G, False, G_, p.scale)
+        rows.softmax_rows_gradient(weights, scores, G_, T, G, False, G_, p.scale)
         product(scores, 1, G_, at(q, column), D, at(grad_kv, column), 2 * D, G, d, T, False)
     put(p.losses, row, loss / np.float32(T * D))
     grad_normed = at(scratch, p.t_mixed)
     product(grad_kv, 2 * D, 1, at(p.projection, D * D), D, grad_normed, D, G, D, 2 * D, False)
     grad_groups = at(p.grad_groups, kept * G * D)
-    zero(grad_groups, G * D)
-    add_standardise_gradient(grad_normed, normed, factors, grad_groups, G, D)
+    rows.zero(grad_groups, G * D)
+    rows.add_standardise_gradient(grad_normed, normed, factors, grad_groups, G, D)
 
 
 @kernel
@@ -240,20 +220,20 @@ def _feed_forward_backward(row, scratch, sums, p):
     grad_fed = grad_out
     if p.has_dropout:
         grad_fed = at(scratch, p.t_mixed)
-        multiply(grad_out, at(p.out_factors, row * T * D), grad_fed, T * D)
+        rows.multiply(grad_out, at(p.out_factors, row * T * D), grad_fed, T * D)
     product(grad_fed, 1, D, active, F, at(sums, p.s_feed_out), F, D, F, T, True)
-    add_column_sums(grad_fed, D, at(sums, p.s_feed_out_bias), T, D)
+    rows.add_column_sums(grad_fed, D, at(sums, p.s_feed_out_bias), T, D)
     grad_inner, grad_normed = at(scratch, p.t_inner), at(scratch, p.t_normed)
     product(grad_fed, D, 1, p.feed_out, F, grad_inner, F, T, F, D, False)
     if p.has_dropout:
-        multiply(grad_inner, at(p.inner_factors, row * T * F), grad_inner, T * F)
-    multiply_by_gelu_slope(inner, grad_inner, T * F)
+        rows.multiply(grad_inner, at(p.inner_factors, row * T * F), grad_inner, T * F)
+    rows.multiply_by_gelu_slope(inner, grad_inner, T * F)
     product(grad_inner, 1, F, normed, D, at(sums, p.s_feed_in), D, F, D, T, True)
-    add_column_sums(grad_inner, F, at(sums, p.s_feed_in_bias), T, F)
+    rows.add_column_sums(grad_inner, F, at(sums, p.s_feed_in_bias), T, F)
     product(grad_inner, F, 1, p.folded_in, D, grad_normed, D, T, D, F, False)
     grad_after = at(p.grad_x, row * T * D)
-    copy(grad_out, grad_after, T * D)
-    add_standardise_gradient(grad_normed, normed, at(p.normed_factors, row * T), grad_after, T, D)
+    rows.copy(grad_out, grad_after, T * D)
+    rows.add_standardise_gradient(grad_normed, normed, at(p.normed_factors, row * T), grad_after, T, D)
 
 
 @kernel
@@ -266,7 +246,7 @@ def _attend_backward(row, scratch, sums, p):
     grad_attended = grad_after
     if p.has_dropout:
         grad_attended = at(scratch, p.t_normed)
-        multiply(grad_after, at(p.mixed_factors, row * T * D), grad_attended, T * D)
+        rows.multiply(grad_after, at(p.mixed_factors, row * T * D), grad_attended, T * D)
     product(grad_attended, 1, D, mixed, D, at(sums, p.s_output), D, D, D, T, True)
     grad_mixed, grads = at(scratch, p.t_mixed), at(scratch, p.t_grads)  # grads [K, 3 D]: queries, keys, values
     product(grad_attended, D, 1, p.output, D, grad_mixed, D, T, D, D, False)
@@ -276,36 +256,36 @@ def _attend_backward(row, scratch, sums, p):
     grad_rotated, by_position = at(scratch, p.t_rotated), at(scratch, p.t_by_position)
     for head in range(p.num_heads):
         column = head * d
-        add_rows(at(q, column), D, at(p.content_bias, column), 0, q_u, d, T, d)
-        add_rows(at(q, column), D, at(p.position_bias, column), 0, q_v, d, T, d)
+        rows.add_rows(at(q, column), D, at(p.content_bias, column), 0, q_u, d, T, d)
+        rows.add_rows(at(q, column), D, at(p.position_bias, column), 0, q_v, d, T, d)
         weights = at(p.weights, (row * p.num_heads + head) * T * K_)
-        transpose(at(kv, D + column), 2 * D, values_t, K_, K_, d)
+        rows.transpose(at(kv, D + column), 2 * D, values_t, K_, K_, d)
         grad_q = at(own, column)
         for t in range(0, T, ROWS):
             n = min(ROWS, T - t)
             seen = S + t + n
             tile = at(grad_scores, t * K_)
             product(at(grad_mixed, t * D + column), D, 1, values_t, K_, tile, K_, n, padded(seen), d, False)
-            softmax_rows_gradient(at(weights, t * K_), tile, K_, n, S + t + 1, True, K_, p.scale)
+            rows.softmax_rows_gradient(at(weights, t * K_), tile, K_, n, S + t + 1, True, K_, p.scale)
             product(tile, K_, 1, at(kv, column), 2 * D, at(grad_q, t * 3 * D), 3 * D, n, d, seen, False)
             product(tile, K_, 1, p.slot_encoding, P, at(grad_rotated, t * P), P, n, P, seen, False)
         product(weights, 1, K_, at(grad_mixed, column), D, at(grads, 2 * D + column), 3 * D, K, d, T, False)
         product(grad_scores, 1, K_, q_u, d, at(grads, D + column), 3 * D, K, d, T, False)
-        add_column_sums(grad_q, 3 * D, at(sums, p.s_content_bias + column), T, d)
+        rows.add_column_sums(grad_q, 3 * D, at(sums, p.s_content_bias + column), T, d)
         # The rotation is its own inverse.
-        rotate_rows(grad_rotated, p.query_encoding, a, T, P // 2)
+        rows.rotate_rows(grad_rotated, p.query_encoding, a, T, P // 2)
         product(q_v, 1, d, a, P, at(sums, p.s_position + head * d * P), P, d, P, T, True)
         product(a, P, 1, at(p.spread_position_t, head * d * P), d, by_position, d, T, d, P, False)
-        add_column_sums(by_position, d, at(sums, p.s_position_bias + column), T, d)
-        add_rows(grad_q, 3 * D, by_position, d, grad_q, 3 * D, T, d)
+        rows.add_column_sums(by_position, d, at(sums, p.s_position_bias + column), T, d)
+        rows.add_rows(grad_q, 3 * D, by_position, d, grad_q, 3 * D, T, d)
     slots = at(p.slots, row * (S + T) * D)
     x_slots = at(slots, S * D)
     product(own, 1, 3 * D, x_slots, D, at(sums, p.s_query), D, D, D, T, True)
     product(at(grads, D), 1, 3 * D, slots, D, at(sums, p.s_key), D, 2 * D, D, K, True)
-    add_column_sums(own, 3 * D, at(sums, p.s_projection_bias), T, D)
-    add_column_sums(at(grads, D), 3 * D, at(sums, p.s_projection_bias + D), K, 2 * D)
+    rows.add_column_sums(own, 3 * D, at(sums, p.s_projection_bias), T, D)
+    rows.add_column_sums(at(grads, D), 3 * D, at(sums, p.s_projection_bias + D), K, 2 * D)
     product(own, 3 * D, 1, p.projection, D, grad_normed, D, T, D, 3 * D, False)
-    add_standardise_gradient(grad_normed, x_slots, at(p.factors, row * T), grad_after, T, D)
+    rows.add_standardise_gradient(grad_normed, x_slots, at(p.factors, row * T), grad_after, T, D)
 
 
 @kernel
@@ -313,10 +293,10 @@ def _compress_backward(row, scratch, sums, p):
     D, G = p.d_model, p.num_groups
     consumed = at(p.past, (row * p.num_past + p.first_consumed) * D)
     grad_groups = at(scratch, p.t_mixed)
-    copy(at(p.grad_groups, row * G * D), grad_groups, G * D)
-    scale_by(get(p.grad_losses, row), grad_groups, G * D)
+    rows.copy(at(p.grad_groups, row * G * D), grad_groups, G * D)
+    rows.scale_by(get(p.grad_losses, row), grad_groups, G * D)
     product(grad_groups, 1, D, consumed, p.rate * D, at(sums, p.s_compression), p.rate * D, D, p.rate * D, G, True)
-    add_column_sums(grad_groups, D, at(sums, p.s_compression_bias), G, D)
+    rows.add_column_sums(grad_groups, D, at(sums, p.s_compression_bias), G, D)
 
 
 @kernel
@@ -324,17 +304,17 @@ def _pack(p):
     """Fold the norms into the weights after them, and transpose."""
     D, F, d, P = p.d_model, p.d_feedforward, p.d_head, p.num_features
     folded, biases, no_bias = p.projection, p.projection_bias, np.int64(0)
-    fold(p.query, no_bias, p.gain, p.shift, folded, biases, D, D)
-    fold(p.key, no_bias, p.gain, p.shift, at(folded, D * D), at(biases, D), D, D)
-    fold(p.value, no_bias, p.gain, p.shift, at(folded, 2 * D * D), at(biases, 2 * D), D, D)
-    transpose(p.projection, D, p.projection_t, 3 * D, 3 * D, D)
-    copy_halves(p.position, p.num_position_features // 2, p.spread_position, P // 2, D)
+    rows.fold(p.query, no_bias, p.gain, p.shift, folded, biases, D, D)
+    rows.fold(p.key, no_bias, p.gain, p.shift, at(folded, D * D), at(biases, D), D, D)
+    rows.fold(p.value, no_bias, p.gain, p.shift, at(folded, 2 * D * D), at(biases, 2 * D), D, D)
+    rows.transpose(p.projection, D, p.projection_t, 3 * D, 3 * D, D)
+    rows.copy_halves(p.position, p.num_position_features // 2, p.spread_position, P // 2, D)
     for head in range(p.num_heads):
-        transpose(at(p.spread_position, head * d * P), P, at(p.spread_position_t, head * d * P), d, d, P)
-    transpose(p.output, D, p.output_t, D, D, D)
-    fold(p.feed_in, p.feed_in_bias, p.feed_gain, p.feed_shift, p.folded_in, p.folded_in_bias, F, D)
-    transpose(p.folded_in, D, p.folded_in_t, F, F, D)
-    transpose(p.feed_out, F, p.feed_out_t, D, D, F)
+        rows.transpose(at(p.spread_position, head * d * P), P, at(p.spread_position_t, head * d * P), d, d, P)
+    rows.transpose(p.output, D, p.output_t, D, D, D)
+    rows.fold(p.feed_in, p.feed_in_bias, p.feed_gain, p.feed_shift, p.folded_in, p.folded_in_bias, F, D)
+    rows.transpose(p.folded_in, D, p.folded_in_t, F, F, D)
+    rows.transpose(p.feed_out, F, p.feed_out_t, D, D, F)
     if p.num_groups:
         c = p.rate
         for o in range(D):
@@ -348,14 +328,14 @@ def _unpack_gradients(p):
     """From the sums of all threads, of what `_pack` made, to the gradients of weights, in place of the first's sums."""
     D, sums = p.d_model, p.sums
     for part in range(1, p.num_threads):
-        add_rows(sums, 0, at(p.sums, part * p.sums_size), 0, sums, 0, 1, p.sums_size)
+        rows.add_rows(sums, 0, at(p.sums, part * p.sums_size), 0, sums, 0, 1, p.sums_size)
     gain, shift, biases = at(sums, p.s_gain), at(sums, p.s_shift), at(sums, p.s_projection_bias)
-    unfold(at(sums, p.s_query), biases, p.query, p.gain, p.shift, gain, shift, D, D)
-    unfold(at(sums, p.s_key), at(biases, D), p.key, p.gain, p.shift, gain, shift, D, D)
-    unfold(at(sums, p.s_value), at(biases, 2 * D), p.value, p.gain, p.shift, gain, shift, D, D)
+    rows.unfold(at(sums, p.s_query), biases, p.query, p.gain, p.shift, gain, shift, D, D)
+    rows.unfold(at(sums, p.s_key), at(biases, D), p.key, p.gain, p.shift, gain, shift, D, D)
+    rows.unfold(at(sums, p.s_value), at(biases, 2 * D), p.value, p.gain, p.shift, gain, shift, D, D)
     gain, shift = at(sums, p.s_feed_gain), at(sums, p.s_feed_shift)
     bias = at(sums, p.s_feed_in_bias)
-    unfold(at(sums, p.s_feed_in), bias, p.feed_in, p.feed_gain, p.feed_shift, gain, shift, p.d_feedforward, D)
+    rows.unfold(at(sums, p.s_feed_in), bias, p.feed_in, p.feed_gain, p.feed_shift, gain, shift, p.d_feedforward, D)
 
 
 @kernel(entry=True)
@@ -386,7 +366,7 @@ def run(phase, part, plans):
                     _compress(row, kept, scratch, plans[layer])
         return
     for layer in range(num_layers):
-        zero(at(plans[layer].sums, part * p.sums_size), p.sums_size)
+        rows.zero(at(plans[layer].sums, part * p.sums_size), p.sums_size)
     for row in range(first, last):
         for layer in range(num_layers - 1, -1, -1):
             sums = at(plans[layer].sums, part * p.sums_size)

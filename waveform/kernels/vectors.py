@@ -86,26 +86,24 @@ def kernel(function=None, *, entry=False, parallel=False):
 
 
 def _digest(function):
-    """A digest of the files of a kernel and of those that it calls, and of the numbers that these take from others."""
-    reached, waiting = set(), [function]
+    """A digest of the modules of a kernel and of those that it calls, and of the numbers that they take from others."""
+    reached, waiting = {__name__}, [function.__module__]
     while waiting:
-        each = waiting.pop()
-        if each not in reached:
-            reached.add(each)
-            values = [*each.__globals__.values(), *(cell.cell_contents for cell in each.__closure__ or ())]
-            waiting += [value.py_func for value in values if isinstance(value, Dispatcher)]
-    digest = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=4)
-    for module in sorted({each.__module__ for each in reached}):
+        module = waiting.pop()
+        if module not in reached:
+            reached.add(module)
+            values = list(vars(sys.modules[module]).values())
+            values += [each for value in values if inspect.ismodule(value) for each in vars(value).values()]
+            waiting += [value.py_func.__module__ for value in values if isinstance(value, Dispatcher)]
+    digest = hashlib.blake2b(digest_size=4)
+    for module in sorted(reached):
         names = vars(sys.modules[module])
-        numbers = {name: _listed(value) for name, value in names.items() if _is_number(value)}
-        digest.update(repr((module, numbers)).encode())
+        numbers = {name: value for name, value in names.items() if _is_number(value)}
+        listed = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in numbers.items()}
+        digest.update(repr((module, listed)).encode())
         path = Path(names.get("__file__", ""))
         digest.update(path.read_bytes() if path.is_file() else b"")
     return digest.hexdigest()
-
-
-def _listed(value):
-    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _is_number(value):

@@ -316,7 +316,7 @@ def softmax_attention(
             order += rows
         return torch.cat(parts)[torch.tensor(order).argsort()]
     if bias is None and _takes_kernels(q_BHTE, k_BHKd):
-        from waveform.kernels.attention_op import attention_in_kernels  # here: others do without numba
+        from waveform.kernels.attention import attention_in_kernels  # here: others do without numba
 
         num_missing = -q_BHTE.shape[3] % VECTOR  # features, to whole vectors
         padded = None if encoding is None else F.pad(encoding.float(), (0, num_missing))

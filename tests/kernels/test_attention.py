@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.test_attention import written_out
-from waveform.kernels import attention_op
+from waveform.kernels import attention as kernels
 from waveform.models import attention
 from waveform.models.attention import softmax_attention
 from waveform.system.threads import torch_in_one_thread
@@ -43,7 +43,7 @@ def test_equal_to_softmax_written_out(size: tuple[int, int], causal: bool, num_e
     given = tensors(*size, num_features=num_features)
     encoding = torch.randn(num_encodings, size[1], P) if num_encodings else None
     grad = torch.randn(B, H, size[0], d)
-    made = attended(attention_op.attention_in_kernels, given, grad, causal=causal, encoding=encoding)
+    made = attended(kernels.attention_in_kernels, given, grad, causal=causal, encoding=encoding)
     precise = tuple(x.detach().double().requires_grad_() for x in given)
     encoding = None if encoding is None else encoding.double()
     visible = torch.ones(size, dtype=torch.bool)
@@ -62,7 +62,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
         for num_threads in (1, 2, 5):
             torch.set_num_threads(num_threads)
             with torch_in_one_thread():
-                results.append(attended(attention_op.attention_in_kernels, given, grad, causal=True, encoding=encoding))
+                results.append(attended(kernels.attention_in_kernels, given, grad, causal=True, encoding=encoding))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
@@ -72,14 +72,14 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 @pytest.fixture(name="calls")
 def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The arguments of calls of the kernels, which take any size while this is open."""
-    calls, real = [], attention_op.attention_in_kernels
+    calls, real = [], kernels.attention_in_kernels
     monkeypatch.setattr(attention, "_MIN_SCORES", 1)
 
     def record(*given: Any, **options: Any) -> Tensor:
         calls.append(given)
         return real(*given, **options)
 
-    monkeypatch.setattr(attention_op, "attention_in_kernels", record)
+    monkeypatch.setattr(kernels, "attention_in_kernels", record)
     return calls
 
 
