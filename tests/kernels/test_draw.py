@@ -1,6 +1,7 @@
 """Draws within compiled steps: the tokens that the definition in torch draws, whatever the rule and the logits."""
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,7 @@ from tests import laws
 from waveform.engine import interface
 from waveform.engine.drawing import DrawConfig, choose
 from waveform.engine.interface import Decoder
-from waveform.kernels.draw import Draws, KernelDecoder, draw_row, draw_scratch, make_draws
-from waveform.kernels.record import make_record
-from waveform.kernels.vectors import kernel, padded
-from waveform.models.registry import build
+from waveform.kernels.draw import Draws, KernelDecoder, draw_from
 
 B = 300
 RULES = [
@@ -26,23 +24,10 @@ RULES = [
 ]
 
 
-@kernel(entry=True)
-def _draw(tokens, draws, plan):
-    draw_row(0, tokens, draws, plan[0])
-
-
 def drawn_by_kernel(logits: Tensor, uniform: Tensor, config: DrawConfig) -> Tensor:
     """As `choose`."""
-    num_rows, num_classes = logits.shape
-    whole_vectors = np.full((num_rows, padded(num_classes)), -np.inf, dtype=np.float32)
-    whole_vectors[:, :num_classes] = logits
-    sizes = {"num_rows": num_rows, "num_logits": padded(num_classes), "num_classes": num_classes}
-    fields = {"logits": whole_vectors, **sizes, **draw_scratch(num_classes)}
-    draws = make_draws(uniform[None], config)
-    tokens = np.zeros(num_rows, dtype=np.int64)
-    _draw(tokens, draws, make_record(fields))
-    assert (tokens == draws.drawn[0]).all()
-    return torch.from_numpy(tokens)
+    stepper: Any = SimpleNamespace(step=lambda tokens: logits)
+    return draw_from(stepper, torch.zeros(len(logits), dtype=torch.int64), uniform[None], config)[0]
 
 
 def logits_of(kind: str, num_classes: int) -> Tensor:
@@ -139,14 +124,3 @@ def test_decoders_that_draw_equal_single_steps(case: laws.Case, int8: bool) -> N
     model, tokens = case.build().float(), torch.full((2,), laws.VOCAB_SIZE)
     for config in (DrawConfig(), DrawConfig(temperature=0.8, top_k=8, top_p=0.9)):
         assert_draws_equal_single_steps(model, tokens, [7 * case.window + 3, 1, 130, 64], config, int8=int8)
-
-
-@pytest.mark.parametrize("name", ["compressive_transformer", "wavenet"])
-def test_a_long_stream_equals_single_steps(name: str) -> None:
-    """With as many classes as audio has, over thousands of steps of two streams."""
-    torch.manual_seed(0)
-    fields = next(iter(laws.CONFIGS[name].values()))
-    model = laws.randomise(build(name, vocab_size=256, **fields), std=0.3).float()
-    for config in (DrawConfig(), DrawConfig(temperature=0.9, top_k=100, top_p=0.95)):
-        drawn = assert_draws_equal_single_steps(model, torch.tensor([256, 256]), 4 * [1024], config)
-        assert len(drawn.unique()) > 50

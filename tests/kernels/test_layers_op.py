@@ -127,8 +127,10 @@ def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], exact: di
         assert (value - expected[name]).double().norm() < tolerance, name
 
 
-@pytest.mark.parametrize("cut", _CUTS)
-@pytest.mark.parametrize("variant", _VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "cut"),
+    [("conv", "windows"), ("conv", "longer calls"), *((each, "parts of windows") for each in _VARIANTS)],
+)
 def test_equal_to_torch(variant: str, cut: str, counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     model, (lengths, num_calls) = make_model(**_VARIANTS[variant]), _CUTS[cut]
     expected = by_torch(monkeypatch, lambda: run(model, lengths))
@@ -208,9 +210,8 @@ NOT_FOR_KERNELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("reason", NOT_FOR_KERNELS)
-def test_other_models_run_by_torch(reason: str, counted: Counted) -> None:
-    run(make_model(**NOT_FOR_KERNELS[reason]), [_WINDOW] * 7)
-    assert not counted.calls
+def test_other_models_run_by_torch(reason: str) -> None:
+    assert not make_model(**NOT_FOR_KERNELS[reason]).has_own_threads
 
 
 def test_other_calls_run_by_torch(counted: Counted) -> None:

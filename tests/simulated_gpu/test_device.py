@@ -1,7 +1,7 @@
 """The simulated GPU refuses what a GPU refuses, allows what it allows, and notices every wait."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,15 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.simulated_gpu.device import SimulatedGpu, simulated_gpu, without_gpu
+from tests.simulated_gpu.device import SimulatedGpu, without_gpu
 
 pytestmark = without_gpu
-
-
-@pytest.fixture(name="gpu")
-def open_gpu() -> Iterator[SimulatedGpu]:
-    with simulated_gpu() as gpu:
-        yield gpu
 
 
 def on_gpu(*shape: int, **options: Any) -> Tensor:

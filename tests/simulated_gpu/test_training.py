@@ -1,6 +1,6 @@
-"""Training of every registered model on a simulated GPU: it never waits, and transfers do not grow with the layers."""
+"""Every registered model on a simulated GPU: neither training nor sampling waits, and layers share what is copied."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,14 @@ from tests import laws
 from tests.engine.conftest import write_tokens
 from tests.engine.training import small_learner
 from tests.laws import CONFIGS, Case
-from tests.simulated_gpu.device import NEEDS_CUDNN, SimulatedGpu, simulated_gpu, without_gpu
+from tests.simulated_gpu.device import NEEDS_CUDNN, SimulatedGpu, without_gpu
+from waveform.engine import interface
 from waveform.engine.token_learner import TokenLearner
 from waveform.ranks.distributed import World
 
 pytestmark = without_gpu
 _LENGTHS = [60, 45, 33, 80, 21, 52, 70, 9]  # tokens of utterances: rows begin and end theirs at different times
 _STEADY_AFTER = 4  # updates: memories are full, some rows were reset, the optimiser has its moments
-
-
-@pytest.fixture(name="gpu")
-def open_gpu() -> Iterator[SimulatedGpu]:
-    with simulated_gpu() as gpu:
-        yield gpu
 
 
 Make = Callable[..., TokenLearner]
@@ -143,3 +138,15 @@ def test_layers_share_the_mask_of_rows_at_different_places(gpu: SimulatedGpu, st
     assert num_pieces
     assert len({mask.like.untyped_storage()._cdata for mask in masks}) == num_pieces
     assert all(mask.dtype == torch.bfloat16 for mask in masks)
+
+
+@pytest.mark.parametrize("case", laws.params(laws.WITH_DECODER))
+def test_steps_of_decoders_never_wait(case: laws.Case, gpu: SimulatedGpu) -> None:
+    model = case.build().eval().to("cuda")
+    tokens = torch.zeros(2, dtype=torch.int64, device="cuda")
+    with torch.inference_mode():
+        decoder = interface.decoder(model, model.init_state(2, device="cuda", dtype=torch.float64))
+        gpu.waits.clear()
+        for _ in range(6 * case.window + 2):
+            decoder.step(tokens)
+    assert gpu.operations and not gpu.waits, gpu.waits
