@@ -190,7 +190,7 @@ def test_a_run_of_a_kind_that_nothing_knows_is_one_line(
 
 def test_export_overwrites_nothing(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("mine")
-    assert "exists; give a new file" in mistake(["export", place / "run", tmp_path / "file"], capsys)
+    assert "exists; give a new name" in mistake(["export", place / "run", tmp_path / "file"], capsys)
     assert (tmp_path / "file").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
 
 
