@@ -329,7 +329,7 @@ def test_audio_that_needs_settings_is_to_be_prepared_first(
 ) -> None:
     write_tones(tmp_path / "few", num=4)
     line = mistake(["evaluate", place / "wavenet", "--data", tmp_path / "few"], capsys)
-    assert "set data.split.valid=" in line
+    assert "set data.split.valid and data.split.test higher" in line
     assert line.endswith(f"; give settings to `waveform prepare {tmp_path / 'few'} DATA_DIR`, and then --data DATA_DIR")
 
 

@@ -304,7 +304,7 @@ _ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "other weights": (add("checkpoints/step_00000004/model.safetensors"), "model.safetensors is damaged or cut short"),
     "no weights": (
         rewritten(lambda content: content.pop("checkpoints/step_00000004/model.safetensors")),
-        "model.safetensors is missing",
+        "cannot read",
     ),
 }
 
