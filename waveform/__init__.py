@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from waveform.models.registry import build as build
-    from waveform.speech.listen import listen as listen
-    from waveform.speech.listen import metrics as metrics
+    from waveform.speech.notebook import listen as listen
+    from waveform.speech.notebook import metrics as metrics
     from waveform.speech.run import load as load
     from waveform.system.errors import UserError as UserError
     from waveform.verbs.analyse import analyse as analyse
@@ -36,9 +36,9 @@ _HOMES = {
     "compare": "waveform.verbs.compare",
     "evaluate": "waveform.verbs.evaluate",
     "export": "waveform.verbs.export",
-    "listen": "waveform.speech.listen",
+    "listen": "waveform.speech.notebook",
     "load": "waveform.speech.run",
-    "metrics": "waveform.speech.listen",
+    "metrics": "waveform.speech.notebook",
     "prepare": "waveform.verbs.prepare",
     "race": "waveform.verbs.race",
     "report": "waveform.verbs.report",

@@ -21,9 +21,9 @@ from waveform.domain import SCHEMA
 from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.ranks.distributed import choose_device
-from waveform.runs.folder import read_config
+from waveform.runs.folder import Saved, read_config
 from waveform.runs.named import find_run
-from waveform.runs.opened import Saved, load_model, use_saved
+from waveform.runs.opened import load_model, use_saved
 from waveform.runs.settings import typed
 from waveform.runs.statistics import with_intervals
 from waveform.system.console import table

@@ -1,6 +1,7 @@
 """`waveform serve`: sounds as they are drawn, for several listeners, none of whom is trusted."""
 
 import socket
+import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.report.conftest import wait_for
 from tests.test_cli import mistake
 from waveform.audio.wav import pcm_bytes
 from waveform.engine.sampler import SamplingConfig
+from waveform.speech import sound_server
 from waveform.speech.run import Run, load
 from waveform.speech.sound_server import ServeConfig, SoundServer
 
@@ -102,6 +104,9 @@ def test_what_is_out_of_range_is_one_line(server: SoundServer) -> None:
     assert refused(sound(server, run="c")) == (404, "there is no such run here")
     assert "trained without labels" in refused(sound(server, label="ann"))[1]
     assert ask(server, "GET", "/../../etc/passwd").status == 404
+    with socket.create_connection(("127.0.0.1", server.server_port)) as raw:
+        raw.sendall(b"GET http://[ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert raw.recv(12) == b"HTTP/1.0 400"
 
 
 def test_uploads_that_are_no_audio_are_refused(server: SoundServer) -> None:
@@ -113,8 +118,19 @@ def test_uploads_that_are_no_audio_are_refused(server: SoundServer) -> None:
         assert ask(server, "POST", "/sound", headers=headers).status == 411, headers
 
 
+def test_an_upload_that_drips_is_given_up(server: SoundServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sound_server, "_UPLOAD_S", 0.2)
+    with socket.create_connection(("127.0.0.1", server.server_port)) as slow:
+        slow.sendall(b"POST /sound HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n")
+        for _ in range(4):
+            slow.sendall(b"R")
+            time.sleep(0.1)
+        assert slow.recv(12) == b"HTTP/1.0 408"
+
+
 def test_other_sites_are_refused(server: SoundServer) -> None:
     assert refused(ask(server, "GET", "/", headers={"Host": "rebound.example"}))[0] == 403
+    assert refused(ask(server, "GET", "/", headers={"Host": "["}))[0] == 400
     assert refused(ask(server, "POST", "/sound", headers={"Origin": "http://other.example"}))[0] == 403
     own = {"Origin": f"http://127.0.0.1:{server.server_port}"}
     assert ask(server, "POST", "/sound?seconds=0.1", headers=own).status == 200

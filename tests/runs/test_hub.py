@@ -8,6 +8,7 @@ from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 import yaml
@@ -37,9 +38,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class _Hub(BaseHTTPRequestHandler):
     """As much of a hub's interface as downloading needs; `/o/n` is the folder that `serving` gives."""
 
-    def __init__(self, folder: Path, *arguments: object) -> None:
+    def __init__(self, folder: Path, *arguments: Any) -> None:
         self.folder = folder
-        super().__init__(*arguments)  # type: ignore[arg-type]
+        super().__init__(*arguments)
 
     def do_GET(self, *, body: bool = True) -> None:
         if self.path.startswith("/api/models/o/n/revision/"):
@@ -132,6 +133,7 @@ def test_a_run_on_a_hub_is_downloaded_once_without_what_is_not_needed(
 
 def test_a_name_that_no_hub_has_is_one_line(hub: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot download hf:/o/other: " in mistake(["sample", "hf://o/other", "--out", "wav"], capsys)
+    assert "cannot download hf:/a--b/c: " in mistake(["sample", "hf://a--b/c", "--out", "wav"], capsys)
     assert "give hf://owner/name or hf://owner/name@revision" in mistake(["sample", "hf://other", "--out", "w"], capsys)
 
 
@@ -153,6 +155,10 @@ def test_hostile_folders_are_refused(place: Path, tmp_path: Path, capsys: pytest
         shutil.copytree(place / "hub", copy)
         _edit(copy, **fields)
         assert reason in mistake(["sample", str(copy), "--out", str(tmp_path / "wav")], capsys)
+    deep = tmp_path / "deep"
+    shutil.copytree(place / "hub", deep)
+    (deep / HUB_CONFIG_FILE).write_text('{"config": {"deep": ' + "[" * 100_000)
+    assert "is not a configuration" in mistake(["sample", str(deep), "--out", str(tmp_path / "wav")], capsys)
     copy = tmp_path / "link"
     shutil.copytree(place / "hub", copy)
     (copy / "model.safetensors").unlink()
@@ -168,6 +174,9 @@ def test_what_does_not_fit_is_one_line(place: Path, tmp_path: Path, capsys: pyte
     other = tmp_path / "other.json"
     other.write_text(json.dumps({"step": 7, "num_parameters": 1}))
     assert "evaluate it again" in mistake([*export, *hub, "--figures", str(other)], capsys)
+    entry = json.loads((place / "figures.json").read_text())
+    other.write_text(json.dumps({name: entry[name] for name in ("step", "num_parameters")}))
+    assert "it has no bits_per_token" in mistake([*export, *hub, "--figures", str(other)], capsys)
     other.write_text("[]")
     assert "is not a file that `waveform evaluate" in mistake([*export, *hub, "--figures", str(other)], capsys)
     assert "exists" in mistake(["export", str(place / "run"), str(place / "hub"), *hub], capsys)

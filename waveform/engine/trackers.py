@@ -56,8 +56,10 @@ class Service:
     wandb works offline, into the run folder, unless WANDB_MODE says otherwise; Trackio keeps all of it on this machine.
     """
 
+    _module: Any  # what the package's own name means
+
     def __init__(self, name: str, run_dir: Path) -> None:
-        self._module, self._name, self._failed = import_module(name), name, False
+        self._name, self._failed = name, False
         run_dir = run_dir.resolve()
         given: dict[str, Any] = {"project": run_dir.parent.name or "waveform", "name": run_dir.name, "resume": "allow"}
         if name == "wandb":
@@ -66,7 +68,11 @@ class Service:
                 "dir": str(run_dir),
                 "mode": os.environ.get("WANDB_MODE", "offline"),
             }
-        self._try(lambda: self._module.init(**given))
+        self._try(lambda: self._begin(given))
+
+    def _begin(self, given: dict[str, Any]) -> None:
+        self._module = import_module(self._name)
+        self._module.init(**given)
 
     def _try(self, call: Callable[[], Any]) -> None:
         if self._failed:

@@ -16,11 +16,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from waveform.engine import checkpoint
 from waveform.engine.metrics import METRICS_FILE
-from waveform.runs.folder import CONFIG_FILE, OWN_DATA_DIR
+from waveform.runs.folder import CONFIG_FILE, OWN_DATA_DIR, Saved
 from waveform.runs.settings import to_yaml
 from waveform.system.atomic import explain_write_errors, require_writable, sync
 from waveform.system.errors import UserError
@@ -42,9 +41,6 @@ _NOT_AN_ARCHIVE = (
     OverflowError,  # an offset beyond 64 bits
 )
 _TIME = (1980, 1, 1, 0, 0, 0)  # of every file, so that the same run gives the same archive
-
-
-Saved = tuple[Path, dict[str, Any], checkpoint.Checkpoint]  # a run folder, its configuration and a checkpoint
 
 
 def write_archive(saved: Saved, file: Path, *, optimiser: bool = False, data_files: Iterable[Path] = ()) -> None:

@@ -6,7 +6,7 @@ config.yaml  metrics.jsonl  tensorboard/  checkpoints/step_N/
 from dataclasses import MISSING, fields
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import yaml
@@ -43,6 +43,14 @@ _NO_LABELS = ("data", "labels", "none")  # is null where data has none; `dataset
 
 _Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 _Number = Annotated[float, Meta(ge=0, le=1e300)]
+
+
+class Saved(NamedTuple):
+    """What a run has on disk: its newest checkpoint, and the configuration of that."""
+
+    folder: Path  # of an archive: a temporary one
+    config: dict[str, Any]
+    checkpoint: Checkpoint
 
 
 class _Model(Struct):

@@ -21,10 +21,11 @@ from jinja2 import Environment
 
 from waveform.engine.checkpoint import CHECKPOINTS_DIR
 from waveform.engine.metrics import METRICS_FILE, read_metrics
-from waveform.runs.archive import Saved, staged
-from waveform.runs.folder import CONFIG_FILE, OWN_DATA_DIR, read_config
+from waveform.runs.archive import staged
+from waveform.runs.folder import CONFIG_FILE, OWN_DATA_DIR, Saved
 from waveform.runs.learning_curves import learning_curve, save_learning_curves
 from waveform.runs.settings import to_yaml
+from waveform.system.atomic import explain_write_errors
 from waveform.system.console import say
 from waveform.system.errors import UserError
 
@@ -64,7 +65,7 @@ def write_hub(
     with staged(saved, folder, data_files=data_files) as run:
         hub, (step,) = run.parent / "hub", (run / CHECKPOINTS_DIR).iterdir()
         hub.mkdir()
-        config = read_config(run) | {"dataset": saved[1]["dataset"]}
+        config = saved.config
         content = _HubConfig(
             library_name="waveform",
             model_type=config["model"]["name"],
@@ -82,7 +83,12 @@ def write_hub(
         save_learning_curves(hub / "learning-curve.png", [(config["model"]["name"], curve)], unit=unit)
         for name, example in (examples or {}).items():
             (hub / name).write_bytes(example)
-        known = {"config": config, "curve": curve, "progress": saved[2].progress, "examples": list(examples or {})}
+        known = {
+            "config": config,
+            "curve": curve,
+            "progress": saved.checkpoint.progress,
+            "examples": list(examples or {}),
+        }
         template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(
             files("waveform.runs").joinpath("card.md.jinja").read_text(encoding="utf-8")
         )
@@ -109,18 +115,20 @@ def unpack_hub(source: Path, folder: Path, *, follow_links: bool = False) -> Non
         content = msgspec.json.decode(path.read_bytes(), type=_HubConfig)
         if content.library_name != "waveform":
             raise ValueError(f"it is of {content.library_name[:40]!a}")
-    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+        settings = to_yaml(content.config)
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise UserError(f"{path} is not a configuration that `waveform export` wrote ({error})") from error
     step = folder / CHECKPOINTS_DIR / content.checkpoint
-    step.mkdir(parents=True)
-    (folder / CONFIG_FILE).write_text(to_yaml(content.config), encoding="utf-8")
-    (step / "progress.json").write_text(content.progress)
-    (step / "complete.json").write_text(content.complete)
-    places = {_WEIGHTS: step, METRICS_FILE: folder} | dict.fromkeys(_OF_DATA, folder / OWN_DATA_DIR)
-    for name, place in places.items():
-        if (source / name).is_file():
-            place.mkdir(exist_ok=True)
-            shutil.copyfile(source / name, place / name)
+    with explain_write_errors(folder):
+        step.mkdir(parents=True)
+        (folder / CONFIG_FILE).write_text(settings, encoding="utf-8")
+        (step / "progress.json").write_text(content.progress)
+        (step / "complete.json").write_text(content.complete)
+        places = {_WEIGHTS: step, METRICS_FILE: folder} | dict.fromkeys(_OF_DATA, folder / OWN_DATA_DIR)
+        for name, place in places.items():
+            if (source / name).is_file():
+                place.mkdir(exist_ok=True)
+                shutil.copyfile(source / name, place / name)
 
 
 def is_hub_name(given: Path | str) -> bool:
@@ -144,7 +152,7 @@ def download(given: Path | str) -> Path:
     repo, revision = found["repo"], found["revision"]
     try:
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(_READ)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:  # a name that no hub has
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"cannot download {given}: {reason}") from error
     if not is_hub(folder):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from waveform.engine.state_ram import require_ram_for_state
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import choose_device
 from waveform.runs.configured_model import labels_of, model_from, window_of
-from waveform.runs.folder import CONFIG_FILE, check_recorded, read_config
+from waveform.runs.folder import CONFIG_FILE, Saved, check_recorded, read_config
 from waveform.runs.named import find_run
 from waveform.system.console import printable
 from waveform.system.errors import UserError
@@ -118,14 +118,6 @@ def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: 
         tokens_seen=saved.checkpoint.progress.tokens_seen,
         given=Path(run_dir),
     )
-
-
-class Saved(NamedTuple):
-    """What a run has on disk: its newest checkpoint, and the configuration of that."""
-
-    folder: Path  # of an archive: a temporary one
-    config: dict[str, Any]
-    checkpoint: checkpoint.Checkpoint
 
 
 def find_saved(run_dir: Path | str, **model_fields: int) -> Saved:

@@ -12,6 +12,7 @@ import json
 import math
 import secrets
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
@@ -22,7 +23,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from threading import BoundedSemaphore, Lock
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from waveform.system.errors import UserError
 
 _MAX_BODY_BYTES = 20 << 20
 _PRIME_S = 10.0  # of an uploaded recording: its end
+_UPLOAD_S = 60.0  # for all of it
 _SILENT_S = 30.0  # a client that neither sends nor reads for so long is gone
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 _POLICY = (
@@ -80,7 +82,7 @@ class SoundServer(ThreadingHTTPServer):
         return f"http://{self.config.host}:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):  # a client that is gone is no error
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):  # a client that is gone is not an error
             super().handle_error(request, client_address)
 
     def page(self, *, nonce: str) -> str:
@@ -105,6 +107,14 @@ class _Refused(Exception):
     def __init__(self, status: HTTPStatus, line: str) -> None:
         super().__init__(line)
         self.status, self.line = status, line
+
+
+def _parts(address: str) -> SplitResult:
+    """What an address that a client sent consists of."""
+    try:
+        return urlsplit(address)
+    except ValueError as error:
+        raise _Refused(HTTPStatus.BAD_REQUEST, f"not an address: {error}") from error
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -147,15 +157,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _require_same_site(self) -> None:
         """Refuse what a page of another site, or a name that leads here, asks for."""
-        host = urlsplit(f"//{self.headers.get('Host', '')}")
+        host = _parts(f"//{self.headers.get('Host', '')}")
         if self.server.config.host in _LOCAL and host.hostname not in _LOCAL:
             raise _Refused(HTTPStatus.FORBIDDEN, "this server answers to localhost only")
         origin = self.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != host.netloc:
+        if origin is not None and _parts(origin).netloc != host.netloc:
             raise _Refused(HTTPStatus.FORBIDDEN, "other sites may not ask for sounds")
 
     def _page(self) -> None:
-        if urlsplit(self.path).path != "/":
+        if _parts(self.path).path != "/":
             raise _Refused(HTTPStatus.NOT_FOUND, "there is only /")
         nonce = secrets.token_urlsafe(16)
         policy = {"Content-Security-Policy": _POLICY.format(nonce=nonce)}
@@ -163,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(self.server.page(nonce=nonce).encode())
 
     def _sound(self) -> None:
-        address = urlsplit(self.path)
+        address = _parts(self.path)
         if address.path != "/sound":
             raise _Refused(HTTPStatus.NOT_FOUND, "there is only /sound")
         asked = {name: values[-1] for name, values in parse_qs(address.query).items()}
@@ -175,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
             seconds, seed = float(asked.get("seconds", min(5, most))), int(asked.get("seed", 0))
             sampling = SamplingConfig(temperature=float(asked.get("temperature", 1)), seed=seed)
         except ValueError as error:
-            raise _Refused(HTTPStatus.BAD_REQUEST, f"a number is none: {error}") from error
+            raise _Refused(HTTPStatus.BAD_REQUEST, f"not a number: {error}") from error
         if not 0 < seconds <= most:
             raise _Refused(HTTPStatus.BAD_REQUEST, f"seconds is {seconds:g}; it must be above 0 and at most {most:g}")
         label = asked.get("label") or None
@@ -196,7 +206,11 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a recording may have {_MAX_BODY_BYTES >> 20} MiB at most"
             )
-        content = self.rfile.read(int(length))
+        content, end = b"", time.monotonic() + _UPLOAD_S
+        while len(content) < int(length) and (part := self.rfile.read1(int(length) - len(content))):
+            content += part
+            if time.monotonic() > end:
+                raise _Refused(HTTPStatus.REQUEST_TIMEOUT, f"a recording may take {_UPLOAD_S:g} s to arrive")
         if not content:
             return None
         rate = run.audio_format.sample_rate_hz

@@ -74,6 +74,8 @@ def _about(card: CardOptions, *, step: int, size: int) -> dict[str, Any]:
                     f"--figures {card.figures} is of step {own[0]} and {own[1]:,} parameters, this run of step {step} "
                     f"and {size:,}; evaluate it again"
                 )
+            if missing := {"nats_per_token", "bits_per_token", "split", "num_tokens", "num_utterances"} - set(figures):
+                raise ValueError(f"it has no {min(missing)}")
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise UserError(
                 f"--figures {card.figures} is not a file that `waveform evaluate RUN_DIR --json` wrote ({error!r})"

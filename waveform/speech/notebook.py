@@ -1,4 +1,4 @@
-"""Sounds, the log and a run as a notebook shows them."""
+"""What a notebook shows: sounds to play, and the log of a run as a data frame."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +58,7 @@ def listen(samples: np.ndarray | Tensor, *, sample_rate_hz: int = AudioFormat.sa
 def metrics(run_dir: Path | str) -> "pandas.DataFrame":
     """The log of a run, as training wrote it: a row a record, `kind` is train or evaluate, NLL in nats per token.
 
-    Raises UserError if there is no run, if its log cannot be read, and without pandas.
+    Raises UserError if there is no run, if its log cannot be read, or if pandas is not installed.
     """
     try:
         import pandas
