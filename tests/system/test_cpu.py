@@ -73,7 +73,7 @@ def test_it_is_said_why_there_are_so_many_threads(
     assert cpu.why_threads(num_threads) == expected
 
 
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not count it")
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="only Linux counts how long a thread waits")
 def test_four_that_share_a_core_wait_for_each_other() -> None:
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
