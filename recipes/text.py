@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 from recipes.continuations import tokenizer_of
 from recipes.corpora.catalogue import RECIPES, find_recipe, recipe_names
@@ -106,6 +106,7 @@ class Text(TokenDomain):
 
     kind = "text"
     runs = "runs on text"
+    verbs: ClassVar[Mapping[str, str]] = {**TokenDomain.verbs, "sample": "recipes.continuations:sample"}
     cuts_valid = True
     report_contents = TextContents
     space = staticmethod(search_space)

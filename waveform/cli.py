@@ -24,7 +24,7 @@ from waveform.command.arguments import (
     overrides,
     plot,
 )
-from waveform.command.table import Argument, Verb, number, path, run_command, switch
+from waveform.command.table import OF_DOMAIN, Argument, Verb, number, path, run_command, switch
 
 _TRAIN_EPILOG = """\
 settings (Hydra overrides), any number, after the paths:
@@ -51,15 +51,6 @@ several GPUs:
   torchrun --nproc-per-node=8 -m waveform train SOURCE RUN_DIR
 """
 _SOURCE = path("source", "a folder of audio, or a data set that `prepare` made, of audio or text", metavar="SOURCE")
-_SCORES = {
-    verb: {
-        "audio": f"waveform.verbs.{verb}:{verb}",
-        "text": f"waveform.verbs.{verb}:{verb}",
-        "environment": f"recipes.reinforcement.evaluation:{verb}",
-    }
-    for verb in ("evaluate", "compare")
-}
-_SAMPLES = {"audio": "waveform.verbs.sample:sample", "text": "recipes.continuations:sample"}
 
 RUN_VERBS = (
     Verb(
@@ -115,7 +106,7 @@ RUN_VERBS = (
     Verb(
         "evaluate",
         "print a run's NLL on held-out data, and the metrics of its domain",
-        _SCORES["evaluate"],
+        OF_DOMAIN,
         (
             RUN_DIR,
             *SCORING,
@@ -141,7 +132,7 @@ RUN_VERBS = (
     Verb(
         "sample",
         "generate audio into WAV files or stdout, or play it, as it is drawn; or print text",
-        _SAMPLES,
+        OF_DOMAIN,
         (
             RUN_DIR,
             Argument(
@@ -203,7 +194,7 @@ RUN_VERBS = (
     Verb(
         "compare",
         "compare runs on the same held-out data: NLL, difference to WaveNet (or the first run), size and speed",
-        _SCORES["compare"],
+        OF_DOMAIN,
         (
             RUN_DIRS,
             *SCORING,

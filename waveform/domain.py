@@ -67,6 +67,8 @@ class Domain(ABC):
     kind: ClassVar[str]
     runs: ClassVar[str]  # what messages call its runs
     unit: ClassVar[str] = "token"  # what users call a token
+    # Verbs that differ by domain: `module:function` of each that its runs have
+    verbs: ClassVar[Mapping[str, str]] = {}
     train_config: ClassVar[type[BaseTrainConfig]] = TrainConfig
     # Whether training cuts long validation utterances, so that its quick looks have several rows
     cuts_valid: ClassVar[bool] = False
@@ -121,6 +123,10 @@ class Domain(ABC):
 class TokenDomain(Domain):
     """What runs on a data set bring besides: how it is opened, and how they are scored on it."""
 
+    verbs: ClassVar[Mapping[str, str]] = {
+        "evaluate": "waveform.verbs.evaluate:evaluate",
+        "compare": "waveform.verbs.compare:compare",
+    }
     tune_preset: ClassVar[str] = "cpu"  # of small models, for which the search spaces are
 
     @abstractmethod

@@ -1,9 +1,9 @@
 """What runs of agents bring to the verbs: their settings, and a trainer of an agent in a run folder."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -34,6 +34,9 @@ class Agents(Domain):
     kind = "environment"
     runs = "runs of agents"
     unit = "step"
+    verbs: ClassVar[Mapping[str, str]] = {
+        verb: f"recipes.reinforcement.evaluation:{verb}" for verb in ("evaluate", "compare")
+    }
     train_config = BaseTrainConfig
 
     def knows(self, name: str) -> bool:

@@ -8,15 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import pytest
 
 import recipes.cli
 import waveform.cli
+from recipes.reinforcement.training import Agents
 from recipes.text import Text
 from waveform.command.arguments import overrides
-from waveform.command.table import OVERRIDES, Argument, Verb, number, run_command, switch
+from waveform.command.table import OF_DOMAIN, OVERRIDES, Argument, Verb, number, run_command, switch
+from waveform.domain import Domain
 from waveform.speech.domain import Speech
 
 CALLS: list[tuple[str, dict[str, Any]]] = []
@@ -36,6 +40,10 @@ def draw(path: str, *, names: list[str] | None = None, size: Size, overrides: tu
 
 def explain(overrides: tuple[str, ...] = ()) -> None:
     CALLS.append(("explain", {"overrides": list(overrides)}))
+
+
+def sample_shapes(run_dir: Path) -> None:
+    CALLS.append(("sample_shapes", {"run_dir": run_dir}))
 
 
 def exit_code(result: str) -> int:
@@ -84,6 +92,19 @@ def test_another_function_gets_the_arguments_that_it_takes(run: Any) -> None:
     assert run("a", "x=1", "--explain", "--width", "2") == (0, ("explain", {"overrides": ["x=1"]}))
 
 
+def test_a_domain_of_another_package_names_its_verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = type(
+        "Shapes", (Domain,), {"kind": "shapes", "runs": "shapes", "verbs": {"sample": f"{HERE}:sample_shapes"}}
+    )
+    shapes.__abstractmethods__ = frozenset()
+    registered = SimpleNamespace(load=lambda: shapes)
+    monkeypatch.setattr("waveform.domain.entry_points", lambda group, name: [registered] if name == "shapes" else [])
+    config = {"dataset": {"modality": {"kind": "shapes"}}}
+    monkeypatch.setattr("waveform.domain.read_config", lambda run_dir: config)
+    assert waveform.cli.main(["sample", str(tmp_path)]) == 0
+    assert CALLS.pop() == ("sample_shapes", {"run_dir": tmp_path})
+
+
 def test_what_argparse_refuses_ends_with_2(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run("a", "--unknown")
@@ -106,7 +127,9 @@ def loaded(name: str) -> Any:
 
 
 def functions(verb: Verb) -> list[str]:
-    return [verb.function] if isinstance(verb.function, str) else sorted(set(verb.function.values()))
+    if verb.function != OF_DOMAIN:
+        return [verb.function]
+    return sorted({domain.verbs[verb.name] for domain in (Speech, Text, Agents) if verb.name in domain.verbs})
 
 
 @pytest.mark.parametrize("verb", [*waveform.cli.VERBS, *recipes.cli.VERBS], ids=lambda verb: verb.name)

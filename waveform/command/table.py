@@ -23,6 +23,7 @@ from waveform.system.errors import UserError
 from waveform.system.rules import COUNTABLE
 from waveform.system.versions import warn_of_untested
 
+OF_DOMAIN = ""  # in place of a verb's function: the one that the domain of the run has (`Domain.verbs`)
 OVERRIDES = "overrides"  # the parameter that gets the `key=value` settings
 
 
@@ -58,7 +59,7 @@ class Verb:
 
     name: str
     help: str
-    function: str | Mapping[str, str]  # `module:function`, or one for each kind of run
+    function: str  # `module:function`, or `OF_DOMAIN`
     arguments: Sequence[Argument]
     epilog: str | None = None
     # of the runs' domain: the dataclass of what users choose, for the parameter of that name
@@ -97,15 +98,14 @@ class Verb:
         """The function to call, what messages call the runs that it is for, and the dataclasses that it asks for."""
         runs = values.get("run_dirs") or values.get("listen") or [run for run in (values.get("run_dir"),) if run]
         if self.asks:
-            assert isinstance(self.function, str)
             domain = _load("waveform.domain:domain_of_runs")(runs)
             return _load(self.function), domain.runs, {name: getattr(domain, of) for name, of in self.asks.items()}
-        if isinstance(self.function, str):
+        if self.function != OF_DOMAIN:
             return _load(self.function), "runs of this kind", {}
         domain = _load("waveform.domain:any_domain_of_runs")(runs)
-        if domain.kind not in self.function:
+        if self.name not in domain.verbs:
             raise UserError(f"{self.name} does not know {domain.runs}, and {runs[0]} is one of them")
-        return _load(self.function[domain.kind]), domain.runs, {}
+        return _load(domain.verbs[self.name]), domain.runs, {}
 
 
 def arguments_of(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ class Speech(TokenDomain):
     kind = "audio"
     runs = "runs on audio"
     unit = "sample"
+    verbs: ClassVar[Mapping[str, str]] = {**TokenDomain.verbs, "sample": "waveform.verbs.sample:sample"}
     train_config = SpeechTrainConfig
     race_models = ("compressive_transformer", "transformer_xl", "wavenet")
     race_baseline = "wavenet"
