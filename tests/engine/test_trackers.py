@@ -1,6 +1,7 @@
 """What shows a training besides metrics.jsonl; wandb and Trackio are stand-ins with their interface."""
 
 import sys
+from contextvars import ContextVar
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -12,31 +13,43 @@ from tests.faults.small_runs import SETTINGS, write_audio
 from tests.test_cli import mistake
 from waveform.cli import main
 from waveform.engine.metrics import read_metrics
-from waveform.engine.trackers import SERVICES
+from waveform.engine.trackers import SERVICES, open_tracker
 
 _SAMPLING = [setting for setting in SETTINGS if not setting.startswith("train.sample_seconds")]
 
 
-class _Service(ModuleType):
-    """Notes what it is called with; `fails_at` is the step from which it raises."""
-
-    def __init__(self, name: str, fails_at: int | None = None) -> None:
-        super().__init__(name)
-        self.__spec__ = ModuleSpec(name, None)
-        self.begun: list[dict[str, Any]] = []
+class _Run:
+    def __init__(self, given: dict[str, Any], fails_at: int | None) -> None:
+        self.given, self.fails_at = given, fails_at
         self.logged: list[tuple[int, dict[str, Any]]] = []
-        self.finished, self.fails_at = 0, fails_at
-
-    def init(self, **given: Any) -> None:
-        self.begun.append(given)
+        self.finished = 0
 
     def log(self, values: dict[str, Any], *, step: int) -> None:
         if self.fails_at is not None and step >= self.fails_at:
             raise ConnectionError("no route to host")
+        assert not self.finished
         self.logged.append((step, values))
 
     def finish(self) -> None:
         self.finished += 1
+
+
+class _Service(ModuleType):
+    """Notes what it is called with; raises from step `fails_at`. As Trackio, a new run ends the current one."""
+
+    def __init__(self, name: str, fails_at: int | None = None) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)
+        self.runs: list[_Run] = []
+        self.fails_at = fails_at
+        self.current: ContextVar[_Run | None] = ContextVar("current", default=None)
+
+    def init(self, **given: Any) -> "_Run":
+        if (before := self.current.get()) is not None:
+            before.finish()
+        self.runs.append(_Run(given, self.fails_at))
+        self.current.set(self.runs[-1])
+        return self.runs[-1]
 
     def Audio(self, samples: Any, *, sample_rate: int) -> tuple[str, int]:
         return "audio", sample_rate
@@ -59,20 +72,33 @@ def test_a_service_gets_what_the_log_has_and_a_sample(
 ) -> None:
     service = _Service(name)
     train(tmp_path, monkeypatch, service)
-    (given,) = service.begun
-    assert given["project"] == "runs" and given["name"] == "run" and service.finished == 1
+    (run,) = service.runs
+    given = run.given
+    assert given["project"] == "runs" and given["name"] == "run" and run.finished == 1
     assert name != "wandb" or (given["mode"] == "offline" and given["dir"] == str(tmp_path / "runs" / "run"))
     records = read_metrics(tmp_path / "runs" / "run")
-    scalars = [(step, values) for step, values in service.logged if len(values) > 1]
+    scalars = [(step, values) for step, values in run.logged if len(values) > 1]
     assert [step for step, _ in scalars] == [record["step"] for record in records]
     assert scalars[0][1]["train/nll_nats"] == records[0]["nll_nats"]
-    assert [values for step, values in service.logged if step == 4 and len(values) == 1] == [
+    assert [values for step, values in run.logged if step == 4 and len(values) == 1] == [
         {"sample": ("audio", 24_000)},
         {"sample/mel": ("image", 3)},
     ]
     assert not (tmp_path / "runs" / "run" / "tensorboard").exists()
     train(tmp_path, monkeypatch, service, "train.max_steps=6")  # resumed under the same name
-    assert service.begun[1] == given
+    assert service.runs[1].given == given
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_trainings_in_turn_have_a_run_each(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = _Service(name)
+    monkeypatch.setitem(sys.modules, name, service)
+    trackers = [open_tracker(name, tmp_path / run, purge_step=0) for run in "ab"]
+    for step in range(2):
+        for tracker, value in zip(trackers, (1.0, 2.0), strict=True):
+            tracker.add_scalars({"x": value}, step)
+    assert [run.given["name"] for run in service.runs] == ["a", "b"]
+    assert [[values["x"] for _, values in run.logged] for run in service.runs] == [[1, 1], [2, 2]]
 
 
 def test_a_service_that_fails_ends_nothing(

@@ -7,6 +7,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextvars import Context
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,10 +54,13 @@ class NoTracker:
 class Service:
     """Trackio or wandb, which have one interface: project and run are called as the folders are.
 
+    Trainings in turn have a run each: nothing here is the one current run that these packages keep.
+
     wandb works offline, into the run folder, unless WANDB_MODE says otherwise; Trackio keeps all of it on this machine.
     """
 
-    _module: Any  # what the package's own name means
+    _module: Any  # the package
+    _run: Any  # what its `init` returned
 
     def __init__(self, name: str, run_dir: Path) -> None:
         self._name, self._failed = name, False
@@ -67,12 +71,14 @@ class Service:
                 "id": hashlib.blake2b(os.fsencode(run_dir), digest_size=8).hexdigest(),  # resumed as the run is
                 "dir": str(run_dir),
                 "mode": os.environ.get("WANDB_MODE", "offline"),
+                "reinit": "create_new",
             }
         self._try(lambda: self._begin(given))
 
     def _begin(self, given: dict[str, Any]) -> None:
         self._module = import_module(self._name)
-        self._module.init(**given)
+        # In a context of its own, where Trackio knows of no other run, which it would end
+        self._run = Context().run(self._module.init, **given)
 
     def _try(self, call: Callable[[], Any]) -> None:
         if self._failed:
@@ -88,18 +94,18 @@ class Service:
             )
 
     def add_scalars(self, values: Mapping[str, float], step: int) -> None:
-        self._try(lambda: self._module.log(dict(values), step=step))
+        self._try(lambda: self._run.log(dict(values), step=step))
 
     def add_audio(self, name: str, samples: Tensor, step: int, *, sample_rate_hz: int) -> None:
         self._try(
-            lambda: self._module.log({name: self._module.Audio(samples.numpy(), sample_rate=sample_rate_hz)}, step=step)
+            lambda: self._run.log({name: self._module.Audio(samples.numpy(), sample_rate=sample_rate_hz)}, step=step)
         )
 
     def add_image(self, name: str, image: np.ndarray, step: int) -> None:
-        self._try(lambda: self._module.log({name: self._module.Image(image)}, step=step))
+        self._try(lambda: self._run.log({name: self._module.Image(image)}, step=step))
 
     def close(self) -> None:
-        self._try(self._module.finish)
+        self._try(lambda: self._run.finish())
 
 
 def require_installed(name: str) -> None:
