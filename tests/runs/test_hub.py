@@ -14,7 +14,6 @@ import pytest
 import yaml
 from huggingface_hub import constants
 
-from recipes.cli import main as recipes
 from tests.faults.small_runs import make_speech_run, make_text_run
 from tests.test_cli import mistake
 from waveform.cli import main
@@ -115,8 +114,10 @@ def test_verbs_read_the_folder_as_they_do_the_run(place: Path, tmp_path: Path) -
 def test_a_run_on_text_keeps_its_vocabulary(tmp_path: Path) -> None:
     make_text_run(tmp_path)
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "hub"), "--format", "hub"]) == 0
-    assert "license: unknown" in (tmp_path / "hub" / "README.md").read_text()
-    assert recipes(["sample", str(tmp_path / "hub"), "--tokens", "5"]) == 0
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert 'license: "unknown"' in card
+    (command,) = (line.split() for line in card.splitlines() if line.startswith("waveform sample"))
+    assert main(["sample", str(tmp_path / "hub"), *command[3:], "--tokens", "5"]) == 0
 
 
 def test_a_run_on_a_hub_is_downloaded_once_without_what_is_not_needed(
@@ -172,12 +173,16 @@ def test_what_does_not_fit_is_one_line(place: Path, tmp_path: Path, capsys: pyte
     assert "are for --format hub" in mistake([*export, "--licence", "mit"], capsys)
     assert "leave out --optimiser" in mistake([*export, *hub, "--optimiser"], capsys)
     other = tmp_path / "other.json"
-    other.write_text(json.dumps({"step": 7, "num_parameters": 1}))
-    assert "evaluate it again" in mistake([*export, *hub, "--figures", str(other)], capsys)
     entry = json.loads((place / "figures.json").read_text())
-    other.write_text(json.dumps({name: entry[name] for name in ("step", "num_parameters")}))
-    assert "it has no bits_per_token" in mistake([*export, *hub, "--figures", str(other)], capsys)
-    other.write_text("[]")
-    assert "is not a file that `waveform evaluate" in mistake([*export, *hub, "--figures", str(other)], capsys)
+    other.write_text(json.dumps(entry | {"step": 7}))
+    assert "evaluate it again" in mistake([*export, *hub, "--figures", str(other)], capsys)
+    for wrong in (
+        [],
+        {name: entry[name] for name in entry if name != "bits_per_token"},
+        entry | {"nats_per_token": "low"},
+        entry | {"quality": {"sets": [{"name": "real", "figures": [{"name": "pitch"}]}]}},
+    ):
+        other.write_text(json.dumps(wrong))
+        assert "is not a file that `waveform evaluate" in mistake([*export, *hub, "--figures", str(other)], capsys)
     assert "exists" in mistake(["export", str(place / "run"), str(place / "hub"), *hub], capsys)
     assert not (tmp_path / "new").exists()

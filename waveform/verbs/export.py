@@ -1,9 +1,10 @@
 """`export`: a trained run as one file, or as a folder for a model hub: every verb takes either in its place."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from waveform.domain import domain_of_runs
 from waveform.runs.archive import write_archive
@@ -11,6 +12,20 @@ from waveform.runs.configured_model import num_parameters
 from waveform.runs.hub import write_hub
 from waveform.runs.opened import use_saved
 from waveform.system.errors import UserError
+
+
+class _Figures(msgspec.Struct):
+    """What a card shows of what `evaluate --json` writes."""
+
+    step: int
+    num_parameters: int
+    nats_per_token: float
+    bits_per_token: float
+    split: Literal["train", "valid", "test"]
+    num_tokens: int
+    num_utterances: int
+    linear_prediction_nats_per_token: float | None = None
+    quality: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,31 +79,20 @@ def export(
 
 def _about(card: CardOptions, *, step: int, size: int) -> dict[str, Any]:
     """What the template of the card asks for. Raises UserError for figures of another run."""
-    figures: dict[str, Any] = {}
+    figures, quality = None, []
     if card.figures is not None:
         try:
-            figures = json.loads(card.figures.read_text(encoding="utf-8"))
-            own = (figures["step"], figures["num_parameters"])
-            if own != (step, size):
-                raise UserError(
-                    f"--figures {card.figures} is of step {own[0]} and {own[1]:,} parameters, this run of step {step} "
-                    f"and {size:,}; evaluate it again"
-                )
-            if missing := {"nats_per_token", "bits_per_token", "split", "num_tokens", "num_utterances"} - set(figures):
-                raise ValueError(f"it has no {min(missing)}")
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            figures = msgspec.json.decode(card.figures.read_bytes(), type=_Figures)
+            quality = _quality_table(figures.quality)
+        except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
             raise UserError(
-                f"--figures {card.figures} is not a file that `waveform evaluate RUN_DIR --json` wrote ({error!r})"
+                f"--figures {card.figures} is not a file that `waveform evaluate RUN_DIR --json` wrote ({error})"
             ) from error
-    quality: list[list[str]] = []
-    if "quality" in figures:
-        from waveform.quality.figures import Figure  # loads librosa and more
-        from waveform.quality.report import shown
-
-        sets = figures["quality"]["sets"]
-        quality.append(["", *(one["name"] for one in sets)])
-        for every in zip(*(one["figures"] for one in sets), strict=True):
-            quality.append([f"{every[0]['name']}, {every[0]['unit']}", *(shown(Figure(**one)) for one in every)])
+        if (figures.step, figures.num_parameters) != (step, size):
+            raise UserError(
+                f"--figures {card.figures} is of step {figures.step} and {figures.num_parameters:,} parameters, this "
+                f"run of step {step} and {size:,}; evaluate it again"
+            )
     return {
         "quality": quality,
         "licence": card.licence,
@@ -96,3 +100,17 @@ def _about(card: CardOptions, *, step: int, size: int) -> dict[str, Any]:
         "data": card.trained_on,
         "figures": figures,
     }
+
+
+def _quality_table(quality: dict[str, Any] | None) -> list[list[str]]:
+    """Figures of quality as rows, the first one of names; none if they were not measured."""
+    if quality is None:
+        return []
+    from waveform.quality.figures import Figure  # loads librosa and more
+    from waveform.quality.report import shown
+
+    sets = quality["sets"]
+    rows = [["", *(str(one["name"]) for one in sets)]]
+    for every in zip(*(one["figures"] for one in sets), strict=True):
+        rows.append([f"{every[0]['name']}, {every[0]['unit']}", *(shown(Figure(**one)) for one in every)])
+    return rows
