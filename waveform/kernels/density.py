@@ -45,6 +45,12 @@ class PredictedNll(torch.autograd.Function):
         return (of_y * grad[:, None])[:, : ctx.width], None, None, None, None
 
 
+def compile_kernel() -> None:
+    """Compile the NLL, or load it from disk, before its first use: calls it for no tokens and no classes."""
+    no_tokens, no_classes = torch.empty(0, 0), torch.empty(0)
+    PredictedNll.apply(no_tokens, no_tokens, no_classes.long(), no_classes, no_classes)
+
+
 @v.kernel
 def mixed(y, expected):
     """y: address of the K + 3 numbers of a density -> weight, centre, log scale before and after its lower bound."""

@@ -66,6 +66,15 @@ class TokenModel(nn.Module, OptionalParts, ABC):
             state = state._replace(predictors=self.linear_prediction.init_state(batch_size, device=device))
         return state
 
+    def prepare_kernels(self) -> None:
+        """Compile linear prediction's, which take some 10 s unless they are on disk, and the trunk's."""
+        super().prepare_kernels()
+        if (predictors := self.linear_prediction) is not None:
+            from waveform.kernels import density  # here: others do without numba
+
+            _read(predictors, torch.zeros(1, 1, dtype=torch.int64), *predictors.init_state(1, device="cpu"))
+            density.compile_kernel()
+
     def forward(self, tokens: Tensor, state: Any) -> Step:
         """tokens [B, T] in 0..V, or 0..V + N - 1 of a model with N labels, any T >= 1."""
         added, prediction, labels, predictors = None, None, state.labels, state.predictors
