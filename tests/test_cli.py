@@ -86,6 +86,12 @@ def mistake(arguments: Sequence[str | Path], capsys: pytest.CaptureFixture[str])
     return err
 
 
+def test_settings_are_not_among_the_missing_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "data"])
+    assert capsys.readouterr().err.endswith("required: RUN_DIR\n")
+
+
 def test_prepare_twice_does_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in (place / "data").rglob("*.shard")}
     capsys.readouterr()

@@ -16,7 +16,8 @@ def _new_run_dir(text: str) -> Path:
 
 def overrides(example: str) -> Argument:
     """`key=value` settings."""
-    return Argument(OVERRIDES, f"settings, for example {example}", nargs="*", metavar="key=value")
+    optional = {"nargs": "*", "default": argparse.SUPPRESS}  # without it argparse says that settings are required
+    return Argument(OVERRIDES, f"settings, for example {example}", metavar="key=value", **optional)
 
 
 plot = partial(path, "--plot", dest="plot_file", metavar="FILE.png")  # of the figures; its help says what it shows
