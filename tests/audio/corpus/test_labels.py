@@ -91,7 +91,7 @@ def labels_of(data: Dataset) -> list[str | None]:
 
 def test_a_data_set_keeps_labels(speakers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = prepare(speakers, tmp_path / "data", config=DataConfig(labels="folder"))
-    assert "labels      2 (fewest files: 4, of ann); 1 files unlabelled" in capsys.readouterr().out
+    assert "labels      2 (fewest files: 4, of ann); 1 file unlabelled" in capsys.readouterr().out
     for opened in (data, read_dataset(tmp_path / "data")):
         assert labels_of(opened) == ["ann", "ann", "bob", "bob", None]
         assert opened.open_split("test").labels == ["ann", "bob"]

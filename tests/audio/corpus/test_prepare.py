@@ -27,6 +27,7 @@ from waveform.audio.mulaw import encode
 from waveform.engine.dataset import Dataset
 from waveform.engine.shards import Shard
 from waveform.system import locks
+from waveform.system.console import counted
 from waveform.system.errors import UserError
 
 Write = Callable[..., np.ndarray]
@@ -219,7 +220,7 @@ def test_damaged_and_lost_shards_are_made_again(
     decoded.clear()
     prepare(corpus_dir, tmp_path / "data")
     assert content(tmp_path / "data") == whole and 0 < len(decoded) < 12
-    assert f"{len(decoded)} files prepared again, because their shards were damaged, all " in capsys.readouterr().out
+    assert f"{counted(len(decoded), 'file')} prepared again, for damaged shards, " in capsys.readouterr().out
 
 
 def test_finished_groups_are_not_decoded_again(

@@ -81,7 +81,7 @@ def test_every_refusal_is_listed(corpus_dir: Path, tmp_path: Path, capsys: pytes
     assert report["refused"]["test/link.wav"] == "it is a link to nothing"
     assert "27 refused" in out and "and 7 more (report.json lists them all)" in out
     assert "    stray.wav: it lies outside" in out and out.count("bad") == 18
-    assert "below 24,000 Hz: 4 files; their upper band is empty" in out and "train/clip2.wav (16000 Hz)" in out
+    assert "below 24,000 Hz: 4 files; an empty upper band lowers the NLL" in out and "train/clip2.wav (16000 Hz)" in out
 
 
 def test_copies_in_two_splits_are_named(corpus_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +91,7 @@ def test_copies_in_two_splits_are_named(corpus_dir: Path, tmp_path: Path, capsys
     report = json.loads((tmp_path / "data" / "report.json").read_bytes())
     assert report["shared_by_splits"] == [["test/copy.wav", "train/clip0.wav"]]
     out = capsys.readouterr().out
-    assert "copies: 1 recordings are in more than one split" in out and "test/copy.wav = train/clip0.wav" in out
+    assert "copies: 1 recording in more than one split" in out and "test/copy.wav = train/clip0.wav" in out
 
 
 def test_odd_names_are_printed_escaped() -> None:

@@ -30,7 +30,7 @@ from waveform.engine.dataset import DATASET_FILE, Dataset, is_dataset, read_data
 from waveform.engine.shards import Shard
 from waveform.engine.sound_classes import NUM_CLASSES
 from waveform.system.atomic import drop_leftovers, explain_write_errors, write_file
-from waveform.system.console import printable, say
+from waveform.system.console import counted, printable, say
 from waveform.system.errors import UserError
 from waveform.system.locks import locked
 
@@ -140,12 +140,12 @@ def prepare(
         num_done = counts.pop("prepared")
         if old is not None and dataset == replace(old, digests={}):
             dataset = old
-            done = f"{num_done} files prepared again, because their shards were damaged" if num_done else "up to date"
-            notes = f"{done}, all {len(wanted)} files as before (by path, size and time)"
+            done = f"{counted(num_done, 'file')} prepared again, for damaged shards" if num_done else "up to date"
+            notes = f"{done}, {counted(len(wanted), 'file')} as before (by path, size and time)"
         else:
             dataset = write_dataset(dataset)
             others = [f"{count} {what}" for what, count in counts.items() if count]
-            notes = ", ".join([f"prepared {num_done} files", *others])
+            notes = ", ".join([f"prepared {counted(num_done, 'file')}", *others])
         _clean(dataset)
         report = build_report(
             dataset.sources["files"],
@@ -200,9 +200,8 @@ def _explain_no_audio(audio_dir: Path, scan: Scan) -> str:
     if scan.other:
         common = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in scan.other.most_common(3))
         hint = "; for text: python -m recipes prepare folder" if scan.other[".txt"] else ""
-        return (
-            f"no audio in {audio_dir}: it holds {scan.other.total()} other files ({common}); audio is {suffixes}{hint}"
-        )
+        others = counted(scan.other.total(), "other file")
+        return f"no audio in {audio_dir}: it holds {others} ({common}); audio is {suffixes}{hint}"
     return f"{audio_dir} is empty; put audio files there ({suffixes})"
 
 

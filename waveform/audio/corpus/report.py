@@ -15,7 +15,7 @@ import numpy as np
 
 from waveform.audio.corpus.scan import Scan
 from waveform.audio.corpus.splits import SPLITS
-from waveform.system.console import printable
+from waveform.system.console import counted, printable
 
 _MAX_LINES = 20  # printed of a list; the JSON has them all
 _QUANTILES = {"min": 0, "5%": 5, "50%": 50, "95%": 95, "max": 100}
@@ -85,10 +85,13 @@ def format_report(report: dict[str, Any], *, title: str) -> str:
     duration = report["duration_s"]
     lines = [
         title,
-        f"  total       {_hours(report['hours'])} in {report['files']} files"
+        f"  total       {_hours(report['hours'])} in {counted(report['files'], 'file')}"
         + (f"; {len(report['refused'])} refused" if report["refused"] else "")
         + _others(report["other_files"]),
-        *(f"  {name:<11} {_hours(part['hours'])} in {part['files']} files" for name, part in report["splits"].items()),
+        *(
+            f"  {name:<11} {_hours(part['hours'])} in {counted(part['files'], 'file')}"
+            for name, part in report["splits"].items()
+        ),
         f"  split       {report['split']}",
         f"  rates       {_list_counts(report['sample_rates_hz'], 'Hz')}",
         f"  channels    {_list_counts(report['channels'], '')}",
@@ -103,20 +106,19 @@ def format_report(report: dict[str, Any], *, title: str) -> str:
         fewest = min(by_label, key=lambda label: by_label[label])
         lines.append(
             f"  labels      {len(by_label):,} (fewest files: {by_label[fewest]}, of {printable(fewest)}); "
-            f"{report['unlabelled']:,} files unlabelled"
+            f"{counted(report['unlabelled'], 'file')} unlabelled"
         )
     low = report["below_sample_rate"]
     if low:
         rate = f"{report['sample_rate_hz']:,} Hz"
-        lines.append(f"  below {rate}: {len(low)} files; their upper band is empty, which lowers the NLL")
+        lines.append(f"  below {rate}: {counted(len(low), 'file')}; an empty upper band lowers the NLL")
         lines += _first([f"{printable(path)} ({low[path]} Hz)" for path in sorted(low, key=lambda path: low[path])])
     if report["shared_by_splits"]:
-        lines.append(
-            f"  copies: {len(report['shared_by_splits'])} recordings are in more than one split; remove the copies"
-        )
+        copied = counted(len(report["shared_by_splits"]), "recording")
+        lines.append(f"  copies: {copied} in more than one split; remove the copies")
         lines += _first([" = ".join(map(printable, same)) for same in report["shared_by_splits"]])
     if report["refused"]:
-        lines.append(f"  refused: {len(report['refused'])} files")
+        lines.append(f"  refused: {counted(len(report['refused']), 'file')}")
         lines += _first([f"{printable(path)}: {reason}" for path, reason in report["refused"].items()])
     return "\n".join(lines)
 
@@ -137,7 +139,7 @@ def _others(other: dict[str, int]) -> str:
         return ""
     common = sorted(other.items(), key=lambda item: -item[1])[:3]
     kinds = ", ".join(f"{count} {printable(suffix) or 'without suffix'}" for suffix, count in common)
-    return f"; {sum(other.values())} other files ({kinds})"
+    return f"; {counted(sum(other.values()), 'other file')} ({kinds})"
 
 
 def _list_counts(counts: dict[str, int], unit: str) -> str:
