@@ -1,6 +1,7 @@
 """Runs as a model hub knows them: the folder that `export --format hub` writes, and runs named hf://."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -118,6 +119,8 @@ def test_a_run_on_text_keeps_its_vocabulary(tmp_path: Path) -> None:
     assert 'license: "unknown"' in card
     (command,) = (line.split() for line in card.splitlines() if line.startswith("waveform sample"))
     assert main(["sample", str(tmp_path / "hub"), *command[3:], "--tokens", "5"]) == 0
+    (program,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    exec(program.replace("hf://OWNER/hub", str(tmp_path / "hub")), {})
 
 
 def test_a_run_on_a_hub_is_downloaded_once_without_what_is_not_needed(

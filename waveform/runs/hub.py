@@ -89,7 +89,7 @@ def write_hub(
             "progress": saved.checkpoint.progress,
             "examples": list(examples or {}),
         }
-        template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(
+        template = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True).from_string(
             files("waveform.runs").joinpath("card.md.jinja").read_text(encoding="utf-8")
         )
         (hub / "README.md").write_text(template.render(**known, **card, unit=unit, json=json.dumps), encoding="utf-8")
