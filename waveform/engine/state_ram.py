@@ -26,7 +26,7 @@ def require_ram_for_state(model: SequenceModel, rows: int) -> None:
     require_ram(
         rows * row_bytes(model),
         what=f"the model's memories of {rows} rows",
-        remedy="lower the batch size, model.window, model.memory or model.compressed",
+        remedy="lower the batch size (--num of samples), model.window, model.memory or model.compressed",
     )
 
 
