@@ -19,6 +19,7 @@ from waveform.engine.dataset import Dataset, read_dataset, write_dataset
 from waveform.engine.shards import ShardWriter, dtype_for
 from waveform.runs.settings import typed
 from waveform.system.atomic import explain_write_errors, sync
+from waveform.system.console import counted
 from waveform.system.errors import UserError
 from waveform.system.locks import locked
 from waveform.system.progress import Progress
@@ -145,8 +146,8 @@ def _write(
             path = folder / f"{split}.shard"
             with ShardWriter(path, vocab_size=tokenizer.vocab_size, dtype=dtype_for(tokenizer.vocab_size)) as writer:
                 for document in documents[split]:
-                    counted = _Counted(**vars(document), amount=amount, progress=progress)
-                    amount.tokens += writer.write(document.name, tokenizer.encode(counted))
+                    read = _Counted(**vars(document), amount=amount, progress=progress)
+                    amount.tokens += writer.write(document.name, tokenizer.encode(read))
             if amount.tokens != recipe.num_tokens.get(split, amount.tokens):
                 raise _other_tokens(recipe, source, split, amount.tokens)
     words_are = {split: _words_are(amount.words, recipe.num_words.get(split)) for split, amount in amounts.items()}
@@ -171,7 +172,7 @@ def _write(
         num_documents = len(documents[split])
         lines.append(
             f"  {split:5}  {amount.tokens:>13,} tokens  {amount.bytes:>14,} bytes  {amount.words:>13,} words  "
-            f"in {num_documents:,} documents of {amount.words / num_documents:,.0f} words on average"
+            f"in {counted(num_documents, 'document')} of {amount.words / num_documents:,.0f} words on average"
         )
     lines += [
         f"  {split} has {amounts[split].words:,} words, {words}: word-level perplexity divides by its own"
@@ -185,12 +186,12 @@ def _other_tokens(recipe: Recipe, source: Source, split: str, num_tokens: int) -
     return recipe.refuse(source, f"its {split} split has {num_tokens:,} tokens, not {recipe.num_tokens[split]:,}")
 
 
-def _words_are(counted: int, published: int | None) -> str:
+def _words_are(num_words: int, published: int | None) -> str:
     """Return what is known of a split's number of words, by which word-level perplexity divides.
 
     published: None if nothing is, of this corpus. A corpus may have the right files and yet another text.
     """
-    if counted == published:
+    if num_words == published:
         return "as many as published"
     return "counted" if published is None else f"counted; the published corpus has {published:,}"
 

@@ -57,4 +57,5 @@ def test_prepare_says_how_long_documents_are(tmp_path: Path, capsys: pytest.Capt
     for i, num_words in enumerate((10, 20, 30, 2, 2)):
         (source / f"{i}.txt").write_text("word " * num_words)
     run("prepare", "folder", source, tmp_path / "data", "corpus.test=0.02", "corpus.valid=0.02")
-    assert "in 3 documents of 20 words on average" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "in 3 documents of 20 words on average" in out and out.count("in 1 document of 2 words") == 2

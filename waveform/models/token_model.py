@@ -67,7 +67,7 @@ class TokenModel(nn.Module, OptionalParts, ABC):
         return state
 
     def prepare_kernels(self) -> None:
-        """Compile linear prediction's, which take some 10 s unless they are on disk, and the trunk's."""
+        """Compile linear prediction's, which takes some 7 s unless they are kept on disk, and the trunk's."""
         super().prepare_kernels()
         if (predictors := self.linear_prediction) is not None:
             from waveform.kernels import density  # here: others do without numba
