@@ -82,6 +82,18 @@ def test_one_stream_is_scored_by_the_first_process(token_set: MakeTokens) -> Non
     assert first.counts.tolist() == [13, 4, 40, 0, 0, 0, 0]
 
 
+def test_a_quick_look_is_spread_over_the_set(token_set: MakeTokens) -> None:
+    model, _ = small_model("wavenet")
+    tokens = token_set([100, *[10] * 30])
+    look = evaluate(model, tokens, EvaluateConfig(window=4, max_tokens=120))
+    scored = np.flatnonzero(look.counts)
+    assert 100 < look.counts.sum() <= 220 and scored.max() > 25 and len(scored) > 2  # not the long one alone
+    assert set(np.diff(scored)[1:]) <= {3, 4}
+    whole = evaluate(model, tokens, EvaluateConfig(window=4, max_tokens=10**6))
+    assert whole.counts.tolist() == tokens.lengths
+    np.testing.assert_allclose(look.nats[scored], whole.nats[scored], rtol=1e-6)
+
+
 def test_unigram_is_the_smoothed_histogram() -> None:
     train, test = np.array([2, 0]), np.array([1, 1])
     assert unigram_nll(train, test) == pytest.approx(-(np.log(3 / 4) + np.log(1 / 4)) / 2)

@@ -1,5 +1,6 @@
 """NLL of a token set with carried state: sums and counts for each utterance, divided only at the end."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,7 +31,7 @@ class EvaluateConfig:
     protocol: str = "utterance"
     chunk: int | None = None  # tokens between resets with protocol=chunk, a multiple of the window
     autocast: torch.dtype | None = None  # dtype of matrix products; None: the parameters' own
-    max_tokens: int | None = None  # about how many to score, for a quick look, longest utterances first; None: all
+    max_tokens: int | None = None  # about how many to score, for a quick look at utterances spread evenly; None: all
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
@@ -121,6 +122,17 @@ class Tally:
         return replace(result, class_nats=by_class[0], class_counts=by_class[1])
 
 
+def spread(lengths: Sequence[int], max_tokens: int) -> list[int]:
+    """Utterances of these lengths in tokens, spread evenly over the set, that have about `max_tokens` together."""
+    share, due, chosen = max_tokens / sum(lengths), 0.0, []
+    for i, length in enumerate(lengths):
+        due += share * length
+        if due > 0:
+            chosen.append(i)
+            due -= length
+    return chosen
+
+
 @torch.inference_mode()
 def evaluate(
     model: SequenceModel,
@@ -141,11 +153,12 @@ def evaluate(
     world = world or World()
     one_stream = config.protocol == "carry"
     order = list(range(len(tokens)))
+    if config.max_tokens is not None and one_stream:
+        order = order[: int(np.searchsorted(np.cumsum(tokens.lengths), config.max_tokens)) + 1]
+    elif config.max_tokens is not None:
+        order = spread(tokens.lengths, config.max_tokens)
     if not one_stream:  # longest first, so that rows end at about the same time
         order.sort(key=lambda i: (-tokens.lengths[i], i))
-    if config.max_tokens is not None:
-        total = np.cumsum([tokens.lengths[i] for i in order])
-        order = order[: int(np.searchsorted(total, config.max_tokens)) + 1]
     own = order[world.rank :: world.size]
     if one_stream:
         own = order if world.is_first else []

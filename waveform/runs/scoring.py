@@ -72,7 +72,7 @@ def score(
 
     protocol: None for `chunk` if the run was trained so, else `utterance`. world, classes: as in the engine's
     `evaluate`; by default this process alone. dynamic: let a copy of the model learn from what it has scored.
-    max_tokens: about how many to score, longest utterances first; None: all.
+    max_tokens: about how many to score, of utterances spread evenly; None: all.
     """
     tokens = run.reading(tokens)
     verb = "evaluate" if dynamic is None else "evaluate dynamically"
