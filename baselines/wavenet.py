@@ -43,7 +43,7 @@ class WaveNetConfig(ModelConfig):
     residual_channels: Width = 416  # C, width of the stream from layer to layer
     gate_channels: Width = 416  # G, width of tanh * sigmoid
     skip_channels: Width = 256  # S, width of the sum of skips
-    end_channels: Width | None = None  # E, width of the head; None: as that of the skips
+    end_channels: Width | None = None  # E, width of the head; null: as that of the skips
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,7 +35,7 @@ SECTIONS: tuple[tuple[str, str, tuple[type, ...]], ...] = (
     ("Training", "train", (BaseTrainConfig,)),
     ("Training on a data set", "train", (TrainConfig,)),
     ("Training on audio", "train", (SpeechTrainConfig,)),
-    ("Data: audio", "data", (DataConfig, AudioFormat)),
+    ("Data: audio", "data", (AudioFormat, DataConfig)),
     ("Data: division of audio", "data.split", (SplitConfig,)),
     ("Every model", "model", (ModelConfig, LargeVocabularyConfig)),
     ("Transformers", "model", (TransformerConfig,)),
@@ -75,16 +75,19 @@ def default_of(field: Field[Any]) -> str:
 
 def page() -> str:
     """The text of docs/settings.md."""
-    lines = [HEAD]
+    lines, named = [HEAD], set()
     for title, group, classes in SECTIONS:
         lines += [f"## {title}", "", "| setting | default | must be | what it is |", "| --- | --- | --- | --- |"]
         for cls in classes:
             said, types = comments(cls), get_type_hints(cls, include_extras=True)
             for field in fields(cls):
-                if field.name not in cls.__annotations__ or field.name in (*DECIDED_BY_DATA, "split"):
+                setting = f"{group}.{field.name}"
+                known = cls is DataConfig and setting in named
+                if known or field.name not in cls.__annotations__ or field.name in (*DECIDED_BY_DATA, "split"):
                     continue
+                named.add(setting)
                 rule = "; ".join(rule.remedy.removeprefix("it must be ") for rule in rules_of(types[field.name]))
-                cells = (f"`{group}.{field.name}`", f"`{default_of(field)}`", rule, said.get(field.name, ""))
+                cells = (f"`{setting}`", f"`{default_of(field)}`", rule, said.get(field.name, ""))
                 lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")
     return "\n".join(lines)

@@ -34,10 +34,10 @@ def describe(figures: dict[str, Any]) -> str:
             lines.append(f"  state reuse: {speed['absent']}")
         else:
             lines.append(
-                f"  carried state: {1e6 * speed['seconds_per_token']['carried']:.1f} us per {unit}; rereading its "
-                f"{speed['context_tokens']} {unit}s of context is {speed['speedup_over_each_window']:.1f} times "
-                f"slower for each window, {speed['speedup_over_each_token']:,.0f} times for each {unit} "
-                f"({speed['device']})"
+                f"  evaluation: {1e6 * speed['seconds_per_token']['carried']:.1f} us per {unit} with carried state; "
+                f"without it {speed['speedup_over_each_window']:.1f} times as long, if each window reads its "
+                f"{speed['context_tokens']} {unit}s of context again, or {speed['speedup_over_each_token']:,.0f} times "
+                f"as long, if each {unit} does ({speed['device']})"
             )
     context = figures["effective_context"]
     if "absent" in context:

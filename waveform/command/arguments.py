@@ -41,7 +41,7 @@ PROTOCOL = Argument(
     "published figures have it (default: of audio utterance, or chunk if trained so; of text as in training)",
     choices=("utterance", "chunk", "carry", "clip"),
 )
-ROWS = number("--rows", "of text: cut it into N pieces, each from empty memories: faster, a bit worse")
+ROWS = number("--rows", "cut the split into N pieces, each from empty memories: faster, a bit worse")
 # How a run is scored
 SCORING = (
     DATA,

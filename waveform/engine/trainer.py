@@ -229,7 +229,8 @@ class Trainer:
     def _report(self, result: Evaluation, log: MetricsLog) -> None:
         learner, nats = self.learner, result.nats_per_token
         log.require_folder(learner.step)
-        self.progress.write(f"step {learner.step}: validation {nats:.4f} nats = {bits(nats):.4f} bits per token")
+        unit = "sample" if self._context.units_per_second else "token"
+        self.progress.write(f"step {learner.step}: validation {nats:.4f} nats = {bits(nats):.4f} bits per {unit}")
         log.write("evaluate", step=learner.step, seconds=round(learner.seconds, 3), nll_nats=nats, nll_bits=bits(nats))
         if self._context.on_evaluate is not None:
             with suppress(Stopped), torch.random.fork_rng(devices=[]):

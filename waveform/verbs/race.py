@@ -164,7 +164,7 @@ def _table(figures: dict[str, Any], domain: TokenDomain, columns: Mapping[str, s
     utterances = any(entry["nats_per_token"]["interval_95_over_utterances"] for entry in figures["models"])
     brackets = " ".join([*["[utterances]"] * utterances, *["[seeds]"] * (num_seeds > 1)])
     header = ["model", f"nats/{unit} {brackets}".strip(), f"bits/{unit}", *columns.values(),
-              f"to {baseline}, nats {brackets}".strip(), "parameters", f"{unit}s seen", "training"]  # fmt: skip
+              f"vs {baseline}, nats {brackets}".strip(), "parameters", f"{unit}s seen", "training"]  # fmt: skip
     rows = []
     for entry in sorted(figures["models"], key=lambda entry: entry["nats_per_token"]["mean"]):
         nll, difference, rate = entry["nats_per_token"], entry["difference_nats"], entry["train_tokens_per_second"]

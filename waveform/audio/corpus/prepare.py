@@ -44,13 +44,12 @@ class DataConfig:
 
     # which files train, validate and test
     split: SplitConfig = field(default_factory=SplitConfig)
-    sample_rate_hz: int = AudioFormat.sample_rate_hz  # to which everything is resampled
-    # mu_law | linear | mu_law_floor | linear_floor: how a sample becomes one of 256 classes (docs/your-data.md)
+    # the next five are those of AudioFormat, which checks them
+    sample_rate_hz: int = AudioFormat.sample_rate_hz
     quantiser: str = AudioFormat.quantiser
-    normalise: str = AudioFormat.normalise  # none; clip: each utterance scaled by its own range, which looks ahead
-    # recordings are cut into utterances of so many samples, from which state begins anew; null: one utterance each
+    normalise: str = AudioFormat.normalise
     piece_samples: int | None = AudioFormat.piece_samples
-    drop_rest: bool = AudioFormat.drop_rest  # leave out what remains of a recording after its last whole piece
+    drop_rest: bool = AudioFormat.drop_rest
     # labels of utterances (speakers, words, classes), which models read and samples can be asked for: folder (the first
     # folder's name), a CSV file of path,label, corpus (what `--corpus` tells), or none; null: as the data set has them
     labels: str | None = None
