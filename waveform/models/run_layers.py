@@ -143,11 +143,14 @@ class RunsLayers(OptionalParts):
         return has_kernels(self.config) and not (self._compiles or recomputes or sharded)
 
     def prepare_kernels(self) -> None:
-        """Compile those of small models, which takes some 15 s unless they are on disk."""
-        if has_kernels(self.config) and not self._compiles:  # for evaluations even if no step runs in them
+        """Compile those of small models, which takes some 15 s unless they are on disk, or of others' attention."""
+        if self._compiles or self.config.attention != "fused":
+            return
+        if has_kernels(self.config):  # for evaluations even if no step runs in them
             from waveform.kernels.layers_op import compile_kernels  # here: others do without numba
-
-            compile_kernels()
+        else:
+            from waveform.kernels.attention import compile_kernels
+        compile_kernels()
 
     def _takes_kernels(self, h_BTD: Tensor, clock: Clock) -> bool:
         """Whether kernels can run the layers, and are the faster way."""
