@@ -178,7 +178,7 @@ def test_compare(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert entry["learning_curve"]["tokens"][-1] == entry["train_tokens_seen"]
     assert entries[2]["interval_95"] is None
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
-    entries = waveform.compare([place / "wavenet", place / "transformer_xl"])  # on two utterances
+    entries = waveform.compare([place / "wavenet", place / "transformer_xl", place / "wavenet"])  # on two utterances
     difference = entries[1]["difference_nats"]
     assert entries[1]["interval_95"] is None and f"  {difference:+.4f}  " in capsys.readouterr().out
 

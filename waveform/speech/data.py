@@ -164,7 +164,10 @@ def open_split(run: TrainedRun, *, data: Path | str | None, split: str, show_pro
         ) from error
     require_audio(dataset.modality, data)
     if different := differences(audio_format, format_of(dataset.modality)):
-        raise UserError(f"--data {data} has different tokens from those that {run.given} was trained on: {different}")
+        raise UserError(
+            f"--data {data} has different tokens from those that {run.given} was trained on: {different}; give its "
+            "recordings instead, or prepare them with the settings that the run was trained on"
+        )
     tokens = dataset.open_split(split)
     tokens.verify()
     return tokens

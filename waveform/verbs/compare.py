@@ -36,7 +36,7 @@ def compare(
     Raises UserError as `evaluate` does, if the runs' tokens differ, and for published figures that were not measured as
     those of the runs would be.
     """
-    run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
+    run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(dict.fromkeys(run_dirs))
     check_files(json_file=json_file, plot_file=plot_file)
     options, domain = options or EvaluateOptions(), domain_of_runs(run_dirs)
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
