@@ -151,7 +151,7 @@ class EvaluateOptions:
     stride: int | None = None  # tokens by which the window of a model without memory moves; None: its length
     published: str | None = None  # of `compare`: a corpus of audio, whose published figures are shown beside
     published_words: bool = False  # word-level perplexity divides by the words that the corpus was published with
-    rows: int | None = None  # pieces that text is cut into, each from empty memories; None: whole documents
+    rows: int | None = None  # pieces that the split is cut into, each from empty memories; None: whole utterances
 
     @property
     def model_fields(self) -> dict[str, int]:
