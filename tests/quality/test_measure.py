@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_samples_are_those_of_the_command(place: Path, few: list[str], tmp_path:
 def test_compare_shows_every_run(
     place: Path, few: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = [str(place / "run"), str(place / "run")]
+    runs = [str(place / "run"), str(copytree(place / "run", tmp_path / "run"))]  # of one name
     assert main(["compare", *runs, *few, "--json", str(tmp_path / "c.json")]) == 0
     assert f"wavenet ({runs[0]}) (3)" in capsys.readouterr().out
     entries = json.loads((tmp_path / "c.json").read_text())
