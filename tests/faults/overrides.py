@@ -95,7 +95,7 @@ def _use(overrides: Sequence[str]) -> int:
         typed(DataConfig, config["data"], section="data")
         typed(SpeechTrainConfig, config["train"], section="train")
         with torch.device("meta"):
-            model_from({**config, "dataset": {"vocab_size": 256}})
+            model_from({**config, "dataset": {"vocab_size": 256, "modality": {"kind": "audio"}}})
     except UserError as error:
         print(f"waveform train: {error}", file=sys.stderr)
         return 2
