@@ -107,7 +107,6 @@ class Text(TokenDomain):
     kind = "text"
     runs = "runs on text"
     verbs: ClassVar[Mapping[str, str]] = {**TokenDomain.verbs, "sample": "recipes.continuations:sample"}
-    cuts_valid = True
     report_contents = TextContents
     space = staticmethod(search_space)
     load = staticmethod(load)

@@ -75,19 +75,18 @@ def default_of(field: Field[Any]) -> str:
 
 def page() -> str:
     """The text of docs/settings.md."""
-    lines, named = [HEAD], set()
+    lines = [HEAD]
     for title, group, classes in SECTIONS:
+        named: set[str] = set()  # in this section; a class before gives the rules
         lines += [f"## {title}", "", "| setting | default | must be | what it is |", "| --- | --- | --- | --- |"]
         for cls in classes:
             said, types = comments(cls), get_type_hints(cls, include_extras=True)
             for field in fields(cls):
-                setting = f"{group}.{field.name}"
-                known = cls is DataConfig and setting in named
-                if known or field.name not in cls.__annotations__ or field.name in (*DECIDED_BY_DATA, "split"):
+                if field.name not in cls.__annotations__ or field.name in (*DECIDED_BY_DATA, "split", *named):
                     continue
-                named.add(setting)
+                named.add(field.name)
                 rule = "; ".join(rule.remedy.removeprefix("it must be ") for rule in rules_of(types[field.name]))
-                cells = (f"`{setting}`", f"`{default_of(field)}`", rule, said.get(field.name, ""))
+                cells = (f"`{group}.{field.name}`", f"`{default_of(field)}`", rule, said.get(field.name, ""))
                 lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")
     return "\n".join(lines)

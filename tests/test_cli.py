@@ -25,6 +25,7 @@ from waveform import domain
 from waveform.audio.files import read_audio
 from waveform.cli import main
 from waveform.decoding.int8 import int8_cost, middles
+from waveform.engine import token_learner
 from waveform.engine.dataset import read_dataset
 from waveform.engine.sampler import SamplingConfig
 from waveform.ranks.distributed import World
@@ -90,6 +91,29 @@ def test_settings_are_not_among_the_missing_arguments(capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         main(["train", "data"])
     assert capsys.readouterr().err.endswith("required: RUN_DIR\n")
+
+
+def test_other_data_is_named_by_what_it_is(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", str(place / "audio"), str(tmp_path / "data"), "data.sample_rate_hz=16000"]) == 0
+    line = mistake(["train", tmp_path / "data", place / "wavenet", *settings("wavenet")], capsys)
+    assert "dataset.modality.sample_rate_hz (was 24000, is 16000)" in line and "checksums" not in line
+
+
+def test_training_looks_at_pieces_of_every_recording(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    real = token_learner.evaluate
+    monkeypatch.setattr(
+        token_learner, "evaluate", lambda *args, **options: looks.append(real(*args, **options)) or looks[-1]
+    )
+    assert (
+        main(["train", str(place / "data"), str(tmp_path / "run"), *settings("wavenet"), "train.evaluate_tokens=1000"])
+        == 0
+    )
+    scored = [name.partition("#")[0] for name, count in zip(looks[-1].names, looks[-1].counts, strict=True) if count]
+    assert len(scored) >= 16 and len(set(scored)) == len({name.partition("#")[0] for name in looks[-1].names})
+    assert " bits per sample\n" in capsys.readouterr().err
 
 
 def test_prepare_twice_does_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

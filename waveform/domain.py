@@ -70,8 +70,6 @@ class Domain(ABC):
     # Verbs that differ by domain: `module:function` of each that its runs have
     verbs: ClassVar[Mapping[str, str]] = {}
     train_config: ClassVar[type[BaseTrainConfig]] = TrainConfig
-    # Whether training cuts long validation utterances, so that its quick looks have several rows
-    cuts_valid: ClassVar[bool] = False
 
     def knows(self, name: str) -> bool:
         """Whether `name`, which is not a path, names something to train on."""
@@ -114,8 +112,6 @@ class Domain(ABC):
         config: dict[str, Any],
         train_config: BaseTrainConfig,
         context: RunContext,
-        *,
-        cut_valid: bool,
     ) -> AbstractContextManager[Trainer]:
         """Claim the run folder of `context` for a trainer, new or resumed. Raises UserError."""
 
@@ -158,11 +154,9 @@ class TokenDomain(Domain):
         config: dict[str, Any],
         train_config: BaseTrainConfig,
         context: RunContext,
-        *,
-        cut_valid: bool,
     ) -> AbstractContextManager[Trainer]:
         assert data is not None and isinstance(train_config, TrainConfig)
-        return open_training(data, config, train_config, context, amount=self.amount(data), cut_valid=cut_valid)
+        return open_training(data, config, train_config, context, amount=self.amount(data))
 
     # Trained runs
 

@@ -63,8 +63,6 @@ class Agents(Domain):
         config: dict[str, Any],
         train_config: BaseTrainConfig,
         context: RunContext,
-        *,
-        cut_valid: bool,
     ) -> Iterator[Trainer]:
         """Claim the run folder of `context` for a trainer, new or resumed; `config` gains the section `dataset`."""
         run_dir, world, num_rows = context.run_dir, context.world, train_config.batch_size

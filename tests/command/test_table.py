@@ -171,4 +171,4 @@ def test_help_is_immediate(program: str) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", program, "train", "--help"], check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.4
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3

@@ -26,7 +26,10 @@ from waveform.speech.figures import by_label_rows
 
 SPEAKERS = ("ann", "bob b.", "ümit")
 MODEL = "wavenet"
-SETTINGS = [*settings(MODEL), "train.lr=0.05", "train.warmup_steps=0", "train.batch_size=4"]  # each label is read
+SETTINGS = [
+    *(*settings(MODEL), "train.lr=0.05", "train.warmup_steps=0", "train.batch_size=4"),  # each label is read
+    "model.prediction=none",  # beside which a label of such short sounds changes hardly anything
+]
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +123,7 @@ def test_evaluate_by_label(place: Path, tmp_path: Path, capsys: pytest.CaptureFi
     run = waveform.load(place / "run")
     audio = read_audio(next((place / "audio" / "test" / "ann").iterdir()), sample_rate_hz=24_000)
     own, other = (run.nll(audio, sample_rate_hz=24_000, label=label).mean(dtype=float) for label in ("ann", None))
-    assert by_label["ann"]["nats_per_token"] == pytest.approx(own, rel=1e-5) != pytest.approx(other, rel=1e-5)
+    assert by_label["ann"]["nats_per_token"] == pytest.approx(own, rel=1e-5) != pytest.approx(other, rel=1e-4)
 
 
 def test_pieces_keep_the_labels_of_their_utterances(place: Path) -> None:

@@ -1,6 +1,6 @@
 """NLL of a token set with carried state: sums and counts for each utterance, divided only at the end."""
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -122,17 +122,6 @@ class Tally:
         return replace(result, class_nats=by_class[0], class_counts=by_class[1])
 
 
-def spread(lengths: Sequence[int], max_tokens: int) -> list[int]:
-    """Utterances of these lengths in tokens, spread evenly over the set, that have about `max_tokens` together."""
-    share, due, chosen = max_tokens / sum(lengths), 0.0, []
-    for i, length in enumerate(lengths):
-        due += share * length
-        if due > 0:
-            chosen.append(i)
-            due -= length
-    return chosen
-
-
 @torch.inference_mode()
 def evaluate(
     model: SequenceModel,
@@ -156,7 +145,8 @@ def evaluate(
     if config.max_tokens is not None and one_stream:
         order = order[: int(np.searchsorted(np.cumsum(tokens.lengths), config.max_tokens)) + 1]
     elif config.max_tokens is not None:
-        order = spread(tokens.lengths, config.max_tokens)
+        num = math.ceil(len(order) * min(1, config.max_tokens / tokens.num_tokens))
+        order = np.linspace(0, len(order) - 1, num).round().astype(int).tolist()
     if not one_stream:  # longest first, so that rows end at about the same time
         order.sort(key=lambda i: (-tokens.lengths[i], i))
     own = order[world.rank :: world.size]

@@ -37,6 +37,7 @@ class RunContext:
     run_dir: Path
     world: World = field(default_factory=World)
     record: dict[str, Any] | None = None  # JSON that each checkpoint keeps as `run`
+    unit: str = "token"  # what users call a token
     units_per_second: float | None = None  # tokens of one second of audio, to print x real time
     on_evaluate: OnEvaluate | None = None  # called by the first rank after each evaluation
     show_progress: bool = True
@@ -229,8 +230,8 @@ class Trainer:
     def _report(self, result: Evaluation, log: MetricsLog) -> None:
         learner, nats = self.learner, result.nats_per_token
         log.require_folder(learner.step)
-        unit = "sample" if self._context.units_per_second else "token"
-        self.progress.write(f"step {learner.step}: validation {nats:.4f} nats = {bits(nats):.4f} bits per {unit}")
+        shown = f"{nats:.4f} nats = {bits(nats):.4f} bits per {self._context.unit}"
+        self.progress.write(f"step {learner.step}: validation {shown}")
         log.write("evaluate", step=learner.step, seconds=round(learner.seconds, 3), nll_nats=nats, nll_bits=bits(nats))
         if self._context.on_evaluate is not None:
             with suppress(Stopped), torch.random.fork_rng(devices=[]):

@@ -148,8 +148,10 @@ class RunsLayers(OptionalParts):
             return
         if has_kernels(self.config):  # for evaluations even if no step runs in them
             from waveform.kernels.layers_op import compile_kernels  # here: others do without numba
-        else:
+        elif self.config.d_model // self.config.num_heads % VECTOR == 0:
             from waveform.kernels.attention import compile_kernels
+        else:
+            return
         compile_kernels()
 
     def _takes_kernels(self, h_BTD: Tensor, clock: Clock) -> bool:

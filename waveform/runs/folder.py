@@ -134,7 +134,7 @@ def refuse_other_config(run_dir: Path, config: dict[str, Any]) -> None:
             f"the data has changed since the run in {run_dir} began, so it cannot be resumed exactly; train on the "
             "data set that it began with, or give another RUN_DIR"
         )
-    causes = [key for key in different if not key.startswith("dataset.")] or different  # settings of data change that
+    causes = [key for key in different if not key.startswith("dataset.checksums")]  # which say only that data differs
     raise UserError(
         f"{run_dir} contains a run with a different configuration: {'; '.join(causes)}. Give another RUN_DIR, or "
         f"resume it with the settings in {run_dir / CONFIG_FILE}"

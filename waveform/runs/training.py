@@ -78,13 +78,11 @@ def open_training(
     context: RunContext,
     *,
     amount: Callable[[TokenSet], str],
-    cut_valid: bool = False,
 ) -> Iterator[Trainer]:
     """Claim the run folder of `context` for a trainer on `data`, new or resumed; `config` gains the section `dataset`.
 
-    amount: describes the size of the training split, for the line that is printed. cut_valid: cut long validation
-    utterances so that the quick looks during training have several rows. Raises UserError for a run folder of another
-    configuration or data, and if another process is training there.
+    amount: describes the size of the training split, for the line that is printed. Raises UserError for a run folder of
+    another configuration or data, and if another process is training there.
     """
     run_dir, world = context.run_dir, context.world
     splits = {split: data.open_split(split) for split in ("train", "valid", "test")}
@@ -107,7 +105,7 @@ def open_training(
         learner = TokenLearner(
             model, train_config, tokens=splits["train"], window=window_of(config), seed=config["seed"], world=world
         )
-        valid = cut_for_a_look(splits["valid"], train_config, world=world) if cut_valid else splits["valid"]
+        valid = cut_for_a_look(splits["valid"], train_config, world=world)
         context = replace(context, record=comparable(config))
         trainer = Trainer(learner, context, validate=partial(learner.evaluated, valid))
         if trainer.resumed_from is not None:

@@ -263,13 +263,14 @@ class _Search:
         context = RunContext(
             run_dir,
             self.world,
+            unit=self.domain.unit,
             units_per_second=self._data.modality.get("sample_rate_hz"),
             on_evaluate=self._look(trial, run_dir, config),
             show_progress=self.show_progress,
         )
         amount = self.domain.amount(self._data)
         try:
-            with open_training(self._data, config, train_config, context, amount=amount, cut_valid=True) as trainer:
+            with open_training(self._data, config, train_config, context, amount=amount) as trainer:
                 result = trainer.run()
         except TrialPruned:
             self._study.tell(trial, state=TrialState.PRUNED)

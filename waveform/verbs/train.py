@@ -91,14 +91,9 @@ def _opened(domain: Domain, requests: Sequence[TrainRequest], *, show_progress: 
         trainers = []
         for request, config, train_config in runs:
             assert request.run_dir is not None
-            context = RunContext(request.run_dir, world, show_progress=show_progress)
-            training = domain.open_training(
-                data,
-                config,
-                train_config,
-                domain.context(data, train_config, context),
-                cut_valid=domain.cuts_valid or len(runs) > 1,  # in turn: looked at in pieces of the same lengths
-            )
+            context = RunContext(request.run_dir, world, unit=domain.unit, show_progress=show_progress)
+            context = domain.context(data, train_config, context)
+            training = domain.open_training(data, config, train_config, context)
             trainers.append(opened.enter_context(training))
         if show_progress:
             say_threads(world, in_kernels=all(trainer.learner.runs_in_kernels for trainer in trainers))
