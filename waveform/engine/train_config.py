@@ -132,7 +132,9 @@ class TrainConfig(BaseTrainConfig):
     update_period_from: _Steps = 60_000  # step at which that begins
     evaluate_every: _Count = 1000  # steps
     evaluate_every_seconds: _Limit = None  # of training itself, besides evaluate_every; null: by steps alone
-    evaluate_tokens: _Steps | None = 2_000_000  # about how much of the validation split; null: all; 0: no evaluation
+    # about how much of the validation split is scored, in pieces that are spread evenly over it, each from empty
+    # memories; null: all; 0: no evaluation
+    evaluate_tokens: _Steps | None = 2_000_000
     # auto: bf16 matrix products on CUDA, fp32 on CPU; fp32; bf16
     precision: Annotated[str, one_of("auto", "fp32", "bf16")] = "auto"
     # none: each process has all weights; fsdp: weights, gradients and Adam's state are spread
