@@ -52,7 +52,8 @@ class Place:
         if not data.exists():
             data.mkdir(parents=True)
             random_numbers = np.random.default_rng(0)
-            for split, lengths in (("train", [150, 90, 210, 60, 170]), ("valid", [60, 50]), ("test", [20])):
+            # An evaluation has eight windows: 16 pieces of 63.
+            for split, lengths in (("train", [150, 90, 210, 60, 170]), ("valid", [600, 400]), ("test", [20])):
                 with ShardWriter(data / f"{split}.shard", vocab_size=256) as writer:
                     for i, length in enumerate(lengths):
                         writer.write(f"utterance_{i}", [random_numbers.integers(0, 256, length)])
