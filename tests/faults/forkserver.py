@@ -1,6 +1,5 @@
 """Runs cases in separate processes, forked from a server that has imported everything but computed nothing."""
 
-import importlib.util
 import multiprocessing
 import os
 import sys
@@ -9,21 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-_PRELOAD = [
-    "librosa.core.convert",
-    "matplotlib.figure",
-    "soundfile",
-    "torch.utils.tensorboard",
-    "recipes.text",
-    "waveform.kernels.decoder",
-    "waveform.verbs.compare",
-    "waveform.verbs.demo",
-]
-for _name in _PRELOAD:  # the server silently ignores a missing module, and each case then imports it
-    assert importlib.util.find_spec(_name) is not None, f"{_name} does not exist"
-
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(_PRELOAD)
+_context.set_forkserver_preload(["tests.faults.preloaded"])
 
 
 def start(function: Callable[..., Any], *arguments: Any, output: Path, daemon: bool = True) -> Any:
