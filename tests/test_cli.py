@@ -484,6 +484,11 @@ def damage_dataset(place: Path, folder: Path) -> Path:
     return folder / "damaged"
 
 
+def no_regular_dataset(place: Path, folder: Path) -> Path:
+    (folder / "strange" / "dataset.json").mkdir(parents=True)
+    return folder / "strange"
+
+
 def flip_bits(place: Path, folder: Path) -> Path:
     data = shutil.copytree(place / "data", folder / "flipped")
     for shard in data.rglob("*.shard"):
@@ -498,6 +503,7 @@ MADE: dict[str, Callable[[Path, Path], Path]] = {
     "CUT": lambda place, folder: corrupt_checkpoints(place, folder / "damaged"),
     "DAMAGED": damage_dataset,
     "FLIPPED": flip_bits,
+    "STRANGE": no_regular_dataset,
     "EMPTY": lambda place, folder: config_of(folder, ""),
     "NO_MODEL": lambda place, folder: config_of(folder, "seed: 1"),
 }
@@ -534,6 +540,11 @@ MISTAKES: dict[str, tuple[str, list[str]]] = {
         "train P/data T/r preset=huge",
         ["unknown preset 'huge'", "clips_4m, demo, hour, small, speech_paper, ten_minutes"],
     ),
+    "a preset of text, and no data set": (
+        "train P/audio T/r preset=cpu",
+        ["unknown preset 'cpu'", "is not a prepared data set, so this takes it as a folder of audio"],
+    ),
+    "a preset of text, and dataset.json is a folder": ("train STRANGE T/r preset=cpu", ["dataset.json is damaged"]),
     "value out of range": ("train P/data T/r model.num_heads=5", ["num_heads", "multiple"]),
     "more layers than any model has": (
         "train P/data T/r preset=demo model.num_layers=100000000",

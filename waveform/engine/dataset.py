@@ -45,8 +45,8 @@ class Dataset:
 
 
 def is_dataset(folder: Path) -> bool:
-    """Whether `folder` is a prepared data set."""
-    return (folder / DATASET_FILE).is_file()
+    """Whether `folder` is a prepared data set, if a damaged one."""
+    return (folder / DATASET_FILE).exists()
 
 
 def write_dataset(dataset: Dataset) -> Dataset:

@@ -63,7 +63,13 @@ class Speech(TokenDomain):
         return {f"sample-{i}.flac": flac_bytes(sound, sample_rate_hz=rate) for i, sound in enumerate(sounds)}
 
     def compose(self, request: TrainRequest) -> dict[str, Any]:
-        return compose_config(request.overrides, **request.composing)
+        try:
+            return compose_config(request.overrides, **request.composing)
+        except UserError as error:
+            if not request.source.is_dir() or is_dataset(request.source):
+                raise
+            guess = f"{request.source} is not a prepared data set, so this takes it as a folder of audio"
+            raise UserError(f"{error}; {guess}") from error
 
     def annotated(self, config: dict[str, Any], overrides: Sequence[str]) -> str:
         return annotated(config, domain="speech", overrides=overrides)
