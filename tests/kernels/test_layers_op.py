@@ -42,6 +42,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "nothing compressed": {"compressed": 0, "memory": 24},
     "no memory": {"compressed": 0, "memory": 0},
     "mean": {"compression": "mean"},
+    "a loss that trains keys and values": {"compression_gradient": "as_run", "compression_rate": 3},
     "dropout": {"dropout": 0.3},
     "dilated": {"compression": "dilated"},
     "autoencode": {"compression_loss": "autoencode"},

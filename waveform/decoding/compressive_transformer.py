@@ -11,7 +11,10 @@ _SIZES = (
     *("vocab_size", "num_layers", "d_model", "num_heads", "d_feedforward", "num_position_features", "num_labels"),
     *("window", "memory", "compressed", "compression_rate", "compression_dilations"),
 )
-_TRAINING = ("initial_values", "local_layers", "dropout", "attention_dropout", "compression_loss", "compression_init")
+_TRAINING = (
+    *("initial_values", "local_layers", "dropout", "attention_dropout"),
+    *("compression_loss", "compression_gradient", "compression_init"),
+)
 _HEADS = ("cutoffs", "div_value", "classes")  # details of `head` and `prediction`
 _OF_MODEL = ("activation", "head", "tie_embeddings", "project_first", "compression")  # whose own modules are called
 _OF_BOTH = {

@@ -38,7 +38,6 @@ AS_PUBLISHED = {
     "compressed_projection": ("shared",),
     "compression_bias": (True,),
     "compression_overlap": (0,),
-    "compression_gradient": ("intended",),
     "compression_padding": (True,),
 }
 # Kernels of whole layers; what comes before the layers and after them is torch's.
@@ -47,7 +46,7 @@ KERNELS = KnownSettings(
         *("num_layers", "d_model", "num_heads", "d_feedforward", "num_position_features", "local_layers", "dropout"),
         *("window", "compression_loss", "compression_init"),
         *("memory", "compressed", "compression_rate", "compression_dilations"),
-        *("compression", "compressed_position", "empty_memory"),
+        *("compression", "compression_gradient", "compressed_position", "empty_memory"),
         *("vocab_size", "head", "cutoffs", "div_value", "tie_embeddings", "project_first"),
         *("prediction", "num_labels", "classes"),
         *("final_norm", "input_activation", "initial_values"),
@@ -260,6 +259,7 @@ def _compression(config: CompressiveTransformerConfig, clock: Clock) -> "Compres
     from waveform.kernels.layers_op import Compression
 
     known = config.compression == "conv" and config.compression_loss == "attention" and config.window <= config.memory
+    known = known and config.compression_gradient == "intended"
     if not config.compressed or clock.evicts is False or clock.num_new != config.window or not known:
         return None
     return Compression(
