@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -32,6 +31,7 @@ from waveform.runs.sliding import evaluate_sliding
 from waveform.runs.space import Space
 from waveform.runs.training import check_fits, open_training
 from waveform.system.errors import UserError
+from waveform.system.plugins import entry_points
 
 _GROUP = "waveform.domains"
 _DEFAULT = "audio"  # of a folder that is not a data set

@@ -121,7 +121,7 @@ RECIPES = {
 
 def recipe_names() -> list[str]:
     """Names of every recipe, the papers' first."""
-    from importlib.metadata import entry_points  # slow, and `--help` needs only RECIPES
+    from waveform.system.plugins import entry_points  # slow, and `--help` needs only RECIPES
 
     return [*RECIPES, *sorted(entry_points(group=_GROUP).names - RECIPES.keys())]
 
@@ -130,7 +130,7 @@ def find_recipe(name: str) -> Recipe:
     """Return the recipe of that name. Raises UserError if there is none, or if its package does not load."""
     if name in RECIPES:
         return RECIPES[name]
-    from importlib.metadata import entry_points
+    from waveform.system.plugins import entry_points
 
     found = entry_points(group=_GROUP, name=name)
     if not found:

@@ -8,7 +8,6 @@ Shape letters: B rows, G groups, c compression rate, n = G c slots, D model widt
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 from waveform.models.attention import content_attention
 from waveform.models.linear import linear
 from waveform.system.errors import UserError
+from waveform.system.plugins import entry_points
 
 LOSSES = ("attention", "autoencode", "none")
 _GROUP = "waveform.compressions"

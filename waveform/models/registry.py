@@ -2,11 +2,11 @@
 
 import dataclasses
 import difflib
-from importlib.metadata import entry_points
 from typing import Any
 
 from waveform.engine.interface import SequenceModel
 from waveform.system.errors import UserError
+from waveform.system.plugins import entry_points
 from waveform.system.rules import check_rules
 
 _GROUP = "waveform.models"

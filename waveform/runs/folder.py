@@ -3,6 +3,8 @@
 config.yaml  metrics.jsonl  tensorboard/  checkpoints/step_N/
 """
 
+import copy
+import functools
 from dataclasses import MISSING, fields
 from itertools import accumulate
 from pathlib import Path
@@ -205,21 +207,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
             raise ValueError("it is too long for a configuration")
-        text = path.read_text(encoding="utf-8")
-        # Parsing takes time that grows with length x depth, minutes for a few thousand brackets.
-        if max(accumulate((c in "[{") - (c in "]}") for c in text), default=0) > _MAX_NESTING:
-            raise ValueError("it is nested too deeply for a configuration")
-        # Aliases are never written, and a few nested ones could expand to more than fits in RAM.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise ValueError("it has an alias")
-        config = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-        if not config:
-            raise ValueError("it is empty")
-        msgspec.convert(config, _Recorded)
-        assert isinstance(config, dict)
-        # What is never resolved may have one: names of folders. `${oc.env:NAME}` would be read from this machine.
-        if "${" in str([value for key, value in config.items() if key not in ("dataset", "origin")]):
-            raise ValueError("it has an interpolation (${...}), which is never written")
+        config = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, msgspec.ValidationError) as error:
         reason = " ".join(str(error).replace("`$.", "`").split())
         raise UserError(f"{path} is damaged: {reason}; restore it from a copy") from error
@@ -228,3 +216,23 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     if not config["dataset"]["path"]:  # exported
         config["dataset"]["path"] = str(run_dir / OWN_DATA_DIR)
     return {str(key): value for key, value in config.items()}
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(text: str) -> dict[Any, Any]:
+    """A configuration that runs may have. Raises what the parser does, and ValueError for what is never written."""
+    # Parsing takes time that grows with length x depth, minutes for a few thousand brackets.
+    if max(accumulate((c in "[{") - (c in "]}") for c in text), default=0) > _MAX_NESTING:
+        raise ValueError("it is nested too deeply for a configuration")
+    # Aliases are never written, and a few nested ones could expand to more than fits in RAM.
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+        raise ValueError("it has an alias")
+    config = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    if not config:
+        raise ValueError("it is empty")
+    msgspec.convert(config, _Recorded)
+    assert isinstance(config, dict)
+    # What is never resolved may have one: names of folders. `${oc.env:NAME}` would be read from this machine.
+    if "${" in str([value for key, value in config.items() if key not in ("dataset", "origin")]):
+        raise ValueError("it has an interpolation (${...}), which is never written")
+    return config

@@ -12,11 +12,12 @@ A later one of these counts over an earlier one, then a study's, then overrides.
 (Hydra's `defaults`) stands in the same sections.
 """
 
+import copy
 import dataclasses
 import difflib
+import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import entry_points
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from waveform.engine.train_config import BaseTrainConfig, TrainConfig
 from waveform.models.registry import DECIDED_BY_DATA, model_class, model_names
 from waveform.system.console import printable
 from waveform.system.errors import UserError
+from waveform.system.plugins import entry_points
 
 _MODELS = "waveform.models.conf"  # has studies for every family: models as others had them
 _SECTIONS = ("recipe", "preset", "preset_model", "study")  # groups whose settings are merged here, in this order
@@ -47,7 +49,7 @@ _KINDS = {  # OmegaConf's phrases about a value of the wrong type -> what to giv
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ConfigFamily:
     """Where the configurations of one family of runs come from."""
 
@@ -119,11 +121,10 @@ def _composed(family: ConfigFamily, choices: Sequence[Override], config_dir: Pat
     for choice in choices:
         if not isinstance(choice.value(), str | int):
             raise UserError(f"{_shown(str(choice.input_line))}: give the name of a {choice.key_or_group}")
-    _register(family)
-    path = _search_path(family, config_dir)
+    overrides, models = (_search_path(family, config_dir), *given), tuple(model_names())
+    by_hydra = _by_hydra if config_dir is None else _by_hydra.__wrapped__  # a user's own files may change
     try:
-        with initialize_config_module(family.module, version_base="1.3"):
-            config = compose(family.root, overrides=[path, *given], return_hydra_config=True)
+        config = copy.deepcopy(by_hydra(family, overrides, models))
     except Exception as error:  # Hydra and its grammar raise whatever they come across
         if isinstance(error, MissingConfigException) and error.options:
             group, _, name = str(error.missing_cfg_file).rpartition("/")
@@ -134,7 +135,15 @@ def _composed(family: ConfigFamily, choices: Sequence[Override], config_dir: Pat
     return config
 
 
-def _register(family: ConfigFamily) -> None:
+@functools.lru_cache(maxsize=64)
+def _by_hydra(family: ConfigFamily, overrides: tuple[str, ...], models: tuple[str, ...]) -> DictConfig:
+    """What Hydra composes, which takes a tenth of a second; models: that are registered."""
+    _register(family, models)
+    with initialize_config_module(family.module, version_base="1.3"):
+        return compose(family.root, overrides=list(overrides), return_hydra_config=True)
+
+
+def _register(family: ConfigFamily, models: Iterable[str]) -> None:
     """Give Hydra's store, which is one for all families, the groups of this one."""
     store = ConfigStore.instance()
     studies: dict[str, Any] = {}
@@ -146,7 +155,7 @@ def _register(family: ConfigFamily) -> None:
         store.repo.pop(group, None)
         for name, node in choices.items():
             store.store(group=group, name=name, node=node)
-    for name in model_names():
+    for name in models:
         try:
             store.store(group="model", name=name, node=_model_node(name))
         except Exception as error:  # a fault of another package must not affect the other models

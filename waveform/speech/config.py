@@ -10,7 +10,6 @@ that the entry-point group `waveform.configs` names.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from waveform.engine.train_config import TrainConfig
 from waveform.runs.origin import Origin, compose_from
 from waveform.runs.settings import ConfigFamily, compose_family
 from waveform.runs.space import Space, space_of
+from waveform.system.plugins import entry_points
 from waveform.system.rules import Rule
 
 _PLUGINS = "waveform.configs"  # entry-point group of the packages that hold configs
