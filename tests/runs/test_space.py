@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from waveform.models.run_layers import has_kernels
 from waveform.runs.configured_model import model_from
 from waveform.runs.space import Range, Space, space_of
 from waveform.speech.config import compose_config, search_space
@@ -107,7 +106,7 @@ def test_the_spaces_that_models_come_with(model: str) -> None:
         dataset = {"vocab_size": 256, "modality": {"kind": "audio"}}
         with torch.device("meta"):
             built: Any = model_from({**demo, "model": {**demo["model"], **sizes}, "dataset": dataset})
-        assert model == "wavenet" or has_kernels(built.config), settings
+        assert model == "wavenet" or built.has_kernels, settings
 
 
 def test_the_example_in_the_docs(tmp_path: Path) -> None:

@@ -139,19 +139,30 @@ class RunsLayers(OptionalParts):
         """If there are kernels for its sizes, as for all small models, and its layers are left to them."""
         recomputes = bool(self.checkpoint_activations) and torch.is_grad_enabled()
         sharded = type(self.layers[0].attention_norm.weight) is not nn.Parameter
-        return has_kernels(self.config) and not (self._compiles or recomputes or sharded)
+        return self.has_kernels and not (self._compiles or recomputes or sharded)
 
     def prepare_kernels(self) -> None:
         """Compile those of small models, which takes some 15 s unless they are on disk, or of others' attention."""
         if self._compiles or self.config.attention != "fused":
             return
-        if has_kernels(self.config):  # for evaluations even if no step runs in them
+        if self.has_kernels:  # for evaluations even if no step runs in them
             from waveform.kernels.layers_op import compile_kernels  # here: others do without numba
         elif self.config.d_model // self.config.num_heads % VECTOR == 0:
             from waveform.kernels.attention import compile_kernels
         else:
             return
         compile_kernels()
+
+    @functools.cached_property
+    def has_kernels(self) -> bool:
+        """Whether there are kernels for it: widths of whole vectors, and not too many attention weights."""
+        config = self.config
+        widths = (config.d_model, config.d_model // config.num_heads, config.d_feedforward)
+        if not KERNELS.supports(config):
+            return False
+        num_slots = config.window + max(kind.config.compressed + kind.config.memory for kind in self.kinds)
+        few = config.num_heads * config.window * num_slots <= _MAX_WEIGHTS
+        return not config.tracks_usage and few and all(width % VECTOR == 0 for width in widths)
 
     def _takes_kernels(self, h_BTD: Tensor, clock: Clock) -> bool:
         """Whether kernels can run the layers, and are the faster way."""
@@ -166,16 +177,6 @@ class RunsLayers(OptionalParts):
             and not self.layers[0].attention.observed
             and not is_in_torch_dispatch_mode()  # which would not see what they do
         )
-
-
-def has_kernels(config: CompressiveTransformerConfig) -> bool:
-    """Whether there are kernels for it: widths of whole vectors, and not too many attention weights."""
-    widths = (config.d_model, config.d_model // config.num_heads, config.d_feedforward)
-    if not KERNELS.supports(config):
-        return False
-    num_slots = config.window + max(kind.config.compressed + kind.config.memory for kind in config.kinds)
-    few = config.num_heads * config.window * num_slots <= _MAX_WEIGHTS
-    return not config.tracks_usage and few and all(width % VECTOR == 0 for width in widths)
 
 
 @functools.cache
