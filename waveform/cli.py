@@ -258,7 +258,8 @@ RUN_VERBS = (
             path("--out", "the page (default report.html)", metavar="FILE.html"),
             path(
                 "--listen",
-                "further runs, at the same rate, of which only sounds are shown",
+                "further runs, at the same rate, of which only sounds are shown; linear-prediction: what it draws "
+                "alone",
                 nargs="+",
                 metavar="RUN_DIR",
             ),

@@ -22,6 +22,8 @@ from waveform.kernels.prediction import read_rows
 from waveform.models import linear_prediction as lp
 from waveform.models.heads import PredictionHead
 from waveform.models.linear_prediction import LinearPrediction, Prediction, PredictionState
+from waveform.models.predictors_alone import PredictorsAlone, predictors_alone_of
+from waveform.models.registry import build
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import linear_prediction_nats
 
@@ -203,6 +205,21 @@ def test_the_predictors_alone_know_most_of_a_resonance(tmp_path: Path) -> None:
     assert by_protocol["utterance"] < by_protocol["chunk"] - 0.2 < unigram - 1.2
     text = {**config, "dataset": {"modality": {"kind": "text"}}}
     assert linear_prediction_nats(cast(TrainedRun, SimpleNamespace(config=text)), tokens, protocol="chunk") is None
+
+
+def test_a_model_draws_what_its_predictors_know_alone() -> None:
+    fields = {"num_stacks": 1, "layers_per_stack": 1, "residual_channels": 8, "gate_channels": 8, "skip_channels": 8}
+    model = build("wavenet", vocab_size=_V, prediction="linear", classes=_CLASSES, **fields)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter)
+    assert _CLASSES is not None
+    tokens, nll = _vowel(200), []
+    for each in (model, predictors_alone_of(model), PredictorsAlone(_CLASSES)):
+        step = each(tokens[:, :-1], each.init_state(len(tokens)))
+        nll.append(each.head.nll(step.hidden, tokens[:, 1:]).detach())
+    assert (nll[0] - nll[2]).abs().max() > 1
+    torch.testing.assert_close(nll[1], nll[2])
 
 
 def test_kernels_are_compiled_before_the_first_step() -> None:

@@ -97,6 +97,20 @@ def test_runs_that_are_only_listened_to(place: Path, tmp_path: Path) -> None:
     assert "model.num_stacks" not in html
 
 
+def test_linear_prediction_alone_is_listened_to(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, without, page = str(place / "ct"), str(tmp_path / "without"), tmp_path / "a.html"
+    options = ["--real", "0", "--num", "1", "--seconds", "0.05", "--temperatures", "1", "--listen", "linear-prediction"]
+    assert main(["report", run, "--out", str(page), *options]) == 0
+    labels, (own, alone) = re.findall(r'data-label="(.*?)"', page.read_text()), sounds(page.read_text())
+    assert labels == ["compressive_transformer", "linear-prediction"]
+    assert len(own) == len(alone) == 1200 and alone.any() and not np.array_equal(own, alone)
+    assert main(["train", str(place / "data"), without, *settings("wavenet"), "model.prediction=none"]) == 0
+    line = mistake(["report", without, "--out", str(tmp_path / "b.html"), *options], capsys)
+    assert "--listen linear-prediction is for runs with model.prediction=linear; leave it out" in line
+
+
 def test_recordings_begin_with_speech() -> None:
     class Tokens:
         names, lengths = ["short", "long"], [100, 40_000]

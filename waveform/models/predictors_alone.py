@@ -1,6 +1,7 @@
-"""Linear prediction without a network: what a model with it knows before any training, as a model to be scored."""
+"""Linear prediction without a network: what a model with it knows before any training, to be scored and to be heard."""
 
-from typing import NamedTuple
+import copy
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,3 +38,14 @@ class PredictorsAlone(TokenModel):
         """-> zeros [B, T, 1]."""
         assert inputs.added is not None
         return Step(torch.zeros_like(inputs.added), state, {})
+
+
+def predictors_alone_of(model: Any) -> Any:
+    """A copy of a model with linear prediction that draws as its predictors do alone, at the speed of the model."""
+    model = copy.deepcopy(model)
+    projection = next(part for part in model.head.modules() if isinstance(part, PredictionHead)).projection
+    beginning = PredictionHead(1, classes=model.config.classes).projection
+    with torch.no_grad():
+        projection.weight.zero_()
+        projection.bias.copy_(beginning.bias)
+    return model

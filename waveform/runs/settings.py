@@ -49,7 +49,7 @@ _KINDS = {  # OmegaConf's phrases about a value of the wrong type -> what to giv
 }
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)  # one of each, by which compositions are kept
 class ConfigFamily:
     """Where the configurations of one family of runs come from."""
 

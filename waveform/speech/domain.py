@@ -66,7 +66,8 @@ class Speech(TokenDomain):
         try:
             return compose_config(request.overrides, **request.composing)
         except UserError as error:
-            if not request.source.is_dir() or is_dataset(request.source):
+            elsewhere = "unknown preset" in str(error) and request.source.is_dir()  # one of texts, perhaps
+            if not elsewhere or is_dataset(request.source):
                 raise
             guess = f"{request.source} is not a prepared data set, so this takes it as a folder of audio"
             raise UserError(f"{error}; {guess}") from error

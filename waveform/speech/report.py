@@ -1,7 +1,7 @@
 """What a report shows of runs on speech: sounds beside real recordings, and figures of quality."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from waveform.audio.plots import mel_jpeg
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.token_set import TokenSet
+from waveform.models.predictors_alone import predictors_alone_of
 from waveform.quality.config import FEWEST_CLIPS, QualityConfig
 from waveform.report_page.contents import Figures, Making, ReportContents
 from waveform.report_page.page import Player, PlayerRow, Table, data_uri
@@ -28,6 +29,7 @@ from waveform.system.errors import UserError
 from waveform.system.progress import Progress
 
 REAL = "real speech"
+ALONE = "linear-prediction"  # of `listen`: what the predictors of the runs draw alone
 _FIRST_S = 0.01  # the first stretch of NLL over the course of an utterance
 _MOST_LABELS = 6  # of which a sound is drawn
 _GIVEN_S = 0.5  # of real speech that runs continue, at most a quarter of a sound
@@ -52,7 +54,8 @@ class SoundContents(ReportContents):
     split: str = "test"  # of the recordings and the NLL
     quality: int = 0  # sounds of each run by which figures of quality are measured; 0: none are
     tokens: int | None = None  # samples that are scored, longest utterances first; None: all
-    listen: Sequence[Path | str] = ()  # further runs, of which only sounds are shown; their data may be different
+    # Further runs, of which only sounds are shown, on whatever data; linear-prediction: what it draws alone
+    listen: Sequence[Path | str] = ()
 
     def __post_init__(self) -> None:
         for name, value in {"num": self.num, "real": self.real}.items():
@@ -96,7 +99,8 @@ class SoundContents(ReportContents):
         rate = _on_audio(runs[0]).audio_format.sample_rate_hz
         others: dict[str, TrainedRun] = {}
         for run_dir in self.listen:
-            name, run = printable(str(run_dir)), load(run_dir, device=device)
+            name = printable(str(run_dir))
+            run = _predictors_alone(runs) if name == ALONE else load(run_dir, device=device)
             if (own_rate := run.audio_format.sample_rate_hz) != rate:
                 raise UserError(f"--listen {name} is at {own_rate} Hz, the others are at {rate} Hz; leave it out")
             others[name] = run
@@ -145,6 +149,15 @@ class SoundContents(ReportContents):
             "by_label": _by_label([name for name, _ in scored], entries),
             "quality": table,
         }, {"quality": quality and quality.as_json()}
+
+
+def _predictors_alone(runs: Sequence[TrainedRun]) -> Run:
+    """Of the first run that has linear prediction, without labels. Raises UserError if none has."""
+    for run in map(_on_audio, runs):
+        if run.config["model"].get("prediction") == "linear":
+            dataset = {key: value for key, value in run.config["dataset"].items() if key != "labels"}
+            return replace(run, model=predictors_alone_of(run.model), config={**run.config, "dataset": dataset})
+    raise UserError(f"--listen {ALONE} is for runs with model.prediction=linear; leave it out")
 
 
 def _on_audio(run: TrainedRun) -> Run:

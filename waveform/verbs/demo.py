@@ -19,7 +19,7 @@ from waveform.runs.named import bundled_names
 from waveform.runs.settings import typed
 from waveform.speech.config import SpeechTrainConfig, compose_config
 from waveform.speech.domain import Speech
-from waveform.speech.report import SoundContents
+from waveform.speech.report import ALONE, SoundContents
 from waveform.system.console import say
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
@@ -38,7 +38,8 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
     """Train the three models of preset `demo` for equal time on the bundled speech, into `out_dir`.
 
     Writes data/, one run folder per model, report.html, comparison.json, samples/*.wav and demo.png. Sounds are
-    those of the bundled runs too, which learned for longer. After an interruption, calling it again continues.
+    those of the bundled runs too, which learned for longer, and on the page of linear prediction alone. After an
+    interruption, calling it again continues.
     overrides: settings for all three trainings. Raises UserError if `out_dir` contains anything else.
     """
     out_dir = Path(out_dir)
@@ -60,7 +61,8 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
         raise Interrupted(asked_by, f"`waveform demo --out {out_dir}` continues from here")
 
     say(f"3/5 comparing them on the held-out recordings, and writing {out_dir / 'report.html'}")
-    page = SoundContents(num=1, seconds=_REPORT_SECONDS, real=2, temperatures=(_TEMPERATURE,), listen=bundled_names())
+    heard = (ALONE, *bundled_names())
+    page = SoundContents(num=1, seconds=_REPORT_SECONDS, real=2, temperatures=(_TEMPERATURE,), listen=heard)
     where: dict[str, Any] = {"device": device, "show_progress": show_progress}
     figures = report(run_dirs, page, out=out_dir / "report.html", **where)
     write_json(out_dir / "comparison.json", figures["comparison"])
