@@ -88,7 +88,7 @@ def _zip(place: Path, file: Path) -> None:
             name = path.relative_to(place).as_posix()
             entry = zipfile.ZipInfo(name, _TIME)
             entry.external_attr = 0o644 << 16
-            large = path.suffix == ".safetensors" or path.stat().st_size > _MAX_DEFLATED_BYTES // 8
+            large = path.stat().st_size > _MAX_DEFLATED_BYTES // 8
             entry.compress_type = zipfile.ZIP_STORED if large else zipfile.ZIP_DEFLATED
             with open(path, "rb") as source, archive.open(entry, "w", force_zip64=True) as target:
                 shutil.copyfileobj(source, target)

@@ -97,7 +97,7 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
 done in {minutes:.1f} minutes. Open {out_dir / "report.html"} in a browser: it has their sounds, and the figures.
 Besides, {samples_dir}/*.wav and {out_dir / "demo.png"}.
 These models have {num_layers} layers and a minute of training: expect bursts of noise as loud as speech, or silence.
-{" and ".join(bundled_names())}, beside them, came with waveform and learned for hours.
+{", ".join(bundled_names())}, beside them, came with waveform and learned for hours.
 
 On your own recordings:
     waveform train YOUR_AUDIO_DIR runs/ct                        # Compressive Transformer
