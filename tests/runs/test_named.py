@@ -349,5 +349,6 @@ def test_the_bundled_runs_make_sound(name: str, tmp_path: Path, monkeypatch: pyt
 def test_there_are_bundled_runs_and_the_page_names_them() -> None:
     names = named.bundled_names()
     page = (named.BUNDLED / "README.md").read_text(encoding="utf-8")
-    assert names == ["speech-en", "speech-en-wavenet"] and all(f"`{name}`" in page for name in names)
-    assert sum(path.stat().st_size for path in named.BUNDLED.glob("*.zip")) < 6e6
+    assert names == ["speech-en", "speech-en-transformer-xl", "speech-en-wavenet"]
+    assert all(f"`{name}`" in page for name in names)
+    assert sum(path.stat().st_size for path in named.BUNDLED.glob("*.zip")) < 8e6
