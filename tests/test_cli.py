@@ -464,6 +464,9 @@ def test_config_dir_adds_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[
     arguments = ["train", "x", "y", "--print-config", "--config-dir", str(folder), "preset=mine"]
     assert main(arguments) == 0
     assert "max_steps: 77" in capsys.readouterr().out
+    (folder / "preset" / "mine.yaml").write_text("train:\n  max_steps: 78\n")
+    assert main(arguments) == 0  # in a notebook, say, after an edit
+    assert "max_steps: 78" in capsys.readouterr().out
 
 
 def corrupt_checkpoints(place: Path, run: Path) -> Path:

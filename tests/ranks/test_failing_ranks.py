@@ -23,7 +23,7 @@ def test_torchrun_restarts_from_the_last_checkpoint(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
