@@ -1,55 +1,33 @@
 """Every law on every registered model."""
 
+from collections.abc import Callable
+
 import pytest
 
 from tests import laws
 from waveform.models import registry
 
-every_case = pytest.mark.parametrize("case", laws.params())
+LAWS = [
+    laws.check_causality,
+    laws.check_chunks,
+    laws.check_decoder,
+    laws.check_state,
+    laws.check_state_dtype,
+    laws.check_gradient_in_state,
+    laws.check_rows_are_independent,
+    laws.check_reset_rows,
+]
+with_labels = pytest.mark.parametrize("case", laws.params([case for case in laws.CASES if case.num_labels]))
 
 
 def test_every_registered_model_has_cases() -> None:
     assert set(registry.model_names()) == set(laws.CONFIGS), "add small configurations to tests/laws.py"
 
 
-@every_case
-def test_causality(case: laws.Case) -> None:
-    laws.check_causality(case)
-
-
-@every_case
-def test_chunks(case: laws.Case) -> None:
-    laws.check_chunks(case)
-
-
-@every_case
-def test_decoder_equals_teacher_forcing(case: laws.Case) -> None:
-    laws.check_decoder(case)
-
-
-@every_case
-def test_state_is_fixed(case: laws.Case) -> None:
-    laws.check_state(case)
-
-
-@every_case
-def test_state_keeps_its_dtype(case: laws.Case) -> None:
-    laws.check_state_dtype(case)
-
-
-@every_case
-def test_state_carries_gradient_only_when_asked(case: laws.Case) -> None:
-    laws.check_gradient_in_state(case)
-
-
-@every_case
-def test_rows_are_independent(case: laws.Case) -> None:
-    laws.check_rows_are_independent(case)
-
-
-@every_case
-def test_a_reset_row_equals_a_fresh_one(case: laws.Case) -> None:
-    laws.check_reset_rows(case)
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
+@pytest.mark.parametrize("case", laws.params())
+def test_law(case: laws.Case, law: Callable[[laws.Case], None]) -> None:
+    law(case)
 
 
 @pytest.mark.parametrize("carry_gradient", [False, True], ids=["no BPTT", "BPTT"])
@@ -68,11 +46,11 @@ def test_training_never_waits_for_the_device(case: laws.Case) -> None:
     laws.check_never_waits(case)
 
 
-@pytest.mark.parametrize("case", laws.params([case for case in laws.CASES if case.num_labels]))
+@with_labels
 def test_a_label_is_added_until_the_next(case: laws.Case) -> None:
     laws.check_labels(case)
 
 
-@pytest.mark.parametrize("case", laws.params([case for case in laws.CASES if case.num_labels]))
+@with_labels
 def test_labels_begin_at_zero(case: laws.Case) -> None:
     laws.check_labels_begin_at_zero(case)
