@@ -357,6 +357,13 @@ def assert_same(actual: Tensor, expected: Tensor, *, atol: float = 1e-10) -> Non
     torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
 
 
+def assert_same_gradients(actual: Tensor, expected: Tensor, parameters: dict[str, Tensor]) -> None:
+    """Both numbers have the same gradient, with respect to each of the parameters."""
+    found, wanted = (torch.autograd.grad(x, list(parameters.values()), retain_graph=True) for x in (actual, expected))
+    for name, one, other in zip(parameters, found, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
 # Law 1 (causality)
 
 
@@ -526,7 +533,7 @@ def check_reset_rows(case: Case) -> None:
 # Law 6 (gradients of parameters)
 
 
-def _split_parameters(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def split_parameters(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The named parameters of the trunk (head included), and those of the compressor."""
     ids = {id(parameter) for parameter in interface.optional_parts(model).compressor_parameters()}
     named = dict(model.named_parameters())
@@ -554,7 +561,7 @@ def check_gradients_of_parameters(case: Case, *, carry_gradient: bool) -> None:
     """The task loss reaches exactly the trunk, the compression loss exactly the compressor, and both keep doing so."""
     model, window = case.build(), case.window
     model.carry_gradient = carry_gradient
-    trunk, compressor = _split_parameters(model)
+    trunk, compressor = split_parameters(model)
     state = fresh_state(model)
     num_compressions = 0
     for call, num_windows in enumerate((1, 1, 1, 1, 1, 1, 3)):
