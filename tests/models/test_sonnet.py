@@ -65,66 +65,52 @@ def config_of(case: dict[str, Any], **changed: Any) -> CompressiveTransformerCon
     )
 
 
-def names_of(model: Any, config: CompressiveTransformerConfig) -> dict[str, Any]:
-    """Sonnet's names of parameters -> ours."""
-    named = {"mlp/linear_0/w": model.embedding.weight, "mlp/linear_0/b": getattr(model.embedding, "bias", None)}
-    for i, layer in enumerate(model.layers):
-        here = f"transformer_tower/layer_{i}/"
-        attention, heads = layer.attention, here + "multihead_attention/"
-        named |= {
-            f"{here}residual_dropout_wrapper/layer_norm/gamma": layer.attention_norm.weight,
-            f"{here}residual_dropout_wrapper/layer_norm/beta": layer.attention_norm.bias,
-            f"{here}residual_dropout_wrapper_1/layer_norm/gamma": layer.feedforward_norm.weight,
-            f"{here}residual_dropout_wrapper_1/layer_norm/beta": layer.feedforward_norm.bias,
-            f"{heads}query/linear/w": attention.query.weight,
-            f"{heads}key/linear/w": attention.key.weight,
-            f"{heads}value/linear/w": attention.value.weight,
-            f"{heads}relative_keys/linear/w": attention.position.weight,
-            f"{heads}r_w_bias": attention.content_bias,
-            f"{heads}r_r_bias": attention.position_bias,
-            f"{heads}linear/w": attention.output.weight,
-            f"{heads}linear/b": attention.output.bias,
-            f"{here}mlp/linear_0/w": layer.feedforward_in.weight,
-            f"{here}mlp/linear_0/b": layer.feedforward_in.bias,
-            f"{here}mlp/linear_1/w": layer.feedforward_out.weight,
-            f"{here}mlp/linear_1/b": layer.feedforward_out.bias,
-        }
-        if config.norm == "both":
-            named |= {
-                f"{here}residual_dropout_wrapper/layer_norm_1/gamma": layer.attention_norm_after.weight,
-                f"{here}residual_dropout_wrapper/layer_norm_1/beta": layer.attention_norm_after.bias,
-                f"{here}residual_dropout_wrapper_1/layer_norm_1/gamma": layer.feedforward_norm_after.weight,
-                f"{here}residual_dropout_wrapper_1/layer_norm_1/beta": layer.feedforward_norm_after.bias,
-            }
-        if config.compressed:
-            if attention.compressed_apart:
-                named[f"{heads}relative_keys_0/linear/w"] = attention.compressed_position.weight
-                named[f"{heads}r_r_bias_0"] = attention.compressed_position_bias
-            named[f"conv_compressor{f'_{i}' if i else ''}/conv_1d/w"] = layer.compressor.convolution.weight
-    return named
+# Parameters of a layer by Sonnet's names, and by ours
+_OF_LAYER = {
+    "residual_dropout_wrapper/layer_norm/gamma": "attention_norm.weight",
+    "residual_dropout_wrapper/layer_norm/beta": "attention_norm.bias",
+    "residual_dropout_wrapper/layer_norm_1/gamma": "attention_norm_after.weight",
+    "residual_dropout_wrapper/layer_norm_1/beta": "attention_norm_after.bias",
+    "residual_dropout_wrapper_1/layer_norm/gamma": "feedforward_norm.weight",
+    "residual_dropout_wrapper_1/layer_norm/beta": "feedforward_norm.bias",
+    "residual_dropout_wrapper_1/layer_norm_1/gamma": "feedforward_norm_after.weight",
+    "residual_dropout_wrapper_1/layer_norm_1/beta": "feedforward_norm_after.bias",
+    "multihead_attention/query/linear/w": "attention.query.weight",
+    "multihead_attention/key/linear/w": "attention.key.weight",
+    "multihead_attention/value/linear/w": "attention.value.weight",
+    "multihead_attention/relative_keys/linear/w": "attention.position.weight",
+    "multihead_attention/relative_keys_0/linear/w": "attention.compressed_position.weight",
+    "multihead_attention/r_w_bias": "attention.content_bias",
+    "multihead_attention/r_r_bias": "attention.position_bias",
+    "multihead_attention/r_r_bias_0": "attention.compressed_position_bias",
+    "multihead_attention/linear/w": "attention.output.weight",
+    "multihead_attention/linear/b": "attention.output.bias",
+    "mlp/linear_0/w": "feedforward_in.weight",
+    "mlp/linear_0/b": "feedforward_in.bias",
+    "mlp/linear_1/w": "feedforward_out.weight",
+    "mlp/linear_1/b": "feedforward_out.bias",
+}
 
 
-def to_ours(name: str, value: np.ndarray, like: Tensor, *, d: int) -> Tensor:
-    """One of Sonnet's arrays in our shape and scale; `like`: the parameter."""
-    x = torch.from_numpy(value).to(like.dtype)
+def names_of(model: torch.nn.Module, *, num_layers: int) -> dict[str, str]:
+    """Sonnet's names of the model's parameters -> ours."""
+    names = {"mlp/linear_0/w": "embedding.weight", "mlp/linear_0/b": "embedding.bias"}
+    for i in range(num_layers):
+        names |= {f"transformer_tower/layer_{i}/{key}": f"layers.{i}.{value}" for key, value in _OF_LAYER.items()}
+        names[f"conv_compressor{f'_{i}' if i else ''}/conv_1d/w"] = f"layers.{i}.compressor.convolution.weight"
+    ours = dict(model.named_parameters())
+    return {key: name for key, name in names.items() if name in ours}
+
+
+def to_ours(name: str, x: Tensor, *, d: int) -> Tensor:
+    """One of Sonnet's arrays in our shape and scale."""
     if name.endswith("conv_1d/w"):
         return x.permute(2, 1, 0)
     if "r_w_bias" in name or "r_r_bias" in name:
-        return x.reshape(like.shape) * d**0.5
+        return x.reshape(-1, d) * d**0.5
     if name == "mlp/linear_0/w":
         return torch.cat([x, x.new_zeros(1, x.shape[1])])
     return x.t() if x.dim() == 2 else x
-
-
-def to_theirs(name: str, gradient: Tensor, *, d: int) -> Tensor:
-    """The gradient of one of ours as that of Sonnet's array."""
-    if name.endswith("conv_1d/w"):
-        return gradient.permute(2, 1, 0)
-    if "r_w_bias" in name or "r_r_bias" in name:
-        return gradient * d**0.5
-    if name == "mlp/linear_0/w":
-        return gradient[:-1]
-    return gradient.t() if gradient.dim() == 2 else gradient
 
 
 def differences(name: str, *, dtype: torch.dtype = torch.float64, **changed: Any) -> dict[str, float]:
@@ -136,16 +122,15 @@ def differences(name: str, *, dtype: torch.dtype = torch.float64, **changed: Any
     config = config_of(case, **changed)
     torch.manual_seed(0)
     model = CompressiveTransformer(config).to(dtype)
-    ours = {key: value for key, value in names_of(model, config).items() if value is not None}
+    names = names_of(model, num_layers=case["layers"])
     if not changed:
-        assert set(ours) == {key.removeprefix(f"{name}/w/") for key in INDEX if key.startswith(f"{name}/w/")}
-    with torch.no_grad():
-        for key, parameter in ours.items():
-            parameter.copy_(to_ours(key, read(f"{name}/w/{key}"), parameter, d=case["d"]))
+        assert set(names) == {key.removeprefix(f"{name}/w/") for key in INDEX if key.startswith(f"{name}/w/")}
+    theirs = {key: torch.from_numpy(read(f"{name}/w/{key}")).to(dtype).requires_grad_() for key in names}
+    ours = {names[key]: to_ours(key, value, d=case["d"]) for key, value in theirs.items()}
     tokens, state = torch.from_numpy(read(f"{name}/tokens")).long(), model.init_state(case["B"], dtype=dtype)
     aux = []
     for window in tokens.split(case["W"], dim=1):
-        step = model(window, state)
+        step = torch.func.functional_call(model, ours, (window, state))
         state = step.state
         aux.append(step.aux_losses["compression"].mean() if step.aux_losses else torch.zeros(()))
     compressed, memory = state.slots.transpose(0, 1).split([case["C"], case["M"]], dim=2)
@@ -157,13 +142,11 @@ def differences(name: str, *, dtype: torch.dtype = torch.float64, **changed: Any
         losses["gaux"] = aux[-1]
         found["loss"] = distance(torch.stack(aux), f"{name}/loss")
     for kind, loss in losses.items():
-        gradients = torch.autograd.grad(loss, list(ours.values()), retain_graph=True, allow_unused=True)
-        for (key, parameter), gradient in zip(ours.items(), gradients, strict=True):
-            gradient = torch.zeros_like(parameter) if gradient is None else gradient
-            theirs = to_theirs(key, gradient, d=case["d"])
-            far = theirs.abs().max().item()
+        gradients = torch.autograd.grad(loss, list(theirs.values()), retain_graph=True, materialize_grads=True)
+        for key, gradient in zip(theirs, gradients, strict=True):
+            far = gradient.abs().max().item()
             if f"{name}/{kind}/{key}" in INDEX:
-                far = distance(theirs.flatten()[::11], f"{name}/{kind}/{key}")
+                far = distance(gradient.flatten()[::11], f"{name}/{kind}/{key}")
             found["gradient"] = max(found["gradient"], far)
     return found
 
@@ -206,6 +189,12 @@ def test_each_difference_shows(difference: str) -> None:
 # What the ten cases do not have, by its formulae written out: weights as theirs, [kernel, in, out], slots [n, D].
 
 
+def small(**fields: Any) -> CompressiveTransformerConfig:
+    sizes = {"vocab_size": 5, "num_layers": 1, "d_model": 6, "num_heads": 2, "d_feedforward": 8}
+    memories = {"window": 4, "memory": 4, "compressed": 4}
+    return CompressiveTransformerConfig(**{**sizes, **memories, **_OWN, "num_position_features": 6, **fields})
+
+
 def convolved(slots: np.ndarray, weight: np.ndarray, *, stride: int = 1, dilation: int = 1) -> np.ndarray:
     """A convolution without padding or bias."""
     width = (len(weight) - 1) * dilation + 1
@@ -219,10 +208,8 @@ def their_weight(convolution: torch.nn.Module) -> np.ndarray:
 
 @pytest.mark.parametrize(("dilations", "rate", "overlap"), [([1, 2], 2, 0), ([1], 3, 0), ([2, 1], 2, 1)])
 def test_dilated_convolutions_lose_steps(dilations: list[int], rate: int, overlap: int) -> None:
-    own = {**_OWN, "compression_dilations": dilations, "compression_padding": False, "compression_overlap": overlap}
-    config = CompressiveTransformerConfig(
-        vocab_size=5, num_layers=1, d_model=6, num_heads=2, d_feedforward=8, window=8, memory=8, compressed=4,
-        compression="dilated", compression_rate=rate, num_position_features=6, **own)  # fmt: skip
+    own = {"compression_dilations": dilations, "compression_padding": False, "compression_overlap": overlap}
+    config = small(compression="dilated", compression_rate=rate, window=8, memory=8, **own)
     model = CompressiveTransformer(config).double()
     compressor = model.layers[0].compressor
     slots = torch.randn(8, 6, dtype=torch.float64)
@@ -265,19 +252,15 @@ def test_pooling_overlaps_and_has_no_loss(name: str) -> None:
     parts = [slots[0, t : t + 3] for t in (0, 2, 4)]
     expected = torch.stack([part.mean(dim=0) if name == "mean" else part.amax(dim=0) for part in parts])
     torch.testing.assert_close(pooling(slots, None)[0], expected)
-    config = CompressiveTransformerConfig(
-        vocab_size=5, num_layers=1, d_model=6, num_heads=2, d_feedforward=8, window=4, memory=4, compressed=4,
-        compression=name, compression_rate=2, num_position_features=6, **_OWN)  # fmt: skip
-    model = CompressiveTransformer(config)
+    model = CompressiveTransformer(small(compression=name, compression_rate=2))
     assert not model(torch.randint(5, (2, 16)), model.init_state(2)).aux_losses
 
 
 def test_initial_values_have_its_variances() -> None:
     torch.manual_seed(0)
-    config = CompressiveTransformerConfig(
-        vocab_size=63, num_layers=4, d_model=128, num_heads=4, d_feedforward=256, window=8, memory=8, compressed=4,
-        compression_rate=2, num_position_features=128, initial_values="sonnet", **_OWN)  # fmt: skip
-    model = CompressiveTransformer(config)
+    sizes = {"vocab_size": 63, "num_layers": 4, "d_model": 128, "num_heads": 4, "d_feedforward": 256, "window": 8}
+    features = {"num_position_features": 128, "initial_values": "sonnet"}
+    model = CompressiveTransformer(small(**sizes, memory=8, compression_rate=2, **features))
     layer = model.layers[1]
     attention = layer.attention
     cut = 0.7737  # variance of a standard normal distribution cut at 2, which default initialisers leave as it is
