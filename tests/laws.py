@@ -291,7 +291,13 @@ def random_tokens(num_steps: int, *, batch_size: int = _BATCH, seed: int = 1, nu
 
 
 def fresh_state(model: Any, batch_size: int = _BATCH) -> State:
-    return model.init_state(batch_size, device="cpu", dtype=torch.float64)
+    return model.init_state(batch_size, device="cpu", dtype=next(model.parameters()).dtype)
+
+
+def states_in_step(model: Any, case: Case, *, batch_size: int = _BATCH) -> list[State]:
+    """A fresh state, and states within the first window, at the start of a window, and just before an end."""
+    fresh, lengths = fresh_state(model, batch_size), (2, 4 * case.window, 5 * case.window - 1)
+    return [fresh] + [model(case.tokens(n, batch_size=batch_size, seed=9), fresh).state for n in lengths]
 
 
 def ragged_cuts(num_steps: int, *, longest: int, seed: int = 2) -> list[int]:
@@ -411,17 +417,26 @@ def check_chunks(case: Case) -> None:
 
 def check_decoder(case: Case) -> None:
     """Stepping the model's own decoder equals teacher forcing, from fresh and from mid-window states."""
-    model, window = case.build(), case.window
-    tokens = case.tokens(6 * window + 2)
-    with torch.no_grad():
-        starts = [fresh_state(model), mid_stream_state(model, case)]
-        for num_steps in (2, 4 * window, 5 * window - 1):  # all rows in step: a model may have a faster decoder
-            starts.append(model(case.tokens(num_steps, seed=9), fresh_state(model)).state)
-        for start in starts:
-            expected = model.head.logits(model(tokens, clone(start)).hidden)
-            decoder = interface.decoder(model, clone(start))
-            actual = torch.stack([decoder.step(tokens[:, t]).clone() for t in range(tokens.shape[1])], 1)
-            assert_same(actual, expected)
+    model = case.build()
+    with torch.no_grad():  # with all rows in step a model may have a faster decoder
+        starts = [mid_stream_state(model, case), *states_in_step(model, case)]
+        assert_steps_equal_forward(model, case.tokens(6 * case.window + 2), starts)
+
+
+def steps(decoder: interface.Decoder, tokens: Tensor) -> Tensor:
+    """The logits [B, T, V] of a decoder that reads tokens [B, T] one by one."""
+    return torch.stack([decoder.step(tokens[:, t]).clone() for t in range(tokens.shape[1])], dim=1)
+
+
+def assert_steps_equal_forward(
+    model: Any, tokens: Tensor, starts: Iterable[State], *, kind: Any = interface.Decoder, atol: float = 1e-10
+) -> None:
+    """From each of these states, by a decoder of this kind."""
+    for start in starts:
+        expected = model.head.logits(model(tokens, clone(start)).hidden)
+        decoder = interface.decoder(model, clone(start))
+        assert isinstance(decoder, kind)
+        assert_same(steps(decoder, tokens), expected, atol=atol)
 
 
 # Law 3 (state)

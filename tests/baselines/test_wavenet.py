@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from baselines.wavenet import WaveNet, WaveNetState
+from baselines.wavenet import WaveNet
+from tests import laws
 from waveform.runs.configured_model import model_from, num_parameters
 from waveform.speech.config import compose_config
 from waveform.system.errors import UserError
@@ -23,10 +24,7 @@ _SIZES = [
 def model(request: pytest.FixtureRequest) -> WaveNet:
     """A small WaveNet in fp64, with every parameter moved off its initial value (biases start at zero)."""
     torch.manual_seed(0)
-    model = WaveNet(dataclasses.replace(request.param, skip_channels=6, end_channels=7)).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
+    model: WaveNet = laws.randomise(WaveNet(dataclasses.replace(request.param, skip_channels=6, end_channels=7)))
     return model
 
 
@@ -36,12 +34,8 @@ def _tokens(model: WaveNet, *, num_rows: int, num_steps: int) -> Tensor:
     return torch.randint(0, model.config.vocab_size + 1, (num_rows, num_steps))
 
 
-def _fresh(model: WaveNet, num_rows: int) -> WaveNetState:
-    return model.init_state(num_rows, device="cpu", dtype=torch.float64)
-
-
 def _logits(model: WaveNet, tokens: Tensor) -> Tensor:
-    return model.head.logits(model(tokens, _fresh(model, len(tokens))).hidden)
+    return model.head.logits(model(tokens, laws.fresh_state(model, len(tokens))).hidden)
 
 
 @torch.no_grad()
@@ -81,7 +75,7 @@ def test_equals_the_naive_wavenet(model: WaveNet) -> None:
 def test_nll_is_that_of_the_logits(model: WaveNet) -> None:
     tokens = _tokens(model, num_rows=2, num_steps=9)
     targets = tokens % model.config.vocab_size
-    hidden = model(tokens, _fresh(model, 2)).hidden
+    hidden = model(tokens, laws.fresh_state(model, 2)).hidden
     expected = -model.head.logits(hidden).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
     torch.testing.assert_close(model.head.nll(hidden, targets), expected, rtol=0, atol=1e-10)
     assert model.head.nll(hidden, targets).dtype == torch.float64
@@ -95,7 +89,7 @@ def test_receptive_field_is_exact(model: WaveNet) -> None:
     for changed, reaches in [(0, False), (1, True)]:  # field and field - 1 steps before the last
         other = tokens.clone()
         other[0, changed] = (other[0, changed] + 1) % model.config.vocab_size
-        outputs = [model(ids, _fresh(model, 1)).hidden[0, -1] for ids in (tokens, other)]
+        outputs = [model(ids, laws.fresh_state(model, 1)).hidden[0, -1] for ids in (tokens, other)]
         assert torch.equal(*outputs) != reaches
 
 

@@ -14,7 +14,7 @@ from tests import laws
 from waveform.decoding.compressive_transformer import CompressiveTransformerWithDecoders
 from waveform.engine import interface
 from waveform.engine.drawing import DrawConfig
-from waveform.engine.interface import Decoder, ForwardDecoder
+from waveform.engine.interface import ForwardDecoder
 from waveform.engine.known_settings import KnownSettings
 from waveform.models.transformer_config import CompressiveTransformerConfig
 from waveform.system.errors import UserError
@@ -61,24 +61,18 @@ MODELS = {
 }
 
 
-def steps(decoder: Decoder, tokens: Tensor) -> Tensor:
-    return torch.stack([decoder.step(tokens[:, t]).clone() for t in range(tokens.shape[1])], dim=1)
-
-
 @pytest.mark.parametrize("name", sorted(MODELS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
 @torch.no_grad()
 def test_an_unknown_field_is_left_to_forward(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model: Any = laws.randomise(MODELS[name](True)).to(dtype)
-    state, tokens = model.init_state(2, device="cpu", dtype=dtype), laws.random_tokens(30, batch_size=2)
-    expected = model.head.logits(model(tokens, state).hidden)
+    state, tokens = laws.fresh_state(model, 2), laws.random_tokens(30, batch_size=2)
     plain: Any = MODELS[name](False).to(dtype)
     plain.load_state_dict(model.state_dict())
-    assert not torch.allclose(plain.head.logits(plain(tokens, state).hidden), expected, atol=1e-2)
-    decoder = interface.decoder(model, laws.clone(state))
-    assert type(decoder) is ForwardDecoder
-    laws.assert_same(steps(decoder, tokens), expected, atol=1e-4 if dtype == torch.float32 else 1e-10)
+    assert not torch.allclose(plain(tokens, state).hidden, model(tokens, state).hidden, atol=1e-2)
+    atol = 1e-4 if dtype == torch.float32 else 1e-10
+    laws.assert_steps_equal_forward(model, tokens, [state], kind=ForwardDecoder, atol=atol)
     uniform = torch.rand(20, 2)
     drawn = interface.decoder(model, laws.clone(state)).draw(tokens[:, 0], uniform, DrawConfig(temperature=0))
     inputs = torch.cat([tokens[:, :1], drawn.t()], dim=1)

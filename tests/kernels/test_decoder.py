@@ -26,6 +26,7 @@ every_case = pytest.mark.parametrize("case", laws.IN_KERNELS, ids=str)
 # away from `forward`; a wrong slot, weight or position is 0.1.
 _TOLERANCE = 2e-4
 _OF_PREDICTING = 1e-3  # logits of classes many scales away from what is expected are large
+COMPILED = (KernelTransformerDecoder, KernelWaveNetDecoder)
 
 
 @pytest.fixture(autouse=True)
@@ -38,34 +39,12 @@ def build_fp32(case: laws.Case) -> Any:
     return case.build().float()
 
 
-def tolerance_of(case: laws.Case) -> float:
-    return _OF_PREDICTING if "prediction" in case.fields else _TOLERANCE
-
-
-def starts(model: Any, window: int, batch_size: int = 3) -> list[Any]:
-    """A fresh state, and states within the first window, at the start of a window, and just before an end."""
-    fresh = model.init_state(batch_size, device="cpu", dtype=torch.float32)
-    lengths = (2, 4 * window, 5 * window - 1)
-    return [fresh] + [model(laws.random_tokens(n, batch_size=batch_size, seed=9), fresh).state for n in lengths]
-
-
-def run(decoder: Any, tokens: Tensor) -> Tensor:
-    return torch.stack([decoder.step(tokens[:, t]).clone() for t in range(tokens.shape[1])], 1)
-
-
-def is_compiled(decoder: Any) -> bool:
-    return isinstance(decoder, KernelTransformerDecoder | KernelWaveNetDecoder)
-
-
 @every_case
 def test_steps_equal_teacher_forcing(case: laws.Case) -> None:
     model = build_fp32(case)
-    tokens = case.tokens(6 * case.window + 2)
-    for start in starts(model, case.window):
-        expected = model.head.logits(model(tokens, laws.clone(start)).hidden)
-        decoder = interface.decoder(model, laws.clone(start))
-        assert is_compiled(decoder)
-        laws.assert_same(run(decoder, tokens), expected, atol=tolerance_of(case))
+    starts = laws.states_in_step(model, case)
+    tolerance = _OF_PREDICTING if "prediction" in case.fields else _TOLERANCE
+    laws.assert_steps_equal_forward(model, case.tokens(6 * case.window + 2), starts, kind=COMPILED, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -85,11 +64,9 @@ def test_other_sizes(fields: dict[str, Any]) -> None:
     model = build("compressive_transformer", vocab_size=laws.VOCAB_SIZE, **{**base, **fields})
     model = laws.randomise(model, std=0.1).float()
     window = model.config.window
-    fresh = model.init_state(2, device="cpu", dtype=torch.float32)
-    start = model(laws.random_tokens(5 * window - 3, batch_size=2, seed=5), fresh).state
-    tokens = laws.random_tokens(window + 7, batch_size=2)
-    expected = model.head.logits(model(tokens, laws.clone(start)).hidden)
-    laws.assert_same(run(KernelTransformerDecoder(model, start), tokens), expected, atol=_TOLERANCE)
+    before, tokens = (laws.random_tokens(n, batch_size=2, seed=n) for n in (5 * window - 3, window + 7))
+    start = model(before, laws.fresh_state(model, 2)).state
+    laws.assert_steps_equal_forward(model, tokens, [start], kind=COMPILED, atol=_TOLERANCE)
 
 
 @pytest.mark.slow
@@ -98,11 +75,11 @@ def test_other_sizes(fields: dict[str, Any]) -> None:
 def test_a_row_is_bitwise_the_same_in_every_batch(case: laws.Case, int8: bool) -> None:
     model = build_fp32(case)
     tokens = case.tokens(6 * case.window + 2, batch_size=8)
-    start = starts(model, case.window, batch_size=1)[3]
-    expected = run(interface.decoder(model, laws.clone(interface.take_rows(start, [0] * 8)), int8=int8), tokens)
+    start = laws.states_in_step(model, case, batch_size=1)[3]
+    expected = laws.steps(interface.decoder(model, laws.clone(interface.take_rows(start, [0] * 8)), int8=int8), tokens)
     for rows in ([0], [6], [0, 1], [5, 3, 7]):
         state = interface.take_rows(start, [0] * len(rows))
-        assert torch.equal(run(interface.decoder(model, state, int8=int8), tokens[rows]), expected[rows])
+        assert torch.equal(laws.steps(interface.decoder(model, state, int8=int8), tokens[rows]), expected[rows])
 
 
 @pytest.mark.slow
@@ -118,11 +95,11 @@ def test_threads_change_no_bit() -> None:
         "compressed": 30,
     }
     model = build("compressive_transformer", vocab_size=256, **fields)
-    start = model.init_state(5, device="cpu", dtype=torch.float32)
+    start = laws.fresh_state(model, 5)
     tokens = torch.randint(256, (5, 170))
     one, three = KernelTransformerDecoder(model, laws.clone(start)), KernelTransformerDecoder(model, laws.clone(start))
     three._plan["num_threads"] = 3  # whatever the number of processors
-    assert torch.equal(run(one, tokens), run(three, tokens))
+    assert torch.equal(laws.steps(one, tokens), laws.steps(three, tokens))
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
@@ -152,9 +129,9 @@ def test_int8_is_close(case: laws.Case) -> None:
     """
     model = build_fp32(case)
     tokens = case.tokens(6 * case.window + 2)
-    start = starts(model, case.window)[2]
-    fp32 = run(interface.decoder(model, laws.clone(start)), tokens).log_softmax(-1)
-    int8 = run(interface.decoder(model, laws.clone(start), int8=True), tokens).log_softmax(-1)
+    start = laws.states_in_step(model, case)[2]
+    fp32 = laws.steps(interface.decoder(model, laws.clone(start)), tokens).log_softmax(-1)
+    int8 = laws.steps(interface.decoder(model, laws.clone(start), int8=True), tokens).log_softmax(-1)
     assert not torch.equal(fp32, int8)
     difference, most = (fp32 - int8).abs(), 0.06
     if "prediction" in case.fields:  # as probable as they are: classes far from what is expected differ by nats
@@ -174,19 +151,18 @@ NOT_COMPILED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", NOT_COMPILED, ids=str)
-def test_what_kernels_do_not_know_steps_with_torch(fields: dict[str, Any]) -> None:
-    fields = {**laws.CONFIGS["compressive_transformer"]["conv-ragged"], **fields}
-    torch.manual_seed(0)
-    model = laws.randomise(build("compressive_transformer", vocab_size=laws.VOCAB_SIZE, **fields)).float()
-    tokens = laws.random_tokens(6 * fields["window"] + 2)
+def test_what_kernels_do_not_know_steps_with_torch(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    variants = laws.CONFIGS["compressive_transformer"]
+    monkeypatch.setitem(variants, "unknown", {**variants["conv-ragged"], **fields})
+    case = laws.Case("compressive_transformer", "unknown")
+    model = build_fp32(case)
+    starts = laws.states_in_step(model, case)
+    laws.assert_steps_equal_forward(
+        model, case.tokens(6 * case.window + 2), starts, kind=CachedDecoder, atol=_TOLERANCE
+    )
     name = list(fields)[-1]
-    for start in starts(model, fields["window"]):
-        expected = model.head.logits(model(tokens, laws.clone(start)).hidden)
-        decoder = interface.decoder(model, laws.clone(start))
-        assert isinstance(decoder, CachedDecoder)
-        laws.assert_same(run(decoder, tokens), expected, atol=_TOLERANCE)
-        with pytest.raises(UserError, match=rf"^int8 sampling does not know model\.{name}=.*; sample without int8$"):
-            interface.decoder(model, start, int8=True)
+    with pytest.raises(UserError, match=rf"^int8 sampling does not know model\.{name}=.*; sample without int8$"):
+        interface.decoder(model, starts[0], int8=True)
 
 
 def test_int8_is_refused_by_models_without_it() -> None:

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests import laws
 from waveform.analyses.hooks import observe_attention
 from waveform.engine.interface import state_tensors
 from waveform.kernels import layers_op
@@ -61,32 +63,18 @@ _CUTS = {
 }
 
 
-class Counted:
-    """Counts the calls of the compiled layers."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls = 0
-        compiled = layers_op.layers_in_kernels
-
-        def counting(*args: Any, **kwargs: Any) -> Any:
-            self.calls += 1
-            return compiled(*args, **kwargs)
-
-        monkeypatch.setattr(layers_op, "layers_in_kernels", counting)
-
-
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
-    return Counted(monkeypatch)
+@pytest.fixture(name="compiled")
+def mocked_kernels(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """The compiled layers, whose calls are counted."""
+    compiled = Mock(side_effect=layers_op.layers_in_kernels)
+    monkeypatch.setattr(layers_op, "layers_in_kernels", compiled)
+    return compiled
 
 
 def make_model(**changes: Any) -> CompressiveTransformer:
     torch.manual_seed(0)
     model = CompressiveTransformer(dataclasses.replace(_BASE, **changes))
-    for parameter in model.parameters():  # no gain of 1, no bias of 0
-        with torch.no_grad():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return model
+    return laws.randomise(model, std=0.1).float()  # no gain of 1, no bias of 0
 
 
 def run(model: CompressiveTransformer, lengths: list[int]) -> dict[str, Tensor]:
@@ -132,12 +120,12 @@ def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], exact: di
     ("variant", "cut"),
     [("conv", "windows"), ("conv", "longer calls"), *((each, "parts of windows") for each in _VARIANTS)],
 )
-def test_equal_to_torch(variant: str, cut: str, counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_to_torch(variant: str, cut: str, compiled: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     model, (lengths, num_calls) = make_model(**_VARIANTS[variant]), _CUTS[cut]
     expected = by_torch(monkeypatch, lambda: run(model, lengths))
-    assert not counted.calls
+    assert not compiled.call_count
     found = run(model, lengths)
-    assert counted.calls == num_calls * _NUM_CALLS.get(variant, 1)
+    assert compiled.call_count == num_calls * _NUM_CALLS.get(variant, 1)
     exact = None  # other random numbers are drawn for dropout in fp64
     if not model.config.dropout:
         exact = by_torch(monkeypatch, lambda: run(copy.deepcopy(model).double(), lengths))
@@ -187,13 +175,13 @@ class Halved(Convolution):
 
 
 def test_what_inherits_from_the_convolution_compresses_in_its_own_way(
-    counted: Counted, monkeypatch: pytest.MonkeyPatch
+    compiled: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(compression.FUNCTIONS, "halved", Halved)
     model = make_model(compression="halved")
     expected = by_torch(monkeypatch, lambda: run(model, [_WINDOW] * 7))
     found = run(model, [_WINDOW] * 7)
-    assert counted.calls == 7
+    assert compiled.call_count == 7
     assert_near(found, expected)
 
 
@@ -215,7 +203,7 @@ def test_other_models_run_by_torch(reason: str) -> None:
     assert not make_model(**NOT_FOR_KERNELS[reason]).has_own_threads
 
 
-def test_other_calls_run_by_torch(counted: Counted) -> None:
+def test_other_calls_run_by_torch(compiled: Mock) -> None:
     tokens = torch.zeros(_ROWS, _WINDOW, dtype=torch.int64)
     model = make_model()
     model.double()(tokens, model.init_state(_ROWS, dtype=torch.float64))
@@ -235,9 +223,9 @@ def test_other_calls_run_by_torch(counted: Counted) -> None:
     seen: list[int] = []
     with observe_attention(model, lambda layer, *of_call: seen.append(layer)):
         model(tokens, model.init_state(_ROWS))
-    assert seen == [0, 1] and not counted.calls
+    assert seen == [0, 1] and not compiled.call_count
     model(tokens, model.init_state(_ROWS))
-    assert counted.calls == 1
+    assert compiled.call_count == 1
 
 
 def test_kernels_have_the_threads_that_torch_leaves() -> None:

@@ -10,21 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests import laws
 from waveform.models.embeddings import AdaptiveEmbedding
 from waveform.models.heads import AdaptiveSoftmaxHead
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 
 V, D, CUTOFFS, DIV = 50, 16, [8, 20, 35], 2
-
-
-def noisy(module: Any) -> Any:
-    """`module` at fp64, without a parameter at a special value."""
-    module = module.double()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.5)
-    return module
 
 
 def batch() -> tuple[Tensor, Tensor]:
@@ -49,8 +41,8 @@ def as_torch(head: AdaptiveSoftmaxHead) -> nn.AdaptiveLogSoftmaxWithLoss:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_adaptive_head_equals_torchs(tied: bool) -> None:
-    embedding = noisy(AdaptiveEmbedding(D, vocab_size=V, cutoffs=CUTOFFS, div_value=DIV)) if tied else None
-    head = noisy(AdaptiveSoftmaxHead(D, vocab_size=V, cutoffs=CUTOFFS, div_value=DIV, tied_to=embedding))
+    embedding = laws.randomise(AdaptiveEmbedding(D, vocab_size=V, cutoffs=CUTOFFS, div_value=DIV)) if tied else None
+    head = laws.randomise(AdaptiveSoftmaxHead(D, vocab_size=V, cutoffs=CUTOFFS, div_value=DIV, tied_to=embedding))
     with torch.no_grad():
         for bias in list(head.biases)[1:]:
             bias.zero_()
@@ -66,8 +58,8 @@ def test_adaptive_head_equals_torchs(tied: bool) -> None:
 def test_projected_first_cluster(tied: bool) -> None:
     """The head reads the first cluster, and which cluster it is, from a projection of its own."""
     fields: dict[str, Any] = {"vocab_size": V, "cutoffs": CUTOFFS, "div_value": DIV, "project_first": True}
-    embedding = noisy(AdaptiveEmbedding(D, **fields))
-    head = noisy(AdaptiveSoftmaxHead(D, **fields, tied_to=embedding if tied else None))
+    embedding = laws.randomise(AdaptiveEmbedding(D, **fields))
+    head = laws.randomise(AdaptiveSoftmaxHead(D, **fields, tied_to=embedding if tied else None))
     hidden, targets = batch()
     tables, projections = head._tables()
     assert (tables is embedding.tables) == tied
@@ -89,7 +81,7 @@ def test_projected_first_cluster(tied: bool) -> None:
 
 @pytest.mark.parametrize("cutoffs", [CUTOFFS, []])
 def test_logits_and_nll_agree_with_biases_and_gradients(cutoffs: list[int]) -> None:
-    head = noisy(AdaptiveSoftmaxHead(D, vocab_size=V, cutoffs=cutoffs, div_value=DIV))
+    head = laws.randomise(AdaptiveSoftmaxHead(D, vocab_size=V, cutoffs=cutoffs, div_value=DIV))
     hidden, targets = batch()
     hidden.requires_grad_()
     parameters = [hidden, *head.parameters()]
@@ -136,7 +128,7 @@ def test_cluster_begins_with_its_share() -> None:
 
 @pytest.mark.parametrize("cutoffs", [CUTOFFS, []])
 def test_adaptive_embedding_equals_a_loop(cutoffs: list[int]) -> None:
-    embedding = noisy(AdaptiveEmbedding(D, vocab_size=V, cutoffs=cutoffs, div_value=DIV, scale=3.0))
+    embedding = laws.randomise(AdaptiveEmbedding(D, vocab_size=V, cutoffs=cutoffs, div_value=DIV, scale=3.0))
     tokens = torch.arange(V + 1).view(3, -1)
     actual = embedding(tokens).flatten(0, 1)
     bounds = [0, *cutoffs, V]
