@@ -216,14 +216,21 @@ class CachedDecoder(DeviceDecoder):
         return torch.bmm(attention_weights, values).view(self._batch, d_model)
 
     def _end_window(self) -> None:
-        before = self._state
-        state = _close_window(self._model, before)
-        for config, layers in self._model.kinds:
-            evicted_before, evicted_after = (int(occupancy(config, s.steps[:1]).evicted) for s in (before, state))
-            num_new = min(config.groups, config.compressed) if evicted_after > evicted_before else 0
-            for i in layers:
-                slots, _ = of_layers(config, state, i)
-                self._shift(i, config, slots[:, config.compressed - num_new : config.compressed])
+        """Compress what leaves memory, and move what stays; `_state.steps` is anywhere in the window that is full."""
+        before, parts = self._state, []
+        num_left = self._config.window - int(before.steps[0]) % self._config.window
+        for kind in self._model.kinds:
+            config, part = kind.config, part_of(kind, before)
+            groups = part.slots[:, :, :0]
+            clock = clock_of(config, before.steps, num_left, device=groups.device, dtype=groups.dtype)
+            if config.compressed and clock.evicts is not False:
+                layers = [self._layers[i] for i in kind.layers]
+                groups, _ = compress_layers(layers, part, part.window, clock, None)
+                groups = groups[:, :, -config.compressed :].to(part.slots.dtype)
+            for i, new_slots in zip(kind.layers, groups.unbind(dim=1), strict=True):
+                self._shift(i, config, new_slots)
+            parts.append(after_call(config, part, part.window, groups, part.usage, clock))
+        state = joined(parts, like=before)
         # Graphs write into these two.
         self._state = state._replace(window=before.window, usage=before.usage.copy_(state.usage))
         self._begin_window()
@@ -235,16 +242,3 @@ class CachedDecoder(DeviceDecoder):
             kept, moved = cache[:, num_new : config.compressed], cache[:, config.compressed + config.window :]
             new = self._project(self._layers[i], new_slots, projection)
             cache[:, : config.compressed + config.memory] = torch.cat([kept, new, moved], dim=1)
-
-
-@torch.inference_mode()
-def _close_window(model: CompressiveTransformer, state: CompressiveState) -> CompressiveState:
-    """The state at the next window's start: `state.window` is full, and `state.steps` anywhere within that window."""
-    num_left, parts = model.config.window - int(state.steps[0]) % model.config.window, []
-    for kind in model.kinds:
-        part, groups = part_of(kind, state), None
-        clock = clock_of(kind.config, state.steps, num_left, device=state.slots.device, dtype=state.slots.dtype)
-        if kind.config.compressed and clock.evicts is not False:
-            groups, _ = compress_layers([model.layers[i] for i in kind.layers], part, part.window, clock, None)
-        parts.append(after_call(kind.config, part, part.window, groups, part.usage, clock))
-    return joined(parts)

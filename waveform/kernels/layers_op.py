@@ -21,7 +21,7 @@ from torch.profiler import record_function
 from waveform.kernels.layers import BACKWARD, FORWARD, PACK, UNPACK, run, saved_parts, scratch_parts, sum_parts
 from waveform.kernels.record import make_record
 from waveform.kernels.vectors import padded
-from waveform.models.attention import VECTOR, Slots
+from waveform.models.attention import VECTOR, AttentionOutput, Slots
 from waveform.system.threads import kernel_threads, run_parts
 
 
@@ -48,12 +48,11 @@ class LayerParameters(NamedTuple):
 
 
 class Compression(NamedTuple):
-    """What the layers' convolutions compress at the end of the window."""
+    """What the layers' convolutions compress at the end of the window: nothing, unless it is given."""
 
-    rate: int  # c
-    num_groups: int  # G
-    first_consumed: int  # the first slot that is compressed, of the past
-    has_loss: bool
+    rate: int = 1  # c
+    num_groups: int = 0  # G
+    first_consumed: int = 0  # the first slot that is compressed, of the past
 
 
 class DropoutFactors(NamedTuple):
@@ -71,9 +70,7 @@ class KernelOutput(NamedTuple):
     losses: Tensor | None  # [L, B] compression losses
     inputs: Tensor  # [L, B, T, D] of each layer
     groups: Tensor | None  # [L, B, G, D] new compressed slots
-    queries: Tensor | None  # [L, B, H, T, d] without biases; only if gradients are enabled, as the next two
-    keys: Tensor | None  # [L, B, H, K, d]
-    values: Tensor | None  # [L, B, H, K, d]
+    attended: list[AttentionOutput] | None  # of each layer, with `out` for what is mixed; only if gradients are enabled
 
 
 class PackedEncodings(NamedTuple):
@@ -132,10 +129,33 @@ def layers_in_kernels(
     pasts: L x [B, S, D], the slots before the queries' own; None: there are none. dropout: of each layer. Gradients
     reach x and the parameters.
     """
+    (B, T, D), p = x_BTD.shape, parameters[0]
+    (H, d), num_threads, keeps = p.content_bias.shape, min(kernel_threads(), B), torch.is_grad_enabled()
     given = [x_BTD[:, :0] if past is None else past.contiguous() for past in pasts]
-    compression = compression or Compression(rate=1, num_groups=0, first_consumed=0, has_loss=False)
-    call = _Call(given, encodings, parameters, compression, dropout, epsilon, keeps=torch.is_grad_enabled())
-    return KernelOutput(*_Layers.apply(x_BTD, call, *(weight for of_layer in parameters for weight in of_layer)))
+    compression = compression or Compression()
+    sizes = _Sizes(
+        num_rows=B,
+        num_saved_rows=B if keeps else num_threads,
+        num_queries=T,
+        num_past=given[0].shape[1],
+        num_slots_padded=padded(given[0].shape[1] + T),
+        d_model=D,
+        d_feedforward=len(p.feed_in),
+        num_heads=H,
+        d_head=d,
+        num_position_features=p.position.shape[1],
+        num_features=encodings.query_encoding.shape[1],
+        **compression._asdict(),
+        has_loss=int(keeps and compression.num_groups > 0),
+        has_dropout=int(dropout is not None),
+        num_threads=num_threads,
+        epsilon=epsilon,
+        scale=d**-0.5,
+    )
+    call = _Call(given, encodings, parameters, dropout, sizes, keeps)
+    out, losses, inputs, groups, *kept = _Layers.apply(x_BTD, call, *(x for of_layer in parameters for x in of_layer))
+    attended = [AttentionOutput(out, *of_layer) for of_layer in zip(*kept, strict=True)] if keeps else None
+    return KernelOutput(out, losses, inputs, groups, attended)
 
 
 class _Sizes(NamedTuple):
@@ -185,16 +205,14 @@ class _Layout:
         return records
 
 
+_layout = functools.lru_cache(maxsize=64)(_Layout)
+
+
 def _point(records: np.ndarray, **of_layers: Iterable[Tensor | None] | None) -> None:
     """Tell the kernels where these tensors of all layers are; the caller must keep them alive."""
     for name, tensors in of_layers.items():
         if tensors is not None:
             records[name] = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-
-
-@functools.lru_cache(maxsize=64)
-def _layout(sizes: _Sizes) -> _Layout:
-    return _Layout(sizes)
 
 
 def compile_kernels() -> None:
@@ -217,39 +235,16 @@ class _Call(NamedTuple):
     pasts: list[Tensor]
     encodings: PackedEncodings
     parameters: Sequence[LayerParameters]
-    compression: Compression
     dropout: Sequence[DropoutFactors] | None  # of all layers
-    epsilon: float
+    sizes: _Sizes
     keeps: bool  # what the backward pass needs
-
-    def sizes(self, x_BTD: Tensor) -> _Sizes:
-        (B, T, D), S, p = x_BTD.shape, self.pasts[0].shape[1], self.parameters[0]
-        (H, d), num_threads = p.content_bias.shape, min(kernel_threads(), B)
-        return _Sizes(
-            num_rows=B,
-            num_saved_rows=B if self.keeps else num_threads,
-            num_queries=T,
-            num_past=S,
-            num_slots_padded=padded(S + T),
-            d_model=D,
-            d_feedforward=len(p.feed_in),
-            num_heads=H,
-            d_head=d,
-            num_position_features=p.position.shape[1],
-            num_features=self.encodings.query_encoding.shape[1],
-            **self.compression._asdict(),
-            has_dropout=int(self.dropout is not None),
-            num_threads=num_threads,
-            epsilon=self.epsilon,
-            scale=d**-0.5,
-        )
 
 
 class _Layers(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTD: Tensor, call: _Call, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
         """weights: the parameters of `call`, of the first layer, of the second, ..., for autograd."""
-        sizes, L = call.sizes(x_BTD), len(call.parameters)
+        sizes, L = call.sizes, len(call.parameters)
         layout = _layout(sizes)
         hidden = x_BTD.new_empty(L, *x_BTD.shape)  # the inputs of all layers; the output of the last is apart
         hidden[0] = x_BTD
@@ -263,7 +258,7 @@ class _Layers(torch.autograd.Function):
         with record_function("waveform::layers"):
             run(PACK, 0, records)
             run_parts(run, sizes.num_threads, FORWARD, records)
-        ctx.call, ctx.sizes, ctx.records, ctx.hidden, ctx.saved = call, sizes, records, hidden, saved
+        ctx.call, ctx.records, ctx.hidden, ctx.saved = call, records, hidden, saved
         queries = keys = values = None
         if call.keeps:
             (B, T), S, H = x_BTD.shape[:2], sizes.num_past, sizes.num_heads
@@ -276,7 +271,8 @@ class _Layers(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_losses: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        sizes, layout, hidden, records = ctx.sizes, _layout(ctx.sizes), ctx.hidden, ctx.records.copy()
+        sizes, hidden, records = ctx.call.sizes, ctx.hidden, ctx.records.copy()
+        layout = _layout(sizes)
         grad_out = torch.zeros_like(hidden[0]) if grad_out is None else grad_out.contiguous()
         grad_losses = None if grad_losses is None else grad_losses.contiguous()
         grads, scratch = torch.empty_like(hidden), hidden.new_empty(sizes.num_threads, layout.scratch_size)

@@ -79,18 +79,14 @@ def part_of(kind: LayerKind, state: CompressiveState) -> CompressiveState:
     return state._replace(window=state.window[:, kind.part], slots=slots, usage=usage)
 
 
-def joined(parts: Sequence[CompressiveState]) -> CompressiveState:
-    """The state of all layers, made of `part_of` each kind of them."""
+def joined(parts: Sequence[CompressiveState], *, like: CompressiveState) -> CompressiveState:
+    """The state of all layers, made of `part_of` each kind of them, in the shapes of the state before."""
     if len(parts) == 1:
         return parts[0]
-    num_slots, num_used = (
-        max(sizes) for sizes in ([x.slots.shape[2] for x in parts], [x.usage.shape[2] for x in parts])
-    )
-    return parts[0]._replace(
-        window=torch.cat([part.window for part in parts], dim=1),
-        slots=torch.cat([F.pad(part.slots, (0, 0, num_slots - part.slots.shape[2], 0)) for part in parts], dim=1),
-        usage=torch.cat([F.pad(part.usage, (num_used - part.usage.shape[2], 0)) for part in parts], dim=1),
-    )
+    slots = [F.pad(part.slots, (0, 0, like.slots.shape[2] - part.slots.shape[2], 0)) for part in parts]
+    usage = [F.pad(part.usage, (like.usage.shape[2] - part.usage.shape[2], 0)) for part in parts]
+    windows = [part.window for part in parts]
+    return parts[0]._replace(window=torch.cat(windows, 1), slots=torch.cat(slots, 1), usage=torch.cat(usage, 1))
 
 
 # The clock

@@ -99,7 +99,11 @@ class RunsLayers(OptionalParts):
             h_BTD = made.h
             parts.append(memory.after_call(kind.config, before, made.window, made.groups, made.usage, clock))
             losses += [] if made.loss is None else [made.loss]
-        return h_BTD, memory.joined(parts), torch.stack(losses).sum(dim=0) / len(self.layers) if losses else None
+        return (
+            h_BTD,
+            memory.joined(parts, like=state),
+            torch.stack(losses).sum(dim=0) / len(self.layers) if losses else None,
+        )
 
     def run_one(self, clock: Clock) -> "Callable[..., Any]":
         """How a layer runs its step: as it is, computed again in the backward pass, or by torch.compile."""
@@ -228,11 +232,7 @@ def _by_kernels(
     groups = None if made.groups is None else made.groups.transpose(0, 1)
     loss = None if made.losses is None else made.losses.sum(dim=0)
     if config.compressed and clock.evicts is not False and groups is None:  # by torch, from what the kernels have kept
-        attended = None
-        if made.queries is not None and made.keys is not None and made.values is not None:
-            kept = zip(made.queries, made.keys, made.values, strict=True)
-            attended = [AttentionOutput(made.out, *of_layer) for of_layer in kept]
-        groups, loss = compress_layers(layers, state, window, clock, attended)
+        groups, loss = compress_layers(layers, state, window, clock, made.attended)
     return LayersOutput(made.out, window, groups, state.usage, loss)
 
 
@@ -267,5 +267,4 @@ def _compression(config: CompressiveTransformerConfig, clock: Clock) -> "Compres
         rate=config.compression_rate,
         first_consumed=clock.num_compressed,
         num_groups=config.groups,
-        has_loss=torch.is_grad_enabled(),
     )
