@@ -27,19 +27,16 @@ from waveform.models.registry import build
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import linear_prediction_nats
 
-_CLASSES = classes_of({"kind": "audio", "quantiser": "mu-law"})
-assert _CLASSES is not None
+_CLASSES = cast(SoundClasses, classes_of({"kind": "audio", "quantiser": "mu-law"}))
 _V = len(_CLASSES.values)
 
 
 def _predictors() -> LinearPrediction:
-    assert _CLASSES is not None
     return LinearPrediction(8, classes=_CLASSES, std=1.0).double()
 
 
 def _vowel(num_steps: int, *, batch_size: int = 3, seed: int = 0) -> Tensor:
     """Tokens [B, T] of noise with two resonances, after a begin-of-utterance id."""
-    assert _CLASSES is not None
     generator = np.random.default_rng(seed)
     x = generator.standard_normal((batch_size, num_steps)) * 0.01
     for pole in (0.97 * np.exp(0.2j), 0.95 * np.exp(0.9j)):
@@ -165,7 +162,6 @@ def test_other_tokens_have_no_classes() -> None:
 
 def test_nll_by_the_kernel_is_that_by_torch() -> None:
     """In fp32 against fp64: the NLL, and the gradients of what a head reads and of its weights."""
-    assert _CLASSES is not None
     head = PredictionHead(8, classes=_CLASSES)
     torch.nn.init.normal_(head.projection.weight, std=0.2)
     exact = copy.deepcopy(head).double()
@@ -184,7 +180,6 @@ def test_nll_by_the_kernel_is_that_by_torch() -> None:
 
 def test_no_slope_is_subnormal() -> None:
     """Far from what is expected a class has hardly any probability, and products with subnormal numbers are slow."""
-    assert _CLASSES is not None
     head = PredictionHead(8, classes=_CLASSES)
     head.projection.register_full_backward_pre_hook(lambda _module, slopes: seen.append(slopes[0]))
     seen: list[Tensor] = []
@@ -213,7 +208,6 @@ def test_a_model_draws_what_its_predictors_know_alone() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += torch.randn_like(parameter)
-    assert _CLASSES is not None
     tokens, nll = _vowel(200), []
     for each in (model, predictors_alone_of(model), PredictorsAlone(_CLASSES)):
         step = each(tokens[:, :-1], each.init_state(len(tokens)))

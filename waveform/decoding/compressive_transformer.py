@@ -5,17 +5,8 @@ from waveform.engine.interface import Decoder
 from waveform.engine.known_settings import KnownSettings
 from waveform.models.compressive_transformer import CompressiveTransformer
 from waveform.models.memory import CompressiveState
-from waveform.models.run_layers import AS_PUBLISHED
+from waveform.models.run_layers import AS_PUBLISHED, KNOWN_TO_ALL
 
-_SIZES = (
-    *("vocab_size", "num_layers", "d_model", "num_heads", "d_feedforward", "num_position_features", "num_labels"),
-    *("window", "memory", "compressed", "compression_rate", "compression_dilations"),
-)
-_TRAINING = (
-    *("initial_values", "local_layers", "dropout", "attention_dropout"),
-    *("compression_loss", "compression_gradient", "compression_init"),
-)
-_HEADS = ("cutoffs", "div_value", "classes")  # details of `head` and `prediction`
 _OF_MODEL = ("activation", "head", "tie_embeddings", "project_first", "compression")  # whose own modules are called
 _OF_BOTH = {
     "attention": ("fused", "reference"),
@@ -26,11 +17,11 @@ _OF_BOTH = {
     **AS_PUBLISHED,
 }
 CACHED = KnownSettings(
-    any_value=(*_SIZES, *_TRAINING, *_HEADS, *_OF_MODEL, "clamp_len", "input_activation"),
+    any_value=(*KNOWN_TO_ALL, "attention_dropout", *_OF_MODEL, "clamp_len", "input_activation"),
     values={**_OF_BOTH, "norm": ("pre", "post"), "same_length": (False, True)},
 )
 IN_KERNELS = KnownSettings(
-    any_value=(*_SIZES, *_TRAINING, *_HEADS),
+    any_value=(*KNOWN_TO_ALL, "attention_dropout"),
     values={
         **_OF_BOTH,
         "norm": ("pre",),

@@ -190,7 +190,16 @@ class RelativeAttention(nn.Module):
         k_BHKd, v_BHKd = (self.split_heads(part) for part in kv.chunk(2, dim=-1))
         q_BHTd = self.split_heads(q)
         if self.is_fused:
-            mixed_BHTd = self._fused(q_BHTd, k_BHKd, v_BHKd, slots)
+            mixed_BHTd = softmax_attention(
+                self._fused_queries(q_BHTd, slots),
+                k_BHKd,
+                v_BHKd,
+                scale=q_BHTd.shape[-1] ** -0.5,
+                causal=slots.visible is None,
+                bias=slots.bias,
+                first_used=slots.first_used,
+                encoding=slots.slot_encoding.to(q_BHTd.dtype),
+            )
         else:
             mixed_BHTd = self.dropout(self._weights(q_BHTd, k_BHKd, slots)) @ v_BHKd
         return AttentionOutput(self.output(mixed_BHTd.transpose(1, 2).flatten(2)), q_BHTd, k_BHKd, v_BHKd)
@@ -199,18 +208,6 @@ class RelativeAttention(nn.Module):
         """-> [B, H, T, d + P], whose products with [k; R(t)] are the logits except for the scale."""
         rotated = [rotate_to_time(query, slots.query_encoding[:, None]) for query in self.position_queries(q_BHTd)]
         return torch.cat([q_BHTd + self.content_bias[:, None].to(q_BHTd.dtype), *rotated], dim=-1)
-
-    def _fused(self, q_BHTd: Tensor, k_BHKd: Tensor, v_BHKd: Tensor, slots: Slots) -> Tensor:
-        return softmax_attention(
-            self._fused_queries(q_BHTd, slots),
-            k_BHKd,
-            v_BHKd,
-            scale=q_BHTd.shape[-1] ** -0.5,
-            causal=slots.visible is None,
-            bias=slots.bias,
-            first_used=slots.first_used,
-            encoding=slots.slot_encoding.to(q_BHTd.dtype),
-        )
 
     def content_logits(self, q_BHTd: Tensor, k_BHKd: Tensor) -> Tensor:
         """(q + u) . k of every query and slot -> [B, H, T, K], before the scale."""

@@ -31,6 +31,13 @@ _MIN_QUERIES = 8  # of a call, from which kernels are faster
 _MAX_WEIGHTS = 2**18  # attention weights of a row and layer, which kernels keep; above it torch's products are as fast
 
 
+# Fields that every fast path knows, whatever their value
+KNOWN_TO_ALL = (
+    *("vocab_size", "num_layers", "d_model", "num_heads", "d_feedforward", "num_position_features", "num_labels"),
+    *("window", "memory", "compressed", "compression_rate", "compression_dilations"),
+    *("initial_values", "local_layers", "dropout", "compression_loss", "compression_gradient", "compression_init"),
+    *("cutoffs", "div_value", "classes"),  # details of `head` and `prediction`
+)
 # Fields by which the authors' own code differs within a layer: no fast path knows it.
 AS_PUBLISHED = {
     "memory_norm": ("read",),
@@ -43,13 +50,9 @@ AS_PUBLISHED = {
 # Kernels of whole layers; what comes before the layers and after them is torch's.
 KERNELS = KnownSettings(
     any_value=(
-        *("num_layers", "d_model", "num_heads", "d_feedforward", "num_position_features", "local_layers", "dropout"),
-        *("window", "compression_loss", "compression_init"),
-        *("memory", "compressed", "compression_rate", "compression_dilations"),
-        *("compression", "compression_gradient", "compressed_position", "empty_memory"),
-        *("vocab_size", "head", "cutoffs", "div_value", "tie_embeddings", "project_first"),
-        *("prediction", "num_labels", "classes"),
-        *("final_norm", "input_activation", "initial_values"),
+        *KNOWN_TO_ALL,
+        *("compression", "compressed_position", "empty_memory"),
+        *("head", "tie_embeddings", "project_first", "prediction", "final_norm", "input_activation"),
     ),
     values={
         **AS_PUBLISHED,
