@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from tests.models.test_attention import written_out
 from waveform.kernels import attention as kernels
 from waveform.models import attention
 from waveform.models.attention import softmax_attention
-from waveform.system.threads import torch_in_one_thread
 
 B, H, d, P = 2, 3, 16, 32
 SCALE = 0.3
@@ -53,58 +53,48 @@ def test_equal_to_softmax_written_out(size: tuple[int, int], causal: bool, num_e
         torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_any_number_of_threads_gives_the_same_bits() -> None:
+def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     given, grad = tensors(80, 96, num_features=P), torch.randn(B, H, 80, d)
     encoding = torch.randn(1, 96, P)
     results = []
-    before = torch.get_num_threads()
-    try:
-        for num_threads in (1, 2, 5):
-            torch.set_num_threads(num_threads)
-            with torch_in_one_thread():
-                results.append(attended(kernels.attention_in_kernels, given, grad, causal=True, encoding=encoding))
-    finally:
-        torch.set_num_threads(before)
+    for num_threads in (1, 2, 5):
+        monkeypatch.setattr(kernels, "kernel_threads", lambda n=num_threads: n)
+        results.append(attended(kernels.attention_in_kernels, given, grad, causal=True, encoding=encoding))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 @pytest.fixture(name="calls")
-def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The arguments of calls of the kernels, which take any size while this is open."""
-    calls, real = [], kernels.attention_in_kernels
+def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """The kernels, which take any size while this is open."""
+    calls = Mock(side_effect=kernels.attention_in_kernels)
     monkeypatch.setattr(attention, "_MIN_SCORES", 1)
-
-    def record(*given: Any, **options: Any) -> Tensor:
-        calls.append(given)
-        return real(*given, **options)
-
-    monkeypatch.setattr(kernels, "attention_in_kernels", record)
+    monkeypatch.setattr(kernels, "attention_in_kernels", calls)
     return calls
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_taken_for_whole_vectors_and_rows_with_as_many_slots(dtype: torch.dtype, calls: list[Any]) -> None:
+def test_taken_for_whole_vectors_and_rows_with_as_many_slots(dtype: torch.dtype, calls: Mock) -> None:
     q, k, v = (x.to(dtype) for x in tensors(16, 48, num_features=0))
     assert softmax_attention(q, k, v, scale=SCALE).dtype == dtype
     softmax_attention(q, k, v, scale=SCALE, first_used=(0, 0))
-    assert len(calls) == 2
+    assert calls.call_count == 2
     softmax_attention(q, k, v, scale=SCALE, first_used=(16, 0))
-    assert [given[1].shape[2] for given in calls[2:]] == [48, 32]
+    assert [call.args[1].shape[2] for call in calls.call_args_list[2:]] == [48, 32]
 
 
-def test_positions_of_any_width_are_padded(calls: list[Any]) -> None:
+def test_positions_of_any_width_are_padded(calls: Mock) -> None:
     q, k, v = tensors(16, 48, num_features=24)
     encoding = torch.randn(1, 48, 24)
     out = softmax_attention(q, k, v, scale=SCALE, causal=True, encoding=encoding)
     visible = torch.ones(16, 48, dtype=torch.bool).tril(32)
     expected = written_out(q, k, v, visible=visible, scale=SCALE, encoding=encoding)
-    assert len(calls) == 1
+    calls.assert_called_once()
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("why", ["a mask", "ragged slots", "fp64", "a mode", "few scores"])
-def test_left_to_torch(why: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_left_to_torch(why: str, calls: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = tensors(16, 48 if why != "ragged slots" else 47, num_features=0)
     bias = None
     if why == "a mask":
@@ -115,4 +105,4 @@ def test_left_to_torch(why: str, calls: list[Any], monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(attention, "_MIN_SCORES", B * H * 16 * 48 + 1)
     with FlopCounterMode(display=False) if why == "a mode" else nullcontext():
         softmax_attention(q, k, v, scale=SCALE, bias=bias)
-    assert not calls
+    calls.assert_not_called()

@@ -96,10 +96,9 @@ def test_a_decoder_that_draws_is_called_once_for_many_tokens() -> None:
 
 def assert_draws_equal_single_steps(
     model: Any, tokens: Tensor, lengths: list[int], config: DrawConfig, *, int8: bool = False
-) -> Tensor:
-    """Of a decoder that draws, and of its twin that `Decoder.draw` calls once per token; returns the last tokens."""
-    state = model.init_state(len(tokens), device="cpu", dtype=torch.float32)
-    drawing, stepwise = (interface.decoder(model, laws.clone(state), int8=int8) for _ in range(2))
+) -> None:
+    """Of a decoder that draws, and of its twin that `Decoder.draw` calls once per token."""
+    drawing, stepwise = (interface.decoder(model, laws.fresh_state(model, len(tokens)), int8=int8) for _ in range(2))
     assert type(drawing).draw is not Decoder.draw
     generator = torch.Generator().manual_seed(0)
     for length in lengths:
@@ -107,7 +106,6 @@ def assert_draws_equal_single_steps(
         drawn = drawing.draw(tokens, uniform, config)
         assert torch.equal(drawn, Decoder.draw(stepwise, tokens, uniform, config))
         tokens = drawn[-1]
-    return drawn
 
 
 @pytest.mark.parametrize("variant", ["adaptive-tied", "tied"])
