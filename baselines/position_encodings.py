@@ -16,15 +16,7 @@ from waveform.models.initial_values import INIT_STD
 ENCODINGS = ("relative", "shaw", "absolute", "learned")
 
 
-class PositionEncoding(nn.Module):
-    """What an attention adds to its scores; those that add to the vectors below it have `added_to_input` instead."""
-
-    def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor:
-        """Added to the scores [B, H, T, K] before the scale; a zero that is broadcast to them, unless overridden."""
-        return q_BHTd.new_zeros(1, 1, 1, 1)
-
-
-class ShawEncoding(PositionEncoding):
+class ShawEncoding(nn.Module):
     """A learned vector for each distance and head: q . r(t_i - t_j) (Shaw et al. 2018, as Dai et al. 2019 read it).
 
     That is terms (a) and (b) of Transformer-XL's score, with one trained matrix in place of W_R R. Distances from
@@ -38,32 +30,25 @@ class ShawEncoding(PositionEncoding):
         self.vectors = nn.Parameter(torch.randn(num_heads, d_model // num_heads, max_distance))
 
     def logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor:
-        """-> [B, H, T, K]."""
+        """Added to the scores [B, H, T, K] before the scale."""
         distances = slots.query_times[..., :, None] - slots.slot_times[..., None, :]
         index_BTK = distances.long().clamp(0, self.vectors.shape[-1] - 1)
         by_distance = q_BHTd @ self.vectors.to(q_BHTd.dtype)  # [B, H, T, n]
         return by_distance.gather(-1, index_BTK[:, None].expand(*q_BHTd.shape[:3], -1))
 
 
-class AbsoluteEncoding(PositionEncoding):
-    """Sinusoids of a step's place in its window, added to its embedding (Vaswani et al. 2017, section 3.5).
+def absolute_encoding(places_BT: Tensor, *, scale: float, like: Tensor) -> Tensor:
+    """Sinusoids of steps' places in their windows, added to their embeddings (Vaswani et al. 2017, section 3.5).
 
-    With memory, slots of different windows have the same places: what section 3.3 of Dai et al. 2019 warns of.
+    With memory, slots of different windows have the same places: what section 3.3 of Dai et al. 2019 warns of. scale:
+    the standard deviation of the embeddings `like` [B, T, D], so that the two begin as equals.
     """
-
-    def __init__(self, *, scale: float) -> None:
-        """scale: of the sinusoids; the standard deviation of the embeddings, so that the two begin as equals."""
-        super().__init__()
-        self.scale = scale
-
-    def added_to_input(self, places_BT: Tensor, *, like: Tensor) -> Tensor:
-        """What is added to the vectors [B, T, D] of steps at these places of their window."""
-        width = like.shape[-1] + like.shape[-1] % 2
-        encoding = encode_times(to_device(places_BT, like.device), num_position_features=width, dtype=like.dtype)
-        return self.scale * encoding[..., : like.shape[-1]]
+    width = like.shape[-1] + like.shape[-1] % 2
+    encoding = encode_times(to_device(places_BT, like.device), num_position_features=width, dtype=like.dtype)
+    return scale * encoding[..., : like.shape[-1]]
 
 
-class LearnedEncoding(PositionEncoding):
+class LearnedEncoding(nn.Module):
     """A learned vector for each place in the window, added to what its layer reads (Al-Rfou et al. 2018).
 
     Each layer has its own, so that positions do not fade with depth. As in `attn_type` 3 of Dai et al. 2019's code, the
@@ -80,9 +65,11 @@ class LearnedEncoding(PositionEncoding):
 
 
 class EncodedAttention(RelativeAttention):
-    """Attention by content, with positions by one of the encodings above, every score written out."""
+    """Attention by content, every score written out; encoding: of positions, unless they are in what it reads."""
 
-    def __init__(self, d_model: int, *, num_heads: int, encoding: PositionEncoding, dropout: float) -> None:
+    def __init__(
+        self, d_model: int, *, num_heads: int, encoding: ShawEncoding | LearnedEncoding | None, dropout: float
+    ) -> None:
         super().__init__(
             d_model, num_heads=num_heads, num_position_features=2, implementation="reference", dropout=dropout
         )
@@ -97,4 +84,6 @@ class EncodedAttention(RelativeAttention):
 
     def position_logits(self, q_BHTd: Tensor, slots: Slots) -> Tensor:
         """-> [B, H, T, K], or a zero that is broadcast to it."""
-        return self.encoding.logits(q_BHTd, slots)
+        if isinstance(self.encoding, ShawEncoding):
+            return self.encoding.logits(q_BHTd, slots)
+        return q_BHTd.new_zeros(1, 1, 1, 1)

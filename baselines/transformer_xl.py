@@ -13,11 +13,10 @@ from torch import Tensor
 
 from baselines.position_encodings import (
     ENCODINGS,
-    AbsoluteEncoding,
     EncodedAttention,
     LearnedEncoding,
-    PositionEncoding,
     ShawEncoding,
+    absolute_encoding,
 )
 from waveform.decoding.compressive_transformer import CompressiveTransformerWithDecoders
 from waveform.engine.interface import Decoder
@@ -76,7 +75,7 @@ class TransformerXL(CompressiveTransformerWithDecoders):
         super().__init__(
             CompressiveTransformerConfig(**fields, compressed=0, compression_rate=1, compression_loss="none")
         )
-        self._input_encoding: AbsoluteEncoding | None = None
+        self._scale_of_positions: float | None = None  # absolute ones, which are added to embeddings
         if config.position != "relative":
             self._encode_positions(config)
         if config.dropout_mask == "window":
@@ -87,20 +86,16 @@ class TransformerXL(CompressiveTransformerWithDecoders):
     def _encode_positions(self, config: TransformerXLConfig) -> None:
         """Give every layer an attention that knows positions in another way."""
         d_model, num_heads = config.d_model, config.num_heads
-        scale = 1.0  # of the embeddings, as they begin
-        if config.tie_embeddings:
-            scale = INIT_STD * math.sqrt(d_model)
-        elif config.norm == "pre":
-            scale = INIT_STD
+        if config.position == "absolute":  # as large as the embeddings begin
+            of_norm = INIT_STD if config.norm == "pre" else 1.0
+            self._scale_of_positions = INIT_STD * math.sqrt(d_model) if config.tie_embeddings else of_norm
         for layer in self.layers:
-            encoding: PositionEncoding
+            encoding: ShawEncoding | LearnedEncoding | None = None
             if config.position == "shaw":
                 encoding = ShawEncoding(d_model, num_heads=num_heads, max_distance=config.max_distance)
             elif config.position == "learned":
                 encoding = LearnedEncoding(d_model, window=config.window)
                 layer.register_forward_pre_hook(_add_positions)
-            else:
-                encoding = self._input_encoding = AbsoluteEncoding(scale=scale)
             attention = EncodedAttention(
                 d_model, num_heads=num_heads, encoding=encoding, dropout=config.attention_dropout
             )
@@ -110,10 +105,10 @@ class TransformerXL(CompressiveTransformerWithDecoders):
     def embed(self, tokens_BT: Tensor, steps_B: Tensor) -> Tensor:
         """Embeddings, and absolute positions if there are any -> [B, T, D]."""
         h_BTD = super().embed(tokens_BT, steps_B)
-        if self._input_encoding is None:
+        if self._scale_of_positions is None:
             return h_BTD
         places_BT = (steps_B % self.config.window)[:, None] + torch.arange(tokens_BT.shape[1])
-        return h_BTD + self._input_encoding.added_to_input(places_BT, like=h_BTD)
+        return h_BTD + absolute_encoding(places_BT, scale=self._scale_of_positions, like=h_BTD)
 
     @property
     def why_no_int8(self) -> str | None:

@@ -69,9 +69,8 @@ def _as_sonnet(layer: Any, *, num_layers: int) -> None:
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     for bias in biases:
-        num_heads, width = (
-            bias.shape
-        )  # there [1, H, 1, d]; ours are sqrt(d) times theirs: they are added before the scale
+        # There [1, H, 1, d]; ours are sqrt(d) times theirs: they are added before the scale.
+        num_heads, width = bias.shape
         limit = math.sqrt(6 * width / (num_heads + num_heads * width))
         nn.init.uniform_(bias, -limit, limit)
 
