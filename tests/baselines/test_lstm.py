@@ -15,7 +15,6 @@ from tests import laws
 from waveform.engine.interface import map_state
 from waveform.runs.configured_model import model_from, num_parameters
 from waveform.speech.config import compose_config as compose_speech
-from waveform.system.errors import UserError
 
 
 def build(**fields: Any) -> LSTM:
@@ -124,17 +123,6 @@ def test_presets_match_the_compressive_transformer(
 
     assert size("lstm") == pytest.approx(size("compressive_transformer"), rel=share)
     assert size("transformer_xl") == pytest.approx(size("compressive_transformer"), rel=share)
-
-
-def test_wrong_settings_are_refused() -> None:
-    for fields, said in (
-        ({"num_layers": 0}, "model.num_layers is 0"),
-        ({"dropout": 1.0}, "model.dropout is 1.0"),
-        ({"cutoffs": [3]}, "with model.head=softmax"),
-        ({"head": "adaptive"}, "head=adaptive needs some"),
-    ):
-        with pytest.raises(UserError, match=said):
-            LSTM.Config(laws.VOCAB_SIZE, **fields)
 
 
 def test_bf16_products_on_a_processor_without_avx512() -> None:

@@ -147,26 +147,6 @@ def test_models_beside_the_published_tables_have_4m_parameters(name: str) -> Non
         assert num_parameters(model_from(config)) == pytest.approx(4.1e6, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "remedy"),
-    [
-        ("vocab_size", 0, "of at least 1"),
-        ("num_stacks", 0, "from 1 to 1000"),
-        ("num_stacks", 1001, "from 1 to 1000"),
-        ("layers_per_stack", 0, "from 1 to 20"),
-        ("layers_per_stack", 21, "from 1 to 20"),
-        ("kernel_size", 1, "from 2 to 65536"),
-        ("residual_channels", -3, "from 1 to 65536"),
-        ("gate_channels", 2.5, "from 1 to 65536"),
-        ("skip_channels", True, "from 1 to 65536"),
-        ("end_channels", 0, "from 1 to 65536, or null"),
-    ],
-)
-def test_config_names_the_field_the_value_and_the_remedy(field: str, value: object, remedy: str) -> None:
-    with pytest.raises(UserError, match=rf"^model\.{field} is {value!r}; it must be a whole number {remedy}$"):
-        WaveNet.Config(**{"vocab_size": 256, field: value})
-
-
 def test_config_bounds_the_number_of_layers() -> None:
     assert len(WaveNet.Config(256, num_stacks=100, layers_per_stack=10).dilations) == 1000
     with pytest.raises(UserError, match=r"^model.num_stacks=101 and model.layers_per_stack=10 make 1010 layers; make"):

@@ -173,9 +173,10 @@ def test_tied_tables_are_one_parameter_and_survive_a_copy() -> None:
         ({"head": "adaptive", "cutoffs": [50]}, "below the vocabulary of 50"),
         ({"head": "hierarchical"}, "choose softmax or adaptive"),
         ({"div_value": 0}, "model.div_value is 0"),
+        ({"dropout": 1.0}, "model.dropout is 1.0"),
     ],
 )
-@pytest.mark.parametrize("model", ["transformer_xl", "compressive_transformer"])
+@pytest.mark.parametrize("model", ["transformer_xl", "compressive_transformer", "lstm"])
 def test_fields_that_do_not_fit_are_refused(model: str, fields: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         build(model, vocab_size=V, **fields)

@@ -1,4 +1,4 @@
-"""The settings of the Compressive Transformer and Transformer-XL: what is refused, and the messages."""
+"""The settings of models: what is refused, and the messages."""
 
 import re
 from typing import Any
@@ -8,26 +8,30 @@ import pytest
 from waveform.models.registry import build
 from waveform.system.errors import UserError
 
-_BOUNDS = {
-    "num_layers": (1, 1000),
-    "d_model": (1, 65536),
-    "num_heads": (1, 65536),
-    "d_feedforward": (1, 65536),
-    "window": (1, 2**24),
-    "memory": (0, 2**24),
-    "div_value": (1, 65536),
+_LAYERS, _WIDTH, _SLOTS = (1, 1000), (1, 65536), (0, 2**24)
+_TRANSFORMER = {
+    **{"num_layers": _LAYERS, "window": (1, 2**24), "memory": _SLOTS},
+    **dict.fromkeys(("d_model", "num_heads", "d_feedforward", "div_value"), _WIDTH),
 }
-_COMPRESSIVE_BOUNDS = {"compressed": (0, 2**24), "compression_rate": (1, 2**24)}
-_CASES = [(name, field, *_BOUNDS[field]) for name in ("compressive_transformer", "transformer_xl") for field in _BOUNDS]
-_CASES += [("compressive_transformer", field, *_COMPRESSIVE_BOUNDS[field]) for field in _COMPRESSIVE_BOUNDS]
+_BOUNDS: dict[str, dict[str, tuple[int, int]]] = {
+    "compressive_transformer": {**_TRANSFORMER, "compressed": _SLOTS, "compression_rate": (1, 2**24)},
+    "transformer_xl": _TRANSFORMER,
+    "lstm": {"num_layers": _LAYERS, "d_model": _WIDTH},
+    "wavenet": {
+        **{"num_stacks": _LAYERS, "layers_per_stack": (1, 20), "kernel_size": (2, 65536)},
+        **dict.fromkeys(("residual_channels", "gate_channels", "skip_channels", "end_channels"), _WIDTH),
+    },
+}
 
 
-@pytest.mark.parametrize(("model", "field", "low", "high"), _CASES)
-def test_sizes_are_bounded(model: str, field: str, low: int, high: int) -> None:
+@pytest.mark.parametrize(("model", "field"), [(model, field) for model, fields in _BOUNDS.items() for field in fields])
+def test_sizes_are_bounded(model: str, field: str) -> None:
+    low, high = _BOUNDS[model][field]
     for value in (low - 1, high + 1, 10**30, 2.0, True):
         message = f"model.{field} is {value!r}; it must be a whole number from {low} to {high}"
         if field in ("memory", "compressed", "compression_rate"):
             message += ", or a list of one for each layer"
+        message += ", or null" if field == "end_channels" else ""
         with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
             build(model, vocab_size=8, **{field: value})
 
@@ -65,3 +69,8 @@ def test_values_are_checked(fields: dict[str, Any], message: str) -> None:
 def test_cutoffs_are_few() -> None:
     with pytest.raises(UserError, match=r"^model.cutoffs has 101 ids; give at most 100$"):
         build("transformer_xl", vocab_size=200, head="adaptive", cutoffs=list(range(1, 102)))
+
+
+def test_a_vocabulary_has_a_token() -> None:
+    with pytest.raises(UserError, match=r"^model.vocab_size is 0; it must be a whole number of at least 1$"):
+        build("wavenet", vocab_size=0)
