@@ -1,4 +1,4 @@
-"""What shows a training besides metrics.jsonl; wandb and Trackio are stand-ins with their interface."""
+"""What shows a training besides metrics.jsonl: TensorBoard; wandb and Trackio, stand-ins with their interface."""
 
 import sys
 from contextvars import ContextVar
@@ -8,14 +8,32 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.faults.small_runs import SETTINGS, write_audio
 from tests.test_cli import mistake
 from waveform.cli import main
 from waveform.engine.metrics import read_metrics
-from waveform.engine.trackers import SERVICES, open_tracker
+from waveform.engine.trackers import SERVICES, EventFile, open_tracker
 
 _SAMPLING = [setting for setting in SETTINGS if not setting.startswith("train.sample_seconds")]
+
+
+def curve(folder: Path) -> list[tuple[int, float]]:
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars("loss")]
+
+
+def test_events_are_on_the_disk_at_once_and_purged_by_a_resumed_run(tmp_path: Path) -> None:
+    first = EventFile(tmp_path, purge_step=1)
+    for step in (1, 2, 3):
+        first.add_scalars({"loss": 0.5 * step}, step)
+    assert curve(tmp_path) == [(1, 0.5), (2, 1.0), (3, 1.5)]  # not closed
+    second = EventFile(tmp_path, purge_step=3)
+    second.add_scalars({"loss": 9.0}, 3)
+    assert curve(tmp_path) == [(1, 0.5), (2, 1.0), (3, 9.0)]
+    first.close(), second.close()
 
 
 class _Run:

@@ -5,53 +5,95 @@
 
 import hashlib
 import os
+import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextvars import Context
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from waveform.engine.tensorboard import EventFile
+from waveform.system.atomic import explain_write_errors
 from waveform.system.errors import UserError
 
 SERVICES = ("trackio", "wandb")
 TRACKERS = ("tensorboard", *SERVICES, "none")
 
 
-class Tracker(Protocol):
-    """What shows a training."""
+class Tracker:
+    """What shows a training: as it is, of `train.log=none`, nothing."""
 
     def add_scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Points of curves, by name."""
+        """Show points of curves, by name."""
 
     def add_audio(self, name: str, samples: Tensor, step: int, *, sample_rate_hz: int) -> None:
-        """Samples [n] in [-1, 1]."""
+        """Show samples [n] in [-1, 1]."""
 
     def add_image(self, name: str, image: np.ndarray, step: int) -> None:
-        """An image [height, width, channels]."""
+        """Show an image [height, width, channels]."""
 
     def close(self) -> None:
         """Finish."""
 
 
-class NoTracker:
-    """`train.log=none`."""
+class EventFile(Tracker):
+    """A new TensorBoard event file in `folder`, written at once. Raises UserError, naming it, if the disk refuses.
 
-    def add_scalars(self, values: Mapping[str, float], step: int) -> None: ...
+    TensorBoard's own writer writes from a thread: a full disk there ends the thread with a traceback, comes to light
+    some events later, without the file's name, and what was queued is lost.
+    """
 
-    def add_audio(self, name: str, samples: Tensor, step: int, *, sample_rate_hz: int) -> None: ...
+    def __init__(self, folder: Path, *, purge_step: int) -> None:
+        """purge_step: TensorBoard is to forget what earlier files hold of that step and later ones."""
+        # Seconds to import, needed in training only.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard import summary
 
-    def add_image(self, name: str, image: np.ndarray, step: int) -> None: ...
+        self._event, self._summary = Event, summary
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
+        self._path = folder / name
+        with explain_write_errors(self._path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115  # closed by close
+        self._records = RecordWriter(self)
+        try:
+            self._add(file_version="brain.Event:2")
+            self._add(step=purge_step, session_log=SessionLog(status=SessionLog.START))
+        except BaseException:
+            self.close()
+            raise
 
-    def close(self) -> None: ...
+    def add_scalars(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._add(summary=self._summary.scalar(name, value), step=step)
+
+    def add_audio(self, name: str, samples: Tensor, step: int, *, sample_rate_hz: int) -> None:
+        self._add(summary=self._summary.audio(name, samples, sample_rate=sample_rate_hz), step=step)
+
+    def add_image(self, name: str, image: np.ndarray, step: int) -> None:
+        self._add(summary=self._summary.image(name, image, dataformats="HWC"), step=step)
+
+    def _add(self, **fields: Any) -> None:
+        with explain_write_errors(self._path):
+            self._records.write(self._event(wall_time=time.time(), **fields).SerializeToString())
+
+    def write(self, content: bytes) -> None:
+        """What RecordWriter calls."""
+        view = memoryview(content)
+        while view:  # a raw write may take a part only
+            view = view[self._file.write(view) :]
+
+    def close(self) -> None:
+        self._file.close()
 
 
-class Service:
+class Service(Tracker):
     """Trackio or wandb, which have one interface: project and run are called as the folders are.
 
     Trainings in turn have a run each: nothing here is the one current run that these packages keep.
@@ -118,4 +160,4 @@ def open_tracker(name: str, run_dir: Path, *, purge_step: int) -> Tracker:
     """One of `TRACKERS`; purge_step: TensorBoard is to forget what earlier files hold of that step and later ones."""
     if name == "tensorboard":
         return EventFile(run_dir / "tensorboard", purge_step=purge_step)
-    return Service(name, run_dir) if name in SERVICES else NoTracker()
+    return Service(name, run_dir) if name in SERVICES else Tracker()
