@@ -12,11 +12,10 @@ from torch.profiler import record_function
 from tests.engine.training import small_learner
 from tests.laws import VOCAB_SIZE as V
 from waveform.benchmarks.flops import counted_flops, forward_flops, model_flops, useful_flops
-from waveform.benchmarks.limits import matrix_rate, memory_rate
 from waveform.benchmarks.model import random_tokens
 from waveform.benchmarks.sampling import measure_sampling
-from waveform.benchmarks.timing import spread
-from waveform.benchmarks.training import fill_memories, measure_training, profile_update, updates_needed
+from waveform.benchmarks.timing import matrix_rate, memory_rate, spread
+from waveform.benchmarks.training import UPDATES_NEEDED, fill_memories, measure_training, profile_update
 from waveform.decoding.cached import CachedDecoder
 from waveform.engine import token_learner
 from waveform.models.attention import softmax_attention
@@ -109,7 +108,7 @@ class _Seen(NamedTuple):
 def test_updates_are_timed_with_full_memories_and_no_reset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"num_layers": 1, "d_model": 8, "num_heads": 1, "d_feedforward": 8, "num_position_features": 4}
     fields |= {"window": 8, "memory": 16, "compressed": 8, "compression_rate": 4}
-    tokens = random_tokens(tmp_path, vocab_size=V, num_rows=2, length=updates_needed() * 8)
+    tokens = random_tokens(tmp_path, vocab_size=V, num_rows=2, length=UPDATES_NEEDED * 8)
     learner = small_learner("compressive_transformer", tokens, fields=fields, batch_size=2, chunk=8, state="utterance")
     seen = []
     score_window = token_learner.score_window
@@ -119,8 +118,8 @@ def test_updates_are_timed_with_full_memories_and_no_reset(tmp_path: Path, monke
         return score_window(forward, window, state, **options)
 
     monkeypatch.setattr(token_learner, "score_window", spy)
-    figures = measure_training(learner, window=8, vocab_size=V)
-    assert len(seen) == updates_needed() - 1 == figures["tokens_per_second"]["repeats"] + 2
+    figures = measure_training(learner)
+    assert len(seen) == UPDATES_NEEDED - 1 == figures["tokens_per_second"]["repeats"] + 2
     assert not any(window.reset for window in seen)
     assert all(window.steps >= 16 + 4 * 8 for window in seen)
     assert figures["tokens_per_update"] == 16

@@ -8,7 +8,7 @@ import torch
 
 from waveform.audio.audio_format import AudioFormat
 from waveform.benchmarks.sampling import measure_sampling
-from waveform.benchmarks.training import measure_training, updates_needed
+from waveform.benchmarks.training import UPDATES_NEEDED, measure_training
 from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.token_learner import TokenLearner
 from waveform.engine.token_set import TokenSet
@@ -32,13 +32,13 @@ def measure_model(config: dict[str, Any], *, preset: str, scratch: Path) -> dict
     imports_bytes = 0 if device.type == "cuda" else resident_bytes()
     torch.manual_seed(config["seed"])
     window = window_of(config)
-    length = updates_needed() * train_config.chunk
+    length = UPDATES_NEEDED * train_config.chunk
     tokens = random_tokens(scratch, vocab_size=VOCAB_SIZE, num_rows=train_config.batch_size, length=length)
     model = model_from({**config, "dataset": {"vocab_size": VOCAB_SIZE, "modality": AudioFormat().modality()}})
     learner = TokenLearner(
         model, train_config, tokens=tokens, window=window, seed=config["seed"], world=World(device=device)
     )
-    training = measure_training(learner, window=window, vocab_size=VOCAB_SIZE)
+    training = measure_training(learner)
     peak_bytes = training.pop("peak_bytes")
     learner.module.eval().requires_grad_(False)
     sampling = measure_sampling(

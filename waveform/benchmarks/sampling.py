@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from waveform.benchmarks.limits import memory_rate
-from waveform.benchmarks.timing import MAX_REPEATS, seconds, spread
+from waveform.benchmarks.timing import MAX_REPEATS, memory_rate, seconds, spread
 from waveform.engine.cuda_graph import GRAPH_STEPS, STEPS_TO_CAPTURE, DeviceDecoder
 from waveform.engine.drawing import DrawConfig
 from waveform.engine.interface import Decoder, SequenceModel, State, decoder, optional_parts, take_rows

@@ -1,7 +1,8 @@
-"""Times repeated work: the duration of a call, whether there are enough repeats, and their spread.
+"""Times repeated work, and the most that this machine can do: the rates of a large matrix product and of memory.
 
 torch.utils.benchmark calls what it times twice more to warm up, and all repeats of one thing before the next; here a
-call changes state, and what is compared takes turns.
+call changes state, and what is compared takes turns. Limits are measured again at each call, so that a busy moment
+affects limits and speeds alike.
 """
 
 import statistics
@@ -10,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from waveform.models.linear import linear
 
 MAX_REPEATS = 7
 _MIN_REPEATS = 3
@@ -34,3 +37,28 @@ def seconds(function: Callable[[], Any], *, device: torch.device) -> float:
 def enough(durations_s: Sequence[float]) -> bool:
     """Whether these repeats suffice."""
     return len(durations_s) >= MAX_REPEATS or (len(durations_s) >= _MIN_REPEATS and sum(durations_s) >= _REPEATS_S)
+
+
+def matrix_rate(device: torch.device, *, dtype: torch.dtype) -> Callable[[], float]:
+    """Return a function that measures the FLOP/s of a product of square matrices."""
+    size = 8192 if device.type == "cuda" else 2048
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return _rate(lambda: linear(a, b), 2 * size**3, device)  # by the library that models use
+
+
+def memory_rate(device: torch.device) -> Callable[[], float]:
+    """Return a function that measures the bytes/s that are read."""
+    long = torch.ones(1 << 28 if device.type == "cuda" else 1 << 26, device=device)  # 1 GiB, 256 MiB
+    return _rate(long.sum, long.nbytes, device)
+
+
+def _rate(function: Callable[[], Any], amount: int, device: torch.device) -> Callable[[], float]:
+    """Return a function that measures how much a second `function` does, each call of which does `amount`."""
+    num_calls = 20 if device.type == "cuda" else 1
+
+    def repeat() -> None:
+        for _ in range(num_calls):
+            function()
+
+    repeat()  # loads libraries
+    return lambda: num_calls * amount / seconds(repeat, device=device)

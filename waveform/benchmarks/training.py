@@ -9,12 +9,12 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from waveform.benchmarks.flops import counted_flops, model_flops
-from waveform.benchmarks.limits import matrix_rate
-from waveform.benchmarks.timing import MAX_REPEATS, enough, seconds, spread
+from waveform.benchmarks.timing import MAX_REPEATS, enough, matrix_rate, seconds, spread
 from waveform.engine.interface import SequenceModel, State, state_tensors
 from waveform.engine.token_learner import TokenLearner
 from waveform.system.machine import peak_resident_bytes
 
+UPDATES_NEEDED = MAX_REPEATS + 3  # the most chunks of each row that `measure_training` reads
 _MAX_WINDOWS = 64  # read until memories are full
 # Torch's and oneDNN's operations, calls of our kernels (waveform/kernels/*_op.py), and of torch.compile's graphs.
 _OPERATIONS = ("aten::", "mkldnn::", "waveform::", "## Call CompiledFxGraph")
@@ -39,20 +39,22 @@ def fill_memories(model: SequenceModel, state: State, *, window: int, vocab_size
     return state, len(costs)
 
 
-def measure_training(learner: TokenLearner, *, window: int, vocab_size: int) -> dict[str, Any]:
+def measure_training(learner: TokenLearner) -> dict[str, Any]:
     """Time `learner.update` with full memories; leave `learner.state` at the start of a window, with full memories.
 
-    Every row of the learner's stream must stay in its first utterance for `updates_needed()` chunks. Peak memory is
+    Every row of the learner's stream must stay in its first utterance for `UPDATES_NEEDED` chunks. Peak memory is
     that of two updates (during the second, the optimiser's moments exist as well as the activations).
     """
-    device, config = learner.world.device, learner.config
+    device, config, window = learner.world.device, learner.config, learner.window
     autocast = config.autocast(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     learner.stream.next_chunk()  # the first one, which resets all rows
     learner.module.train()
     with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-        learner.state, num_windows = fill_memories(learner.model, learner.state, window=window, vocab_size=vocab_size)
+        learner.state, num_windows = fill_memories(
+            learner.model, learner.state, window=window, vocab_size=learner.stream.tokens.vocab_size
+        )
         tokens = torch.zeros(config.batch_size // learner.world.size, window, dtype=torch.int64, device=device)
         useful = model_flops(learner.model, tokens, learner.state)
     executed = counted_flops(learner.update)
@@ -78,11 +80,6 @@ def measure_training(learner: TokenLearner, *, window: int, vocab_size: int) -> 
         "windows_read_before": num_windows,
         "peak_bytes": peak,
     }
-
-
-def updates_needed() -> int:
-    """Return the most chunks of each row that `measure_training` reads."""
-    return MAX_REPEATS + 3
 
 
 def profile_update(update: Callable[[], Any]) -> dict[str, float]:
