@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, cast
 
 import torch
 
@@ -58,16 +58,8 @@ class BaseTrainConfig:
     state, sharding = "utterance", "none"
     update_period, compile = 1, False
     evaluate_every = math.inf  # never
-
-    @property
-    def evaluate_every_seconds(self) -> float | None:
-        """Never."""
-        return None
-
-    @property
-    def evaluate_tokens(self) -> int | None:
-        """None are held out."""
-        return 0
+    evaluate_every_seconds = cast(float | None, None)  # never
+    evaluate_tokens = cast(int | None, 0)  # none are held out
 
     def __post_init__(self) -> None:
         check_rules(self, section="train")
