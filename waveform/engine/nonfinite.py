@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from waveform.engine.checkpoint import Checkpoint
 from waveform.engine.interface import State, reset_rows, state_tensors
 from waveform.engine.streams import TokenStream
 from waveform.engine.train_config import TrainConfig
@@ -27,11 +26,6 @@ class Diverged(UserError):
     def __init__(self, what: str, *, remedy: str = "") -> None:
         super().__init__(what)
         self.remedy = remedy
-
-    def with_checkpoint(self, kept: Checkpoint | None) -> "Diverged":
-        """The same, and where training was still good."""
-        where = f"step {kept.step} in {kept.folder}" if kept else "none was saved yet"
-        return Diverged(f"{self}. Last good checkpoint: {where}. {self.remedy}")
 
 
 class Update(NamedTuple):

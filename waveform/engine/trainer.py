@@ -124,7 +124,9 @@ class Trainer:
             with explain_lost_ranks(self.world, timeout_s=self.config.timeout_s, where=self._where):
                 yield
         except Diverged as error:
-            raise error.with_checkpoint(checkpoint.newest(self._context.run_dir)) from None
+            kept = checkpoint.newest(self._context.run_dir)
+            where = f"step {kept.step} in {kept.folder}" if kept else "none was saved yet"
+            raise Diverged(f"{error}. Last good checkpoint: {where}. {error.remedy}") from None
         self.learner.wait_for_device()  # or the next trainer's time would have work of this one in it
         self._random_numbers = checkpoint.random_state(self.world.device)
 
