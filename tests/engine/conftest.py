@@ -1,6 +1,6 @@
 """Small token sets and trainers for the engine's tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,25 @@ from tests.laws import VOCAB_SIZE
 from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.token_set import TokenSet
 
+LENGTHS = [60, 45, 33, 80, 21, 52, 70]  # of the fixture's utterances: rows begin and end theirs at different times
 
-def write_tokens(path: Path, lengths: list[int], *, seed: int = 0) -> TokenSet:
-    """A token set of one shard: noisy repeating patterns, so that there is something to learn."""
-    random = np.random.default_rng(seed)
+
+def write_utterances(path: Path, utterances: Sequence[np.ndarray]) -> TokenSet:
+    """A token set of one shard."""
     with ShardWriter(path, vocab_size=VOCAB_SIZE) as writer:
-        for i, length in enumerate(lengths):
-            pattern = (np.arange(length) * (1 + i % 3)) % VOCAB_SIZE
-            noise = random.integers(0, VOCAB_SIZE, length)
-            writer.write(f"utterance_{i:03d}", [np.where(random.random(length) < 0.9, pattern, noise)])
+        for i, utterance in enumerate(utterances):
+            writer.write(f"utterance_{i:03d}", [utterance])
     return TokenSet([Shard(path)], vocab_size=VOCAB_SIZE)
+
+
+def write_tokens(path: Path, lengths: Sequence[int], *, seed: int = 0) -> TokenSet:
+    """A token set of one shard: noisy repeating patterns, so that there is something to learn."""
+    random, utterances = np.random.default_rng(seed), []
+    for i, length in enumerate(lengths):
+        pattern = (np.arange(length) * (1 + i % 3)) % VOCAB_SIZE
+        noise = random.integers(0, VOCAB_SIZE, length)
+        utterances.append(np.where(random.random(length) < 0.9, pattern, noise))
+    return write_utterances(path, utterances)
 
 
 @pytest.fixture
@@ -31,3 +40,9 @@ def token_set(tmp_path: Path) -> Callable[..., TokenSet]:
         return write_tokens(tmp_path / f"{len(list(tmp_path.glob('*.shard')))}.shard", lengths, **options)
 
     return make
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> TokenSet:
+    """A token set of `LENGTHS`."""
+    return write_tokens(tmp_path / "tokens.shard", LENGTHS)

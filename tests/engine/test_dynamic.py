@@ -8,23 +8,16 @@ import pytest
 import torch
 
 from tests import laws
+from tests.engine.conftest import write_utterances
 from tests.engine.training import MakeTokens, small_model, small_trainer
 from waveform.engine import checkpoint
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import EvaluateConfig, Evaluation, evaluate
-from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
-
-
-def written(path: Path, utterances: list[np.ndarray]) -> TokenSet:
-    with ShardWriter(path, vocab_size=laws.VOCAB_SIZE) as writer:
-        for i, utterance in enumerate(utterances):
-            writer.write(f"utterance_{i:03d}", [utterance])
-    return TokenSet([Shard(path)], vocab_size=laws.VOCAB_SIZE)
 
 
 def dynamically(model: Any, tokens: TokenSet, *, window: int, rows: int = 1, **config: Any) -> Evaluation:
@@ -53,7 +46,7 @@ def test_learns_what_repeats_and_leaves_the_model(name: str, tmp_path: Path) -> 
     model, window = small_model(name)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     pattern = np.random.default_rng(0).integers(0, laws.VOCAB_SIZE, 6)
-    tokens = written(tmp_path / "a.shard", [np.tile(pattern, 20)] * 3)
+    tokens = write_utterances(tmp_path / "a.shard", [np.tile(pattern, 20)] * 3)
     plain = evaluate(model, tokens, EvaluateConfig(window=window))
     result = dynamically(model, tokens, window=window, optimiser="adam", lr=1e-2)
     assert result.nats_per_token < 0.8 * plain.nats_per_token
@@ -69,12 +62,12 @@ def test_scores_before_it_learns(name: str, tmp_path: Path) -> None:
     first = np.random.default_rng(1).integers(0, laws.VOCAB_SIZE, 5 * window)
     last = np.random.default_rng(2).integers(0, laws.VOCAB_SIZE, 1)
     results = [
-        dynamically(model, written(tmp_path / f"{i}.shard", [first, part]), window=window, lr=0.05)
+        dynamically(model, write_utterances(tmp_path / f"{i}.shard", [first, part]), window=window, lr=0.05)
         for i, part in enumerate([last, (last + 3) % laws.VOCAB_SIZE])
     ]
     assert results[0].nats[0] == results[1].nats[0] and results[0].nats[1] != results[1].nats[1]
     # And one window alone is scored by the weights as they came.
-    alone = written(tmp_path / "alone.shard", [first[:window]])
+    alone = write_utterances(tmp_path / "alone.shard", [first[:window]])
     plain = evaluate(model, alone, EvaluateConfig(window=window))
     np.testing.assert_allclose(dynamically(model, alone, window=window, lr=0.05).nats, plain.nats, rtol=1e-12)
 
@@ -92,7 +85,7 @@ def test_continued_is_the_next_step_of_training(tmp_path: Path) -> None:
     """The first window is learned from as training would have: with its moments, its step and its rate."""
     trainer = small_trainer(
         "compressive_transformer",
-        written(tmp_path / "a.shard", [np.random.default_rng(0).integers(0, laws.VOCAB_SIZE, 400)]),
+        write_utterances(tmp_path / "a.shard", [np.random.default_rng(0).integers(0, laws.VOCAB_SIZE, 400)]),
         tmp_path / "run",
         dtype=torch.float64,
         max_steps=5,

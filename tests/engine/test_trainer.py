@@ -26,7 +26,6 @@ from waveform.system.errors import UserError
 from waveform.system.signals import StopRequest
 from waveform.system.threads import kernel_threads
 
-LENGTHS = [60, 45, 33, 80, 21, 52, 70]
 IN_KERNELS = {
     "num_layers": 2, "d_model": 32, "num_heads": 2, "d_feedforward": 32, "num_position_features": 16,
     "window": 8, "memory": 8, "compressed": 4, "compression_rate": 4,
@@ -77,16 +76,16 @@ def assert_exact_resume(name: str, tokens: TokenSet, folder: Path, **options: An
 
 
 @pytest.mark.parametrize(("name", "mode"), [(name, mode) for name in laws.CONFIGS for mode in ("utterance", "carry")])
-def test_law_7_exact_resume(name: str, mode: str, token_set: MakeTokens, tmp_path: Path) -> None:
+def test_law_7_exact_resume(name: str, mode: str, tokens: TokenSet, tmp_path: Path) -> None:
     fields = dict(next(iter(laws.CONFIGS[name].values())))
     if name != "wavenet":
         fields["dropout"] = 0.1  # so that random numbers matter
-    assert_exact_resume(name, token_set(LENGTHS), tmp_path, state=mode, fields=fields, decay_steps=8)
+    assert_exact_resume(name, tokens, tmp_path, state=mode, fields=fields, decay_steps=8)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_law_7_exact_resume_in_compiled_kernels(
-    dropout: float, token_set: MakeTokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dropout: float, tokens: TokenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small model, whose layers run in kernels, with two threads."""
     threads, compiled = [], layers_op.layers_in_kernels
@@ -99,7 +98,7 @@ def test_law_7_exact_resume_in_compiled_kernels(
     fields, before = {**IN_KERNELS, "dropout": dropout}, torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert_exact_resume("compressive_transformer", token_set(LENGTHS), tmp_path, fields=fields, chunk=16)
+        assert_exact_resume("compressive_transformer", tokens, tmp_path, fields=fields, chunk=16)
     finally:
         torch.set_num_threads(before)
     assert set(threads) == {2}
@@ -107,23 +106,22 @@ def test_law_7_exact_resume_in_compiled_kernels(
 
 @pytest.mark.parametrize("option", [{"checkpoint_activations": True}, {"unroll": 2}])
 def test_layers_that_run_by_torch_have_its_threads(
-    option: dict[str, Any], token_set: MakeTokens, monkeypatch: pytest.MonkeyPatch
+    option: dict[str, Any], tokens: TokenSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model for which there are kernels, with settings that leave all or most of its windows to torch."""
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     options = {"fields": IN_KERNELS, "chunk": 16, **option}
-    learner = small_learner("compressive_transformer", token_set(LENGTHS), **options)
+    learner = small_learner("compressive_transformer", tokens, **options)
     learner.update()
     assert not threads
-    with learner.evaluated(token_set(LENGTHS), StopRequest()):
+    with learner.evaluated(tokens, StopRequest()):
         pass
     assert 1 in threads
 
 
-def test_law_7_exact_resume_with_a_limit_on_seconds(token_set: MakeTokens, tmp_path: Path) -> None:
+def test_law_7_exact_resume_with_a_limit_on_seconds(tokens: TokenSet, tmp_path: Path) -> None:
     """The learning rate follows steps, so it does not matter how long the interrupted half took."""
-    tokens = token_set(LENGTHS)
     whole = small_trainer("wavenet", tokens, tmp_path / "whole", max_seconds=1000.0)
     whole.run()
     first = small_trainer("wavenet", tokens, tmp_path / "parts", max_seconds=1000.0)
@@ -139,8 +137,7 @@ def test_law_7_exact_resume_with_a_limit_on_seconds(token_set: MakeTokens, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
-def test_training_learns(name: str, token_set: MakeTokens, tmp_path: Path) -> None:
-    tokens = token_set(LENGTHS)
+def test_training_learns(name: str, tokens: TokenSet, tmp_path: Path) -> None:
     trainer = small_trainer(name, tokens, tmp_path, max_steps=120, evaluate_every=120, clip_norm=1.0, log_every=10)
     trainer.run()
     records = read_metrics(tmp_path)
@@ -150,8 +147,8 @@ def test_training_learns(name: str, token_set: MakeTokens, tmp_path: Path) -> No
     assert evaluation["nll_nats"] < 1.4 and evaluation["nll_bits"] == evaluation["nll_nats"] / math.log(2)
 
 
-def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(token_set: MakeTokens, tmp_path: Path) -> None:
-    trainer = small_trainer("compressive_transformer", token_set(LENGTHS), tmp_path, max_steps=20, checkpoint_every=2)
+def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tokens: TokenSet, tmp_path: Path) -> None:
+    trainer = small_trainer("compressive_transformer", tokens, tmp_path, max_steps=20, checkpoint_every=2)
     step = trainer.learner.update
 
     def poisoned() -> Any:
@@ -167,9 +164,9 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(token_set: 
     assert all(torch.isfinite(value).all() for value in found.model_weights().values())
 
 
-def test_bad_weights_are_not_evaluated(token_set: MakeTokens, tmp_path: Path) -> None:
+def test_bad_weights_are_not_evaluated(tokens: TokenSet, tmp_path: Path) -> None:
     """On a GPU a loss is looked at late, which is still before anything comes of it."""
-    trainer = small_trainer("transformer_xl", token_set(LENGTHS), tmp_path, log_every=10, evaluate_every=4)
+    trainer = small_trainer("transformer_xl", tokens, tmp_path, log_every=10, evaluate_every=4)
     trainer.learner.finite.looks_at_once = lambda: False
     nll = trainer.learner.model.head.nll
 
@@ -183,8 +180,7 @@ def test_bad_weights_are_not_evaluated(token_set: MakeTokens, tmp_path: Path) ->
     assert trainer.learner.step == 4 and read_metrics(tmp_path) == []
 
 
-def test_signal_saves_and_resumes(token_set: MakeTokens, tmp_path: Path) -> None:
-    tokens = token_set(LENGTHS)
+def test_signal_saves_and_resumes(tokens: TokenSet, tmp_path: Path) -> None:
     trainer = small_trainer("wavenet", tokens, tmp_path, max_steps=100_000)
 
     def interrupt() -> None:
@@ -201,8 +197,8 @@ def test_signal_saves_and_resumes(token_set: MakeTokens, tmp_path: Path) -> None
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_trunk_and_compressor_are_clipped_separately(token_set: MakeTokens) -> None:
-    learner = small_learner("compressive_transformer", token_set(LENGTHS), clip_norm=1e-3)
+def test_trunk_and_compressor_are_clipped_separately(tokens: TokenSet) -> None:
+    learner = small_learner("compressive_transformer", tokens, clip_norm=1e-3)
     seen: list[dict[str, float]] = []
 
     def look(*_: Any) -> None:
@@ -219,8 +215,7 @@ def test_trunk_and_compressor_are_clipped_separately(token_set: MakeTokens) -> N
     assert seen[-1] == pytest.approx({"trunk": 1e-3, "compressor": 1e-3}, rel=1e-3)
 
 
-def test_update_period_accumulates_the_mean_over_tokens(token_set: MakeTokens) -> None:
-    tokens = token_set(LENGTHS)
+def test_update_period_accumulates_the_mean_over_tokens(tokens: TokenSet) -> None:
     slow = small_learner("wavenet", tokens, update_period=3, update_period_from=0, dtype=torch.float64)
     alone = small_learner("wavenet", tokens, dtype=torch.float64)
     chunks = [alone.stream.next_chunk() for _ in range(3)]
@@ -244,9 +239,9 @@ def test_update_period_accumulates_the_mean_over_tokens(token_set: MakeTokens) -
 
 # The model's windows are of 4 tokens.
 @pytest.mark.parametrize(("mode", "window"), [("utterance", 4), ("chunk", 8), ("chunk", 2), ("carry", 8)])
-def test_padding_takes_part_in_no_loss(mode: str, window: int, token_set: MakeTokens) -> None:
+def test_padding_takes_part_in_no_loss(mode: str, window: int, tokens: TokenSet) -> None:
     """Whatever stands in it, NLL, auxiliary loss and all gradients are the same to the last bit."""
-    tokens, found = token_set(LENGTHS), []
+    found = []
     for junk in (False, True):
         learner = small_learner("compressive_transformer", tokens, state=mode, window=window, chunk=32)
         chunks = [learner.stream.next_chunk() for _ in range(4)]
@@ -260,8 +255,7 @@ def test_padding_takes_part_in_no_loss(mode: str, window: int, token_set: MakeTo
     assert_bitwise_equal(*found)
 
 
-def test_bptt_reaches_the_window_before(token_set: MakeTokens) -> None:
-    tokens = token_set(LENGTHS)
+def test_bptt_reaches_the_window_before(tokens: TokenSet) -> None:
     fields = laws.CONFIGS["compressive_transformer"]["conv-no-loss"]
     with pytest.raises(UserError, match=r"train\.unroll"):
         small_learner("compressive_transformer", tokens, fields=fields)
@@ -273,9 +267,8 @@ def test_bptt_reaches_the_window_before(token_set: MakeTokens) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
-def test_bf16_products_train_too(name: str, token_set: MakeTokens) -> None:
+def test_bf16_products_train_too(name: str, tokens: TokenSet) -> None:
     """What CUDA uses by default, tried on the CPU: close to fp32, parameters and state still fp32."""
-    tokens = token_set(LENGTHS)
     sums = {}
     for precision in ("fp32", "bf16"):
         learner = small_learner(name, tokens, precision=precision)
@@ -285,9 +278,9 @@ def test_bf16_products_train_too(name: str, token_set: MakeTokens) -> None:
     assert sums["bf16"] == pytest.approx(sums["fp32"], rel=0.05) and sums["bf16"] != sums["fp32"]
 
 
-def test_recomputed_activations_are_refused_for_a_model_without(token_set: MakeTokens, tmp_path: Path) -> None:
+def test_recomputed_activations_are_refused_for_a_model_without(tokens: TokenSet, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train\.checkpoint_activations: WaveNet"):
-        small_trainer("wavenet", token_set(LENGTHS), tmp_path, checkpoint_activations=True)
+        small_trainer("wavenet", tokens, tmp_path, checkpoint_activations=True)
 
 
 def test_a_learning_rate_of_zero_in_mid_training_stops_it(token_set: MakeTokens) -> None:
@@ -319,16 +312,16 @@ def test_half_loss_learns_from_the_last_half_of_each_window(token_set: MakeToken
 
 
 def test_what_a_step_waited_is_logged_after_a_stop(
-    token_set: MakeTokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tokens: TokenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a second each; records come every two steps."""
     waited = itertools.count()
     monkeypatch.setattr(learner_module, "waited_s", lambda: next(waited) / 2)
-    stopped = small_trainer("wavenet", token_set(LENGTHS), tmp_path)
+    stopped = small_trainer("wavenet", tokens, tmp_path)
     for _ in range(3):
         stopped.learner.update()
     stopped.save()
-    small_trainer("wavenet", token_set(LENGTHS), tmp_path).run()
+    small_trainer("wavenet", tokens, tmp_path).run()
     assert sum(record["waited_s"] for record in read_metrics(tmp_path) if record["kind"] == "train") == 4.0
 
 
@@ -350,9 +343,9 @@ def evaluated_steps(run_dir: Path) -> list[int]:
     return [record["step"] for record in read_metrics(run_dir) if record["kind"] == "evaluate"]
 
 
-def test_evaluations_by_the_clock(token_set: MakeTokens, tmp_path: Path) -> None:
+def test_evaluations_by_the_clock(tokens: TokenSet, tmp_path: Path) -> None:
     """At the first step after, and at the end."""
-    by_the_clock(token_set(LENGTHS), tmp_path).run()
+    by_the_clock(tokens, tmp_path).run()
     assert evaluated_steps(tmp_path) == [3, 5, 8]
 
 
@@ -361,12 +354,11 @@ def test_evaluations_by_the_clock(token_set: MakeTokens, tmp_path: Path) -> None
 def test_an_evaluation_by_the_clock_that_a_stop_interrupts_is_not_lost(
     during: str,
     checkpoint_every: int,
-    token_set: MakeTokens,
+    tokens: TokenSet,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whether the signal comes in it or in the step before, and whether that step is saved already."""
-    tokens = token_set(LENGTHS)
     stopped = by_the_clock(tokens, tmp_path, checkpoint_every=checkpoint_every)
     work, due = getattr(token_learner, during), {"evaluate": [5], "score_window": [4]}[during]
 

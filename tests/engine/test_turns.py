@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests import laws
-from tests.engine.training import MakeTokens, small_trainer
+from tests.engine.training import small_trainer
 from waveform.engine import checkpoint, learner, turns
 from waveform.engine.learner import Learner
 from waveform.engine.metrics import read_metrics
@@ -19,7 +19,6 @@ from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
 from waveform.engine.turns import train_in_turn
 
-LENGTHS = [60, 45, 33, 80, 21, 52, 70]
 A_SECOND = {"max_steps": None, "max_seconds": 1.0}
 MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
 STEP_S = 1 / 16  # exact in binary
@@ -64,8 +63,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def test_slices_give_bit_for_bit_what_one_after_the_other_gives(token_set: MakeTokens, tmp_path: Path) -> None:
-    tokens = token_set(LENGTHS)
+def test_slices_give_bit_for_bit_what_one_after_the_other_gives(tokens: TokenSet, tmp_path: Path) -> None:
     for name in MODELS:
         open_trainers(tmp_path / "alone", tokens)[name].run()
     results = train_in_turn(open_trainers(tmp_path / "in turn", tokens), slice_s=0.0)
@@ -74,8 +72,8 @@ def test_slices_give_bit_for_bit_what_one_after_the_other_gives(token_set: MakeT
     assert saved(tmp_path / "in turn") == saved(tmp_path / "alone")
 
 
-def test_each_uses_its_budget_in_turn(token_set: MakeTokens, tmp_path: Path, order: list[str]) -> None:
-    results = train_in_turn(open_trainers(tmp_path, token_set(LENGTHS), **A_SECOND), slice_s=4 * STEP_S)
+def test_each_uses_its_budget_in_turn(tokens: TokenSet, tmp_path: Path, order: list[str]) -> None:
+    results = train_in_turn(open_trainers(tmp_path, tokens, **A_SECOND), slice_s=4 * STEP_S)
     assert [result.seconds for result in results] == [1.0, 1.0, 1.0]
     slices = [(name, len(list(updates))) for name, updates in itertools.groupby(order)]
     assert {length for _, length in slices} == {4} and len(slices) == 12
@@ -83,8 +81,8 @@ def test_each_uses_its_budget_in_turn(token_set: MakeTokens, tmp_path: Path, ord
     assert all(len(names) == 3 for names in rounds)
 
 
-def test_one_that_is_behind_catches_up_first(token_set: MakeTokens, tmp_path: Path, order: list[str]) -> None:
-    trainers = open_trainers(tmp_path, token_set(LENGTHS), **A_SECOND)
+def test_one_that_is_behind_catches_up_first(tokens: TokenSet, tmp_path: Path, order: list[str]) -> None:
+    trainers = open_trainers(tmp_path, tokens, **A_SECOND)
     for name in ("compressive_transformer", "transformer_xl"):
         for _ in range(8):
             trainers[name].learner.update()
@@ -94,7 +92,7 @@ def test_one_that_is_behind_catches_up_first(token_set: MakeTokens, tmp_path: Pa
 
 
 def test_waiting_for_a_core_need_not_count(
-    token_set: MakeTokens, tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+    tokens: TokenSet, tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each update waits for half of its time: without that, twice as many fit into the budget."""
     waited = itertools.count()
@@ -102,11 +100,11 @@ def test_waiting_for_a_core_need_not_count(
     limits = {"max_steps": None, "max_seconds": 0.5}
     for counts, num_updates in ((True, 8), (False, 16)):
         order.clear()
-        small_trainer("wavenet", token_set(LENGTHS), tmp_path / str(counts), count_waiting=counts, **limits).run()
+        small_trainer("wavenet", tokens, tmp_path / str(counts), count_waiting=counts, **limits).run()
         assert len(order) == num_updates
 
 
-def test_waiting_never_takes_back_time(token_set: MakeTokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_never_takes_back_time(tokens: TokenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine so busy that a training waits wherever it looks at the clock."""
     clock = itertools.count()
     now_s = [0.0]
@@ -117,7 +115,7 @@ def test_waiting_never_takes_back_time(token_set: MakeTokens, tmp_path: Path, mo
 
     monkeypatch.setattr(learner.time, "perf_counter", wait)
     monkeypatch.setattr(learner, "waited_s", lambda: now_s[0])
-    one = small_trainer("wavenet", token_set(LENGTHS), tmp_path / "run", count_waiting=False)
+    one = small_trainer("wavenet", tokens, tmp_path / "run", count_waiting=False)
     for _ in range(4):
         before_s = one.learner.seconds
         one.learner.update()
@@ -125,9 +123,8 @@ def test_waiting_never_takes_back_time(token_set: MakeTokens, tmp_path: Path, mo
 
 
 def test_one_signal_saves_all_and_the_same_call_continues(
-    token_set: MakeTokens, tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+    tokens: TokenSet, tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens = token_set(LENGTHS)
     for name in MODELS:
         open_trainers(tmp_path / "alone", tokens)[name].run()
     order.clear()
@@ -149,9 +146,8 @@ def test_one_signal_saves_all_and_the_same_call_continues(
     assert saved(tmp_path / "in turn") == saved(tmp_path / "alone")
 
 
-def test_the_others_are_saved_if_one_diverges(token_set: MakeTokens, tmp_path: Path) -> None:
+def test_the_others_are_saved_if_one_diverges(tokens: TokenSet, tmp_path: Path) -> None:
     """And continue bit for bit: with the random numbers of their own pause, not of the one that diverged."""
-    tokens = token_set(LENGTHS)
     trainers = open_trainers(tmp_path, tokens)
     step = trainers["transformer_xl"].learner.update
 
@@ -175,7 +171,7 @@ def test_the_others_are_saved_if_one_diverges(token_set: MakeTokens, tmp_path: P
 
 
 def test_a_kill_costs_no_more_than_what_was_trained_since_the_last_save(
-    token_set: MakeTokens, tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
+    tokens: TokenSet, tmp_path: Path, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "SAVE_EVERY_S", 6 * STEP_S)
     steps: list[int] = []
@@ -186,13 +182,13 @@ def test_a_kill_costs_no_more_than_what_was_trained_since_the_last_save(
         save(self)
 
     monkeypatch.setattr(Trainer, "save", noting)
-    train_in_turn(open_trainers(tmp_path, token_set(LENGTHS), **A_SECOND), slice_s=2 * STEP_S)
+    train_in_turn(open_trainers(tmp_path, tokens, **A_SECOND), slice_s=2 * STEP_S)
     assert sorted(steps) == [6] * 3 + [12] * 3 + [16] * 3
 
 
-def test_validation_by_the_clock(token_set: MakeTokens, tmp_path: Path, order: list[str]) -> None:
+def test_validation_by_the_clock(tokens: TokenSet, tmp_path: Path, order: list[str]) -> None:
     limits = {**A_SECOND, "evaluate_every_seconds": 4 * STEP_S, "evaluate_tokens": None}
-    train_in_turn(open_trainers(tmp_path, token_set(LENGTHS), **limits), slice_s=2 * STEP_S)
+    train_in_turn(open_trainers(tmp_path, tokens, **limits), slice_s=2 * STEP_S)
     for name in MODELS:
         seconds = [record["seconds"] for record in read_metrics(tmp_path / name) if record["kind"] == "evaluate"]
         assert seconds == [0.25, 0.5, 0.75, 1.0]
