@@ -1,26 +1,57 @@
 """A rank that dies or hangs ends the job with one line of reason; torchrun's restart continues from what is saved."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.engine.conftest import write_tokens
+from tests.engine.training import small_trainer
 from tests.ranks.run_ranks import run_ranks
-from waveform.ranks.distributed import World
+from waveform.ranks.distributed import World, job
+from waveform.system.errors import UserError
 
-ROOT = Path(__file__).parents[2]
+_TORCHRUN_TIMEOUT_S = 8
+
+
+def _fail(folder: Path) -> None:
+    """What torchrun runs: rank 1 kills itself once, then hangs once, then continues."""
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    with job(device="cpu", timeout_s=_TORCHRUN_TIMEOUT_S) as world:
+        tokens = write_tokens(folder / f"tokens_{attempt}_{world.rank}", [60, 45, 33, 80])
+        train = {"max_steps": 8, "checkpoint_every": 2, "timeout_s": _TORCHRUN_TIMEOUT_S}
+        trainer = small_trainer("compressive_transformer", tokens, folder / "run", world=world, **train)
+        if world.is_first:
+            (folder / f"attempt_{attempt}").write_text(str(trainer.learner.step))
+        update = trainer.learner.update
+
+        def fail() -> Any:
+            if world.rank == 1 and (attempt, trainer.learner.step) == (0, 3):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if world.rank == 1 and (attempt, trainer.learner.step) == (1, 5):
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)  # so that torchrun can end it without its 30 s of grace
+                time.sleep(600)
+            return update()
+
+        trainer.learner.update = fail
+        try:
+            trainer.run()
+        except UserError as error:
+            print(f"attempt {attempt}: {error}", file=sys.stderr, flush=True)
+            os._exit(2)
 
 
 @pytest.mark.slow
 def test_torchrun_restarts_from_the_last_checkpoint(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     done = subprocess.run(
-        [*command, str(ROOT / "tests/ranks/failing_ranks.py"), str(tmp_path)],
-        env=environment,
+        [*torchrun, "-m", __name__, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=120,
@@ -62,3 +93,8 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     hangs = rf"rank 0 stops: rank 2 did not answer for {_TIMEOUT_S:g} s \(in training: train.timeout_s\) and may hang"
     with pytest.raises(AssertionError, match=hangs):
         run_ranks(_work_alone, 3, tmp_path, timeout_s=_TIMEOUT_S)
+
+
+if __name__ == "__main__":
+    _fail(Path(sys.argv[1]))
+    os._exit(0)  # the test does not care how gloo's threads end
