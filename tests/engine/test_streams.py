@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.engine.training import MakeTokens
 from tests.laws import VOCAB_SIZE
-from waveform.engine.streams import Chunk, TokenStream, check_sizes
+from waveform.engine.streams import TokenStream, check_sizes
 from waveform.engine.token_set import TokenSet
 from waveform.system.errors import UserError
 
@@ -21,14 +21,6 @@ LENGTHS = [13, 4, 40, 1, 22, 8, 17]
 
 def stream(tokens: TokenSet, **options: object) -> TokenStream:
     return TokenStream(tokens, **{"batch_size": 2, "window": 4, "chunk": 8, "mode": "utterance", "seed": 3, **options})
-
-
-def equal(a: Chunk, b: Chunk) -> bool:
-    return (a.num_scored, a.num_whole) == (b.num_scored, b.num_whole) and all(
-        torch.equal(getattr(x, name), getattr(y, name))
-        for x, y in zip(a.windows, b.windows, strict=True)
-        for name in ("inputs", "targets", "scored", "reset")
-    )
 
 
 @pytest.mark.parametrize("mode", ["utterance", "chunk", "carry"])
@@ -146,10 +138,9 @@ def test_a_cursor_of_something_else_is_refused(token_set: MakeTokens, mode: str,
 
 def test_seed_decides_the_order(token_set: MakeTokens) -> None:
     tokens = token_set(LENGTHS)
-    a, b, c = (stream(tokens, seed=seed) for seed in (1, 1, 2))
-    chunks = [(a.next_chunk(), b.next_chunk(), c.next_chunk()) for _ in range(5)]
-    assert all(equal(x, y) for x, y, _ in chunks)
-    assert not all(equal(x, z) for x, _, z in chunks)
+    streams = [stream(tokens, seed=seed) for seed in (1, 1, 2)]
+    first, again, other = [[s.next_chunk().spans for _ in range(5)] for s in streams]
+    assert first == again != other
 
 
 @pytest.mark.parametrize(

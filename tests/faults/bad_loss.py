@@ -82,13 +82,12 @@ def bad_steps(learner: TokenLearner, name: str, position: int, kind: str, *, ste
     # With state=chunk, each chunk begins with begin-of-utterance, whatever token is before it.
     unread = kind == "state" and learner.config.state == "chunk" and (position + 1) % learner.config.chunk == 0
     for step in range(0 if unread else steps):
-        for row, spans in enumerate(learner.stream.spans_from(learner.stream.cursor(), num_chunks=1)):
-            for part in spans:
+        for row, spans in enumerate(zip(*learner.stream.next_chunk().spans, strict=True)):
+            for part in (part for window in spans for part in window):
                 # An input is the token before a target; an utterance's last token is never an input.
                 is_read = part.start <= position + (kind == "state") < part.stop
                 if is_read and learner.stream.tokens.names[part.utterance] == name:
                     found.setdefault(step, []).append(row)
-        learner.stream.next_chunk()
     learner.stream.seek(cursor)
     return found
 

@@ -8,13 +8,14 @@ Shape letters: B rows of this rank.
 
 import sys
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from waveform.engine.interface import State, reset_rows, state_tensors
-from waveform.engine.streams import TokenStream
+from waveform.engine.streams import Span
+from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import TrainConfig
 from waveform.ranks.distributed import World
 from waveform.system.errors import UserError
@@ -32,7 +33,7 @@ class Update(NamedTuple):
     """What shows whether an update was finite, and where in the data it was not."""
 
     step: int  # before it
-    cursor: dict[str, Any]  # of the stream, before it
+    spans: list[list[list[Span]]]  # that each row read in each window, [windows][B]
     num_chunks: int
     sums: Tensor  # not finite if a loss of this rank, or a gradient of any rank, is not
     row_nats: Tensor  # [windows, B] nats of this rank's rows
@@ -41,8 +42,8 @@ class Update(NamedTuple):
 class FiniteWatch:
     """Looks at the updates of one training; every rank makes the same calls at the same time."""
 
-    def __init__(self, config: TrainConfig, *, world: World, stream: TokenStream) -> None:
-        self._world, self._stream = world, stream
+    def __init__(self, config: TrainConfig, *, world: World, tokens: TokenSet) -> None:
+        self._world, self._tokens = world, tokens
         self._skips, self._max_skipped = config.on_nonfinite == "skip", config.max_skipped
         self._unchecked: list[Update] = []
         self.skipped = self.consecutive_skips = 0  # steps
@@ -112,14 +113,13 @@ class FiniteWatch:
             if self._world.size > 1:
                 return "in a gradient or in another process's rows (the loss of every row in this one is finite)"
             return "in a gradient (every row's loss is finite)"
-        spans = self._stream.spans_from(bad.cursor, num_chunks=bad.num_chunks)
         described = []
         for row in rows[:3]:
             read: dict[str, list[int]] = {}  # from where to where, of each utterance
-            for span in spans[row]:
-                read.setdefault(self._stream.tokens.names[span.utterance], []).extend((span.start, span.stop))
+            for span in (span for window in bad.spans for span in window[row]):
+                read.setdefault(self._tokens.names[span.utterance], []).extend((span.start, span.stop))
             texts = [f"tokens {min(ends)} to {max(ends)} of {name!r}" for name, ends in read.items()]
-            number = self._world.rank * len(spans) + row  # of the rows of all ranks
+            number = self._world.rank * bad.row_nats.shape[1] + row  # of the rows of all ranks
             described.append(f"row {number} ({', '.join(texts[:3])}{', ...' if len(texts) > 3 else ''})")
         more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
         return f"in {', '.join(described)}{more}"

@@ -5,7 +5,6 @@ of data depends on the seed alone, each rank knows the global number of scored t
 and a run may resume on a different number of ranks.
 """
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,15 +40,6 @@ class Window:
         return self.scored[:, -1]
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """The windows of one optimiser step, or of a part of it if gradients accumulate."""
-
-    windows: list[Window]
-    num_scored: int  # tokens, over all rows of all ranks
-    num_whole: int  # rows without padding, over all windows and ranks
-
-
 class Span(NamedTuple):
     """Tokens start..stop - 1 of one utterance, which a row reads at once."""
 
@@ -57,6 +47,16 @@ class Span(NamedTuple):
     start: int
     stop: int
     begin: int | None  # the input before the first of them; None: the token before it
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The windows of one optimiser step, or of a part of it if gradients accumulate."""
+
+    windows: list[Window]
+    spans: list[list[list[Span]]]  # that each of this rank's rows reads in each window, [windows][B]
+    num_scored: int  # tokens, over all rows of all ranks
+    num_whole: int  # rows without padding, over all windows and ranks
 
 
 class _Cursor(msgspec.Struct):
@@ -199,21 +199,15 @@ class TokenStream:
     def next_chunk(self) -> Chunk:
         """The next `chunk` tokens of every row."""
         played, windows = self._play(), []
+        own = [rows[self._own_rows] for rows in played]
         lengths = [sum(span.stop - span.start for span in spans) for rows in played for spans in rows]
         num_scored = sum(max(0, length - self.first_scored) for length in lengths)
-        for rows in (rows[self._own_rows] for rows in played):
+        for rows in own:
             reset = [self._mode != "carry" and any(span.begin is not None for span in spans) for spans in rows]
             windows.append(
                 read_window(self.tokens, rows, window=self._window, reset=reset, first_scored=self.first_scored)
             )
-        return Chunk(windows, num_scored, lengths.count(self._window))
-
-    def spans_from(self, cursor: dict[str, Any], *, num_chunks: int) -> list[list[Span]]:
-        """What each of this rank's rows reads in the `num_chunks` chunks after `cursor`; the stream does not move."""
-        again = copy.copy(self)
-        again.seek(cursor)
-        windows = [rows[self._own_rows] for _ in range(num_chunks) for rows in again._play()]
-        return [[span for spans in row for span in spans] for row in zip(*windows, strict=True)]
+        return Chunk(windows, own, num_scored, lengths.count(self._window))
 
     def _play(self) -> list[list[list[Span]]]:
         """Advance by a chunk: the spans that every row of all ranks reads in each window."""

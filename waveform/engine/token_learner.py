@@ -78,7 +78,7 @@ class TokenLearner(Learner):
         )
         self.stream.first_scored = min(window - 1, round((1 - config.loss_share) * window))
         self.stream.label_dropout = config.label_dropout
-        self.finite = FiniteWatch(config, world=world, stream=self.stream)
+        self.finite = FiniteWatch(config, world=world, tokens=tokens)
         self._row_nats: list[Tensor] = []
         self._norms: dict[str, Tensor] = {}  # of the last update
 
@@ -86,14 +86,14 @@ class TokenLearner(Learner):
         """Returns this rank's sums of [nats, tokens, auxiliary losses, rows without padding], and norms."""
         config = self.config
         period = config.chunks_of_update(self.step)
-        cursor = self.stream.cursor()
         chunks = [self.stream.next_chunk() for _ in range(period)]
         sums = self.accumulate_gradients(chunks)
         self.reduce_gradients()
         # Without any gradient (nothing evicted yet) a norm is a zero on the CPU.
         norms = {name: fsdp.whole(n).to(self.world.device) for name, n in clip(self.groups, config.clip_norm).items()}
         seen = sums + 0 * torch.stack(list(norms.values())).sum().to(sums.dtype)
-        bad = self.finite.look(Update(self.step, cursor, period, seen, torch.stack(self._row_nats)))
+        spans = [rows for chunk in chunks for rows in chunk.spans]
+        bad = self.finite.look(Update(self.step, spans, period, seen, torch.stack(self._row_nats)))
         if bad is None:
             self.optimiser.step()
             self.finite.consecutive_skips = 0
