@@ -13,7 +13,6 @@ from tests.engine.training import small_learner
 from tests.laws import VOCAB_SIZE as V
 from waveform.benchmarks.flops import counted_flops, forward_flops, model_flops, useful_flops
 from waveform.benchmarks.model import random_tokens
-from waveform.benchmarks.sampling import measure_sampling
 from waveform.benchmarks.timing import matrix_rate, memory_rate, spread
 from waveform.benchmarks.training import UPDATES_NEEDED, fill_memories, measure_training, profile_update
 from waveform.decoding.cached import CachedDecoder
@@ -125,23 +124,6 @@ def test_updates_are_timed_with_full_memories_and_no_reset(tmp_path: Path, monke
     assert figures["tokens_per_update"] == 16
     # Backward does about twice the products of forward, so the rule of three is near what is carried out.
     assert 0.8 < figures["model_flops_per_token"] / figures["executed_flops_per_token"] < 1.1
-
-
-@pytest.mark.slow
-def test_every_case_of_sampling_is_measured() -> None:
-    model = build("wavenet", vocab_size=V, num_stacks=1, layers_per_stack=2, residual_channels=8)
-    state = full_state(model, window=64)
-    cases = measure_sampling(model, state, window=64, vocab_size=V, stream_counts=(1, 3))
-    assert [(case["num_streams"], case["decoder"]) for case in cases] == [
-        (1, "exact"), (1, "int8"), (3, "exact"), (3, "int8")
-    ]  # fmt: skip
-    for case in cases:
-        speed = case["samples_per_second"]
-        assert 0 < speed["min"] <= speed["median"] <= speed["max"]
-        # The share is the bound's time over the step's.
-        step_s = case["num_streams"] / speed["median"]
-        bound_s = case["bytes_per_step"] / case["memory_bytes_per_second"]["median"]
-        assert case["share_of_bound"] == pytest.approx(bound_s / step_s)
 
 
 def test_of_an_update_operations_that_no_other_one_calls_are_counted() -> None:
