@@ -8,44 +8,36 @@ from waveform.system import container
 
 GIB = 1 << 30
 V1_UNLIMITED = 0x7FFFFFFFFFFFF000
+Limits = tuple[int | None, float | None]
 
 
-def tree(root: Path, *, cgroup: str, files: dict[str, str]) -> Path:
-    """A folder with what /proc/self says, and `files` of groups, by their path below sys/fs/cgroup."""
+def limits(root: Path, cgroup: str, files: dict[str, str]) -> Limits:
+    """RAM and CPUs that are allowed if /proc/self says `cgroup`, and groups have `files`, by path in sys/fs/cgroup."""
     written = {"proc/self/cgroup": cgroup} | {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
     for name, text in written.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text + "\n")
-    return root
+    return container.memory_limit_bytes(root), container.cpu_limit(root)
 
 
-def v2(root: Path, path: str, files: dict[str, str]) -> Path:
-    """A machine with version 2 only, whose process is in the group `path`."""
-    return tree(root, cgroup=f"0::{path}", files=files)
-
-
-def v1(root: Path, path: str, files: dict[str, str]) -> Path:
-    """A machine with version 1, and an empty tree of version 2 beside it."""
-    cgroup = f"5:memory:{path}\n4:cpu,cpuacct:{path}\n1:name=systemd:/\n0::/"
+def v1_limits(root: Path, path: str, files: dict[str, str]) -> Limits:
+    """On a machine with version 1, and an empty tree of version 2 beside it, in the group `path`."""
     (root / "sys/fs/cgroup").mkdir(parents=True)
     (root / "sys/fs/cgroup/cpu").symlink_to("cpu,cpuacct")  # as systemd and container engines make it
-    return tree(root, cgroup=cgroup, files=files)
+    return limits(root, f"5:memory:{path}\n4:cpu,cpuacct:{path}\n1:name=systemd:/\n0::/", files)
 
 
 @pytest.mark.parametrize(
-    ("path", "files", "memory", "cpu"),
+    ("path", "files", "expected"),
     [
-        ("/", {}, None, None),
-        ("/", {"memory.max": str(4 * GIB), "cpu.max": "150000 100000"}, 4 * GIB, 1.5),  # as a container sees its own
-        ("/a", {"a/memory.max": "max", "a/cpu.max": "max 100000"}, None, None),
-        ("/", {"memory.max": "", "cpu.max": "lots of it"}, None, None),
+        ("/", {}, (None, None)),
+        ("/", {"memory.max": str(4 * GIB), "cpu.max": "150000 100000"}, (4 * GIB, 1.5)),  # as a container sees its own
+        ("/a", {"a/memory.max": "max", "a/cpu.max": "max 100000"}, (None, None)),
+        ("/", {"memory.max": "", "cpu.max": "lots of it"}, (None, None)),
     ],
 )
-def test_limits_of_version_2(
-    tmp_path: Path, path: str, files: dict[str, str], memory: int | None, cpu: float | None
-) -> None:
-    root = v2(tmp_path, f"{path}\nnonsense", files)
-    assert (container.memory_limit_bytes(root), container.cpu_limit(root)) == (memory, cpu)
+def test_limits_of_version_2(tmp_path: Path, path: str, files: dict[str, str], expected: Limits) -> None:
+    assert limits(tmp_path, f"0::{path}\nnonsense", files) == expected
 
 
 def test_without_control_groups_there_is_no_limit(tmp_path: Path) -> None:
@@ -56,38 +48,23 @@ def test_without_control_groups_there_is_no_limit(tmp_path: Path) -> None:
     ("outer", "inner", "smallest"), [("8", "2", 2), ("2", "8", 2), ("max", "3", 3), ("3", "max", 3)]
 )
 def test_the_smallest_limit_of_nested_groups_counts(tmp_path: Path, outer: str, inner: str, smallest: int) -> None:
-    root = v2(
-        tmp_path,
-        "/job/step/task",
-        {
-            "job/memory.max": outer,
-            "job/cpu.max": f"{outer} 1",
-            "job/step/memory.max": inner,
-            "job/step/cpu.max": f"{inner} 1",
-            "job/step/task/memory.max": "max",
-            "job/other/memory.max": "1",
-            "job/other/cpu.max": "1 1",
-        },
-    )
-    assert container.memory_limit_bytes(root) == smallest
-    assert container.cpu_limit(root) == smallest
+    memory = {"job": outer, "job/step": inner, "job/step/task": "max", "job/other": "1"}
+    cpu = {"job": f"{outer} 1", "job/step": f"{inner} 1", "job/other": "1 1"}
+    files = {f"{group}/memory.max": text for group, text in memory.items()}
+    files |= {f"{group}/cpu.max": text for group, text in cpu.items()}
+    assert limits(tmp_path, "0::/job/step/task", files) == (smallest, smallest)
 
 
 def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
-    root = v1(
-        tmp_path,
-        "/docker/abc",
-        {
-            "memory/memory.limit_in_bytes": str(V1_UNLIMITED),
-            "memory/docker/abc/memory.limit_in_bytes": str(4 * GIB),
-            "cpu,cpuacct/cpu.cfs_quota_us": "-1",
-            "cpu,cpuacct/cpu.cfs_period_us": "100000",
-            "cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "250000",
-            "cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000",
-        },
-    )
-    assert container.memory_limit_bytes(root) == 4 * GIB
-    assert container.cpu_limit(root) == 2.5
+    files = {
+        "memory/memory.limit_in_bytes": str(V1_UNLIMITED),
+        "memory/docker/abc/memory.limit_in_bytes": str(4 * GIB),
+        "cpu,cpuacct/cpu.cfs_quota_us": "-1",
+        "cpu,cpuacct/cpu.cfs_period_us": "100000",
+        "cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "250000",
+        "cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000",
+    }
+    assert v1_limits(tmp_path, "/docker/abc", files) == (4 * GIB, 2.5)
 
 
 @pytest.mark.parametrize(
@@ -99,14 +76,14 @@ def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
 )
 def test_a_container_that_sees_the_path_of_the_host(tmp_path: Path, path: str) -> None:
     files = {"memory/memory.limit_in_bytes": str(GIB), "memory.max": str(GIB)}
-    assert container.memory_limit_bytes(v1(tmp_path / "v1", path, files)) == GIB
-    assert container.memory_limit_bytes(v2(tmp_path / "v2", path, files)) == GIB
+    assert v1_limits(tmp_path / "v1", path, files)[0] == GIB
+    assert limits(tmp_path / "v2", f"0::{path}", files)[0] == GIB
 
 
 def test_a_group_of_another_controller_does_not_count(tmp_path: Path) -> None:
     files = {"memory/memory.limit_in_bytes": str(4 * GIB), "memory/other/memory.limit_in_bytes": str(GIB)}
-    root = tree(tmp_path, cgroup="5:memory:/\n1:name=systemd:/other\n3:pids:/other", files=files)
-    assert container.memory_limit_bytes(root) == 4 * GIB
+    cgroup = "5:memory:/\n1:name=systemd:/other\n3:pids:/other"
+    assert limits(tmp_path, cgroup, files)[0] == 4 * GIB
 
 
 def test_this_machine_can_be_asked() -> None:
