@@ -89,10 +89,8 @@ def test_every_begin_has_its_label(mode: str, token_set: MakeTokens) -> None:
         chunk = stream.next_chunk()
         for window, rows in zip(chunk.windows, chunk.spans, strict=True):
             read.update(window.inputs[window.inputs >= V].tolist())
-            spans = [
-                span for row in rows for span in row if span.start == 0 or (mode == "chunk" and span.start % 8 == 0)
-            ]
-            expected.update(V + tokens.label_numbers[span.utterance] for span in spans)
+            begun = [span for row in rows for span in row if span.start % every == 0]
+            expected.update(V + tokens.label_numbers[span.utterance] for span in begun)
     assert read == expected and len(expected) == 3
 
 
