@@ -19,19 +19,12 @@ from waveform.models.registry import build
 from waveform.system.cpu import set_defaults
 
 _FULL = 4096  # windows read, so that every memory is full
+_ATTENTION = {"num_layers": 4, "d_model": 64, "num_heads": 4, "num_position_features": 24, "window": 64}
+_CONVOLUTIONS = {"num_stacks": 2, "layers_per_stack": 9, "kernel_size": 3}
 _DEMO = {
-    "compressive_transformer": {
-        **{"num_layers": 4, "d_model": 64, "num_heads": 4, "d_feedforward": 256, "num_position_features": 24},
-        **{"window": 64, "memory": 64, "compressed": 32},
-    },
-    "transformer_xl": {
-        **{"num_layers": 4, "d_model": 64, "num_heads": 4, "d_feedforward": 384, "num_position_features": 24},
-        **{"window": 64, "memory": 96},
-    },
-    "wavenet": {
-        **{"num_stacks": 2, "layers_per_stack": 9, "kernel_size": 3},
-        **{"residual_channels": 32, "gate_channels": 32, "skip_channels": 64},
-    },
+    "compressive_transformer": {**_ATTENTION, "d_feedforward": 256, "memory": 64, "compressed": 32},
+    "transformer_xl": {**_ATTENTION, "d_feedforward": 384, "memory": 96},
+    "wavenet": {**_CONVOLUTIONS, "residual_channels": 32, "gate_channels": 32, "skip_channels": 64},
 }
 
 

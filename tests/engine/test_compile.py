@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.engine.test_trainer import assert_exact_resume
 from tests.engine.training import MakeTokens, small_learner, small_trainer
 from tests.laws import CONFIGS
 from waveform.engine.model_options import why_no_compiler
@@ -70,25 +71,9 @@ def test_figures_are_those_of_torchs_operations(
 @pytest.mark.usefixtures("compiles")
 @_TORCHS_OWN
 def test_a_run_that_was_saved_continues_as_if_it_had_not_stopped(token_set: MakeTokens, tmp_path: Path) -> None:
-    tokens = token_set(LENGTHS)
-
-    def trainer(folder: str, *, compile: bool = True) -> Any:
-        return small_trainer(
-            "compressive_transformer", tokens, tmp_path / folder, fields=FIELDS, max_steps=100, compile=compile
-        )
-
-    whole, first = trainer("whole"), trainer("parts")
-    for _ in range(NUM_UPDATES):
-        whole.learner.update()
-    for _ in range(NUM_UPDATES // 2):
-        first.learner.update()
-    first.save()
-    second = trainer("parts")
-    for _ in range(NUM_UPDATES - NUM_UPDATES // 2):
-        second.learner.update()
-    for name, weight in whole.learner.module.state_dict().items():
-        assert torch.equal(weight, second.learner.module.state_dict()[name]), name
-    assert trainer("parts", compile=False).learner.step == NUM_UPDATES // 2
+    tokens, options = token_set(LENGTHS), {"fields": FIELDS, "evaluate_tokens": 0, "decay_steps": 8}
+    assert_exact_resume("compressive_transformer", tokens, tmp_path, compile=True, **options)
+    assert small_trainer("compressive_transformer", tokens, tmp_path / "parts", **options).learner.step == 8
 
 
 @pytest.mark.slow
