@@ -32,11 +32,9 @@ class Head(Protocol):
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """hidden [B, T, D], targets [B, T] -> NLL in nats [B, T]."""
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [B, T, D] -> logits [B, T, V]."""
-        ...
 
 
 class SequenceModel(Protocol):
@@ -49,22 +47,18 @@ class SequenceModel(Protocol):
     @property
     def head(self) -> Head:
         """Maps `Step.hidden` to distributions."""
-        ...
 
     def init_state(self, batch_size: int, *, device: torch.device | str, dtype: torch.dtype) -> State:
         """State of `batch_size` streams of which nothing has been read."""
-        ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """All that is trained (`nn.Module` has it)."""
-        ...
 
     def forward(self, tokens: Tensor, state: State) -> Step:
         """tokens [B, T], any T >= 1. Cutting a stream elsewhere never changes an output.
 
         The returned state is detached, unless `OptionalParts.carry_gradient` is set.
         """
-        ...
 
 
 def begin_of_utterance(vocab_size: int, label: int = 0) -> int:

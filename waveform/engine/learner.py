@@ -108,17 +108,17 @@ class Learner(ABC):
     def _figures(self, *sums: float) -> tuple[dict[str, Any], str]:
         """What `sums`, over all ranks, and the last update say, and the most important of it in words."""
 
-    def progress(self) -> TrainingProgress:
-        """What a checkpoint keeps besides weights, optimiser, state and random numbers."""
+    def progress(self, **others: Any) -> TrainingProgress:
+        """What a checkpoint keeps besides weights, optimiser, state and random numbers; others: what callers know."""
         first, second, third, fourth = self.world.sum_(self.sums.clone()).tolist()
         return TrainingProgress(
             step=self.step,
             num_ranks=self.world.size,
             seconds=self.seconds,
             tokens_seen=self.tokens_seen,
-            cursor={},
             since_log=(first, second, third, fourth),
             waited_s=self.waited_s,
+            **{"cursor": {}, **others},
         )
 
     def restore(self, progress: TrainingProgress, state: State) -> None:

@@ -39,7 +39,7 @@ class MetricsLog:
     It writes into the folder that it began in only.
     """
 
-    def __init__(self, run_dir: Path, *, resume_step: int, tracker: str = "tensorboard") -> None:
+    def __init__(self, run_dir: Path, *, resume_step: int, tracker: str) -> None:
         """resume_step: drop lines of later steps, which a resumed run writes again. tracker: one of `TRACKERS`."""
         self._folder, self._path = run_dir, run_dir / METRICS_FILE
         kept = [record for record in read_metrics(run_dir) if record["step"] <= resume_step]

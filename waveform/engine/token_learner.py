@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -166,9 +165,9 @@ class TokenLearner(Learner):
         }
         return figures, f"{nll:.3f} nats, "
 
-    def progress(self) -> TrainingProgress:
+    def progress(self, **others: Any) -> TrainingProgress:
         skipped = (self.finite.skipped, self.finite.consecutive_skips)
-        return msgspec.structs.replace(super().progress(), cursor=self.stream.cursor(), skipped=skipped)
+        return super().progress(cursor=self.stream.cursor(), skipped=skipped, **others)
 
     def restore(self, progress: TrainingProgress, state: State) -> None:
         super().restore(progress, state)

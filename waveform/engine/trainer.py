@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from waveform.engine import checkpoint
@@ -190,14 +189,12 @@ class Trainer:
             return
         if self._log is not None:
             self._log.require_folder(learner.step)
-        kept = {"evaluation_due": self._evaluation_due, "run": self._context.record}
-        progress = msgspec.structs.replace(learner.progress(), **kept)
         checkpoint.save(
             self._context.run_dir,
             model=learner.module,
             optimiser=learner.optimiser,
             state=learner.state,
-            progress=progress,
+            progress=learner.progress(evaluation_due=self._evaluation_due, run=self._context.record),
             conditions=conditions(learner),
             world=self.world,
             keep=self.config.keep_checkpoints,
