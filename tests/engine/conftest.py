@@ -11,8 +11,6 @@ from tests.laws import VOCAB_SIZE
 from waveform.engine.shards import Shard, ShardWriter
 from waveform.engine.token_set import TokenSet
 
-LENGTHS = [60, 45, 33, 80, 21, 52, 70]  # of the fixture's utterances: rows begin and end theirs at different times
-
 
 def write_utterances(path: Path, utterances: Sequence[np.ndarray]) -> TokenSet:
     """A token set of one shard."""
@@ -43,6 +41,6 @@ def token_set(tmp_path: Path) -> Callable[..., TokenSet]:
 
 
 @pytest.fixture
-def tokens(tmp_path: Path) -> TokenSet:
-    """A token set of `LENGTHS`."""
-    return write_tokens(tmp_path / "tokens.shard", LENGTHS)
+def tokens(request: pytest.FixtureRequest, tmp_path: Path) -> TokenSet:
+    """A token set of utterances as long as LENGTHS of the test's module says."""
+    return write_tokens(tmp_path / "tokens.shard", request.module.LENGTHS)

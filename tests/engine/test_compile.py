@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.engine.test_trainer import assert_exact_resume
-from tests.engine.training import MakeTokens, small_learner, small_trainer
+from tests.engine.training import small_learner, small_trainer
 from tests.laws import CONFIGS
 from waveform.engine.model_options import why_no_compiler
 from waveform.engine.token_set import TokenSet
@@ -50,12 +50,11 @@ _TORCHS_OWN = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor
 @_TORCHS_OWN
 @pytest.mark.parametrize("train", [{}, {"unroll": 2}, {"checkpoint_activations": True}])
 def test_figures_are_those_of_torchs_operations(
-    train: dict[str, Any], token_set: MakeTokens, monkeypatch: pytest.MonkeyPatch
+    train: dict[str, Any], tokens: TokenSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if train:  # the same graphs, forward and backward, run by torch: ten times as fast to make as C++
         only_traced = torch.compile(Layer.step, dynamic=False, backend="aot_eager")
         monkeypatch.setattr(run_layers, "compiled_step", lambda step: only_traced)
-    tokens = token_set(LENGTHS)
     expected, weights = trained(tokens, **train)
     torch._dynamo.utils.counters.clear()
     sums, compiled_weights = trained(tokens, compile=True, **train)
@@ -70,14 +69,14 @@ def test_figures_are_those_of_torchs_operations(
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiles")
 @_TORCHS_OWN
-def test_a_run_that_was_saved_continues_as_if_it_had_not_stopped(token_set: MakeTokens, tmp_path: Path) -> None:
-    tokens, options = token_set(LENGTHS), {"fields": FIELDS, "evaluate_tokens": 0, "decay_steps": 8}
+def test_a_run_that_was_saved_continues_as_if_it_had_not_stopped(tokens: TokenSet, tmp_path: Path) -> None:
+    options = {"fields": FIELDS, "evaluate_tokens": 0, "decay_steps": 8}
     assert_exact_resume("compressive_transformer", tokens, tmp_path, compile=True, **options)
     assert small_trainer("compressive_transformer", tokens, tmp_path / "parts", **options).learner.step == 8
 
 
 @pytest.mark.slow
-def test_without_a_compiler_it_is_refused(token_set: MakeTokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_it_is_refused(tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
     why_no_compiler.cache_clear()
     torch._dynamo.reset()
@@ -85,7 +84,7 @@ def test_without_a_compiler_it_is_refused(token_set: MakeTokens, monkeypatch: py
         with pytest.raises(
             UserError, match=r"^train\.compile=true, but .*no-such-compiler.*; install a C\+\+ compiler"
         ):
-            small_learner("compressive_transformer", token_set(LENGTHS), fields=FIELDS, compile=True)
+            small_learner("compressive_transformer", tokens, fields=FIELDS, compile=True)
     finally:
         why_no_compiler.cache_clear()
         torch._dynamo.reset()
@@ -101,11 +100,11 @@ def test_without_a_compiler_it_is_refused(token_set: MakeTokens, monkeypatch: py
     ],
 )
 def test_what_it_cannot_do_is_refused(
-    model: str, fields: dict[str, Any] | None, train: dict[str, Any], expected: str, token_set: MakeTokens
+    model: str, fields: dict[str, Any] | None, train: dict[str, Any], expected: str, tokens: TokenSet
 ) -> None:
     fields = None if fields is None else {**next(iter(CONFIGS[model].values())), **fields}
     with pytest.raises(UserError, match=expected):
-        small_learner(model, token_set(LENGTHS), fields=fields, compile=True, **train)
+        small_learner(model, tokens, fields=fields, compile=True, **train)
 
 
 def test_no_preset_compiles() -> None:

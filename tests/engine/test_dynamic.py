@@ -32,9 +32,8 @@ def dynamically(model: Any, tokens: TokenSet, *, window: int, rows: int = 1, **c
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_equals_plain_evaluation_without_learning(name: str, optimiser: str, token_set: MakeTokens) -> None:
+def test_equals_plain_evaluation_without_learning(name: str, optimiser: str, tokens: TokenSet) -> None:
     model, window = small_model(name)
-    tokens = token_set(LENGTHS)
     plain = evaluate(model, tokens, EvaluateConfig(window=window))
     result = dynamically(model, tokens, window=window, rows=2, optimiser=optimiser, lr=0.0)
     np.testing.assert_allclose(result.nats, plain.nats, rtol=1e-12)

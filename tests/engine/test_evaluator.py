@@ -40,9 +40,9 @@ def nll(model: Any, *parts: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
 @pytest.mark.parametrize("protocol", ["utterance", "chunk"])
-def test_equals_scoring_each_utterance_alone(name: str, protocol: str, token_set: MakeTokens) -> None:
+def test_equals_scoring_each_utterance_alone(name: str, protocol: str, tokens: TokenSet) -> None:
     model, window = small_model(name)
-    tokens, chunk = token_set(LENGTHS), 3 * window
+    chunk = 3 * window
     cut = [whole.split(chunk if protocol == "chunk" else len(whole)) for whole in utterances_of(tokens)]
     expected = [sum(float(nll(model, part).sum()) for part in parts) for parts in cut]
     result = evaluate(model, tokens, EvaluateConfig(window=window, protocol=protocol, chunk=chunk))
@@ -54,10 +54,9 @@ def test_equals_scoring_each_utterance_alone(name: str, protocol: str, token_set
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
-def test_carried_state_never_resets(name: str, token_set: MakeTokens) -> None:
+def test_carried_state_never_resets(name: str, tokens: TokenSet) -> None:
     """One pass of the model over all utterances, joined in the set's order."""
     model, window = small_model(name)
-    tokens = token_set(LENGTHS)
     config = EvaluateConfig(window=window, protocol="carry")
     result = evaluate(model, tokens, config)
     expected = [float(part.sum()) for part in nll(model, *utterances_of(tokens)).split(LENGTHS)]
@@ -69,13 +68,13 @@ def test_carried_state_never_resets(name: str, token_set: MakeTokens) -> None:
     np.testing.assert_allclose(still.nats, result.nats, rtol=1e-9)
 
 
-def test_one_stream_is_scored_by_the_first_process(token_set: MakeTokens) -> None:
+def test_one_stream_is_scored_by_the_first_process(tokens: TokenSet) -> None:
     class Unreduced(World):
         def sum_(self, tensor: Tensor) -> Tensor:
             return tensor
 
     model, _ = small_model("wavenet")
-    tokens, config = token_set(LENGTHS), EvaluateConfig(window=4, protocol="carry", max_tokens=99)
+    config = EvaluateConfig(window=4, protocol="carry", max_tokens=99)
     shares = [evaluate(model, tokens, config, world=Unreduced(rank=rank, size=2)).counts for rank in range(2)]
     assert [share.tolist() for share in shares] == [[13, 4, 40, 1, 22, 8, 17], [0] * 7]
     first = evaluate(model, tokens, replace(config, max_tokens=20))  # the first of the stream, not the longest
@@ -106,9 +105,8 @@ def test_protocols_are_checked() -> None:
         EvaluateConfig(window=4, protocol="chunk", chunk=6)
 
 
-def test_sums_by_class_split_the_whole(token_set: MakeTokens) -> None:
+def test_sums_by_class_split_the_whole(tokens: TokenSet) -> None:
     model, _ = small_model("wavenet")
-    tokens = token_set(LENGTHS)
     classes = torch.tensor([0, 2, 1] * 4)[: laws.VOCAB_SIZE]
     result = evaluate(model, tokens, EvaluateConfig(window=4), classes=classes)
     expected = np.zeros(3)
@@ -120,10 +118,9 @@ def test_sums_by_class_split_the_whole(token_set: MakeTokens) -> None:
     assert result.class_nats.sum() == pytest.approx(result.nats.sum())
 
 
-def test_a_cut_set_scores_every_token_once(token_set: MakeTokens) -> None:
+def test_a_cut_set_scores_every_token_once(tokens: TokenSet) -> None:
     """Each piece is scored as if it were an utterance: the same tokens, fresh state at each cut."""
     model, _ = small_model("wavenet")
-    tokens = token_set(LENGTHS)
     pieces = tokens.cut(9)
     assert max(pieces.lengths) == 9 and pieces.num_tokens == tokens.num_tokens
     assert pieces.names[:3] == ["utterance_000#000000", "utterance_000#000001", "utterance_001"]

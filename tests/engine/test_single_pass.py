@@ -7,6 +7,7 @@ import torch
 from tests import laws
 from tests.engine.training import MakeTokens, small_model
 from waveform.engine.single_pass import deal, score_once
+from waveform.engine.token_set import TokenSet
 
 LENGTHS = [13, 4, 40, 1, 22, 8, 17]
 ORDER = [2, 4, 6, 0, 5, 1, 3]  # longest first
@@ -14,8 +15,7 @@ ORDER = [2, 4, 6, 0, 5, 1, 3]  # longest first
 
 @pytest.mark.parametrize("order", [ORDER, list(range(7))])
 @pytest.mark.parametrize("rows", [1, 3, 7, 100])
-def test_every_token_is_dealt_once_with_the_token_before_it(order: list[int], rows: int, token_set: MakeTokens) -> None:
-    tokens = token_set(LENGTHS)
+def test_every_token_is_dealt_once_with_the_token_before_it(order: list[int], rows: int, tokens: TokenSet) -> None:
     inputs: list[list[int]] = [[] for _ in LENGTHS]
     targets: list[list[int]] = [[] for _ in LENGTHS]
     for dealt in deal(tokens, order, window=4, rows=rows):
@@ -44,18 +44,17 @@ def test_every_token_is_dealt_once_with_the_token_before_it(order: list[int], ro
     ],
 )
 def test_rows_that_begin_together_are_dropped_as_they_end(
-    order: list[int], utterances: list[list[int]], kept: list[list[int] | None], token_set: MakeTokens
+    order: list[int], utterances: list[list[int]], kept: list[list[int] | None], tokens: TokenSet
 ) -> None:
-    dealt = list(deal(token_set(LENGTHS), order, window=8, rows=3))
+    dealt = list(deal(tokens, order, window=8, rows=3))
     assert [window.utterances for window in dealt] == utterances
     assert [window.rows for window in dealt] == kept
 
 
 @pytest.mark.parametrize("name", sorted(laws.CONFIGS))
-def test_a_row_keeps_its_own_state_when_others_end(name: str, token_set: MakeTokens) -> None:
+def test_a_row_keeps_its_own_state_when_others_end(name: str, tokens: TokenSet) -> None:
     """Utterances in any order, side by side, against each of them alone."""
     model, window = small_model(name)
-    tokens = token_set(LENGTHS)
 
     def nats(rows: int) -> np.ndarray:
         sums = np.zeros(len(LENGTHS))

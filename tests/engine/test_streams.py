@@ -24,8 +24,7 @@ def stream(tokens: TokenSet, **options: object) -> TokenStream:
 
 
 @pytest.mark.parametrize("mode", ["utterance", "chunk", "carry"])
-def test_an_epoch_scores_every_token_once(mode: str, token_set: MakeTokens) -> None:
-    tokens = token_set(LENGTHS)
+def test_an_epoch_scores_every_token_once(mode: str, tokens: TokenSet) -> None:
     s = stream(tokens, mode=mode, **({"batch_size": 3, "window": 5, "chunk": 5} if mode == "carry" else {}))
     seen: Counter[int] = Counter()
     scored = 0
@@ -40,8 +39,7 @@ def test_an_epoch_scores_every_token_once(mode: str, token_set: MakeTokens) -> N
         assert [seen[c] for c in range(VOCAB_SIZE)] == tokens.counts.tolist()
 
 
-def test_utterances_play_whole_with_shifted_inputs(token_set: MakeTokens) -> None:
-    tokens = token_set(LENGTHS)
+def test_utterances_play_whole_with_shifted_inputs(tokens: TokenSet) -> None:
     s = stream(tokens, batch_size=1)
     played: list[list[int]] = []
     for _ in range(20):
@@ -59,16 +57,15 @@ def test_utterances_play_whole_with_shifted_inputs(token_set: MakeTokens) -> Non
     assert sorted(played[: len(whole)]) == sorted(whole)
 
 
-def test_chunk_mode_resets_at_every_chunk(token_set: MakeTokens) -> None:
-    s = stream(token_set(LENGTHS), mode="chunk")
+def test_chunk_mode_resets_at_every_chunk(tokens: TokenSet) -> None:
+    s = stream(tokens, mode="chunk")
     for _ in range(10):
         first, second = s.next_chunk().windows
         assert first.reset.all() and not second.reset.any()
         assert (first.inputs[:, 0] == VOCAB_SIZE).all()
 
 
-def test_carry_mode_joins_utterances_without_reset(token_set: MakeTokens) -> None:
-    tokens = token_set(LENGTHS)
+def test_carry_mode_joins_utterances_without_reset(tokens: TokenSet) -> None:
     s = stream(tokens, mode="carry", batch_size=3)
     joined = np.concatenate([tokens.read(i, start=0, stop=10**6) for i in range(len(tokens))])
     rows: list[list[int]] = [[], [], []]
@@ -129,15 +126,14 @@ def test_any_stream_resumes_exactly_from_its_cursor(token_set: MakeTokens, data:
         {"item": [0, 7]}, {"item": [-2, 0]}, {"start": [0, -1]}, {"start": [0, 999]}, {"start": ["0", 0]},
     ],
 )  # fmt: skip
-def test_a_cursor_of_something_else_is_refused(token_set: MakeTokens, mode: str, change: dict[str, object]) -> None:
-    s = stream(token_set(LENGTHS), mode=mode)
+def test_a_cursor_of_something_else_is_refused(tokens: TokenSet, mode: str, change: dict[str, object]) -> None:
+    s = stream(tokens, mode=mode)
     s.next_chunk()
     with pytest.raises(UserError, match="position"):
         s.seek({**s.cursor(), **change})
 
 
-def test_seed_decides_the_order(token_set: MakeTokens) -> None:
-    tokens = token_set(LENGTHS)
+def test_seed_decides_the_order(tokens: TokenSet) -> None:
     streams = [stream(tokens, seed=seed) for seed in (1, 1, 2)]
     first, again, other = [[s.next_chunk().spans for _ in range(5)] for s in streams]
     assert first == again != other
@@ -151,9 +147,9 @@ def test_seed_decides_the_order(token_set: MakeTokens) -> None:
         ({"batch_size": 1000, "mode": "carry"}, "too few"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(token_set: MakeTokens, options: dict[str, object], says: str) -> None:
+def test_sizes_that_do_not_fit_are_refused(tokens: TokenSet, options: dict[str, object], says: str) -> None:
     with pytest.raises(UserError, match=says):
-        stream(token_set(LENGTHS), **options)
+        stream(tokens, **options)
 
 
 @pytest.mark.parametrize("size", [{"chunk": 2**40}, {"batch_size": 2**40}, {"update_period": 2**40}])
@@ -164,8 +160,8 @@ def test_chunks_that_the_machine_cannot_hold_are_refused(size: dict[str, int]) -
 
 
 @pytest.mark.parametrize("mode", ["utterance", "carry"])
-def test_a_window_may_be_scored_from_some_place_on(mode: str, token_set: MakeTokens) -> None:
-    whole, part = (stream(token_set(LENGTHS), mode=mode, batch_size=3) for _ in range(2))
+def test_a_window_may_be_scored_from_some_place_on(mode: str, tokens: TokenSet) -> None:
+    whole, part = (stream(tokens, mode=mode, batch_size=3) for _ in range(2))
     part.first_scored = 3
     for _ in range(12):
         full, late = whole.next_chunk(), part.next_chunk()

@@ -26,6 +26,7 @@ from waveform.system.signals import StopRequest
 from waveform.system.threads import kernel_threads
 
 IN_KERNELS = {
+LENGTHS = [60, 45, 33, 80, 21, 52, 70]
     "num_layers": 2, "d_model": 32, "num_heads": 2, "d_feedforward": 32, "num_position_features": 16,
     "window": 8, "memory": 8, "compressed": 4, "compression_rate": 4,
 }  # fmt: skip

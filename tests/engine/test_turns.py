@@ -19,6 +19,7 @@ from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
 from waveform.engine.turns import train_in_turn
 
+LENGTHS = [60, 45, 33, 80, 21, 52, 70]
 A_SECOND = {"max_steps": None, "max_seconds": 1.0}
 MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
 STEP_S = 1 / 16  # exact in binary
