@@ -62,8 +62,9 @@ def graph_loop(stepper: DeviceDecoder, config: DrawConfig, *, capture: Capture, 
     return CudaGraphLoop(stepper, config, num_rows=B, device=torch.device(device), capture=capture)
 
 
-def steppers(case: laws.Case, model: Any, tokens_before: int) -> list[DeviceDecoder]:
-    """Two decoders that continue from the same state."""
+def steppers(case: laws.Case, tokens_before: int = 0) -> list[DeviceDecoder]:
+    """Two decoders of a case's model that continue from the same state."""
+    model = case.build().eval().requires_grad_(False)
     state = model.init_state(B, device="cpu", dtype=torch.float64)
     if tokens_before:
         state = model(laws.random_tokens(tokens_before, batch_size=B), state).state
@@ -75,11 +76,10 @@ def steppers(case: laws.Case, model: Any, tokens_before: int) -> list[DeviceDeco
 @every_case
 def test_replays_equal_single_steps(case: laws.Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph, "GRAPH_STEPS", 2)  # windows are of a few steps
-    model = case.build().eval().requires_grad_(False)
     config = TRUNCATED if case is laws.CASES[0] else DrawConfig()
     with torch.inference_mode():
         for tokens_before in (0, 4 * case.window + 1):
-            first, second = steppers(case, model, tokens_before)
+            first, second = steppers(case, tokens_before)
             tokens = torch.full((B,), laws.VOCAB_SIZE)
             captured = graph_loop(second, config, capture=capture_operations)
             generator = torch.Generator().manual_seed(0)
@@ -94,7 +94,7 @@ def test_graphs_have_several_steps_within_a_window(monkeypatch: pytest.MonkeyPat
     """With a window longer than a graph, most tokens come from graphs of many steps."""
     monkeypatch.setattr(cuda_graph, "GRAPH_STEPS", 2)
     case = next(case for case in laws.CASES if case.model == "compressive_transformer")
-    first, second = steppers(case, case.build().eval().requires_grad_(False), 0)
+    first, second = steppers(case)
     sizes: list[int] = []
 
     def counting(work: Callable[[], None]) -> Callable[[], None]:
@@ -127,8 +127,7 @@ def test_a_graph_has_nothing_to_wait_for(case: laws.Case) -> None:
 
 
 def test_if_capture_fails_single_steps_go_on_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    case = laws.CASES[0]
-    first, second = steppers(case, case.build().eval().requires_grad_(False), 0)
+    first, second = steppers(laws.CASES[0])
 
     def refuse(work: Callable[[], None]) -> Callable[[], None]:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
