@@ -21,23 +21,25 @@ from waveform.engine.token_learner import TokenLearner
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
 from waveform.kernels import layers_op
+from waveform.ranks import fsdp
 from waveform.system.errors import UserError
 from waveform.system.signals import StopRequest
 from waveform.system.threads import kernel_threads
 
-IN_KERNELS = {
 LENGTHS = [60, 45, 33, 80, 21, 52, 70]
+IN_KERNELS = {
     "num_layers": 2, "d_model": 32, "num_heads": 2, "d_feedforward": 32, "num_position_features": 16,
     "window": 8, "memory": 8, "compressed": 4, "compression_rate": 4,
 }  # fmt: skip
 
 
 def everything(trainer: Trainer) -> dict[str, Any]:
-    """Everything that decides how training continues."""
+    """Everything that decides how training continues, unsharded; of the state only this rank's rows."""
     learner = trainer.learner
+    optimiser = learner.optimiser.state_dict()["state"]
     return {
-        "weights": {name: value.clone() for name, value in learner.module.state_dict().items()},
-        "optimiser": learner.optimiser.state_dict()["state"],
+        "weights": {n: fsdp.whole(value.detach()).clone() for n, value in learner.module.state_dict().items()},
+        "optimiser": {f"{i}/{n}": fsdp.whole(v).clone() for i, of in optimiser.items() for n, v in of.items()},
         "state": [tensor.clone() for tensor in state_tensors(learner.state)],
         "cursor": learner.stream.cursor(),
         "random": torch.get_rng_state(),

@@ -22,13 +22,11 @@ from tests.faults.small_runs import SETTINGS, write_audio
 from tests.laws import CONFIGS, VOCAB_SIZE
 from waveform.cli import main
 from waveform.engine import checkpoint, nonfinite, token_learner
-from waveform.engine.interface import state_tensors
 from waveform.engine.nonfinite import Diverged
 from waveform.engine.shards import Shard
-from waveform.engine.token_learner import TokenLearner
 from waveform.engine.token_set import TokenSet
 from waveform.engine.trainer import Trainer
-from waveform.ranks import distributed, fsdp
+from waveform.ranks import distributed
 from waveform.ranks.distributed import World
 
 _ROWS, _STEPS = 4, 8
@@ -55,18 +53,6 @@ def _trainer(case: dict[str, Any], run: Path, world: World | None = None, **more
     )
     plant(made.learner, case["kind"])
     return made
-
-
-def _outcome(learner: TokenLearner) -> dict[str, Any]:
-    """Return the result of a learner: gathered from all ranks, except the state, which is that of this rank's rows."""
-    optimiser = learner.optimiser.state_dict()["state"]
-    return {
-        "weights": {n: fsdp.whole(value.detach()).clone() for n, value in learner.module.state_dict().items()},
-        "optimiser": {f"{i}/{n}": fsdp.whole(v).clone() for i, of in optimiser.items() for n, v in of.items()},
-        "state": [tensor.clone() for tensor in state_tensors(learner.state)],
-        "cursor": learner.stream.cursor(),
-        "figures": (learner.step, learner.tokens_seen, learner.finite.skipped, learner.finite.consecutive_skips),
-    }
 
 
 def _run(trainer: Trainer) -> tuple[str, str]:
@@ -111,15 +97,10 @@ def _try(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]:
     rest = _trainer(case, folder / "parts", world, on_nonfinite="skip")
     assert (rest.learner.step, rest.learner.finite.skipped > 0) == (case["cut"], True), rest.learner.step
     _run(rest)
-    assert_bitwise_equal(_local(everything(rest)), _local(whole))
-    return {"stopped": stopped, "steps": steps, "reset": reset, "printed": printed, **_outcome(skipping.learner)}
-
-
-def _local(content: Any) -> Any:
-    """Return the same content, with only this rank's part of what is sharded."""
-    if isinstance(content, dict):
-        return {key: _local(value) for key, value in content.items()}
-    return content.to_local() if hasattr(content, "to_local") else content
+    assert_bitwise_equal(everything(rest), whole)
+    finite = skipping.learner.finite
+    skipped = (finite.skipped, finite.consecutive_skips)
+    return {"stopped": stopped, "steps": steps, "reset": reset, "printed": printed, "skipped": skipped, **whole}
 
 
 def _give_up(case: dict[str, Any], folder: Path, world: World) -> dict[str, Any]:
@@ -262,10 +243,11 @@ def _check(case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, A
     assert ranks[0]["steps"] == alone["steps"] == sorted(bad), (name, [of["steps"] for of in ranks], bad)
     assert alone["printed"].count("is skipped") == len(bad)
 
-    for what in ("weights", "optimiser", "figures", "cursor"):
+    figures = ("step", "skipped", "cursor")
+    for what in ("weights", "optimiser", *figures):
         assert_bitwise_equal(ranks[0][what], ranks[1][what], f"{name} {what}")
     state = [torch.cat(parts) for parts in zip(*(of["state"] for of in ranks), strict=True)]
-    assert (ranks[0]["figures"], ranks[0]["cursor"]) == (alone["figures"], alone["cursor"]), name
+    assert [ranks[0][what] for what in figures] == [alone[what] for what in figures], name
     for found, expected in ((ranks[0]["weights"], alone["weights"]), (state, alone["state"])):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6, msg=lambda text: f"{name}: {text}")
 
@@ -279,7 +261,7 @@ def _check(case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, A
         resumed = _trainer(case, one, on_nonfinite="skip")
     assert resumed.learner.step == case["cut"] and resumed.learner.finite.skipped > 0, name
     _run(resumed)
-    torch.testing.assert_close(_outcome(resumed.learner)["weights"], alone["weights"], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(everything(resumed)["weights"], alone["weights"], rtol=1e-4, atol=1e-6)
     return len(bad)
 
 

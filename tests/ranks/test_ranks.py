@@ -14,12 +14,13 @@ from torch.utils._pytree import tree_leaves
 from tests import laws
 from tests.benchmarks.communication import bytes_sent
 from tests.engine.conftest import write_tokens
+from tests.engine.test_trainer import everything
 from tests.engine.training import small_trainer
 from tests.ranks.run_ranks import run_ranks
 from waveform.engine import checkpoint
 from waveform.engine.dynamic import DynamicConfig, evaluate_dynamically
 from waveform.engine.evaluator import EvaluateConfig, Evaluation, evaluate
-from waveform.engine.interface import optional_parts, state_tensors
+from waveform.engine.interface import optional_parts
 from waveform.engine.token_learner import TokenLearner
 from waveform.engine.trainer import Trainer
 from waveform.ranks import fsdp
@@ -113,16 +114,9 @@ def _sums(result: Evaluation) -> dict[str, torch.Tensor]:
     return {key: torch.from_numpy(value).clone() for key, value in sums.items() if value is not None}
 
 
-def _saved(learner: TokenLearner) -> dict[str, Any]:
-    """What a resumed trainer restored, unsharded, and an evaluation of it; of the state only this rank's rows."""
-    optimiser = learner.optimiser.state_dict()["state"]
-    return {
-        "weights": {n: fsdp.whole(value.detach()).clone() for n, value in learner.module.state_dict().items()},
-        "optimiser": {f"{i}/{n}": fsdp.whole(v).clone() for i, of in optimiser.items() for n, v in of.items()},
-        "state": [tensor.clone() for tensor in state_tensors(learner.state)],
-        "step": learner.step,
-        "evaluation": _evaluation(learner),  # before any step, as of one that a stop interrupted
-    }
+def _saved(trainer: Trainer) -> dict[str, Any]:
+    """What a resumed trainer restored, and an evaluation of it, before any step, as of one that a stop interrupted."""
+    return {**everything(trainer), "evaluation": _evaluation(trainer.learner)}
 
 
 class _Sent(TorchDispatchMode):
@@ -184,7 +178,7 @@ def _work(world: World, folder: Path) -> None:
             torch.save(counts, folder / f"sent-{name}-{case}-{kind}-{rank}.pt")
         for start in sorted(folder.parent.glob("start_*")):  # runs of other numbers of ranks
             resumed = _trainer(*RESUMED, start, world, sharding=kind, max_steps=5)
-            torch.save(_saved(resumed.learner), folder / f"resumed-{start.name}-{kind}-{rank}.pt")
+            torch.save(_saved(resumed), folder / f"resumed-{start.name}-{kind}-{rank}.pt")
             for _ in range(2):
                 resumed.learner.update()
             weights = {n: fsdp.whole(value.detach()) for n, value in resumed.learner.module.state_dict().items()}
@@ -240,7 +234,7 @@ def test_what_is_sent_is_what_was_counted(size: int, kind: str, jobs: Path) -> N
 def test_a_run_resumes_on_another_number_of_ranks(size: int, start: str, kind: str, jobs: Path) -> None:
     """Weights and optimiser bit by bit; each rank has its rows' memories; two more steps go the same way."""
     alone = _trainer(*RESUMED, jobs / start, max_steps=5)
-    expected, each = _saved(alone.learner), 6 // size
+    expected, each = _saved(alone), 6 // size
     for rank in range(size):
         found = torch.load(jobs / str(size) / f"resumed-{start}-{kind}-{rank}.pt", weights_only=True)
         for what in ("weights", "optimiser", "step"):
