@@ -47,27 +47,23 @@ def frequency_bucket(train_counts: np.ndarray) -> Tensor:
 
 def text_metrics(result: Evaluation, recipe: Recipe, *, tokens: str, num_bytes: int, num_words: int) -> dict[str, Any]:
     """Return every metric that `tokens` allow, by name; `num_bytes` and `num_words` are those of the entire split."""
-    nats = float(result.nats.sum())
-    num_tokens = int(result.counts.sum())
-    metrics: dict[str, Any] = {"nats_per_token": nats / num_tokens, "bits_per_token": bits_per(nats, num_tokens)}
+    nats, num_tokens = float(result.nats.sum()), int(result.counts.sum())
     if tokens == "words":
-        metrics["perplexity"] = perplexity(nats, num_tokens)
-        if result.class_nats is not None and result.class_counts is not None:
-            metrics["perplexity_by_frequency"] = {
-                bucket: {"perplexity": perplexity(float(sum_), int(count)), "num_tokens": int(count)}
-                for bucket, sum_, count in zip(
-                    FREQUENCY_BUCKETS, _padded(result.class_nats), _padded(result.class_counts), strict=True
-                )
+        assert result.class_nats is not None and result.class_counts is not None
+        # The vocabulary may have no token of the last buckets.
+        by_bucket = zip(FREQUENCY_BUCKETS, result.class_nats.tolist(), result.class_counts.tolist(), strict=False)
+        return {
+            "perplexity": perplexity(nats, num_tokens),
+            "perplexity_by_frequency": {
+                bucket: {"perplexity": perplexity(of_bucket, count), "num_tokens": count}
+                for bucket, of_bucket, count in by_bucket
                 if count
-            }
-        return metrics
+            },
+        }
     if recipe.headline == "bits_per_character":  # of enwik8 and text8, whose characters are bytes
         # What published models do not know is not counted either.
-        metrics["bits_per_character"] = bits_per(nats, num_tokens if tokens == "symbols" else num_bytes)
-    else:
-        metrics["bits_per_byte"] = bits_per(nats, num_bytes)
-        metrics["word_perplexity"] = perplexity(nats, num_words)
-    return metrics
+        return {"bits_per_character": bits_per(nats, num_tokens if tokens == "symbols" else num_bytes)}
+    return {"bits_per_byte": bits_per(nats, num_bytes), "word_perplexity": perplexity(nats, num_words)}
 
 
 def recall_metrics(result: Evaluation, *, chance_bits: float) -> dict[str, Any]:
@@ -77,9 +73,7 @@ def recall_metrics(result: Evaluation, *, chance_bits: float) -> dict[str, Any]:
     """
     assert result.class_nats is not None and result.class_counts is not None
     nats, counts = result.class_nats, result.class_counts
-    nats_per_token = float(result.nats.sum() / result.counts.sum())
     width = -(-(len(nats) - 1) // NUM_DISTANCES)
-    starts = range(1, len(nats), width)
     return {
         "bits_per_answer": bits_per(float(nats[1:].sum()), int(counts[1:].sum())),
         "chance_bits": chance_bits,
@@ -90,14 +84,7 @@ def recall_metrics(result: Evaluation, *, chance_bits: float) -> dict[str, Any]:
                 "bits": bits_per(float(nats[start : start + width].sum()), num_answers),
                 "num_answers": num_answers,
             }
-            for start in starts
+            for start in range(1, len(nats), width)
             if (num_answers := int(counts[start : start + width].sum()))
         ],
-        "nats_per_token": nats_per_token,
-        "bits_per_token": bits(nats_per_token),
     }
-
-
-def _padded(by_class: np.ndarray) -> np.ndarray:
-    """Pad to one entry per bucket: the vocabulary may have no token of the last ones."""
-    return np.pad(by_class, (0, len(FREQUENCY_BUCKETS) - len(by_class)))

@@ -1,6 +1,6 @@
 """What tables and JSON say of runs on text and on recall: the metrics that papers quote."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from recipes.corpora.episodes import is_recall, read_distances
 from recipes.metrics import UNITS, frequency_bucket, recall_metrics, text_metrics
 from waveform.domain import Metrics
 from waveform.engine.dataset import DATASET_FILE, Dataset, read_dataset
-from waveform.engine.evaluator import Evaluation
+from waveform.engine.evaluator import Classes, Evaluation
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions
 from waveform.runs.statistics import with_intervals
@@ -28,39 +28,35 @@ def metrics_of(run: TrainedRun, options: EvaluateOptions) -> Metrics:
         "headline": recipe.headline,
         "published_corpus": data.sources.get("checked") is True,
     }
+    metrics: Callable[[Evaluation], dict[str, Any]]
+    classes: Classes | None = None
     if is_recall(run):
-        metrics = partial(recall_metrics, chance_bits=modality["chance_bits"])
-        return Metrics(of=lambda result: {**about, **metrics(result)}, classes=read_distances(data, split))
-    num_bytes, num_words = _sizes(data, split)
-    words_are = data.sources.get("words_are")
-    if isinstance(words_are, dict):  # by split; earlier versions wrote one text for all
-        words_are = words_are.get(split)
-    if options.published_words:
-        if split not in recipe.num_words:
-            raise UserError(
-                f"the words of {recipe.name}'s {split} split were not published; leave --published-words out"
-            )
-        num_words, words_are = recipe.num_words[split], f"as published; this text has {num_words:,}"
-    about |= {"num_bytes": num_bytes, "num_words": num_words, "words_are": str(words_are)}
-    is_words = modality["tokens"] == "words"
-
-    def of(result: Evaluation) -> dict[str, Any]:
-        found = text_metrics(result, recipe, tokens=modality["tokens"], num_bytes=num_bytes, num_words=num_words)
-        return {**about, **found}
-
-    return Metrics(of=of, classes=frequency_bucket(data.open_split("train").counts) if is_words else None)
+        metrics, classes = partial(recall_metrics, chance_bits=modality["chance_bits"]), read_distances(data, split)
+    else:
+        tokens, num_bytes, num_words = modality["tokens"], _size("bytes", data, split), _size("words", data, split)
+        words_are = data.sources.get("words_are")
+        if isinstance(words_are, dict):  # by split; earlier versions wrote one text for all
+            words_are = words_are.get(split)
+        if options.published_words:
+            if split not in recipe.num_words:
+                raise UserError(
+                    f"the words of {recipe.name}'s {split} split were not published; leave --published-words out"
+                )
+            num_words, words_are = recipe.num_words[split], f"as published; this text has {num_words:,}"
+        about |= {"num_bytes": num_bytes, "num_words": num_words, "words_are": str(words_are)}
+        metrics = partial(text_metrics, recipe=recipe, tokens=tokens, num_bytes=num_bytes, num_words=num_words)
+        if tokens == "words":
+            classes = frequency_bucket(data.open_split("train").counts)
+    return Metrics(of=lambda result: {**about, **metrics(result)}, classes=classes)
 
 
-def _sizes(data: Dataset, split: str) -> tuple[int, int]:
-    """Return the bytes and words of a split. Raises UserError if dataset.json does not contain them."""
-    sizes = []
-    for name in ("bytes", "words"):
-        counts = data.sources.get(name)
-        count = counts.get(split) if isinstance(counts, dict) else None
-        if type(count) is not int or not 0 < count < 1 << 62:
-            raise UserError(f"{data.folder / DATASET_FILE} has no count of {name} of {split!r}; prepare the data again")
-        sizes.append(count)
-    return sizes[0], sizes[1]
+def _size(unit: str, data: Dataset, split: str) -> int:
+    """The bytes or words of a split. Raises UserError if dataset.json does not contain them."""
+    counts = data.sources.get(unit)
+    count = counts.get(split) if isinstance(counts, dict) else None
+    if type(count) is not int or not 0 < count < 1 << 62:
+        raise UserError(f"{data.folder / DATASET_FILE} has no count of {unit} of {split!r}; prepare the data again")
+    return count
 
 
 def describe(figures: dict[str, Any]) -> str:
