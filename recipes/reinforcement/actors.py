@@ -16,7 +16,7 @@ from torch import Tensor
 from recipes.reinforcement.agent import Agent, Inputs
 from recipes.reinforcement.environment import Environments, Outcome
 from recipes.reinforcement.random_rows import RandomRows
-from waveform.engine.interface import State, map_state, reset_rows, take_rows
+from waveform.engine.interface import State, map_state, reset_rows, state_tensors, take_rows
 
 _STREAM = 2  # of random numbers
 REWARD_CLIPPING = ("abs_one", "soft_asymmetric", "none")
@@ -135,23 +135,14 @@ class Actors:
         ended = torch.from_numpy(outcome.ended)
         reward = torch.from_numpy(clipped(outcome.reward, self._clipping).astype(np.float32))
         rows = torch.arange(len(length))
-        every = (*steps.inputs, steps.action, steps.log_mu, steps.reward)
-        for kept, new in zip(every, (*present, action, log_mu, reward), strict=True):
+        for kept, new in zip(state_tensors(steps), (*present, action, log_mu, reward), strict=True):
             kept[rows, length] = new
         following = Inputs(torch.from_numpy(outcome.observation), action, reward)
         length = length + 1
         full = ended | (length == self.unroll)
         if full.any():
-            which = full.nonzero()[:, 0].tolist()
-            unrolls.append(
-                Unrolls(
-                    take_rows(start, which),
-                    take_rows(steps, which),
-                    length[full],
-                    ended[full],
-                    map_state(lambda tensor: tensor[which][:, None], following),
-                )
-            )
+            every_row = Unrolls(start, steps, length, ended, map_state(lambda tensor: tensor[:, None], following))
+            unrolls.append(take_rows(every_row, full.nonzero()[:, 0].tolist()))
         self.state = state._replace(
             present=following,
             agent=agent_state,

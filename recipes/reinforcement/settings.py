@@ -34,26 +34,25 @@ _AGENTS = ConfigFamily(
     groups={"learner": {"default": LearnerConfig}, "task": {OBJECT_MATCHING: ObjectMatchingConfig}},
 )
 _OF_GYMNASIUM = ("env", "env_options", "env_actions", "env_processes")
-_Seed = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
 class _Train(Struct):
     batch_size: Annotated[int, Meta(ge=1)]
 
 
-class _Matching(Struct, tag_field="recipe", tag=OBJECT_MATCHING):
+class _Agent(Struct, tag_field="recipe"):
     """What commands rely on in an agent's config.yaml, which anyone may have edited."""
 
-    seed: _Seed
+    seed: Annotated[int, Meta(ge=0, lt=1 << 31)]
     train: _Train
     learner: dict[str, Any]
+
+
+class _Matching(_Agent, tag=OBJECT_MATCHING):
     task: dict[str, Any]
 
 
-class _Gymnasium(Struct, tag_field="recipe", tag=GYMNASIUM):
-    seed: _Seed
-    train: _Train
-    learner: dict[str, Any]
+class _Gymnasium(_Agent, tag=GYMNASIUM):
     env: str
     env_options: dict[str, Any] | None = None
     env_actions: Annotated[int, Meta(ge=2)] | None = None
