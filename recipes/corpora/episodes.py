@@ -3,7 +3,6 @@
 Shape letters: E episodes, T tokens of each, M mentions of a key, K keys.
 """
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,7 +69,10 @@ def write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> str
     Raises UserError if the disk refuses, and if a split has no answers.
     """
     tokenizer = WordTokenizer(vocabulary(config))
-    vocab_sizes = {folder: tokenizer.vocab_size, folder / _DISTANCES: config.episode}
+
+    def shard(split: str, vocab_size: int, *, into: Path) -> ShardWriter:
+        return ShardWriter(into / f"{split}.shard", vocab_size=vocab_size, dtype=dtype_for(vocab_size))
+
     with explain_write_errors(folder):
         (folder / _DISTANCES).mkdir()
     total = sum(getattr(config, split) for split in SPLITS)
@@ -78,21 +80,18 @@ def write_recall(folder: Path, config: RecallConfig, show_progress: bool) -> str
     with Progress(f"prepare {NAME}", total=total, unit="episode", enabled=show_progress) as progress:
         for number, split in enumerate(SPLITS):
             rng, num_episodes = np.random.default_rng([config.seed, number]), getattr(config, split)
-            with ExitStack() as stack:
-                writers = [
-                    stack.enter_context(
-                        ShardWriter(into / f"{split}.shard", vocab_size=vocab_size, dtype=dtype_for(vocab_size))
-                    )
-                    for into, vocab_size in vocab_sizes.items()
-                ]
+            with (
+                shard(split, tokenizer.vocab_size, into=folder) as tokens,
+                shard(split, config.episode, into=folder / _DISTANCES) as distances,
+            ):
                 for first in range(0, num_episodes, block):
                     episodes = make_episodes(min(block, num_episodes - first), config, rng)
-                    for i, rows in enumerate(zip(*episodes, strict=True), start=first):
-                        for writer, ids in zip(writers, rows, strict=True):
-                            writer.write(f"{split}-{i:08d}", [ids])
+                    for i, (tokens_T, distances_T) in enumerate(zip(*episodes, strict=True), start=first):
+                        tokens.write(f"{split}-{i:08d}", [tokens_T])
+                        distances.write(f"{split}-{i:08d}", [distances_T])
                         progress.update()
     save_tokenizer(tokenizer, folder)
-    for into, vocab_size in vocab_sizes.items():
+    for into, vocab_size in ((folder, tokenizer.vocab_size), (folder / _DISTANCES, config.episode)):
         write_dataset(
             Dataset(
                 folder=into,
