@@ -62,11 +62,6 @@ def compose_config(
     return compose(overrides) if run_dir is None else compose_from(origin, run_dir, overrides, compose=compose)
 
 
-def search_space(model: str, *, file: Path | None = None) -> Space:
-    """What `tune` searches of a model on text; arguments and errors as of `space_of`."""
-    return space_of(model, packages=[_TEXT.module], file=file)
-
-
 def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedRun:
     """Open the newest checkpoint of a run.
 
@@ -108,7 +103,6 @@ class Text(TokenDomain):
     runs = "runs on text"
     verbs: ClassVar[Mapping[str, str]] = {**TokenDomain.verbs, "sample": "recipes.continuations:sample"}
     report_contents = TextContents
-    space = staticmethod(search_space)
     load = staticmethod(load)
     describe = staticmethod(describe)
     format_table = staticmethod(format_table)
@@ -116,6 +110,9 @@ class Text(TokenDomain):
 
     def knows(self, name: str) -> bool:
         return name in recipe_names()
+
+    def space(self, model: str, *, file: Path | None = None) -> Space:
+        return space_of(model, packages=[_TEXT.module], file=file)
 
     def compose(self, request: TrainRequest) -> dict[str, Any]:
         source = request.source
@@ -178,10 +175,10 @@ class Text(TokenDomain):
         require_recall(run)
 
     def compared(self, entries: list[dict[str, Any]], scored: Sequence[ScoredRun]) -> list[dict[str, Any]]:
-        if "perplexity_by_frequency" not in entries[0]:
+        first, *others = entries
+        if "perplexity_by_frequency" not in first:
             return entries
-        gains = [{"relative_gain_over_first": relative_gain(entry, entries[0])} for entry in entries[1:]]
-        return [entries[0], *(entry | gain for entry, gain in zip(entries[1:], gains, strict=True))]
+        return [first, *({**entry, "relative_gain_over_first": relative_gain(entry, first)} for entry in others)]
 
     def save_plot(self, path: Path, scored: Sequence[ScoredRun], entries: Sequence[dict[str, Any]]) -> None:
         if not is_recall(scored[0].run):

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
 
 from recipes.corpora.documents import SPLITS, Document, Documents
 from recipes.corpora.recipe import CorpusConfig, Recipe
@@ -71,11 +72,7 @@ def one_billion_words(recipe: Recipe, source: Source, config: CorpusConfig) -> D
 
 def books(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
     """PG-19: folders train, validation and test, one .txt file per book."""
-    found: Documents = {split: [] for split in SPLITS}
-    for file in source.sizes:
-        folder = file.split("/")[-2] if "/" in file else ""
-        if folder in _SPLIT_FOLDERS and file.endswith(".txt") and source.sizes[file]:
-            found[_SPLIT_FOLDERS[folder]].append(Document.whole(source, file))
+    found = _by_folder(source, lambda file: PurePosixPath(file).parent.name)
     for split, documents in found.items():
         if not documents:
             raise recipe.refuse(source, f"it contains no .txt files for the {split} split")
@@ -86,23 +83,29 @@ def text_files(recipe: Recipe, source: Source, config: CorpusConfig) -> Document
     """Any folder of .txt files: by its own folders train, valid(ation) and test, or else split by file."""
     if not source.path.is_dir():
         raise UserError(f"{source.path} is not a folder; give a folder of .txt files")
-    files = [file for file in source.sizes if file.lower().endswith(".txt") and source.sizes[file]]
-    tops = {file.split("/")[0] for file in files if "/" in file}
-    if {"train", "test"} <= tops and tops & {"valid", "validation"}:
-        found: Documents = {split: [] for split in SPLITS}
-        for file in files:
-            if (top := file.split("/")[0]) in _SPLIT_FOLDERS:
-                found[_SPLIT_FOLDERS[top]].append(Document.whole(source, file))
+    found = _by_folder(source, lambda file: file.split("/")[0])
+    if all(found.values()):
         return found
-    if len(files) < 3:
+    num_files = len(source.texts)
+    if num_files < 3:
         raise UserError(
-            f"{source.path} contains {len(files)} .txt files that are not empty; splitting by file needs at least 3"
+            f"{source.path} contains {num_files} .txt files that are not empty; splitting by file needs at least 3"
         )
-    return _by_share(source, files, config)
+    return _by_share(source, config)
 
 
-def _by_share(source: Source, files: list[str], config: CorpusConfig) -> Documents:
+def _by_folder(source: Source, folder_of: Callable[[str], str]) -> Documents:
+    """The .txt files of each split, by the name of a folder that they are in."""
+    found: Documents = {split: [] for split in SPLITS}
+    for file in source.texts:
+        if (folder := folder_of(file)) in _SPLIT_FOLDERS:
+            found[_SPLIT_FOLDERS[folder]].append(Document.whole(source, file))
+    return found
+
+
+def _by_share(source: Source, config: CorpusConfig) -> Documents:
     """Deal files to test and validation up to their shares of the bytes, in an order that only their names decide."""
+    files = source.texts
     waiting = sorted(files, key=lambda file: hashlib.blake2b(file.encode(errors="surrogateescape")).digest())
     total = sum(source.sizes[file] for file in files)
     found: Documents = {}

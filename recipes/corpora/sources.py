@@ -45,6 +45,11 @@ class Source:
         found = [name for name in self.sizes if name == ending or name.endswith(f"/{ending}")]
         return found[0] if len(found) == 1 else None
 
+    @property
+    def texts(self) -> list[str]:
+        """Names of the .txt files that are not empty."""
+        return [name for name, size in self.sizes.items() if name.lower().endswith(".txt") and size]
+
     def blocks(self, name: str, *, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Yield bytes start..stop - 1 of a file in blocks. Raises UserError if it is damaged or cannot be read."""
         left = self.sizes[name] - start if stop is None else stop - start

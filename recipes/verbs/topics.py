@@ -31,7 +31,7 @@ def topics(source: Path | str, *, num_topics: int = 7, json_file: Path | str | N
     from sklearn.feature_extraction.text import CountVectorizer
 
     opened = open_source(Path(source))
-    files = [name for name in opened.sizes if name.lower().endswith(".txt") and opened.sizes[name]]
+    files = opened.texts
     if len(files) < 2:
         raise UserError(f"{source} contains {len(files)} .txt files that are not empty; topics need at least 2")
     counter = CountVectorizer(stop_words="english", max_df=_MOST_DOCUMENTS, max_features=_VOCABULARY)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.text import search_space
+from recipes.text import Text
 from tests.recipes.calling import figures_of, mistake, run
 from tests.recipes.corpus_files import write_source
 
@@ -42,7 +42,7 @@ def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("model", ["compressive_transformer", "transformer_xl"])
 def test_every_choice_of_a_space_can_be_trained(model: str) -> None:
     """And the two models' contexts have as many slots."""
-    space = search_space(model)
+    space = Text().space(model)
     slots = []
     for context in space.dimensions["context"].values():
         assert context["train.chunk"] == context["model.window"]
