@@ -95,12 +95,10 @@ def test_two_processes_train_and_evaluate_as_one(place: Path, tmp_path: Path) ->
     said = ranks("sample", run_dir, "--documents", 3, "--prefix", 4, "--tokens", 4)
     assert said.count("=== as it goes on") == 3  # a share is drawn by each, and one says them all
     dynamic = ["--dynamic", "--dynamic-optimiser", "adam", "--dynamic-lr", "1e-3"]
-    run("evaluate", run_dir, "--rows", 3, *dynamic, "--json", tmp_path / "alone.json")
+    alone = figures_of(tmp_path / "alone.json", "evaluate", run_dir, "--rows", 3, *dynamic)
     ranks("evaluate", run_dir, "--rows", 3, *dynamic, "--json", tmp_path / "together.json")
-    run("evaluate", place / "run", "--rows", 3, "--json", tmp_path / "one_process.json")
-    alone, together, one = (
-        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("alone", "together", "one_process")
-    )
+    together = json.loads((tmp_path / "together.json").read_text())
+    one = figures_of(tmp_path / "one_process.json", "evaluate", place / "run", "--rows", 3)
     assert together["num_tokens"] == alone["num_tokens"]
     assert together["perplexity"] == pytest.approx(alone["perplexity"], rel=1e-6)
     assert together["dynamic"]["perplexity"] == pytest.approx(alone["dynamic"]["perplexity"], rel=1e-4)
@@ -176,9 +174,8 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         limits = [f"train.max_steps={steps}", "train.evaluate_every=2"]
         run("train", tmp_path / data, run_dir, "preset=smoke", *limits)
     capsys.readouterr()
-    run("compare", *runs, "--json", tmp_path / "c.json", "--plot", tmp_path / "c.png")
+    first, second, third = figures_of(tmp_path / "c.json", "compare", *runs, "--plot", tmp_path / "c.png")
     table = capsys.readouterr().out
-    first, second, third = json.loads((tmp_path / "c.json").read_text())
     for entry in (first, second):
         assert f"{entry['bits_per_byte']:.4f}  " in table and f"{entry['word_perplexity']:,.2f}  " in table
     assert (third["difference_nats"], third["interval_95"]) == (0, [0, 0])
@@ -192,9 +189,9 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_sweep_chooses_on_the_validation_split(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("sweep", place / "run", "--compressed", "16,4,8", "--memory", 20, "--json", tmp_path / "sweep.json")
+    options = ["--compressed", "16,4,8", "--memory", 20]
+    result = figures_of(tmp_path / "sweep.json", "sweep", place / "run", *options)
     table = capsys.readouterr().out
-    result = json.loads((tmp_path / "sweep.json").read_text())
     entries, chosen = result["sizes"], result["chosen"]
     assert [entry["compressed"] for entry in entries] == [4, 8, 16]
     assert {(entry["memory"], entry["split"]) for entry in entries} == {(20, "valid")}
@@ -217,10 +214,9 @@ def test_sweep_chooses_on_the_validation_split(place: Path, tmp_path: Path, caps
 
 
 def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("evaluate", place / "run", "--json", tmp_path / "plain.json")
+    plain = figures_of(tmp_path / "plain.json", "evaluate", place / "run")
     arguments = ["evaluate", place / "run", "--dynamic", "--dynamic-optimiser", "adam", "--dynamic-lr", "1e-3"]
-    run(*arguments, "--json", tmp_path / "dynamic.json")
-    plain, figures = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("plain", "dynamic"))
+    figures = figures_of(tmp_path / "dynamic.json", *arguments)
     dynamic = figures.pop("dynamic")
     assert figures == plain
     assert dynamic["perplexity"] == pytest.approx(math.exp(dynamic["nats_per_token"]))
@@ -229,18 +225,16 @@ def test_dynamic_evaluation_is_separate(place: Path, tmp_path: Path, capsys: pyt
     assert f"dynamic, adam at 0.001: {dynamic['perplexity']:.4f}" in capsys.readouterr().out
     assert "learning rate" in mistake([*arguments[:3], "--dynamic-lr", "-1"], capsys)
     continued = ["evaluate", place / "run", "--dynamic", "--dynamic-optimiser", "continued"]
-    run(*continued, "--json", tmp_path / "own.json")
-    run(*continued, "--dynamic-lr", "1e-3", "--json", tmp_path / "given.json")
-    own, given = (json.loads((tmp_path / f"{name}.json").read_text())["dynamic"] for name in ("own", "given"))
+    own = figures_of(tmp_path / "own.json", *continued)["dynamic"]
+    given = figures_of(tmp_path / "given.json", *continued, "--dynamic-lr", "1e-3")["dynamic"]
     assert own["lr"] == pytest.approx(1e-2) and given["lr"] == 1e-3  # the fifth of five steps of warm-up comes next
     assert own["perplexity"] < given["perplexity"] < plain["perplexity"]
     assert given["perplexity"] != dynamic["perplexity"]  # of Adam that starts afresh
 
 
 def test_analyse(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = ["--json", tmp_path / "a.json", "--plot", tmp_path / "a.png"]
-    run("analyse", place / "run", place / "run", "--tokens", 4000, "--split", "train", *files)
-    figures = json.loads((tmp_path / "a.json").read_text())
+    options = ["--tokens", 4000, "--split", "train", "--plot", tmp_path / "a.png"]
+    figures = figures_of(tmp_path / "a.json", "analyse", place / "run", place / "run", *options)
     assert len(figures["runs"]) == 2 and figures["unit"] == "token"
     regions = figures["runs"][0]["attention_by_position"]["regions"]
     assert set(regions) == {"compressed", "memory", "window"}
@@ -249,8 +243,8 @@ def test_analyse(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "relative effective context in tokens of the group" in capsys.readouterr().out
     heads = figures["runs"][0]["attention_by_head"]
     assert list(heads["terms"]) == ["a", "b", "c", "d"] and len(heads["widest"]) == 3
-    run("analyse", place / "run", "--tokens", 4000, "--split", "train", "--compressed", 12, "--memory", 8, *files)
-    run_figures = json.loads((tmp_path / "a.json").read_text())["runs"][0]
+    options += ["--compressed", 12, "--memory", 8]
+    run_figures = figures_of(tmp_path / "a.json", "analyse", place / "run", *options)["runs"][0]
     regions = run_figures["attention_by_position"]["regions"]
     assert (regions["compressed"]["slots"], regions["memory"]["slots"]) == (12, 8)
     assert run_figures["attention_by_head"]["buckets"][-1]["to"] == 16 + 8 + 2 * 12 - 1

@@ -1,32 +1,22 @@
 """`python -m recipes race` and `tune`: the verbs of `waveform` of these names, on text."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from recipes.text import Text
-from tests.recipes.calling import figures_of, mistake, run
-from tests.recipes.corpus_files import write_source
+from tests.recipes.calling import figures_of, mistake
 
 SHORT = ["preset=smoke", "train.max_steps=3", "train.log_every=1", "train.device=cpu"]
 
 
-@pytest.fixture(scope="module", name="data")
-def make_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("race")
-    run("prepare", "folder", write_source("folder", place / "source"), place / "data", "corpus.check=false")
-    return place / "data"
-
-
 @pytest.mark.slow
 def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = ["--json", tmp_path / "race.json", "--plot", tmp_path / "race.png"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("waveform.runs.opened.choose_device", {"cpu": "cpu"}.__getitem__)  # as trained
-        run("race", data, tmp_path / "runs", "--seeds", 2, "--rows", 6, *files, *SHORT, "seed=3")
+        race = ["race", data, tmp_path / "runs", "--seeds", 2, "--rows", 6, "--plot", tmp_path / "race.png"]
+        figures = figures_of(tmp_path / "race.json", *race, *SHORT, "seed=3")
     out = capsys.readouterr().out
-    figures = json.loads((tmp_path / "race.json").read_text())
     assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")
     names = ["compressive_transformer-3", "transformer_xl-3", "compressive_transformer-4", "transformer_xl-4"]
     assert [Path(entry["run"]).name for entry in figures["runs"]] == names

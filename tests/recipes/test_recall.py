@@ -17,7 +17,6 @@ from recipes.studies.curves import ByDistance
 from recipes.text import load
 from recipes.verbs.prepare import prepare
 from tests.recipes.calling import figures_of, mistake, run
-from tests.recipes.conftest import calls_in_this_process
 from waveform.analyses.answers import _Answers, _holding, attention_on_answers
 from waveform.engine.dataset import read_dataset
 from waveform.models.attention import Slots
@@ -74,8 +73,8 @@ def test_a_data_set_is_made_by_its_seed_alone(place: Path, tmp_path: Path) -> No
 
 
 def test_bits_by_distance_are_those_of_the_answers(place: Path, tmp_path: Path) -> None:
-    run("evaluate", place / "compressive_transformer", "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png")
-    figures = json.loads((tmp_path / "a.json").read_text())
+    plot = ["--plot", tmp_path / "a.png"]
+    figures = figures_of(tmp_path / "a.json", "evaluate", place / "compressive_transformer", *plot)
     data = read_dataset(place / "data")
     tokens, distances = data.open_split("test"), read_distances(data, "test")
     model = load(place / "compressive_transformer").model
@@ -101,9 +100,8 @@ def test_bits_by_distance_are_those_of_the_answers(place: Path, tmp_path: Path) 
 
 def test_runs_are_compared_by_distance(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [place / "compressive_transformer", place / "transformer_xl"]
-    run("compare", *runs, "--json", tmp_path / "c.json", "--plot", tmp_path / "c.png")
+    first, second = figures_of(tmp_path / "c.json", "compare", *runs, "--plot", tmp_path / "c.png")
     assert "bits per answer by distance, chance 2.00" in capsys.readouterr().out
-    first, second = json.loads((tmp_path / "c.json").read_text())
     assert first["interval_95"] is None
     low, high = second["interval_95"]
     difference = second["nats_per_token"] - first["nats_per_token"]
@@ -111,25 +109,26 @@ def test_runs_are_compared_by_distance(place: Path, tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("calls")
 def test_a_study_is_made_of_runs_that_last(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = Study(
         {"rate_8": ["model.compression_rate=8"]}, ByDistance({"one": {"rate_8": "c = 8"}}), "", recipe="recall"
     )
     monkeypatch.setitem(STUDIES, "recall", study)
     command = ["study", "recall", place / "data", tmp_path / "study", "preset=smoke", "train.max_steps=2"]
-    with monkeypatch.context() as patch:
-        calls_in_this_process(patch)
-        run(*command, "--seeds", 2, "--json", tmp_path / "s.json", "--plot", tmp_path / "s.png")
-        (evaluation,) = (tmp_path / "study" / "rate_8-0").glob("evaluate-2-*.json")
-        made = evaluation.stat().st_mtime_ns
-        run(*command, "--seeds", 2)
-        assert evaluation.stat().st_mtime_ns == made
-    summary = json.loads((tmp_path / "s.json").read_text())
+    summary = figures_of(tmp_path / "s.json", *command, "--seeds", 2, "--plot", tmp_path / "s.png")
+    (evaluation,) = (tmp_path / "study" / "rate_8-0").glob("evaluate-2-*.json")
+    made = evaluation.stat().st_mtime_ns
+    run(*command, "--seeds", 2)
+    assert evaluation.stat().st_mtime_ns == made
     entry = summary["figures"]["rate_8"]["bits_per_answer"]
     assert entry["mean"] == pytest.approx(np.mean(entry["seeds"])) and len(set(entry["seeds"])) == 2
     half = 12.706 * np.std(entry["seeds"], ddof=1) / 2**0.5  # Student's t with one degree of freedom
     assert entry["interval_95"] == pytest.approx([entry["mean"] - half, entry["mean"] + half], rel=1e-3)
     assert json.loads(evaluation.read_text())["model_config"]["compression_rate"] == 8
+
+
+def test_a_process_of_a_study_that_fails_is_named() -> None:
     with pytest.raises(waveform.UserError, match=r"`recipes train nowhere` failed with exit code 2: .*RUN_DIR"):
         Children(1).call("train", "nowhere")
 

@@ -14,14 +14,6 @@ from recipes.studies.rows import Row, Rows
 from recipes.text import compose_config
 from tests.recipes.calling import mistake, run
 from tests.recipes.conftest import Calls
-from tests.recipes.corpus_files import write_source
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("studies")
-    run("prepare", "folder", write_source("folder", place / "source"), place / "data")
-    return place / "data"
 
 
 def composed(name: str, overrides: list[str]) -> dict[str, dict[str, Any]]:

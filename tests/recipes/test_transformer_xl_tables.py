@@ -1,6 +1,5 @@
 """What Transformer-XL's tables need of the command: ablations, averaged weights, speed by context length."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from safetensors.torch import load_file
 
 from recipes.text import load
 from tests.recipes.calling import figures_of, mistake, run
-from tests.recipes.corpus_files import write_source
 from waveform.engine.checkpoint import CHECKPOINTS_DIR
 from waveform.runs.opened import average_weights
 
@@ -18,41 +16,37 @@ SHORT = ["model=transformer_xl", "preset=smoke", "train.max_steps=4", "train.eva
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set of bytes and a run of Transformer-XL that keeps three checkpoints."""
-    place = tmp_path_factory.mktemp("tables")
-    run("prepare", "folder", write_source("folder", place / "source"), place / "data")
-    keep = ["train.checkpoint_every=1", "train.keep_checkpoints=3"]
-    run("train", place / "data", place / "run", *SHORT, *keep)
-    return place
+def txl(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of Transformer-XL that keeps three checkpoints."""
+    run_dir = tmp_path_factory.mktemp("tables") / "run"
+    run("train", data, run_dir, *SHORT, "train.checkpoint_every=1", "train.keep_checkpoints=3")
+    return run_dir
 
 
-def test_averaged_weights_are_the_mean_of_checkpoints(place: Path) -> None:
-    opened = load(place / "run")
+def test_averaged_weights_are_the_mean_of_checkpoints(txl: Path) -> None:
+    opened = load(txl)
     average_weights(opened, 2)
-    parts = [load_file(place / "run" / CHECKPOINTS_DIR / f"step_{step:08d}" / "model.safetensors") for step in (3, 4)]
+    parts = [load_file(txl / CHECKPOINTS_DIR / f"step_{step:08d}" / "model.safetensors") for step in (3, 4)]
     model: Any = opened.model
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(weight, (parts[0][name] + parts[1][name]) / 2)
         assert not parts[0][name].is_floating_point() or not torch.equal(parts[0][name], parts[1][name]), name
 
 
-def test_evaluate_with_averaged_weights(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("evaluate", place / "run", "--json", tmp_path / "last.json")
-    run("evaluate", place / "run", "--average", 3, "--json", tmp_path / "mean.json")
-    last, mean = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("last", "mean"))
+def test_evaluate_with_averaged_weights(txl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = figures_of(tmp_path / "last.json", "evaluate", txl)
+    mean = figures_of(tmp_path / "mean.json", "evaluate", txl, "--average", 3)
     assert (last["averaged_checkpoints"], mean["averaged_checkpoints"]) == (1, 3)
     assert mean["nats_per_token"] != last["nats_per_token"]
     assert "with the mean weights of the last 3 checkpoints" in capsys.readouterr().out
-    said = mistake(["evaluate", place / "run", "--average", 4], capsys)
+    said = mistake(["evaluate", txl, "--average", 4], capsys)
     assert "has 3 complete checkpoints; train with train.keep_checkpoints=4" in said
-    assert "--average is 0" in mistake(["evaluate", place / "run", "--average", 0], capsys)
+    assert "--average is 0" in mistake(["evaluate", txl, "--average", 0], capsys)
 
 
-def test_speed_by_context_length(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = ["--json", tmp_path / "s.json", "--plot", tmp_path / "s.png"]
-    run("speed", place / "run", "--contexts", "48,800", *files)
-    figures = json.loads((tmp_path / "s.json").read_text())
+def test_speed_by_context_length(txl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--contexts", "48,800", "--plot", tmp_path / "s.png"]
+    figures = figures_of(tmp_path / "s.json", "speed", txl, *options)
     assert [entry["context"] for entry in figures["contexts"]] == [48, 800]
     for entry in figures["contexts"]:
         seconds = entry["seconds_per_token"]
@@ -60,37 +54,40 @@ def test_speed_by_context_length(place: Path, tmp_path: Path, capsys: pytest.Cap
     assert figures["contexts"][1]["times_slower"] > 8  # it reads 800 tokens for each, and a window is 16
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[-3:-1]] == ["-", "363"]
-    assert "--contexts is 'x'" in mistake(["speed", place / "run", "--contexts", "x"], capsys)
+    assert "--contexts is 'x'" in mistake(["speed", txl, "--contexts", "x"], capsys)
 
 
-def test_an_lstm_is_in_the_group_of_table_8(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_lstm_is_in_the_group_of_table_8(
+    txl: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It resumes, is scored, sampled from and compared like the others, and has no attention to show."""
     short = ["model=lstm", *SHORT[1:]]
-    run("train", place / "data", tmp_path / "lstm", *short, "train.max_steps=2")
-    run("train", place / "data", tmp_path / "lstm", *short)
+    run("train", data, tmp_path / "lstm", *short, "train.max_steps=2")
+    run("train", data, tmp_path / "lstm", *short)
     assert figures_of(tmp_path / "e.json", "evaluate", tmp_path / "lstm", "--dynamic")["step"] == 4
     run("sample", tmp_path / "lstm", "--prompt", "the", "--tokens", 9)
-    figures = figures_of(tmp_path / "a.json", "analyse", place / "run", tmp_path / "lstm", "--tokens", 6000)
+    figures = figures_of(tmp_path / "a.json", "analyse", txl, tmp_path / "lstm", "--tokens", 6000)
     assert len(figures["effective_context"]["by_ratio"]["0.1"]) == 2
     assert figures["runs"][1]["attention_by_head"] == {"absent": "the model has no attention"}
-    run("compare", place / "run", tmp_path / "lstm")
+    run("compare", txl, tmp_path / "lstm")
     assert "lstm" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_ablations_train_and_are_scored(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ablations_train_and_are_scored(
+    txl: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for study in ("txl_shaw", "txl_transformer", "txl_learned_positions"):
-        run("train", place / "data", tmp_path / study, *SHORT, f"study={study}")
-    run("evaluate", tmp_path / "txl_transformer", "--stride", 4, "--json", tmp_path / "slid.json")
-    run("evaluate", tmp_path / "txl_transformer", "--json", tmp_path / "cut.json")
-    slid, cut = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("slid", "cut"))
+        run("train", data, tmp_path / study, *SHORT, f"study={study}")
+    slid = figures_of(tmp_path / "slid.json", "evaluate", tmp_path / "txl_transformer", "--stride", 4)
+    cut = figures_of(tmp_path / "cut.json", "evaluate", tmp_path / "txl_transformer")
     assert slid["num_tokens"] == cut["num_tokens"] and slid["stride"] == 4
     assert slid["nats_per_token"] != cut["nats_per_token"]
-    group = [place / "run", tmp_path / "txl_shaw", tmp_path / "txl_transformer"]
+    group = [txl, tmp_path / "txl_shaw", tmp_path / "txl_transformer"]
     figures = figures_of(tmp_path / "a.json", "analyse", *group, "--tokens", 6000, "--context-step", 16)
     assert len(figures["effective_context"]["by_ratio"]["0.1"]) == 3
     assert list(figures["runs"][1]["attention_by_head"]["terms"]) == ["a", "b"]
-    assert "without memory" in mistake(["evaluate", place / "run", "--stride", 4], capsys)
+    assert "without memory" in mistake(["evaluate", txl, "--stride", 4], capsys)
     run("evaluate", tmp_path / "txl_learned_positions", "--stride", 4)
     said = mistake(["evaluate", tmp_path / "txl_learned_positions", "--memory", 16], capsys)
     assert "model.position=learned" in said and "set model.memory=0" in said
