@@ -44,20 +44,18 @@ def test_penn_treebank_has_our_sizes_variational_dropout_and_checkpoints_to_aver
 
 
 @pytest.mark.parametrize(
-    ("recipe", "model"), [("enwik8", "compressive_transformer"), ("ptb", "transformer_xl")], ids=["model", "recipe"]
+    ("recipe", "preset", "model", "known"),
+    [
+        ("enwik8", "dai_24l", "compressive_transformer", "enwik8 with model=transformer_xl"),
+        ("ptb", "dai_24l", "transformer_xl", "enwik8 with model=transformer_xl"),
+        ("enwik8", "paper", "lstm", "compressive_transformer, transformer_xl"),
+    ],
+    ids=["model", "recipe", "paper"],
 )
-def test_a_preset_without_sizes_for_these_is_refused(recipe: str, model: str) -> None:
-    message = f"preset=dai_24l has no sizes for {recipe} with model={model}; it has some for enwik8 with model=tr"
+def test_a_preset_without_sizes_for_these_is_refused(recipe: str, preset: str, model: str, known: str) -> None:
+    message = f"preset={preset} has no sizes for {recipe} with model={model}; it has some for {known}"
     with pytest.raises(UserError, match=message):
-        compose_config(recipe, ["preset=dai_24l", f"model={model}"])
-
-
-def test_a_paper_has_no_sizes_for_other_models() -> None:
-    message = (
-        "preset=paper has no sizes for enwik8 with model=lstm; it has some for compressive_transformer, transformer_xl"
-    )
-    with pytest.raises(UserError, match=message):
-        compose_config("enwik8", ["preset=paper", "model=lstm"])
+        compose_config(recipe, [f"preset={preset}", f"model={model}"])
 
 
 def test_a_study_of_another_model_is_refused_as_such() -> None:

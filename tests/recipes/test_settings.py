@@ -74,22 +74,6 @@ def test_the_literal_study_is_algorithm_1(width: int) -> None:
     assert config["train"] == plain["train"]
 
 
-def test_studies_are_table_5() -> None:
-    def study(name: str) -> dict[str, Any]:
-        return compose_config("enwik8", ["preset=paper", f"study={name}"])
-
-    by_function = {name: study(f"table5_{name}")["model"]["compression"] for name in ("max", "mean", "most_used")}
-    assert by_function == {name: name for name in by_function}
-    assert study("table5_dilated")["model"]["compression"] == "dilated"
-    assert study("table5_conv_autoencode")["model"]["compression_loss"] == "autoencode"
-    through_time, plain = study("table5_conv_bptt"), study("none")
-    assert through_time["model"]["compression_loss"] == "none"
-    assert through_time["train"]["unroll"] == 2 * plain["train"]["unroll"]
-    assert through_time["train"]["chunk"] == 2 * plain["train"]["chunk"]
-    assert through_time["train"]["batch_size"] == plain["train"]["batch_size"] / 2
-    assert [study(f"rate_{rate}")["model"]["compression_rate"] for rate in (2, 3, 4)] == [2, 3, 4]
-
-
 def test_figure_3_has_five_curves_that_part_in_mid_training() -> None:
     """All learn at 3e-4 up to 15,000 iterations, whatever the preset's decay, and read 25,000 chunks of a row."""
     late = {"lr_3e-4": (3e-4, 1), "lr_1e-7": (1e-7, 1), "lr_1e-9": (1e-9, 1), "lr_0": (0.0, 1),
