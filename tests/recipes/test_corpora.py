@@ -32,6 +32,12 @@ def text_of(data: Dataset, split: str) -> str:
     return "".join(tokenizer.decode(part) for part in ids)
 
 
+def files_of(recipe: str, source: Path, config: CorpusConfig = UNCHECKED) -> dict[str, list[str]]:
+    """The names of the documents of each split."""
+    found = open_corpus(find_recipe(recipe), open_source(source), config=config)
+    return {split: [document.name for document in documents] for split, documents in found.items()}
+
+
 def publish(monkeypatch: pytest.MonkeyPatch, name: str, **expected: Any) -> None:
     """Make the recipe `name` expect something small."""
     monkeypatch.setitem(catalogue.RECIPES, name, dataclasses.replace(RECIPES[name], **expected))
@@ -143,9 +149,7 @@ def test_pg19_divides_by_its_own_words_and_compares_them_with_the_published(
 
 
 def test_lm1b_tests_on_heldout_file_0(tmp_path: Path) -> None:
-    found = open_corpus(find_recipe("lm1b"), open_source(write_source("lm1b", tmp_path)), config=UNCHECKED)
-    names = {split: [document.name for document in documents] for split, documents in found.items()}
-    assert names == {
+    assert files_of("lm1b", write_source("lm1b", tmp_path)) == {
         "train": ["news.en-00001-of-00100", "news.en-00002-of-00100"],
         "valid": ["news.en.heldout-00001-of-00050"],
         "test": ["news.en.heldout-00000-of-00050"],
@@ -155,26 +159,21 @@ def test_lm1b_tests_on_heldout_file_0(tmp_path: Path) -> None:
 def test_a_folder_is_split_by_file_and_names_decide(tmp_path: Path) -> None:
     source = write_source("folder", tmp_path)
     config = CorpusConfig(valid=0.2, test=0.2)
-
-    def split() -> dict[str, list[str]]:
-        found = open_corpus(find_recipe("folder"), open_source(source), config=config)
-        return {name: [document.name for document in documents] for name, documents in found.items()}
-
-    found = split()
+    found = files_of("folder", source, config)
     files = [path.relative_to(source).as_posix() for path in source.rglob("book*.txt")]
     assert sorted(name for names in found.values() for name in names) == sorted(files)
     total = sum((source / name).stat().st_size for name in files)
     for name in ("valid", "test"):
         share = sum((source / file).stat().st_size for file in found[name]) / total
         assert 0.08 < share <= 0.2
-    assert split() == found
+    assert files_of("folder", source, config) == found
 
 
 def test_no_split_is_empty_with_one_large_file(tmp_path: Path) -> None:
     for name, size in (("a.txt", 5000), ("b.txt", 10), ("c.txt", 10)):
         (tmp_path / name).write_text("x" * size)
-    found = open_corpus(find_recipe("folder"), open_source(tmp_path), config=CorpusConfig())
-    assert [document.name for document in found["train"]] == ["a.txt"]
+    found = files_of("folder", tmp_path)
+    assert found["train"] == ["a.txt"]
     assert len(found["valid"]) == len(found["test"]) == 1
 
 
@@ -182,8 +181,7 @@ def test_a_folder_with_splits_keeps_them(tmp_path: Path) -> None:
     for name in ("train/a.txt", "train/deep/b.txt", "validation/c.txt", "test/d.txt", "other/e.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("some words")
-    found = open_corpus(find_recipe("folder"), open_source(tmp_path), config=CorpusConfig())
-    assert {split: [document.name for document in documents] for split, documents in found.items()} == {
+    assert files_of("folder", tmp_path) == {
         "train": ["train/a.txt", "train/deep/b.txt"],
         "valid": ["validation/c.txt"],
         "test": ["test/d.txt"],

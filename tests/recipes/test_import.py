@@ -112,10 +112,15 @@ def test_the_run_works_in_every_verb(source: Path, capsys: pytest.CaptureFixture
     command = capsys.readouterr().out.splitlines()[-1]
     before = figures_of(source / "before.json", "evaluate", run_dir)
     assert before["step"] == 0 and before["memory"] == 7
-    assert abs(before["nats_per_token"] - expected_nats(source)) < 1e-5
+    words = own_tokens(load(run_dir, device="cpu"), split="test").read(0, start=0, stop=10**6).astype("int64")
+    expected = nats_of_the_code(word_shape(), torch.from_numpy(words), begin=_WORDS.index("<eos>"))
+    assert before["nats_per_token"] == pytest.approx(expected, abs=1e-5)
     run("evaluate", run_dir, "--memory", "12", "--rows", "4", "--dynamic")
     run("import", source / "checkpoint", source / "other", "--data", data, "model.memory=20", "model.clamp_len=0")
+    capsys.readouterr()
     assert figures_of(source / "compared.json", "compare", run_dir, source / "other")[1]["difference_nats"] != 0
+    printed = capsys.readouterr().out
+    assert "perplexity by occurrences in training:" in printed and "gain over the first" in printed
     run("sample", run_dir, "--tokens", "20", "--prompt", " ".join(_WORDS[2:8]))
     run("analyse", run_dir, "--tokens", "300")
     assert command.startswith("to train it: python -m recipes train")
@@ -124,14 +129,11 @@ def test_the_run_works_in_every_verb(source: Path, capsys: pytest.CaptureFixture
     assert after["step"] == 2 and after["nats_per_token"] != before["nats_per_token"]
 
 
-def expected_nats(source: Path) -> float:
-    """NLL of the test split by the reference, with <eos> before its first word."""
-    tokens = own_tokens(load(source / "run", device="cpu"), split="test")
-    words = torch.from_numpy(tokens.read(0, start=0, stop=tokens.num_tokens).astype("int64"))[None]
-    begin = torch.tensor([[_WORDS.index("<eos>")]])
-    weights = reference.make_weights(word_shape())
-    _, log_p = reference.run(weights, word_shape(), torch.cat([begin, words[:, :-1]], 1))
-    return float(-log_p.gather(-1, words[..., None]).mean())
+def nats_of_the_code(shape: Shape, ids: torch.Tensor, *, begin: int) -> float:
+    """NLL of `ids` [T] by the reference, with `begin` before them."""
+    inputs = torch.cat([torch.tensor([begin]), ids[:-1]])
+    _, log_p = reference.run(reference.make_weights(shape), shape, inputs[None])
+    return float(-log_p.gather(-1, ids[None, :, None]).mean())
 
 
 def test_without_text_the_run_can_be_sampled_from(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,9 +312,7 @@ def test_symbols_are_scored_as_by_the_code(symbols: tuple[str, Path, Shape, byte
     ids = torch.tensor([order.index(byte) for byte in test if byte != ord("\n")])
     assert (b"\n" in test) == (recipe == "enwik8")
     assert figures["num_tokens"] == len(ids)
-    inputs = torch.cat([torch.tensor([order.index(ord(" "))]), ids[:-1]])
-    _, log_p = reference.run(reference.make_weights(shape), shape, inputs[None])
-    nats = float(-log_p.gather(-1, ids[None, :, None]).mean())
+    nats = nats_of_the_code(shape, ids, begin=order.index(ord(" ")))
     assert figures["nats_per_token"] == pytest.approx(nats, abs=1e-5)
     assert figures["bits_per_character"] == pytest.approx(nats / math.log(2), abs=1e-4)
     run("sample", place / "run", "--tokens", "9", "--prompt", "the s")

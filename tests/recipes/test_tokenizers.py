@@ -29,10 +29,9 @@ SYLLABLES = st.lists(st.sampled_from(["ka", "lo", "min", " ", "  ", "\n", "\r\n"
 small_blocks = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def document(folder: Path, content: str | bytes, name: str = "a.txt") -> Document:
-    raw = content.encode() if isinstance(content, str) else content
-    (folder / name).write_bytes(raw)
-    return Document(name, open_source(folder), name, 0, len(raw))
+def document(folder: Path, content: str | bytes) -> Document:
+    (folder / "a.txt").write_bytes(content.encode() if isinstance(content, str) else content)
+    return Document.whole(open_source(folder), "a.txt")
 
 
 def encode(tokenizer: TextTokenizer, text: Document) -> list[int]:
@@ -101,12 +100,6 @@ def test_words_by_frequency_with_rare_ones_unknown(tmp_path: Path) -> None:
     assert encode(tokenizer, text) == [1, 3, 1, 0, 2, 3, 1, 0, 0, 2]
     assert tokenizer.decode([1, 3, 2, 0, 2, 2, 1]) == "b a\n<unk>\n\nb"
     assert tokenizer.encode_prompt("b a\nzebra").tolist() == [1, 3, 2, 0]
-
-
-def test_a_vocabulary_comes_only_from_the_training_documents(tmp_path: Path) -> None:
-    tokenizer, _ = WordTokenizer.train([document(tmp_path, "a b\n")], min_count=1)
-    assert encode(tokenizer, document(tmp_path, "a new b\n", "test.txt")) == [1, 3, 2, 0]
-    assert tokenizer.content()["words"] == ["<eos>", "a", "b", "<unk>"]
 
 
 @pytest.mark.parametrize("kind", ["words", "subwords"])
