@@ -42,7 +42,7 @@ def _tar(path: Path, files: dict[str, str]) -> Path:
     return path
 
 
-def _folder(path: Path, files: dict[str, str]) -> Path:
+def write_folder(path: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text)
@@ -64,7 +64,7 @@ def write_source(recipe: str, folder: Path) -> Path:
     if recipe == "enwik8":
         return _zip(folder / "enwik8.zip", {"enwik8": "<page>é\n".join(sentences(600))})
     if recipe == "text8":
-        return _folder(folder, {"text8": " ".join(sentences(600))}) / "text8"
+        return write_folder(folder, {"text8": " ".join(sentences(600))}) / "text8"
     if recipe == "wikitext103":
         files = {
             f"wikitext-103/wiki.{split}.tokens": _wikitext(n, n)
@@ -77,12 +77,12 @@ def write_source(recipe: str, folder: Path) -> Path:
             for split, sizes in (("train", (200, 250)), ("validation", (40,)), ("test", (50, 60)))
             for n in sizes
         }
-        return _folder(folder / "pg19", books)
+        return write_folder(folder / "pg19", books)
     if recipe == "lm1b":
         base = "1-billion-word-language-modeling-benchmark-r13output"
         train = f"{base}/training-monolingual.tokenized.shuffled/news.en-0000"
         heldout = f"{base}/heldout-monolingual.tokenized.shuffled/news.en.heldout-0000"
-        return _folder(
+        return write_folder(
             folder,
             {
                 f"{train}1-of-00100": _lines(200, 1),
@@ -99,7 +99,7 @@ def write_source(recipe: str, folder: Path) -> Path:
         }
         return _tar(folder / "simple-examples.tgz", files)
     assert recipe == "folder"
-    return _folder(
+    return write_folder(
         folder / "texts",
         {f"shelf {i % 2}/book {i}.txt": _lines(40 + i, i) for i in range(12)}
         | {"notes.md": "not text", "empty.txt": ""},

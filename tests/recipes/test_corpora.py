@@ -18,18 +18,18 @@ from recipes.corpora.sources import open_source
 from recipes.corpora.tokenizers import load_tokenizer
 from recipes.verbs import prepare as preparation
 from recipes.verbs.prepare import prepare
-from tests.recipes.corpus_files import sentences, write_source
-from waveform.engine.dataset import Dataset
+from tests.recipes.calling import mistake, run
+from tests.recipes.corpus_files import sentences, write_folder, write_source
+from waveform.engine.dataset import Dataset, read_dataset
 from waveform.system.errors import UserError
 
 UNCHECKED = CorpusConfig(check=False)
 
 
-def text_of(data: Dataset, split: str) -> str:
-    """Return what a split decodes to, documents in order."""
+def texts_of(data: Dataset, split: str) -> dict[str, str]:
+    """What each document of a split decodes to."""
     tokenizer, tokens = load_tokenizer(data.folder), data.open_split(split)
-    ids = [tokens.read(i, start=0, stop=10**9).tolist() for i in range(len(tokens))]
-    return "".join(tokenizer.decode(part) for part in ids)
+    return {name: tokenizer.decode(tokens.read(i, start=0, stop=10**9).tolist()) for i, name in enumerate(tokens.names)}
 
 
 def files_of(recipe: str, source: Path, config: CorpusConfig = UNCHECKED) -> dict[str, list[str]]:
@@ -142,10 +142,8 @@ def test_pg19_divides_by_its_own_words_and_compares_them_with_the_published(
     }
     told = f"valid has {words['valid']:,} words, counted; the published corpus has 3,007,061: word-level"
     assert [line for line in capsys.readouterr().out.splitlines() if told in line]
-    tests = data.open_split("test")
-    assert tests.names == ["test/50.txt", "test/60.txt"]  # one document a book
-    books = [(source / name).read_bytes().decode() for name in tests.names]
-    assert text_of(data, "test") == "".join(books)
+    names = ["test/50.txt", "test/60.txt"]  # one document a book
+    assert texts_of(data, "test") == {name: (source / name).read_bytes().decode() for name in names}
 
 
 def test_lm1b_tests_on_heldout_file_0(tmp_path: Path) -> None:
@@ -170,18 +168,15 @@ def test_a_folder_is_split_by_file_and_names_decide(tmp_path: Path) -> None:
 
 
 def test_no_split_is_empty_with_one_large_file(tmp_path: Path) -> None:
-    for name, size in (("a.txt", 5000), ("b.txt", 10), ("c.txt", 10)):
-        (tmp_path / name).write_text("x" * size)
-    found = files_of("folder", tmp_path)
+    sizes = {"a.txt": 5000, "b.txt": 10, "c.txt": 10}
+    found = files_of("folder", write_folder(tmp_path, {name: "x" * size for name, size in sizes.items()}))
     assert found["train"] == ["a.txt"]
     assert len(found["valid"]) == len(found["test"]) == 1
 
 
 def test_a_folder_with_splits_keeps_them(tmp_path: Path) -> None:
-    for name in ("train/a.txt", "train/deep/b.txt", "validation/c.txt", "test/d.txt", "other/e.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("some words")
-    assert files_of("folder", tmp_path) == {
+    names = ("train/a.txt", "train/deep/b.txt", "validation/c.txt", "test/d.txt", "other/e.txt")
+    assert files_of("folder", write_folder(tmp_path, dict.fromkeys(names, "some words"))) == {
         "train": ["train/a.txt", "train/deep/b.txt"],
         "valid": ["validation/c.txt"],
         "test": ["test/d.txt"],
@@ -212,15 +207,13 @@ def test_an_endless_word_is_refused(tmp_path: Path) -> None:
 
 def test_words_and_bytes_are_counted_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_BLOCK_BYTES", 3)
-    for i, text in enumerate(["a bc  def\nghij", " k lm nop ", "qrs tuv\n\nwx yz", "a  b"]):
-        (tmp_path / f"{i}.txt").write_text(text)
+    written = ("a bc  def\nghij", " k lm nop ", "qrs tuv\n\nwx yz", "a  b")
+    write_folder(tmp_path, {f"{i}.txt": text for i, text in enumerate(written)})
     data = prepare("folder", tmp_path, tmp_path / "data", show_progress=False)
-    texts = {split: text_of(data, split) for split in SPLITS}
-    names = {split: data.open_split(split).names for split in SPLITS}
     for split in SPLITS:
-        expected = sum(len((tmp_path / name).read_text().split()) for name in names[split])
-        assert data.sources["words"][split] == expected
-        assert data.sources["bytes"][split] == len(texts[split].encode())
+        texts = texts_of(data, split)
+        assert data.sources["words"][split] == sum(len((tmp_path / name).read_text().split()) for name in texts)
+        assert data.sources["bytes"][split] == sum(len(text.encode()) for text in texts.values())
 
 
 def test_a_preparation_that_fails_late_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,3 +226,44 @@ def test_a_preparation_that_fails_late_leaves_nothing(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match="the disk is full"):
         prepare("folder", write_source("folder", tmp_path), tmp_path / "to" / "data", show_progress=False)
     assert not list((tmp_path / "to").iterdir())
+
+
+MARKED = """The licence.\r
+*** START OF THE PROJECT GUTENBERG EBOOK {name} ***\r
+{text}*** END OF THIS PROJECT GUTENBERG EBOOK {name} ***\r
+More."""
+
+
+def test_the_licence_is_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    books = {"a.txt": "Call me a.\n" * 9, "b.txt": "Call me b.\n" * 7, "c.txt": "Call me c.\n" * 8}
+    unmarked = {"unmarked.txt": "Call me nothing.\n"}
+    marked = {name: MARKED.format(name=name, text=text) for name, text in books.items()}
+    source = write_folder(tmp_path / "books", marked | unmarked)
+    run("prepare", "folder", source, tmp_path / "data", "corpus.gutenberg=true")
+    assert "note: 1 files have no lines of Project Gutenberg" in capsys.readouterr().err
+    data = read_dataset(tmp_path / "data")
+    assert texts_of(data, "train") | texts_of(data, "valid") | texts_of(data, "test") == books | unmarked
+    prepare("folder", source, tmp_path / "whole", show_progress=False)
+    assert sum(read_dataset(tmp_path / "whole").sources["bytes"].values()) > 3 * len("The licence.")
+
+
+def test_words_are_replaced_as_in_the_published_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole words, in any case, the longer of two first; what is counted is what is read."""
+    write_folder(tmp_path / "books", {f"{split}/a.txt": "Bad, a badge: BAD-TEMPERED. badé" for split in SPLITS})
+    (tmp_path / "words").write_text("bad\nbad-tempered\n\n")
+    run("prepare", "folder", tmp_path / "books", tmp_path / "data", f"corpus.replaced_words={tmp_path / 'words'}")
+    data = read_dataset(tmp_path / "data")
+    text = "<DW>, a badge: <DW>. badé"
+    assert texts_of(data, "test") == {"test/a.txt": text} and data.sources["bytes"]["test"] == len(text.encode())
+    (tmp_path / "words").write_text("\n")
+    wrong = ["prepare", "folder", tmp_path / "books", tmp_path / "new"]
+    assert "has no words" in mistake([*wrong, f"corpus.replaced_words={tmp_path / 'words'}"], capsys)
+    assert "cannot read corpus.replaced_words" in mistake([*wrong, "corpus.replaced_words=nowhere"], capsys)
+
+
+def test_prepare_says_how_long_documents_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {f"{i}.txt": "word " * num_words for i, num_words in enumerate((10, 20, 30, 2, 2))}
+    source = write_folder(tmp_path / "books", texts)
+    run("prepare", "folder", source, tmp_path / "data", "corpus.test=0.02", "corpus.valid=0.02")
+    out = capsys.readouterr().out
+    assert "in 3 documents of 20 words on average" in out and out.count("in 1 document of 2 words") == 2

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recipes.corpora import sources
+from recipes.corpora.detokenize import detokenize
 from recipes.corpora.documents import Document, read_text, read_words
 from recipes.corpora.sources import open_source
 from recipes.corpora.tokenizers import (
@@ -153,3 +154,19 @@ def test_only_the_merges_of_subwords_are_loaded(subwords: SubwordTokenizer) -> N
     content["tokenizer"]["normalizer"] = longer
     loaded = TOKENIZERS["subwords"](content)
     np.testing.assert_array_equal(loaded.encode_prompt("kaka"), subwords.encode_prompt("kaka"))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        ("a well @-@ known sum of 1 @,@ 234 @.@ 5 , or so .", "a well-known sum of 1,234.5, or so."),
+        ("the dog 's tail ( the long one ) did n't wag ; why ?", "the dog's tail (the long one) didn't wag; why?"),
+        ('he said " wait " , and " go " .', 'he said "wait", and "go".'),
+        ("`` no , '' she said", '"no," she said'),
+        (" = Title = \n a line . \n", "= Title =\na line.\n"),
+        ("rock ' n roll costs $ 5 , <unk> said", "rock ' n roll costs $5, <unk> said"),
+    ],
+)
+def test_punctuation_is_joined(tokens: str, text: str) -> None:
+    """Samples read as print: spaces go where the corpora's tokenizers put them."""
+    assert detokenize(tokens) == text
