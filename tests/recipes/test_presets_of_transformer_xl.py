@@ -56,10 +56,3 @@ def test_a_preset_without_sizes_for_these_is_refused(recipe: str, preset: str, m
     message = f"preset={preset} has no sizes for {recipe} with model={model}; it has some for {known}"
     with pytest.raises(UserError, match=message):
         compose_config(recipe, [f"preset={preset}", f"model={model}"])
-
-
-def test_a_study_of_another_model_is_refused_as_such() -> None:
-    with pytest.raises(UserError, match=r"^study=txl_shaw sets 'position', which this model does not have"):
-        compose_config("enwik8", ["study=txl_shaw"])
-    with pytest.raises(UserError, match=r"^unknown study 'txl_shaws'"):
-        compose_config("enwik8", ["study=txl_shaws"])

@@ -16,7 +16,6 @@ from waveform.engine.train_config import TrainConfig
 from waveform.models.registry import model_class
 from waveform.runs.configured_model import window_of
 from waveform.runs.settings import typed
-from waveform.system.errors import UserError
 
 MODELS = ("compressive_transformer", "transformer_xl")
 VOCABULARY = {"enwik8": 256, "text8": 27, "wikitext103": 267_735, "pg19": 32_000, "lm1b": 793_471, "ptb": 10_000}
@@ -95,11 +94,3 @@ def test_only_the_papers_presets_start_as_published(model: str) -> None:
         return compose_config("enwik8", [f"preset={preset}", f"model={model}"])["model"]["local_layers"]
 
     assert (share("paper"), share("small"), share("smoke")) == (0, 0.5, 0.5)
-
-
-def test_a_folder_of_your_own_adds_a_preset(tmp_path: Path) -> None:
-    (tmp_path / "preset").mkdir()
-    (tmp_path / "preset" / "mine.yaml").write_text("train:\n  lr: 7e-4\n")
-    assert compose_config("ptb", ["preset=mine"], config_dir=tmp_path)["train"]["lr"] == 7e-4
-    with pytest.raises(UserError, match="unknown preset 'mine'"):
-        compose_config("ptb", ["preset=mine"])

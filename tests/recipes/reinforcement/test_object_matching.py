@@ -129,17 +129,6 @@ def test_the_pair_and_its_places_say_nothing_of_which_was_shown() -> None:
     assert (abs(sides[0] / sides[1] - 1) < 0.1).all()
 
 
-def test_a_row_plays_the_same_episodes_wherever_it_is() -> None:
-    whole = ObjectMatching(ObjectMatchingConfig(episode=20), seed=5, rows=np.arange(6))
-    half = ObjectMatching(ObjectMatchingConfig(episode=20), seed=5, rows=np.arange(3, 6))
-    assert (whole.begin()[3:] == half.begin()).all()
-    random = np.random.default_rng(0)
-    for _ in range(100):
-        actions = random.integers(0, 4, 6)
-        a, b = whole.step(actions), half.step(actions[3:])
-        assert (a.observation[3:] == b.observation).all() and (a.reward[3:] == b.reward).all()
-
-
 @pytest.mark.parametrize("shortest", [None, 0])
 def test_restoring_continues_exactly(shortest: int | None) -> None:
     config = ObjectMatchingConfig(episode=33, delay=3, shortest_delay=shortest)
