@@ -93,6 +93,12 @@ class Recipe:
         chosen = replace(self, tokens=config.tokens or self.tokens)
         return chosen if config.check else replace(chosen, num_tokens={}, num_types=None, num_words={})
 
+    def require_tokens(self, source: Source, split: str, num_tokens: int) -> None:
+        """Raises UserError for a split with another number of tokens than the published one has, if that is known."""
+        published = self.num_tokens.get(split, num_tokens)
+        if num_tokens != published:
+            raise self.refuse(source, f"its {split} split has {num_tokens:,} tokens, not {published:,}")
+
     def refuse(self, source: Source, found: str) -> UserError:
         """Return the error for a source that is not the published corpus."""
         return UserError(

@@ -72,7 +72,6 @@ class ActorState(NamedTuple):
 class Played(NamedTuple):
     """What happened while unrolls were collected."""
 
-    steps: int
     returns: list[tuple[int, float]]  # of the episodes that ended: the row among this process's, the sum unclipped
     successes: np.ndarray  # [N], and how often there could have been one
     chances: np.ndarray  # [N]
@@ -123,7 +122,7 @@ class Actors:
             returns += self._end_episodes(outcome.ended)
             successes, chances = successes + outcome.successes, chances + outcome.chances
         self.state = self.state._replace(environment=_tensors(self.environments))
-        return unrolls, Played(num_steps * len(self._no_action), returns, successes, chances)
+        return unrolls, Played(returns, successes, chances)
 
     def _step(self, unrolls: list[Unrolls]) -> Outcome:
         """One step of every row; adds the unrolls that it ends."""

@@ -73,7 +73,7 @@ class AgentLearner(Learner):
         returns = [value for _, value in played.returns]
         counts = [sum(returns), len(returns), float(played.successes.sum()), float(played.chances.sum())]
         self.sums += torch.tensor(counts, dtype=torch.float64, device=self.sums.device)
-        self.tokens_seen += played.steps * self.world.size
+        self.tokens_seen += self.config.chunk * self.config.batch_size
         joined = Unrolls.joined(unrolls)
         figures = self.accumulate_gradients(joined)
         self.world.sum_gradients(self.agent.parameters())

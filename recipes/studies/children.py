@@ -3,18 +3,16 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
+from recipes.studies.report import Figures
 from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.signals import Interrupted
 
-Run = TypeVar("Run", bound=Hashable)
-Done = TypeVar("Done")
 _LAST_WORDS = 3  # lines of a failed child's output that are shown
 _MOST = 1 << 16  # runs, jobs or rows; far more than anybody waits for
 
@@ -63,7 +61,9 @@ class Children:
             last = " | ".join(output.strip().splitlines()[-_LAST_WORDS:])
             raise UserError(f"`recipes {' '.join(arguments)}` failed with exit code {child.returncode}: {last}")
 
-    def finish_all(self, runs: Sequence[Run], finish: Callable[[Run], Done]) -> dict[Run, Done]:
+    def finish_all(
+        self, runs: Sequence[tuple[str, int]], finish: Callable[[tuple[str, int]], Figures]
+    ) -> dict[tuple[str, int], Figures]:
         """Call `finish`, which uses `call`, on each of `runs`, some at a time; returns what it returned, by run.
 
         If one fails, or a signal asks to stop, the others are asked to end as well, and the first error is raised.

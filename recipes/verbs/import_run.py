@@ -91,7 +91,7 @@ def import_run(
         f"from {published.layout.name} layout; memory {config['model']['memory']}, window {window_of(config)}"
     )
     if data_dir is not None:
-        print(f"to train it: python -m recipes train {recipe} {data_dir} {run_dir} {shlex.join(settings)}")
+        print(f"to train it: python -m recipes train {data_dir} {run_dir} {shlex.join(settings)}")
 
 
 def _tokenizer(checkpoint: Path, data_dir: Path | None, vocabulary: Path | None) -> WordTokenizer | SymbolTokenizer:

@@ -148,8 +148,7 @@ def _write(
                 for document in documents[split]:
                     read = _Counted(**vars(document), amount=amount, progress=progress)
                     amount.tokens += writer.write(document.name, tokenizer.encode(read))
-            if amount.tokens != recipe.num_tokens.get(split, amount.tokens):
-                raise _other_tokens(recipe, source, split, amount.tokens)
+            recipe.require_tokens(source, split, amount.tokens)
     words_are = {split: _words_are(amount.words, recipe.num_words.get(split)) for split, amount in amounts.items()}
     save_tokenizer(tokenizer, folder)
     write_dataset(
@@ -180,10 +179,6 @@ def _write(
         if ";" in words
     ]
     return "\n".join(lines)
-
-
-def _other_tokens(recipe: Recipe, source: Source, split: str, num_tokens: int) -> UserError:
-    return recipe.refuse(source, f"its {split} split has {num_tokens:,} tokens, not {recipe.num_tokens[split]:,}")
 
 
 def _words_are(num_words: int, published: int | None) -> str:
@@ -218,8 +213,7 @@ def _tokenizer(
             return SubwordTokenizer.train(passing, vocab_size=config.vocab_size)
         tokenizer, num_tokens = WordTokenizer.train(passing, min_count=recipe.min_count)
     # Checked here, a wrong source is read once rather than twice.
-    if num_tokens != recipe.num_tokens.get("train", num_tokens):
-        raise _other_tokens(recipe, source, "train", num_tokens)
+    recipe.require_tokens(source, "train", num_tokens)
     if recipe.num_types not in (None, tokenizer.vocab_size):
         raise recipe.refuse(source, f"it has {tokenizer.vocab_size:,} types, not {recipe.num_types:,}")
     return tokenizer
