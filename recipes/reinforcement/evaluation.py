@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from recipes.plots import read_returns, save_returns
 from recipes.reinforcement import GYMNASIUM, OBJECT_MATCHING
 from recipes.reinforcement.actors import Actors
 from recipes.reinforcement.agent import Agent
-from recipes.reinforcement.curves import read_returns, save_returns
 from recipes.reinforcement.learner import LearnerConfig
 from recipes.reinforcement.settings import check_agent, make_environments
 from recipes.studies.report import as_table

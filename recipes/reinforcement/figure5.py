@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipes.plots import read_returns, save_returns
 from recipes.reinforcement import AGENTS_STUDY, GYMNASIUM, OBJECT_MATCHING
-from recipes.reinforcement.curves import read_returns, save_returns
 from recipes.reinforcement.evaluation import in_env
 from recipes.reinforcement.settings import compose_config, environment_text
 from recipes.studies.catalogue import Study

@@ -9,8 +9,7 @@ import torch
 
 from recipes.reinforcement import RECIPES
 from recipes.reinforcement.agent import Agent
-from recipes.reinforcement.agent_learner import AgentLearner, own_rows
-from recipes.reinforcement.learner import LearnerConfig
+from recipes.reinforcement.learner import AgentLearner, LearnerConfig, own_rows
 from recipes.reinforcement.settings import compose_config, make_environments
 from waveform.domain import Domain, TrainRequest
 from waveform.engine.dataset import Dataset

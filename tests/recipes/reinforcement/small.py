@@ -7,8 +7,7 @@ import torch
 
 from recipes.reinforcement.actors import Actors, Unrolls
 from recipes.reinforcement.agent import Agent
-from recipes.reinforcement.agent_learner import AgentLearner, own_rows
-from recipes.reinforcement.learner import LearnerConfig
+from recipes.reinforcement.learner import AgentLearner, LearnerConfig, own_rows
 from recipes.reinforcement.object_matching import ObjectMatching, ObjectMatchingConfig
 from waveform.engine.train_config import BaseTrainConfig
 from waveform.engine.trainer import RunContext, Trainer
