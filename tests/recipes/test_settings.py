@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 import recipes
@@ -13,9 +14,10 @@ from recipes.corpora.catalogue import RECIPES
 from recipes.text import compose_config
 from waveform.engine.streams import check_sizes
 from waveform.engine.train_config import TrainConfig
-from waveform.models.registry import model_class
+from waveform.models.registry import build, model_class
 from waveform.runs.configured_model import window_of
 from waveform.runs.settings import typed
+from waveform.system.errors import UserError
 
 MODELS = ("compressive_transformer", "transformer_xl")
 VOCABULARY = {"enwik8": 256, "text8": 27, "wikitext103": 267_735, "pg19": 32_000, "lm1b": 793_471, "ptb": 10_000}
@@ -94,3 +96,49 @@ def test_only_the_papers_presets_start_as_published(model: str) -> None:
         return compose_config("enwik8", [f"preset={preset}", f"model={model}"])["model"]["local_layers"]
 
     assert (share("paper"), share("small"), share("smoke")) == (0, 0.5, 0.5)
+
+
+MILLIONS = {  # of parameters
+    ("enwik8", "dai_12l"): 41, ("enwik8", "dai_18l"): 88, ("enwik8", "dai_24l"): 277,
+    ("text8", "dai_12l"): 41,  # its other presets are those of enwik8
+    ("wikitext103", "dai_standard"): 151, ("wikitext103", "dai_large"): 283,
+    ("lm1b", "dai_base"): 355, ("lm1b", "dai_large"): 838, ("ptb", "dai"): 24,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "preset"), MILLIONS)
+def test_presets_have_the_papers_number_of_parameters(recipe: str, preset: str) -> None:
+    config = compose_config(recipe, [f"preset={preset}", "model=transformer_xl"])
+    fits(config, vocab_size=VOCABULARY[recipe])
+    assert config["train"]["decay_steps"] is None  # the cosine ends with training
+    fields = {name: value for name, value in config["model"].items() if name != "name"}
+    with torch.device("meta"):
+        built: Any = build("transformer_xl", vocab_size=VOCABULARY[recipe], **fields)
+    assert sum(p.numel() for p in built.parameters()) / 1e6 == pytest.approx(MILLIONS[recipe, preset], abs=1.0)
+
+
+def test_penn_treebank_has_our_sizes_variational_dropout_and_checkpoints_to_average() -> None:
+    config = compose_config("ptb", ["preset=dai", "model=transformer_xl"])
+    model, train = config["model"], config["train"]
+    sizes = [model[n] for n in ("num_layers", "d_model", "num_heads", "d_feedforward", "window", "memory")]
+    assert sizes == [16, 380, 10, 700, 70, 70] and model["num_position_features"] == 380
+    assert [train[n] for n in ("batch_size", "max_steps", "warmup_steps", "chunk")] == [20, 40_000, 1000, 70]
+    assert model["dropout_mask"] == "window" and train["keep_checkpoints"] == 20
+    paper = compose_config("ptb", ["preset=paper", "model=transformer_xl"])
+    assert paper["model"]["dropout_mask"] == "step"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "preset", "model", "known"),
+    [
+        ("enwik8", "dai_24l", "compressive_transformer", "enwik8 with model=transformer_xl"),
+        ("ptb", "dai_24l", "transformer_xl", "enwik8 with model=transformer_xl"),
+        ("enwik8", "paper", "lstm", "compressive_transformer, transformer_xl"),
+    ],
+    ids=["model", "recipe", "paper"],
+)
+def test_a_preset_without_sizes_for_these_is_refused(recipe: str, preset: str, model: str, known: str) -> None:
+    message = f"preset={preset} has no sizes for {recipe} with model={model}; it has some for {known}"
+    with pytest.raises(UserError, match=message):
+        compose_config(recipe, [f"preset={preset}", f"model={model}"])
