@@ -1,12 +1,11 @@
 """`python -m recipes report`: a page of runs on words, without players."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.recipes.calling import mistake, run
+from tests.recipes.calling import figures_of, mistake, run
 from tests.recipes.corpus_files import write_source
 
 SHORT = ["train.max_steps=4", "train.evaluate_every=4", "train.checkpoint_every=4"]
@@ -18,9 +17,8 @@ def test_a_page_of_two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     run("prepare", "wikitext103", source, tmp_path / "data", "corpus.check=false")
     for name, seed in (("<b>a", 0), ("b", 1)):
         run("train", tmp_path / "data", tmp_path / name, "preset=smoke", f"seed={seed}", *SHORT)
-    options = ["--documents", 2, "--prefix", 8, "--tokens", 5, "--split", "train"]
-    files = ["--out", tmp_path / "page.html", "--json", tmp_path / "f.json"]
-    run("report", tmp_path / "<b>a", tmp_path / "b", *options, *files)
+    options = ["--documents", 2, "--prefix", 8, "--tokens", 5, "--split", "train", "--out", tmp_path / "page.html"]
+    figures = figures_of(tmp_path / "f.json", "report", tmp_path / "<b>a", tmp_path / "b", *options)
     html = (tmp_path / "page.html").read_text()
     assert "<b>" not in html and "<audio" not in html and 'id="listen"' not in html
     section = re.search(r'<section id="read">.*?</section>', html, re.DOTALL)
@@ -29,7 +27,6 @@ def test_a_page_of_two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert 'id="frequencies"' in html and "gain over the first" in html
     assert "Attention by position" in html
     assert "<td>seed</td>" in html
-    figures = json.loads((tmp_path / "f.json").read_text())
     assert len(figures["comparison"]) == len(figures["by_place"]) == len(figures["attention"]) == 2
     assert figures["by_place"][0]["edges"][:3] == [0, 64, 128]
     assert "is named twice" in mistake(["report", tmp_path / "b", tmp_path / "b"], capsys)

@@ -1,6 +1,5 @@
 """Agents by the command line: train, resume, evaluate, compare, play, and what is refused in one line."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +177,7 @@ class TestGymnasium:
         with pytest.raises(UserError, match=r"was not trained on object matching; leave out --delays"):
             open_agent(tmp_path / "m").at_delay(3)
         others = ["MiniGrid-MemoryS9-v0", "MiniGrid-MemoryS7-v0"]
-        run("evaluate", tmp_path / "m", "--episodes", 2, "--json", tmp_path / "by.json", "--envs", *others)
-        figures = json.loads((tmp_path / "by.json").read_bytes())
+        figures = figures_of(tmp_path / "by.json", "evaluate", tmp_path / "m", "--episodes", 2, "--envs", *others)
         assert [at["env"] for at in figures["by_env"]] == others
         ninth, own = (at["return_mean"] for at in figures["by_env"])
         assert own == figures["return_mean"] != ninth
@@ -188,12 +186,7 @@ class TestGymnasium:
         run("play", tmp_path / "m", "--gif", tmp_path / "m.gif", "--steps", 3)
 
     @pytest.mark.parametrize(
-        "env, kind",
-        [
-            ("CartPole-v1", "vector"),
-            ("FrozenLake-v1", "grid"),
-            ("MiniGrid-MemoryS7-v0", "grid"),
-        ],
+        "env, kind", [("CartPole-v1", "vector"), ("FrozenLake-v1", "grid"), ("MiniGrid-MemoryS7-v0", "grid")]
     )
     def test_replaying_restores_an_environment(self, env: str, kind: str) -> None:
         first, second = (GymnasiumEnvironments(env, seed=3, rows=np.arange(3)) for _ in range(2))
