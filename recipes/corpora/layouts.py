@@ -24,7 +24,7 @@ def one_file(recipe: Recipe, source: Source, config: CorpusConfig) -> Documents:
         if size != recipe.size_bytes:
             raise recipe.refuse(source, f"{file} has {size:,} bytes")
         digest = hashlib.md5(usedforsecurity=False)
-        for block in Document.whole(source, file).blocks():
+        for block in source.blocks(file):
             digest.update(block)
         if digest.hexdigest() != recipe.md5:
             raise recipe.refuse(source, f"the MD5 of {file} is {digest.hexdigest()}")

@@ -50,9 +50,9 @@ class Source:
         """Names of the .txt files that are not empty."""
         return [name for name, size in self.sizes.items() if name.lower().endswith(".txt") and size]
 
-    def blocks(self, name: str, *, start: int, stop: int) -> Iterator[bytes]:
+    def blocks(self, name: str, *, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Yield bytes start..stop - 1 of a file in blocks. Raises UserError if it is damaged or cannot be read."""
-        left = stop - start
+        left = self.sizes[name] - start if stop is None else stop - start
         try:
             with self.open(name) as file:
                 if start:

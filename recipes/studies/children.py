@@ -13,6 +13,7 @@ from waveform.system.cpu import num_cores
 from waveform.system.errors import UserError
 from waveform.system.signals import Interrupted
 
+Run = tuple[str, int]  # a setting, by its label, and a seed
 _LAST_WORDS = 3  # lines of a failed child's output that are shown
 _MOST = 1 << 16  # runs, jobs or rows; far more than anybody waits for
 
@@ -61,9 +62,7 @@ class Children:
             last = " | ".join(output.strip().splitlines()[-_LAST_WORDS:])
             raise UserError(f"`recipes {' '.join(arguments)}` failed with exit code {child.returncode}: {last}")
 
-    def finish_all(
-        self, runs: Sequence[tuple[str, int]], finish: Callable[[tuple[str, int]], Figures]
-    ) -> dict[tuple[str, int], Figures]:
+    def finish_all(self, runs: Sequence[Run], finish: Callable[[Run], Figures]) -> dict[Run, Figures]:
         """Call `finish`, which uses `call`, on each of `runs`, some at a time; returns what it returned, by run.
 
         If one fails, or a signal asks to stop, the others are asked to end as well, and the first error is raised.

@@ -8,7 +8,7 @@ from typing import Any
 
 from recipes.reinforcement import AGENTS_STUDY
 from recipes.studies.catalogue import Study, find_study
-from recipes.studies.children import Children, StudyConfig
+from recipes.studies.children import Children, Run, StudyConfig
 from recipes.studies.report import Config, Figures, Report
 from recipes.text import compose_config
 from waveform.engine import checkpoint
@@ -63,7 +63,7 @@ def study(
     children = Children(config.jobs)
     options = ["--config-dir", str(config.config_dir)] if config.config_dir is not None else []
 
-    def finish(run: tuple[str, int]) -> Figures:
+    def finish(run: Run) -> Figures:
         label, seed = run
         folder = out_dir / f"{label}-{seed}"
         children.call("train", source, str(folder), *given, *own[label], f"seed={seed}", *options)
