@@ -644,7 +644,7 @@ def test_compare_refuses_different_test_data(place: Path, tmp_path: Path, capsys
     run = tmp_path / "run"
     assert main(["train", str(tmp_path / "others"), str(run), *settings("wavenet")]) == 0
     assert "cannot be compared" in mistake(["compare", place / "wavenet", run], capsys)
-    assert "cannot be analysed as a group" in mistake(["analyse", place / "wavenet", run], capsys)
+    assert "cannot be compared or analysed as a group" in mistake(["analyse", place / "wavenet", run], capsys)
 
 
 def test_samples_are_never_overwritten(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

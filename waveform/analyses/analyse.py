@@ -19,7 +19,7 @@ from waveform.engine.interface import optional_parts
 from waveform.engine.token_set import TokenSet
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import with_labels
+from waveform.runs.scoring import display_names
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
 from waveform.system.progress import Progress
@@ -76,6 +76,7 @@ def analyse(
                 f"{run.given} was trained with a vocabulary of {vocab_size}, but the data has {tokens.vocab_size}; "
                 "give data of the same kind as the run's"
             )
+    labels = display_names([{"model": run.name, "run": str(run.given)} for run in runs])
     figures: dict[str, Any] = {
         "split": config.split,
         "data_checksum": tokens.checksum,
@@ -94,7 +95,7 @@ def analyse(
                     run.model, vocab_size=tokens.vocab_size, window=run.window, device=run.device
                 ),
             }
-            for run, label in zip(runs, _labels(runs), strict=True)
+            for run, label in zip(runs, labels, strict=True)
         ],
         "effective_context": _context(runs, tokens, config, unit=unit, show_progress=show_progress),
     }
@@ -104,23 +105,6 @@ def analyse(
     if plot_file is not None:
         save_analysis(plot_file, figures)
     return figures
-
-
-def common_tokens(runs: Sequence[TrainedRun], token_sets: Sequence[TokenSet], *, split: str) -> TokenSet:
-    """Return the one token set of a group. Raises UserError if two runs' sets differ."""
-    for run, tokens in zip(runs, token_sets, strict=True):
-        if tokens.checksum != token_sets[0].checksum:
-            raise UserError(
-                f"{runs[0].given} and {run.given} have different {split} data and cannot be analysed as a group; "
-                "analyse runs that were trained on one data set, or name one for all"
-            )
-    return with_labels(runs, token_sets)
-
-
-def _labels(runs: Sequence[TrainedRun]) -> list[str]:
-    """The model's name, followed by the run's if several runs are of the same model."""
-    names = [run.name for run in runs]
-    return [run.name if names.count(run.name) == 1 else f"{run.name} ({run.folder.name})" for run in runs]
 
 
 def _attention(

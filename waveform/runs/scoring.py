@@ -94,11 +94,17 @@ def score(
         return evaluate_tokens(run.model, tokens, config, world=world, progress=progress, classes=classes)
 
 
-def with_labels(runs: Sequence[TrainedRun], token_sets: Sequence[TokenSet]) -> TokenSet:
-    """Choose from the token sets of runs, which have the same tokens, the one whose labels the runs read.
+def common_tokens(runs: Sequence[TrainedRun], token_sets: Sequence[TokenSet], *, split: str) -> TokenSet:
+    """Choose from the token sets of runs, which must have the same tokens, the one whose labels the runs read.
 
-    Raises UserError if two of these runs have different labels of the same utterances.
+    Raises UserError if tokens differ, and if two of the runs that read labels have different ones.
     """
+    for run, tokens in zip(runs, token_sets, strict=True):
+        if tokens.checksum != token_sets[0].checksum:
+            raise UserError(
+                f"{runs[0].given} and {run.given} have different {split} data, so they cannot be compared or analysed "
+                "as a group; train both on one data set, or name one for all of them with --data"
+            )
     labelled = [(run, tokens) for run, tokens in zip(runs, token_sets, strict=True) if any(tokens.labels)]
     reading = [(run, tokens) for run, tokens in labelled if run.labels]
     for run, tokens in reading:

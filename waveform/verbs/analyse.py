@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from waveform.analyses.analyse import AnalysisConfig, common_tokens
+from waveform.analyses.analyse import AnalysisConfig
 from waveform.analyses.analyse import analyse as analyse_runs
 from waveform.domain import domain_of_runs
+from waveform.runs.scoring import common_tokens
 from waveform.system.output import check_files
 
 

@@ -9,7 +9,7 @@ from waveform.engine.token_set import TokenSet
 from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import EvaluateOptions, ScoredRun, display_names, with_labels
+from waveform.runs.scoring import EvaluateOptions, ScoredRun, common_tokens, display_names
 from waveform.runs.statistics import paired_interval
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
@@ -80,13 +80,7 @@ def open_runs(
     runs = [domain.load(run_dir, device=device, **options.model_fields) for run_dir in run_dirs]
     domain.refuse_unlike(runs, options)
     token_sets = [domain.open_split(run, data=data, split=options.split, show_progress=show_progress) for run in runs]
-    for run, tokens in zip(runs, token_sets, strict=True):
-        if tokens.checksum != token_sets[0].checksum:
-            raise UserError(
-                f"{runs[0].given} and {run.given} have different {options.split} data, so their NLL cannot be "
-                "compared; train both on one data set, or name one for all of them with --data"
-            )
-    return runs, with_labels(runs, token_sets)
+    return runs, common_tokens(runs, token_sets, split=options.split)
 
 
 def entries_of(domain: TokenDomain, scored: Sequence[ScoredRun]) -> list[dict[str, Any]]:
