@@ -4,8 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from tests import laws
 from tests.engine.conftest import write_tokens
 from waveform.analyses import hooks
 from waveform.engine.token_set import TokenSet
@@ -24,6 +27,14 @@ def token_set(tmp_path: Path) -> Callable[[list[int]], TokenSet]:
 def two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer utterances side by side than there are, so that rows are dealt several times."""
     monkeypatch.setattr(hooks, "fast_rows", lambda *_, **__: 2)
+
+
+def nll_of(tokens: TokenSet, index: int, model: Any, *, start: int, stop: int) -> torch.Tensor:
+    """NLL [n] of these tokens of an utterance, read in one call from a fresh state."""
+    text = torch.from_numpy(tokens.read(index, start=start, stop=stop).astype(np.int64))
+    inputs = torch.cat([torch.tensor([laws.VOCAB_SIZE]), text[:-1]])[None]
+    hidden = model(inputs, model.init_state(1, device="cpu", dtype=torch.float64)).hidden
+    return -model.head.logits(hidden)[0].log_softmax(-1)[torch.arange(len(text)), text]
 
 
 def run_of(model: Any, *, window: int, labels: Sequence[str] = (), **fields: Any) -> TrainedRun:

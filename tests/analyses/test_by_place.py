@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 
 from tests import laws
-from tests.analyses.conftest import QUIET, run_of
+from tests.analyses.conftest import QUIET, nll_of, run_of
 from waveform.analyses.by_place import NllByPlace, nll_by_place
 from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
@@ -22,10 +21,7 @@ def test_sums_of_places_are_those_of_whole_utterances(name: str, token_set: Call
     found = nll_by_place(run_of(model, window=case.window), tokens, first=5, max_tokens=None, world=World(), **QUIET)
     assert list(found.edges) == [0, 5, 10, 20, 40, 80]
     for i, length in enumerate(lengths):
-        text = torch.from_numpy(tokens.read(i, start=0, stop=length).astype(np.int64))
-        inputs = torch.cat([torch.tensor([laws.VOCAB_SIZE]), text[:-1]])[None]
-        hidden = model(inputs, model.init_state(1, device="cpu", dtype=torch.float64)).hidden
-        expected = -model.head.logits(hidden)[0].log_softmax(-1)[torch.arange(length), text].numpy()
+        expected = nll_of(tokens, i, model, start=0, stop=length).numpy()
         parts = [expected[low:high] for low, high in zip(found.edges, found.edges[1:], strict=False)]
         assert found.counts[i].tolist() == [len(part) for part in parts]
         np.testing.assert_allclose(found.nats[i], [part.sum() for part in parts], rtol=1e-6)

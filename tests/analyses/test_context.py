@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests import laws
-from tests.analyses.conftest import run_of
+from tests.analyses.conftest import nll_of, run_of
 from waveform.analyses.context import ContextGrid, context_grid, effective_context, losses_by_context, relative_gain
 from waveform.analyses.state_reuse import state_reuse_speed
 from waveform.engine.interface import optional_parts
@@ -60,10 +60,7 @@ def test_losses_see_their_context_and_no_more(name: str, token_set: Callable[...
     assert losses.shape == (3, 6)
     for j, length in enumerate((6, 12, 18)):
         for b, (i, at) in enumerate(grid.starts):
-            text = torch.from_numpy(tokens.read(i, start=at - length, stop=at + 2).astype(np.int64))
-            inputs = torch.cat([torch.tensor([laws.VOCAB_SIZE]), text[:-1]])[None]
-            hidden = model(inputs, model.init_state(1, device="cpu", dtype=torch.float64)).hidden
-            expected = -model.head.logits(hidden)[0].log_softmax(-1)[torch.arange(len(text)), text]
+            expected = nll_of(tokens, i, model, start=at - length, stop=at + 2)
             # Cross-entropy is computed in the logits' own precision.
             np.testing.assert_allclose(losses[j, 2 * b : 2 * b + 2], expected[length:], rtol=1e-6)
 
@@ -106,9 +103,6 @@ def test_a_model_without_memory_reads_the_last_window_of_its_context(token_set: 
     losses = losses_by_context(run_of(model, window=8, memory=0), tokens, grid, progress=PROGRESS)
     for j, num_read in enumerate((6, 8, 8, 8)):
         for b, (i, at) in enumerate(grid.starts):
-            text = torch.from_numpy(tokens.read(i, start=at + 2 - num_read, stop=at + 2).astype(np.int64))
-            inputs = torch.cat([torch.tensor([laws.VOCAB_SIZE]), text[:-1]])[None]
-            hidden = model(inputs, model.init_state(1, device="cpu", dtype=torch.float64)).hidden
-            expected = -model.head.logits(hidden)[0].log_softmax(-1)[torch.arange(num_read), text]
+            expected = nll_of(tokens, i, model, start=at + 2 - num_read, stop=at + 2)
             np.testing.assert_allclose(losses[j, 2 * b : 2 * b + 2], expected[-2:], rtol=1e-6)
     assert (losses[1:] == losses[1]).all()  # no context beyond the window changes anything

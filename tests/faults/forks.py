@@ -235,7 +235,7 @@ def children(pid: int, *, of: str) -> list[int]:
     return found
 
 
-def wait_for(look: Callable[[], Any], what: str, *, timeout_s: float = TIMEOUT_S) -> Any:
+def wait_for(look: Callable[[], Any], what: str = "it never happened", *, timeout_s: float = TIMEOUT_S) -> Any:
     """Return what `look` returns once that is true. Raises AssertionError with `what` if it never is."""
     deadline = time.monotonic() + timeout_s
     while not (found := look()):

@@ -82,16 +82,5 @@ def tones() -> Page:
     return page_of(["compressive_transformer", "wavenet"])
 
 
-def wait_for(condition: Callable[[], Any], *, seconds: float = 20) -> Any:
-    """What `condition` returns once that is true."""
-    from time import monotonic, sleep
-
-    end = monotonic() + seconds
-    while not (found := condition()):
-        assert monotonic() < end, "it never happened"
-        sleep(0.02)
-    return found
-
-
 def downloaded(folder: Path) -> Path | None:
     return next(iter(folder.glob("ratings*.json")), None)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.report.conftest import SECONDS, downloaded, page_of, wait_for
+from tests.faults.forks import wait_for
+from tests.report.conftest import SECONDS, downloaded, page_of
 from waveform.analyses.by_place import NllByPlace
 from waveform.report_page.charts import learning_chart, place_chart
 from waveform.report_page.page import Page, Writing, render

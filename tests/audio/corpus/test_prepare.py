@@ -6,7 +6,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import soundfile
 import torch
 
 from tests.audio.conftest import content, interrupt
+from tests.faults import forks
 from waveform.audio.corpus import groups, workers
 from waveform.audio.corpus.prepare import DataConfig, prepare
 from waveform.audio.corpus.scan import scan_folder
@@ -263,31 +263,20 @@ if __name__ == "__main__":
 def test_a_killed_pool_leaves_no_worker(corpus_dir: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_KILLED_POOL)
-    run = subprocess.Popen([sys.executable, str(script), str(corpus_dir), str(tmp_path / "data")])
+    process = forks.start([str(script), str(corpus_dir), str(tmp_path / "data")])
     try:
-        children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
-        deadline = time.monotonic() + 60
-        workers: list[str] = []
-        while len(workers) < 2 and time.monotonic() < deadline:
-            time.sleep(0.1)
-            workers = [
-                pid
-                for pid in children.read_text().split()
-                if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-            ]
-        assert len(workers) == 2
-        while not list((tmp_path / "data" / "unfinished").glob(".*.partial")) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        pool = forks.wait_for(
+            lambda: len(found := forks.children(process.pid, of="spawn_main")) == 2 and found, "no workers came"
+        )
+        forks.wait_for(lambda: list((tmp_path / "data" / "unfinished").glob(".*.partial")), "no worker writes")
     finally:
-        run.kill()
-        run.wait()
-    while any(_runs(pid) for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(_runs(pid) for pid in workers)
+        process.kill()
+        process.communicate(timeout=forks.TIMEOUT_S)  # a worker that is left holds the pipe
+    forks.wait_for(lambda: not any(map(_runs, pool)), "a worker is left")
     _prepare(corpus_dir, tmp_path / "data")  # the lock ended with the process
 
 
-def _runs(pid: str) -> bool:
+def _runs(pid: int) -> bool:
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -354,58 +343,62 @@ def test_scan_finds_what_it_should(tmp_path: Path, write_audio: Write) -> None:
     assert scan.other == {".txt": 1, ".jpg": 1}
 
 
+_GOOD = None  # in place of a file's content
+
+
 @pytest.mark.parametrize(
-    ("case", "message"),
+    ("files", "message"),
     [
-        ("missing", "no such folder: .*audio; give the folder"),
-        ("file", "is a file, not a folder"),
-        ("empty", "audio is empty; put audio files there"),
-        ("no audio", r"no audio in .*: it holds 2 other files \(2 .txt\)"),
-        ("nothing usable", r"no usable audio in .*: test/b.wav: not readable as audio .*; train/.*: it is empty"),
-        ("only links", r"no usable audio in .*: a.wav: it is a link to nothing"),
-        ("one file", r"would be empty: 1 file, .*; add files, .*or sort the files into folders train/, valid/"),
-        ("usable too few", r"test would be empty: 2 files, divided by the folders train/, .*; put files into each"),
-        ("same folder", "is the audio folder itself"),
-        ("data is a file", "data is a file; give a folder"),
-        ("data is foreign", r"data is not empty \(thesis.doc\) and holds no prepared data"),
-        ("no workers", "data.num_workers is 0; use 1 or more"),
+        ({}, "audio is empty; put audio files there"),
+        ({"a.txt": b"", "b.txt": b""}, r"no audio in .*: it holds 2 other files \(2 .txt\)"),
+        (
+            {"train/b.wav": b"", "valid/b.wav": b"", "test/b.wav": b"no audio"},
+            r"no usable audio in .*: test/b.wav: not readable as audio .*; train/.*: it is empty",
+        ),
+        ({"a.wav": _GOOD}, r"would be empty: 1 file, .*; add files, .*or sort the files into folders train/, valid/"),
+        (
+            {"train/b.wav": _GOOD, "valid/b.wav": _GOOD, "test/b.wav": b"no audio"},
+            r"test would be empty: 2 files, divided by the folders train/, .*; put files into each",
+        ),
     ],
-)  # fmt: skip
-def test_mistakes_are_explained(tmp_path: Path, write_audio: Write, case: str, message: str) -> None:
-    audio_dir, data_dir = tmp_path / "audio", tmp_path / "data"
-    config = DataConfig(num_workers=0 if case == "no workers" else None)
-    if case == "file":
-        audio_dir.write_text("")
-    elif case != "missing":
-        audio_dir.mkdir()
-    if case == "no audio":
-        for name in "ab":
-            (audio_dir / f"{name}.txt").touch()
-    elif case in ("nothing usable", "usable too few"):
-        for split in SPLITS:
-            (audio_dir / split).mkdir()
-            write_audio(audio_dir / split / "b.wav")
-        (audio_dir / "test" / "b.wav").write_bytes(b"no audio")
-        if case == "nothing usable":
-            for split in ("train", "valid"):
-                (audio_dir / split / "b.wav").write_bytes(b"")
-    elif case == "only links":
-        (audio_dir / "a.wav").symlink_to("nowhere")
-    elif case not in ("missing", "file", "empty"):
-        write_audio(audio_dir / "a.wav")
-    if case == "same folder":
-        data_dir = audio_dir
-    elif case == "data is a file":
-        data_dir.touch()
-    elif case == "data is foreign":
-        audio_dir = demo_speech_dir()
-        data_dir.mkdir()
-        (data_dir / "thesis.doc").touch()
+)
+def test_files_that_make_no_data_set(
+    files: dict[str, bytes | None], message: str, tmp_path: Path, write_audio: Write
+) -> None:
+    (tmp_path / "audio").mkdir()
+    for name, given in files.items():
+        path = tmp_path / "audio" / name
+        path.parent.mkdir(exist_ok=True)
+        if given is _GOOD:
+            write_audio(path, duration_s=0.1)
+        else:
+            path.write_bytes(given)
     with pytest.raises(UserError, match=message) as error:
-        _prepare(audio_dir, data_dir, config)
+        _prepare(tmp_path / "audio", tmp_path / "data")
     assert "\n" not in str(error.value)
-    if case == "data is foreign":
-        assert os.listdir(data_dir) == ["thesis.doc"]
+
+
+def test_paths_that_cannot_be_used_are_explained(corpus_dir: Path, tmp_path: Path) -> None:
+    file, foreign, links = tmp_path / "file", tmp_path / "foreign", tmp_path / "links"
+    file.touch()
+    foreign.mkdir()
+    (foreign / "thesis.doc").touch()
+    links.mkdir()
+    (links / "a.wav").symlink_to("nowhere")
+    for audio_dir, data_dir, message in (
+        (tmp_path / "none", tmp_path / "data", "no such folder: .*none; give the folder"),
+        (file, tmp_path / "data", "is a file, not a folder"),
+        (links, tmp_path / "data", r"no usable audio in .*: a.wav: it is a link to nothing"),
+        (corpus_dir, corpus_dir, "is the audio folder itself"),
+        (corpus_dir, file, "file is a file; give a folder"),
+        (corpus_dir, foreign, r"foreign is not empty \(thesis.doc\) and holds no prepared data"),
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            _prepare(audio_dir, data_dir)
+        assert "\n" not in str(error.value)
+    assert os.listdir(foreign) == ["thesis.doc"]
+    with pytest.raises(UserError, match=r"data.num_workers is 0; use 1 or more"):
+        _prepare(corpus_dir, tmp_path / "data", DataConfig(num_workers=0))
 
 
 def test_a_full_disk_is_explained_and_survived(corpus_dir: Path, tmp_path: Path, write_audio: Write) -> None:
