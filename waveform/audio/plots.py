@@ -84,47 +84,40 @@ def save_demo_panel(
 ) -> None:
     """Draw a PNG, 1600 pixels wide: each clip's waveform and mel spectrogram, and the NLL curves below them.
 
-    `clips`: title -> mono samples [n]; `curves`: model -> (training seconds, nats per sample) points. Either
-    may be empty. Raises UserError if the picture cannot be written.
+    clips: title -> mono samples [n]; curves: model -> points (training seconds, nats per sample); at least one of each.
+    Raises UserError if the picture cannot be written.
     """
-    heights = [1.0] * len(clips) + [1.9] * bool(curves)
+    heights = [1.0] * len(clips) + [1.9]
     # One time axis for all clips, so that a short one looks short; one amplitude, so that a quiet one looks quiet.
-    longest_s = max((len(samples) / sample_rate_hz for samples in clips.values()), default=0.0)
-    loudest = max((float(np.abs(samples).max()) for samples in clips.values() if len(samples)), default=1.0) or 1.0
-    with drawing(path, size=(_WIDTH_IN, max(2.0, 1.6 * sum(heights) + 0.4)), dpi=_DPI) as figure:
-        grid = figure.add_gridspec(len(heights) or 1, 2, height_ratios=heights or [1])
-        spectrogram_axes: list[Axes] = []
-        mesh: Any = None
+    longest_s = max(map(len, clips.values())) / sample_rate_hz
+    loudest = max(float(np.abs(samples).max()) for samples in clips.values())
+    with drawing(path, size=(_WIDTH_IN, 1.6 * sum(heights) + 0.4), dpi=_DPI) as figure:
+        grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
+        spectrograms: list[Axes] = []
         for row, (title, samples) in enumerate(clips.items()):
-            left = figure.add_subplot(grid[row, 0])
-            right = figure.add_subplot(grid[row, 1])
+            left, right = (figure.add_subplot(grid[row, column]) for column in range(2))
             _draw_waveform(left, samples, limit=1.05 * loudest, sample_rate_hz=sample_rate_hz)
             mesh = _draw_spectrogram(right, samples, sample_rate_hz=sample_rate_hz)
             left.set_title(f"{title}  ({len(samples) / sample_rate_hz:.2f} s)")
             right.set_title("mel spectrogram", color="0.4")
             is_last = row == len(clips) - 1
             for axes in (left, right):
-                axes.set_xlim(0, longest_s or 1.0)
+                axes.set_xlim(0, longest_s)
                 axes.tick_params(labelbottom=is_last)
                 axes.set_xlabel("seconds" * is_last)
-            spectrogram_axes.append(right)
-        if mesh is not None:
-            bar = figure.colorbar(mesh, ax=spectrogram_axes, fraction=0.025, pad=0.01, aspect=40)
-            bar.set_label("dB, 0 = full-scale sine")
-        if curves:
-            _draw_curves(figure.add_subplot(grid[len(clips), :]), curves)
+            spectrograms.append(right)
+        bar = figure.colorbar(mesh, ax=spectrograms, fraction=0.025, pad=0.01, aspect=40)
+        bar.set_label("dB, 0 = full-scale sine")
+        _draw_curves(figure.add_subplot(grid[-1, :]), curves)
 
 
 def _draw_waveform(axes: "Axes", samples: np.ndarray, *, limit: float, sample_rate_hz: int) -> None:
     """Draw each pixel column's range of values: drawing every sample is slow and looks the same."""
-    samples = np.asarray(samples, dtype=np.float32)
     step = max(1, len(samples) // 4000)
     columns = -(-len(samples) // step)
-    padded = np.pad(samples, (0, columns * step - len(samples)), mode="edge" if len(samples) else "constant")
-    parts = padded.reshape(columns, step)
+    parts = np.pad(samples, (0, columns * step - len(samples)), mode="edge").reshape(columns, step)
     times_s = np.arange(columns) * step / sample_rate_hz
-    if columns:
-        axes.fill_between(times_s, parts.min(axis=1), parts.max(axis=1), color="#30578f", linewidth=0.4)
+    axes.fill_between(times_s, parts.min(axis=1), parts.max(axis=1), color="#30578f", linewidth=0.4)
     axes.set_ylim(-limit, limit)
 
 
