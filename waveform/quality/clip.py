@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from waveform.audio.decoding_child import CLIPPED_AMPLITUDE
 from waveform.audio.pitch import FLOOR_DB, level_db, pitch_hz
 from waveform.audio.plots import mel_decibels
 
 _BANDS = 20  # of which each is four of the mel spectrogram's
-_CLIPPED = 0.999  # amplitude, as in the report on a corpus
 _LOWEST_DB = -90.0  # below 16 bits, silence has no spectrum
 _END_S = 0.5
 _REFERENCE_HZ = 100.0  # 0 semitones
@@ -46,7 +46,7 @@ def measure_clip(samples: np.ndarray, *, sample_rate_hz: int, opinions: dict[str
         semitones=12 * np.log2(pitches[has_pitch] / _REFERENCE_HZ),
         voiced=float(has_pitch.mean()),
         level_db=levels,
-        clipped=float((np.abs(samples) >= _CLIPPED).mean()),
+        clipped=float((np.abs(samples) >= CLIPPED_AMPLITUDE).mean()),
         ends_silent=ends_silent,
         ends_noisy=not ends_silent and bool(np.isnan(pitch_hz(end, sample_rate_hz=rate)).all()),
         opinions=opinions or {},

@@ -11,7 +11,7 @@ from waveform.engine.token_set import TokenSet
 from waveform.ranks.distributed import World
 from waveform.report_page.page import Table
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import EvaluateOptions, display_names
+from waveform.runs.scoring import EvaluateOptions
 
 Figures = Sequence[Mapping[str, Any]]  # of each run, as `compare` returns them
 
@@ -51,10 +51,6 @@ class ReportContents(ABC):
     def others(self, runs: Sequence[TrainedRun], *, device: str) -> dict[str, TrainedRun]:
         """Runs, by name, of which only samples are shown. Raises UserError for those that do not fit."""
         return {}
-
-    def names(self, entries: list[dict[str, Any]]) -> list[str]:
-        """What the page calls the runs."""
-        return display_names(entries)
 
     def settings(self, run: TrainedRun) -> dict[str, Any]:
         """A run's settings, to be shown."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -120,7 +121,7 @@ class Speech(TokenDomain):
             )
 
     def metrics(self, run: TrainedRun, tokens: TokenSet, options: EvaluateOptions) -> Metrics:
-        return metrics_of(run, tokens)
+        return Metrics(of=partial(metrics_of, run, tokens))
 
     def measure_quality(
         self,

@@ -3,13 +3,11 @@
 import math
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
 from waveform.audio.audio_format import LOOKS_AHEAD, format_of
-from waveform.domain import Metrics
 from waveform.engine.drawing import DrawConfig
 from waveform.engine.evaluator import Evaluation
 from waveform.engine.interface import begin_of_utterance, decoder
@@ -26,12 +24,8 @@ _MOST_LABELS = 20  # rows of a table
 _SPEED_SECONDS = 2.0  # of measuring how fast a run samples
 
 
-def metrics_of(run: TrainedRun, tokens: TokenSet) -> Metrics:
+def metrics_of(run: TrainedRun, tokens: TokenSet, result: Evaluation) -> dict[str, Any]:
     """What is reported of a run on speech: beside what anybody knows without training, and by label."""
-    return Metrics(of=partial(_metrics, run, tokens))
-
-
-def _metrics(run: TrainedRun, tokens: TokenSet, result: Evaluation) -> dict[str, Any]:
     modality = run.config["dataset"]["modality"]
     by_label = nll_by_label(result, tokens)
     return {

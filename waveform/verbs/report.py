@@ -15,7 +15,7 @@ from waveform.report_page.charts import attention_chart, learning_chart, place_c
 from waveform.report_page.contents import Making, ReportContents
 from waveform.report_page.page import Page, require_each_once, require_page, settings_tables, write_page
 from waveform.runs.opened import TrainedRun
-from waveform.runs.scoring import ScoredRun
+from waveform.runs.scoring import ScoredRun, display_names
 from waveform.system.atomic import require_writable
 from waveform.system.output import write_json
 from waveform.verbs.compare import entries_of, open_runs
@@ -62,7 +62,7 @@ def report(
         (entries,) = world.share([partial(entries_of, domain, scored)])  # times sampling, which must not be disturbed
         if shown:
             print(domain.format_table(entries))
-        names = contents.names(entries)
+        names = display_names(entries)
         named = dict(zip(names, runs, strict=True))
         attention = world.share(
             [partial(_attention, run, tokens, label=name, show_progress=shown) for name, run in named.items()]
