@@ -8,29 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from waveform.audio.flac import flac_bytes
-from waveform.audio.plots import mel_jpeg
-from waveform.report_page.page import Page, Player, PlayerRow, Table, data_uri
+from waveform.report_page.page import Page, Player, PlayerRow, Table
+from waveform.speech.report import player
 
 SECONDS = 1.2
 
 
-def player(label: str, *, hz: float, own_from_s: float = 0.0) -> Player:
+def tone(label: str, *, hz: float, own_from_s: float = 0.0) -> Player:
     samples = (0.3 * np.sin(2 * np.pi * hz * np.arange(round(SECONDS * 24_000)) / 24_000)).astype(np.float32)
-    return Player(
-        label,
-        audio=data_uri(flac_bytes(samples, sample_rate_hz=24_000), kind="audio/flac"),
-        picture=data_uri(mel_jpeg(samples, sample_rate_hz=24_000), kind="image/jpeg"),
-        duration_s=SECONDS,
-        own_from_s=own_from_s,
-    )
+    return player(label, samples, 24_000, own_from_s=own_from_s)
 
 
 def page_of(labels: list[str], *, title: str = "a beginning", **content: Any) -> Page:
     """Two rows of players, a comparison and settings, of runs with these names."""
-    real = player("real speech", hz=200)
-    continued = [player(label, hz=300 + 50 * i, own_from_s=0.3) for i, label in enumerate(labels)]
-    free = [player(label, hz=600 + 50 * i) for i, label in enumerate(labels)]
+    real = tone("real speech", hz=200)
+    continued = [tone(label, hz=300 + 50 * i, own_from_s=0.3) for i, label in enumerate(labels)]
+    free = [tone(label, hz=600 + 50 * i) for i, label in enumerate(labels)]
     table = Table(["model", "nats/sample"], [[label, "2.0000"] for label in labels])
     given = {
         "comparison": table,

@@ -8,11 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from waveform.audio.audio_format import AudioFormat
-from waveform.audio.flac import flac_bytes
-from waveform.audio.plots import mel_jpeg
 from waveform.engine.metrics import read_metrics
-from waveform.report_page.page import data_uri
 from waveform.runs.named import find_run
+from waveform.speech.report import player
 from waveform.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,14 +31,10 @@ class Sounds:
     sample_rate_hz: int
 
     def _repr_html_(self) -> str:
-        rate = self.sample_rate_hz
+        players = [player("", sound, self.sample_rate_hz) for sound in self.samples]
         return "".join(
-            _PLAYER.format(
-                audio=data_uri(flac_bytes(sound, sample_rate_hz=rate), kind="audio/flac"),
-                picture=data_uri(mel_jpeg(sound, sample_rate_hz=rate), kind="image/jpeg"),
-                width=round(_PIXELS_PER_S * len(sound) / rate),
-            )
-            for sound in self.samples
+            _PLAYER.format(audio=one.audio, picture=one.picture, width=round(_PIXELS_PER_S * one.duration_s))
+            for one in players
         )
 
 

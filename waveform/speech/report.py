@@ -232,7 +232,7 @@ def _player_rows(
             for name, run in runs.items()
         }
         title = f"{printable(recording)}: {given_s:g} s of it, continued at temperature {first_temperature:g}"
-        rows.append((title, [_player(REAL, samples, rate)], given, [(name, i, 0) for name, i in drawn.items()]))
+        rows.append((title, [player(REAL, samples, rate)], given, [(name, i, 0) for name, i in drawn.items()]))
     nothing, from_nothing = np.zeros(0, dtype=np.float32), dict[str, int]()
     for temperature in contents.temperatures if contents.num else ():
         drawn = {name: draw(run, temperature, num=contents.num) for name, run in runs.items()}
@@ -268,7 +268,7 @@ def _player_rows(
             [
                 *real,
                 *(
-                    _player(name, np.concatenate([given, sounds[i][number]]), rate, own_from_s=len(given) / rate)
+                    player(name, np.concatenate([given, sounds[i][number]]), rate, own_from_s=len(given) / rate)
                     for name, i, number in made
                 ),
             ],
@@ -305,7 +305,8 @@ def _recordings(
         yield tokens.names[index], samples[start : start + length]
 
 
-def _player(label: str, samples: np.ndarray, rate_hz: int, *, own_from_s: float = 0.0) -> Player:
+def player(label: str, samples: np.ndarray, rate_hz: int, *, own_from_s: float = 0.0) -> Player:
+    """A player of samples [n], below their mel spectrogram."""
     return Player(
         label,
         audio=data_uri(flac_bytes(samples, sample_rate_hz=rate_hz), kind="audio/flac"),
