@@ -397,7 +397,7 @@ def test_paths_that_cannot_be_used_are_explained(corpus_dir: Path, tmp_path: Pat
             _prepare(audio_dir, data_dir)
         assert "\n" not in str(error.value)
     assert os.listdir(foreign) == ["thesis.doc"]
-    with pytest.raises(UserError, match=r"data.num_workers is 0; use 1 or more"):
+    with pytest.raises(UserError, match=r"data.num_workers is 0; it must be a whole number of at least 1, or null"):
         _prepare(corpus_dir, tmp_path / "data", DataConfig(num_workers=0))
 
 

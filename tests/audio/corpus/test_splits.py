@@ -89,8 +89,8 @@ def test_layouts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (SplitConfig(by="speaker"), "data.split.by is 'speaker'; use file, folder or order"),
-        (SplitConfig(valid=0), "data.split.valid is 0; use a share above 0"),
+        (SplitConfig(by="speaker"), "data.split.by is 'speaker'; choose file, folder or order"),
+        (SplitConfig(valid=0), "data.split.valid is 0; it must be a share above 0"),
         (SplitConfig(test=1.5), "data.split.test is 1.5"),
         (SplitConfig(test=float("nan")), "data.split.test is nan"),
         (SplitConfig(valid=0.6, test=0.4), "keep it below 1"),

@@ -16,6 +16,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Annotated
 
 from waveform.audio.audio_format import AudioFormat, differences, format_of
 from waveform.audio.corpus.catalogue import Corpus
@@ -33,6 +34,7 @@ from waveform.system.atomic import drop_leftovers, explain_write_errors, write_f
 from waveform.system.console import counted, printable, say
 from waveform.system.errors import UserError
 from waveform.system.locks import locked
+from waveform.system.rules import check_rules, whole_number
 
 REPORT_FILE = "report.json"
 _LOCK_FILE = ".prepare.lock"
@@ -54,7 +56,7 @@ class DataConfig:
     # folder's name), a CSV file of path,label, corpus (what `--corpus` tells), or none; null: as the data set has them
     labels: str | None = None
     # processes that decode; null: one for each core that this process may use
-    num_workers: int | None = None
+    num_workers: Annotated[int, whole_number(1)] | None = None
 
     @property
     def audio_format(self) -> AudioFormat:
@@ -86,8 +88,7 @@ def prepare(
     """
     config = config or DataConfig()
     audio_dir, data_dir = Path(audio_dir), Path(data_dir)
-    if config.num_workers is not None and config.num_workers < 1:
-        raise UserError(f"data.num_workers is {config.num_workers}; use 1 or more, or null for every core")
+    check_rules(config, section="data")
     audio_format = config.audio_format
     _check_audio_dir(audio_dir, data_dir)
     _check_corpus(corpus, data_dir)

@@ -13,11 +13,14 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from waveform.system.console import counted
 from waveform.system.errors import UserError
+from waveform.system.rules import Rule, check_rules, one_of
 
 SPLITS = ("train", "valid", "test")
+_SHARE = Rule(lambda value: 0 < value < 1, "it must be a share above 0 and below 1, such as 0.05")
 
 
 @dataclass
@@ -26,11 +29,11 @@ class SplitConfig:
 
     # "file": each file separately; "folder": all files of a top-level folder (a speaker, a book) stay together;
     # "order": the first files, in natural order of their paths (2 before 10), train, then come valid and test
-    by: str = "file"
+    by: Annotated[str, one_of("file", "folder", "order")] = "file"
     # share of the files (or folders) held out for validation; with train/ and test/ but no valid/: of those in train/
-    valid: float = 0.05
+    valid: Annotated[float, _SHARE] = 0.05
     # share of the files (or folders) held out for the final test
-    test: float = 0.05
+    test: Annotated[float, _SHARE] = 0.05
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,8 @@ class Division:
 
 def find_layout(audio_dir: Path, config: SplitConfig) -> str:
     """Check the settings and look for folders that divide the files. Raises UserError naming a bad setting."""
-    if config.by not in ("file", "folder", "order"):
-        raise UserError(f"data.split.by is {config.by!r}; use file, folder or order")
-    for name, share in (("valid", config.valid), ("test", config.test)):
-        if not 0 < share < 1:
-            raise UserError(f"data.split.{name} is {share}; use a share above 0 and below 1, such as 0.05")
-    if config.valid + config.test >= 1:
-        total = config.valid + config.test
+    check_rules(config, section="data.split")
+    if (total := config.valid + config.test) >= 1:
         raise UserError(f"data.split.valid + data.split.test is {total:g}; keep it below 1 so that train has files")
     if not ((audio_dir / "train").is_dir() and (audio_dir / "test").is_dir()):
         return ""
