@@ -1,6 +1,5 @@
 """Reading audio files: formats, channels, damage, refusals."""
 
-import os
 import pickle
 import struct
 import tracemalloc
@@ -15,7 +14,6 @@ from waveform.audio import decoding_child, decoding_process, files
 from waveform.audio.decoding_process import DecodingProcessDied
 from waveform.audio.files import read_audio, read_blocks
 from waveform.audio.refusal import RefusedFile
-from waveform.system.errors import UserError
 
 Write = Callable[..., np.ndarray]
 
@@ -61,11 +59,6 @@ def test_reading_takes_constant_ram(tmp_path: Path) -> None:
     assert peak < 20e6
 
 
-def _cut(path: Path, share: float) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * share)])
-
-
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "opus", "mp3", "aiff"])
 @pytest.mark.parametrize("share", [0.03, 0.5, 0.97])
 def test_a_file_cut_short_is_refused(
@@ -73,7 +66,8 @@ def test_a_file_cut_short_is_refused(
 ) -> None:
     path = tmp_path / f"clip.{suffix}"
     write_audio(path, duration_s=5)
-    _cut(path, share)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
     with pytest.raises(RefusedFile) as refusal:
         read_audio(path, sample_rate_hz=24_000)
     assert "cut short" in refusal.value.reason or "not readable as audio" in refusal.value.reason
@@ -111,65 +105,24 @@ def test_a_wav_written_to_a_pipe_is_read(tmp_path: Path, write_audio: Write) -> 
     assert len(read_audio(path, sample_rate_hz=24_000)) == 12_000
 
 
-def _with_rate(path: Path, rate: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[24:28] = struct.pack("<I", rate)
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("case", "reason"),
-    [
-        ("empty", "empty (0 bytes)"),
-        ("no samples", "no samples"),
-        ("text", "not readable as audio"),
-        ("nan", "not finite"),
-        ("infinity", "not finite"),
-        ("0 Hz", ""),
-        ("999 Hz", "sample rate 999 Hz is outside"),
-        ("800 kHz", "sample rate 800000 Hz is outside"),
-        ("65 channels", "65 channels"),
-        ("folder", "a folder, not a regular file"),
-        ("pipe", "a pipe, not a regular file"),
-        ("device", "a device, not a regular file"),
-        ("missing", "no such file"),
-        ("dangling", "a link to nothing"),
-        ("loop", "loop"),
-    ],
-)
-def test_refusals_name_the_reason(tmp_path: Path, write_audio: Write, case: str, reason: str) -> None:
-    path = tmp_path / "x.wav"
-    if case == "empty":
-        path.touch()
-    elif case == "no samples":
-        write_audio(path, duration_s=0)
-    elif case == "text":
-        path.write_text("hello, this is not audio" * 99)
-    elif case in ("nan", "infinity"):
-        samples = np.zeros(50_000, dtype=np.float32)
-        samples[40_000] = np.nan if case == "nan" else -np.inf
-        soundfile.write(path, samples, 24_000, subtype="FLOAT")
-    elif case.endswith("Hz"):
-        write_audio(path)
-        _with_rate(path, {"0 Hz": 0, "999 Hz": 999, "800 kHz": 800_000}[case])
-    elif case == "65 channels":
-        write_audio(path, channels=65, duration_s=0.01)
-    elif case == "folder":
-        path.mkdir()
-    elif case == "pipe":
-        os.mkfifo(path)
-    elif case == "device":
-        path.symlink_to("/dev/zero")
-    elif case == "dangling":
-        path.symlink_to("nowhere.wav")
-    elif case == "loop":
-        path.symlink_to("y.wav")
-        (tmp_path / "y.wav").symlink_to("x.wav")
-    with pytest.raises(RefusedFile) as refusal:
-        read_audio(path, sample_rate_hz=24_000)
-    assert reason in refusal.value.reason
-    assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
-    assert isinstance(refusal.value, UserError)
+def test_refusals_name_the_reason(tmp_path: Path, write_audio: Write) -> None:
+    """tests/faults/hostile_audio has many more."""
+    many, fast, folder = (tmp_path / f"{name}.wav" for name in ("many", "fast", "folder"))
+    write_audio(many, channels=65, duration_s=0.01)
+    write_audio(fast)
+    content = bytearray(fast.read_bytes())
+    content[24:28] = struct.pack("<I", 800_000)
+    fast.write_bytes(content)
+    folder.mkdir()
+    for path, reason in (
+        (many, "it has 65 channels, more than 64"),
+        (fast, "sample rate 800000 Hz is outside 1000 to 768000 Hz"),
+        (folder, "it is a folder, not a regular file"),
+        (tmp_path / "none.wav", "no such file"),
+    ):
+        with pytest.raises(RefusedFile) as refusal:
+            read_audio(path, sample_rate_hz=24_000)
+        assert (refusal.value.reason, str(refusal.value)) == (reason, f"cannot use {path}: {reason}")
 
 
 def test_decoding_works_without_a_limit_of_the_address_space(
