@@ -57,6 +57,12 @@ def prepared(folder: Path, name: str, *more: str) -> Dataset:
     return read_dataset(folder.parent / "data")
 
 
+@pytest.fixture(name="refusal")
+def refusal_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What returns the line with which a folder is not prepared."""
+    return lambda folder, *more: mistake(["prepare", folder, tmp_path / "data", *more], capsys)
+
+
 def names(dataset: Dataset) -> dict[str, list[str]]:
     return {split: dataset.open_split(split).names for split in SPLITS}
 
@@ -89,43 +95,40 @@ def test_sc09(make: Make, whole: Callable[..., None]) -> None:
     assert report["other_files"] == {".txt": 2, ".wav": 2} and report["refused"] == {}
 
 
-def test_a_part_is_refused_unless_asked_for(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_is_refused_unless_asked_for(make: Make, refusal: Callable[..., str]) -> None:
     folder = make(*SC09, lists=LISTS)
-    command = ["prepare", str(folder), str(folder.parent / "data"), "--corpus", "sc09"]
-    line = mistake(command, capsys)
+    line = refusal(folder, "--corpus", "sc09")
     assert f"{folder} has 8 recordings of SC09 (the digits of Speech Commands v0.02), which has 38,908; unpack" in line
     assert "or take it as it is with --partial" in line and not (folder.parent / "data").exists()
     dataset = prepared(folder, "sc09", "--partial")
     assert dataset.modality["corpus"] == {"name": "sc09", "here": 8, "published": 38_908}
 
 
-def test_what_does_not_go_with_a_corpus(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_go_with_a_corpus(make: Make, refusal: Callable[..., str]) -> None:
     folder = make(*SC09, lists=LISTS)
-    command = ["prepare", str(folder), str(tmp_path / "data")]
-    assert "--partial is for a part of a published corpus" in mistake([*command, "--partial"], capsys)
-    line = mistake([*command, "--corpus", "sc10"], capsys)
+    assert "--partial is for a part of a published corpus" in refusal(folder, "--partial")
+    line = refusal(folder, "--corpus", "sc10")
     assert "--corpus sc10 does not exist; choose one of sc09, youtubemix, beethoven, ljspeech, libritts, vctk" in line
-    line = mistake([*command, "--corpus", "sc09", "data.split.valid=0.2"], capsys)
+    line = refusal(folder, "--corpus", "sc09", "data.split.valid=0.2")
     assert "data.split.valid=0.2: SC09 (the digits of Speech Commands v0.02) is divided as published; leave it" in line
-    line = mistake(["prepare", str(folder.parent), str(tmp_path / "data"), "--corpus", "sc09", "--partial"], capsys)
+    line = refusal(folder.parent, "--corpus", "sc09", "--partial")
     assert f"it has no file like seven/0a7c2a8d_nohash_0.wav; did you mean {folder}?" in line
-    line = mistake([*command, "--corpus", "libritts"], capsys)
+    line = refusal(folder, "--corpus", "libritts")
     assert "is not LibriTTS as published: it has no file like train-clean-100/103/1241/103_1241" in line
     (folder / "testing_list.txt").unlink()
-    line = mistake([*command, "--corpus", "sc09", "--partial"], capsys)
+    line = refusal(folder, "--corpus", "sc09", "--partial")
     assert "testing_list.txt, which divides SC09" in line and "unpack it again" in line
 
 
-def test_settings_of_a_corpus_give_way_to_yours(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_a_corpus_give_way_to_yours(
+    make: Make, refusal: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = make(*SC09, lists=LISTS)
     dataset = prepared(folder, "sc09", "--partial", "data.quantiser=mu_law", "data.sample_rate_hz=8000")
     assert format_of(dataset.modality) == AudioFormat(8_000, "mu_law", "clip", 16_000)
-    line = mistake(["prepare", str(folder), str(folder.parent / "data")], capsys)
-    assert f"{folder.parent / 'data'} was prepared with --corpus sc09; give that, or another folder" in line
-    line = mistake(["prepare", str(folder), str(folder.parent / "data"), "--corpus", "sc09", "--partial"], capsys)
-    assert "data.quantiser was mu_law and is mu_law_floor" in line
-    run = str(folder.parent / "run")
-    line = mistake(["train", str(folder.parent / "data"), run, "data.split.valid=0.3"], capsys)
+    assert f"{dataset.folder} was prepared with --corpus sc09; give that, or another folder" in refusal(folder)
+    assert "data.quantiser was mu_law and is mu_law_floor" in refusal(folder, "--corpus", "sc09", "--partial")
+    line = mistake(["train", dataset.folder, folder.parent / "run", "data.split.valid=0.3"], capsys)
     assert "was split as the corpus sc09 is when it was prepared" in line
 
 
@@ -172,14 +175,13 @@ def test_ljspeech(make: Make, whole: Callable[..., None]) -> None:
     assert dataset.sources["split"] == {"corpus": "ljspeech", "split.valid": 0.2, "split.test": 0.2}
 
 
-def test_libritts(make: Make, whole: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_libritts(make: Make, whole: Callable[..., None], refusal: Callable[..., str]) -> None:
     paths = [f"{part}/{i}/12/{i}_12_000001_000000.wav" for i in (1, 2) for part in
              ("train-clean-100", "train-other-500", "dev-clean", "test-other")]  # fmt: skip
     folder = make(*paths, "train-clean-5/1/12/1_12_000001_000000.wav", rate_hz=24_000)  # the last is not LibriTTS's
     counts = dict.fromkeys(corpora()["libritts"].files, 2)
     whole("libritts", files={**counts, "train-other-500": 3})
-    line = mistake(["prepare", str(folder), str(folder.parent / "data"), "--corpus", "libritts"], capsys)
-    assert "has 8 recordings of LibriTTS, which has 9; unpack" in line
+    assert "has 8 recordings of LibriTTS, which has 9; unpack" in refusal(folder, "--corpus", "libritts")
     whole("libritts", files=counts)  # parts that are not there do not count
     dataset = prepared(folder, "libritts")
     assert dataset.modality["corpus"] == {"name": "libritts", "here": 8, "published": 8}
@@ -190,9 +192,9 @@ def test_libritts(make: Make, whole: Callable[..., None], capsys: pytest.Capture
     }
 
 
-def test_a_part_of_libritts_that_cannot_be_divided(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_of_libritts_that_cannot_be_divided(make: Make, refusal: Callable[..., str]) -> None:
     folder = make("train-clean-100/1/12/1_12_000001_000000.wav", rate_hz=24_000)
-    line = mistake(["prepare", str(folder), str(folder.parent / "data"), "--corpus", "libritts", "--partial"], capsys)
+    line = refusal(folder, "--corpus", "libritts", "--partial")
     assert "valid and test would be empty: 1 file, divided as published, by its parts; unpack a part for each: " in line
     assert "valid is dev-clean or dev-other; test is test-clean or test-other" in line
 
