@@ -25,10 +25,7 @@ def test_agrees_with_the_formula_in_fp64() -> None:
     assert distance.max() <= 1 and distance.sum() <= 3  # a sample may fall within fp32 rounding of a boundary
 
 
-def test_agrees_with_torchaudio() -> None:
-    samples = torch.linspace(-1, 1, 100_001, dtype=torch.float64).float()
-    theirs = torchaudio.functional.mu_law_encoding(samples.double(), NUM_CLASSES)
-    assert (encode(samples) != theirs).sum() <= 1
+def test_decodes_as_torchaudio_does() -> None:
     classes = torch.arange(NUM_CLASSES)
     torch.testing.assert_close(decode(classes), torchaudio.functional.mu_law_decoding(classes, NUM_CLASSES))
 

@@ -6,7 +6,7 @@ from scipy import stats
 
 from waveform.audio.pitch import level_db, pitch_hz
 from waveform.quality.clip import Clip, measure_clip
-from waveform.quality.figures import Figure, figures_of, frechet_by_chance, frechet_distance, jackknife
+from waveform.quality.figures import figures_of, frechet_by_chance, frechet_distance, jackknife
 
 RATE_HZ = 24_000
 
@@ -17,6 +17,16 @@ def voice(pitch: float, *, seconds: float = 2.0, seed: int = 0) -> np.ndarray:
     harmonics = sum(np.sin(2 * np.pi * k * pitch * time_s + k * k) / k for k in range(1, 12))
     noise = np.random.default_rng(seed).standard_normal(len(time_s))
     return (0.1 * harmonics * (1.2 + np.sin(4 * np.pi * time_s + seed)) + 0.001 * noise).astype(np.float32)
+
+
+def clip_of(samples: np.ndarray, **opinions: float) -> Clip:
+    return measure_clip(samples, sample_rate_hz=RATE_HZ, opinions=opinions)
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[Clip]:
+    """Voices of 180 to 219 Hz."""
+    return [clip_of(voice(180 + i, seed=i)) for i in range(40)]
 
 
 def noise(seed: int = 0, *, seconds: float = 2.0) -> np.ndarray:
@@ -45,17 +55,10 @@ def test_level_is_that_below_full_scale() -> None:
 
 def test_a_clip_that_fades_ends_in_silence_and_one_that_hisses_in_noise() -> None:
     speech, silence, hiss = voice(200), np.zeros(RATE_HZ // 2, dtype=np.float32), noise(seconds=0.6)
-    ends = [
-        (clip.ends_silent, clip.ends_noisy)
-        for clip in (
-            measure_clip(np.concatenate(parts), sample_rate_hz=RATE_HZ)
-            for parts in ([speech], [speech, silence], [speech, hiss])
-        )
-    ]
-    assert ends == [(False, False), (True, False), (False, True)]
-    clip = measure_clip(
-        np.concatenate([speech, silence, np.ones(RATE_HZ // 4, dtype=np.float32)]), sample_rate_hz=RATE_HZ
-    )
+    for parts, ends in (([], (False, False)), ([silence], (True, False)), ([hiss], (False, True))):
+        clip = clip_of(np.concatenate([speech, *parts]))
+        assert (clip.ends_silent, clip.ends_noisy) == ends
+    clip = clip_of(np.concatenate([speech, silence, np.ones(RATE_HZ // 4, dtype=np.float32)]))
     assert clip.clipped == pytest.approx(0.25 / 2.75) and 0.1 < clip.silent < 0.25
     assert clip.voiced > 0.7 and clip.pieces.shape == (2, 40)
 
@@ -69,7 +72,7 @@ def test_frechet_distance_of_gaussians() -> None:
 
 
 def test_the_jackknife_of_a_mean_is_students_interval() -> None:
-    clips = [measure_clip(voice(150 + 20 * i), sample_rate_hz=RATE_HZ) for i in range(5)]
+    clips = [clip_of(voice(150 + 20 * i)) for i in range(5)]
 
     def mean(some: list[Clip]) -> float:
         return float(np.mean([clip.semitones[0] for clip in some]))
@@ -82,7 +85,7 @@ def test_the_jackknife_of_a_mean_is_students_interval() -> None:
 
 @pytest.mark.parametrize("bounds", [(0, 1), (1, 5), (0, np.inf)])
 def test_intervals_stay_where_a_figure_can_be(bounds: tuple[float, float]) -> None:
-    clips = [measure_clip(voice(150), sample_rate_hz=RATE_HZ) for _ in range(3)]
+    clips = [clip_of(voice(150)) for _ in range(3)]
     least, greatest = bounds[0], min(bounds[1], 10)
     values = {id(clip): value for clip, value in zip(clips, (least, least, greatest), strict=True)}
     mean = jackknife(
@@ -96,11 +99,7 @@ def test_each_figure_has_its_bounds() -> None:
     """Two clips that have nothing in common: every interval is as wide as it can be."""
     loud, quiet = voice(400), 1e-3 * noise(1)
     loud[: len(loud) // 2] = 0
-    clips = [
-        measure_clip(samples, sample_rate_hz=RATE_HZ, opinions={"MOS": score})
-        for samples, score in ((loud, 1.5), (quiet, 2.5))
-    ]
-    figures = figures_of(clips, [measure_clip(voice(150), sample_rate_hz=RATE_HZ)] * 2)
+    figures = figures_of([clip_of(loud, MOS=1.5), clip_of(quiet, MOS=2.5)], [clip_of(voice(150))] * 2)
     wide = [figure for figure in figures if figure.low != figure.high]
     assert len(wide) > 5
     for figure in wide:
@@ -110,15 +109,12 @@ def test_each_figure_has_its_bounds() -> None:
         assert figure.low == least and figure.high is not None and figure.high <= greatest, figure
 
 
-def test_figures_lie_between_noise_and_real() -> None:
-    reference = [measure_clip(voice(180 + i, seed=i), sample_rate_hz=RATE_HZ) for i in range(40)]
-    real = by_name(
-        figures_of([measure_clip(voice(184.5 + i, seed=100 + i), sample_rate_hz=RATE_HZ) for i in range(8)], reference)
+def test_figures_lie_between_noise_and_real(reference: list[Clip]) -> None:
+    voices = ([voice(hz + i, seed=seed + i) for i in range(8)] for hz, seed in ((184.5, 100), (300, 200)))
+    real, other, hiss = (
+        {figure.name: figure for figure in figures_of(list(map(clip_of, sounds)), reference)}
+        for sounds in (*voices, map(noise, range(8)))
     )
-    other = by_name(
-        figures_of([measure_clip(voice(300 + i, seed=200 + i), sample_rate_hz=RATE_HZ) for i in range(8)], reference)
-    )
-    hiss = by_name(figures_of([measure_clip(noise(i), sample_rate_hz=RATE_HZ) for i in range(8)], reference))
     chance = frechet_by_chance(reference, num=8, seed=0)
     distances = [figures["Frechet distance"].value or 0 for figures in (real, other, hiss)]
     assert distances[0] < distances[1] < distances[2]
@@ -130,12 +126,7 @@ def test_figures_lie_between_noise_and_real() -> None:
     assert hiss["ends in noise"].value == 1 and real["ends in noise"].value == 0
 
 
-def by_name(figures: list[Figure]) -> dict[str, Figure]:
-    return {figure.name: figure for figure in figures}
-
-
-def test_fewer_clips_are_further_away_by_chance() -> None:
+def test_fewer_clips_are_further_away_by_chance(reference: list[Clip]) -> None:
     """The bias that the report prints: equal sets seem to differ, the more the smaller they are."""
-    reference = [measure_clip(voice(180 + i, seed=i), sample_rate_hz=RATE_HZ) for i in range(40)]
     few, many = (frechet_by_chance(reference, num=num, seed=0).value or 0 for num in (3, 16))
     assert few > 1.5 * many > 0

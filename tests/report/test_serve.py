@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from threading import Thread
@@ -35,12 +36,18 @@ def run(place: Path) -> Run:
     return load(place / "run", device="cpu")
 
 
-@pytest.fixture
-def server(run: Run) -> Iterator[SoundServer]:
-    with SoundServer({"a": run, "b/<script>": run}, ServeConfig(port=0, max_seconds=2)) as server:
+@contextmanager
+def serving(*names: str, run: Run, **config: Any) -> Iterator[SoundServer]:
+    with SoundServer(dict.fromkeys(names, run), ServeConfig(port=0, **config)) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
+
+
+@pytest.fixture
+def server(run: Run) -> Iterator[SoundServer]:
+    with serving("a", "b/<script>", run=run, max_seconds=2) as server:
+        yield server
 
 
 def ask(
@@ -74,26 +81,22 @@ def test_an_upload_is_continued(server: SoundServer, place: Path, run: Run) -> N
 
 
 def test_two_listeners_take_turns_and_a_third_waits(run: Run) -> None:
-    with SoundServer({"a": run}, ServeConfig(port=0)) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+    with serving("a", run=run) as server:
         alone = sound(server, seconds=3, seed=1).read()
         first, second = sound(server, seconds=3, seed=1), sound(server, seconds=3, seed=2)  # headers come at once
         third = refused(sound(server, seconds=1))
         assert third == (503, "others are listening; try again when they have finished")
         assert first.read() == alone and len(second.read()) == len(alone)
         assert sound(server, seconds=0.1).status == 200
-        server.shutdown()
 
 
 def test_a_cut_connection_makes_room(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
-    with SoundServer({"a": run}, ServeConfig(port=0, clients=1)) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+    with serving("a", run=run, clients=1) as server:
         with socket.create_connection(("127.0.0.1", server.server_port)) as cut:
             cut.sendall(b"POST /sound?seconds=60 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             assert cut.recv(12) == b"HTTP/1.0 200"
             assert sound(server, seconds=0.1).status == 503
         wait_for(lambda: sound(server, seconds=0.1).status == 200)
-        server.shutdown()
     assert "Traceback" not in capfd.readouterr().err
 
 
