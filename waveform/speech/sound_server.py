@@ -102,11 +102,7 @@ class SoundServer(ThreadingHTTPServer):
 
 
 class _Refused(Exception):
-    """A request that is answered by one line."""
-
-    def __init__(self, status: HTTPStatus, line: str) -> None:
-        super().__init__(line)
-        self.status, self.line = status, line
+    """A request that is answered by one line: its status, which is not that of a UserError, and that line."""
 
 
 def _parts(address: str) -> SplitResult:
@@ -114,7 +110,7 @@ def _parts(address: str) -> SplitResult:
     try:
         return urlsplit(address)
     except ValueError as error:
-        raise _Refused(HTTPStatus.BAD_REQUEST, f"not an address: {error}") from error
+        raise UserError(f"not an address: {error}") from error
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -123,25 +119,25 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _SILENT_S
 
     def do_GET(self) -> None:
-        self._answer(self._page)
+        self._answer("/", self._page)
 
     def do_POST(self) -> None:
-        self._answer(self._sound)
+        self._answer("/sound", self._sound)
 
-    def _answer(self, make: Callable[[], None]) -> None:
+    def _answer(self, path: str, make: Callable[[str], None]) -> None:
+        """Call `make` with what follows the `?`, if `path` is what the client asks for."""
         self._began = False
         try:
             self._require_same_site()
-            make()
-        except _Refused as refused:
-            self._refuse(refused.status, refused.line)
-        except UserError as error:
-            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
-
-    def _refuse(self, status: HTTPStatus, line: str) -> None:
-        if not self._began:
-            self._begin(status, "text/plain; charset=utf-8")
-            self.wfile.write(line.encode())
+            address = _parts(self.path)
+            if address.path != path:
+                raise _Refused(HTTPStatus.NOT_FOUND, f"there is only {path}")
+            make(address.query)
+        except (_Refused, UserError) as error:
+            status, line = error.args if isinstance(error, _Refused) else (HTTPStatus.BAD_REQUEST, str(error))
+            if not self._began:
+                self._begin(status, "text/plain; charset=utf-8")
+                self.wfile.write(line.encode())
 
     def _begin(self, status: HTTPStatus, kind: str, **headers: str) -> None:
         self._began, self.close_connection = True, True
@@ -164,19 +160,14 @@ class _Handler(BaseHTTPRequestHandler):
         if origin is not None and _parts(origin).netloc != host.netloc:
             raise _Refused(HTTPStatus.FORBIDDEN, "other sites may not ask for sounds")
 
-    def _page(self) -> None:
-        if _parts(self.path).path != "/":
-            raise _Refused(HTTPStatus.NOT_FOUND, "there is only /")
+    def _page(self, _query: str) -> None:
         nonce = secrets.token_urlsafe(16)
         policy = {"Content-Security-Policy": _POLICY.format(nonce=nonce)}
         self._begin(HTTPStatus.OK, "text/html; charset=utf-8", **policy)
         self.wfile.write(self.server.page(nonce=nonce).encode())
 
-    def _sound(self) -> None:
-        address = _parts(self.path)
-        if address.path != "/sound":
-            raise _Refused(HTTPStatus.NOT_FOUND, "there is only /sound")
-        asked = {name: values[-1] for name, values in parse_qs(address.query).items()}
+    def _sound(self, query: str) -> None:
+        asked = {name: values[-1] for name, values in parse_qs(query).items()}
         run = self.server.runs.get(asked.get("run", next(iter(self.server.runs))))
         if run is None:
             raise _Refused(HTTPStatus.NOT_FOUND, "there is no such run here")
@@ -185,9 +176,9 @@ class _Handler(BaseHTTPRequestHandler):
             seconds, seed = float(asked.get("seconds", min(5, most))), int(asked.get("seed", 0))
             sampling = SamplingConfig(temperature=float(asked.get("temperature", 1)), seed=seed)
         except ValueError as error:
-            raise _Refused(HTTPStatus.BAD_REQUEST, f"not a number: {error}") from error
+            raise UserError(f"not a number: {error}") from error
         if not 0 < seconds <= most:
-            raise _Refused(HTTPStatus.BAD_REQUEST, f"seconds is {seconds:g}; it must be above 0 and at most {most:g}")
+            raise UserError(f"seconds is {seconds:g}; it must be above 0 and at most {most:g}")
         label = asked.get("label") or None
         run.label_number(label)  # refuses one that the run does not know
         if not self.server.listening.acquire(blocking=False):
@@ -221,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
                 for block in read_blocks(file.name, sample_rate_hz=rate):  # of hours, only the end is kept
                     samples = np.concatenate([samples, block])[-round(_PRIME_S * rate) :]
             except UserError as error:
-                raise _Refused(HTTPStatus.BAD_REQUEST, str(error).replace(file.name, "the recording")) from error
+                raise UserError(str(error).replace(file.name, "the recording")) from error
         return run.audio_format.scale(samples)
 
     def _draw(
