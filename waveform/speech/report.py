@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -253,15 +254,12 @@ def _player_rows(
     total_s = sum(seconds for seconds, _ in draws[making.world.rank :: making.world.size])
     with Progress("sample", total=total_s, unit="s", unit_s=1, enabled=making.show_progress) as progress:
 
-        def work(seconds: float, make: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:
-            def sound() -> np.ndarray:
-                made = make()
-                progress.update(seconds)
-                return made
+        def sound(seconds: float, make: Callable[[], np.ndarray]) -> np.ndarray:
+            made = make()
+            progress.update(seconds)
+            return made
 
-            return sound
-
-        sounds = making.world.share([work(*one) for one in draws])
+        sounds = making.world.share([partial(sound, *one) for one in draws])
     shown = [
         PlayerRow(
             title,
