@@ -4,7 +4,6 @@ A separate process decodes the file piece by piece, checks it and averages its c
 turns the pieces into blocks of whole seconds. The RAM taken does not depend on the length of the file.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,11 +15,6 @@ from waveform.audio.refusal import RefusedFile, check_regular
 from waveform.audio.resample import resample_blocks
 
 AUDIO_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif"})
-
-
-def is_audio_name(name: str) -> bool:
-    """Whether a file name has the suffix of an audio format that this toolkit reads."""
-    return os.path.splitext(name)[1].lower() in AUDIO_SUFFIXES
 
 
 class AudioFile:

@@ -10,15 +10,10 @@ _DECODED_VALUES = 1 << 20  # at a time
 
 
 def flac_bytes(samples: np.ndarray, *, sample_rate_hz: int) -> bytes:
-    """Mono samples [n] in -1..1 as 16-bit FLAC: every browser plays it, and it is shorter than a WAV."""
+    """Samples [n] or [n, channels] in -1..1 as 16-bit FLAC: every browser plays it, and it is shorter than a WAV."""
     content = io.BytesIO()
     soundfile.write(content, samples, sample_rate_hz, format="FLAC", subtype="PCM_16")
     return content.getvalue()
-
-
-def write_flac(path: Path, samples: np.ndarray, *, sample_rate_hz: int) -> None:
-    """Write float32 samples [n, channels] in 16 bits."""
-    soundfile.write(path, samples, sample_rate_hz)
 
 
 def decode_flac(path: Path) -> None:

@@ -7,7 +7,6 @@ from io import FileIO
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from waveform.system.atomic import explain_write_errors
 from waveform.system.errors import UserError
@@ -29,9 +28,9 @@ def require_wav_length(seconds: float, *, sample_rate_hz: int) -> None:
         )
 
 
-def pcm_bytes(samples: np.ndarray | torch.Tensor) -> bytes:
+def pcm_bytes(samples: np.ndarray) -> bytes:
     """Turn float samples [n] into 16-bit little-endian PCM; values outside -1..1 are clipped."""
-    values = np.asarray(samples.detach().cpu() if isinstance(samples, torch.Tensor) else samples, dtype=np.float32)
+    values = np.asarray(samples, dtype=np.float32)
     assert values.ndim == 1 and np.isfinite(values).all()
     # 32768, not 32767: libsndfile divides by it when reading, so that mu-law values return as the same class.
     return np.clip(np.rint(values * 32768), -32768, 32767).astype("<i2").tobytes()
@@ -72,7 +71,7 @@ class WavWriter:
             with suppress(OSError):  # some file systems have no locks
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def append(self, samples: np.ndarray | torch.Tensor) -> None:
+    def append(self, samples: np.ndarray) -> None:
         """Add float samples [n]; values outside -1..1 are clipped."""
         pcm = pcm_bytes(samples)
         require_wav_length((self._data_bytes + len(pcm)) / 2 / self._rate, sample_rate_hz=self._rate)
@@ -91,7 +90,7 @@ class WavWriter:
         write_all(self._file, content)
 
 
-def write_wav(path: str | Path, samples: np.ndarray | torch.Tensor, *, sample_rate_hz: int) -> None:
+def write_wav(path: str | Path, samples: np.ndarray, *, sample_rate_hz: int) -> None:
     """Write float samples [n] in -1..1 as a mono 16-bit PCM WAV. Raises UserError if the file cannot be written."""
     with closing(WavWriter(path, sample_rate_hz=sample_rate_hz)) as writer:
         writer.append(samples)

@@ -10,7 +10,7 @@ import torch
 
 from waveform.audio.audio_format import CD_RATE_HZ
 from waveform.audio.corpus.prepare import DataConfig, prepare
-from waveform.audio.flac import decode_flac, write_flac
+from waveform.audio.flac import decode_flac, flac_bytes
 from waveform.audio.resample import resample_blocks
 from waveform.benchmarks.timing import seconds, spread
 from waveform.system.machine import peak_resident_bytes, resident_bytes
@@ -55,7 +55,7 @@ def measure_preparation(
             split_dir = folder / ("train", "valid", "test")[i if i < 3 else 0]
             split_dir.mkdir(parents=True, exist_ok=True)
             sound = synthesise(FILE_S, seed=i, num_channels=num_channels)
-            write_flac(split_dir / f"{i:05}.flac", sound, sample_rate_hz=CD_RATE_HZ)
+            (split_dir / f"{i:05}.flac").write_bytes(flac_bytes(sound, sample_rate_hz=CD_RATE_HZ))
         mono, paths = sound[:, 0].copy(), sorted(folder.rglob("*.flac"))
         config = DataConfig(num_workers=1, **audio_format)
         rate = config.sample_rate_hz

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from waveform.audio.files import is_audio_name
+from waveform.audio.files import AUDIO_SUFFIXES
 from waveform.audio.refusal import RefusedFile, check_regular
 
 
@@ -58,8 +58,9 @@ def scan_folder(audio_dir: Path, *, skip: Path) -> Scan:
 
 
 def _judge_file(scan: Scan, path: str, audio_dir: Path) -> None:
-    if not is_audio_name(path):
-        scan.other[os.path.splitext(path)[1].lower()] += 1
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix not in AUDIO_SUFFIXES:
+        scan.other[suffix] += 1
         return
     try:
         status = check_regular(os.path.join(audio_dir, path))

@@ -70,11 +70,13 @@ def _results(
             yield group, work(group)
         return
     largest_first = sorted(groups, key=lambda group: -group.size)  # so that no long file is left for the end
-    with _held_signals():
-        try:
-            futures = {executor.submit(work, group): group for group in largest_first}
-        except OSError as error:  # "handle is closed": a process died while another was starting
-            raise BrokenExecutor from error
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # processes that are started here inherit that
+    try:
+        futures = {executor.submit(work, group): group for group in largest_first}
+    except OSError as error:  # "handle is closed": a process died while another was starting
+        raise BrokenExecutor from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     for future in as_completed(futures):
         yield futures[future], future.result()
 
@@ -116,13 +118,3 @@ def _start_worker() -> None:
         os._exit(1)  # if the parent is killed, no worker may go on writing
 
     threading.Thread(target=follow_parent, daemon=True).start()
-
-
-@contextmanager
-def _held_signals() -> Iterator[None]:
-    """Delay signals that ask to stop until after the block; processes that are started in it inherit that."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
