@@ -85,17 +85,17 @@ def test_equals_written_out_weights_and_losses(
             np.testing.assert_allclose(observed.losses[row], by_window.mean(axis=0), rtol=1e-9)
 
 
+def without_queries(model: Any) -> None:
+    """Have every slot that is seen get the same weight."""
+    for layer in model.layers:
+        for part in (layer.attention.query, layer.attention.key, layer.attention.position):
+            part.weight.detach().zero_()
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_buckets_sum_to_one_and_pairs_are_unbiased(case: laws.Case, token_set: Callable[..., TokenSet]) -> None:
     model, observed = observe(case, token_set([300, 200]))
-    with torch.no_grad():  # no queries: every slot that is seen gets the same weight
-        for layer in model.layers:
-            for parameter in (
-                layer.attention.query.weight,
-                layer.attention.key.weight,
-                layer.attention.position.weight,
-            ):
-                parameter.zero_()
+    without_queries(model)
     flat = observe_layers(run_of(model, window=case.window), token_set([300, 200]), max_tokens=500, **QUIET)
     assert isinstance(flat, LayerObservations)
     for seen in (observed, flat):
@@ -122,9 +122,7 @@ def test_a_pair_is_a_query_and_a_slot_that_it_sees(variant: str, token_set: Call
     case = laws.Case("transformer_xl", variant)
     run = run_of(case.build(), window=case.window)
     model: Any = run.model
-    for layer in model.layers:
-        for part in (layer.attention.query, layer.attention.key, layer.attention.position):
-            part.weight.zero_()
+    without_queries(model)
     observed = observe_layers(run, token_set([300]), max_tokens=300, **QUIET)
     assert isinstance(observed, LayerObservations)
     regions = attention_by_position(observed)["regions"]

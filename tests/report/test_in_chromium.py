@@ -89,11 +89,8 @@ def test_seeking_by_mouse_and_keys(open_page: Callable[..., Any], tones: Page) -
     at = time_of(driver, 1)
     press(driver, "ARROW_LEFT")
     wait_for(lambda: time_of(driver, 1) == pytest.approx(at - 0.25, abs=0.01))
-    press(driver, "ARROW_LEFT")
-    press(driver, "ARROW_LEFT")
-    press(driver, "ARROW_LEFT")
-    press(driver, "ARROW_LEFT")
-    press(driver, "ARROW_LEFT")
+    for _ in range(5):
+        press(driver, "ARROW_LEFT")
     wait_for(lambda: time_of(driver, 1) == 0 == playhead_of(driver, 1))
     press(driver, "ARROW_RIGHT")
     wait_for(lambda: playhead_of(driver, 1) == pytest.approx(0.25 / SECONDS, abs=0.01))

@@ -22,11 +22,13 @@ def _report(audio_dir: Path, data_dir: Path) -> dict:
     return json.loads((data_dir / "report.json").read_bytes())
 
 
-def _fill_valid_and_test(folder: Path) -> None:
-    """Write one second of silence into each, so that every split has a file."""
-    for split in ("valid", "test"):
-        (folder / split).mkdir(parents=True)
-        soundfile.write(folder / split / "s.wav", np.zeros(24_000), 24_000)
+def _report_of(folder: Path, samples: np.ndarray, *, rate: int = 24_000, subtype: str | None = None) -> dict:
+    """The report on one recording that trains, and a second of silence in each of the other splits."""
+    for split in ("train", "valid", "test"):
+        (folder / "audio" / split).mkdir(parents=True)
+        soundfile.write(folder / "audio" / split / "s.wav", np.zeros(24_000), 24_000)
+    soundfile.write(folder / "audio" / "train" / "s.wav", samples, rate, subtype=subtype)
+    return _report(folder / "audio", folder / "data")
 
 
 def test_totals_rates_and_channels(corpus_dir: Path, tmp_path: Path, write_audio: Write) -> None:
@@ -48,23 +50,17 @@ def test_totals_rates_and_channels(corpus_dir: Path, tmp_path: Path, write_audio
 
 def test_clipped_share_is_of_the_samples_as_decoded(tmp_path: Path) -> None:
     """They are counted before mixing: a clipped left channel counts even if the right one lowers the mean."""
-    _fill_valid_and_test(tmp_path / "audio")
     samples = np.zeros((48_000, 2))
     samples[:3000, 0], samples[3000:4000, 0], samples[4000:5000, 1] = 1.0, -1.0, 0.99
-    (tmp_path / "audio" / "train").mkdir()
-    soundfile.write(tmp_path / "audio" / "train" / "a.wav", samples, 48_000)
-    report = _report(tmp_path / "audio", tmp_path / "data")
+    report = _report_of(tmp_path, samples, rate=48_000)
     assert report["clipped_share"] == pytest.approx(4000 / (96_000 + 2 * 24_000))
 
 
 def test_silent_share_is_of_20_ms_frames(tmp_path: Path) -> None:
-    _fill_valid_and_test(tmp_path / "audio")
-    (tmp_path / "audio" / "train").mkdir()
     samples = np.full(6 * 24_000 + 100, 0.5)  # the 100 samples fill no frame
     samples[480 * 10 : 480 * 60] = 0.0009  # 50 frames below -60 dBFS
     samples[480 * 60 : 480 * 70] = 0.0011  # 10 above
-    soundfile.write(tmp_path / "audio" / "train" / "a.wav", samples, 24_000, subtype="FLOAT")
-    report = _report(tmp_path / "audio", tmp_path / "data")
+    report = _report_of(tmp_path, samples, subtype="FLOAT")
     assert report["silent_share"] == pytest.approx((50 + 2 * 50) / (300 + 2 * 50))
 
 
