@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import soundfile
 
-from waveform.audio.files import read_audio
 from waveform.audio.sinks import Output
 from waveform.audio.wav import WavWriter, write_wav
 from waveform.system.errors import UserError
@@ -31,40 +30,6 @@ def test_wav_clips(tmp_path: Path) -> None:
     write_wav(tmp_path / "x.wav", np.array([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0]), sample_rate_hz=8000)
     read, rate = soundfile.read(tmp_path / "x.wav", dtype="int16")
     assert rate == 8000 and read.tolist() == [-32768, -32768, 0, 16384, 32767, 32767]
-
-
-def test_a_header_is_never_ahead_of_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If it is killed between its two writes, `append` leaves the WAV as it was before."""
-
-    class Killed(BaseException):
-        pass
-
-    writer = WavWriter(tmp_path / "x.wav", sample_rate_hz=24_000)
-    writer.append(np.zeros(100, dtype=np.float32))
-    write, calls = writer._write, []
-
-    def once(content: bytes, *, offset: int) -> None:
-        if calls:
-            raise Killed
-        calls.append(offset)
-        write(content, offset=offset)
-
-    monkeypatch.setattr(writer, "_write", once)
-    with pytest.raises(Killed):
-        writer.append(np.zeros(100, dtype=np.float32))
-    writer.close()
-    assert (tmp_path / "x.wav").stat().st_size == 44 + 400
-    assert len(read_audio(tmp_path / "x.wav", sample_rate_hz=24_000)) == 100  # and it is not refused as cut short
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
-def test_a_full_disk_is_a_user_error(tmp_path: Path) -> None:
-    writer = WavWriter(tmp_path / "x.wav", sample_rate_hz=24_000)
-    writer._file.close()
-    writer._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115 (closed below)
-    with pytest.raises(UserError, match=r"cannot write .*x\.wav: the disk is full"):
-        writer.append(np.zeros(10, dtype=np.float32))
-    writer.close()
 
 
 def test_a_sound_too_long_for_a_wav_is_refused_before_it_is_drawn(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from waveform.audio.files import AudioFile, read_audio
 from waveform.audio.mulaw import encode
 from waveform.engine.dataset import Dataset
 from waveform.engine.shards import Shard
-from waveform.system import locks
 from waveform.system.console import counted
 from waveform.system.errors import UserError
 
@@ -281,19 +280,6 @@ def _runs(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def test_a_second_preparation_is_refused(corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = workers.prepare_group
-
-    def meanwhile(group: groups.Group, *, audio_dir: Path, data_dir: Path) -> groups.Records:
-        with pytest.raises(UserError, match=r"another waveform prepare is running on .*data"):
-            _prepare(corpus_dir, tmp_path / "data")
-        return real(group, audio_dir=audio_dir, data_dir=data_dir)
-
-    monkeypatch.setattr(workers, "prepare_group", meanwhile)
-    monkeypatch.setattr(locks, "_PATIENCE_S", 0.05)
-    assert len(_prepare(corpus_dir, tmp_path / "data").open_split("train")) == 8
 
 
 def test_other_split_settings_are_refused(tmp_path: Path, write_audio: Write) -> None:
