@@ -9,13 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import yaml
 
 from waveform.audio.corpus.splits import Division, SplitConfig, divide_in_order, split_by_hash
 from waveform.system.errors import UserError
+
+_Entry = TypeVar("_Entry")
 
 
 class _Split(msgspec.Struct, forbid_unknown_fields=True):
@@ -137,11 +139,16 @@ def _listed(path: Path, title: str) -> list[str]:
         raise UserError(f"cannot read {path}, which divides {title} ({error}); unpack it again") from error
 
 
+def described_in(file: str, kind: type[_Entry], *, name: str) -> Mapping[str, _Entry]:
+    """The entries of a YAML file of this package, each with its own name in the field `name`."""
+    text = (resources.files("waveform.audio.corpus") / file).read_text(encoding="utf-8")
+    return {key: msgspec.convert({name: key, **entry}, kind) for key, entry in yaml.safe_load(text).items()}
+
+
 @cache
 def corpora() -> Mapping[str, Corpus]:
     """All corpora by name."""
-    text = (resources.files("waveform.audio.corpus") / "corpora.yaml").read_text(encoding="utf-8")
-    return {name: msgspec.convert({"name": name, **entry}, Corpus) for name, entry in yaml.safe_load(text).items()}
+    return described_in("corpora.yaml", Corpus, name="name")
 
 
 def find_corpus(name: str) -> Corpus:

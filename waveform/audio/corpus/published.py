@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import yaml
 
 from waveform.audio.audio_format import AudioFormat, format_of
-from waveform.audio.corpus.catalogue import Corpus, find_corpus
+from waveform.audio.corpus.catalogue import Corpus, described_in, find_corpus
 from waveform.system.errors import UserError
 
 _PROTOCOL, _SPLIT = "clip", "test"
@@ -77,11 +75,7 @@ def _other_data(modality: Mapping[str, Any], corpus: Corpus) -> str:
 
 @cache
 def _all() -> Mapping[str, PublishedFigures]:
-    text = (resources.files("waveform.audio.corpus") / "published.yaml").read_text(encoding="utf-8")
-    return {
-        name: msgspec.convert({"corpus": name, **entry}, PublishedFigures)
-        for name, entry in yaml.safe_load(text).items()
-    }
+    return described_in("published.yaml", PublishedFigures, name="corpus")
 
 
 def find_published(name: str) -> PublishedFigures:
