@@ -22,7 +22,7 @@ from waveform.audio.audio_format import AudioFormat, differences, format_of
 from waveform.audio.corpus.catalogue import Corpus
 from waveform.audio.corpus.groups import FORMAT, SHARDS, UNFINISHED, Records, cut_into_groups, finished_records
 from waveform.audio.corpus.labels import CORPUS, FOLDER, NONE, find_labels
-from waveform.audio.corpus.report import build_report, format_report
+from waveform.audio.corpus.report import build_report, format_report, others_of
 from waveform.audio.corpus.scan import FoundFile, Scan, scan_folder
 from waveform.audio.corpus.splits import SPLITS, Division, SplitConfig, divide, find_layout, require_all_splits
 from waveform.audio.corpus.workers import run_groups
@@ -198,10 +198,8 @@ def _explain_no_audio(audio_dir: Path, scan: Scan) -> str:
     if scan.refused:
         return f"no usable audio in {audio_dir}: {_first_reasons(scan.refused)}"
     if scan.other:
-        common = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in scan.other.most_common(3))
         hint = "; for text: python -m recipes prepare folder" if scan.other[".txt"] else ""
-        others = counted(scan.other.total(), "other file")
-        return f"no audio in {audio_dir}: it holds {others} ({common}); audio is {suffixes}{hint}"
+        return f"no audio in {audio_dir}: it holds {others_of(scan.other)}; audio is {suffixes}{hint}"
     return f"{audio_dir} is empty; put audio files there ({suffixes})"
 
 

@@ -87,7 +87,7 @@ def format_report(report: dict[str, Any], *, title: str) -> str:
         title,
         f"  total       {_hours(report['hours'])} in {counted(report['files'], 'file')}"
         + (f"; {len(report['refused'])} refused" if report["refused"] else "")
-        + _others(report["other_files"]),
+        + (f"; {others_of(report['other_files'])}" if report["other_files"] else ""),
         *(
             f"  {name:<11} {_hours(part['hours'])} in {counted(part['files'], 'file')}"
             for name, part in report["splits"].items()
@@ -134,12 +134,11 @@ def _hours(hours: float) -> str:
     return f"{hours:.2f} h" if hours >= 1 else f"{60 * hours:.2f} min"
 
 
-def _others(other: dict[str, int]) -> str:
-    if not other:
-        return ""
+def others_of(other: Mapping[str, int]) -> str:
+    """`3 other files (2 .txt, 1 without suffix)`: how many files of which suffixes, the most frequent ones first."""
     common = sorted(other.items(), key=lambda item: -item[1])[:3]
     kinds = ", ".join(f"{count} {printable(suffix) or 'without suffix'}" for suffix, count in common)
-    return f"; {counted(sum(other.values()), 'other file')} ({kinds})"
+    return f"{counted(sum(other.values()), 'other file')} ({kinds})"
 
 
 def _list_counts(counts: dict[str, int], unit: str) -> str:
