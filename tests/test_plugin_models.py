@@ -3,23 +3,20 @@
 `plain_lstm` gives only what the contract requires, `full_lstm` every optional part too (tests/plugin_models.py).
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests import laws
-from tests.plugin_models import LSTM, FullLSTM
+from tests.calling import cli, figures_of, mistake, prepared_tones
+from tests.plugin_models import FullLSTM
 from tests.ranks.run_ranks import run_ranks
-from tests.test_cli import write_tones
-from waveform.cli import main
 from waveform.engine.interface import OptionalParts
-from waveform.models.registry import build, model_names
+from waveform.engine.metrics import read_metrics
 from waveform.ranks.distributed import World
 from waveform.verbs import bench
 
@@ -47,41 +44,30 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    for split, num in (("train", 3), ("valid", 1), ("test", 2)):
-        write_tones(tmp_path / "audio" / split, num=num, seconds=0.2)
+    """data/, of audio."""
+    prepared_tones(tmp_path, train=3, valid=1, test=2, seconds=0.2)
     return tmp_path
-
-
-def run(*arguments: Any) -> None:
-    assert main([str(argument) for argument in arguments]) == 0
-
-
-def test_the_models_are_registered() -> None:
-    assert set(MODELS) < set(model_names())
-    assert type(build("plain_lstm", vocab_size=8, d_model=4)) is LSTM
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_verb_works(model: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = "train.checkpoint_activations=true" if model == "full_lstm" else "train.unroll=1"
-    run("train", place / "audio", place / "run", f"model={model}", *TRAIN, own)
-    lines = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert any(line.get("aux_loss", 0) > 0 for line in lines) == (model == "full_lstm")
-    run("evaluate", place / "run", "--json", place / "e.json")
-    figures = json.loads((place / "e.json").read_text())
+    cli("train", place / "data", place / "run", f"model={model}", *TRAIN, own)
+    aux_losses = [record.get("aux_loss", 0) for record in read_metrics(place / "run")]
+    assert any(loss > 0 for loss in aux_losses) == (model == "full_lstm")
+    figures = figures_of(place / "e.json", "evaluate", place / "run")
     assert figures["model"] == model and 1 < figures["nats_per_token"] < 6
-    run("sample", place / "run", "--out", place / "wav", "--seconds", "0.01", "--num", "2")
+    sample = ["sample", place / "run", "--seconds", 0.01]
+    cli(*sample, "--out", place / "wav", "--num", 2)
     assert len(list((place / "wav").glob("*.wav"))) == 2
-    run("analyse", place / "run", "--tokens", "2000", "--json", place / "a.json")
-    (analysed,) = json.loads((place / "a.json").read_text())["runs"]
+    (analysed,) = figures_of(place / "a.json", "analyse", place / "run", "--tokens", 2000)["runs"]
     assert ("absent" in analysed["state_reuse"]) == (model == "plain_lstm")
-    assert main(["sample", str(place / "run"), "--out", str(place / "int8"), "--seconds", "0.01", "--int8"]) == (
-        2 if model == "plain_lstm" else 0
-    )
+    int8 = [*sample, "--out", place / "int8", "--int8"]
     if model == "plain_lstm":
-        assert "this model has no int8 decoder; sample without int8" in capsys.readouterr().err
+        assert "this model has no int8 decoder; sample without int8" in mistake(int8, capsys)
         assert not FullLSTM.used
     else:
+        cli(*int8)
         # All that OptionalParts declares, except what only several processes, a short unroll, train.compile or a model
         # with kernels of its own need.
         parts = {name for name in vars(OptionalParts) if not name.startswith("_")}
@@ -94,40 +80,34 @@ def test_every_verb_works(model: str, place: Path, capsys: pytest.CaptureFixture
 def test_bench(model: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, which spares the imports of another one; its peak of memory is not looked at."""
     monkeypatch.setattr(bench, "run_in_child", lambda job: job.measure(**job.arguments, scratch=place))
-    run("bench", "--model", model, "--preset", "demo", "--device", "cpu", "--audio-minutes", "0", "--batch-size", "1",
-        "--json", place / "b.json", "train.chunk=64", "train.window=32",
-        f"train.unroll={1 + (model == 'full_lstm')}")  # fmt: skip
-    (figures,) = json.loads((place / "b.json").read_text())["models"]
+    options = ["--model", model, "--preset", "demo", "--device", "cpu", "--audio-minutes", 0, "--batch-size", 1]
+    settings = ["train.chunk=64", "train.window=32", f"train.unroll={1 + (model == 'full_lstm')}"]
+    (figures,) = figures_of(place / "b.json", "bench", *options, *settings)["models"]
     assert figures["training"]["tokens_per_second"]["min"] > 0
     kinds = {case["decoder"] for case in figures["sampling"]}
     assert kinds == ({"exact"} if model == "plain_lstm" else {"exact", "int8"})
 
 
-def _command(site: str, arguments: list[str], world: World, folder: Path) -> None:
-    sys.path.insert(0, site)
-    assert main(arguments) == 0
+def _train(site: Path, arguments: list[object], world: World, folder: Path) -> None:
+    sys.path.insert(0, str(site))
+    cli("train", *arguments)
 
 
 @pytest.mark.slow
 def test_a_model_may_be_sharded(place: Path) -> None:
-    run("prepare", place / "audio", place / "data")
-    train = ["train", place / "data", place / "run", "model=full_lstm", *TRAIN, "train.sharding=fsdp"]
+    train = [place / "data", place / "run", "model=full_lstm", *TRAIN, "train.sharding=fsdp"]
     (place / "ranks").mkdir()
-    run_ranks(partial(_command, str(place / "site"), [str(part) for part in train]), 2, place / "ranks")
-    run("evaluate", place / "run")
+    run_ranks(partial(_train, place / "site", train), 2, place / "ranks")
+    cli("evaluate", place / "run")
 
 
 def test_what_a_model_lacks_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def refused(*settings: str) -> str:
-        capsys.readouterr()
-        assert main(["train", str(place / "audio"), str(place / "run"), *TRAIN, *settings]) == 2
-        return capsys.readouterr().err
-
-    assert "LSTM has no layers that can be computed again" in refused(
-        "model=plain_lstm", "train.unroll=1", "train.checkpoint_activations=true"
-    )
-    assert "train.unroll=2: LSTM passes no gradient from one window to the next" in refused("model=plain_lstm")
-    line = refused("model=full_lstm", "train.unroll=1")
+    train = ["train", place / "data", place / "run", *TRAIN]
+    line = mistake([*train, "model=plain_lstm", "train.unroll=1", "train.checkpoint_activations=true"], capsys)
+    assert "LSTM has no layers that can be computed again" in line
+    line = mistake([*train, "model=plain_lstm"], capsys)
+    assert "train.unroll=2: LSTM passes no gradient from one window to the next" in line
+    line = mistake([*train, "model=full_lstm", "train.unroll=1"], capsys)
     assert "some parameters of FullLSTM learn only from the losses of later windows (trains_through_time)" in line
     assert "set train.unroll=2 or more and train.chunk=64 or more" in line and "compression" not in line
     assert "trains_through_time" in FullLSTM.used

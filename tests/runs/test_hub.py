@@ -15,9 +15,7 @@ import pytest
 import yaml
 from huggingface_hub import constants
 
-from tests.faults.small_runs import make_speech_run, make_text_run
-from tests.test_cli import mistake
-from waveform.cli import main
+from tests.calling import cli, figures_of, mistake
 from waveform.runs.hub import HUB_CONFIG_FILE
 
 _COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -25,13 +23,12 @@ _ABOUT = ["--licence", "cc-by-4.0", "--language", "en", "--trained-on", "three s
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """run/, a finished run on speech, hub/, what `export --format hub` made of it, and figures.json."""
+def place(speech: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """hub/, what `export --format hub` made of a run on speech, and figures.json of that."""
     place = tmp_path_factory.mktemp("place")
-    make_speech_run(place)
-    assert main(["evaluate", str(place / "run"), "--json", str(place / "figures.json")]) == 0
-    export = ["export", str(place / "run"), str(place / "hub"), "--format", "hub", *_ABOUT]
-    assert main([*export, "--figures", str(place / "figures.json")]) == 0
+    cli("evaluate", speech / "run", "--json", place / "figures.json")
+    export = ["export", speech / "run", place / "hub", "--format", "hub", *_ABOUT]
+    cli(*export, "--figures", place / "figures.json")
     return place
 
 
@@ -84,7 +81,7 @@ def hub(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     server.server_close()
 
 
-def test_the_card_says_what_the_user_said_and_what_was_measured(place: Path) -> None:
+def test_the_card_says_what_the_user_said_and_what_was_measured(speech: Path, place: Path) -> None:
     card = (place / "hub" / "README.md").read_text()
     front, figures = yaml.safe_load(card.split("---")[1]), json.loads((place / "figures.json").read_text())
     assert front["license"] == "cc-by-4.0" and front["language"] == "en" and front["library_name"] == "waveform"
@@ -98,27 +95,26 @@ def test_the_card_says_what_the_user_said_and_what_was_measured(place: Path) -> 
         "sample-1.flac",
     }  # fmt: skip
     config = json.loads((place / "hub" / HUB_CONFIG_FILE).read_text())["config"]
-    assert config["dataset"]["path"] == "" and str(place) not in str(config)
+    assert config["dataset"]["path"] == "" and str(speech) not in str(config)
 
 
-def test_verbs_read_the_folder_as_they_do_the_run(place: Path, tmp_path: Path) -> None:
-    for run in ("run", "hub"):
-        assert main(["sample", str(place / run), "--out", str(tmp_path / run), "--seconds", "0.01"]) == 0
-        data = ["--data", str(place / "data"), "--json", str(tmp_path / f"{run}.json")]
-        assert main(["compare", str(place / run), *data]) == 0
-    (one,), (other,) = (list((tmp_path / run).iterdir()) for run in ("run", "hub"))
-    assert one.read_bytes() == other.read_bytes()
-    (one,), (other,) = (json.loads((tmp_path / f"{run}.json").read_text()) for run in ("run", "hub"))
+def test_verbs_read_the_folder_as_they_do_the_run(speech: Path, place: Path, tmp_path: Path) -> None:
+    sounds, figures = [], []
+    for name, run in (("run", speech / "run"), ("hub", place / "hub")):
+        cli("sample", run, "--out", tmp_path / name, "--seconds", 0.01)
+        sounds += [path.read_bytes() for path in (tmp_path / name).iterdir()]
+        figures += figures_of(tmp_path / "f.json", "compare", run, "--data", speech / "data")
+    assert len(sounds) == 2 and sounds[0] == sounds[1]
+    one, other = figures
     assert one["nats_per_token"] == other["nats_per_token"] and one["learning_curve"] == other["learning_curve"]
 
 
-def test_a_run_on_text_keeps_its_vocabulary(tmp_path: Path) -> None:
-    make_text_run(tmp_path)
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "hub"), "--format", "hub"]) == 0
+def test_a_run_on_text_keeps_its_vocabulary(text: Path, tmp_path: Path) -> None:
+    cli("export", text / "run", tmp_path / "hub", "--format", "hub")
     card = (tmp_path / "hub" / "README.md").read_text()
     assert 'license: "unknown"' in card
     (command,) = (line.split() for line in card.splitlines() if line.startswith("waveform sample"))
-    assert main(["sample", str(tmp_path / "hub"), *command[3:], "--tokens", "5"]) == 0
+    cli("sample", tmp_path / "hub", *command[3:], "--tokens", "5")
     (program,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     exec(program.replace("hf://OWNER/hub", str(tmp_path / "hub")), {})
 
@@ -126,10 +122,10 @@ def test_a_run_on_text_keeps_its_vocabulary(tmp_path: Path) -> None:
 def test_a_run_on_a_hub_is_downloaded_once_without_what_is_not_needed(
     hub: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["sample", "hf://o/n", "--out", str(tmp_path / "wav"), "--seconds", "0.01"]) == 0
+    cli("sample", "hf://o/n", "--out", tmp_path / "wav", "--seconds", "0.01")
     assert f"hf://o/n@{_COMMIT} will always mean this one" in capsys.readouterr().out
     assert not list(hub.rglob("setup.py")) and not list(hub.rglob("README.md"))
-    assert main(["sample", f"hf://o/n@{_COMMIT}", "--out", str(tmp_path / "again"), "--seconds", "0.01"]) == 0
+    cli("sample", f"hf://o/n@{_COMMIT}", "--out", tmp_path / "again", "--seconds", "0.01")
     assert "always mean" not in capsys.readouterr().out
     (one,), (other,) = (list((tmp_path / name).iterdir()) for name in ("wav", "again"))
     assert one.read_bytes() == other.read_bytes()
@@ -141,44 +137,39 @@ def test_a_name_that_no_hub_has_is_one_line(hub: Path, capsys: pytest.CaptureFix
     assert "give hf://owner/name or hf://owner/name@revision" in mistake(["sample", "hf://other", "--out", "w"], capsys)
 
 
-def _edit(hub: Path, **fields: object) -> None:
-    path = hub / HUB_CONFIG_FILE
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
 def test_hostile_folders_are_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for number, (fields, reason) in enumerate(
-        [
-            ({"checkpoint": "../../step_1"}, "is not a configuration that `waveform export` wrote"),
-            ({"library_name": "transformers"}, "it is of 'transformers'"),
-            ({"config": {"model": {"name": "os.system"}}}, "is damaged"),
-            ({"progress": "{}"}, "checkpoint"),
-        ]
+    config = json.loads((place / "hub" / HUB_CONFIG_FILE).read_text())
+
+    def refusal(name: str, content: str) -> str:
+        copy = shutil.copytree(place / "hub", tmp_path / name)
+        (copy / HUB_CONFIG_FILE).write_text(content)
+        if name == "link":
+            (copy / "model.safetensors").unlink()
+            (copy / "model.safetensors").symlink_to(place / "hub" / "model.safetensors")
+        return mistake(["sample", copy, "--out", tmp_path / "wav"], capsys)
+
+    for fields, reason in (
+        ({"checkpoint": "../../step_1"}, "is not a configuration that `waveform export` wrote"),
+        ({"library_name": "transformers"}, "it is of 'transformers'"),
+        ({"config": {"model": {"name": "os.system"}}}, "is damaged"),
+        ({"progress": "{}"}, "checkpoint"),
     ):
-        copy = tmp_path / str(number)
-        shutil.copytree(place / "hub", copy)
-        _edit(copy, **fields)
-        assert reason in mistake(["sample", str(copy), "--out", str(tmp_path / "wav")], capsys)
-    deep = tmp_path / "deep"
-    shutil.copytree(place / "hub", deep)
-    (deep / HUB_CONFIG_FILE).write_text('{"config": {"deep": ' + "[" * 100_000)
-    assert "is not a configuration" in mistake(["sample", str(deep), "--out", str(tmp_path / "wav")], capsys)
-    copy = tmp_path / "link"
-    shutil.copytree(place / "hub", copy)
-    (copy / "model.safetensors").unlink()
-    (copy / "model.safetensors").symlink_to(place / "hub" / "model.safetensors")
-    assert "is a link" in mistake(["sample", str(copy), "--out", str(tmp_path / "wav")], capsys)
+        assert reason in refusal(next(iter(fields)), json.dumps(config | fields))
+    assert "is not a configuration" in refusal("deep", '{"config": {"deep": ' + "[" * 100_000)
+    assert "is a link" in refusal("link", json.dumps(config))
     assert not (tmp_path / "wav").exists()
 
 
-def test_what_does_not_fit_is_one_line(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    export, hub = ["export", str(place / "run"), str(tmp_path / "new")], ["--format", "hub"]
+def test_what_does_not_fit_is_one_line(
+    speech: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export, hub = ["export", speech / "run", tmp_path / "new"], ["--format", "hub"]
     assert "are for --format hub" in mistake([*export, "--licence", "mit"], capsys)
     assert "leave out --optimiser" in mistake([*export, *hub, "--optimiser"], capsys)
     other = tmp_path / "other.json"
     entry = json.loads((place / "figures.json").read_text())
     other.write_text(json.dumps(entry | {"step": 7}))
-    assert "evaluate it again" in mistake([*export, *hub, "--figures", str(other)], capsys)
+    assert "evaluate it again" in mistake([*export, *hub, "--figures", other], capsys)
     for wrong in (
         [],
         {name: entry[name] for name in entry if name != "bits_per_token"},
@@ -186,6 +177,6 @@ def test_what_does_not_fit_is_one_line(place: Path, tmp_path: Path, capsys: pyte
         entry | {"quality": {"sets": [{"name": "real", "figures": [{"name": "pitch"}]}]}},
     ):
         other.write_text(json.dumps(wrong))
-        assert "is not a file that `waveform evaluate" in mistake([*export, *hub, "--figures", str(other)], capsys)
-    assert "exists" in mistake(["export", str(place / "run"), str(place / "hub"), *hub], capsys)
+        assert "is not a file that `waveform evaluate" in mistake([*export, *hub, "--figures", other], capsys)
+    assert "exists" in mistake(["export", speech / "run", place / "hub", *hub], capsys)
     assert not (tmp_path / "new").exists()

@@ -1,6 +1,5 @@
 """Runs by name: folders, archives that `export` made and bundled runs, in every verb; hostile archives are refused."""
 
-import json
 import shutil
 import struct
 import zipfile
@@ -13,10 +12,10 @@ import pytest
 import yaml
 
 from recipes.cli import main as recipes
+from tests.calling import cli, config_of, figures_of, mistake
 from tests.faults.hostile_runs import edit_config
-from tests.faults.small_runs import make_speech_run
+from tests.faults.small_runs import SETTINGS
 from tests.recipes.calling import mistake as recipes_mistake
-from tests.test_cli import mistake
 from waveform.audio.demo_speech import demo_speech_dir
 from waveform.cli import main
 from waveform.engine import checkpoint
@@ -25,23 +24,18 @@ from waveform.speech import data as speech_data
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """run/, a finished run on data/, and speech.zip, an archive of it."""
-    place = tmp_path_factory.mktemp("place")
-    make_speech_run(place)
-    assert main(["export", str(place / "run"), str(place / "speech.zip")]) == 0
-    return place
-
-
-def figures(path: Path) -> dict:
-    return json.loads(path.read_text())
+def archived(speech: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive of a finished run on speech."""
+    file = tmp_path_factory.mktemp("archived") / "speech.zip"
+    cli("export", speech / "run", file)
+    return file
 
 
 @pytest.fixture
-def bundled(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def bundled(archived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a bundled run, made by `export`; the current folder is an empty one."""
     (tmp_path / "bundled").mkdir()
-    shutil.copy(place / "speech.zip", tmp_path / "bundled" / "speech-en.zip")
+    shutil.copy(archived, tmp_path / "bundled" / "speech-en.zip")
     monkeypatch.setattr(named, "BUNDLED", tmp_path / "bundled")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -49,82 +43,78 @@ def bundled(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def test_an_archive_has_what_sampling_and_scoring_need(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speech: Path, archived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = "checkpoints/step_00000004"
-    with zipfile.ZipFile(place / "speech.zip") as exported:
+    with zipfile.ZipFile(archived) as exported:
         files = {entry.filename: entry.compress_type for entry in exported.infolist()}
         config = exported.read("config.yaml").decode()
-    assert files == {
-        "config.yaml": zipfile.ZIP_DEFLATED,
-        "metrics.jsonl": zipfile.ZIP_DEFLATED,
-        f"{step}/complete.json": zipfile.ZIP_DEFLATED,
-        f"{step}/progress.json": zipfile.ZIP_DEFLATED,
-        f"{step}/model.safetensors": zipfile.ZIP_DEFLATED,
-    }
-    assert str(place) not in config and yaml.safe_load(config)["dataset"]["path"] == ""
-    assert main(["export", str(place / "run"), str(tmp_path / "again")]) == 0
-    assert (tmp_path / "again").read_bytes() == (place / "speech.zip").read_bytes()
+    of_step = [f"{step}/{name}" for name in ("complete.json", "progress.json", "model.safetensors")]
+    assert files == dict.fromkeys(["config.yaml", "metrics.jsonl", *of_step], zipfile.ZIP_DEFLATED)
+    assert str(speech) not in config and yaml.safe_load(config)["dataset"]["path"] == ""
+    cli("export", speech / "run", tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (archived).read_bytes()
     monkeypatch.setattr(archive, "_MAX_DEFLATED_BYTES", 8000)
-    assert main(["export", str(place / "run"), str(tmp_path / "large")]) == 0
+    cli("export", speech / "run", tmp_path / "large")
     with zipfile.ZipFile(tmp_path / "large") as stored:  # what is large: a reader allows it the size of the archive
         assert stored.getinfo(f"{step}/model.safetensors").compress_type == zipfile.ZIP_STORED
 
 
 def test_a_name_stands_for_a_run_folder_in_every_verb(
-    bundled: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundled: str, speech: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = ["--data", str(place / "data")]
-    for run in (bundled, str(place / "run")):
-        out = tmp_path / Path(run).name
-        assert main(["sample", run, "--out", str(out / "wav"), "--seconds", "0.01"]) == 0
-        assert main(["evaluate", run, *data, "--json", str(out / "e.json")]) == 0
-        assert main(["compare", run, *data, "--json", str(out / "c.json")]) == 0
-        assert main(["analyse", run, *data, "--tokens", "500", "--json", str(out / "a.json")]) == 0
-    ours, folders = tmp_path / bundled, tmp_path / "run"
-    assert figures(ours / "e.json") == {**figures(folders / "e.json"), "run": bundled, "unigram_nats_per_token": None}
-    assert figures(ours / "c.json")[0]["learning_curve"] == figures(folders / "c.json")[0]["learning_curve"]
-    assert figures(ours / "a.json")["runs"][0]["run"] == bundled
-    (wav,), (other,) = (list((folder / "wav").iterdir()) for folder in (ours, folders))
-    assert wav.read_bytes() == other.read_bytes()
-    assert main(["evaluate", bundled, "--data", str(place / "audio")]) == 0
+    data, figures, sounds = ["--data", speech / "data"], [], []
+    for number, run in enumerate((bundled, str(speech / "run"))):
+        cli("sample", run, "--out", tmp_path / f"{number}", "--seconds", 0.01)
+        sounds += [path.read_bytes() for path in (tmp_path / f"{number}").iterdir()]
+        analyse = ["analyse", run, *data, "--tokens", 500]
+        commands = ["evaluate", run, *data], ["compare", run, *data], analyse
+        figures.append([figures_of(tmp_path / "f.json", *command) for command in commands])
+    (evaluated, (compared,), analysed), (by_folder, (other,), _) = figures
+    assert evaluated == {**by_folder, "run": bundled, "unigram_nats_per_token": None}
+    assert compared["learning_curve"] == other["learning_curve"]
+    assert analysed["runs"][0]["run"] == bundled
+    assert len(sounds) == 2 and sounds[0] == sounds[1]
+    cli("evaluate", bundled, "--data", speech / "audio")
     assert [path.suffix for path in Path().iterdir()] == [".prepared"]  # kept, for the next time
 
 
 def test_a_run_goes_on_from_a_bundled_one(
-    bundled: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundled: str, speech: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["train", str(place / "data"), str(tmp_path / "run"), "--from", bundled, "train.max_steps=1"]
-    assert main(command) == 0
+    command = ["train", speech / "data", tmp_path / "run", "--from", bundled, "train.max_steps=1"]
+    cli(*command)
     assert "beginning with the weights of speech-en, step 4\n" in capsys.readouterr().out
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["origin"]["run"] == bundled
-    assert main([*command, "train.max_steps=2"]) == 0
+    assert config_of(tmp_path / "run")["origin"]["run"] == bundled
+    cli(*command, "train.max_steps=2")
 
 
-def test_what_needs_the_data_says_so(bundled: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copy(place / "speech.zip", "own.zip")
+def test_what_needs_the_data_says_so(
+    bundled: str, archived: Path, speech: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(archived, "own.zip")
     for verb in ("evaluate", "compare", "analyse"):
         line = mistake([verb, "own.zip"], capsys)
         assert "own.zip comes without the data that it was trained on; name a data set with --data" in line
-    line = mistake(["train", place / "data", "run", "--from", bundled, "--from-optimiser"], capsys)
-    assert "was exported without its optimiser" in line and not Path("run").exists()
+    line = mistake(["train", speech / "data", "run", "--from", bundled, "--from-optimiser"], capsys)
+    assert "was exported without its optimiser; leave out --from-optimiser" in line and not Path("run").exists()
     line = mistake(["export", bundled, "again.zip", "--optimiser"], capsys)
     assert "was exported without its optimiser itself; leave out --optimiser" in line and not Path("again.zip").exists()
 
 
 def test_a_bundled_run_is_scored_on_the_bundled_speech(
-    bundled: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    bundled: str, speech: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert {path.name for path in demo_speech_dir().iterdir()} == {"train", "valid", "test"}
-    monkeypatch.setattr(speech_data, "demo_speech_dir", lambda: place / "audio")
+    monkeypatch.setattr(speech_data, "demo_speech_dir", lambda: speech / "audio")
     speech_data._prepared_demo_speech.cache_clear()
-    assert main(["evaluate", bundled, "--json", "bundled.json"]) == 0
+    own = figures_of(Path("own.json"), "evaluate", speech / "run")
+    capsys.readouterr()
+    evaluated = figures_of(Path("bundled.json"), "evaluate", bundled)
     assert capsys.readouterr().out.startswith("speech-en: on the test recordings of the bundled speech\n")
-    assert main(["evaluate", str(place / "run"), "--json", "own.json"]) == 0
     for field in ("num_utterances", "nats_per_token", "data_checksum"):
-        assert figures(Path("bundled.json"))[field] == figures(Path("own.json"))[field]
-    assert main(["compare", bundled, "--split", "valid", "--json", "compared.json"]) == 0
-    valid = figures(Path("compared.json"))[0]
+        assert evaluated[field] == own[field]
+    (valid,) = figures_of(Path("compared.json"), "compare", bundled, "--split", "valid")
     assert valid["num_utterances"] == 1
     speech_data._prepared_demo_speech.cache_clear()
 
@@ -143,60 +133,52 @@ def test_a_folder_comes_before_a_bundled_run(bundled: str, capsys: pytest.Captur
     assert "speech-en is not a run" in mistake(["evaluate", bundled], capsys)
 
 
-def test_an_archive_with_its_optimiser_resumes(place: Path, tmp_path: Path) -> None:
-    assert main(["export", str(place / "run"), str(tmp_path / "whole.zip"), "--optimiser"]) == 0
-    command = ["train", str(place / "data"), "RUN", "train.max_steps=5"]
-    before = yaml.safe_load((place / "run" / "config.yaml").read_text())
-    given = [f"{s}.{k}={v}" for s in ("model", "train") for k, v in before[s].items() if isinstance(v, int | float)]
+def test_an_archive_with_its_optimiser_resumes(speech: Path, tmp_path: Path) -> None:
+    cli("export", speech / "run", tmp_path / "whole.zip", "--optimiser")
+    with zipfile.ZipFile(tmp_path / "whole.zip") as whole:
+        whole.extractall(tmp_path / "whole")
+    shutil.copytree(speech / "run", tmp_path / "copy")
     for run in ("whole", "copy"):
-        command[2] = str(tmp_path / run)
-        if run == "whole":
-            with zipfile.ZipFile(tmp_path / "whole.zip") as archive:
-                archive.extractall(tmp_path / run)
-        else:
-            shutil.copytree(place / "run", tmp_path / run)
-        settings = [one.replace("True", "true").replace("False", "false") for one in given if "max_steps" not in one]
-        assert main([*command, *settings]) == 0
+        cli("train", speech / "data", tmp_path / run, *SETTINGS, "train.max_steps=5")
     name = "checkpoints/step_00000005/model.safetensors"
     assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "copy" / name).read_bytes()
 
 
 def test_a_run_with_a_long_log_is_exported_so_that_it_can_be_read(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speech: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("waveform.runs.archive._MAX_DEFLATED_BYTES", 8 * 4000)
-    run = shutil.copytree(place / "run", tmp_path / "run")
+    monkeypatch.setattr(archive, "_MAX_DEFLATED_BYTES", 8 * 4000)
+    run = shutil.copytree(speech / "run", tmp_path / "run")
     (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes() * 99)
-    assert main(["export", str(run), str(tmp_path / "run.zip")]) == 0
-    assert main(["sample", str(tmp_path / "run.zip"), "--out", str(tmp_path / "s"), "--seconds", "0.001"]) == 0
+    cli("export", run, tmp_path / "run.zip")
+    cli("sample", tmp_path / "run.zip", "--out", tmp_path / "s", "--seconds", "0.001")
 
 
 def test_a_run_does_not_say_how_many_processes_prepare_other_audio(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speech: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = shutil.copytree(place / "run", tmp_path / "run")
+    run = shutil.copytree(speech / "run", tmp_path / "run")
     edit_config(run, lambda config: config["data"].update(num_workers=10**6))
     opened = []
     monkeypatch.setattr("waveform.speech.data.open_data", lambda *_, config, **options: opened.append(config))
     with pytest.raises(AttributeError):  # of no data
-        main(["evaluate", str(run), "--data", str(place / "audio")])
+        main(["evaluate", str(run), "--data", str(speech / "audio")])
     assert [config.num_workers for config in opened] == [None]
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare", "sample", "export"])
 def test_a_run_of_a_kind_that_nothing_knows_is_one_line(
-    verb: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    verb: str, speech: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = shutil.copytree(place / "run", tmp_path / "run")
+    run = shutil.copytree(speech / "run", tmp_path / "run")
     edit_config(run, lambda config: config["dataset"]["modality"].update(kind="video"))
-    runs = [str(run), str(place / "run")] if verb == "compare" else [str(run)]
-    more = {"sample": ["--out", str(tmp_path / "x")], "export": [str(tmp_path / "x.zip")]}.get(verb, [])
-    assert "nothing registered for data of the kind 'video'" in mistake([verb, *runs, *more], capsys)
+    more = {"compare": [speech / "run"], "sample": ["--out", tmp_path / "x"], "export": [tmp_path / "x.zip"]}
+    assert "nothing registered for data of the kind 'video'" in mistake([verb, run, *more.get(verb, ())], capsys)
 
 
-def test_export_overwrites_nothing(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_overwrites_nothing(speech: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("mine")
-    assert "exists; give a new name" in mistake(["export", place / "run", tmp_path / "file"], capsys)
+    assert "exists; give a new name" in mistake(["export", speech / "run", tmp_path / "file"], capsys)
     assert (tmp_path / "file").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
 
 
@@ -319,7 +301,7 @@ _ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
 @pytest.mark.parametrize("name", _ATTACKS)
 def test_a_hostile_archive_is_refused(
     name: str,
-    place: Path,
+    archived: Path,
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
     capsys: pytest.CaptureFixture[str],
@@ -330,7 +312,7 @@ def test_a_hostile_archive_is_refused(
     attack, says = _ATTACKS[name]
     (tmp_path / "a").mkdir()
     file = tmp_path / "a" / "run.zip"
-    shutil.copy(place / "speech.zip", file)
+    shutil.copy(archived, file)
     attack(file)
     line = mistake(["sample", file, "--out", tmp_path / "wav"], capsys)
     assert says in line and str(file) in line and gettempdir() + "/waveform-" not in line
@@ -342,7 +324,7 @@ def test_a_hostile_archive_is_refused(
 @pytest.mark.parametrize("name", named.bundled_names())
 def test_the_bundled_runs_make_sound(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["sample", name, "--out", "samples", "--seconds", "0.01"]) == 0
+    cli("sample", name, "--out", "samples", "--seconds", "0.01")
     assert len(list((tmp_path / "samples").glob("*.wav"))) == 1
 
 

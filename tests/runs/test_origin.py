@@ -3,59 +3,57 @@
 import json
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 
-from recipes.cli import main as recipes
-from tests.faults.small_runs import SETTINGS, make_speech_run, write_audio
-from tests.recipes.calling import mistake as recipes_mistake
-from tests.test_cli import mistake
-from waveform.cli import main
+from tests.calling import cli, config_of, mistake
+from tests.faults.small_runs import SETTINGS, write_audio
+from tests.recipes.calling import run as recipes
 from waveform.runs.origin import Origin, compose_from
 from waveform.speech.config import compose_config
 from waveform.system.errors import UserError
 
+GoOn = Callable[..., None]
 _SCHEDULE = ["train.checkpoint_every=100", "train.max_steps=3", "train.warmup_steps=0", "train.lr=2e-3"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """run/, a finished run on data/, and other/, data of another voice."""
-    place = tmp_path_factory.mktemp("place")
-    make_speech_run(place)
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data of another voice than that of `speech`."""
+    place = tmp_path_factory.mktemp("other")
     write_audio(place / "voice", seconds=0.05)
-    assert main(["prepare", str(place / "voice"), str(place / "other")]) == 0
-    return place
+    cli("prepare", place / "voice", place / "data")
+    return place / "data"
 
 
 def tensors(run: Path, step: int, name: str) -> dict[str, torch.Tensor]:
     return load_file(run / "checkpoints" / f"step_{step:08d}" / f"{name}.safetensors")
 
 
-def config_of(run: Path) -> dict:
-    return yaml.safe_load((run / "config.yaml").read_text())
-
-
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def go_on(place: Path, run: Path, *more: str) -> int:
-    return main(["train", str(place / "other"), str(run), "--from", str(place / "run"), *_SCHEDULE, *more])
+@pytest.fixture
+def go_on(speech: Path, other: Path) -> GoOn:
+    """Trains on data of another voice from the run on `speech`."""
+    return lambda run, *more: cli("train", other, run, "--from", speech / "run", *_SCHEDULE, *more)
 
 
-def test_an_archive_does_not_say_in_which_folder_a_run_began(place: Path, tmp_path: Path) -> None:
-    assert go_on(place, tmp_path / "run") == 0
-    assert config_of(tmp_path / "run")["origin"]["run"] == str(place / "run")
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "run.zip")]) == 0
+def test_an_archive_does_not_say_in_which_folder_a_run_began(go_on: GoOn, speech: Path, tmp_path: Path) -> None:
+    go_on(tmp_path / "run")
+    assert config_of(tmp_path / "run")["origin"]["run"] == str(speech / "run")
+    cli("export", tmp_path / "run", tmp_path / "run.zip")
     with zipfile.ZipFile(tmp_path / "run.zip") as archive:
         config = archive.read("config.yaml").decode()
-    assert str(place) not in config and yaml.safe_load(config)["origin"]["run"] == "run"
-    assert main(["sample", str(tmp_path / "run.zip"), "--out", str(tmp_path / "s"), "--seconds", "0.01"]) == 0
+    assert str(speech) not in config and yaml.safe_load(config)["origin"]["run"] == "run"
+    cli("sample", tmp_path / "run.zip", "--out", tmp_path / "s", "--seconds", "0.01")
 
 
 def test_a_setting_that_the_origin_did_not_have_is_as_it_was(tmp_path: Path) -> None:
@@ -66,19 +64,19 @@ def test_a_setting_that_the_origin_did_not_have_is_as_it_was(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("optimiser", [False, True])
-def test_a_run_begins_with_the_weights_of_another(place: Path, tmp_path: Path, optimiser: bool) -> None:
-    assert go_on(place, tmp_path / "run", *["--from-optimiser"] * optimiser) == 0
-    assert same(tensors(place / "run", 4, "model"), tensors(tmp_path / "run", 0, "model"))
-    assert not same(tensors(place / "run", 4, "model"), tensors(tmp_path / "run", 3, "model"))
-    before, after = (tensors(run, step, "optimiser") for run, step in ((place / "run", 4), (tmp_path / "run", 0)))
+def test_a_run_begins_with_the_weights_of_another(go_on: GoOn, speech: Path, tmp_path: Path, optimiser: bool) -> None:
+    go_on(tmp_path / "run", *["--from-optimiser"] * optimiser)
+    assert same(tensors(speech / "run", 4, "model"), tensors(tmp_path / "run", 0, "model"))
+    assert not same(tensors(speech / "run", 4, "model"), tensors(tmp_path / "run", 3, "model"))
+    before, after = (tensors(run, step, "optimiser") for run, step in ((speech / "run", 4), (tmp_path / "run", 0)))
     assert same(before, after) == optimiser and bool(after) == optimiser
-    before, after = config_of(place / "run"), config_of(tmp_path / "run")
+    before, after = config_of(speech / "run"), config_of(tmp_path / "run")
     assert before["model"] == after["model"] and after["train"] == {
         **before["train"], "device": None, "max_steps": 3, "checkpoint_every": 100, "warmup_steps": 0, "lr": 2e-3
     }  # fmt: skip
-    digests = json.loads((place / "run" / "checkpoints" / "step_00000004" / "complete.json").read_text())
+    digests = json.loads((speech / "run" / "checkpoints" / "step_00000004" / "complete.json").read_text())
     assert after["origin"] == {
-        "run": str(place / "run"),
+        "run": str(speech / "run"),
         "step": 4,
         "weights": digests["model.safetensors"],
         "optimiser": optimiser,
@@ -87,43 +85,47 @@ def test_a_run_begins_with_the_weights_of_another(place: Path, tmp_path: Path, o
     assert first["kind"] == "train" and first["step"] == 1 and first["lr"] == 2e-3
 
 
-def test_a_chosen_preset_is_that_of_training_only(place: Path, tmp_path: Path) -> None:
-    assert go_on(place, tmp_path / "run", "preset=demo", "train.chunk=32", "train.evaluate_tokens=200") == 0
-    before, after = config_of(place / "run"), config_of(tmp_path / "run")
+def test_a_chosen_preset_is_that_of_training_only(go_on: GoOn, speech: Path, tmp_path: Path) -> None:
+    go_on(tmp_path / "run", "preset=demo", "train.chunk=32", "train.evaluate_tokens=200")
+    before, after = config_of(speech / "run"), config_of(tmp_path / "run")
     assert after["preset"] == "demo" and after["model"] == before["model"]
     assert after["train"]["batch_size"] != before["train"]["batch_size"]
 
 
-def test_resuming_does_not_need_the_other(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(place / "run", tmp_path / "origin")
-    command = ["train", str(place / "other"), str(tmp_path / "run"), *_SCHEDULE]
-    named = ["--from", str(tmp_path / "origin")]
-    assert main([*command, *named]) == 0
+def test_resuming_does_not_need_the_other(
+    other: Path, speech: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(speech / "run", tmp_path / "origin")
+    command = ["train", other, tmp_path / "run", *_SCHEDULE]
+    named = ["--from", tmp_path / "origin"]
+    cli(*command, *named)
     shutil.rmtree(tmp_path / "origin")
-    assert main([*command, "train.max_steps=4"]) == 0
-    assert main([*command, *named, "train.max_steps=5"]) == 0
+    cli(*command, "train.max_steps=4")
+    cli(*command, *named, "train.max_steps=5")
     assert "resumed at step 4" in capsys.readouterr().err
     assert tensors(tmp_path / "run", 5, "model")
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    other: Path, speech: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(place / "run", tmp_path / "origin")
-    command = ["train", str(place / "other"), str(tmp_path / "run"), "--from", str(tmp_path / "origin"), *_SCHEDULE]
-    assert main(command) == 0
+    shutil.copytree(speech / "run", tmp_path / "origin")
+    command = ["train", other, tmp_path / "run", "--from", tmp_path / "origin", *_SCHEDULE]
+    cli(*command)
     wanted = tensors(tmp_path / "run", 3, "model")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    assert main(command) == 0
+    cli(*command)
     assert same(wanted, tensors(tmp_path / "run", 3, "model"))
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    assert main(["train", str(place / "data"), str(tmp_path / "origin"), *SETTINGS, "train.max_steps=5"]) == 0
+    cli("train", speech / "data", tmp_path / "origin", *SETTINGS, "train.max_steps=5")
     assert "has been trained since, to step 5" in mistake(command, capsys)
 
 
-def test_what_does_not_fit_is_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, data = tmp_path / "run", place / "other"
-    named = ["--from", place / "run"]
+def test_what_does_not_fit_is_refused(
+    go_on: GoOn, speech: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, data = tmp_path / "run", other
+    named = ["--from", speech / "run"]
     line = mistake(["train", data, run, *named, "model.d_model=16", "model.norm=post"], capsys)
     assert "model.d_model (was 8, is 16); model.norm (was 'pre', is 'post')" in line
     line = mistake(["train", data, run, *named, "model=wavenet"], capsys)
@@ -131,37 +133,35 @@ def test_what_does_not_fit_is_refused(place: Path, tmp_path: Path, capsys: pytes
     assert "--from names; give both" in mistake(["train", data, run, "--from-optimiser"], capsys)
     assert "no such run folder" in mistake(["train", data, run, "--from", tmp_path / "nosuch"], capsys)
     assert not run.exists()
-    assert go_on(place, run) == 0
-    line = mistake(["train", data, run, "--from", place / "run", "--from-optimiser", *_SCHEDULE], capsys)
+    go_on(run)
+    line = mistake(["train", data, run, "--from", speech / "run", "--from-optimiser", *_SCHEDULE], capsys)
     assert "optimiser (was False, is True)" in line
     line = mistake(["train", data, run, "--from", tmp_path, *_SCHEDULE], capsys)
-    assert f"run (was '{place / 'run'}', is '{tmp_path}')" in line
-    assert "did not begin from another one" in mistake(["train", place / "data", place / "run", *named], capsys)
+    assert f"run (was '{speech / 'run'}', is '{tmp_path}')" in line
+    assert "did not begin from another one" in mistake(["train", speech / "data", speech / "run", *named], capsys)
 
 
-def test_a_longer_memory_fits(place: Path, tmp_path: Path) -> None:
-    assert go_on(place, tmp_path / "run", "model.memory=32", "model.compressed=16") == 0
+def test_a_longer_memory_fits(go_on: GoOn, tmp_path: Path) -> None:
+    go_on(tmp_path / "run", "model.memory=32", "model.compressed=16")
     assert config_of(tmp_path / "run")["model"]["memory"] == 32
 
 
-def test_print_config_shows_what_is_taken_over(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert go_on(place, tmp_path / "run", "--print-config") == 0
+def test_print_config_shows_what_is_taken_over(go_on: GoOn, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    go_on(tmp_path / "run", "--print-config")
     shown = yaml.safe_load(capsys.readouterr().out)
     assert shown["model"]["d_model"] == 8 and shown["origin"]["step"] == 4 and not (tmp_path / "run").exists()
 
 
 def test_text_goes_on_with_its_vocabulary(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def command(data: Path) -> list[str]:
-        run = tmp_path / f"run-{data.name}"
-        return ["train", str(data), str(run), "--from", str(text / "run"), "train.max_steps=2"]
+    def command(data: Path) -> list[Any]:
+        return ["train", data, tmp_path / f"run-{data.name}", "--from", text / "run", "train.max_steps=2"]
 
-    assert recipes(command(text / "data")) == 0
+    cli(*command(text / "data"))
     assert same(tensors(text / "run", 4, "model"), tensors(tmp_path / "run-data", 0, "model"))
     for name, settings in {"bytes": ["tokens=bytes"], "words": ["tokens=subwords", "vocab_size=270"]}.items():
-        arguments = ["prepare", "folder", str(text / "texts"), str(tmp_path / name), *(f"corpus.{s}" for s in settings)]
-        assert recipes(arguments) == 0
-        assert "has a different vocabulary" in recipes_mistake(command(tmp_path / name), capsys)
-        line = recipes_mistake(["evaluate", str(text / "run"), "--data", str(tmp_path / name)], capsys)
+        recipes("prepare", "folder", text / "texts", tmp_path / name, *(f"corpus.{s}" for s in settings))
+        assert "has a different vocabulary" in mistake(command(tmp_path / name), capsys)
+        line = mistake(["evaluate", text / "run", "--data", tmp_path / name], capsys)
         assert "has a different vocabulary" in line and "--from" not in line
 
 
@@ -178,11 +178,11 @@ def test_a_run_names_no_file_of_settings(tmp_path: Path) -> None:
 
 
 def test_audio_does_not_go_on_from_text_nor_text_from_audio(
-    text: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    other: Path, speech: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = mistake(["train", place / "other", tmp_path / "run", "--from", text / "run"], capsys)
+    line = mistake(["train", other, tmp_path / "run", "--from", text / "run"], capsys)
     assert "was trained on different tokens" in line and "kind (was 'text', is 'audio')" in line
-    line = recipes_mistake(["train", text / "data", tmp_path / "t", "--from", place / "run"], capsys)
+    line = mistake(["train", text / "data", tmp_path / "t", "--from", speech / "run"], capsys)
     assert "is a run on audio, not on text; name one on text, or begin without --from" in line
     assert not (tmp_path / "t").exists()
 
@@ -192,15 +192,6 @@ def test_labelled_audio_that_goes_on_from_text_is_refused_for_the_text(
 ) -> None:
     write_audio(tmp_path / "voices" / "ann", seconds=0.05)
     settings = ["data.labels=folder", "data.split.test=0.27"]  # enough for a file in each split
-    assert main(["prepare", str(tmp_path / "voices"), str(tmp_path / "data"), *settings]) == 0
+    cli("prepare", tmp_path / "voices", tmp_path / "data", *settings)
     line = mistake(["train", tmp_path / "data", tmp_path / "run", "--from", text / "run"], capsys)
     assert "was trained on different tokens" in line and "labels" not in line
-
-
-def test_an_archive_without_its_optimiser_has_none_to_take_over(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["export", str(place / "run"), str(tmp_path / "a.zip")]) == 0
-    origin = ["--from", tmp_path / "a.zip", "--from-optimiser"]
-    line = mistake(["train", place / "other", tmp_path / "run", *origin, *_SCHEDULE], capsys)
-    assert "a.zip was exported without its optimiser; leave out --from-optimiser" in line

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.calling import figures_of, mistake
 from waveform.benchmarks import child
 from waveform.benchmarks.child import Job, run_in_child
 from waveform.benchmarks.preparation import measure_preparation
@@ -29,18 +30,13 @@ def test_the_figures_are_there_and_sane(
         return measure_preparation(**job.arguments, scratch=scratch)
 
     monkeypatch.setattr(verb, "run_in_child", run)
-    file = tmp_path / "bench.json"
-    command = ["bench", "--device", "cpu", "--audio-minutes", "0.1", "--json", str(file), "--batch-size", "2", *TINY]
-    assert main(command) == 0
+    command = ["bench", "--device", "cpu", "--audio-minutes", 0.1, "--batch-size", 2, *TINY]
+    content = figures_of(tmp_path / "bench.json", *command)
     out = capsys.readouterr().out
     assert "training" in out and "sampling" in out and "preparation" in out
     assert max(map(len, out.splitlines())) <= 120
-
-    content = json.loads(file.read_text())
-    assert (
-        content["command"].startswith("waveform bench model.num_stacks=1")
-        and "train.batch_size=2" in content["command"]
-    )
+    assert content["command"].startswith("waveform bench model.num_stacks=1")
+    assert "train.batch_size=2" in content["command"]
     machine = content["machine"]
     assert all(machine[field] for field in ("cpu", "cores", "memory_bytes", "threads", "python", "torch", "waveform"))
     assert {"numba", "commit", "gpu", "gpu_driver"} <= machine.keys() and content["date"].startswith("2")
@@ -72,15 +68,6 @@ def test_the_figures_are_there_and_sane(
     assert [samples / times for samples, times in speeds] == pytest.approx([16_000, 16_000])
 
 
-def one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    assert main(["bench", *arguments]) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1].startswith("waveform bench: ")
-    assert len(lines) == 1
-    return lines[0]
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -100,7 +87,7 @@ def test_a_mistake_is_one_line_before_any_work(
     arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verb, "run_in_child", lambda job: pytest.fail("work began"))
-    assert expected in one_line(arguments, capsys)
+    assert expected in mistake(["bench", *arguments], capsys)
 
 
 def test_an_update_is_the_one_chunk_whose_tokens_are_counted() -> None:
@@ -113,7 +100,7 @@ def test_an_update_is_the_one_chunk_whose_tokens_are_counted() -> None:
 
 def test_cuda_without_a_gpu_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert "no usable CUDA device" in one_line(["--device", "cuda"], capsys)
+    assert "no usable CUDA device" in mistake(["bench", "--device", "cuda"], capsys)
 
 
 def test_what_fails_is_named_and_the_rest_is_kept(

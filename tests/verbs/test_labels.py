@@ -1,23 +1,18 @@
 """Labels of utterances as a user meets them: prepare, train, sample, evaluate, compare, report, export, --from."""
 
-import json
 import re
 import shlex
 import shutil
-import wave
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 import waveform
 from tests.audio.conftest import write_audio
+from tests.calling import cli, config_of, figures_of, mistake, pcm_of, settings
 from tests.recipes.calling import mistake as recipes_mistake
-from tests.test_cli import mistake, settings
 from waveform.audio.files import read_audio
-from waveform.cli import main
 from waveform.engine.sampler import SamplingConfig
 from waveform.runs.opened import find_saved
 from waveform.runs.scoring import EvaluateOptions
@@ -46,9 +41,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     paths += [audio / "test" / "zoe" / "a.wav", audio / "test" / "zoe" / "b.wav", audio / "test" / "a.wav"]
     for seed, path in enumerate(paths):
         write_audio(path, seed=seed, duration_s=0.1)
-    assert main(["prepare", str(place / "audio"), str(place / "data"), "data.labels=folder"]) == 0
-    assert main(["train", str(place / "data"), str(place / "run"), *SETTINGS]) == 0
-    assert main(["train", str(place / "data"), str(place / "plain"), *SETTINGS, "data.labels=none"]) == 0
+    cli("prepare", place / "audio", place / "data", "data.labels=folder")
+    cli("train", place / "data", place / "run", *SETTINGS)
+    cli("train", place / "data", place / "plain", *SETTINGS, "data.labels=none")
     return place
 
 
@@ -56,18 +51,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bare(place: Path) -> Path:
     """data/, the same audio without labels, and run/, trained on it."""
     bare = place / "bare"
-    assert main(["prepare", str(place / "audio"), str(bare / "data")]) == 0
-    assert main(["train", str(bare / "data"), str(bare / "run"), *SETTINGS]) == 0
+    cli("prepare", place / "audio", bare / "data")
+    cli("train", bare / "data", bare / "run", *SETTINGS)
     return bare
-
-
-def config_of(run: Path) -> dict[str, Any]:
-    return yaml.safe_load((run / "config.yaml").read_text())
-
-
-def samples(file: Path) -> bytes:
-    with wave.open(str(file)) as sound:
-        return sound.readframes(sound.getnframes())
 
 
 def test_a_run_knows_the_labels_of_its_training_data(place: Path) -> None:
@@ -80,10 +66,10 @@ def test_a_run_knows_the_labels_of_its_training_data(place: Path) -> None:
 
 
 def test_sample_by_label(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ["sample", str(place / "run"), "--seconds", "0.02", "--seed", "3"]
-    assert main([*common, "--out", str(tmp_path / "one"), "--label", "bob b.", "--num", "2"]) == 0
-    assert main([*common, "--out", str(tmp_path / "each"), "--label", "each", "--num", "2"]) == 0
-    assert main([*common, "--out", str(tmp_path / "none"), "--num", "2"]) == 0
+    common = ["sample", place / "run", "--seconds", 0.02, "--seed", 3, "--num", 2]
+    cli(*common, "--out", tmp_path / "one", "--label", "bob b.")
+    cli(*common, "--out", tmp_path / "each", "--label", "each")
+    cli(*common, "--out", tmp_path / "none")
     begin = f"{MODEL}_step6_seed3"
     names = [f"{begin}_{speaker}_{i}.wav" for speaker in SPEAKERS for i in range(2)]
     assert sorted(path.name for path in (tmp_path / "each").iterdir()) == sorted(names)
@@ -91,7 +77,7 @@ def test_sample_by_label(place: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert sorted(path.name for path in (tmp_path / "none").iterdir()) == [f"{begin}_{i}.wav" for i in range(2)]
     run = waveform.load(place / "run")
     from_python = run.sample(num=2, seconds=0.02, sampling=SamplingConfig(seed=3), labels=["bob b."] * 2)
-    pcm = np.frombuffer(samples(tmp_path / "one" / f"{begin}_bob b._1.wav"), dtype="<i2")
+    pcm = np.frombuffer(pcm_of(tmp_path / "one" / f"{begin}_bob b._1.wav"), dtype="<i2")
     np.testing.assert_allclose(pcm / 32767, from_python[1], atol=1e-4)
 
 
@@ -105,9 +91,7 @@ def test_labels_change_sound_and_nll(place: Path) -> None:
 
 
 def test_evaluate_by_label(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "e.json"
-    assert main(["evaluate", str(place / "run"), "--json", str(file)]) == 0
-    figures = json.loads(file.read_text())
+    figures = figures_of(tmp_path / "e.json", "evaluate", place / "run")
     by_label = {entry.pop("label"): entry for entry in figures["nll_by_label"]}
     assert by_label.keys() == {*SPEAKERS, "zoe", None}
     assert {label: entry["num_utterances"] for label, entry in by_label.items()} == {
@@ -142,14 +126,11 @@ def test_many_labels_are_cut_short() -> None:
 
 
 def test_a_run_without_labels_is_compared_on_the_same_tokens(place: Path, bare: Path, tmp_path: Path) -> None:
-    file = tmp_path / "c.json"
-    assert main(["compare", str(place / "plain"), str(place / "run"), "--json", str(file)]) == 0
-    plain, labelled = json.loads(file.read_text())
+    plain, labelled = figures_of(tmp_path / "c.json", "compare", place / "plain", place / "run")
     assert plain["nats_per_token"] != labelled["nats_per_token"]
     assert labelled["nll_by_label"] == waveform.evaluate(place / "run", show_progress=False)["nll_by_label"]
     # The same audio without labels, too: those of the labelled run's data serve.
-    assert main(["compare", str(bare / "run"), str(place / "run"), "--json", str(file)]) == 0
-    other, again = json.loads(file.read_text())
+    other, again = figures_of(tmp_path / "c.json", "compare", bare / "run", place / "run")
     assert again["nats_per_token"] == labelled["nats_per_token"]
     assert other["nats_per_token"] == plain["nats_per_token"]  # labels that are not read change nothing
     assert [entry["label"] for entry in other["nll_by_label"]] == [entry["label"] for entry in again["nll_by_label"]]
@@ -160,18 +141,17 @@ def test_runs_with_other_labels_of_the_same_audio_are_not_compared(
 ) -> None:
     rows = [f"{path.relative_to(place / 'audio')},x" for path in (place / "audio").rglob("*.wav")]
     (tmp_path / "l.csv").write_text("\n".join(["path,label", *rows]))
-    source = [str(place / "audio"), str(tmp_path / "run"), f"data.labels={tmp_path / 'l.csv'}"]
-    assert main(["train", *source[:2], *SETTINGS, source[2]]) == 0
+    cli("train", place / "audio", tmp_path / "run", *SETTINGS, f"data.labels={tmp_path / 'l.csv'}")
     assert "different labels of the same utterances" in mistake(["compare", place / "run", tmp_path / "run"], capsys)
-    assert main(["compare", str(place / "run"), str(tmp_path / "run"), "--data", str(place / "data")]) == 0
+    cli("compare", place / "run", tmp_path / "run", "--data", place / "data")
 
 
 def test_report_by_label(place: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    runs = [str(place / "plain"), str(place / "run")]
-    options = ["--num", "1", "--seconds", "0.05", "--real", "0", "--temperatures", "1"]
-    assert main(["report", *runs, "--out", str(page), "--json", str(tmp_path / "r.json"), *options]) == 0
-    scored = [entry["nats_per_token"] for entry in json.loads((tmp_path / "r.json").read_text())["comparison"]]
+    runs = [place / "plain", place / "run"]
+    options = ["--num", 1, "--seconds", 0.05, "--real", 0, "--temperatures", 1]
+    figures = figures_of(tmp_path / "r.json", "report", *runs, "--out", page, *options)
+    scored = [entry["nats_per_token"] for entry in figures["comparison"]]
     evaluated = [waveform.evaluate(run, show_progress=False)["nats_per_token"] for run in runs]
     assert scored == pytest.approx(evaluated, rel=1e-6)  # each run reads the labels that it knows
     html = page.read_text()
@@ -184,16 +164,16 @@ def test_report_by_label(place: Path, tmp_path: Path) -> None:
 
 
 def test_raw_audio_is_labelled_if_asked(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    audio = str(place / "audio")
-    train = ["train", audio, str(tmp_path / "run"), *SETTINGS, "data.labels=folder"]
-    assert main(train) == 0
+    audio = place / "audio"
+    train = ["train", audio, tmp_path / "run", *SETTINGS, "data.labels=folder"]
+    cli(*train)
     assert f"of audio with {len(SPEAKERS)} labels" in capsys.readouterr().out
-    assert main([*train, "train.max_steps=8"]) == 0  # resumed
+    cli(*train, "train.max_steps=8")  # resumed
     assert config_of(tmp_path / "run")["dataset"]["labels"] == list(SPEAKERS)
     for name, asked in (("plain", []), ("none", ["data.labels=none"])):  # from the same prepared audio
-        assert main(["train", audio, str(tmp_path / name), *SETTINGS, *asked]) == 0
+        cli("train", audio, tmp_path / name, *SETTINGS, *asked)
         assert "labels" not in config_of(tmp_path / name)["dataset"]
-    assert main([*train, "train.max_steps=10"]) == 0
+    cli(*train, "train.max_steps=10")
     assert "data.labels" in mistake([*train[:-1], "train.max_steps=11"], capsys)
 
 
@@ -202,13 +182,13 @@ def test_data_that_is_labelled_later(
 ) -> None:
     """A run that began before goes on without labels, and says how; one that reads labels cannot go on without."""
     shutil.copytree(bare, tmp_path, dirs_exist_ok=True)
-    train = ["train", str(tmp_path / "data"), str(tmp_path / "run"), *SETTINGS]
-    assert main(["prepare", str(place / "audio"), str(tmp_path / "data"), "data.labels=folder"]) == 0
+    train = ["train", tmp_path / "data", tmp_path / "run", *SETTINGS]
+    cli("prepare", place / "audio", tmp_path / "data", "data.labels=folder")
     line = mistake([*train, "train.max_steps=8"], capsys)
     assert "labelled since the run in" in line and "resume it with data.labels=none" in line
-    assert main([*train, "train.max_steps=8", "data.labels=none"]) == 0
+    cli(*train, "train.max_steps=8", "data.labels=none")
     assert "resumed at step 6" in capsys.readouterr().err
-    line = mistake(["train", str(place / "data"), str(place / "run"), *SETTINGS, "data.labels=none"], capsys)
+    line = mistake(["train", place / "data", place / "run", *SETTINGS, "data.labels=none"], capsys)
     assert "began with labels; leave out data.labels=none" in line
 
 
@@ -219,22 +199,22 @@ def test_a_run_without_labels_is_what_it_was(place: Path, bare: Path) -> None:
 
 
 def test_an_archive_needs_no_data(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(place / "run"), str(tmp_path / "run.zip")]) == 0
-    common = ["sample", str(tmp_path / "run.zip"), "--seconds", "0.01", "--out", str(tmp_path / "out")]
-    assert main([*common, "--label", "ümit"]) == 0
+    cli("export", place / "run", tmp_path / "run.zip")
+    common = ["sample", tmp_path / "run.zip", "--seconds", 0.01, "--out", tmp_path / "out"]
+    cli(*common, "--label", "ümit")
     assert len(list((tmp_path / "out").iterdir())) == 1
     assert "has no label 'x'; it has ann, bob b., ümit" in mistake([*common, "--label", "x"], capsys)
-    assert main(["evaluate", str(tmp_path / "run.zip"), "--data", str(place / "data")]) == 0
+    cli("evaluate", tmp_path / "run.zip", "--data", place / "data")
     assert re.search(r"^zoe +2 ", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_run_goes_on_with_the_labels_that_it_has(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def go_on(name: str, origin: str, *more: str) -> list[str]:
-        return ["train", str(place / "data"), str(tmp_path / name), "--from", str(place / origin), *more]
+    def go_on(name: str, origin: str, *more: str) -> list[object]:
+        return ["train", place / "data", tmp_path / name, "--from", place / origin, *more]
 
-    assert main(go_on("same", "run", "train.max_steps=1")) == 0
+    cli(*go_on("same", "run", "train.max_steps=1"))
     assert find_saved(tmp_path / "same").config["dataset"]["labels"] == list(SPEAKERS)
     refused = mistake(go_on("other", "run", "data.labels=none"), capsys)
     assert "was trained with 3 labels (ann, bob b., ümit), and this data has no labels" in refused
@@ -245,8 +225,8 @@ def test_a_run_goes_on_with_the_labels_that_it_has(
 
 def test_changed_labels_are_not_resumed(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(place / "data", tmp_path / "data")
-    train = ["train", str(tmp_path / "data"), str(tmp_path / "run"), *SETTINGS]
-    assert main(train) == 0
+    train = ["train", tmp_path / "data", tmp_path / "run", *SETTINGS]
+    cli(*train)
     shutil.copytree(place / "audio", tmp_path / "audio")
     rows = [
         f"{path.relative_to(tmp_path / 'audio')},{path.parent.name}" for path in (tmp_path / "audio").rglob("a.wav")
@@ -256,15 +236,15 @@ def test_changed_labels_are_not_resumed(place: Path, tmp_path: Path, capsys: pyt
     files["swapped"].write_text(
         files["same"].read_text().replace(",ann", ",x").replace(",ümit", ",ann").replace(",x", ",ümit")
     )
-    new = ["train", str(tmp_path / "audio"), str(tmp_path / "new"), *SETTINGS, f"data.labels={tmp_path / 'l.csv'}"]
+    new = ["train", tmp_path / "audio", tmp_path / "new", *SETTINGS, f"data.labels={tmp_path / 'l.csv'}"]
     shutil.copy(files["same"], tmp_path / "l.csv")
-    assert main(new) == 0
+    cli(*new)
     shutil.copy(files["swapped"], tmp_path / "l.csv")  # the same names, of other utterances
     (cache,) = (path for path in tmp_path.iterdir() if path.name.endswith(".prepared"))
-    assert main(["prepare", str(tmp_path / "audio"), str(cache)]) == 0
+    cli("prepare", tmp_path / "audio", cache)
     assert "the data has changed since the run" in mistake([*new, "train.max_steps=9"], capsys)
     (tmp_path / "audio" / "train" / "ann").rename(tmp_path / "audio" / "train" / "eve")  # another name
-    assert main(["prepare", str(tmp_path / "audio"), str(tmp_path / "data")]) == 0
+    cli("prepare", tmp_path / "audio", tmp_path / "data")
     assert "the data has changed since the run" in mistake([*train, "train.max_steps=9"], capsys)
 
 
@@ -284,13 +264,12 @@ def test_trials_of_tune_read_labels(place: Path, tmp_path: Path, capsys: pytest.
     space = tmp_path / "space.yaml"
     space.write_text("train.lr: [0.05, 0.02]")
     given = [s for s in SETTINGS if not s.startswith(("train.lr=", "train.max_steps=", "train.evaluate_every="))]
-    search = ["--budget", "0.2s", "--trials", "2", "--space", str(space), "--json", str(tmp_path / "tune.json")]
-    assert main(["tune", str(place / "data"), str(tmp_path / "tuned"), *search, *given]) == 0
-    trials = json.loads((tmp_path / "tune.json").read_text())
+    search = ["tune", place / "data", tmp_path / "tuned", "--budget", "0.2s", "--trials", 2, "--space", space]
+    trials = figures_of(tmp_path / "tune.json", *search, *given)
     commands = re.findall(r"^    waveform (train .*)$", capsys.readouterr().out, re.MULTILINE)
     again = [tmp_path / "command", tmp_path / "preset"]
     for command, run in zip(commands, again, strict=True):
-        assert main(shlex.split(command.replace("RUN_DIR", str(run)))) == 0
+        cli(*shlex.split(command.replace("RUN_DIR", str(run))))
     runs = [*(Path(trial["run"]) for trial in trials), *again]
     assert [waveform.load(run).labels for run in runs] == [list(SPEAKERS)] * 4
     for trial, run in zip(trials, runs, strict=False):  # judged with the labels that it was trained with

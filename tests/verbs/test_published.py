@@ -1,6 +1,5 @@
 """`compare --published`: figures of others beside those of runs trained and scored alike, and only of such."""
 
-import json
 import math
 from pathlib import Path
 
@@ -11,11 +10,10 @@ import soundfile
 import torch
 
 import waveform
-from tests.test_cli import mistake
+from tests.calling import cli, figures_of, mistake
 from waveform.audio.corpus import catalogue
 from waveform.audio.corpus.catalogue import corpora
 from waveform.audio.corpus.published import find_published
-from waveform.cli import main
 from waveform.engine.dataset import read_dataset
 from waveform.engine.interface import shift_right
 from waveform.speech.figures import note_of
@@ -36,10 +34,10 @@ def make_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "sc09" / "testing_list.txt").write_text("\n".join(NAMES[1:3]))
     with pytest.MonkeyPatch.context() as patched:
         whole_of_six(patched)
-        assert main(["prepare", str(place / "sc09"), str(place / "whole"), "--corpus", "sc09"]) == 0
-    assert main(["prepare", str(place / "sc09"), str(place / "part"), "--corpus", "sc09", "--partial"]) == 0
+        cli("prepare", place / "sc09", place / "whole", "--corpus", "sc09")
+    cli("prepare", place / "sc09", place / "part", "--corpus", "sc09", "--partial")
     for name in ("whole", "part"):
-        assert main(["train", str(place / name), str(place / f"on_{name}"), "data.labels=none", *SMALL]) == 0
+        cli("train", place / name, place / f"on_{name}", "data.labels=none", *SMALL)
     return place
 
 
@@ -53,8 +51,7 @@ def test_figures_of_others_stand_beside(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole_of_six(monkeypatch)
-    file = tmp_path / "figures.json"
-    assert main(["compare", str(place / "on_whole"), "--published", "sc09", "--json", str(file)]) == 0
+    (entry,) = figures_of(tmp_path / "f.json", "compare", place / "on_whole", "--published", "sc09")
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line for line in lines if line.startswith("WaveNet (published)")]
     assert row.split()[2:7] == [f"{1.925 * math.log(2):.3f}", "1.925", "-", "-", "4.2"]
@@ -63,7 +60,6 @@ def test_figures_of_others_stand_beside(
         "(published): measured by others, in bits; Goel et al. 2022, Table 6 (https://arxiv.org"
     )
     assert any("state by clip" in line for line in lines)
-    (entry,) = json.loads(file.read_text())
     assert entry["protocol"] == "clip" and entry["num_tokens"] == 1500 + 1400
     assert "not better" not in note_of([entry])
     worse = {**entry, "nats_per_token": entry["linear_prediction_nats_per_token"]}
@@ -80,16 +76,15 @@ def test_a_run_that_reads_labels_is_refused(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole_of_six(monkeypatch)
-    assert main(["train", str(place / "whole"), str(tmp_path / "labelled"), *SMALL]) == 0
+    cli("train", place / "whole", tmp_path / "labelled", *SMALL)
     assert waveform.load(tmp_path / "labelled").labels == ["two"]  # the training split has no other
-    line = mistake(["compare", str(tmp_path / "labelled"), "--published", "sc09"], capsys)
+    line = mistake(["compare", tmp_path / "labelled", "--published", "sc09"], capsys)
     assert "it reads labels (train with data.labels=none); prepare all" in line
 
 
 def test_clips_are_scored_whole_from_a_fresh_state(place: Path, tmp_path: Path) -> None:
     """The protocol, against each clip on its own in one pass; padding counts nowhere."""
-    file = tmp_path / "figures.json"
-    assert main(["evaluate", str(place / "on_whole"), "--protocol", "clip", "--json", str(file)]) == 0
+    figures = figures_of(tmp_path / "f.json", "evaluate", place / "on_whole", "--protocol", "clip")
     run = waveform.load(place / "on_whole")
     tokens = read_dataset(place / "whole").open_split("test")
     assert tokens.lengths == [1500, 1400]
@@ -97,41 +92,39 @@ def test_clips_are_scored_whole_from_a_fresh_state(place: Path, tmp_path: Path) 
     for i, length in enumerate(tokens.lengths):
         clip = np.array(tokens.read(i, start=0, stop=length), dtype=np.int64)
         targets = torch.from_numpy(clip)[None]
-        step = run.model.forward(
-            shift_right(targets, vocab_size=256),
-            run.model.init_state(1, device="cpu", dtype=torch.float32),
-        )
+        fresh = run.model.init_state(1, device="cpu", dtype=torch.float32)
+        step = run.model.forward(shift_right(targets, vocab_size=256), fresh)
         total += float(run.model.head.nll(step.hidden, targets).double().sum())
-    assert json.loads(file.read_text())["nats_per_token"] == pytest.approx(total / 2900, rel=1e-6)
+    assert figures["nats_per_token"] == pytest.approx(total / 2900, rel=1e-6)
 
 
 def test_other_figures_are_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compare = ["compare", "--published", "sc09"]
-    line = mistake([*compare, str(place / "on_part")], capsys)
+    line = mistake([*compare, place / "on_part"], capsys)
     assert "cannot stand beside the figures published for SC09 (the digits of Speech Commands v0.02): " in line
     assert "it was trained on 6 of its 38,908 recordings; prepare all of the corpus with --corpus sc09" in line
-    line = mistake([*compare, str(place / "on_whole"), "--data", str(place / "part"), "--protocol", "chunk"], capsys)
+    line = mistake([*compare, place / "on_whole", "--data", place / "part", "--protocol", "chunk"], capsys)
     assert "tested on 6 of its 38,908 recordings; protocol chunk is not clip;" in line
-    line = mistake([*compare, str(place / "on_whole"), "--split", "valid"], capsys)
+    line = mistake([*compare, place / "on_whole", "--split", "valid"], capsys)
     assert ": split valid is not test;" in line
-    line = mistake(["compare", str(place / "on_whole"), "--published", "youtubemix"], capsys)
+    line = mistake(["compare", place / "on_whole", "--published", "youtubemix"], capsys)
     assert (
         "it was trained on other data than YouTubeMix; data.piece_samples is 16000, not 131072; data.drop_rest" in line
     )
-    line = mistake(["compare", str(place / "on_whole"), "--published", "vctk"], capsys)
+    line = mistake(["compare", place / "on_whole", "--published", "vctk"], capsys)
     assert "--published vctk: there are figures for sc09, youtubemix, beethoven" in line
 
 
 def test_a_run_that_began_with_other_weights_is_refused(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["prepare", str(place / "sc09"), str(tmp_path / "own"), "data.sample_rate_hz=16000", *OTHER]) == 0
-    assert main(["train", str(tmp_path / "own"), str(tmp_path / "before"), *SMALL]) == 0
-    more = [str(tmp_path / "run"), "--from", str(tmp_path / "before"), "data.labels=none", *SMALL]
-    assert main(["train", str(place / "whole"), *more]) == 0  # pieces and corpus may differ
-    line = mistake(["compare", str(tmp_path / "run"), "--published", "sc09"], capsys)
+    cli("prepare", place / "sc09", tmp_path / "own", "data.sample_rate_hz=16000", *OTHER)
+    cli("train", tmp_path / "own", tmp_path / "before", *SMALL)
+    more = [tmp_path / "run", "--from", tmp_path / "before", "data.labels=none", *SMALL]
+    cli("train", place / "whole", *more)  # pieces and corpus may differ
+    line = mistake(["compare", tmp_path / "run", "--published", "sc09"], capsys)
     assert f"began with the weights of {tmp_path / 'before'}" in line and "trained on" not in line
-    line = mistake(["evaluate", str(tmp_path / "before"), "--protocol", "clip"], capsys)
+    line = mistake(["evaluate", tmp_path / "before", "--protocol", "clip"], capsys)
     assert "--protocol clip is for data that is cut into clips, and that of" in line
 
 

@@ -1,6 +1,5 @@
 """`waveform race`: its table, JSON and picture, what it resumes, and its warnings of a machine that was not idle."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 
 import waveform
-from tests.test_cli import mistake, write_tones
+from tests.calling import cli, figures_of, mistake, prepared_tones
 from waveform.cli import main
 from waveform.engine.learner import Learner
 from waveform.runs.speeds import speeds_of, waited_share, warnings_of
@@ -24,11 +23,7 @@ STEPS = [*SHORT, "train.max_seconds=null", "train.max_steps=3"]
 
 @pytest.fixture(scope="module", name="data")
 def make_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("race")
-    for split, num in (("train", 2), ("valid", 1), ("test", 5)):
-        write_tones(place / "audio" / split, num=num, seconds=0.02)
-    assert main(["prepare", str(place / "audio"), str(place / "data")]) == 0
-    return place / "data"
+    return prepared_tones(tmp_path_factory.mktemp("race"), train=2, valid=1, test=5, seconds=0.02)
 
 
 def weights(run_dir: Path) -> bytes:
@@ -37,11 +32,9 @@ def weights(run_dir: Path) -> bytes:
 
 @pytest.mark.slow
 def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = ["--json", str(tmp_path / "race.json"), "--plot", str(tmp_path / "race.png")]
-    command = ["race", str(data), str(tmp_path / "runs"), "--seeds", "2", "--models", "wavenet", "transformer_xl"]
-    assert main([*command, *files, *STEPS, "seed=3"]) == 0
+    command = ["race", data, tmp_path / "runs", "--seeds", 2, "--models", "wavenet", "transformer_xl"]
+    figures = figures_of(tmp_path / "race.json", *command, "--plot", tmp_path / "race.png", *STEPS, "seed=3")
     out = capsys.readouterr().out
-    figures = json.loads((tmp_path / "race.json").read_text())
     assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")
     names = ["wavenet-3", "transformer_xl-3", "wavenet-4", "transformer_xl-4"]
     assert [Path(run["run"]).name for run in figures["runs"]] == names
@@ -72,7 +65,7 @@ def test_a_race_of_two_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureF
     for name in names[:2]:
         model = name.partition("-")[0]
         alone = [f"model={model}", *STEPS, "seed=3"]
-        assert main(["train", str(data), str(tmp_path / "alone" / model), *alone]) == 0
+        cli("train", data, tmp_path / "alone" / model, *alone)
         assert weights(tmp_path / "alone" / model) == trained[name]
 
 
@@ -142,5 +135,5 @@ def test_mistakes_get_one_line(data: Path, tmp_path: Path, capsys: pytest.Captur
 
 def test_a_race_is_not_kept_in_a_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").touch()
-    assert "is a run; give a folder for the race" in mistake(["race", str(data), str(tmp_path), *STEPS], capsys)
+    assert "is a run; give a folder for the race" in mistake(["race", data, tmp_path, *STEPS], capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]

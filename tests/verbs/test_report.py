@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.test_cli import mistake, settings, write_tones
+from tests.calling import cli, figures_of, mistake, prepared_tones, settings
 from waveform.audio.audio_format import AudioFormat
-from waveform.cli import main
 from waveform.speech import figures
 from waveform.speech.report import _recordings
 
@@ -23,11 +21,9 @@ NAME = "<b>odd $name"
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("place")
-    for split, num in (("train", 2), ("valid", 1), ("test", 3)):
-        write_tones(place / "audio" / split, num=num)
-    assert main(["prepare", str(place / "audio"), str(place / "data")]) == 0
+    prepared_tones(place, train=2, valid=1, test=3)
     for name, model in (("ct", "compressive_transformer"), (NAME, "wavenet"), ("other", "wavenet")):
-        assert main(["train", str(place / "data"), str(place / name), *settings(model)]) == 0
+        cli("train", place / "data", place / name, *settings(model))
     return place
 
 
@@ -44,9 +40,9 @@ def sounds(row: str) -> list[np.ndarray]:
 @pytest.mark.slow
 def test_a_page_of_three_runs(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "new" / "page.html"
-    runs = [str(place / name) for name in ("ct", NAME, "other")]
-    options = ["--num", "2", "--seconds", "0.1", "--real", "2", "--temperatures", "0.8", "1.2", "--seed", "3"]
-    assert main(["report", *runs, "--out", str(page), "--json", str(tmp_path / "f.json"), *options]) == 0
+    runs = [place / name for name in ("ct", NAME, "other")]
+    options = ["--num", 2, "--seconds", 0.1, "--real", 2, "--temperatures", 0.8, 1.2, "--seed", 3]
+    figures = figures_of(tmp_path / "f.json", "report", *runs, "--out", page, *options)
     assert f"{page}: open it" in capsys.readouterr().out
     html = page.read_text()
     labels = ["compressive_transformer", "wavenet (&lt;b&gt;odd $name)", "wavenet (other)"]
@@ -74,9 +70,7 @@ def test_a_page_of_three_runs(place: Path, tmp_path: Path, capsys: pytest.Captur
         assert len(made) == 3 and {len(sound) for sound in made} == {2400}
     assert "Attention by position" in html and "NLL over the course" in html and "NLL in training" in html
     assert 'id="quality"' not in html and "<td>model.num_stacks</td>" in html and "<b>" not in html
-    figures = json.loads((tmp_path / "f.json").read_text())
-    main(["compare", *runs, "--json", str(tmp_path / "c.json")])
-    compared = json.loads((tmp_path / "c.json").read_text())
+    compared = figures_of(tmp_path / "c.json", "compare", *runs)
     for ours, theirs in zip(figures["comparison"], compared, strict=True):
         assert ours["nats_per_token"] == pytest.approx(theirs["nats_per_token"], abs=1e-6)
         assert ours["num_utterances"] == theirs["num_utterances"] == 3
@@ -85,29 +79,26 @@ def test_a_page_of_three_runs(place: Path, tmp_path: Path, capsys: pytest.Captur
 
 
 def test_runs_that_are_only_listened_to(place: Path, tmp_path: Path) -> None:
-    page, figures = tmp_path / "a.html", tmp_path / "f.json"
-    arguments = ["--real", "1", "--num", "1", "--seconds", "0.05", "--temperatures", "1", "--json", str(figures)]
-    listen = ["--listen", str(place / "other")]
-    assert main(["report", str(place / "ct"), "--out", str(page), *arguments, *listen]) == 0
-    html = page.read_text()
-    other = str(place / "other")
-    row = ["compressive_transformer", other]
+    page, other = tmp_path / "a.html", str(place / "other")
+    options = ["--real", 1, "--num", 1, "--seconds", 0.05, "--temperatures", 1, "--listen", other]
+    figures = figures_of(tmp_path / "f.json", "report", place / "ct", "--out", page, *options)
+    html, row = page.read_text(), ["compressive_transformer", other]
     assert re.findall(r'data-label="(.*?)"', html) == ["real speech", *row, *row]
-    assert [entry["model"] for entry in json.loads(figures.read_text())["comparison"]] == ["compressive_transformer"]
+    assert [entry["model"] for entry in figures["comparison"]] == ["compressive_transformer"]
     assert "model.num_stacks" not in html
 
 
 def test_linear_prediction_alone_is_listened_to(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, without, page = str(place / "ct"), str(tmp_path / "without"), tmp_path / "a.html"
-    options = ["--real", "0", "--num", "1", "--seconds", "0.05", "--temperatures", "1", "--listen", "linear-prediction"]
-    assert main(["report", run, "--out", str(page), *options]) == 0
+    run, without, page = place / "ct", tmp_path / "without", tmp_path / "a.html"
+    options = ["--real", 0, "--num", 1, "--seconds", 0.05, "--temperatures", 1, "--listen", "linear-prediction"]
+    cli("report", run, "--out", page, *options)
     labels, (own, alone) = re.findall(r'data-label="(.*?)"', page.read_text()), sounds(page.read_text())
     assert labels == ["compressive_transformer", "linear-prediction"]
     assert len(own) == len(alone) == 1200 and alone.any() and not np.array_equal(own, alone)
-    assert main(["train", str(place / "data"), without, *settings("wavenet"), "model.prediction=none"]) == 0
-    line = mistake(["report", without, "--out", str(tmp_path / "b.html"), *options], capsys)
+    cli("train", place / "data", without, *settings("wavenet"), "model.prediction=none")
+    line = mistake(["report", without, "--out", tmp_path / "b.html", *options], capsys)
     assert "--listen linear-prediction is for runs with model.prediction=linear; leave it out" in line
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import wave
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,8 @@ import pytest
 import soundfile
 
 from tests.audio.sound_device import SoundDevice
-from tests.test_cli import mistake, settings, write_tones
+from tests.calling import cli, mistake, pcm_of, settings, write_tones
+from waveform.audio.files import read_audio
 from waveform.cli import main
 from waveform.speech.run import Run
 
@@ -30,7 +30,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("place")
     for split in ("train", "valid", "test"):
         write_tones(place / "audio" / split, num=1)
-    assert main(["train", str(place / "audio"), str(place / "run"), *settings("wavenet")]) == 0
+    cli("train", place / "audio", place / "run", *settings("wavenet"))
     return place / "run"
 
 
@@ -70,11 +70,6 @@ def piped_stdout(monkeypatch: pytest.MonkeyPatch, *, num_bytes: int = -1) -> Ite
     reader.join()
 
 
-def pcm_of(path: Path) -> bytes:
-    with wave.open(str(path)) as file:
-        return file.readframes(file.getnframes())
-
-
 def one_block_and_ctrl_c(self: Run, *, on_block: Callable[[np.ndarray], None], **_: Any) -> None:
     """In place of `Run.sample`."""
     on_block(np.zeros((1, 1024), dtype=np.float32))
@@ -102,19 +97,19 @@ def test_a_pipe_gets_the_samples_of_the_file_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    num_samples = 2400
-    if options == ["--prime"]:
-        options = ["--prime", str(primer)]
-        num_samples += soundfile.info(primer).frames
-    command = ["sample", str(run_dir), "--seconds", "0.1", "--seed", "5", *options]
-    assert main([*command, "--out", str(tmp_path)]) == 0
+    real = read_audio(primer, sample_rate_hz=24_000) if options == ["--prime"] else np.zeros(0)
+    command = ["sample", run_dir, "--seconds", 0.1, "--seed", 5, *options, *[primer] * ("--prime" in options)]
+    cli(*command, "--out", tmp_path)
+    made = read_audio(only_file(tmp_path), sample_rate_hz=24_000)
+    assert len(made) == len(real) + 2400
+    np.testing.assert_allclose(made[: len(real)], real, atol=1e-4)
     expected = pcm_of(only_file(tmp_path))
     capsys.readouterr()
     with piped_stdout(monkeypatch) as raw:
-        assert main([*command, "--out", "-", "--raw"]) == 0
+        cli(*command, "--out", "-", "--raw")
     with piped_stdout(monkeypatch) as wav:
-        assert main([*command, "--out", "-"]) == 0
-    assert raw.content == wav.content[HEADER_BYTES:] == expected and len(expected) == 2 * num_samples
+        cli(*command, "--out", "-")
+    assert raw.content == wav.content[HEADER_BYTES:] == expected
     assert capsys.readouterr().err.count("int8: NLL") == 2 * ("--int8" in options)
     samples, rate_hz = soundfile.read(io.BytesIO(wav.content), dtype="int16")
     assert rate_hz == 24_000 and samples.astype("<i2").tobytes() == expected
@@ -130,9 +125,9 @@ def test_programs_read_the_pipe(
     program = shutil.which(reader.split()[0])
     if program is None:
         pytest.skip("needs sox and ffmpeg: apt install sox ffmpeg")
-    command = ["sample", str(run_dir), "--seconds", "0.1", "--out", "-", *["--raw"] * ("-r 24000" in reader)]
+    command = ["sample", run_dir, "--seconds", 0.1, "--out", "-", *["--raw"] * ("-r 24000" in reader)]
     with piped_stdout(monkeypatch) as piped:
-        assert main(command) == 0
+        cli(*command)
     done = subprocess.run([program, *reader.split()[1:]], input=piped.content, capture_output=True, check=True)
     assert done.stdout == piped.content[-4800:]
     assert b"WARN" not in done.stderr
@@ -153,7 +148,7 @@ def test_blocks_are_written_as_they_are_drawn(
     monkeypatch.setattr(Run, "sample", sample)
     with os.fdopen(writing, "w") as pipe, monkeypatch.context() as patch:
         patch.setattr("sys.stdout", pipe)
-        assert main(["sample", str(run_dir), "--out", "-"]) == 0
+        cli("sample", run_dir, "--out", "-")
     os.close(reading)
     assert seen == [HEADER_BYTES + 2048, 2048, 20]
 
@@ -208,12 +203,12 @@ def test_a_full_disk_behind_stdout_is_one_line(
 def test_what_is_played_is_what_a_file_holds(
     run_dir: Path, primer: Path, tmp_path: Path, device: SoundDevice, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["sample", str(run_dir), "--seconds", "0.7", "--seed", "5", "--prime", str(primer), "--play"]
-    assert main([*command, "--out", str(tmp_path)]) == 0
+    command = ["sample", run_dir, "--seconds", 0.7, "--seed", 5, "--prime", primer, "--play"]
+    cli(*command, "--out", tmp_path)
     both = bytes(device.heard)
     assert pcm_of(only_file(tmp_path)) in both and capsys.readouterr().out == f"{only_file(tmp_path)}\n"
     device.heard.clear()
-    assert main(command) == 0
+    cli(*command)
     assert bytes(device.heard) == both and capsys.readouterr().out == ""
 
 

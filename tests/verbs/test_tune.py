@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from tests.calling import SMALL, cli, figures_of, mistake, prepared_tones
 from tests.faults import forkserver
-from tests.test_cli import SMALL, mistake, words, write_tones
+from tests.test_cli import words
 from waveform.cli import main
 from waveform.engine import checkpoint
 from waveform.runs.folder import read_config
@@ -26,14 +27,8 @@ search = pytest.importorskip("waveform.tuning.search", reason="the extra `tune` 
 
 GOOD, BAD = 8e-3, 1e-9  # learning rates; the first is the preset's, and so the first trial's
 SETTINGS = ["model=transformer_xl", "preset=mine", *(f"model.{field}" for field in SMALL["transformer_xl"].split())]
-SETTINGS += [
-    "train.batch_size=2",
-    "train.chunk=64",
-    "train.log_every=2",
-    "train.device=cpu",
-    "seed=3",
-    "model.prediction=none",
-]
+SETTINGS += ["train.batch_size=2", "train.chunk=64", "train.log_every=2", "train.device=cpu"]
+SETTINGS += ["seed=3", "model.prediction=none"]
 
 
 def space(place: Path, text: str) -> list[str]:
@@ -59,15 +54,13 @@ def trials_of(out_dir: Path) -> list[dict[str, Any]]:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, and a search of two trials that has ended, in a folder with odd characters in its name."""
     place = tmp_path_factory.mktemp("odd? [name], a=b%20#")
-    for split in ("train", "valid", "test"):
-        write_tones(place / "audio" / split, num=1)
-    assert main(["prepare", str(place / "audio"), str(place / "data")]) == 0
+    prepared_tones(place, train=1, valid=1, test=1)
     (place / "configs" / "preset").mkdir(parents=True)
     (place / "configs" / "preset" / "mine.yaml").write_text(
         "defaults: [demo, _self_]\ntrain: {warmup_steps: 1}\n"
         f"models: {{transformer_xl: {{model: {{d_model: 64, num_heads: 4}}, train: {{lr: {GOOD}}}}}}}\n"
     )
-    assert main(tune(place, place / "done")) == 0
+    cli(*tune(place, place / "done"))
     return place
 
 
@@ -79,16 +72,16 @@ def test_the_better_learning_rate_wins(place: Path, tmp_path: Path, capsys: pyte
     assert {best["state"], other["state"]} == {"complete"} and best["train_tokens_seen"] > 64
     assert list(best["nll_nats_by_share_of_budget"]) == ["0.2", "0.4", "0.6", "0.8"]
     assert 1 <= best["train_seconds"] < 2
-    assert main(["evaluate", best["run"], "--split", "valid", "--json", str(tmp_path / "e.json")]) == 0
-    assert json.loads((tmp_path / "e.json").read_text())["nats_per_token"] == best["nats_per_token"]
+    evaluated = figures_of(tmp_path / "e.json", "evaluate", best["run"], "--split", "valid")
+    assert evaluated["nats_per_token"] == best["nats_per_token"]
 
     capsys.readouterr()
-    assert main(tune(place, place / "done")) == 0  # it has ended, and only says so
+    cli(*tune(place, place / "done"))  # it has ended, and only says so
     out = capsys.readouterr().out
     assert len(re.findall(r"^[01]  .* complete .* lr (?:0\.008|1e-09)$", out, re.MULTILINE)) == 2
     printed = []
     for command in re.findall(r"^    waveform (train .*)$", out, re.MULTILINE):
-        assert main([*shlex.split(command), "--print-config"]) == 0
+        cli(*shlex.split(command), "--print-config")
         printed.append(capsys.readouterr().out)
     assert len(printed) == 2 and printed[1] == printed[0].replace("preset: mine", "preset: best")
     trained = read_config(Path(best["run"]))
@@ -103,7 +96,7 @@ def test_more_trials_are_added_and_hopeless_ones_pruned(
 ) -> None:
     monkeypatch.setattr(search, "_UNPRUNED", (1, 1))
     shutil.copytree(place / "done", tmp_path / "more")
-    assert main(tune(place, tmp_path / "more", trials=4)) == 0
+    cli(*tune(place, tmp_path / "more", trials=4))
     entries = trials_of(tmp_path / "more")
     assert sorted(entry["trial"] for entry in entries) == [0, 1, 2, 3]
     pruned = [entry for entry in entries if entry["trial"] > 1 and entry["drawn"]["train.lr"] == str(BAD)]
@@ -153,7 +146,7 @@ def test_an_interrupted_search_goes_on(
     trained = checkpoint.newest(out_dir / "trial-000")
     assert trained is not None and trained.step > saved.step and 0.4 <= trained.progress.seconds < 1.4
 
-    assert main(command) == 0
+    cli(*command)
     entries = trials_of(out_dir)
     assert [entry["drawn"] for entry in entries] == [entry["drawn"] for entry in trials_of(place / "done")]
     assert [entry["trial"] for entry in entries] == [0, 1]
@@ -176,7 +169,7 @@ def test_a_killed_search_goes_on(place: Path, tmp_path: Path, capsys: pytest.Cap
     killed = checkpoint.newest(out_dir / "trial-001")
     assert killed is not None and killed.progress.seconds < 1
     log = (out_dir / "trial-000" / "metrics.jsonl").read_bytes()
-    assert main(command) == 0
+    cli(*command)
     assert sorted(entry["trial"] for entry in trials_of(out_dir)) == [0, 1]
     assert (out_dir / "trial-000" / "metrics.jsonl").read_bytes() == log
     assert f"resumed at step {killed.step}\n" in capsys.readouterr().err
@@ -191,7 +184,7 @@ def test_a_trial_that_fails_is_named_and_the_search_goes_on(
     settings = [setting for setting in SETTINGS if not setting.startswith(("model.d_model", "model.num_heads"))]
     command = ["tune", str(place / "data"), str(tmp_path / "s"), "--json", str(tmp_path / "s.json"), *settings]
     command += ["--config-dir", str(place / "configs")]
-    assert main([*command, "--budget", "0.3s", "--trials", "6", *space(place, text)]) == 0
+    cli(*command, "--budget", "0.3s", "--trials", "6", *space(place, text))
     entries = trials_of(tmp_path / "s")
     first = next(entry for entry in entries if entry["trial"] == 0)
     assert first["drawn"] == {"train.lr": str(GOOD), "model.d_model": "64", "model.num_heads": "4"}  # the preset's
@@ -242,13 +235,6 @@ MISTAKES: dict[str, tuple[str, str | None, str]] = {
 }
 
 
-def other_data(folder: Path) -> Path:
-    for split in ("train", "valid", "test"):
-        write_tones(folder / "audio" / split, num=2)
-    assert main(["prepare", str(folder / "audio"), str(folder / "data")]) == 0
-    return folder / "data"
-
-
 def damaged(place: Path, folder: Path) -> Path:
     shutil.copytree(place / "done", folder / "damaged")
     (folder / "damaged" / "study.db").write_bytes(b"no" * 5000)
@@ -262,7 +248,8 @@ def test_mistakes(name: str, place: Path, tmp_path: Path, capsys: pytest.Capture
     folder, *more = [damaged(place, tmp_path)] if given == "DAMAGED" else words(given, place, tmp_path)
     command = tune(place, Path(folder), *(space(tmp_path, text) if text else ()), *map(str, more))
     if name in ("no data", "other data"):
-        command[1] = str(other_data(tmp_path) if name == "other data" else tmp_path / "gone")
+        other = name == "other data"
+        command[1] = str(prepared_tones(tmp_path, train=2, valid=2, test=2) if other else tmp_path / "gone")
     assert message in mistake(command, capsys)
     assert not (tmp_path / "s").exists()
 
@@ -271,11 +258,7 @@ def test_without_optuna_one_line_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    assert 'pip install "waveform[tune]"' in mistake(["tune", str(tmp_path), str(tmp_path / "s")], capsys)
-
-
-def _search(command: list[str]) -> None:
-    assert main(command) == 0
+    assert 'pip install "waveform[tune]"' in mistake(["tune", tmp_path, tmp_path / "s"], capsys)
 
 
 @pytest.mark.slow
@@ -285,7 +268,7 @@ def test_two_processes_share_a_study(place: Path, tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
     commands = [tune(place, folder, *storage, trials=4, budget="0.3s") for folder in folders]
     processes = [
-        forkserver.start(_search, command, output=folder.with_suffix(".txt"), daemon=False)
+        forkserver.start(cli, *command, output=folder.with_suffix(".txt"), daemon=False)
         for command, folder in zip(commands, folders, strict=True)
     ]
     for process in processes:

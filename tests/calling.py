@@ -1,0 +1,80 @@
+"""Calls the command within the test's process, on small models and synthesised audio."""
+
+import json
+import wave
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import yaml
+
+from waveform.cli import main
+
+MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
+SMALL = {
+    "compressive_transformer": "num_layers=1 d_model=16 num_heads=2 d_feedforward=16 window=64 memory=64 compressed=16",
+    "transformer_xl": "num_layers=1 d_model=16 num_heads=2 d_feedforward=16 window=64 memory=64",
+    "wavenet": "num_stacks=1 layers_per_stack=4 kernel_size=2 residual_channels=8 gate_channels=8 skip_channels=8",
+}
+TRAIN = [
+    *("train.max_steps=6", "train.batch_size=2", "train.chunk=64", "train.evaluate_every=6", "train.device=cpu"),
+    *("train.checkpoint_every=3", "train.log_every=2", "train.sample_seconds=0.01", "train.evaluate_tokens=4000"),
+]
+
+
+def settings(model: str) -> list[str]:
+    """Those of a small model that trains for six steps."""
+    return [f"model={model}", *(f"model.{field}" for field in SMALL[model].split()), *TRAIN]
+
+
+def cli(*arguments: Any) -> None:
+    """Run `waveform ARGUMENTS`, which must succeed."""
+    assert main([str(argument) for argument in arguments]) == 0
+
+
+def figures_of(file: Path, *arguments: Any) -> Any:
+    """What a command writes into `file` as its JSON."""
+    cli(*arguments, "--json", file)
+    return json.loads(file.read_bytes())
+
+
+def mistake(arguments: Sequence[Any], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a mistaken command prints."""
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 2
+    err = capsys.readouterr().err.strip()
+    assert err.startswith(f"waveform {arguments[0]}: ") and "Traceback" not in err
+    assert len(err.splitlines()) == 1
+    return err
+
+
+def write_tones(folder: Path, *, num: int, seconds: float = 0.4) -> None:
+    """Tones with some noise, as files with odd characters in their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    time_s = np.arange(round(24_000 * seconds)) / 24_000
+    for i in range(num):
+        noise = 0.01 * np.random.default_rng(i).standard_normal(len(time_s))
+        soundfile.write(folder / f"tone {i} ä.wav", 0.4 * np.sin(2 * np.pi * (150 + 40 * i) * time_s) + noise, 24_000)
+
+
+def prepared_tones(place: Path, *, train: int, valid: int, test: int, seconds: float = 0.4) -> Path:
+    """audio/ in `place`, with so many tones in each split, and the data set of it, which is returned."""
+    for split, num in (("train", train), ("valid", valid), ("test", test)):
+        write_tones(place / "audio" / split, num=num, seconds=seconds)
+    cli("prepare", place / "audio", place / "data")
+    return place / "data"
+
+
+def config_of(run: Path) -> dict[str, Any]:
+    """What the config.yaml of a run says."""
+    config: dict[str, Any] = yaml.safe_load((run / "config.yaml").read_text())
+    return config
+
+
+def pcm_of(file: Path) -> bytes:
+    """The samples of a WAV file."""
+    with wave.open(str(file)) as sound:
+        return sound.readframes(sound.getnframes())
