@@ -1,6 +1,8 @@
 """Calls the command within the test's process, on small models and synthesised audio."""
 
 import json
+import os
+import signal
 import wave
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ import soundfile
 import yaml
 
 from waveform.cli import main
+from waveform.engine.learner import Learner
 
 MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
 SMALL = {
@@ -66,6 +69,20 @@ def prepared_tones(place: Path, *, train: int, valid: int, test: int, seconds: f
         write_tones(place / "audio" / split, num=num, seconds=seconds)
     cli("prepare", place / "audio", place / "data")
     return place / "data"
+
+
+def interrupt_training(monkeypatch: pytest.MonkeyPatch, *, at: int) -> list[int]:
+    """Have this process sent SIGINT at an update, counted from 1; returns the numbers of all that are made."""
+    update, made = Learner.update, list[int]()
+
+    def counted(self: Learner) -> Any:
+        made.append(len(made) + 1)
+        if made[-1] == at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return update(self)
+
+    monkeypatch.setattr(Learner, "update", counted)
+    return made
 
 
 def config_of(run: Path) -> dict[str, Any]:

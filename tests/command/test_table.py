@@ -4,7 +4,6 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from inspect import signature
@@ -69,26 +68,22 @@ DRAW = Verb(
 )
 
 
-@pytest.fixture
-def run() -> Callable[..., tuple[int, tuple[str, dict[str, Any]]]]:
-    def run(*arguments: str) -> tuple[int, tuple[str, dict[str, Any]]]:
-        code = run_command("test", "test", "A test.", [DRAW], ["draw", *arguments])
-        return code, CALLS.pop()
-
-    return run
+def run(*arguments: str) -> tuple[int, tuple[str, dict[str, Any]]]:
+    """The exit code of `test draw ARGUMENTS`, and the function that it called, with what."""
+    return run_command("test", "test", "A test.", [DRAW], ["draw", *arguments]), CALLS.pop()
 
 
-def test_defaults_are_the_functions_own(run: Any) -> None:
+def test_defaults_are_the_functions_own() -> None:
     assert run("ab") == (2, ("draw", {"path": "ab", "names": None, "size": Size(3, 4), "overrides": []}))
 
 
-def test_arguments_reach_fields_and_settings(run: Any) -> None:
+def test_arguments_reach_fields_and_settings() -> None:
     code, (_, values) = run("a", "x=1", "--width", "7", "--ink", "black", "y=2", "--name", "n", "m", "z=3")
     assert code == 1 and values["size"] == Size(7, 4) and values["names"] == ["n", "m"]
     assert sorted(values["overrides"]) == ["pen.ink=black", "x=1", "y=2", "z=3"]
 
 
-def test_another_function_gets_the_arguments_that_it_takes(run: Any) -> None:
+def test_another_function_gets_the_arguments_that_it_takes() -> None:
     assert run("a", "x=1", "--explain", "--width", "2") == (0, ("explain", {"overrides": ["x=1"]}))
 
 
@@ -105,16 +100,8 @@ def test_a_domain_of_another_package_names_its_verbs(tmp_path: Path, monkeypatch
     assert CALLS.pop() == ("sample_shapes", {"run_dir": tmp_path})
 
 
-def test_what_argparse_refuses_ends_with_2(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        run("a", "--unknown")
-    assert ended.value.code == 2 and "--unknown" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("wrong", [["--length", "nan"], ["--length", "1e30"], ["--width", str(2**63)]])
-def test_a_number_that_no_machine_can_count_is_one_line(
-    wrong: list[str], run: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_number_that_no_machine_can_count_is_one_line(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(IndexError, match="pop"):  # the verb is not called
         run("a", *wrong)
     assert re.fullmatch(r"test draw: --\w+ is \S+; it must be a finite number below 2\^63\n", capsys.readouterr().err)

@@ -23,33 +23,22 @@ size:
 """
 
 
-class Middle:
-    """Stands in for Optuna's trial: draws the middle of every range, and the last choice."""
-
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool) -> float:
-        return (low * high) ** 0.5 if log else (low + high) / 2
-
-    def suggest_int(self, name: str, low: int, high: int, *, log: bool) -> int:
-        return (low + high) // 2
-
-    def suggest_categorical(self, name: str, choices: list[str]) -> str:
-        return choices[-1]
-
-
 def written(text: str, tmp_path: Path) -> Space:
     (tmp_path / "space.yaml").write_text(text)
     return space_of("any", packages=[], file=tmp_path / "space.yaml")
 
 
 def test_what_is_drawn_becomes_settings(tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna", reason="the extra `tune` is not installed")
     space = written(TEXT, tmp_path)
-    trial: Any = Middle()
-    drawn = space.draw(trial)
-    assert drawn == {
-        "train.lr": pytest.approx(0.00447, rel=1e-3),
-        "model.num_layers": 4,
-        "train.precision": "fp32",
-        "size": "wide",
+    drawn = {"train.lr": 0.0044721, "model.num_layers": 4, "train.precision": "fp32", "size": "wide"}
+    trial = optuna.trial.FixedTrial(drawn)
+    assert space.draw(trial) == drawn
+    assert trial.distributions == {
+        "train.lr": optuna.distributions.FloatDistribution(1e-3, 2e-2, log=True),
+        "model.num_layers": optuna.distributions.IntDistribution(2, 6),
+        "train.precision": optuna.distributions.CategoricalDistribution(["auto", "fp32"]),
+        "size": optuna.distributions.CategoricalDistribution(["small", "wide"]),
     }
     wide = ["model.d_model=96", "train.window=32"]
     assert space.overrides(drawn) == ["train.lr=0.00447", "model.num_layers=4", "train.precision=fp32", *wide]

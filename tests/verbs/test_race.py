@@ -1,16 +1,13 @@
 """`waveform race`: its table, JSON and picture, what it resumes, and its warnings of a machine that was not idle."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import waveform
-from tests.calling import cli, figures_of, mistake, prepared_tones
+from tests.calling import cli, figures_of, interrupt_training, mistake, prepared_tones
 from waveform.cli import main
-from waveform.engine.learner import Learner
 from waveform.runs.speeds import speeds_of, waited_share, warnings_of
 from waveform.verbs.race import Entrants
 
@@ -73,20 +70,11 @@ def test_a_stopped_race_continues(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["race", str(data), str(tmp_path / "runs"), "--models", "wavenet", "transformer_xl", *STEPS]
-    update, num_updates = Learner.update, 0
-
-    def interrupting(self: Learner) -> Any:
-        nonlocal num_updates
-        num_updates += 1
-        if num_updates == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return update(self)
-
-    monkeypatch.setattr(Learner, "update", interrupting)
+    updates = interrupt_training(monkeypatch, at=2)
     monkeypatch.setattr("waveform.runs.opened.choose_device", {"cpu": "cpu"}.__getitem__)  # as trained
     assert main(command) == 130
     assert "stopped by SIGINT; all runs are saved; the same command continues" in capsys.readouterr().err
-    assert main(command) == 0 and num_updates == 6
+    assert main(command) == 0 and len(updates) == 6
     assert "one seed" in capsys.readouterr().out
 
 

@@ -46,27 +46,21 @@ def device(monkeypatch: pytest.MonkeyPatch) -> SoundDevice:
     return device
 
 
-class Reader(threading.Thread):
-    """Reads what comes through a pipe, up to `num_bytes` if that is not -1, and closes it."""
-
-    def __init__(self, descriptor: int, num_bytes: int) -> None:
-        super().__init__()
-        self._descriptor, self._num_bytes, self.content = descriptor, num_bytes, b""
-        self.start()
-
-    def run(self) -> None:
-        with open(self._descriptor, "rb") as file:
-            self.content = file.read(self._num_bytes)
-
-
 @contextmanager
-def piped_stdout(monkeypatch: pytest.MonkeyPatch, *, num_bytes: int = -1) -> Iterator[Reader]:
-    """Replace stdout by a pipe; its reader has everything when the block has ended."""
+def piped_stdout(monkeypatch: pytest.MonkeyPatch, *, num_bytes: int = -1) -> Iterator[bytearray]:
+    """Replace stdout by a pipe. What comes through, or the first `num_bytes`, is there when the block has ended."""
     reading, writing = os.pipe()
-    reader = Reader(reading, num_bytes)
+    content = bytearray()
+
+    def read() -> None:
+        with open(reading, "rb") as file:
+            content.extend(file.read(num_bytes))
+
+    reader = threading.Thread(target=read)
+    reader.start()
     with os.fdopen(writing, "w") as pipe, monkeypatch.context() as patch:
         patch.setattr("sys.stdout", pipe)
-        yield reader
+        yield content
     reader.join()
 
 
@@ -109,9 +103,9 @@ def test_a_pipe_gets_the_samples_of_the_file_and_nothing_else(
         cli(*command, "--out", "-", "--raw")
     with piped_stdout(monkeypatch) as wav:
         cli(*command, "--out", "-")
-    assert raw.content == wav.content[HEADER_BYTES:] == expected
+    assert raw == wav[HEADER_BYTES:] == expected
     assert capsys.readouterr().err.count("int8: NLL") == 2 * ("--int8" in options)
-    samples, rate_hz = soundfile.read(io.BytesIO(wav.content), dtype="int16")
+    samples, rate_hz = soundfile.read(io.BytesIO(bytes(wav)), dtype="int16")
     assert rate_hz == 24_000 and samples.astype("<i2").tobytes() == expected
 
 
@@ -128,8 +122,8 @@ def test_programs_read_the_pipe(
     command = ["sample", run_dir, "--seconds", 0.1, "--out", "-", *["--raw"] * ("-r 24000" in reader)]
     with piped_stdout(monkeypatch) as piped:
         cli(*command)
-    done = subprocess.run([program, *reader.split()[1:]], input=piped.content, capture_output=True, check=True)
-    assert done.stdout == piped.content[-4800:]
+    done = subprocess.run([program, *reader.split()[1:]], input=piped, capture_output=True, check=True)
+    assert done.stdout == piped[-4800:]
     assert b"WARN" not in done.stderr
 
 
@@ -158,7 +152,7 @@ def test_a_pipe_may_have_no_end(
 ) -> None:
     with piped_stdout(monkeypatch, num_bytes=20_000) as reader:
         assert main(["sample", str(run_dir), "--out", "-", "--seconds", "inf"]) == 128 + signal.SIGPIPE
-    assert len(reader.content) == 20_000 and capsys.readouterr().err == ""
+    assert len(reader) == 20_000 and capsys.readouterr().err == ""
 
 
 def test_files_have_an_end(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +179,7 @@ def test_ctrl_c_ends_a_pipe_in_one_line(
     monkeypatch.setattr(Run, "sample", one_block_and_ctrl_c)
     with piped_stdout(monkeypatch) as reader:
         assert main(["sample", str(run_dir), "--out", "-", "--seconds", "60"]) == 128 + signal.SIGINT
-    assert len(reader.content) == HEADER_BYTES + 2048
+    assert len(reader) == HEADER_BYTES + 2048
     assert capsys.readouterr().err == "waveform sample: stopped by SIGINT\n"
 
 

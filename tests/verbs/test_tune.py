@@ -1,20 +1,18 @@
 """`waveform tune`: finds the better settings, continues after an interruption, prunes, and says what is wrong."""
 
 import json
-import os
 import re
 import shlex
 import shutil
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.calling import SMALL, cli, figures_of, mistake, prepared_tones
+from tests.calling import SMALL, cli, figures_of, interrupt_training, mistake, prepared_tones
 from tests.faults import forkserver
 from tests.test_cli import words
 from waveform.cli import main
@@ -107,20 +105,6 @@ def test_more_trials_are_added_and_hopeless_ones_pruned(
         assert f"trial {entry['trial']} is pruned" in capsys.readouterr().out
 
 
-class Interruption(threading.Thread):
-    """Sends this process SIGINT as soon as the run in `run_dir` has logged its training."""
-
-    def __init__(self, run_dir: Path) -> None:
-        super().__init__(daemon=True)
-        self._log = run_dir / "metrics.jsonl"
-        self.start()
-
-    def run(self) -> None:
-        while not (self._log.exists() and self._log.stat().st_size):
-            time.sleep(0.005)
-        os.kill(os.getpid(), signal.SIGINT)
-
-
 @pytest.mark.slow
 def test_an_interrupted_search_goes_on(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -128,9 +112,9 @@ def test_an_interrupted_search_goes_on(
     """Once while a trial trains and once while it is judged: it is neither lost, nor trained or counted twice."""
     out_dir = tmp_path / "search"
     command = tune(place, out_dir, budget="0.4s")
-    interruption = Interruption(out_dir / "trial-000")
-    assert main(command) == 130
-    interruption.join()
+    with monkeypatch.context() as patched:
+        interrupt_training(patched, at=5)
+        assert main(command) == 130
     assert capsys.readouterr().err.endswith("stopped by SIGINT; the same command continues the search\n")
     saved = checkpoint.newest(out_dir / "trial-000")
     assert saved is not None and 0 < saved.progress.seconds < 0.4
