@@ -28,24 +28,15 @@ if TYPE_CHECKING:
     from waveform.verbs.train import train as train
     from waveform.verbs.tune import tune as tune
 
+_VERBS = ("analyse", "bench", "compare", "evaluate", "export", "prepare", "race", "report", "sample", "serve",
+          "train", "tune")  # fmt: skip
 _HOMES = {
+    **{verb: f"waveform.verbs.{verb}" for verb in _VERBS},
     "UserError": "waveform.system.errors",
-    "analyse": "waveform.verbs.analyse",
-    "bench": "waveform.verbs.bench",
     "build": "waveform.models.registry",
-    "compare": "waveform.verbs.compare",
-    "evaluate": "waveform.verbs.evaluate",
-    "export": "waveform.verbs.export",
     "listen": "waveform.speech.notebook",
     "load": "waveform.speech.run",
     "metrics": "waveform.speech.notebook",
-    "prepare": "waveform.verbs.prepare",
-    "race": "waveform.verbs.race",
-    "report": "waveform.verbs.report",
-    "sample": "waveform.verbs.sample",
-    "serve": "waveform.verbs.serve",
-    "train": "waveform.verbs.train",
-    "tune": "waveform.verbs.tune",
 }
 __all__ = list(_HOMES)
 

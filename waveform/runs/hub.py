@@ -133,7 +133,7 @@ def unpack_hub(source: Path, folder: Path, *, follow_links: bool = False) -> Non
 
 def is_hub_name(given: Path | str) -> bool:
     """Whether `given` names a run on a hub."""
-    return str(given).startswith(("hf:/", "hf://"))
+    return str(given).startswith("hf:/")
 
 
 def download(given: Path | str) -> Path:

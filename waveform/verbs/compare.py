@@ -75,8 +75,6 @@ def open_runs(
     show_progress: bool,
 ) -> tuple[list[TrainedRun], TokenSet]:
     """Open runs, and the tokens that all are scored on. Raises UserError if these differ."""
-    if not run_dirs:
-        raise UserError("name at least one run folder")
     runs = [domain.load(run_dir, device=device, **options.model_fields) for run_dir in run_dirs]
     domain.refuse_unlike(runs, options)
     token_sets = [domain.open_split(run, data=data, split=options.split, show_progress=show_progress) for run in runs]

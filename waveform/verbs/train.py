@@ -32,8 +32,6 @@ def train(
     torchrun every process calls this. Raises UserError for bad settings or data, for a run folder with a different
     configuration, for an origin that does not fit, and if the loss stops being finite.
     """
-    if isinstance(origin, str | Path):
-        origin = Origin(origin)
     domain, request = domain_of(source), _request(source, run_dir, overrides, origin=origin, config_dir=config_dir)
     with _opened(domain, [request], show_progress=show_progress) as trainers:
         result = trainers[0].run()
@@ -68,9 +66,10 @@ def _request(
     run_dir: Path | str,
     overrides: Sequence[str],
     *,
-    origin: Origin | None = None,
+    origin: Origin | Path | str | None = None,
     config_dir: Path | str | None,
 ) -> TrainRequest:
+    origin = Origin(origin) if isinstance(origin, str | Path) else origin
     own = None if config_dir is None else Path(config_dir)
     return TrainRequest(Path(source), Path(run_dir), overrides, origin=origin, config_dir=own)
 
@@ -112,8 +111,6 @@ def print_config(
 
     source may be the name of a recipe, too.
     """
-    if isinstance(origin, str | Path):
-        origin = Origin(origin)
     domain, request = domain_of(source), _request(source, run_dir, overrides, origin=origin, config_dir=config_dir)
     print(domain.annotated(domain.compose(request), overrides), end="")
 
