@@ -52,20 +52,20 @@ class _HubConfig(msgspec.Struct):
 def write_hub(
     saved: Saved,
     folder: Path,
-    card: Mapping[str, Any],
+    about: Mapping[str, Any],
     *,
-    data_files: Iterable[Path] = (),
-    examples: Mapping[str, bytes] | None = None,
-    unit: str = "token",
+    data_files: Iterable[Path],
+    examples: Mapping[str, bytes],
+    unit: str,
 ) -> None:
     """Write a run to the new folder `folder`; arguments and errors as of `staged`.
 
-    card: what the template of the card asks for besides the run's settings; examples: further files by name.
+    about: what the template of the card asks for besides what is saved; examples: further files by name.
     """
+    config = saved.config
     with staged(saved, folder, data_files=data_files) as run:
         hub, (step,) = run.parent / "hub", (run / CHECKPOINTS_DIR).iterdir()
         hub.mkdir()
-        config = saved.config
         content = _HubConfig(
             library_name="waveform",
             model_type=config["model"]["name"],
@@ -81,18 +81,14 @@ def write_hub(
                 os.replace(path, hub / path.name)
         curve = learning_curve(read_metrics(hub), config["train"])
         save_learning_curves(hub / "learning-curve.png", [(config["model"]["name"], curve)], unit=unit)
-        for name, example in (examples or {}).items():
+        for name, example in examples.items():
             (hub / name).write_bytes(example)
-        known = {
-            "config": config,
-            "curve": curve,
-            "progress": saved.checkpoint.progress,
-            "examples": list(examples or {}),
-        }
         template = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True).from_string(
             files("waveform.runs").joinpath("card.md.jinja").read_text(encoding="utf-8")
         )
-        (hub / "README.md").write_text(template.render(**known, **card, unit=unit, json=json.dumps), encoding="utf-8")
+        saved_too = {"config": config, "curve": curve, "progress": saved.checkpoint.progress, "unit": unit}
+        card = template.render(**about, **saved_too, examples=list(examples), json=json.dumps)
+        (hub / "README.md").write_text(card, encoding="utf-8")
         os.replace(hub, folder)
 
 

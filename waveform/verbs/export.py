@@ -10,7 +10,7 @@ from waveform.domain import domain_of_runs
 from waveform.runs.archive import write_archive
 from waveform.runs.configured_model import num_parameters
 from waveform.runs.hub import write_hub
-from waveform.runs.opened import use_saved
+from waveform.runs.opened import TrainedRun, use_saved
 from waveform.system.errors import UserError
 
 
@@ -61,14 +61,9 @@ def export(
     run = domain.load(run_dir, device="cpu")  # what cannot be opened should not be handed on
     with domain.exported(run) as files:
         if format == "hub":
-            size = num_parameters(run.model)
-            about = _about(card or CardOptions(), step=run.step, size=size)
-            about |= {"name": file.name, "num_parameters": size}
-            examples = domain.examples(run)
-            use_saved(
-                run_dir,
-                lambda saved: write_hub(saved, file, about, data_files=files, examples=examples, unit=domain.unit),
-            )
+            about = _about(card or CardOptions(), run, name=file.name)
+            how: dict[str, Any] = {"data_files": files, "examples": domain.examples(run), "unit": domain.unit}
+            use_saved(run_dir, lambda saved: write_hub(saved, file, about, **how))
         else:
             use_saved(run_dir, lambda saved: write_archive(saved, file, optimiser=optimiser, data_files=files))
     if show_progress:
@@ -77,9 +72,9 @@ def export(
     return file
 
 
-def _about(card: CardOptions, *, step: int, size: int) -> dict[str, Any]:
+def _about(card: CardOptions, run: TrainedRun, *, name: str) -> dict[str, Any]:
     """What the template of the card asks for. Raises UserError for figures of another run."""
-    figures, quality = None, []
+    figures, quality, size = None, [], num_parameters(run.model)
     if card.figures is not None:
         try:
             figures = msgspec.json.decode(card.figures.read_bytes(), type=_Figures)
@@ -88,18 +83,12 @@ def _about(card: CardOptions, *, step: int, size: int) -> dict[str, Any]:
             raise UserError(
                 f"--figures {card.figures} is not a file that `waveform evaluate RUN_DIR --json` wrote ({error})"
             ) from error
-        if (figures.step, figures.num_parameters) != (step, size):
+        if (figures.step, figures.num_parameters) != (run.step, size):
             raise UserError(
                 f"--figures {card.figures} is of step {figures.step} and {figures.num_parameters:,} parameters, this "
-                f"run of step {step} and {size:,}; evaluate it again"
+                f"run of step {run.step} and {size:,}; evaluate it again"
             )
-    return {
-        "quality": quality,
-        "licence": card.licence,
-        "language": card.language,
-        "data": card.trained_on,
-        "figures": figures,
-    }
+    return {"card": card, "name": name, "num_parameters": size, "figures": figures, "quality": quality}
 
 
 def _quality_table(quality: dict[str, Any] | None) -> list[list[str]]:
