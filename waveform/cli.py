@@ -24,7 +24,7 @@ from waveform.command.arguments import (
     overrides,
     plot,
 )
-from waveform.command.table import OF_DOMAIN, Argument, Verb, number, path, run_command, switch
+from waveform.command.table import OF_DOMAIN, Argument, Verb, decimal, number, path, run_command, switch
 
 _TRAIN_EPILOG = """\
 settings (Hydra overrides), any number, after the paths:
@@ -116,10 +116,9 @@ RUN_VERBS = (
                 "sgd (default) or adam, which start afresh; continued: Adam as training left it",
                 choices=("sgd", "adam", "continued"),
             ),
-            Argument(
+            decimal(
                 "--dynamic-lr",
                 "default: 3e-2 with sgd, 3e-5 with adam; with continued, that of training where it ended",
-                type=float,
                 metavar="LR",
             ),
             *QUALITY,
@@ -143,14 +142,11 @@ RUN_VERBS = (
             switch("--raw", "with --out -: 16-bit PCM without a WAV header"),
             switch("--play", "play it as it is drawn; needs waveform[play]"),
             number("--num", "how many, generated side by side (default 1)"),
-            Argument("--seconds", "length of each (default 1); inf with --play or --out -", type=float, metavar="S"),
+            decimal("--seconds", "length of each (default 1); inf with --play or --out -", metavar="S"),
             TEMPERATURE,
             number("--top-k", "draw from the K most probable classes only", metavar="K"),
-            Argument(
-                "--top-p",
-                "draw from the fewest classes that reach probability P (default of text: 0.98)",
-                type=float,
-                metavar="P",
+            decimal(
+                "--top-p", "draw from the fewest classes that reach probability P (default of text: 0.98)", metavar="P"
             ),
             SEED,
             Argument(
@@ -264,12 +260,11 @@ RUN_VERBS = (
                 metavar="RUN_DIR",
             ),
             number("--num", "sounds of each run at each temperature (default 2)"),
-            Argument("--seconds", "length of each sound (default 2)", type=float, metavar="S"),
+            decimal("--seconds", "length of each sound (default 2)", metavar="S"),
             number("--real", "recordings, whose beginnings every run continues (default 4)"),
-            Argument(
+            decimal(
                 "--temperatures",
                 "of sounds: default 1 0.9; the first one for continuations too",
-                type=float,
                 nargs="+",
                 metavar="T",
             ),
@@ -335,7 +330,7 @@ VERBS = (
             path("run_dirs", "several can be chosen from", nargs="*", metavar="RUN_DIR"),
             number("--port", "default 8000; 0: a free one"),
             Argument("--host", "default 127.0.0.1, which only this machine reaches", metavar="NAME"),
-            Argument("--max-seconds", "of a sound (default 60)", type=float, metavar="S"),
+            decimal("--max-seconds", "of a sound (default 60)", metavar="S"),
             number("--clients", "that listen at once (default 2)"),
             DEVICE,
         ),

@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from waveform.command.table import OVERRIDES, Argument, is_setting, number, path, switch
+from waveform.command.table import OVERRIDES, Argument, decimal, is_setting, number, path, switch
 
 
 def _new_run_dir(text: str) -> Path:
@@ -56,13 +56,13 @@ SCORING = (
         "word-level perplexity divides by the number of words that the papers do (Rae et al. 2019, Table 2)",
     ),
 )
-TEMPERATURE = Argument("--temperature", "below 1: safer; 0: the likeliest (default 1)", type=float, metavar="T")
+TEMPERATURE = decimal("--temperature", "below 1: safer; 0: the likeliest (default 1)", metavar="T")
 SEED = number("--seed", "of the samples (default 0)")
 # Whether and how samples are drawn to measure how they sound
 QUALITY = (
     switch("--quality", "of audio: also draw samples, and measure them beside clips and noise"),
     number("--num", "with --quality: samples of each run (default 16)"),
-    Argument("--seconds", "with --quality: of each (default 2)", type=float, metavar="S"),
+    decimal("--seconds", "with --quality: of each (default 2)", metavar="S"),
     TEMPERATURE,
     SEED,
 )

@@ -49,6 +49,7 @@ class Argument:
 
 
 number = partial(Argument, type=int, metavar="N")
+decimal = partial(Argument, type=float)
 path = partial(Argument, type=Path)
 switch = partial(Argument, action="store_true")
 
