@@ -291,7 +291,11 @@ def test_the_demo_compares_where_it_trained(
     def report(*_: object, device: str | None = None, **__: object) -> None:
         raise UserError(f"on {device}")
 
-    for name, stand_in in (("prepare", lambda *_, **__: None), ("train_all", lambda *_, **__: []), ("report", report)):
+    for name, stand_in in (
+        ("prepare", lambda *_, **__: None),
+        ("train_all", lambda *_, **__: None),
+        ("report", report),
+    ):
         monkeypatch.setattr(f"waveform.verbs.demo.{name}", stand_in)
     assert "on cpu" in mistake(["demo", "--out", tmp_path / "demo", "train.device=cpu"], capsys)
 

@@ -23,7 +23,6 @@ from waveform.speech.report import ALONE, SoundContents
 from waveform.system.console import say
 from waveform.system.errors import UserError
 from waveform.system.output import write_json
-from waveform.system.signals import Interrupted
 from waveform.verbs.report import report
 from waveform.verbs.sample import sample
 from waveform.verbs.train import train_all
@@ -55,10 +54,8 @@ def demo(out_dir: Path | str = "waveform-demo", *, overrides: Sequence[str] = ()
 
     run_dirs = list(runs)
     say("2/5 training three models for equal time, in turn")
-    results = train_all(out_dir / "data", runs, show_progress=show_progress)
-    asked_by = next((result.asked_by for result in results if result.asked_by), 0)
-    if asked_by:  # even if too late to stop training
-        raise Interrupted(asked_by, f"`waveform demo --out {out_dir}` continues from here")
+    then = f"`waveform demo --out {out_dir}` continues from here"
+    train_all(out_dir / "data", runs, show_progress=show_progress, if_stopped=then)
 
     say(f"3/5 comparing them on the held-out recordings, and writing {out_dir / 'report.html'}")
     heard = (ALONE, *bundled_names())

@@ -22,7 +22,6 @@ from waveform.runs.statistics import interval_over_utterances, mean_and_interval
 from waveform.system.console import table
 from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
-from waveform.system.signals import Interrupted
 from waveform.verbs.compare import open_runs
 from waveform.verbs.train import train_all
 
@@ -81,9 +80,8 @@ def race(
     seeds = [configs[0]["seed"] + i for i in range(entrants.seeds)]
     for seed in seeds:
         runs = {out_dir / f"{model}-{seed}": [*settings[model], f"seed={seed}"] for model in models}
-        results = train_all(data, runs, config_dir=config_dir, show_progress=show_progress)
-        if asked_by := next((result.asked_by for result in results if result.asked_by), 0):
-            raise Interrupted(asked_by, "all runs are saved; the same command continues")
+        then = "all runs are saved; the same command continues"
+        train_all(data, runs, config_dir=config_dir, show_progress=show_progress, if_stopped=then)
         data = Path(read_config(next(iter(runs)))["dataset"]["path"])  # what was prepared serves for the next seed
     if os.environ.get("RANK", "0") != "0":
         return None

@@ -14,6 +14,7 @@ from waveform.runs.origin import Origin
 from waveform.runs.settings import typed
 from waveform.runs.training import say_threads
 from waveform.system.console import say
+from waveform.system.signals import Interrupted
 
 
 def train(
@@ -50,15 +51,19 @@ def train_all(
     *,
     config_dir: Path | str | None = None,
     show_progress: bool = True,
-) -> list[TrainResult]:
-    """Train several runs on `source` in turn, in slices of seconds; resumes what is there. Returns how each ended.
+    if_stopped: str,
+) -> None:
+    """Train several runs on `source` in turn, in slices of seconds; resumes what is there.
 
     runs: `key=value` settings of each run folder. Raises UserError as `train` does, before anything is prepared if it
-    is for a setting; if one run's loss stops being finite, the others are saved.
+    is for a setting; if one run's loss stops being finite, the others are saved. Raises Interrupted, which says
+    `if_stopped`, if a signal asks to stop, even if too late to stop training.
     """
     requests = [_request(source, *run, config_dir=config_dir) for run in runs.items()]
     with _opened(domain_of(source), requests, show_progress=show_progress) as trainers:
-        return train_in_turn({run_dir.name: trainer for run_dir, trainer in zip(runs, trainers, strict=True)})
+        results = train_in_turn({run_dir.name: trainer for run_dir, trainer in zip(runs, trainers, strict=True)})
+    if asked_by := next((result.asked_by for result in results if result.asked_by), 0):
+        raise Interrupted(asked_by, if_stopped)
 
 
 def _request(
