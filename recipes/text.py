@@ -30,7 +30,6 @@ from waveform.runs.opened import TrainedRun, open_run
 from waveform.runs.origin import Origin, compose_from
 from waveform.runs.scoring import EvaluateOptions, ScoredRun, own_tokens
 from waveform.runs.settings import ConfigFamily, compose_family
-from waveform.runs.sources import annotated
 from waveform.runs.space import Space, space_of
 from waveform.system.errors import UserError
 
@@ -118,9 +117,6 @@ class Text(TokenDomain):
         source = request.source
         recipe = str(read_dataset(source).modality["recipe"]) if is_dataset(source) else str(source)
         return compose_config(recipe, request.overrides, **request.composing)
-
-    def annotated(self, config: dict[str, Any], overrides: Sequence[str]) -> str:
-        return annotated(config, domain=config["recipe"], overrides=overrides)
 
     def refuse(self, request: TrainRequest, config: dict[str, Any]) -> None:
         begun = request.run_dir is not None and (request.run_dir / CONFIG_FILE).exists()

@@ -79,10 +79,6 @@ class Domain(ABC):
     def compose(self, request: TrainRequest) -> dict[str, Any]:
         """The resolved configuration. Raises UserError."""
 
-    @abstractmethod
-    def annotated(self, config: dict[str, Any], overrides: Sequence[str]) -> str:
-        """A configuration as YAML, and behind each setting that has a source which one it is."""
-
     # Training
 
     def refuse(self, request: TrainRequest, config: dict[str, Any]) -> None:
@@ -221,7 +217,7 @@ class TokenDomain(Domain):
             learned = score(run, tokens, protocol=protocol, dynamic=dynamic, **how)
             apart["dynamic"] = {**describe_dynamic(learned, dynamic, plain=result), **metrics.of(learned)}
         figures = self.figures(run, whole, result, options, metrics=metrics) | apart
-        return ScoredRun(run, tokens, result, figures)
+        return ScoredRun(run, result, figures)
 
     def figures(
         self,

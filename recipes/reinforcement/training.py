@@ -1,6 +1,6 @@
 """What runs of agents bring to the verbs: their settings, and a trainer of an agent in a run folder."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -20,7 +20,6 @@ from waveform.ranks.distributed import World
 from waveform.runs.configured_model import window_of
 from waveform.runs.folder import CONFIG_FILE, check_recorded, check_run_dir, comparable
 from waveform.runs.settings import to_yaml, typed
-from waveform.runs.sources import annotated
 from waveform.runs.training import check_fits, claim
 from waveform.system.atomic import write_file
 from waveform.system.console import say
@@ -45,9 +44,6 @@ class Agents(Domain):
         if request.origin is not None and request.origin.run is not None:
             raise UserError("--from: an agent begins with weights of its own; leave it out")
         return compose_config(str(request.source), request.overrides, config_dir=request.config_dir)
-
-    def annotated(self, config: dict[str, Any], overrides: Sequence[str]) -> str:
-        return annotated(config, domain=config["recipe"], overrides=overrides)
 
     def check(
         self, request: TrainRequest, config: dict[str, Any], train_config: BaseTrainConfig, *, world: World

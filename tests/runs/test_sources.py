@@ -20,13 +20,13 @@ DAI = {"enwik8": ("12l", "18l", "24l"), "text8": ("12l", "18l", "24l"), "wikitex
 
 def runs() -> Iterator[str]:
     """DOMAIN/PRESET/MODEL of each preset of a paper, and DOMAIN/PRESET/MODEL/STUDY of each study."""
-    yield from (f"speech/speech_paper/{model}" for model in SPEECH)
+    yield from (f"audio/speech_paper/{model}" for model in SPEECH)
     yield from (f"{recipe}/paper/{model}" for recipe in ("enwik8", "wikitext103", "pg19") for model in RAE)
     yield from (f"object_matching/paper/{model}" for model in (*RAE, "lstm"))
     yield from (f"{recipe}/dai_{size}/transformer_xl" for recipe, sizes in DAI.items() for size in sizes)
     yield "ptb/dai/transformer_xl"
     for model in RAE:
-        yield from (f"{run}/{model}/{study}" for run in ("speech/demo", "enwik8/paper", "object_matching/cpu")
+        yield from (f"{run}/{model}/{study}" for run in ("audio/demo", "enwik8/paper", "object_matching/cpu")
                     for study in ("literal", "sonnet"))  # fmt: skip
     of_compression = ("conv", "conv_autoencode", "conv_bptt", "dilated", "max", "mean", "most_used")
     figure3 = ("lr_0", "lr_1e-7", "lr_1e-9", "lr_3e-4", "update_period_2")
@@ -42,7 +42,7 @@ def runs() -> Iterator[str]:
 def compose(run: str) -> dict[str, Any]:
     domain, preset, model, *study = run.split("/")
     overrides = [f"preset={preset}", f"model={model}", *(f"study={name}" for name in study)]
-    if domain == "speech":
+    if domain == "audio":
         return waveform.speech.config.compose_config(overrides)
     family: Any = agents if domain == "object_matching" else text
     composed: dict[str, Any] = family.compose_config(domain, overrides)
@@ -67,7 +67,7 @@ def test_every_line_of_the_table_is_about_some_run() -> None:
 
 def test_speech_is_section_5_6() -> None:
     """Rae et al. 2019, section 5.6, by hand: what the table says of it too."""
-    ours, txl, wavenet = (compose(f"speech/speech_paper/{model}") for model in SPEECH)
+    ours, txl, wavenet = (compose(f"audio/speech_paper/{model}") for model in SPEECH)
     assert [ours["model"][name] for name in ("num_layers", "window", "memory", "compressed", "compression_rate")] == [
         20, 768, 768, 768, 4]  # fmt: skip
     assert (txl["model"]["num_layers"], txl["model"]["window"], txl["model"]["memory"]) == (20, 768, 1536)
@@ -79,7 +79,7 @@ def test_speech_is_section_5_6() -> None:
 
 
 def test_sources_are_of_values_that_papers_state() -> None:
-    speech = found("speech/speech_paper/compressive_transformer")
+    speech = found("audio/speech_paper/compressive_transformer")
     assert speech["model.memory"] == "Rae et al. 2019, section 5.6"
     assert not {"model.d_model", "train.decay_steps", "train.evaluate_every"} & speech.keys()
     characters = found("enwik8/paper/compressive_transformer")
@@ -89,7 +89,7 @@ def test_sources_are_of_values_that_papers_state() -> None:
     assert found("enwik8/dai_18l/transformer_xl")["model.d_model"].startswith("ours")
     assert found("enwik8/dai_24l/transformer_xl")["model.window"].endswith("their script has 768")
     assert found("object_matching/paper/lstm")["learner.entropy_cost"] == "Rae et al. 2019, section 5.7"
-    literal = found("speech/demo/transformer_xl/literal")
+    literal = found("audio/demo/transformer_xl/literal")
     assert set(literal) == {"model.norm", "model.empty_memory", "model.activation", "model.local_layers"}
     assert "Rae et al. state none" in literal["model.activation"]
 

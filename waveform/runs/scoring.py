@@ -233,7 +233,6 @@ class ScoredRun:
     """A run, its NLL of the tokens that were scored, and how its training went."""
 
     run: TrainedRun
-    tokens: TokenSet
     result: Evaluation
     figures: dict[str, Any]  # what `evaluate --json` writes
 

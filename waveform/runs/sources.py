@@ -16,7 +16,7 @@ _HEADING = "# Comments say what states a value; one without is ours, or yours.\n
 def sources(config: Mapping[str, Any], *, domain: str, study: str = "none") -> dict[str, str]:
     """The source of each setting that has one and still has its value, by names such as `train.lr`.
 
-    config: as `compose_config` returns it; domain: `speech`, or the recipe.
+    config: as `compose_config` returns it; domain: `audio`, or the recipe.
     """
     stated = stated_values(f"{domain}/{config['preset']}/{config['model']['name']}/{study}")
     values = {

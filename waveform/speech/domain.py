@@ -27,7 +27,6 @@ from waveform.ranks.distributed import World
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions, ScoredRun
 from waveform.runs.settings import typed
-from waveform.runs.sources import annotated
 from waveform.speech.config import SpeechTrainConfig, compose_config, search_space
 from waveform.speech.data import data_of_training, open_split, refuse_other_data
 from waveform.speech.figures import describe, format_table, metrics_of, race_scope, sampling_speed
@@ -72,9 +71,6 @@ class Speech(TokenDomain):
                 raise
             guess = f"{request.source} is not a prepared data set, so this takes it as a folder of audio"
             raise UserError(f"{error}; {guess}") from error
-
-    def annotated(self, config: dict[str, Any], overrides: Sequence[str]) -> str:
-        return annotated(config, domain="speech", overrides=overrides)
 
     def refuse(self, request: TrainRequest, config: dict[str, Any]) -> None:
         if not request.source.exists():

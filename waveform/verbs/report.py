@@ -58,7 +58,7 @@ def report(
             if (result := contents.result(tokens, place)) is None:
                 scored.append(domain.measure(run, tokens, options, **how))
             else:
-                scored.append(ScoredRun(run, tokens, result, domain.figures(run, tokens, result, options)))
+                scored.append(ScoredRun(run, result, domain.figures(run, tokens, result, options)))
         (entries,) = world.share([partial(entries_of, domain, scored)])  # times sampling, which must not be disturbed
         if shown:
             print(domain.format_table(entries))

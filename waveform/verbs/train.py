@@ -12,6 +12,7 @@ from waveform.engine.turns import train_in_turn
 from waveform.ranks.distributed import job
 from waveform.runs.origin import Origin
 from waveform.runs.settings import typed
+from waveform.runs.sources import annotated
 from waveform.runs.training import say_threads
 from waveform.system.console import say
 from waveform.system.signals import Interrupted
@@ -117,7 +118,8 @@ def print_config(
     source may be the name of a recipe, too.
     """
     domain, request = domain_of(source), _request(source, run_dir, overrides, origin=origin, config_dir=config_dir)
-    print(domain.annotated(domain.compose(request), overrides), end="")
+    config = domain.compose(request)
+    print(annotated(config, domain=config.get("recipe", domain.kind), overrides=overrides), end="")
 
 
 def exit_code(result: TrainResult) -> int:
