@@ -11,7 +11,7 @@ from waveform.audio.files import read_audio
 from waveform.audio.sinks import Output, require_free
 from waveform.audio.speaker import require_sound_device
 from waveform.decoding.int8 import Int8Cost, int8_cost
-from waveform.engine.dataset import is_dataset, read_dataset
+from waveform.engine.dataset import read_dataset
 from waveform.engine.sampler import SamplingConfig
 from waveform.engine.state_ram import require_ram_for_state
 from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
@@ -113,9 +113,8 @@ def _labels(run: Run, sampling: SamplingConfig) -> list[str | None]:
 def _int8_cost(run: Run) -> Int8Cost:
     """What int8 costs on the validation split of the run's data, or on what the model samples if the data is gone."""
     dataset = run.config["dataset"]
-    folder = Path(dataset["path"])
     try:
-        split = read_dataset(folder).open_split("valid") if is_dataset(folder) else None
-    except UserError:  # damaged; sampling does not need it
+        split = read_dataset(Path(dataset["path"])).open_split("valid")
+    except UserError:  # gone or damaged; sampling does not need it
         split = None
     return int8_cost(run.model, split, vocab_size=int(dataset["vocab_size"]), window=run.window)
