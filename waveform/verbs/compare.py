@@ -11,7 +11,6 @@ from waveform.ranks.distributed import SCORING_TIMEOUT_S, job
 from waveform.runs.opened import TrainedRun
 from waveform.runs.scoring import EvaluateOptions, ScoredRun, common_tokens, display_names
 from waveform.runs.statistics import paired_interval
-from waveform.system.errors import UserError
 from waveform.system.output import check_files, write_json
 
 
