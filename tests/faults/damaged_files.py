@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import yaml
@@ -22,7 +21,6 @@ from tests.faults.calling import Outcome, call, forget_peak_memory, peak_memory_
 from tests.faults.fault import fault
 from tests.faults.small_runs import AGENT_SETTINGS, SETTINGS, TEXT_SETTINGS, restored, whole
 from waveform.cli import main as waveform
-from waveform.speech import figures
 
 _SLOW_S = 60.0  # for a command that takes tenths of a second on whole files
 _MAX_MB = 1500.0
@@ -265,25 +263,24 @@ def damage(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
         for path in damageable(restored(kind) / name)
     ]  # fmt: skip
     expected: dict[Reader, tuple[Any, Any]] = {}  # made when needed: some commands are slow
-    with mock.patch.object(figures, "_SPEED_SECONDS", 0.001):
-        chosen: list[tuple[str, Reader, Path]] = []
-        while len(chosen) < cases:
-            taken = [pair for pair in pairs if rng.random() < pair[1].share]
-            chosen += rng.sample(taken, len(taken))
-        outcomes: Counter[str] = Counter()
-        slowest, memory_before = 0.0, forget_peak_memory()
-        for case in range(cases):
-            kind, reader, path = chosen[case]
-            if reader not in expected:
-                expected[reader] = _expected(reader, kind)
-            work = restored(kind)
-            what = f"case {case}, {path}: {_damage(work / path, damageable(work), rng)}"
-            torch.set_num_threads(1)  # results depend on it, and the previous command may have changed it
-            began = time.perf_counter()
-            outcome = reader.run(work)
-            slowest = max(slowest, time.perf_counter() - began)
-            outcomes[_judge(reader, work, work / path, outcome, expected[reader], what)] += 1
-            assert peak_memory_mb() - memory_before < _MAX_MB, f"{peak_memory_mb()} MB\n{what}"
+    chosen: list[tuple[str, Reader, Path]] = []
+    while len(chosen) < cases:
+        taken = [pair for pair in pairs if rng.random() < pair[1].share]
+        chosen += rng.sample(taken, len(taken))
+    outcomes: Counter[str] = Counter()
+    slowest, memory_before = 0.0, forget_peak_memory()
+    for case in range(cases):
+        kind, reader, path = chosen[case]
+        if reader not in expected:
+            expected[reader] = _expected(reader, kind)
+        work = restored(kind)
+        what = f"case {case}, {path}: {_damage(work / path, damageable(work), rng)}"
+        torch.set_num_threads(1)  # results depend on it, and the previous command may have changed it
+        began = time.perf_counter()
+        outcome = reader.run(work)
+        slowest = max(slowest, time.perf_counter() - began)
+        outcomes[_judge(reader, work, work / path, outcome, expected[reader], what)] += 1
+        assert peak_memory_mb() - memory_before < _MAX_MB, f"{peak_memory_mb()} MB\n{what}"
     return {
         "files_and_commands": len(pairs),
         "outcomes": dict(sorted(outcomes.items())),

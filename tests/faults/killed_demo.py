@@ -27,16 +27,14 @@ _OF_THE_CLOCK = {
 
 
 def _shorten(folder: Path) -> None:
-    """Make this process's demos quick: tones instead of speech, shorter samples and measurements."""
+    """Make this process's demos quick: tones instead of speech, shorter samples."""
     from tests.test_cli import write_tones
-    from waveform.speech import figures
     from waveform.verbs import demo
 
     for split in ("train", "valid", "test"):
         write_tones(folder / "speech" / split, num=2, seconds=0.05)
     demo.demo_speech_dir = lambda: folder / "speech"
     demo._SAMPLE_SECONDS = demo._REPORT_SECONDS = 0.01
-    figures._SPEED_SECONDS = 0.01
 
 
 def _surround_stages(points: Points) -> None:
