@@ -5,6 +5,7 @@ What the figures are means nothing here; that each verb comes to its end does.
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from torch.nn import functional as F
 
 import recipes.cli
 import waveform.cli
@@ -21,9 +23,13 @@ from recipes.studies.catalogue import Study
 from recipes.studies.curves import ByDistance
 from recipes.verbs import study
 from tests.simulated_gpu.device import NEEDS_CUDNN, SimulatedGpu, simulated_gpu, without_gpu
+from waveform.analyses import analyse
+from waveform.benchmarks import sampling, timing, training
 from waveform.benchmarks.child import Job
 from waveform.benchmarks.model import measure_model
+from waveform.models import linear_prediction
 from waveform.models.registry import model_names
+from waveform.runs import settings
 from waveform.speech.domain import Speech
 from waveform.verbs import bench, demo
 
@@ -32,11 +38,29 @@ CUDA = ("--device", "cuda")
 SHORT = ("train.max_steps=2", "train.max_seconds=null", "train.evaluate_every=2", "train.checkpoint_every=2")
 SMOKE = ("preset=smoke", "train.device=cuda", *SHORT)
 SPEECH = (*SHORT, "train.batch_size=2", "train.evaluate_tokens=200", "train.sample_seconds=0.003")
+FEW_LAYERS = {
+    "compressive_transformer": {"num_layers": 2},
+    "transformer_xl": {"num_layers": 2},
+    "wavenet": {"num_stacks": 1, "layers_per_stack": 4},
+}
 
 
 @pytest.fixture(scope="module", name="gpu")
 def open_gpu() -> Iterator[SimulatedGpu]:
-    with simulated_gpu() as gpu:
+    """With few layers, and few orders of linear prediction, for all launch the same; and nothing is timed twice."""
+    layers, lattice, order = settings._layers, linear_prediction.lattice, linear_prediction.ORDER
+
+    def and_few(section: Any, *, model: str, recipe: str | None) -> Iterator[dict[str, Any]]:
+        yield from layers(section, model=model, recipe=recipe)
+        yield {"model": FEW_LAYERS[model]}
+
+    with simulated_gpu() as gpu, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings, "_layers", and_few)
+        patch.setattr(linear_prediction, "lattice", lambda r: F.pad(lattice(r[..., :4, :4]), (order - 3, 0)))
+        patch.setattr(analyse, "state_reuse_speed", partial(analyse.state_reuse_speed, rounds=1))
+        for module in (training, timing, sampling):
+            patch.setattr(module, "MAX_REPEATS", 1)
+        patch.setattr(sampling, "_STEPS_S", 0.0)
         yield gpu
 
 
@@ -59,8 +83,7 @@ def make_speech(gpu: SimulatedGpu, tmp_path_factory: pytest.TempPathFactory) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "demo_speech_dir", lambda: place / "audio")
         patch.setattr(demo, "_SAMPLE_SECONDS", 0.002)
-        patch.setattr(demo, "_REPORT_SECONDS", 0.002)
-        patch.setattr("waveform.speech.figures._SPEED_SECONDS", 0.0)
+        patch.setattr(demo, "_REPORT_SECONDS", 0.001)
         waveform_verb("demo", "--out", place / "demo", *SPEECH)
     return place / "demo"
 
@@ -73,7 +96,7 @@ def test_demo(speech: Path, gpu: SimulatedGpu) -> None:
 
 @pytest.mark.parametrize("model", Speech.race_models)
 def test_resume_and_evaluate(speech: Path, tmp_path: Path, model: str) -> None:
-    more = [setting.replace("max_steps=2", "max_steps=3") for setting in SPEECH]
+    more = [each.replace("max_steps=2", "max_steps=3") for each in SPEECH]
     waveform_verb("train", speech / "data", speech / model, f"model={model}", "preset=demo", *more)
     waveform_verb("evaluate", speech / model, "--json", tmp_path / "e.json", *CUDA)
     figures = json.loads((tmp_path / "e.json").read_text())
@@ -102,8 +125,6 @@ def test_bench(gpu: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return measure_model(**job.arguments, scratch=scratch)
 
     monkeypatch.setattr(bench, "run_in_child", run)
-    monkeypatch.setattr("waveform.benchmarks.timing._REPEATS_S", 0.0)
-    monkeypatch.setattr("waveform.benchmarks.sampling._STEPS_S", 0.0)
     file = tmp_path / "b.json"
     options = ("--preset", "demo", "--audio-minutes", "0", "--batch-size", "2", "--json", file)
     waveform_verb("bench", *CUDA, "--model", *Speech.race_models, *options)
@@ -115,7 +136,7 @@ def make_recall(gpu: SimulatedGpu, tmp_path_factory: pytest.TempPathFactory) -> 
     """Episodes, and a short run of each model on them."""
     place = tmp_path_factory.mktemp("recall")
     small = ("keys=4", "values=4", "episode=48", "train=40", "valid=4", "test=6")
-    recipes_verb("prepare", "recall", place / "data", *(f"corpus.{setting}" for setting in small))
+    recipes_verb("prepare", "recall", place / "data", *(f"corpus.{each}" for each in small))
     for model in ("compressive_transformer", "transformer_xl"):
         recipes_verb("train", place / "data", place / model, f"model={model}", *SMOKE)
     return place
