@@ -224,7 +224,7 @@ def start(command: list[str], **environment: str) -> Process:
     )
 
 
-def children(pid: int, *, of: str) -> list[int]:
+def children(pid: int, *, of: str = "") -> list[int]:
     """Return the ids of a process's children whose command line contains `of`."""
     found = []
     with suppress(OSError):

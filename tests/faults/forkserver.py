@@ -46,6 +46,8 @@ def _child(function: Callable[..., Any], arguments: Sequence[Any], output: Path)
         os.dup2(descriptor, stream)
     try:
         function(*arguments)
+    except SystemExit:
+        raise
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

@@ -1,11 +1,9 @@
 """Training of an agent killed at any time: the same command must end with the weights of an undisturbed run."""
 
-import os
 import random
-import signal
+import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +21,12 @@ _TRAIN = [
     *("train.device=cpu", "train.keep_checkpoints=1"),
 ]
 _ROWS = 8  # of preset=smoke
-
-
 _IN_PROCESSES = ["rl", "env=CartPole-v1", "env_processes=true"]
 
 
-def _command(run_dir: Path, recipe: Sequence[str]) -> list[str]:
-    name, *settings = recipe
-    return ["train", name, str(run_dir), *_TRAIN, *settings]
-
-
 def _train(run_dir: Path, recipe: Sequence[str]) -> None:
-    assert main(_command(run_dir, recipe)) == 0
+    name, *settings = recipe
+    sys.exit(main(["train", name, str(run_dir), *_TRAIN, *settings]))
 
 
 def _to_the_end(run_dir: Path, recipe: Sequence[str]) -> dict[str, Any]:
@@ -72,15 +64,6 @@ def _kill_agents(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]
     return {"kills": kills, "runs": runs}
 
 
-def _environments(process: forks.Process) -> list[int]:
-    """The processes of a command's environments, which its fork server started."""
-    parents = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
-    return sorted(child for child, parent in parents.items() if parents.get(parent) == process.pid)
-
-
 @fault(
     "an agent's environment or its training killed, each row in a process of its own",
     "one line, no process is left, and the same command ends as an undisturbed run does",
@@ -92,20 +75,24 @@ def _kill_environments(folder: Path, cases: int, rng: random.Random) -> dict[str
     expected = _to_the_end(folder / "undisturbed", _IN_PROCESSES)
     for case in range(cases):
         run_dir = folder / f"run_{case}"
-        process = forks.start(["-m", "recipes", *_command(run_dir, _IN_PROCESSES)])
-        while len(environments := _environments(process)) < _ROWS or not list(run_dir.glob("checkpoints/step_*")):
-            assert process.poll() is None, process.communicate()[0]
+        log = folder / "killed.log"
+        process = forkserver.start(_train, run_dir, _IN_PROCESSES, output=log, daemon=False)
+        while not list(run_dir.glob("checkpoints/step_*")):
+            assert process.is_alive(), log.read_text()
             time.sleep(0.02)
+        servers = forks.children(process.pid, of="forkserver")
+        environments = [child for server in servers for child in forks.children(server)]
+        assert len(environments) == _ROWS, log.read_text()
         time.sleep(rng.uniform(0, 0.3))
         if case % 2:
             process.kill()
-            process.communicate(timeout=forks.TIMEOUT_S)
+            process.join()
         else:
-            with suppress(ProcessLookupError):  # it may have ended by itself
-                os.kill(rng.choice(environments), signal.SIGKILL)
-            printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
+            forks.kill_if_there(rng.choice(environments))
+            process.join(forks.TIMEOUT_S)
+            printed = log.read_text()
             told = "the process of the environment in row" in printed and "Traceback" not in printed
-            assert process.returncode == 0 or (process.returncode == 1 and told), printed
+            assert process.exitcode == 0 or (process.exitcode == 1 and told), printed
         until = time.monotonic() + forks.TIMEOUT_S
         while left := [pid for pid in environments if Path(f"/proc/{pid}").exists()]:
             assert time.monotonic() < until, f"case {case}: processes {left} are left"
