@@ -41,8 +41,7 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     """Kill each of three commands at points spread over them."""
     from waveform.verbs.sample import sample
 
-    place = killed_training.Place(folder)
-    run_dir, log, out = folder / "whole_1", folder / "command.log", folder / "out"
+    run_dir, log, out = killed_training.Place(folder).whole, folder / "command.log", folder / "out"
     sample(run_dir, folder / "compiled", seconds=0.01, show_progress=False)  # so that forks find the kernels
     commands = {
         "sample": ["sample", str(run_dir), "--out", str(out), "--seconds", "0.2"],
@@ -51,7 +50,6 @@ def _kill(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
     }
     failures = Failures()
     figures: dict[str, Any] = {}
-    del place
     for verb, arguments in commands.items():
         share = cases if verb == "sample" else max(cases // 4, 1) if verb == "evaluate" else cases // 20
         if not share:

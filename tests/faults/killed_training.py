@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ _FEWEST_POINTS = 30  # of the second rank, which writes little
 
 
 class Place:
-    """A data set, a configuration, and what an undisturbed run makes of them."""
+    """A data set, a configuration and, once asked for, what an undisturbed run makes of them."""
 
     def __init__(self, folder: Path, *, num_ranks: int = 1) -> None:
         from waveform.engine.dataset import Dataset, read_dataset, write_dataset
@@ -61,10 +62,22 @@ class Place:
             write_dataset(Dataset(data, 256, {"kind": "audio", "sample_rate_hz": 24_000}, splits, {}))
         self.data = read_dataset(data)
         self.config = compose_config(SETTINGS)
-        self.whole = folder / f"whole_{num_ranks}"
-        self.train(self.whole, keep_all=True)
-        self.expected = final(self.whole)
-        self.points = self.train(folder / f"counted_{num_ranks}")
+
+    @cached_property
+    def whole(self) -> Path:
+        """A run with a checkpoint of each step."""
+        run_dir = self.folder / f"whole_{self.num_ranks}"
+        self.train(run_dir, keep_all=True)
+        return run_dir
+
+    @cached_property
+    def expected(self) -> dict[str, Any]:
+        return final(self.whole)
+
+    @cached_property
+    def points(self) -> list[str]:
+        """Of the first rank."""
+        return self.train(self.folder / f"counted_{self.num_ranks}")
 
     def train(
         self,
