@@ -29,7 +29,7 @@ from waveform.engine.trainer import Trainer
 from waveform.ranks import distributed
 from waveform.ranks.distributed import World
 
-_ROWS, _STEPS = 4, 8
+_ROWS, _STEPS = 4, 6
 _MODELS = [
     ("compressive_transformer", "conv-ragged"),
     ("transformer_xl", "pre"),
