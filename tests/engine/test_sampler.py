@@ -45,6 +45,15 @@ def test_temperature_0_takes_the_first_of_the_most_probable_classes() -> None:
     assert choose(logits, torch.tensor([0.9, 0.9]), config=SamplingConfig(temperature=0)).tolist() == [1, 0]
 
 
+def test_only_the_given_classes_are_drawn_and_in_their_proportion() -> None:
+    logits = torch.tensor([[9.0, 1.0, 0.0, 1.0, 9.0]])
+    uniform = torch.linspace(0, 0.999, 1000)
+    drawn = choose(logits.expand(1000, -1), uniform, config=SamplingConfig(classes=(1, 3)))
+    share = drawn.bincount(minlength=5) / 1000
+    assert torch.allclose(share[1:4], logits[0, 1:4].softmax(dim=-1), atol=2e-3) and share[1:4].sum() == 1
+    assert choose(logits, uniform[:1], config=SamplingConfig(classes=(1, 3), temperature=0)).item() == 1
+
+
 def test_classes_as_probable_as_the_last_one_kept_are_kept() -> None:
     logits = torch.tensor([[1.0, 3.0, 1.0, 0.0, 1.0]])
     expected = [[True, True, True, False, True]]

@@ -22,6 +22,7 @@ RULES = [
         (0, 1e-300, 0.01, 0.9, 1.0, 3.0, 1e30), (None, 1, 7, 200), (None, 1e-9, 0.5, 0.95, 1 - 2**-53, 1.0)
     )
 ]
+RULES += [DrawConfig(classes=(3, 8)), DrawConfig(classes=(1, 1), temperature=0), DrawConfig(classes=(4, 10), top_k=3)]
 
 
 def drawn_by_kernel(logits: Tensor, uniform: Tensor, config: DrawConfig) -> Tensor:

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from tests.audio.sound_device import SoundDevice
 from tests.calling import cli, mistake, pcm_of, settings, write_tones
 from waveform.audio.files import read_audio
 from waveform.cli import main
-from waveform.speech.run import Run
+from waveform.engine.sampler import SamplingConfig
+from waveform.speech.run import Run, load
 
 HEADER_BYTES = 44
 
@@ -145,6 +147,19 @@ def test_blocks_are_written_as_they_are_drawn(
         cli("sample", run_dir, "--out", "-")
     os.close(reading)
     assert seen == [HEADER_BYTES + 2048, 2048, 20]
+
+
+def test_nothing_is_drawn_that_is_louder_than_what_was_heard(run_dir: Path) -> None:
+    run = load(run_dir)
+    (recording,) = (run_dir.parent / "audio" / "train").iterdir()
+    samples, _ = soundfile.read(recording, dtype="float32")
+    heard = run.audio_format.encode(torch.from_numpy(samples))
+    assert run.config["dataset"]["token_range"] == [int(heard.min()), int(heard.max())]
+    loudest = run.audio_format.decode(heard).abs().max()
+    hot = SamplingConfig(temperature=50)  # any class, almost
+    drawn = np.abs(run.sample(seconds=0.1, sampling=hot)).max()
+    run.config["dataset"].pop("token_range")
+    assert drawn <= loudest < np.abs(run.sample(seconds=0.1, sampling=hot)).max()
 
 
 def test_a_pipe_may_have_no_end(

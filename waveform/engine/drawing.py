@@ -24,6 +24,7 @@ class DrawConfig:
     # any others exactly as probable as the last of them.
     top_k: int | None = None
     top_p: float | None = None
+    classes: tuple[int, int] | None = None  # the first and the last that are drawn, before all else; None: any
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -36,13 +37,15 @@ class DrawConfig:
 
 def choose(logits: Tensor, uniform: Tensor, *, config: DrawConfig) -> Tensor:
     """logits [B, V], uniform [B] fp32 in [0, 1) -> the next tokens [B]."""
+    first, last = config.classes or (0, logits.shape[-1] - 1)
+    logits = logits[:, first : last + 1]
     if config.temperature == 0:
-        return logits.argmax(dim=-1)
-    return draw(weights(logits, config), uniform)
+        return first + logits.argmax(dim=-1)
+    return first + draw(weights(logits, config), uniform)
 
 
 def weights(logits: Tensor, config: DrawConfig) -> Tensor:
-    """logits [B, V] -> what classes are drawn in proportion to [B, V], int64, after temperature, top-k and top-p.
+    """logits [B, V] -> what they are drawn in proportion to [B, V], int64, after temperature, top-k and top-p.
 
     The most probable class weighs 2^40, and one that is 2^40 times less probable nothing. Whole numbers have the same
     sum in every order, so two programs that draw differ only if rounding of an exponential in fp64 makes a weight

@@ -41,16 +41,21 @@ class Draws(NamedTuple):
     temperature: float
     top_k: int
     top_p: float
+    first_class: int
+    last_class: int
 
 
 def make_draws(uniform: Tensor, config: DrawConfig) -> Draws:
     """Ask for a token for each number of `uniform` [n, B]."""
+    first, last = (0, sys.maxsize) if config.classes is None else config.classes
     return Draws(
         uniform.float().contiguous().numpy(),
         np.empty(uniform.shape, dtype=np.int64),
         float(config.temperature),
         sys.maxsize if config.top_k is None else config.top_k,
         1.0 if config.top_p is None else float(config.top_p),
+        first,
+        last,
     )
 
 
@@ -130,8 +135,15 @@ def _weigh(logits, weights, temperature, peak, num_classes):
 
 @kernel
 def _choose(logits, uniform, rule, p):
-    """The next token by the rule of `Draws`, from logits [V'] with -inf as padding and a uniform number in [0, 1)."""
+    """The next token by the rule of `Draws`, from logits [V'] with -inf as padding and a uniform number in [0, 1).
+
+    Overwrites the logits of classes that the rule leaves out.
+    """
     weights, num_classes = p.class_weights, p.num_classes
+    for i in range(rule.first_class):
+        put(logits, i, np.float32(-math.inf))
+    for i in range(rule.last_class + 1, num_classes):
+        put(logits, i, np.float32(-math.inf))
     peak = largest_of(logits, num_classes)
     if rule.temperature == 0:
         for i in range(num_classes - 1):

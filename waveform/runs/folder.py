@@ -37,13 +37,14 @@ _MAY_DIFFER = {
               "evaluate_every", "evaluate_every_seconds", "evaluate_tokens", "evaluate_batch_size", "device",
               "sharding", "checkpoint_activations", "compile", "timeout_s", "on_nonfinite", "max_skipped"),
     "data": ("num_workers",),
-    "dataset": ("path",),
+    "dataset": ("path", "token_range"),  # the second follows from the data
     "origin": ("run",),  # where it lay; `weights` says which it was
 }  # fmt: skip
 
 _NO_LABELS = ("data", "labels", "none")  # is null where data has none; `dataset.labels` tells which labels were read
 
 _Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
+_Class = Annotated[int, Meta(ge=0, lt=1 << 31)]
 _Number = Annotated[float, Meta(ge=0, le=1e300)]
 
 
@@ -74,8 +75,11 @@ class _Dataset(Struct):
     modality: dict[str, Any]
     checksums: dict[str, Any]
     labels: Annotated[list[str], Meta(max_length=MAX_LABELS)] | UnsetType = UNSET
+    token_range: tuple[_Class, _Class] | UnsetType = UNSET
 
     def __post_init__(self) -> None:
+        if self.token_range is not UNSET and not self.token_range[0] <= self.token_range[1] < self.vocab_size:
+            raise ValueError(f"the token range {list(self.token_range)} is not within 0 to {self.vocab_size - 1}")
         for name in () if self.labels is UNSET else self.labels:
             if why_no_label(name) is not None:
                 raise ValueError(f"{name[:100]!a} is not a label")

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from waveform.engine.dataset import Dataset
@@ -92,6 +93,8 @@ def open_training(
         "modality": data.modality,
         "checksums": {split: tokens.checksum for split, tokens in splits.items()},
     }
+    if (heard := np.flatnonzero(splits["train"].counts)).size:
+        config["dataset"]["token_range"] = [int(heard[0]), int(heard[-1])]
     names = label_names(splits["train"])
     if names:
         config["dataset"]["labels"] = names

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -38,6 +39,16 @@ class Run(TrainedRun):
     @property
     def unit_s(self) -> float:
         return 1 / self.audio_format.sample_rate_hz
+
+    @property
+    def _heard(self) -> tuple[int, int] | None:
+        """The classes of the lowest and the highest sample that it was trained on; None: unknown, of an older run.
+
+        A model hardly learns that louder ones never come, for nothing that it reads makes them likely; but its own
+        samples do, now and then, and then it bursts into full scale (results/voice).
+        """
+        found = self.config["dataset"].get("token_range")
+        return None if found is None else (found[0], found[1])
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""
@@ -97,6 +108,7 @@ class Run(TrainedRun):
         `sampling.int8` costs. Raises UserError for an amount out of range, for a label that the run does not know, and
         for int8 if the model or the device does not have it.
         """
+        sampling = sampling or SamplingConfig()
         audio_format = self.audio_format
         check_amount(num, seconds, endless=on_block is not None)
         num_steps = sys.maxsize if seconds == math.inf else max(1, round(seconds * audio_format.sample_rate_hz))
@@ -112,7 +124,7 @@ class Run(TrainedRun):
             vocab_size=int(self.config["dataset"]["vocab_size"]),
             num_streams=num,
             num_steps=num_steps,
-            config=sampling or SamplingConfig(),
+            config=replace(sampling, classes=sampling.classes or self._heard),
             prompt=prompt,
             on_block=None if on_block is None else lambda block: on_block(sound(block)),
             labels=None if labels is None else [self.label_number(label) for label in labels],
