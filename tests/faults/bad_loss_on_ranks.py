@@ -300,7 +300,7 @@ def _bad_loss_on_ranks(folder: Path, num: int, source: random.Random) -> dict[st
         if process.exitcode != 0:
             for each in ranks:
                 each.kill()
-            raise AssertionError(f"rank {rank}: {process.exitcode}: {(job / f'printed_{rank}.txt').read_text()}")
+            raise AssertionError(f"rank {rank}: {process.exitcode}: {(job / f'rank_{rank}.txt').read_text()}")
     skipped = 0
     for i, case in enumerate(cases):
         came_to = [torch.load(job / f"case_{i}_{rank}.pt", weights_only=True) for rank in range(2)]
