@@ -140,8 +140,7 @@ def _command(folder: Path, *, rank: int, bad_rank: int) -> tuple[int | None, str
 
 def _rank(rank: int, ports: list[int], folder: Path, cases: list[dict[str, Any]], bad_rank: int) -> None:
     """One rank of a job that does all cases in turn: a rank that falls out of step spoils the next case."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    os.environ["MASTER_PORT"] = str(ports[0])
+    forks.become_rank(rank, of=2, port=ports[0])
     with distributed.job(device="cpu", timeout_s=20) as world:
         for i, case in enumerate(cases):
             does = _give_up if "limit" in case else _try

@@ -54,22 +54,27 @@ def _size(folder: Path) -> tuple[int, int]:
     return sum(-(-path.stat().st_size // PAGE) for path in files), len(list(folder.rglob("*"))) + 2
 
 
+def _on_small_disk(disk: SmallDisk, command: _Command, *, check: Callable[[], None] = lambda: None) -> None:
+    """Run a command and print figures; if it fails, `check` must hold, and with more space the command must work."""
+    main, arguments = command
+    code, _, printed = call(main, arguments)
+    print(json.dumps({"kind": disk.kind, "failed": code != 0, "last_line": printed.strip().splitlines()[-1:]}))
+    if code == 0:
+        return
+    lines = [line for line in printed.splitlines() if "cannot write" in line]
+    assert code == 2 and len(lines) == 1 and lines[0] == printed.splitlines()[-1], f"exit code {code}\n{printed}"
+    assert disk.reason in lines[0] and "Traceback" not in printed, printed
+    check()
+    disk.grow()
+    code, _, again = call(main, arguments)
+    assert code == 0 and "warning" not in again, again
+
+
 def _train(place: Path, disk_dir: Path, pages: int | None, inodes: int | None) -> None:
-    disk = SmallDisk(disk_dir, pages=pages, inodes=inodes)
-    run, expected = disk_dir / "run", weights(place / "run")
-    entry, arguments = _training(place, run)
-    code, _, printed = call(entry, arguments)
-    failed = code != 0
-    if failed:
-        _check_line(code, printed, disk)
-        check_checkpoints(run)
-        disk.grow()
-        code, _, again = call(entry, arguments)
-        assert code == 0, again
-        assert "warning" not in again, again
-    assert weights(run) == expected, f"{weights(run)} is not {expected}"
+    disk, run = SmallDisk(disk_dir, pages=pages, inodes=inodes), disk_dir / "run"
+    _on_small_disk(disk, _training(place, run), check=lambda: check_checkpoints(run))
+    assert weights(run) == weights(place / "run"), f"{weights(run)} is not {weights(place / 'run')}"
     assert not list(run.rglob("*.partial")), list(run.rglob("*.partial"))
-    print(json.dumps({"kind": disk.kind, "failed": failed, "last_line": printed.strip().splitlines()[-1:]}))
 
 
 def _train_on_failing_disk(place: Path, run: Path, failing: int) -> None:
@@ -97,12 +102,6 @@ def _train_on_failing_disk(place: Path, run: Path, failing: int) -> None:
     print(json.dumps({"kind": "failing", "failed": failed, "last_line": [last]}))
 
 
-def _check_line(code: int, printed: str, disk: SmallDisk) -> None:
-    lines = [line for line in printed.splitlines() if "cannot write" in line]
-    assert code == 2 and len(lines) == 1 and lines[0] == printed.splitlines()[-1], f"exit code {code}\n{printed}"
-    assert disk.reason in lines[0] and "Traceback" not in printed, printed
-
-
 def check_checkpoints(run: Path) -> None:
     """Check that every folder called a checkpoint is whole, and that no part of one is left."""
     for folder in (run / "checkpoints").glob("step_*"):
@@ -111,32 +110,23 @@ def check_checkpoints(run: Path) -> None:
 
 
 def _prepare(place: Path, disk_dir: Path, pages: int | None, inodes: int | None) -> None:
-    disk = SmallDisk(disk_dir, pages=pages, inodes=inodes)
-    data = disk_dir / "data"
-    main, arguments = _preparation(place, data)
-    code, _, printed = call(main, arguments)
-    failed = code != 0
-    if failed:
-        _check_line(code, printed, disk)
-        disk.grow()
-        code, _, again = call(main, arguments)
-        assert code == 0, again
+    disk, data = SmallDisk(disk_dir, pages=pages, inodes=inodes), disk_dir / "data"
+    _on_small_disk(disk, _preparation(place, data))
     assert digests(data) == digests(place / "data")
     assert {path.name for path in disk_dir.iterdir()} == {"data"}, "something was left behind"
-    print(json.dumps({"kind": disk.kind, "failed": failed, "last_line": printed.strip().splitlines()[-1:]}))
 
 
 def _sample(place: Path, disk_dir: Path, pages: int | None, inodes: int | None) -> None:
-    disk = SmallDisk(disk_dir, pages=pages, inodes=inodes)
-    arguments: list[str | Path] = ["sample", place / "run", "--out", disk_dir / "out", "--seconds", "0.3", "--num", "2"]
-    code, _, printed = call(waveform, [*arguments, "--device", "cpu"])
-    failed = code != 0
-    if failed:
-        _check_line(code, printed, disk)
-    for path in (disk_dir / "out").glob("*.wav"):
-        with wave.open(str(path)) as file:
-            assert len(file.readframes(file.getnframes())) == 2 * file.getnframes(), path
-    print(json.dumps({"kind": disk.kind, "failed": failed, "last_line": printed.strip().splitlines()[-1:]}))
+    disk, out = SmallDisk(disk_dir, pages=pages, inodes=inodes), disk_dir / "out"
+
+    def check() -> None:
+        for path in out.glob("*.wav"):
+            with wave.open(str(path)) as file:
+                assert len(file.readframes(file.getnframes())) == 2 * file.getnframes(), path
+
+    arguments: list[str | Path] = ["sample", place / "run", "--out", out, "--seconds", "0.3", "--num", "2"]
+    _on_small_disk(disk, (waveform, [*arguments, "--device", "cpu"]), check=check)
+    check()
 
 
 def _report(place: Path, disk_dir: Path, pages: int | None, inodes: int | None, verb: str) -> None:
@@ -154,16 +144,9 @@ def _report(place: Path, disk_dir: Path, pages: int | None, inodes: int | None, 
         arguments += ["--device", "cpu"]
     # If only one page is left, the first write fits and the second fails.
     json_file = disk_dir / ("figures.json" if verb == "bench" else "out/figures.json")
-    code, _, printed = call(main, [*arguments, "--json", json_file])
-    failed = code != 0
-    if failed:
-        _check_line(code, printed, disk)
-        disk.grow()
-        code, _, again = call(main, [*arguments, "--json", json_file])
-        assert code == 0, again
+    _on_small_disk(disk, (main, [*arguments, "--json", json_file]))
     json.loads(json_file.read_text())
     assert not list(disk_dir.rglob("*.partial"))
-    print(json.dumps({"kind": disk.kind, "failed": failed, "last_line": printed.strip().splitlines()[-1:]}))
 
 
 def _spread(highest: int, count: int, source: random.Random) -> list[int]:

@@ -7,7 +7,6 @@ run, and with the same files and no others.
 import copy
 import json
 import math
-import os
 import random
 import shutil
 import signal
@@ -100,8 +99,7 @@ class Place:
 
             def work(rank: int = rank, points: Points = points) -> int:
                 if self.num_ranks > 1:
-                    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.num_ranks)}
-                    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                    forks.become_rank(rank, of=self.num_ranks, port=port)
                 try:
                     _train(self, run_dir, points, keep_all=keep_all)
                 except UserError as error:
@@ -127,9 +125,7 @@ class Place:
         """Check that, whatever is in `run_dir`, the same call ends as usual; return the step that it resumed from."""
         step = self.check_checkpoints(run_dir)
         self.train(run_dir)
-        found = final(run_dir)
-        for what, expected in self.expected.items():
-            assert same(found[what], expected), f"different {what}: {difference(found[what], expected)}"
+        check_same(final(run_dir), self.expected)
         return step
 
     def check_checkpoints(self, run_dir: Path) -> int:
@@ -212,11 +208,13 @@ def same(a: Any, b: Any) -> bool:
     return math.isclose(a, b, rel_tol=1e-12) if isinstance(a, float) else bool(a == b)
 
 
-def difference(a: Any, b: Any) -> str:
-    """Return the first entries of two lists that differ; for anything else, both whole."""
-    if isinstance(a, list) and isinstance(b, list):
-        return next((f"{x}, not {y}" for x, y in zip(a, b, strict=False) if not same(x, y)), f"{a}, not {b}")
-    return f"{a}, not {b}"
+def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Check what two runs came to, and quote the first entries that differ."""
+    for what, b in expected.items():
+        a = found[what]
+        if isinstance(a, list) and isinstance(b, list):
+            a, b = next(((x, y) for x, y in zip(a, b, strict=False) if not same(x, y)), (a, b))
+        assert same(a, b), f"different {what}: {a}, not {b}"
 
 
 @fault("killed while training, at every step of it", _HOLDS, short=14, long=1000, in_server=True)
@@ -300,9 +298,7 @@ def _kill_processes(folder: Path, cases: int, rng: random.Random) -> dict[str, A
                 printed = process.communicate(timeout=forks.TIMEOUT_S)[0]
                 ended = process.returncode == 0
                 assert ended or kills, printed
-            found = final(run_dir)
-            for what, value in expected[num_ranks].items():
-                assert same(found[what], value), f"different {what}: {difference(found[what], value)}"
+            check_same(final(run_dir), expected[num_ranks])
             shutil.rmtree(run_dir)
     failures.tell()
     return {"kills": kills, "runs": runs}

@@ -102,8 +102,7 @@ def _rank(rank: int, port: int, command: str, place: Path, run: Path, plans: dic
     if any(plan.is_first_alone for plan in plans.values()):
         distributed._PATIENCE = timedelta(seconds=_PATIENCE_S)
     plan = plans.get(rank)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    os.environ["MASTER_PORT"] = str(port)
+    forks.become_rank(rank, of=2, port=port)
 
     if plan is not None:
 

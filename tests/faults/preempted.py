@@ -109,9 +109,7 @@ def _training(folder: Path, cases: int, rng: random.Random) -> dict[str, Any]:
                 assert seen.count("before score_window") <= 1, f"the evaluation continued: {seen}"
             place.check_checkpoints(run_dir)
             assert forks.wait(command(arguments(run_dir), log, points=Points())) == 0, log.read_text()
-            found = killed_training.final(run_dir)
-            for what, expected in place.expected.items():
-                assert killed_training.same(found[what], expected), killed_training.difference(found[what], expected)
+            killed_training.check_same(killed_training.final(run_dir), place.expected)
         shutil.rmtree(run_dir, ignore_errors=True)
         log.unlink(missing_ok=True)
     failures.tell()
