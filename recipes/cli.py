@@ -186,10 +186,11 @@ VERBS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        arguments = without_recipe(sys.argv[1:] if arguments is None else arguments)
+        arguments = without_recipe(arguments)
     except UserError as error:
-        say(f"recipes: {printable(str(error))}", sys.stderr)
+        say(f"recipes {arguments[0]}: {printable(str(error))}", sys.stderr)
         return error.exit_code
     description = "The text benchmarks of the Compressive Transformer and Transformer-XL, and agents."
     return run_command("recipes", "python -m recipes", description, VERBS, arguments)

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import wave
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import yaml
 from waveform.cli import main
 from waveform.engine.learner import Learner
 
+Main = Callable[[list[str]], int]
 MODELS = ("compressive_transformer", "transformer_xl", "wavenet")
 SMALL = {
     "compressive_transformer": "num_layers=1 d_model=16 num_heads=2 d_feedforward=16 window=64 memory=64 compressed=16",
@@ -33,23 +34,25 @@ def settings(model: str) -> list[str]:
     return [f"model={model}", *(f"model.{field}" for field in SMALL[model].split()), *TRAIN]
 
 
-def cli(*arguments: Any) -> None:
-    """Run `waveform ARGUMENTS`, which must succeed."""
+def cli(*arguments: Any, main: Main = main) -> None:
+    """Run `waveform ARGUMENTS`, or those of another command's `main`, which must succeed."""
     assert main([str(argument) for argument in arguments]) == 0
 
 
-def figures_of(file: Path, *arguments: Any) -> Any:
+def figures_of(file: Path, *arguments: Any, main: Main = main) -> Any:
     """What a command writes into `file` as its JSON."""
-    cli(*arguments, "--json", file)
+    cli(*arguments, "--json", file, main=main)
     return json.loads(file.read_bytes())
 
 
-def mistake(arguments: Sequence[Any], capsys: pytest.CaptureFixture[str]) -> str:
+def mistake(
+    arguments: Sequence[Any], capsys: pytest.CaptureFixture[str], *, main: Main = main, name: str = "waveform"
+) -> str:
     """The one line that a mistaken command prints."""
     capsys.readouterr()
     assert main([str(argument) for argument in arguments]) == 2
     err = capsys.readouterr().err.strip()
-    assert err.startswith(f"waveform {arguments[0]}: ") and "Traceback" not in err
+    assert err.startswith(f"{name} {arguments[0]}: ") and "Traceback" not in err
     assert len(err.splitlines()) == 1
     return err
 
