@@ -16,7 +16,6 @@ from waveform.audio.files import read_audio
 from waveform.engine.sampler import SamplingConfig
 from waveform.runs.opened import find_saved
 from waveform.runs.scoring import EvaluateOptions
-from waveform.speech import figures
 from waveform.speech.figures import by_label_rows
 
 SPEAKERS = ("ann", "bob b.", "ümit")
@@ -25,11 +24,6 @@ SETTINGS = [
     *(*settings(MODEL), "train.lr=0.05", "train.warmup_steps=0", "train.batch_size=4"),  # each label is read
     "model.prediction=none",  # beside which a label of such short sounds changes hardly anything
 ]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "_SPEED_SECONDS", 0.01)
 
 
 @pytest.fixture(scope="module")

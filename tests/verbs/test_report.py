@@ -12,7 +12,6 @@ import soundfile
 
 from tests.calling import cli, figures_of, mistake, prepared_tones, settings
 from waveform.audio.audio_format import AudioFormat
-from waveform.speech import figures
 from waveform.speech.report import _recordings
 
 NAME = "<b>odd $name"
@@ -25,11 +24,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, model in (("ct", "compressive_transformer"), (NAME, "wavenet"), ("other", "wavenet")):
         cli("train", place / "data", place / name, *settings(model))
     return place
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "_SPEED_SECONDS", 0.01)
 
 
 def sounds(row: str) -> list[np.ndarray]:
