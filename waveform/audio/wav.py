@@ -67,7 +67,7 @@ class WavWriter:
         self._data_bytes = 0
         with explain_write_errors(self.path):
             write_bytes(self.path, wav_header(0, self._rate))
-            self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115 (closed by close)
+            self._file = FileIO(self.path, "r+")
             with suppress(OSError):  # some file systems have no locks
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextvars import Context
 from importlib import import_module
 from importlib.util import find_spec
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class EventFile(Tracker):
         self._path = folder / name
         with explain_write_errors(self._path):
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115  # closed by close
+            self._file = FileIO(self._path, "w")
         self._records = RecordWriter(self)
         try:
             self._add(file_version="brain.Event:2")
