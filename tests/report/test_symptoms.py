@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from waveform.speech.report import _symptoms
+from waveform.speech.report import ALONE, _symptoms
 
 _RATE_HZ = 16_000
 _LOUD = 0.1 * np.random.default_rng(0).standard_normal(2 * _RATE_HZ)
@@ -26,6 +26,6 @@ _LOUD = 0.1 * np.random.default_rng(0).standard_normal(2 * _RATE_HZ)
 )
 def test_what_is_wrong_is_said_with_what_helps(nats: float, drawn: np.ndarray, symptom: str | None) -> None:
     entry = {"nats_per_token": nats, "linear_prediction_nats_per_token": 1.8}
-    found = _symptoms([entry], ["ct"], {"ct": drawn}, rate=_RATE_HZ)
+    found = _symptoms([entry], ["ct"], {"ct": drawn, ALONE: np.zeros(2 * _RATE_HZ)}, rate=_RATE_HZ)
     assert len(found) == (symptom is not None)
     assert symptom is None or found[0].startswith(symptom)

@@ -193,7 +193,7 @@ def _symptoms(entries: Figures, names: Sequence[str], drawn: Mapping[str, np.nda
                 f"linear prediction alone{'' if known is None else f' ({known:.3f})'} says more"
             )
     for name, samples in drawn.items():
-        if len(samples) < _SYMPTOM_S * rate:
+        if name == ALONE or len(samples) < _SYMPTOM_S * rate:  # the predictors alone fall silent, and learn nothing
             continue
         silent = float((level_db(samples, sample_rate_hz=rate) < FLOOR_DB).mean())
         clipped = float((np.abs(samples) >= CLIPPED_AMPLITUDE).mean())
