@@ -1,5 +1,7 @@
 """Sampling: the right distribution, its truncation, seeds and prompts."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -68,9 +70,16 @@ def test_extreme_temperatures_stay_finite() -> None:
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"temperature": -1}, "temperature"), ({"top_k": 0}, "top-k"), ({"top_p": 0}, "top-p"), ({"top_p": 1.5}, "top-p")],
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_k": 0}, "top-k"),
+        ({"top_p": 0}, "top-p"),
+        ({"top_p": 1.5}, "top-p"),
+        ({"classes": (-1, 3)}, "classes"),
+        ({"classes": (4, 3)}, "classes"),
+    ],
 )
-def test_settings_out_of_range_are_refused(options: dict[str, float], says: str) -> None:
+def test_settings_out_of_range_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         SamplingConfig(**options)
 

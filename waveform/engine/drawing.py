@@ -33,6 +33,8 @@ class DrawConfig:
             raise UserError(f"top-k is {self.top_k}; it must be at least 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(f"top-p is {self.top_p}; it must be above 0 and at most 1")
+        if self.classes is not None and not 0 <= self.classes[0] <= self.classes[1]:
+            raise UserError(f"classes is {self.classes}; the first must be at least 0 and the last not below it")
 
 
 def choose(logits: Tensor, uniform: Tensor, *, config: DrawConfig) -> Tensor:
@@ -45,7 +47,7 @@ def choose(logits: Tensor, uniform: Tensor, *, config: DrawConfig) -> Tensor:
 
 
 def weights(logits: Tensor, config: DrawConfig) -> Tensor:
-    """logits [B, V] -> what they are drawn in proportion to [B, V], int64, after temperature, top-k and top-p.
+    """logits [B, V] -> what classes are drawn in proportion to [B, V], int64, after temperature, top-k and top-p.
 
     The most probable class weighs 2^40, and one that is 2^40 times less probable nothing. Whole numbers have the same
     sum in every order, so two programs that draw differ only if rounding of an exponential in fp64 makes a weight

@@ -43,6 +43,12 @@ class TokenSet:
         return sum(self.lengths)
 
     @property
+    def token_range(self) -> tuple[int, int] | None:
+        """The lowest and the highest token that occurs; None without tokens."""
+        found = np.flatnonzero(self.counts).tolist()
+        return (found[0], found[-1]) if found else None
+
+    @property
     def checksum(self) -> str:
         """Hex digest of names and tokens, not of labels; two sets with the same digest give comparable NLL."""
         digest = hashlib.blake2b(digest_size=16)

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from waveform.engine.dataset import Dataset
@@ -93,8 +92,8 @@ def open_training(
         "modality": data.modality,
         "checksums": {split: tokens.checksum for split, tokens in splits.items()},
     }
-    if (heard := np.flatnonzero(splits["train"].counts)).size:
-        config["dataset"]["token_range"] = [int(heard[0]), int(heard[-1])]
+    if (token_range := splits["train"].token_range) is not None:
+        config["dataset"]["token_range"] = list(token_range)
     names = label_names(splits["train"])
     if names:
         config["dataset"]["labels"] = names

@@ -177,7 +177,7 @@ def _audio_summary(config: SpeechTrainConfig, data: Dataset) -> OnEvaluate | Non
             vocab_size=data.vocab_size,
             num_streams=1,
             num_steps=num_steps,
-            config=SamplingConfig(),
+            config=SamplingConfig(classes=data.open_split("train").token_range),
             on_block=keep,
         )
         samples = audio_format.decode(torch.cat(blocks).to(torch.uint8))

@@ -102,7 +102,7 @@ class SoundServer(ThreadingHTTPServer):
 
 
 class _Refused(Exception):
-    """A request that is answered by one line: its status, which is not that of a UserError, and that line."""
+    """A request that is answered by a status (that of a UserError is 400) and one line, its two arguments."""
 
 
 def _parts(address: str) -> SplitResult:
