@@ -464,7 +464,7 @@ MISTAKES: dict[str, tuple[str, list[str]]] = {
     ),
     "memories larger than memory": ("train P/data T/r model.memory=16777216", ["GB", "model.memory"]),
     "a setting of a model that is not chosen": (
-        "train P/data T/r model=wavenet model.num_layers=3",
+        "train P/data T/r model=wavenet model.num_layers=3 preset=demo train.max_seconds=1",
         ["unknown setting 'model.num_layers'; did you mean 'model.num_stacks'"],
     ),
     "a setting that is added": ("train P/data T/r +foo=1", ["unknown setting 'foo'"]),
