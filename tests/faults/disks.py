@@ -23,7 +23,7 @@ class SmallDisk:
 
     def __init__(self, place: Path, *, pages: int | None, inodes: int | None = None) -> None:
         place.mkdir()
-        self._place = os.fsencode(place)
+        self.folder, self._place = place, os.fsencode(place)
         try:
             _own_mounts()
             size = "size=1g" if pages is None else f"size={pages * PAGE}"

@@ -65,6 +65,7 @@ def _on_small_disk(disk: SmallDisk, command: _Command, *, check: Callable[[], No
     assert code == 2 and len(lines) == 1 and lines[0] == printed.splitlines()[-1], f"exit code {code}\n{printed}"
     assert disk.reason in lines[0] and "Traceback" not in printed, printed
     check()
+    assert not list(disk.folder.rglob("*.partial")), list(disk.folder.rglob("*.partial"))
     disk.grow()
     code, _, again = call(main, arguments)
     assert code == 0 and "warning" not in again, again
