@@ -9,6 +9,7 @@ on top of everything else.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -40,6 +41,13 @@ _TEXT = ConfigFamily(
 )
 
 
+@cache
+def _family(recipe: str, state: str) -> ConfigFamily:
+    """With the recipes of this package and `recipe`, which may be another package's; state: its train.state."""
+    states = {**{name: known.state for name, known in RECIPES.items()}, recipe: state}
+    return replace(_TEXT, groups={"recipe": {name: {"train": {"state": each}} for name, each in states.items()}})
+
+
 def compose_config(
     recipe: str,
     overrides: Sequence[str] = (),
@@ -52,8 +60,7 @@ def compose_config(
 
     Raises UserError for an unknown recipe, key, choice or type, and for an origin that does not fit.
     """
-    recipes = {found.name: {"train": {"state": found.state}} for found in (*RECIPES.values(), find_recipe(recipe))}
-    family = replace(_TEXT, groups={"recipe": recipes})
+    family = _family(recipe, find_recipe(recipe).state)
 
     def compose(overrides: Sequence[str], *, any_model: bool = False) -> dict[str, Any]:
         return compose_family(family, [f"recipe={recipe}", *overrides], config_dir=config_dir, any_model=any_model)
