@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 from numba.core.caching import IndexDataCacheFile
+from numba.core.codegen import JITCodeLibrary
 
 from waveform.kernels import vectors
 from waveform.kernels.record import address
@@ -28,6 +30,26 @@ def _apply(which, x, out, size):
         else:
             value = vectors.sigmoid(value)
         vectors.store(out, i, value)
+
+
+@vectors.kernel
+def _next(x):
+    return 2 * x + 1
+
+
+@vectors.kernel
+def _after_next(x):
+    return _next(_next(x))
+
+
+def test_what_only_kernels_call_is_compiled_only_within_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, optimise = [], JITCodeLibrary._optimize_final_module
+    monkeypatch.setattr(
+        JITCodeLibrary, "_optimize_final_module", lambda library: compiled.append(library.name) or optimise(library)
+    )
+    entry = numba.njit(lambda x: _after_next(x) + _next(x))
+    assert entry(3) == 15 + 7
+    assert compiled and not {"_next", "_after_next"} & set(compiled)
 
 
 def test_elementary_functions() -> None:

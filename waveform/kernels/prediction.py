@@ -129,7 +129,7 @@ def _fit(x, moments, coefficients):
         forgetting = _FORGETTING[k]
         for i in range(_P + _BLOCK - 1, _P - 1, -1):
             _add_products(newest[i:], forgetting, moments[k])
-        sums[:] = moments[k]
+        _copy(moments[k], sums)
         for i in range(_P, -1, -1):  # R(i, i + d) is the sum at lag d that ends i samples ago
             for d in range(_P + 1 - i):
                 matrix[i, i + d] = sums[d]
@@ -137,6 +137,13 @@ def _fit(x, moments, coefficients):
             if i:
                 _add_products(newest[i - 1 :], forgetting, sums)
         _lattice(matrix, coefficients[k], scratch[_P + 1 :, : _P + 1])
+
+
+@kernel
+def _copy(values, to):
+    """`to[:] = values`, for which numba compiles two more seconds: it would say how shapes differ."""
+    for i in range(len(values)):
+        to[i] = values[i]
 
 
 @kernel
@@ -154,7 +161,7 @@ def _lattice(matrix, coefficients, vectors):
     forward[:] = 0
     backward[:] = 0
     forward[0] = backward[1] = 1
-    of_forward[:] = matrix[0]
+    _copy(matrix[0], of_forward)
     for order in range(1, _P + 1):
         of_backward[:] = 0
         for j in range(order + 1):
