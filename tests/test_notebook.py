@@ -18,7 +18,7 @@ def test_it_runs_from_top_to_bottom(tmp_path: Path) -> None:
     notebook = nbformat.read(_NOTEBOOK, as_version=4)
     settings, training = notebook.cells[1], notebook.cells[5]
     for cell, given, short in (
-        (settings, "SECONDS = 25", "SECONDS = 3"),
+        (settings, "SECONDS = 25", "SECONDS = 1"),
         (settings, "demo_speech_dir()  # or", 'Path("audio")  # or'),
         (training, "settings = [", 'settings = ["train.log_every=1", '),
     ):
