@@ -23,6 +23,7 @@ from waveform.audio.files import read_audio
 from waveform.cli import main
 from waveform.engine.sampler import SamplingConfig
 from waveform.speech.run import Run, load
+from waveform.system.signals import Stopped
 
 HEADER_BYTES = 44
 
@@ -160,6 +161,20 @@ def test_nothing_is_drawn_that_is_louder_than_what_was_heard(run_dir: Path) -> N
     drawn = np.abs(run.sample(seconds=0.1, sampling=hot)).max()
     run.config["dataset"].pop("token_range")
     assert drawn <= loudest < np.abs(run.sample(seconds=0.1, sampling=hot)).max()
+
+
+def test_what_training_shows_is_not_louder_either(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+
+    def sample_tokens(*_: Any, config: SamplingConfig, **__: Any) -> None:
+        drawn.append(config.classes)
+        raise Stopped
+
+    monkeypatch.setattr("waveform.speech.domain.sample_tokens", sample_tokens)
+    cli("train", run_dir.parent / "audio", tmp_path / "run", *settings("wavenet"), "train.max_steps=1")
+    assert [list(classes) for classes in drawn] == [load(run_dir).config["dataset"]["token_range"]]
 
 
 def test_a_pipe_may_have_no_end(
