@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from baselines.wavenet import WaveNet, WaveNetState
+from waveform.kernels.compiling import kernel
 from waveform.kernels.dense import ADD, SET, DenseWeights, dense, pad_last, zeros
 from waveform.kernels.draw import Draws, KernelDecoder, drawing
 from waveform.kernels.row_inputs import embed_rows, lay_out_head, lay_out_inputs, predict_logits
 from waveform.kernels.rows import copy
 from waveform.kernels.threads import share_vectors, shared_out
-from waveform.kernels.vectors import LANES, at, fill, get_int64, kernel, load, maximum, padded, sigmoid, store, tanh
+from waveform.kernels.vectors import LANES, at, fill, get_int64, load, maximum, padded, sigmoid, store, tanh
 
 _CONVOLVE, _RESIDUAL, _SKIP, _MIX, _HEAD = range(5)
 

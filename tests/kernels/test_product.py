@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from waveform.kernels.compiling import kernel
 from waveform.kernels.product import product
 from waveform.kernels.record import make_record
 from waveform.kernels.rows import gelu_rows, multiply_by_gelu_slope, transpose
-from waveform.kernels.vectors import kernel
 
 PRODUCT, TRANSPOSE, GELU = range(3)
 _ARGUMENTS = ("a", "a_row", "a_step", "b", "b_row", "c", "c_row", "m", "n", "k", "adds")

@@ -14,7 +14,7 @@ _TWO_ENTRIES = """
 import sys
 import numpy as np
 from waveform.kernels.record import make_record
-from waveform.kernels.vectors import kernel
+from waveform.kernels.compiling import kernel
 
 @kernel
 def shared(values, p):  # long enough not to be inlined

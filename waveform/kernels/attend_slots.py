@@ -7,6 +7,7 @@ in an order that depends on the model alone, so the number of threads changes no
 import numpy as np
 
 from waveform.kernels import vectors as v
+from waveform.kernels.compiling import kernel
 from waveform.kernels.product import group_row, vector_of_product
 from waveform.kernels.rows import zero
 from waveform.kernels.slots import SLOTS, UNUSED
@@ -14,7 +15,7 @@ from waveform.kernels.slots import SLOTS, UNUSED
 PART = 8  # blocks that one task attends to
 
 
-@v.kernel
+@kernel
 def append(projected, layer, b, head, slot, p, kind):
     """Cache the key and the value of one head in a slot; `projected`: address of a row."""
     cache = (layer * p.num_rows + b) * p.num_heads + head
@@ -30,7 +31,7 @@ def append(projected, layer, b, head, slot, p, kind):
         v.put(p.values, (block * SLOTS + lane) * p.d_padded + i, v.convert(v.get(value, i) / value_scale, kind))
 
 
-@v.kernel
+@kernel
 def _scale_of(x, num):
     largest_size = np.float32(0)
     for i in range(num):
@@ -38,7 +39,7 @@ def _scale_of(x, num):
     return largest_size / np.float32(127) if largest_size > 0 else np.float32(1)
 
 
-@v.kernel
+@kernel
 def attend(layer, b, head, part, slot, p, kind):
     """Attend from one head of one row to one part of the slots; first cache `slot`, if it is in the part."""
     row_head = b * p.num_heads + head
@@ -83,7 +84,7 @@ def attend(layer, b, head, part, slot, p, kind):
     v.put(p.sums, row_head * p.num_parts + part, v.total(sums))
 
 
-@v.kernel
+@kernel
 def _mix(weights, values, mix, width, kind):
     """mix [width] += weights [64] @ values [64, width]."""
     i = 0
@@ -96,7 +97,7 @@ def _mix(weights, values, mix, width, kind):
         i += v.LANES
 
 
-@v.kernel
+@kernel
 def combine(p):
     """Combine the parts of each head."""
     for row_head in range(p.num_rows * p.num_heads):
@@ -118,7 +119,7 @@ def combine(p):
             v.store(p.mixed, row_head * p.d_padded + i, mixed)
 
 
-@v.kernel
+@kernel
 def rotate(phase, p):
     """Turn each position query to its time: (a_c - i a_s) e^{i w t}, real parts first."""
     half = p.num_features // 2

@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
+from waveform.kernels.compiling import kernel
 from waveform.kernels.product import ROWS, product
 from waveform.kernels.record import make_record
 from waveform.kernels.rows import softmax_rows, softmax_rows_gradient, transpose, zero
 from waveform.kernels.threads import share
-from waveform.kernels.vectors import at, kernel, padded
+from waveform.kernels.vectors import at, padded
 from waveform.system.threads import kernel_threads, run_parts
 
 _QUERIES = 8 * ROWS  # of a block; its scores of 2,304 slots are at most 590 kB, which an L2 cache holds

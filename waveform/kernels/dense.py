@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from waveform.kernels.compiling import kernel
 from waveform.kernels.product import GROUP, group_of_product, group_tile, vector_of_product
-from waveform.kernels.vectors import LANES, at, bytes_of, fma, gelu, kernel, load, padded, stack_tile, store
+from waveform.kernels.vectors import LANES, at, bytes_of, fma, gelu, load, padded, stack_tile, store
 
 SET, ADD, GELU = 0, 1, 2  # what `dense` does with its result: store, add to what is there, or store its GELU
 _WIDTH = GROUP * LANES  # outputs computed together, from weights that lie together

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from waveform.kernels import vectors as v
+from waveform.kernels.compiling import kernel
 from waveform.models.linear_prediction import LOG_LEAST_SCALE, NUM_PREDICTORS
 
 _K = NUM_PREDICTORS
@@ -51,7 +52,7 @@ def compile_kernel() -> None:
     PredictedNll.apply(no_tokens, no_tokens, no_classes.long(), no_classes, no_classes)
 
 
-@v.kernel
+@kernel
 def mixed(y, expected):
     """y: address of the K + 3 numbers of a density -> weight, centre, log scale before and after its lower bound."""
     peak = max(max(v.get(y, 0), v.get(y, 1)), v.get(y, 2))
@@ -68,17 +69,17 @@ def mixed(y, expected):
     return np.float64(v.get(y, _K)), centre / whole + v.get(y, _K + 2) * math.exp(log_scale), free, log_scale
 
 
-@v.kernel
+@kernel
 def _standardised(values, i, centre, per_scale):
     return (v.load(values, i) - centre) * per_scale
 
 
-@v.kernel
+@kernel
 def _log_density(z, log_scale, log_widths, i):
     return v.log_logistic(z) - log_scale + v.load(log_widths, i)
 
 
-@v.kernel
+@kernel
 def add_density(logits, y, expected, values, log_widths, num_classes, out):
     """logits [V] plus the weighted log of a density -> out [V]; all but `expected` are addresses."""
     weight, centre, _, log_scale = mixed(y, expected)
@@ -89,7 +90,7 @@ def add_density(logits, y, expected, values, log_widths, num_classes, out):
         v.store(out, i, v.fma(_log_density(z, log_scales, log_widths, i), weights, v.load(logits, i)))
 
 
-@v.kernel(entry=True)
+@kernel(entry=True)
 def _nll(y, expected, targets, values, log_widths, nll, of_y, trained):
     num_classes, nothing = len(values), v.fill(np.float32(0))
     scratch = np.empty((2, num_classes), dtype=np.float32)
@@ -139,7 +140,7 @@ def _nll(y, expected, targets, values, log_widths, nll, of_y, trained):
             _slope_of_mix(tail, expected[n], to_density, to_centre, to_scale, free, log_scale, v.at(out, num_classes))
 
 
-@v.kernel
+@kernel
 def _slope_of_mix(y, expected, to_density, to_centre, to_scale, free, log_scale, out):
     """The slope of the K + 3 numbers that `mixed` makes a density of."""
     to_free = to_scale * math.exp(2 * (free - log_scale))

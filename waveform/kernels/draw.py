@@ -18,10 +18,11 @@ from torch import Tensor
 
 from waveform.engine.drawing import LARGEST_WEIGHT, DrawConfig
 from waveform.engine.interface import Decoder
+from waveform.kernels.compiling import kernel
 from waveform.kernels.record import make_record
 from waveform.kernels.rows import largest_of
 from waveform.kernels.threads import num_threads_for
-from waveform.kernels.vectors import at, float_of_bits, get, get_int64, kernel, padded, put
+from waveform.kernels.vectors import at, float_of_bits, get, get_int64, padded, put
 
 _LOG2_E = math.log2(math.e)
 _LN2_HIGH, _LN2_LOW = 0.6931471803691238, 1.9082149292705877e-10  # ln 2 in two parts: the first times n is exact

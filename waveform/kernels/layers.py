@@ -12,9 +12,10 @@ feed-forward width, P position features: sines, padded to whole vectors, then co
 import numpy as np
 
 from waveform.kernels import rows
+from waveform.kernels.compiling import kernel
 from waveform.kernels.product import ROWS, product
 from waveform.kernels.threads import share
-from waveform.kernels.vectors import at, get, kernel, padded, put
+from waveform.kernels.vectors import at, get, padded, put
 
 PACK, FORWARD, BACKWARD, UNPACK = range(4)
 

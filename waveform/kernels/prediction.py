@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from waveform.kernels.vectors import kernel
+from waveform.kernels.compiling import kernel
 from waveform.models import linear_prediction as lp
 from waveform.models.linear_prediction import LinearPrediction, Prediction, PredictionState
 

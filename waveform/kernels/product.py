@@ -7,7 +7,8 @@ larger ones (results/notes.md). Every sum runs over k in order, whatever the til
 import numpy as np
 from numba.core.registry import cpu_target
 
-from waveform.kernels.vectors import F32, LANES, at, fill, fma, get, kernel, load_as, product_tile
+from waveform.kernels.compiling import kernel
+from waveform.kernels.vectors import F32, LANES, at, fill, fma, get, load_as, product_tile
 
 _has_avx512 = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2]  # what numba compiles for
 # Of a tile, whose sums stay in registers: 16 of AVX-512's 32. Of AVX2's 16 registers, each half a vector, 12, and of

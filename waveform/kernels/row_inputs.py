@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from waveform.kernels.compiling import kernel
 from waveform.kernels.dense import DenseWeights, pad_last
 from waveform.kernels.density import add_density
 from waveform.kernels.prediction import ROW, advance, lay_out_rows
 from waveform.kernels.rows import add_rows, copy
-from waveform.kernels.vectors import LANES, at, doubles, fill, fma, get_int64, kernel, load, padded, put, store
+from waveform.kernels.vectors import LANES, at, doubles, fill, fma, get_int64, load, padded, put, store
 from waveform.models.heads import PredictionHead
 from waveform.models.linear_prediction import HISTORY, NUM_FEATURES, NUM_HEAD_INPUTS
 

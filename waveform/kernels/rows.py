@@ -9,28 +9,29 @@ import math
 import numpy as np
 
 from waveform.kernels import vectors as v
+from waveform.kernels.compiling import kernel
 
 
-@v.kernel
+@kernel
 def copy(source, target, n):
     for j in range(0, n, v.LANES):
         v.store(target, j, v.load(source, j))
 
 
-@v.kernel
+@kernel
 def zero(target, n):
     for j in range(0, n, v.LANES):
         v.store(target, j, v.fill(np.float32(0)))
 
 
-@v.kernel
+@kernel
 def repeat_row(row, target, stride, m, n):
     """Every row of `target` = `row` [n]."""
     for i in range(m):
         copy(row, v.at(target, i * stride), n)
 
 
-@v.kernel
+@kernel
 def add_rows(a, a_stride, b, b_stride, target, stride, m, n):
     """target = a + b; of a stride of 0, one row is added to all."""
     for i in range(m):
@@ -38,7 +39,7 @@ def add_rows(a, a_stride, b, b_stride, target, stride, m, n):
             v.store(target, i * stride + j, v.load(a, i * a_stride + j) + v.load(b, i * b_stride + j))
 
 
-@v.kernel
+@kernel
 def add_column_sums(source, stride, sums, m, n):
     """sums [n] += the sums of each column."""
     for j in range(0, n, v.LANES):
@@ -48,7 +49,7 @@ def add_column_sums(source, stride, sums, m, n):
         v.store(sums, j, s)
 
 
-@v.kernel
+@kernel
 def _moments(x, width, n, epsilon):
     """The mean of the first `n` of x [width], after which there are zeros, and 1 / their standard deviation."""
     sums = v.fill(np.float32(0))
@@ -64,7 +65,7 @@ def _moments(x, width, n, epsilon):
     return mean, np.float32(1) / np.float32(math.sqrt(variance + epsilon))
 
 
-@v.kernel
+@kernel
 def layer_norm(x, out, gain, bias, width, n, epsilon):
     """out = the layer norm of x, both [width] with zeros after `n` features; out may be x."""
     mean, factor = _moments(x, width, n, epsilon)
@@ -73,7 +74,7 @@ def layer_norm(x, out, gain, bias, width, n, epsilon):
         v.store(out, j, standardised * v.load(gain, j) + v.load(bias, j))
 
 
-@v.kernel
+@kernel
 def standardise(x, out, factors, m, n, epsilon):
     """out [m, n] = each row of x less its mean, times `factors` [m] = 1 / its standard deviation."""
     for i in range(m):
@@ -84,7 +85,7 @@ def standardise(x, out, factors, m, n, epsilon):
             v.store(out, i * n + j, (v.load(row, j) - v.fill(mean)) * v.fill(factor))
 
 
-@v.kernel
+@kernel
 def add_standardise_gradient(grad, standardised, factors, out, m, n):
     """out [m, n] += the gradient of what `standardise` was given, from that of what it made."""
     for i in range(m):
@@ -100,31 +101,31 @@ def add_standardise_gradient(grad, standardised, factors, out, m, n):
             v.store(out, j, v.fma(factor, g, v.load(out, j)))
 
 
-@v.kernel
+@kernel
 def gelu_rows(x, out, size):
     for j in range(0, size, v.LANES):
         v.store(out, j, v.gelu(v.load(x, j)))
 
 
-@v.kernel
+@kernel
 def multiply_by_gelu_slope(x, grad, size):
     for j in range(0, size, v.LANES):
         v.store(grad, j, v.load(grad, j) * v.gelu_slope(v.load(x, j)))
 
 
-@v.kernel
+@kernel
 def multiply(a, b, out, n):
     for j in range(0, n, v.LANES):
         v.store(out, j, v.load(a, j) * v.load(b, j))
 
 
-@v.kernel
+@kernel
 def scale_by(factor, x, n):
     for j in range(0, n, v.LANES):
         v.store(x, j, v.load(x, j) * v.fill(factor))
 
 
-@v.kernel
+@kernel
 def largest_of(x, n):
     """The largest element of x [n]."""
     peaks = v.load(x, 0)
@@ -133,7 +134,7 @@ def largest_of(x, n):
     return v.largest(peaks)
 
 
-@v.kernel
+@kernel
 def softmax_rows(scores, stride, m, num_seen, causal, width, scale):
     """In place: softmax of scale * scores [m, width] over the `num_seen` first of a row, then zeros.
 
@@ -155,7 +156,7 @@ def softmax_rows(scores, stride, m, num_seen, causal, width, scale):
         zero(v.at(row, end), width - end)
 
 
-@v.kernel
+@kernel
 def softmax_rows_gradient(weights, grads, stride, m, num_seen, causal, width, scale):
     """In place: from the gradient of what `softmax_rows` made, `weights`, to that of the scores."""
     for i in range(m):
@@ -170,7 +171,7 @@ def softmax_rows_gradient(weights, grads, stride, m, num_seen, causal, width, sc
         zero(v.at(grad, end), width - end)
 
 
-@v.kernel
+@kernel
 def transpose(source, source_stride, target, target_stride, m, n):
     """target [n, m] = source [m, n] transposed; both whole vectors."""
     for i in range(0, m, v.LANES):
@@ -179,7 +180,7 @@ def transpose(source, source_stride, target, target_stride, m, n):
             v.transpose16(block, source_stride, v.at(target, j * target_stride + i), target_stride)
 
 
-@v.kernel
+@kernel
 def rotate_rows(source, sin_cos, target, m, half):
     """target [m, 2 half]: position queries rotated to the queries' times (`rotate_to_time` in attention.py)."""
     for i in range(m):
@@ -192,7 +193,7 @@ def rotate_rows(source, sin_cos, target, m, half):
             v.store(target, c_at, v.fma(a_s, sin, a_c * cos))
 
 
-@v.kernel
+@kernel
 def sum_of_squares(x, size):
     sums = v.fill(np.float32(0))
     for j in range(0, size, v.LANES):
@@ -201,7 +202,7 @@ def sum_of_squares(x, size):
     return v.total(sums)
 
 
-@v.kernel
+@kernel
 def fold(weight, bias, gain, shift, out, out_bias, m, n):
     """Fold a norm's gain and shift [n] into a linear layer [m, n] after it; bias: its address, 0 for none."""
     for i in range(m):
@@ -214,7 +215,7 @@ def fold(weight, bias, gain, shift, out, out_bias, m, n):
         v.put(out_bias, i, value + v.get(bias, i) if bias else value)
 
 
-@v.kernel
+@kernel
 def unfold(grad, grad_bias, weight, gain, shift, grad_gain, grad_shift, m, n):
     """In place: from the gradients of what `fold` made to that of the weight; those of gain and shift are added."""
     for i in range(m):
@@ -226,7 +227,7 @@ def unfold(grad, grad_bias, weight, gain, shift, grad_gain, grad_shift, m, n):
             v.store(grad_shift, j, v.fma(of_bias, w, v.load(grad_shift, j)))
 
 
-@v.kernel
+@kernel
 def copy_halves(source, half, target, target_half, m):
     """Rows [m, 2 half] -> [m, 2 target_half]: each half with zeros after it."""
     for i in range(2 * m):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from waveform.kernels.attend_slots import PART, append, attend, combine, rotate
+from waveform.kernels.compiling import kernel
 from waveform.kernels.dense import ADD, GELU, SET, dense, zeros
 from waveform.kernels.draw import drawing
 from waveform.kernels.product import GROUP
@@ -20,7 +21,7 @@ from waveform.kernels.row_inputs import embed_rows, predict_logits
 from waveform.kernels.rows import copy, layer_norm
 from waveform.kernels.slots import SLOTS, Memory, rings
 from waveform.kernels.threads import share, share_vectors, shared_out
-from waveform.kernels.vectors import F32, LANES, at, get_int64, kernel, padded, put
+from waveform.kernels.vectors import F32, LANES, at, get_int64, padded, put
 from waveform.models.transformer_config import LayerKind
 
 PROJECT, _ATTEND, _OUTPUT, _FEED_IN, _FEED_OUT, _HEAD, CACHE_GROUPS = range(7)

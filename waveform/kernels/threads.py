@@ -8,8 +8,9 @@ import numba
 import numpy as np
 import torch
 
+from waveform.kernels.compiling import kernel
 from waveform.kernels.product import GROUP
-from waveform.kernels.vectors import LANES, kernel
+from waveform.kernels.vectors import LANES
 
 # Multiplications in a phase from which sharing it pays: waking the other threads takes 1 to 4 us, in which one thread
 # does some 50,000.

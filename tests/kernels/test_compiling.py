@@ -1,0 +1,93 @@
+"""Where the code of kernels is compiled and kept."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
+import pytest
+from numba.core.caching import IndexDataCacheFile
+from numba.core.codegen import JITCodeLibrary
+
+from waveform.kernels.compiling import keep_apart, kernel
+
+
+@kernel
+def _next(x):
+    return 2 * x + 1
+
+
+@kernel
+def _after_next(x):
+    return _next(_next(x))
+
+
+def test_what_only_kernels_call_is_compiled_only_within_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, optimise = [], JITCodeLibrary._optimize_final_module
+    monkeypatch.setattr(
+        JITCodeLibrary, "_optimize_final_module", lambda library: compiled.append(library.name) or optimise(library)
+    )
+    entry = numba.njit(lambda x: _after_next(x) + _next(x))
+    assert entry(3) == 15 + 7
+    assert compiled and not {"_next", "_after_next"} & set(compiled)
+
+
+def test_no_folder_for_compiled_code_is_needed() -> None:
+    """If numba cannot keep compiled code (here: because it has no file), it compiles again, without a warning."""
+    code = """
+from waveform.kernels.compiling import kernel
+@kernel(entry=True)
+def plus(a): return a + 1
+print(plus(1))"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout == "2\n", done.stderr
+
+
+@pytest.mark.parametrize("changed", ["kernel", "constant"])
+def test_what_a_kernel_is_made_of_is_compiled_again(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was compiled before is kept under another name: numba would find it by the file of the entry alone."""
+    monkeypatch.syspath_prepend(tmp_path)
+    package, entry = tmp_path / "some_kernels", tmp_path / "some_entry.py"
+    package.mkdir()
+    entry.write_text(
+        "from some_kernels.numbers import number\nfrom waveform.kernels.compiling import kernel\n"
+        "@kernel\ndef between(): return number()\n"
+        "@kernel(entry=True)\ndef call(): return between()\n"
+    )
+    names = set()
+    for number in (1, 22, 1):
+        (package / "constants.py").write_text(f"SIZE = {number if changed == 'constant' else 0}\n")
+        (package / "numbers.py").write_text(
+            "from some_kernels.constants import SIZE\nfrom waveform.kernels.compiling import kernel\n"
+            f"@kernel\ndef number(): return SIZE + {number if changed == 'kernel' else 0}\n"
+        )
+        for module in ("some_kernels", "some_kernels.numbers", "some_kernels.constants", "some_entry"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        importlib.invalidate_caches()
+        names.add(importlib.import_module("some_entry").call.py_func.__qualname__)
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_variants_that_two_processes_compile_at_once_are_kept_apart(
+    apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = (IndexDataCacheFile(str(tmp_path), "kernel.py311", "stamp") for _ in range(2))
+    for cache_file in (ours, theirs) if apart else ():
+        keep_apart(cache_file)
+    save_data = ours._save_data
+
+    def save_late(name: str, data: str) -> None:
+        theirs.save("int8", "their code")
+        save_data(name, data)
+
+    monkeypatch.setattr(ours, "_save_data", save_late)
+    monkeypatch.setattr(theirs, "_load_index", dict)  # it was read before ours was written
+    ours.save("float32", "our code")
+    found = IndexDataCacheFile(str(tmp_path), "kernel.py311", "stamp").load("int8")
+    assert found == ("their code" if apart else "our code"), "numba no longer needs `keep_apart`"
