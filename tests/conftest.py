@@ -18,6 +18,13 @@ figures._SPEED_SECONDS = 0.01  # of measuring how fast a run samples
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
 
+_LONGEST = ("test_laws.py", "test_faults.py", "test_ranks.py", "test_tune.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that none is left to one process at the end."""
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of tests/faults."""
