@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from waveform.kernels.compiling import kernel
-from waveform.kernels.product import GROUP, group_of_product, group_tile, vector_of_product
+from waveform.kernels.product import GROUP, group_row, group_tile, vector_of_product
 from waveform.kernels.vectors import LANES, at, bytes_of, fma, gelu, load, padded, stack_tile, store
 
 SET, ADD, GELU = 0, 1, 2  # what `dense` does with its result: store, add to what is there, or store its GELU
@@ -98,24 +98,20 @@ def dense(weights, layer, x, out, shape, rows, vectors, mode, kind):
         matrix = weights + output * num_inputs * bytes_of(kind)
         scale, bias = at(scales, output), at(biases, output)
         is_group = vector + GROUP <= num_outputs // LANES
-        while is_group and row + 4 <= rows[1]:
-            source, target = at(x, row * num_inputs), at(out, row * num_outputs + output)
-            group_tile(source, num_inputs, 1, matrix, _WIDTH, sums, _WIDTH, num_inputs, False, kind)
-            for i in range(4):
-                for j in range(0, _WIDTH, LANES):
-                    _finish(load(sums, i * _WIDTH + j), j, scale, bias, at(target, i * num_outputs), mode)
-            row += 4
         while row < rows[1]:
-            source, target = at(x, row * num_inputs), at(out, row * num_outputs + output)
-            if is_group:
-                first, second, third, fourth = group_of_product(source, matrix, _WIDTH, num_inputs, kind)
-                _finish(first, 0, scale, bias, target, mode)
-                _finish(second, LANES, scale, bias, target, mode)
-                _finish(third, 2 * LANES, scale, bias, target, mode)
-                _finish(fourth, 3 * LANES, scale, bias, target, mode)
+            num_together = 4 if is_group and row + 4 <= rows[1] else 1
+            source = at(x, row * num_inputs)
+            if num_together == 4:
+                group_tile(source, num_inputs, 1, matrix, _WIDTH, sums, _WIDTH, num_inputs, False, kind)
+            elif is_group:
+                group_row(source, num_inputs, 1, matrix, _WIDTH, sums, _WIDTH, num_inputs, False, kind)
             else:
-                _finish(vector_of_product(source, matrix, LANES, num_inputs, kind), 0, scale, bias, target, mode)
-            row += 1
+                store(sums, 0, vector_of_product(source, matrix, LANES, num_inputs, kind))
+            for i in range(num_together):
+                target = at(out, (row + i) * num_outputs + output)
+                for j in range(0, _WIDTH if is_group else LANES, LANES):
+                    _finish(load(sums, i * _WIDTH + j), j, scale, bias, target, mode)
+            row += num_together
         vector += GROUP if is_group else 1
 
 

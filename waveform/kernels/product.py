@@ -52,19 +52,6 @@ def product(a, a_row, a_step, b, b_row, c, c_row, m, n, k, adds):
 
 
 @kernel
-def group_of_product(a, b, b_row, k, kind):
-    """A [k] @ B [k, 64] as four vectors: `group_row`, whose sums then need not go through memory."""
-    first = second = third = fourth = fill(np.float32(0))
-    for i in range(k):
-        value, row = fill(get(a, i)), i * b_row
-        first = fma(load_as(b, row, kind), value, first)
-        second = fma(load_as(b, row + LANES, kind), value, second)
-        third = fma(load_as(b, row + 2 * LANES, kind), value, third)
-        fourth = fma(load_as(b, row + 3 * LANES, kind), value, fourth)
-    return first, second, third, fourth
-
-
-@kernel
 def vector_of_product(a, b, b_row, k, kind):
     """A [k] @ B [k, 16], with rows of B, of the type of `kind`, `b_row` elements apart; k: a multiple of four.
 
