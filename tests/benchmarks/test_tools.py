@@ -9,7 +9,7 @@ from tests.benchmarks import decoding, frontier, scaling
 
 @pytest.mark.slow
 def test_a_step_is_20_times_faster_than_recomputing_its_window() -> None:
-    assert decoding.measure(repeats=1)["ratio"] >= 20
+    assert decoding.measure(repeats=3)["ratio"] >= 20
 
 
 def test_the_page_has_what_the_command_prints() -> None:

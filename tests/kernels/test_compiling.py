@@ -11,6 +11,7 @@ import pytest
 from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 
+from waveform.kernels import vectors
 from waveform.kernels.compiling import keep_apart, kernel
 
 
@@ -46,7 +47,7 @@ print(plus(1))"""
     assert done.stdout == "2\n", done.stderr
 
 
-@pytest.mark.parametrize("changed", ["kernel", "constant"])
+@pytest.mark.parametrize("changed", ["kernel", "constant", "instruction"])
 def test_what_a_kernel_is_made_of_is_compiled_again(
     changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +62,8 @@ def test_what_a_kernel_is_made_of_is_compiled_again(
     )
     names = set()
     for number in (1, 22, 1):
+        if changed == "instruction":
+            monkeypatch.setattr(vectors, "LANES", number)
         (package / "constants.py").write_text(f"SIZE = {number if changed == 'constant' else 0}\n")
         (package / "numbers.py").write_text(
             "from some_kernels.constants import SIZE\nfrom waveform.kernels.compiling import kernel\n"

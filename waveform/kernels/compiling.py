@@ -12,8 +12,6 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.dispatcher import Dispatcher
 
-_INSTRUCTIONS = Path(__file__).with_name("vectors.py")  # of which every kernel may be made
-
 
 class _Inlined(JITCodeLibrary):
     """The code of a function that only kernels call: they take it over as it is, and nothing else is made of it."""
@@ -71,7 +69,9 @@ def kernel(function=None, *, entry=False, parallel=False):
 
 def _digest(function):
     """A digest of the modules of a kernel and of those that it calls, and of the numbers that they take from others."""
-    reached, waiting = {__name__}, [function.__module__]
+    from waveform.kernels import vectors  # here, for it needs `kernel`
+
+    reached, waiting = {__name__}, [function.__module__, vectors.__name__]  # whose instructions are no kernels
     while waiting:
         module = waiting.pop()
         if module not in reached:
@@ -79,7 +79,7 @@ def _digest(function):
             values = list(vars(sys.modules[module]).values())
             values += [each for value in values if inspect.ismodule(value) for each in vars(value).values()]
             waiting += [value.py_func.__module__ for value in values if isinstance(value, Dispatcher)]
-    digest = hashlib.blake2b(_INSTRUCTIONS.read_bytes() if _INSTRUCTIONS.is_file() else b"", digest_size=4)
+    digest = hashlib.blake2b(digest_size=4)
     for module in sorted(reached):
         names = vars(sys.modules[module])
         numbers = {name: value for name, value in names.items() if _is_number(value)}
