@@ -67,6 +67,7 @@ def test_what_a_kernel_is_made_of_is_compiled_again(
         (package / "constants.py").write_text(f"SIZE = {number if changed == 'constant' else 0}\n")
         (package / "numbers.py").write_text(
             "from some_kernels.constants import SIZE\nfrom waveform.kernels.compiling import kernel\n"
+            "from waveform.kernels.vectors import load\n"
             f"@kernel\ndef number(): return SIZE + {number if changed == 'kernel' else 0}\n"
         )
         for module in ("some_kernels", "some_kernels.numbers", "some_kernels.constants", "some_entry"):

@@ -11,6 +11,7 @@ import numpy as np
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.dispatcher import Dispatcher
+from numba.core.extending import _Intrinsic
 
 
 class _Inlined(JITCodeLibrary):
@@ -69,16 +70,14 @@ def kernel(function=None, *, entry=False, parallel=False):
 
 def _digest(function):
     """A digest of the modules of a kernel and of those that it calls, and of the numbers that they take from others."""
-    from waveform.kernels import vectors  # here, for it needs `kernel`
-
-    reached, waiting = {__name__}, [function.__module__, vectors.__name__]  # whose instructions are no kernels
+    reached, waiting = {__name__}, [function.__module__]
     while waiting:
         module = waiting.pop()
         if module not in reached:
             reached.add(module)
             values = list(vars(sys.modules[module]).values())
             values += [each for value in values if inspect.ismodule(value) for each in vars(value).values()]
-            waiting += [value.py_func.__module__ for value in values if isinstance(value, Dispatcher)]
+            waiting += [value.__module__ for value in values if isinstance(value, (Dispatcher, _Intrinsic))]
     digest = hashlib.blake2b(digest_size=4)
     for module in sorted(reached):
         names = vars(sys.modules[module])
