@@ -9,7 +9,7 @@ on top of everything else.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -28,7 +28,6 @@ from waveform.engine.token_set import TokenSet
 from waveform.runs.folder import CONFIG_FILE, read_config
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, open_run
-from waveform.runs.origin import Origin, compose_from
 from waveform.runs.scoring import EvaluateOptions, ScoredRun, own_tokens
 from waveform.runs.settings import ConfigFamily, compose_family
 from waveform.runs.space import Space, space_of
@@ -53,19 +52,14 @@ def compose_config(
     overrides: Sequence[str] = (),
     *,
     config_dir: Path | None = None,
-    origin: Origin | None = None,
-    run_dir: Path | None = None,
+    any_model: bool = False,
 ) -> dict[str, Any]:
-    """Return the resolved configuration as plain dicts, for a run in `run_dir` with what it takes over from its origin.
+    """Return the resolved configuration as plain dicts; arguments and errors as of `compose_family`.
 
-    Raises UserError for an unknown recipe, key, choice or type, and for an origin that does not fit.
+    Raises UserError for an unknown recipe, too.
     """
     family = _family(recipe, find_recipe(recipe).state)
-
-    def compose(overrides: Sequence[str], *, any_model: bool = False) -> dict[str, Any]:
-        return compose_family(family, [f"recipe={recipe}", *overrides], config_dir=config_dir, any_model=any_model)
-
-    return compose(overrides) if run_dir is None else compose_from(origin, run_dir, overrides, compose=compose)
+    return compose_family(family, [f"recipe={recipe}", *overrides], config_dir=config_dir, any_model=any_model)
 
 
 def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedRun:
@@ -123,11 +117,11 @@ class Text(TokenDomain):
     def compose(self, request: TrainRequest) -> dict[str, Any]:
         source = request.source
         recipe = str(read_dataset(source).modality["recipe"]) if is_dataset(source) else str(source)
-        return compose_config(recipe, request.overrides, **request.composing)
+        return request.composed(partial(compose_config, recipe))
 
     def refuse(self, request: TrainRequest, config: dict[str, Any]) -> None:
         begun = request.run_dir is not None and (request.run_dir / CONFIG_FILE).exists()
-        if request.origin is not None and request.origin.run is not None and not begun:
+        if request.origin.run is not None and not begun:
             _refuse_other_vocabulary(Path(request.origin.run), request.source)
 
     def amount(self, data: Dataset) -> Callable[[TokenSet], str]:

@@ -8,7 +8,8 @@ otherwise the same for all.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,7 +26,7 @@ from waveform.runs.folder import check_run_dir, read_config, refuse_other_config
 from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, average_weights
-from waveform.runs.origin import Origin
+from waveform.runs.origin import Origin, compose_from
 from waveform.runs.scoring import EvaluateOptions, ScoredRun, describe_dynamic, display_names, score
 from waveform.runs.sliding import evaluate_sliding
 from waveform.runs.space import Space
@@ -52,13 +53,13 @@ class TrainRequest:
     source: Path
     run_dir: Path | None = None  # None: only the configuration is wanted
     overrides: Sequence[str] = ()
-    origin: Origin | None = None  # a run whose weights and settings this one begins with
+    origin: Origin = field(default_factory=Origin)  # the run whose weights and settings this one begins with
     config_dir: Path | None = None  # of Hydra configs of the user's own
 
-    @property
-    def composing(self) -> dict[str, Any]:
-        """What composing the configuration takes besides its overrides."""
-        return {"config_dir": self.config_dir, "origin": self.origin, "run_dir": self.run_dir}
+    def composed(self, compose: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+        """The configuration that `compose` makes of it; arguments and errors as of `compose_from`."""
+        compose = partial(compose, config_dir=self.config_dir)
+        return compose_from(self.origin, self.run_dir, self.overrides, compose=compose)
 
 
 class Domain(ABC):

@@ -41,7 +41,7 @@ class Agents(Domain):
         return name in RECIPES
 
     def compose(self, request: TrainRequest) -> dict[str, Any]:
-        if request.origin is not None and request.origin.run is not None:
+        if request.origin.run is not None:
             raise UserError("--from: an agent begins with weights of its own; leave it out")
         return compose_config(str(request.source), request.overrides, config_dir=request.config_dir)
 

@@ -58,7 +58,7 @@ def test_an_archive_does_not_say_in_which_folder_a_run_began(go_on: GoOn, speech
 
 def test_a_setting_that_the_origin_did_not_have_is_as_it_was(tmp_path: Path) -> None:
     """The bundled run is older than a setting that is a list, and `preset=demo` is another model."""
-    config = compose_config(["preset=demo"], origin=Origin("speech-en"), run_dir=tmp_path / "new")
+    config = compose_from(Origin("speech-en"), tmp_path / "new", ["preset=demo"], compose=compose_config)
     assert config["model"]["compression_dilations"] == [1, 2]
     assert (config["model"]["prediction"], config["model"]["d_model"]) == ("linear", 96)
 
@@ -174,7 +174,7 @@ def test_a_run_names_no_file_of_settings(tmp_path: Path) -> None:
     """
     (tmp_path / "config.yaml").write_text(config)
     with pytest.raises(UserError, match=r"unknown model '../../elsewhere'"):
-        compose_from(None, tmp_path, (), compose=lambda overrides: pytest.fail("they were composed"))
+        compose_from(Origin(), tmp_path, (), compose=lambda overrides: pytest.fail("they were composed"))
 
 
 def test_audio_does_not_go_on_from_text_nor_text_from_audio(

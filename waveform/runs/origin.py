@@ -42,7 +42,7 @@ class Origin:
 
 
 def compose_from(
-    origin: Origin | None, run_dir: Path, overrides: Sequence[str], *, compose: Callable[..., dict[str, Any]]
+    origin: Origin, run_dir: Path | None, overrides: Sequence[str], *, compose: Callable[..., dict[str, Any]]
 ) -> dict[str, Any]:
     """The configuration that `compose` makes of `overrides`, with what a run in `run_dir` takes over from its origin.
 
@@ -50,9 +50,8 @@ def compose_from(
     run already, they are its own, because its origin may be gone. Raises UserError if there is no such run, if the
     run in `run_dir` began in another way, and for fields of the model with which the weights would not fit.
     """
-    origin = origin or Origin()
-    has_begun = (run_dir / CONFIG_FILE).exists()
-    before, record = _begun(run_dir, origin) if has_begun else _new(origin)
+    begun = run_dir if run_dir is not None and (run_dir / CONFIG_FILE).exists() else None
+    before, record = _new(origin) if begun is None else _begun(begun, origin)
     if record is None:
         return compose(overrides)
     before = with_defaults(before)  # refuses a model that is a path, at which Hydra would look for a file
@@ -66,7 +65,7 @@ def compose_from(
                 config[section][key] = before[section][key]
     if "preset" not in given:
         config |= {key: before[key] for key in ("preset", "study") if key in before and key not in given}
-    if not has_begun:
+    if begun is None:
         _refuse_other_model(record["run"], before, config)
     return {**config, "origin": record}
 

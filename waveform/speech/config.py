@@ -7,15 +7,13 @@ brings presets, what it adds to others (`preset_model/PRESET_MODEL.yaml`) and se
 that the entry-point group `waveform.configs` names.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from waveform.audio.corpus.prepare import DataConfig
 from waveform.engine.train_config import TrainConfig
-from waveform.runs.origin import Origin, compose_from
 from waveform.runs.settings import ConfigFamily, compose_family
 from waveform.runs.space import Space, space_of
 from waveform.system.plugins import entry_points
@@ -41,21 +39,7 @@ _SPEECH = ConfigFamily(
     groups={"data": {"audio": DataConfig}},
     plugins=_PLUGINS,
 )
-
-
-def compose_config(
-    overrides: Sequence[str] = (),
-    *,
-    config_dir: Path | None = None,
-    origin: Origin | None = None,
-    run_dir: Path | None = None,
-) -> dict[str, Any]:
-    """The resolved configuration as plain dicts, for a run in `run_dir` with what it takes over from its origin.
-
-    Raises UserError for an unknown key, choice or type, and for an origin that does not fit.
-    """
-    compose = partial(compose_family, _SPEECH, config_dir=config_dir)
-    return compose(overrides) if run_dir is None else compose_from(origin, run_dir, overrides, compose=compose)
+compose_config = partial(compose_family, _SPEECH)  # the configuration of a run on speech that begins from scratch
 
 
 def search_space(model: str, *, file: Path | None = None) -> Space:

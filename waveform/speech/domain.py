@@ -64,7 +64,7 @@ class Speech(TokenDomain):
 
     def compose(self, request: TrainRequest) -> dict[str, Any]:
         try:
-            return compose_config(request.overrides, **request.composing)
+            return request.composed(compose_config)
         except UserError as error:
             elsewhere = "unknown preset" in str(error) and request.source.is_dir()  # one of texts, perhaps
             if not elsewhere or is_dataset(request.source):

@@ -75,7 +75,7 @@ def _request(
     origin: Origin | Path | str | None = None,
     config_dir: Path | str | None,
 ) -> TrainRequest:
-    origin = Origin(origin) if isinstance(origin, str | Path) else origin
+    origin = Origin(origin) if isinstance(origin, str | Path) else origin or Origin()
     own = None if config_dir is None else Path(config_dir)
     return TrainRequest(Path(source), Path(run_dir), overrides, origin=origin, config_dir=own)
 
