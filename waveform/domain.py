@@ -17,12 +17,12 @@ from waveform.engine.dataset import Dataset, is_dataset, read_dataset
 from waveform.engine.evaluator import Classes, Evaluation
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import BaseTrainConfig, TrainConfig
-from waveform.engine.trainer import RunContext, Trainer
+from waveform.engine.trainer import OnEvaluate, RunContext, Trainer
 from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import World
 from waveform.report_page.contents import ReportContents
 from waveform.runs.configured_model import num_parameters
-from waveform.runs.folder import check_run_dir, read_config, refuse_other_config
+from waveform.runs.folder import read_config
 from waveform.runs.learning_curves import save_learning_curves
 from waveform.runs.named import find_run
 from waveform.runs.opened import TrainedRun, average_weights
@@ -86,11 +86,11 @@ class Domain(ABC):
         """Raises UserError for a source that is not what the settings, or the run that it begins from, need."""
         return None
 
-    @abstractmethod
     def check(
         self, request: TrainRequest, config: dict[str, Any], train_config: BaseTrainConfig, *, world: World
     ) -> None:
-        """Raises UserError, before anything is prepared or written, for a run that cannot begin or continue."""
+        """Raises UserError, before anything is prepared or written, for sizes that do not fit, if they are known."""
+        return None
 
     def open_data(
         self, request: TrainRequest, config: dict[str, Any], *, world: World, show_progress: bool
@@ -98,9 +98,9 @@ class Domain(ABC):
         """The data set of the source, prepared first if need be; None for a domain without data."""
         return None
 
-    def context(self, data: Dataset | None, train_config: BaseTrainConfig, context: RunContext) -> RunContext:
-        """Where a training runs and how it reports, with what the domain adds."""
-        return context
+    def on_evaluate(self, data: Dataset | None, train_config: BaseTrainConfig) -> OnEvaluate | None:
+        """What the first rank calls after each evaluation in training."""
+        return None
 
     @abstractmethod
     def open_training(
@@ -129,10 +129,7 @@ class TokenDomain(Domain):
     def check(
         self, request: TrainRequest, config: dict[str, Any], train_config: BaseTrainConfig, *, world: World
     ) -> None:
-        assert request.run_dir is not None
-        check_run_dir(request.run_dir)
         check_fits(config, train_config, dataset=self.dataset(request.source, config), world=world)
-        refuse_other_config(request.run_dir, config)
 
     def dataset(self, source: Path, config: dict[str, Any]) -> Mapping[str, Any]:
         """`vocab_size` and `modality` of what training will read."""

@@ -16,9 +16,8 @@ from waveform.engine.dataset import Dataset
 from waveform.engine.streams import check_sizes
 from waveform.engine.train_config import BaseTrainConfig
 from waveform.engine.trainer import RunContext, Trainer
-from waveform.ranks.distributed import World
 from waveform.runs.configured_model import window_of
-from waveform.runs.folder import CONFIG_FILE, check_recorded, check_run_dir, comparable
+from waveform.runs.folder import CONFIG_FILE, check_recorded, comparable
 from waveform.runs.settings import to_yaml, typed
 from waveform.runs.training import check_fits, claim
 from waveform.system.atomic import write_file
@@ -45,12 +44,6 @@ class Agents(Domain):
             raise UserError("--from: an agent begins with weights of its own; leave it out")
         return compose_config(str(request.source), request.overrides, config_dir=request.config_dir)
 
-    def check(
-        self, request: TrainRequest, config: dict[str, Any], train_config: BaseTrainConfig, *, world: World
-    ) -> None:
-        assert request.run_dir is not None
-        check_run_dir(request.run_dir)  # the rest once there are environments
-
     @contextmanager
     def open_training(
         self,
@@ -68,7 +61,7 @@ class Agents(Domain):
         dataset = {"path": "", "vocab_size": environments.num_actions, "modality": modality, "checksums": {}}
         config["dataset"] = dataset
         two_states = replace(train_config, batch_size=2 * num_rows)  # now, and at the start of the unroll
-        check_fits(config, two_states, dataset=dataset, world=world)
+        check_fits(config, two_states, dataset=dataset, world=world)  # which only the environments tell
         settings: LearnerConfig = typed(LearnerConfig, config["learner"], section="learner")
         torch.manual_seed(config["seed"])
         agent = Agent(config["model"], environments.observation, num_actions=environments.num_actions)

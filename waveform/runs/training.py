@@ -108,7 +108,8 @@ def open_training(
             model, train_config, tokens=splits["train"], window=window_of(config), seed=config["seed"], world=world
         )
         valid = cut_for_a_look(splits["valid"], train_config, world=world)
-        context = replace(context, record=comparable(config))
+        per_second = data.modality.get("sample_rate_hz")
+        context = replace(context, record=comparable(config), units_per_second=per_second)
         trainer = Trainer(learner, context, validate=partial(learner.evaluated, valid))
         if trainer.resumed_from is not None:
             check_recorded(run_dir, config, trainer.resumed_from)
@@ -122,8 +123,8 @@ def open_training(
                 f"training {config['model']['name']} ({num_parameters(model):,} parameters, preset {config['preset']}) "
                 f"on {amount(splits['train'])}{labelled}, {world.size} x {world.device.type}, into {run_dir}"
             )
-            if (reach := optional_parts(model).receptive_field) and context.units_per_second:
-                say(f"receptive field: {reach:,} samples = {1000 * reach / context.units_per_second:.1f} ms")
+            if (reach := optional_parts(model).receptive_field) and per_second:
+                say(f"receptive field: {reach:,} samples = {1000 * reach / per_second:.1f} ms")
         if "origin" in config and trainer.resumed_from is None:
             if context.show_progress and world.is_first:
                 say(f"beginning with the weights of {config['origin']['run']}, step {config['origin']['step']:,}")

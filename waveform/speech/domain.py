@@ -21,7 +21,7 @@ from waveform.engine.sampler import SamplingConfig
 from waveform.engine.sampler import sample as sample_tokens
 from waveform.engine.token_set import TokenSet
 from waveform.engine.train_config import BaseTrainConfig
-from waveform.engine.trainer import OnEvaluate, RunContext
+from waveform.engine.trainer import OnEvaluate
 from waveform.quality.config import QualityConfig
 from waveform.ranks.distributed import World
 from waveform.runs.opened import TrainedRun
@@ -91,10 +91,9 @@ class Speech(TokenDomain):
         rate = data.modality["sample_rate_hz"]
         return lambda tokens: f"{tokens.num_tokens / rate / 60:.1f} minutes of audio"
 
-    def context(self, data: Dataset | None, train_config: BaseTrainConfig, context: RunContext) -> RunContext:
+    def on_evaluate(self, data: Dataset | None, train_config: BaseTrainConfig) -> OnEvaluate | None:
         assert data is not None and isinstance(train_config, SpeechTrainConfig)
-        summary = _audio_summary(train_config, data)
-        return replace(context, units_per_second=data.modality.get("sample_rate_hz"), on_evaluate=summary)
+        return _audio_summary(train_config, data)
 
     def refuse_unlike(self, runs: Sequence[TrainedRun], options: EvaluateOptions) -> None:
         formats = [format_of(run.config["dataset"]["modality"]) for run in runs]

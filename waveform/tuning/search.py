@@ -40,7 +40,6 @@ from waveform.runs.learning_curves import learning_curve
 from waveform.runs.scoring import score
 from waveform.runs.settings import differing_keys, typed
 from waveform.runs.space import SearchConfig, Space, short, shown
-from waveform.runs.training import check_fits, open_training
 from waveform.system.atomic import explain_write_errors
 from waveform.system.console import say
 from waveform.system.errors import UserError
@@ -174,8 +173,7 @@ class _Search:
         looks = ("train.evaluate_every=1000000", f"train.evaluate_every_seconds={every_s:g}")
         config = self._composed([*_DEFAULTS, *self._settings(drawn), *looks])
         train_config = typed(self.domain.train_config, config["train"], section="train")
-        dataset = self.domain.dataset(self.request.source, config)
-        check_fits(config, train_config, dataset=dataset, world=self.world)
+        self.domain.check(self.request, config, train_config, world=self.world)
         return config, train_config
 
     def run(self) -> Found:
@@ -264,13 +262,11 @@ class _Search:
             run_dir,
             self.world,
             unit=self.domain.unit,
-            units_per_second=self._data.modality.get("sample_rate_hz"),
             on_evaluate=self._look(trial, run_dir, config),
             show_progress=self.show_progress,
         )
-        amount = self.domain.amount(self._data)
         try:
-            with open_training(self._data, config, train_config, context, amount=amount) as trainer:
+            with self.domain.open_training(self._data, config, train_config, context) as trainer:
                 result = trainer.run()
         except TrialPruned:
             self._study.tell(trial, state=TrialState.PRUNED)

@@ -10,6 +10,7 @@ from waveform.domain import Domain, TrainRequest, domain_of
 from waveform.engine.trainer import RunContext, Trainer, TrainResult
 from waveform.engine.turns import train_in_turn
 from waveform.ranks.distributed import job
+from waveform.runs.folder import check_run_dir, refuse_other_config
 from waveform.runs.origin import Origin
 from waveform.runs.settings import typed
 from waveform.runs.sources import annotated
@@ -88,16 +89,19 @@ def _opened(domain: Domain, requests: Sequence[TrainRequest], *, show_progress: 
         config = domain.compose(request)
         runs.append((request, config, typed(domain.train_config, config["train"], section="train")))
         domain.refuse(request, config)
-    first, config, train_config = runs[0]
-    with job(device=train_config.device, timeout_s=train_config.timeout_s) as world, ExitStack() as opened:
-        for run in runs:
-            domain.check(*run, world=world)
-        data = domain.open_data(first, config, world=world, show_progress=show_progress)
+    first, shared, shared_train = runs[0]  # all have its data, device and patience
+    with job(device=shared_train.device, timeout_s=shared_train.timeout_s) as world, ExitStack() as opened:
+        for request, config, train_config in runs:
+            assert request.run_dir is not None
+            check_run_dir(request.run_dir)
+            domain.check(request, config, train_config, world=world)
+            refuse_other_config(request.run_dir, config)
+        data = domain.open_data(first, shared, world=world, show_progress=show_progress)
         trainers = []
         for request, config, train_config in runs:
             assert request.run_dir is not None
-            context = RunContext(request.run_dir, world, unit=domain.unit, show_progress=show_progress)
-            context = domain.context(data, train_config, context)
+            look, unit = domain.on_evaluate(data, train_config), domain.unit
+            context = RunContext(request.run_dir, world, unit=unit, on_evaluate=look, show_progress=show_progress)
             training = domain.open_training(data, config, train_config, context)
             trainers.append(opened.enter_context(training))
         if show_progress:
