@@ -62,7 +62,7 @@ def compose_config(
     return compose_family(family, [f"recipe={recipe}", *overrides], config_dir=config_dir, any_model=any_model)
 
 
-def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedRun:
+def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int | None) -> TrainedRun:
     """Open the newest checkpoint of a run.
 
     device: cpu, cuda, or None for a GPU if there is one. model_fields: fields that change no parameter, for example a

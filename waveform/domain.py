@@ -155,7 +155,7 @@ class TokenDomain(Domain):
     # Trained runs
 
     @abstractmethod
-    def load(self, run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedRun:
+    def load(self, run_dir: Path | str, *, device: str | None = None, **model_fields: int | None) -> TrainedRun:
         """Open the newest checkpoint of a run. Raises UserError."""
 
     @abstractmethod

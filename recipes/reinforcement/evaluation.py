@@ -103,7 +103,7 @@ def in_env(config: dict[str, Any], env: str) -> dict[str, Any]:
 
 
 def open_agent(
-    run_dir: Path | str, *, env: str | None = None, device: str | None = None, **model_fields: int
+    run_dir: Path | str, *, env: str | None = None, device: str | None = None, **model_fields: int | None
 ) -> TrainedAgent:
     """Open the newest checkpoint of an agent's run.
 
@@ -162,9 +162,8 @@ def _compared(
     run_dirs: Sequence[Path | str], playing: Playing, *, plot_file: Path | None, device: str | None
 ) -> list[dict[str, Any]]:
     """Each agent's figures, with its difference in return to the first one and the 95% interval of that."""
-    sizes = {"memory": playing.memory, "compressed": playing.compressed}
-    fields = {name: size for name, size in sizes.items() if size is not None}
-    agents = [open_agent(run, env=playing.env, device=device, **fields) for run in run_dirs]
+    how: dict[str, Any] = {"env": playing.env, "memory": playing.memory, "compressed": playing.compressed}
+    agents = [open_agent(run, device=device, **how) for run in run_dirs]
     for agent in agents:
         if agent.task != agents[0].task:
             raise UserError(

@@ -60,7 +60,7 @@ def sweep(
 
         def figures(sizes: tuple[int | None, ...], of: str) -> dict[str, Any]:
             sized = replace(options, compressed=sizes[0], memory=sizes[1], split=of)
-            run = domain.load(run_dir, device=world.device.type, **sized.model_fields)
+            run = domain.load(run_dir, device=world.device.type, memory=sized.memory, compressed=sized.compressed)
             tokens, shown = own_tokens(run, split=of), show_progress and world.is_first
             return domain.measure(run, tokens, sized, world=world, show_progress=shown).figures
 

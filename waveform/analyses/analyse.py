@@ -44,12 +44,6 @@ class AnalysisConfig:
         if self.context_step is not None and self.context_step < 1:
             raise UserError(f"--context-step is {self.context_step}; it must be at least 1")
 
-    @property
-    def model_fields(self) -> dict[str, int]:
-        """Fields of the models that differ from those in training, for `open_run`."""
-        sizes = {"memory": self.memory, "compressed": self.compressed}
-        return {name: value for name, value in sizes.items() if value is not None}
-
 
 def analyse(
     runs: Sequence[TrainedRun],

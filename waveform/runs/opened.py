@@ -94,12 +94,12 @@ class TrainedRun:
         return next(iter(self.model.parameters())).device
 
 
-def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> TrainedRun:
+def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: int | None) -> TrainedRun:
     """Open the newest checkpoint of a run: a run folder, an archive of one, or the name of a bundled run.
 
     device: cpu, cuda, or None for a GPU if there is one. model_fields: fields that do not change the parameters, for
-    example a longer `memory` or `compressed` than in training. Raises UserError if there is no run or no complete
-    checkpoint.
+    example a longer `memory` or `compressed` than in training; None: as in training. Raises UserError if there is no
+    run or no complete checkpoint.
     """
     device = choose_device(device)
 
@@ -120,7 +120,7 @@ def open_run(run_dir: Path | str, *, device: str | None = None, **model_fields: 
     )
 
 
-def find_saved(run_dir: Path | str, **model_fields: int) -> Saved:
+def find_saved(run_dir: Path | str, **model_fields: int | None) -> Saved:
     """Find what a run has saved; arguments and errors as of `open_run`."""
     folder = find_run(run_dir)
     config = read_config(folder)
@@ -129,13 +129,15 @@ def find_saved(run_dir: Path | str, **model_fields: int) -> Saved:
         raise UserError(f"{run_dir} has no finished checkpoint yet; train longer, or wait for the first one")
     check_recorded(folder, config, found)
     for field, value in model_fields.items():
+        if value is None:
+            continue
         if field not in config["model"]:
             raise UserError(f"model {config['model']['name']!r} of {run_dir} has no {field!r} to set to {value}")
         config["model"][field] = value
     return Saved(folder, config, found)
 
 
-def use_saved(run_dir: Path | str, use: Callable[[Saved], _Used], **model_fields: int) -> _Used:
+def use_saved(run_dir: Path | str, use: Callable[[Saved], _Used], **model_fields: int | None) -> _Used:
     """Call `use` with what a run has saved, which training may be replacing; arguments and errors as of `open_run`."""
     return checkpoint.read_while_training(find_run(run_dir), lambda: use(find_saved(run_dir, **model_fields)))
 
@@ -158,7 +160,7 @@ class _AtMost(TorchFunctionMode):
 
 
 def load_model(
-    saved: Saved, make: Callable[[], _Model], trunk: Callable[[_Model], SequenceModel], **set_by_user: int
+    saved: Saved, make: Callable[[], _Model], trunk: Callable[[_Model], SequenceModel], **set_by_user: int | None
 ) -> _Model:
     """The model that `make` builds as a configuration describes it, with the weights of the checkpoint.
 
@@ -168,10 +170,11 @@ def load_model(
     Raises UserError if they do not fit.
     """
     path, found = saved.folder / CONFIG_FILE, saved.checkpoint
-    weights, given = found.model_weights(), " and ".join(f"{name} {value}" for name, value in set_by_user.items())
+    weights = found.model_weights()
+    given = " and ".join(f"{name} {value}" for name, value in set_by_user.items() if value is not None)
     misfit = UserError(
         f"the run was not trained with {given}, which has other parameters; give another size"
-        if set_by_user
+        if given
         else f"the weights in {found.folder} do not fit the model that it describes; was it edited?"
     )
     try:
@@ -184,7 +187,7 @@ def load_model(
         require_ram_for_state(trunk(model), 1)
         model.load_state_dict(weights)
     except UserError as error:
-        raise UserError(str(error) if set_by_user else f"{path}: {error}") from error
+        raise UserError(str(error) if given else f"{path}: {error}") from error
     except (RuntimeError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError) as error:
         raise UserError(f"{path} does not describe a model ({' '.join(str(error).split())[:200]})") from error
     return model

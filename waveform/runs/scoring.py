@@ -159,12 +159,6 @@ class EvaluateOptions:
     published_words: bool = False  # word-level perplexity divides by the words that the corpus was published with
     rows: int | None = None  # pieces that the split is cut into, each from empty memories; None: whole utterances
 
-    @property
-    def model_fields(self) -> dict[str, int]:
-        """Fields of the model that differ from those in training."""
-        sizes = {"memory": self.memory, "compressed": self.compressed}
-        return {name: value for name, value in sizes.items() if value is not None}
-
     def dynamic_config(self, run: TrainedRun) -> DynamicConfig | None:
         """Dynamic evaluation, if chosen, with training's clip norm and auxiliary weight. Raises UserError."""
         if not self.dynamic:

@@ -142,7 +142,7 @@ def check_amount(num: int, seconds: float, *, endless: bool) -> None:
         raise UserError(f"seconds is {seconds}; it must be above 0")
 
 
-def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int) -> Run:
+def load(run_dir: Path | str, *, device: str | None = None, **model_fields: int | None) -> Run:
     """Open the newest checkpoint of a run for `nll` and `sample`.
 
     device: cpu, cuda, or None for a GPU if there is one. model_fields: fields that do not change the parameters, for

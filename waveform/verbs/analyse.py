@@ -30,7 +30,8 @@ def analyse(
     check_files(json_file=json_path, plot_file=plot_path)
     run_dirs = [run_dirs] if isinstance(run_dirs, str | Path) else list(run_dirs)
     domain = domain_of_runs(run_dirs)
-    runs = [domain.load(run_dir, device=device, **config.model_fields) for run_dir in run_dirs]
+    sizes = {"memory": config.memory, "compressed": config.compressed}
+    runs = [domain.load(run_dir, device=device, **sizes) for run_dir in run_dirs]
     token_sets = [domain.open_split(run, data=data, split=config.split, show_progress=show_progress) for run in runs]
     return analyse_runs(
         runs,

@@ -74,7 +74,8 @@ def open_runs(
     show_progress: bool,
 ) -> tuple[list[TrainedRun], TokenSet]:
     """Open runs, and the tokens that all are scored on. Raises UserError if these differ."""
-    runs = [domain.load(run_dir, device=device, **options.model_fields) for run_dir in run_dirs]
+    sizes = {"memory": options.memory, "compressed": options.compressed}
+    runs = [domain.load(run_dir, device=device, **sizes) for run_dir in run_dirs]
     domain.refuse_unlike(runs, options)
     token_sets = [domain.open_split(run, data=data, split=options.split, show_progress=show_progress) for run in runs]
     return runs, common_tokens(runs, token_sets, split=options.split)

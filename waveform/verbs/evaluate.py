@@ -34,7 +34,7 @@ def evaluate(
     options, domain = options or EvaluateOptions(), domain_of_runs([run_dir])
     with job(device=device, timeout_s=SCORING_TIMEOUT_S) as world:
         shown = show_progress and world.is_first
-        run = domain.load(run_dir, device=world.device.type, **options.model_fields)
+        run = domain.load(run_dir, device=world.device.type, memory=options.memory, compressed=options.compressed)
         domain.refuse_unlike([run], options)
         if plot_file is not None:
             domain.require_plot(run)
